@@ -1,0 +1,41 @@
+# `make demo` and `make test` do all set-up themselves; the rest is for developers.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test lint format bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    install, generate a click log, train a model on it"
+	@echo "make test    install, lint, type-check, run the tests"
+	@echo "make lint    only ruff and mypy        make format  rewrite with ruff"
+	@echo "make bench   run every benchmark       make clean   remove the environment and what was built"
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/rowhaul demo
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: lint
+	$(BIN)/python -m pytest
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/run_all.py
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-run
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,27 @@
+"""A run of samples as NumPy columns: what readers yield and schedulers look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Some samples of a log, in order.
+
+    Ids are jagged and feature-major: ``values`` holds all ids of the first feature, sample by
+    sample, then all of the second; ``lengths[f, i]`` is how many of them sample ``i`` has.
+    """
+
+    features: tuple[str, ...]
+    values: npt.NDArray[np.int64]  # sum(lengths)
+    lengths: npt.NDArray[np.int32]  # features x samples
+    dense: npt.NDArray[np.float32]  # samples x dense columns
+    labels: npt.NDArray[np.float32] | None  # samples
+    index: npt.NDArray[np.int64]  # samples: position of each in the whole stream
+
+    def __len__(self) -> int:
+        return len(self.index)

@@ -1,0 +1,194 @@
+"""What the columns of a log mean: one label, dense numbers, id features.
+
+A schema is a small YAML file that a person can write::
+
+    label: click                          # 0/1; or {name: rating, positive_from: 4}
+    dense:
+      - age
+      - {name: price, transform: log1p}   # log(1 + max(x, 0)), for counts and amounts
+    ids:
+      - user                              # a string or an int64, one or a list of them per sample
+      - {name: item, table: items}        # features that name one table share its rows
+      - {name: last_item, table: items}
+    csv:                                  # only for CSV input
+      delimiter: ","
+      header: true
+
+`prepare` and `generate` write one beside the Parquet files; `train` looks for it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from rowhaul.errors import DataError
+
+SCHEMA_FILE = "schema.yaml"
+TRANSFORMS = ("none", "log1p")
+ID_TYPES = ("string", "integer", "hex")
+
+
+@dataclass(frozen=True)
+class LabelColumn:
+    """The column to predict: 0 or 1, or a number that counts as 1 from ``positive_from`` upwards."""
+
+    name: str
+    positive_from: float | None = None
+
+
+@dataclass(frozen=True)
+class DenseColumn:
+    """A number per sample; a missing one reads as 0 after the transform."""
+
+    name: str
+    transform: str = "none"
+
+    def __post_init__(self) -> None:
+        _check_choice("transform", self.transform, TRANSFORMS, self.name)
+
+
+@dataclass(frozen=True)
+class IdColumn:
+    """An id feature. ``type`` and ``separator`` say how to read it from text.
+
+    In text, ``string`` ids become 64-bit xxhash keys, ``integer`` and ``hex`` ids are their own
+    value; ``separator`` splits a field that holds several ids. In Parquet the column's own type
+    decides. ``table`` defaults to the column's name.
+    """
+
+    name: str
+    table: str = ""
+    type: str = "string"
+    separator: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_choice("type", self.type, ID_TYPES, self.name)
+        if not self.table:
+            object.__setattr__(self, "table", self.name)
+
+
+@dataclass(frozen=True)
+class CsvLayout:
+    """How to cut a text file into columns; without a header, ``columns`` names them in order."""
+
+    delimiter: str = ","
+    header: bool = True
+    columns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(self.columns))
+        if not self.header and not self.columns:
+            raise DataError("csv: header is false, so columns must name every column in order")
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The label, dense and id columns of a data set."""
+
+    label: LabelColumn | None
+    dense: tuple[DenseColumn, ...]
+    ids: tuple[IdColumn, ...]
+    csv: CsvLayout | None = None
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in (*self.dense, *self.ids)]
+        names += [self.label.name] if self.label else []
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise DataError(f"schema: column {twice[0]!r} is named more than once; name each column once")
+        if not self.ids:
+            raise DataError("schema: no id column; list at least one under `ids`")
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the id features, in order."""
+        return tuple(column.name for column in self.ids)
+
+    @property
+    def tables(self) -> dict[str, tuple[str, ...]]:
+        """The features that read each table, tables in order of first mention."""
+        by_table: dict[str, tuple[str, ...]] = {}
+        for column in self.ids:
+            by_table[column.table] = (*by_table.get(column.table, ()), column.name)
+        return by_table
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any], source: str = "schema") -> Schema:
+        """Build from plain dictionaries, as read from YAML; ``source`` names it in errors."""
+        if not isinstance(given, Mapping):
+            raise DataError(f"{source}: expected `label`, `dense` and `ids`, got {type(given).__name__}")
+        _check_keys(given, cls, source)
+        for part in ("dense", "ids"):
+            if isinstance(given.get(part), str) or not isinstance(given.get(part) or [], Sequence):
+                raise DataError(f"{source}: `{part}` must be a list of columns, got {given[part]!r}")
+        return cls(
+            label=_column(LabelColumn, given["label"], source) if given.get("label") else None,
+            dense=tuple(_column(DenseColumn, one, source) for one in given.get("dense") or ()),
+            ids=tuple(_column(IdColumn, one, source) for one in given.get("ids") or ()),
+            csv=_column(CsvLayout, given["csv"], source) if given.get("csv") else None,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plain form that `from_dict` reads, defaults left out."""
+        plain: dict[str, Any] = {"label": _plain(self.label) if self.label else None}
+        plain["dense"] = [_plain(column) for column in self.dense]
+        plain["ids"] = [_plain(column) for column in self.ids]
+        if self.csv:
+            plain["csv"] = _plain(self.csv)
+        return plain
+
+    @classmethod
+    def read(cls, path: str | Path) -> Schema:
+        """Read a schema file."""
+        try:
+            given = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise DataError(f"{path}: no such schema file") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise DataError(f"{path}: not a YAML file: {error}") from None
+        return cls.from_dict(given, str(path))
+
+    def write(self, path: str | Path) -> None:
+        """Write the schema file that `read` reads."""
+        text = yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+        Path(path).write_text(text, encoding="utf-8")
+
+
+Column = TypeVar("Column", LabelColumn, DenseColumn, IdColumn, CsvLayout)
+
+
+def _column(kind: type[Column], given: Any, source: str) -> Column:
+    if isinstance(given, str) and kind is not CsvLayout:
+        given = {"name": given}
+    if not isinstance(given, Mapping):
+        raise DataError(f"{source}: expected a column name or a mapping, got {given!r}")
+    _check_keys(given, kind, source)
+    if kind is not CsvLayout and not isinstance(given.get("name"), str):
+        raise DataError(f"{source}: a column needs a `name`, got {dict(given)!r}")
+    return kind(**given)
+
+
+def _check_keys(given: Mapping[str, Any], kind: type[Any], source: str) -> None:
+    known = [field.name for field in fields(kind)]
+    unknown = sorted(str(key) for key in given if key not in known)
+    if unknown:
+        raise DataError(f"{source}: unknown entry {unknown[0]!r}; known are {', '.join(known)}")
+
+
+def _check_choice(what: str, given: str, known: Sequence[str], column: str) -> None:
+    if given not in known:
+        raise DataError(f"column {column!r}: unknown {what} {given!r}; known are {', '.join(known)}")
+
+
+def _plain(column: Any) -> Any:
+    plain = {}
+    for field in fields(column):
+        value = getattr(column, field.name)
+        if value != field.default and not (field.name == "table" and value == column.name):
+            plain[field.name] = list(value) if isinstance(value, tuple) else value
+    return plain["name"] if list(plain) == ["name"] else plain

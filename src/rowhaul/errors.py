@@ -1,0 +1,35 @@
+"""The errors a user can cause, each a ``ValueError`` at heart.
+
+A message says what was given, what is needed and what to change. Nothing else in the package
+turns a user's mistake into a traceback of internals, and nothing here exits the process.
+"""
+
+from __future__ import annotations
+
+
+class RowhaulError(ValueError):
+    """Base of every error that a user's input, configuration or files can cause."""
+
+
+class ConfigError(RowhaulError):
+    """A setting has the wrong name, type or value."""
+
+
+class DataError(RowhaulError):
+    """A data file, its schema or one of its values is not what it should be."""
+
+
+class BadLineError(DataError):
+    """One line of a raw log cannot be read: carries ``path``, ``line`` (1-based) and ``reason``."""
+
+    def __init__(self, path: str, line: int, reason: str) -> None:
+        super().__init__(f"{path}, line {line:,}: {reason}")
+        self.path, self.line, self.reason = path, line, reason
+
+
+class CheckpointError(RowhaulError):
+    """A checkpoint is missing, unfinished, damaged or of another model."""
+
+
+class UnknownKeyError(RowhaulError):
+    """A key that was never trained was looked up with ``on_unknown="error"``."""
