@@ -1,0 +1,21 @@
+"""Row optimizers: one implementation for a single process, a worker's cache and a home store."""
+
+from rowhaul.optim.rules import (
+    ROW_OPTIMIZERS,
+    SGD,
+    Adagrad,
+    Adam,
+    RowOptimizerRule,
+    RowwiseAdagrad,
+    row_optimizer,
+)
+
+__all__ = [
+    "ROW_OPTIMIZERS",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "RowOptimizerRule",
+    "RowwiseAdagrad",
+    "row_optimizer",
+]

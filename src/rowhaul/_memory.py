@@ -1,0 +1,34 @@
+"""Reading memory by address inside a kernel.
+
+Records live in chunks that are allocated one by one, so a kernel gets an array of chunk addresses
+instead of one big array: growing then never copies, and a record is one shift and one mask away.
+Arrays made here own nothing; take no slices of them in a hot loop, which costs more than the work.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import carray, types
+from numba.core import cgutils
+from numba.extending import intrinsic, register_jitable
+
+
+@intrinsic
+def _pointer(typing_context: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@register_jitable
+def memory_at(address: int, length: int, dtype: Any) -> Any:
+    """The ``length`` elements of ``dtype`` that start at ``address``, as an array without a copy."""
+    return carray(_pointer(address), (length,), dtype)
+
+
+@register_jitable
+def record_address(addresses: Any, shift: int, record_bytes: int, record: int) -> Any:
+    """Address of a record in chunks of ``2**shift`` records each."""
+    return addresses[record >> shift] + (record & ((1 << shift) - 1)) * record_bytes

@@ -1,0 +1,211 @@
+"""`EmbeddingBagCollection`: many tables over raw keys, pooled in one pass, trained in place.
+
+Rows live in the store, not in parameters: the backward pass leaves one summed gradient per distinct
+row, and `RowOptimizer` turns it into a step on the record itself. Nothing the size of a table is
+ever built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from rowhaul.errors import CheckpointError, ConfigError
+from rowhaul.nn.config import EmbeddingBagConfig
+from rowhaul.nn.jagged import KeyedJaggedTensor, KeyedTensor, as_keyed_jagged
+from rowhaul.nn.pooled import FeatureGroup, PoolRows
+from rowhaul.optim import Adagrad, RowOptimizerRule
+from rowhaul.store.tables import ON_UNKNOWN
+
+
+class EmbeddingBagCollection(nn.Module):
+    """Pools the rows of every feature into one vector per sample, as TorchRec's module of this name.
+
+    Keys are any int64. While ``training``, a key seen for the first time gets a row made from
+    (seed, table, key); in ``eval()`` mode nothing is inserted, rows take no gradient, and unknown
+    keys read as ``on_unknown`` says: ``"init"`` (the values the row would start with), ``"default"``
+    (zeros) or ``"error"``.
+
+    Args:
+        tables: one configuration a table; all of one data type.
+        is_weighted: whether features carry a weight per id.
+        device: where pooled vectors go; rows stay in host memory.
+        optimizer: the row optimizer; its state lives in the row's record.
+        seed: with table name and key it determines every initial value.
+        on_unknown: see above.
+
+    Example:
+        >>> tables = [EmbeddingBagConfig(embedding_dim=4, name="t", feature_names=["user", "item"])]
+        >>> ebc = EmbeddingBagCollection(tables, optimizer=rowhaul.optim.Adagrad(lr=0.1))
+        >>> ids = KeyedJaggedTensor.from_lengths_sync(
+        ...     ["user", "item"], torch.tensor([7, -3, 10**15]), lengths=torch.tensor([1, 0, 1, 1]))
+        >>> ebc(ids)["item"].shape
+        torch.Size([2, 4])
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        is_weighted: bool = False,
+        device: torch.device | str | None = None,
+        *,
+        optimizer: RowOptimizerRule | None = None,
+        seed: int = 0,
+        on_unknown: str = "init",
+    ) -> None:
+        super().__init__()
+        _check_tables(tables)
+        if on_unknown not in ON_UNKNOWN:
+            raise ConfigError(f"on_unknown must be one of {', '.join(ON_UNKNOWN)}, got {on_unknown!r}")
+        self.optimizer = optimizer if optimizer is not None else Adagrad(lr=0.01)
+        self.seed, self.on_unknown = seed, on_unknown
+        self.device = torch.device(device) if device is not None else torch.device("cpu")
+        self._configs, self._is_weighted = list(tables), is_weighted
+        self._keys, self._dims = _output_names_and_dims(tables)
+        self._groups = _make_groups(tables, self.optimizer, seed)
+        # Backward reaches the rows through this: autograd needs an input that requires a gradient.
+        self.anchor = torch.zeros((), requires_grad=True)
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The tables, in order."""
+        return self._configs
+
+    def is_weighted(self) -> bool:
+        """Whether features carry a weight per id."""
+        return self._is_weighted
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes held by rows, optimizer state and index."""
+        return sum(group.tables.allocated_bytes for group in self._groups)
+
+    def num_rows(self, table: str) -> int:
+        """Rows that a table holds now."""
+        group, position = self._table(table)
+        return int(group.tables.index.num_keys[position])
+
+    def rows(self, table: str) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
+        """All rows of a table as blocks of (keys, records); a record is values, then optimizer state."""
+        group, position = self._table(table)
+        return group.tables.blocks(position)
+
+    def load_rows(self, table: str, keys: npt.NDArray[np.int64], records: npt.NDArray[Any]) -> None:
+        """Set rows of a table, creating those it lacks; the inverse of `rows`."""
+        group, position = self._table(table)
+        if records.shape != (len(keys), group.tables.arena.width):
+            raise CheckpointError(
+                f"table {table!r}: {len(keys)} keys with records of shape {records.shape}; this model "
+                f"needs {group.tables.arena.width} elements a record "
+                f"(dim {group.tables.dim}, {self.optimizer.name})"
+            )
+        group.tables.load(position, keys, records)
+
+    def clear(self) -> None:
+        """Forget every row of every table."""
+        for group in self._groups:
+            group.tables.clear()
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Pooled vectors of every feature, samples × Σ dim, in the order of tables and their features."""
+        features = as_keyed_jagged(features)
+        if features.values().is_floating_point():
+            raise ConfigError(
+                f"keys must be int64, got {features.values().dtype}; ids are not numbers to scale"
+            )
+        weights = features.weights_or_none()
+        if self._is_weighted != (weights is not None):
+            given, needed = ("no ", "is_weighted=True") if self._is_weighted else ("", "is_weighted=False")
+            raise ConfigError(f"the features carry {given}weights, but the collection has {needed}")
+        reads = [
+            group.read(features, insert=self.training, on_unknown=self.on_unknown) for group in self._groups
+        ]
+        anchor = self.anchor if self.training else self.anchor.detach()
+        shape = (features.stride(), sum(self._dims))
+        pooled: Tensor = PoolRows.apply(anchor, weights, shape, reads)  # type: ignore[no-untyped-call]
+        return KeyedTensor(keys=self._keys, length_per_key=self._dims, values=pooled.to(self.device))
+
+    def apply_gradients(self, lr: float, number: int) -> None:
+        """Step every row touched since the last call; ``number`` counts steps from 1."""
+        for group in self._groups:
+            group.step(lr, number)
+
+    def drop_gradients(self) -> None:
+        """Forget row gradients that were not applied."""
+        for group in self._groups:
+            group.pending.clear()
+
+    def extra_repr(self) -> str:
+        """The tables, for ``print(model)``."""
+        tables = ", ".join(f"{config.name}: {config.embedding_dim}" for config in self._configs)
+        return f"{{{tables}}}, optimizer={self.optimizer}"
+
+    def _table(self, name: str) -> tuple[FeatureGroup, int]:
+        for group in self._groups:
+            for position, spec in enumerate(group.tables.tables):
+                if spec.name == name:
+                    return group, position
+        known = ", ".join(config.name for config in self._configs)
+        raise ConfigError(f"no table {name!r}; the tables are {known}")
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for config in self._configs:
+            blocks = list(self.rows(config.name))
+            width = self._table(config.name)[0].tables.arena.width
+            keys = np.concatenate([np.empty(0, np.int64), *(keys for keys, _ in blocks)])
+            empty = np.empty((0, width), self._groups[0].tables.dtype)
+            records = np.concatenate([empty, *(records for _, records in blocks)])
+            destination[f"{prefix}{config.name}.keys"] = torch.from_numpy(keys)
+            destination[f"{prefix}{config.name}.records"] = torch.from_numpy(records)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
+        _, _, missing, *_ = arguments
+        self.clear()
+        for config in self._configs:
+            names = [f"{prefix}{config.name}.{part}" for part in ("keys", "records")]
+            absent = [name for name in names if name not in state_dict]
+            missing += absent
+            if not absent:
+                keys, records = (state_dict.pop(name).cpu().numpy() for name in names)
+                self.load_rows(config.name, keys, records)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+
+def _check_tables(tables: Sequence[EmbeddingBagConfig]) -> None:
+    if not tables:
+        raise ConfigError("EmbeddingBagCollection: no tables; give at least one EmbeddingBagConfig")
+    names = [config.name for config in tables]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"two tables are called {twice[0]!r}; give every table its own name")
+    if len({config.data_type for config in tables}) > 1:
+        raise ConfigError("tables of one collection must share a data_type; make one collection for each")
+
+
+def _output_names_and_dims(tables: Sequence[EmbeddingBagConfig]) -> tuple[list[str], list[int]]:
+    features = [feature for config in tables for feature in config.feature_names]
+    shared = {feature for feature in features if features.count(feature) > 1}
+    names = [
+        f"{feature}@{config.name}" if feature in shared else feature
+        for config in tables
+        for feature in config.feature_names
+    ]
+    return names, [config.embedding_dim for config in tables for _ in config.feature_names]
+
+
+def _make_groups(
+    tables: Sequence[EmbeddingBagConfig], optimizer: RowOptimizerRule, seed: int
+) -> list[FeatureGroup]:
+    widths = [config.embedding_dim * len(config.feature_names) for config in tables]
+    first_columns = [sum(widths[:position]) for position in range(len(tables))]
+    groups = []
+    for dim in dict.fromkeys(config.embedding_dim for config in tables):
+        members = [position for position, config in enumerate(tables) if config.embedding_dim == dim]
+        configs, firsts = [tables[p] for p in members], [first_columns[p] for p in members]
+        groups.append(FeatureGroup(configs, firsts, optimizer, seed))
+    return groups

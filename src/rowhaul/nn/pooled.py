@@ -1,0 +1,169 @@
+"""How a batch reads and updates the tables of one row size; what autograd sees of it.
+
+`FeatureGroup` ties a group of tables to the features that read them, `PooledRead` is one batch's use
+of it, and `PoolRows` strings several of them into one differentiable step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rowhaul.errors import ConfigError
+from rowhaul.nn.config import EmbeddingBagConfig, PoolingType
+from rowhaul.nn.jagged import KeyedJaggedTensor
+from rowhaul.optim import RowOptimizerRule
+from rowhaul.store import Lookup, TableGroup, TableSpec
+from rowhaul.store.pooling import pool_rows, sum_row_gradients, sum_weight_gradients
+
+Int64s = npt.NDArray[np.int64]
+Floats = npt.NDArray[Any]
+
+
+class FeatureGroup:
+    """Tables of one row size, the features that read them, and where their vectors go in the output."""
+
+    def __init__(
+        self,
+        configs: Sequence[EmbeddingBagConfig],
+        first_columns: Sequence[int],
+        optimizer: RowOptimizerRule,
+        seed: int,
+    ) -> None:
+        dim = configs[0].embedding_dim
+        self.dtype: torch.dtype = configs[0].data_type
+        specs = [TableSpec(config.name, dim, *config.initial_range) for config in configs]
+        self.tables = TableGroup(specs, optimizer, str(self.dtype).removeprefix("torch."), seed)
+        self.features = [name for config in configs for name in config.feature_names]
+        num_features = [len(config.feature_names) for config in configs]
+        self.feature_tables = np.repeat(np.arange(len(configs)), num_features)
+        self.columns = np.concatenate(
+            [first + dim * np.arange(count) for first, count in zip(first_columns, num_features, strict=True)]
+        )
+        is_mean = [config.pooling is PoolingType.MEAN for config in configs]
+        self.is_mean = np.repeat(np.array(is_mean, dtype=np.bool_), num_features)
+        self.pending: list[tuple[Lookup, Floats]] = []
+
+    def read(self, features: KeyedJaggedTensor, *, insert: bool, on_unknown: str) -> PooledRead:
+        """Locate the rows that a batch reads."""
+        entries, offsets = _select(features, self.features)
+        values = features.values().detach().cpu().numpy()[entries]
+        num_samples = features.stride()
+        starts = offsets[::num_samples] if num_samples else np.zeros(len(self.features) + 1, dtype=np.int64)
+        lookup = self.tables.lookup(
+            np.ascontiguousarray(values, dtype=np.int64),
+            np.ascontiguousarray(starts),
+            self.feature_tables,
+            insert=insert,
+            on_unknown=on_unknown,
+        )
+        return PooledRead(self, lookup, entries, offsets)
+
+    def step(self, lr: float, number: int) -> None:
+        """One optimizer step with all gradients left by backward passes, summed per row."""
+        if not self.pending:
+            return
+        records, gradients = self.pending[0][0].locations, self.pending[0][1]
+        if len(self.pending) > 1:
+            every = np.concatenate([lookup.locations for lookup, _ in self.pending])
+            records, where = np.unique(every, return_inverse=True)
+            gradients = np.zeros((len(records), self.tables.dim), dtype=self.tables.dtype)
+            np.add.at(gradients, where, np.concatenate([part for _, part in self.pending]))
+        self.tables.update(records, gradients, lr, number)
+        self.pending.clear()
+
+
+class PooledRead:
+    """One batch's use of one group: what forward and backward share."""
+
+    def __init__(self, group: FeatureGroup, lookup: Lookup, entries: slice | Int64s, offsets: Int64s) -> None:
+        self.group, self.lookup, self.entries, self.offsets = group, lookup, entries, offsets
+
+    def pool(self, weights: Tensor | None, out: Floats) -> None:
+        """Write this group's columns of ``out``."""
+        pool_rows(
+            *self._rows(), self.lookup.inverse, self.offsets, self.group.columns, self.group.tables.dim,
+            self.group.is_mean, self._weights(weights), out,
+        )  # fmt: skip
+
+    def keep_gradients(self, weights: Tensor | None, pooled_gradients: Floats) -> None:
+        """Sum gradients per distinct row and leave them for the optimizer."""
+        group = self.group
+        gradients = np.zeros((len(self.lookup.keys), group.tables.dim), dtype=group.tables.dtype)
+        sum_row_gradients(
+            self.lookup.inverse, self.offsets, group.columns, group.is_mean, self._weights(weights),
+            pooled_gradients, gradients,
+        )  # fmt: skip
+        group.pending.append((self.lookup, gradients))
+
+    def weight_gradients(self, pooled_gradients: Floats) -> Floats:
+        """Gradient of each id's weight."""
+        out = np.empty(len(self.lookup.inverse), dtype=self.group.tables.dtype)
+        sum_weight_gradients(
+            *self._rows(), self.lookup.inverse, self.offsets, self.group.columns, self.group.tables.dim,
+            self.group.is_mean, pooled_gradients, out,
+        )  # fmt: skip
+        return out
+
+    def _rows(self) -> tuple[Any, ...]:
+        arena, lookup = self.group.tables.arena, self.lookup
+        return arena.addresses, arena.shift, arena.width, lookup.locations, lookup.spare.ctypes.data
+
+    def _weights(self, weights: Tensor | None) -> Floats:
+        dtype = self.group.tables.dtype
+        if weights is None:
+            return np.empty(0, dtype=dtype)
+        return np.ascontiguousarray(weights.detach().cpu().numpy()[self.entries], dtype=dtype)
+
+
+class PoolRows(torch.autograd.Function):
+    """Pooled vectors forward; on the way back row gradients stay with their groups."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, weights: Tensor | None, shape: tuple[int, int], reads: list[PooledRead]
+    ) -> Tensor:
+        """Vectors of ``shape`` samples × all columns; ``anchor`` only ties the rows into the graph."""
+        out = torch.empty(shape, dtype=reads[0].group.dtype)
+        for read in reads:
+            read.pool(weights, out.numpy())
+        ctx.reads, ctx.weights = reads, weights
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, pooled_gradients: Tensor) -> tuple[Any, ...]:
+        """Keep row gradients, return those of the weights."""
+        gradients = pooled_gradients.detach().cpu().contiguous().numpy()
+        if ctx.needs_input_grad[0]:
+            for read in ctx.reads:
+                read.keep_gradients(ctx.weights, gradients)
+        weight_gradients = None
+        if ctx.needs_input_grad[1]:
+            weight_gradients = torch.zeros_like(ctx.weights)
+            for read in ctx.reads:
+                weight_gradients.numpy()[read.entries] += read.weight_gradients(gradients)
+        return None, weight_gradients, None, None
+
+
+def _select(features: KeyedJaggedTensor, names: Sequence[str]) -> tuple[slice | Int64s, Int64s]:
+    """Which ids of ``features`` belong to the named ones, in that order, and the offsets of their bags."""
+    known = features.keys()
+    absent = [name for name in names if name not in known]
+    if absent:
+        raise ConfigError(f"feature {absent[0]!r} is missing; the batch has {', '.join(known)}")
+    positions = [known.index(name) for name in names]
+    stride = features.stride()
+    offsets = features.offsets().cpu().numpy().astype(np.int64, copy=False)
+    first = positions[0]
+    if positions == list(range(first, first + len(positions))):
+        bags = offsets[first * stride : (first + len(positions)) * stride + 1]
+        return slice(int(bags[0]), int(bags[-1])), bags - bags[0]
+    lengths = np.diff(offsets).reshape(len(known), stride)[positions].reshape(-1)
+    parts = [np.arange(offsets[p * stride], offsets[(p + 1) * stride]) for p in positions]
+    return np.concatenate(parts), np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

@@ -1,0 +1,196 @@
+"""Compiled loops of the store: hashing, indexing, initial values, reading and writing records.
+
+All loops visit keys in the order given, so results never depend on threads or on the machine.
+"""
+
+from __future__ import annotations
+
+from numba import int64, uint64
+from numba.extending import register_jitable
+
+from rowhaul._kernels import kernel
+from rowhaul._memory import memory_at, record_address
+
+EMPTY = -1  # location of a slot that never held a key
+DELETED = -2  # location of a slot whose key was deleted: probing goes on past it
+SHARD_BITS = 4  # shards of one table's index: they grow one at a time
+
+
+@register_jitable
+def mix(x):
+    """A bijective 64-bit mixer (splitmix64's finaliser): every input bit reaches every output bit."""
+    x = uint64(x)
+    x = (x ^ (x >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> uint64(27))) * uint64(0x94D049BB133111EB)
+    return x ^ (x >> uint64(31))
+
+
+@register_jitable
+def _shard_and_probe(key):
+    """Top bits choose the shard of a table, low bits the first slot to look at."""
+    hashed = mix(key)
+    return int64(hashed >> uint64(64 - SHARD_BITS)), int64(hashed & uint64(0x7FFFFFFFFFFFFFF))
+
+
+@kernel
+def deduplicate(values, starts, tables, slots, unique, inverse, table_starts):
+    """Distinct keys of each table, in order of first appearance.
+
+    ``values[starts[f]:starts[f + 1]]`` are the keys of feature ``f``, which reads table
+    ``tables[f]``; features are ordered by table. ``slots`` is scratch: zeros, a power of two of at
+    least twice the keys of any table; it is left as zeros. Fills ``unique``, ``inverse`` (position
+    in ``unique`` of each value) and ``table_starts``; returns the number of distinct keys.
+    """
+    num_unique = 0
+    feature = 0
+    for table in range(len(table_starts) - 1):
+        table_starts[table] = num_unique
+        first_feature = feature
+        num_keys = 0
+        while feature < len(tables) and tables[feature] == table:
+            num_keys += starts[feature + 1] - starts[feature]
+            feature += 1
+        # A scratch table just large enough stays in the fastest cache.
+        size = 16
+        while size < 2 * num_keys:
+            size *= 2
+        mask = size - 1
+        for i in range(starts[first_feature], starts[feature]):
+            key = values[i]
+            slot = int64(mix(key)) & mask
+            while True:
+                at = slots[slot] - 1
+                if at < 0:
+                    slots[slot] = num_unique + 1
+                    unique[num_unique] = key
+                    inverse[i] = num_unique
+                    num_unique += 1
+                    break
+                if unique[at] == key:
+                    inverse[i] = at
+                    break
+                slot = (slot + 1) & mask
+        slots[:size] = 0
+    table_starts[-1] = num_unique
+    return num_unique
+
+
+@kernel
+def find_keys(shard_addresses, shard_masks, keys, table_starts, locations, num_absent):
+    """Location of each key of each table, EMPTY if absent; counts the absent ones per shard."""
+    total_absent = 0
+    for table in range(len(table_starts) - 1):
+        for i in range(table_starts[table], table_starts[table + 1]):
+            key = keys[i]
+            shard, probe = _shard_and_probe(key)
+            shard += table << SHARD_BITS
+            mask = shard_masks[shard]
+            entries = memory_at(shard_addresses[shard], 2 * (mask + 1), keys.dtype)
+            slot = probe & mask
+            while True:
+                location = entries[2 * slot + 1]
+                if location == EMPTY or (entries[2 * slot] == key and location != DELETED):
+                    break
+                slot = (slot + 1) & mask
+            locations[i] = location
+            if location == EMPTY:
+                num_absent[shard] += 1
+                total_absent += 1
+    return total_absent
+
+
+@kernel
+def insert_keys(shard_addresses, shard_masks, keys, table_starts, locations, new_records, absent):
+    """Give each key at EMPTY the next of ``new_records``; the shards have room. Lists them in ``absent``."""
+    num_inserted = 0
+    for table in range(len(table_starts) - 1):
+        for i in range(table_starts[table], table_starts[table + 1]):
+            if locations[i] != EMPTY:
+                continue
+            key = keys[i]
+            shard, probe = _shard_and_probe(key)
+            shard += table << SHARD_BITS
+            mask = shard_masks[shard]
+            entries = memory_at(shard_addresses[shard], 2 * (mask + 1), keys.dtype)
+            slot = probe & mask
+            while entries[2 * slot + 1] != EMPTY:
+                slot = (slot + 1) & mask
+            entries[2 * slot] = key
+            entries[2 * slot + 1] = new_records[num_inserted]
+            locations[i] = new_records[num_inserted]
+            absent[num_inserted] = i
+            num_inserted += 1
+
+
+@kernel
+def delete_keys(shard_addresses, shard_masks, keys, table_starts):
+    """Mark the slots of the given keys as deleted; absent keys are passed over."""
+    for table in range(len(table_starts) - 1):
+        for i in range(table_starts[table], table_starts[table + 1]):
+            shard, probe = _shard_and_probe(keys[i])
+            shard += table << SHARD_BITS
+            mask = shard_masks[shard]
+            entries = memory_at(shard_addresses[shard], 2 * (mask + 1), keys.dtype)
+            slot = probe & mask
+            while entries[2 * slot + 1] != EMPTY:
+                if entries[2 * slot] == keys[i] and entries[2 * slot + 1] != DELETED:
+                    entries[2 * slot + 1] = DELETED
+                    break
+                slot = (slot + 1) & mask
+
+
+@kernel
+def rehash(old_entries, new_entries):
+    """Move the live entries of one shard into a larger, empty one."""
+    mask = len(new_entries) // 2 - 1
+    for old in range(len(old_entries) // 2):
+        if old_entries[2 * old + 1] >= 0:
+            _, probe = _shard_and_probe(old_entries[2 * old])
+            slot = probe & mask
+            while new_entries[2 * slot + 1] != EMPTY:
+                slot = (slot + 1) & mask
+            new_entries[2 * slot] = old_entries[2 * old]
+            new_entries[2 * slot + 1] = old_entries[2 * old + 1]
+
+
+@kernel
+def initial_values(keys, table_starts, which, seeds, lows, steps, out):
+    """Values a row has before it is ever trained: a function of (seed, table, key, column) alone.
+
+    Each is ``low + step * k`` with ``k`` a 24-bit integer drawn by a counter-based generator, two
+    to a 64-bit draw: the arithmetic is exact or correctly rounded, so every CPU gets the same bits.
+    ``which[i]`` names the key that row ``i`` of ``out`` is for.
+    """
+    dim = out.shape[1]
+    table = 0
+    for i in range(len(which)):
+        while which[i] >= table_starts[table + 1]:
+            table += 1
+        row_seed = mix(uint64(keys[which[i]]) ^ seeds[table])
+        for k in range(0, dim, 2):
+            draw = mix(row_seed + uint64(k // 2 + 1) * uint64(0x9E3779B97F4A7C15))
+            out[i, k] = lows[table] + steps[table] * float(draw >> uint64(40))
+            if k + 1 < dim:
+                out[i, k + 1] = lows[table] + steps[table] * float((draw >> uint64(8)) & uint64(0xFFFFFF))
+
+
+@kernel
+def read_records(addresses, shift, records, out):
+    """Copy records into the rows of ``out``."""
+    width = out.shape[1]
+    for i in range(len(records)):
+        address = record_address(addresses, shift, width * out.itemsize, records[i])
+        record = memory_at(address, width, out.dtype)
+        for k in range(width):
+            out[i, k] = record[k]
+
+
+@kernel
+def write_records(addresses, shift, records, contents):
+    """Copy the rows of ``contents`` into records."""
+    width = contents.shape[1]
+    for i in range(len(records)):
+        address = record_address(addresses, shift, width * contents.itemsize, records[i])
+        record = memory_at(address, width, contents.dtype)
+        for k in range(width):
+            record[k] = contents[i, k]

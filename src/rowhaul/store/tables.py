@@ -1,0 +1,163 @@
+"""Tables of embedding rows: raw keys in, records out, created on first sight.
+
+Tables whose records have the same layout form a group with one index and one arena, so a batch
+over dozens of features is a handful of compiled passes instead of dozens of calls each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from rowhaul.errors import UnknownKeyError
+from rowhaul.optim import RowOptimizerRule
+from rowhaul.store.arena import RecordArena
+from rowhaul.store.index import Int64s, KeyIndex
+from rowhaul.store.kernels import deduplicate, initial_values
+
+ON_UNKNOWN = ("init", "default", "error")
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """A table's name, row size and the range its rows start in."""
+
+    name: str
+    dim: int
+    initial_low: float
+    initial_high: float
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Where the rows of one batch are: the ticket that reads and updates go by.
+
+    ``inverse`` maps every id of the batch to its distinct row; a location ``-1 - k`` means row
+    ``k`` of ``spare``: one that is not stored.
+    """
+
+    keys: Int64s  # distinct keys, table by table
+    starts: Int64s  # tables + 1: where each table's keys begin
+    inverse: npt.NDArray[np.int32]  # ids of the batch
+    locations: Int64s  # distinct keys
+    spare: npt.NDArray[Any]  # rows not stored x dim
+
+
+class TableGroup:
+    """Tables of equal row size under one row optimizer."""
+
+    def __init__(
+        self, tables: Sequence[TableSpec], optimizer: RowOptimizerRule, dtype: npt.DTypeLike, seed: int
+    ) -> None:
+        self.tables, self.optimizer = tuple(tables), optimizer
+        self.dim = tables[0].dim
+        self.index = KeyIndex(len(tables))
+        self.arena = RecordArena(self.dim + optimizer.state_width(self.dim), dtype)
+        # The name, not the position, so that adding a table does not change the others' rows.
+        seeds = [xxhash.xxh64_intdigest(table.name.encode(), seed=seed & (2**64 - 1)) for table in tables]
+        self._seeds = np.array(seeds, dtype=np.uint64)
+        self._lows = np.array([table.initial_low for table in tables])
+        self._steps = np.array([(table.initial_high - table.initial_low) / 2**24 for table in tables])
+        self._scratch = np.zeros(1 << 12, dtype=np.int32)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of values and state."""
+        return self.arena.dtype
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes held by records and index."""
+        return self.arena.allocated_bytes + self.index.allocated_bytes
+
+    def lookup(
+        self,
+        values: Int64s,
+        starts: Int64s,
+        feature_tables: Int64s,
+        *,
+        insert: bool,
+        on_unknown: str = "init",
+    ) -> Lookup:
+        """Locate the rows of a batch: feature ``f`` reads ``values[starts[f]:starts[f + 1]]``.
+
+        They come from table ``feature_tables[f]``; features are ordered by table. Unknown keys are
+        inserted as fresh rows, or else read as ``on_unknown`` says without being inserted.
+        """
+        keys, key_starts, inverse = self._distinct(values, starts, feature_tables)
+        locations, num_absent = self.index.find(keys, key_starts)
+        num_unknown = int(num_absent.sum())
+        spare = np.empty((0, self.dim), dtype=self.dtype)
+        if num_unknown and insert:
+            records = self.arena.allocate(num_unknown)
+            absent = self.index.insert(keys, key_starts, locations, num_absent, records)
+            self._write_fresh(records, keys, key_starts, absent)
+        elif num_unknown:
+            absent = np.flatnonzero(locations < 0)
+            spare = self._unknown_rows(keys, key_starts, absent, on_unknown)
+            locations[absent] = -1 - np.arange(num_unknown)
+        return Lookup(keys, key_starts, inverse, locations, spare)
+
+    def update(self, records: Int64s, gradients: npt.NDArray[Any], lr: float, number: int) -> None:
+        """One optimizer step on the given records, which must differ."""
+        self.optimizer.step(self.arena, records, gradients, lr, number)
+
+    def blocks(self, table: int) -> Iterator[tuple[Int64s, npt.NDArray[Any]]]:
+        """All rows of a table as blocks of (keys, records), values before state in each record."""
+        for keys, records in self.index.blocks(table):
+            if len(keys):
+                yield keys, self.arena.read(records)
+
+    def load(self, table: int, keys: Int64s, contents: npt.NDArray[Any]) -> None:
+        """Set rows of a table, known or not, to the given records; ``keys`` must differ."""
+        starts = np.where(np.arange(len(self.tables) + 1) > table, len(keys), 0)
+        locations, num_absent = self.index.find(keys, starts)
+        records = self.arena.allocate(int(num_absent.sum()))
+        self.index.insert(keys, starts, locations, num_absent, records)
+        self.arena.write(locations, contents)
+
+    def clear(self) -> None:
+        """Forget every row."""
+        self.index = KeyIndex(len(self.tables))
+        self.arena = RecordArena(self.arena.width, self.dtype)
+
+    def _distinct(
+        self, values: Int64s, starts: Int64s, feature_tables: Int64s
+    ) -> tuple[Int64s, Int64s, npt.NDArray[np.int32]]:
+        num_slots = max(16, 1 << (2 * max(1, len(values)) - 1).bit_length())
+        if len(self._scratch) < num_slots:
+            self._scratch = np.zeros(num_slots, dtype=np.int32)
+        unique = np.empty(len(values), dtype=np.int64)
+        inverse = np.empty(len(values), dtype=np.int32)
+        key_starts = np.empty(len(self.tables) + 1, dtype=np.int64)
+        num_unique = deduplicate(values, starts, feature_tables, self._scratch, unique, inverse, key_starts)
+        return unique[:num_unique], key_starts, inverse
+
+    def _initial(self, keys: Int64s, starts: Int64s, which: Int64s) -> npt.NDArray[Any]:
+        rows = np.empty((len(which), self.dim), dtype=self.dtype)
+        initial_values(keys, starts, which, self._seeds, self._lows, self._steps, rows)
+        return rows
+
+    def _write_fresh(self, records: Int64s, keys: Int64s, starts: Int64s, which: Int64s) -> None:
+        contents = np.full((len(records), self.arena.width), self.optimizer.initial_state, dtype=self.dtype)
+        contents[:, : self.dim] = self._initial(keys, starts, which)
+        self.arena.write(records, contents)
+
+    def _unknown_rows(
+        self, keys: Int64s, starts: Int64s, absent: Int64s, on_unknown: str
+    ) -> npt.NDArray[Any]:
+        if on_unknown == "error":
+            table = self.tables[int(np.searchsorted(starts, absent[0], side="right")) - 1]
+            raise UnknownKeyError(
+                f"table {table.name!r}: key {int(keys[absent[0]])} was never trained "
+                f"({len(absent)} such keys in this batch); train on it, or set on_unknown to "
+                f"'init' or 'default'"
+            )
+        if on_unknown == "default":
+            return np.zeros((len(absent), self.dim), dtype=self.dtype)
+        return self._initial(keys, starts, absent)
