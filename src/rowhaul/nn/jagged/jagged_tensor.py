@@ -1,0 +1,151 @@
+"""Rows of different lengths in one flat tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from rowhaul.errors import DataError
+
+_SHOWN = 8  # rows, and values of a row, that a repr lists
+
+
+class JaggedTensor:
+    """Rows of different lengths, laid end to end in ``values``.
+
+    Give ``lengths`` or ``offsets``; the other is derived. ``weights`` has one number per value.
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+    ) -> None:
+        for name, given in (("lengths", lengths), ("offsets", offsets)):
+            if given is not None and (given.dim() != 1 or (given.is_floating_point() and given.numel())):
+                form = f"shape {tuple(given.shape)} of {given.dtype}"
+                raise DataError(f"{name} must be a flat tensor of integers, got {form}")
+        if weights is not None and weights.shape[:1] != values.shape[:1]:
+            raise DataError(
+                f"weights must have one entry per value: {len(weights):,} weights for {len(values):,} values"
+            )
+        both = lengths is not None and offsets is not None
+        if offsets is None:
+            if lengths is None:
+                raise DataError("a jagged tensor needs lengths or offsets; neither was given")
+            offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0, dtype=lengths.dtype)])
+        elif not len(offsets):
+            raise DataError("offsets must start with 0 and so have at least one entry, got none")
+        self._values, self._weights, self._offsets = values, weights, offsets
+        self._lengths = offsets.diff() if lengths is None else lengths
+        if values.device.type == "cpu":
+            self._check(both)
+
+    def _check(self, both: bool) -> None:
+        if both and not torch.equal(self._lengths, self._offsets.diff().to(self._lengths.dtype)):
+            raise DataError("lengths and offsets were both given and disagree; give only one of them")
+        if len(self._lengths) and int(self._lengths.min()) < 0:
+            raise DataError("lengths must not be negative and offsets must not decrease")
+        first, last = int(self._offsets[0]), int(self._offsets[-1])
+        if first != 0 or last != len(self._values):
+            raise DataError(
+                f"lengths do not add up: they span {first:,} to {last:,}, "
+                f"but there are {len(self._values):,} values"
+            )
+
+    @staticmethod
+    def from_dense(values: list[Tensor], weights: list[Tensor] | None = None) -> JaggedTensor:
+        """One row per tensor of the list."""
+        if not values:
+            raise DataError("from_dense needs at least one tensor, got an empty list")
+        lengths = torch.tensor([len(row) for row in values], dtype=torch.int32, device=values[0].device)
+        if weights is not None and [len(row) for row in weights] != [len(row) for row in values]:
+            raise DataError("from_dense: weights must have the lengths of values, row by row")
+        return JaggedTensor(torch.cat(values), torch.cat(weights) if weights else None, lengths)
+
+    @staticmethod
+    def from_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> JaggedTensor:
+        """The first ``lengths[i]`` entries of every row of a padded tensor."""
+        if len(lengths) != len(values) or (len(lengths) and int(lengths.max()) > values.shape[1]):
+            raise DataError(
+                f"from_dense_lengths: needs one length per row, none above the width; got {len(lengths):,} "
+                f"lengths for values of shape {tuple(values.shape)}"
+            )
+        real = torch.arange(values.shape[1], device=values.device) < lengths.unsqueeze(1)
+        return JaggedTensor(values[real], None if weights is None else weights[real], lengths)
+
+    def values(self) -> Tensor:
+        """All values, row after row."""
+        return self._values
+
+    def weights(self) -> Tensor:
+        """One weight per value; an error if there are none."""
+        if self._weights is None:
+            raise DataError("this jagged tensor has no weights; see weights_or_none()")
+        return self._weights
+
+    def weights_or_none(self) -> Tensor | None:
+        """One weight per value, or None."""
+        return self._weights
+
+    def lengths(self) -> Tensor:
+        """Number of values of each row."""
+        return self._lengths
+
+    def offsets(self) -> Tensor:
+        """Where each row begins in ``values``, and the end."""
+        return self._offsets
+
+    def to_dense(self) -> list[Tensor]:
+        """One tensor per row."""
+        return list(torch.split_with_sizes(self._values, self._lengths.tolist()))
+
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self._values.device
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> JaggedTensor:
+        """The same rows on another device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> JaggedTensor:
+        """The same rows in page-locked memory, from where copies to an accelerator can overlap work."""
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> JaggedTensor:
+        weights = None if self._weights is None else function(self._weights)
+        return _trusted(function(self._values), weights, function(self._lengths), function(self._offsets))
+
+    def _rows(self, begin: int, end: int, first_value: int, last_value: int) -> JaggedTensor:
+        """Rows ``begin`` to ``end``, which hold the values ``first_value`` to ``last_value``; no copy."""
+        weights = None if self._weights is None else self._weights[first_value:last_value]
+        offsets = self._offsets[begin : end + 1] - first_value
+        return _trusted(self._values[first_value:last_value], weights, self._lengths[begin:end], offsets)
+
+    def __repr__(self) -> str:
+        weighted = "" if self._weights is None else ", weighted"
+        sizes = f"rows={len(self._lengths):,}, values={len(self._values):,}{weighted}"
+        return f"JaggedTensor({sizes}): {self._shown()}"
+
+    def _shown(self) -> str:
+        ends = self._offsets[: _SHOWN + 1].tolist()
+        rows = [_preview(self._values[begin:end]) for begin, end in pairwise(ends)]
+        return f"[{', '.join(rows)}{', …' if len(self._lengths) > _SHOWN else ''}]"
+
+
+def _trusted(values: Tensor, weights: Tensor | None, lengths: Tensor, offsets: Tensor) -> JaggedTensor:
+    """Put together what is known to fit, without looking again."""
+    jagged = object.__new__(JaggedTensor)
+    jagged._values, jagged._weights = values, weights
+    jagged._lengths, jagged._offsets = lengths, offsets
+    return jagged
+
+
+def _preview(row: Tensor) -> str:
+    shown = [str(value) for value in row[:_SHOWN].tolist()]
+    return f"[{', '.join(shown)}{', …' if len(row) > _SHOWN else ''}]"

@@ -1,0 +1,97 @@
+"""What all models share: they read a batch through a collection and return one logit per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+from torch import Tensor, nn
+
+from rowhaul.errors import ConfigError, DataError
+from rowhaul.nn.batch import Batch
+from rowhaul.nn.embedding import EmbeddingBagCollection
+
+
+@dataclass(frozen=True)
+class MLPOptions:
+    """Options of a model with one MLP.
+
+    Args:
+        hidden: sizes of its hidden layers.
+        dropout: probability of dropping an output of a hidden layer in training.
+    """
+
+    hidden: tuple[int, ...] = (256, 128)
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hidden", checked_sizes("hidden", self.hidden))
+        check_dropout(self.dropout)
+
+
+class RecommendationModel(nn.Module):
+    """Base of the models: the collection, what it yields, the dense columns.
+
+    Args:
+        collection: the embedding tables, rows `row_width` wide.
+        num_dense: number of dense columns of a batch, 0 or more.
+    """
+
+    Options: ClassVar[type[Any]]
+
+    def __init__(self, collection: nn.Module, num_dense: int) -> None:
+        super().__init__()
+        self.collection = collection
+        self.num_dense = num_dense
+        configs = cast(EmbeddingBagCollection, collection).embedding_bag_configs()
+        read = [(name, config.embedding_dim) for config in configs for name in config.feature_names]
+        self.features = tuple(name for name, _ in read)
+        self.widths = tuple(width for _, width in read)
+
+    @classmethod
+    def row_width(cls, embedding_dim: int) -> int:
+        """Columns that a row needs for embeddings of this size."""
+        return embedding_dim
+
+    def read(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Pooled rows (samples x sum of widths) and dense columns, both of the rows' type."""
+        num_dense = batch.dense.shape[1]
+        if num_dense != self.num_dense:
+            raise DataError(
+                f"the model was built for {self.num_dense} dense columns, the batch has {num_dense}"
+            )
+        pooled: Tensor = self.collection(batch.ids).values()
+        return pooled, batch.dense.to(pooled.dtype)
+
+    def common_width(self) -> int:
+        """Columns of every feature, for a model that combines features element by element."""
+        if len(set(self.widths)) > 1:
+            given = ", ".join(
+                f"{name}: {width}" for name, width in zip(self.features, self.widths, strict=True)
+            )
+            raise ConfigError(f"{type(self).__name__} needs rows of one width in all tables, got {given}")
+        return self.widths[0]
+
+    def check_linear_column(self) -> None:
+        """Refuse rows that have no room for an embedding beside the linear weight."""
+        if min(self.widths) < 2:
+            narrow = self.features[self.widths.index(min(self.widths))]
+            raise ConfigError(
+                f"{type(self).__name__} needs rows of embedding size + 1 (the last column is the linear "
+                f"weight), but {narrow!r} has rows of 1"
+            )
+
+
+def checked_sizes(name: str, given: Any) -> tuple[int, ...]:
+    """Sizes of layers as a tuple, from any sequence of positive integers."""
+    sizes = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else None
+    if sizes is None or not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise ConfigError(f"{name} must be a list of layer sizes such as [256, 128], got {given!r}")
+    return sizes
+
+
+def check_dropout(given: float) -> None:
+    """Refuse what is no probability below 1."""
+    if not isinstance(given, int | float) or not 0 <= given < 1:
+        raise ConfigError(f"dropout must be at least 0 and below 1, got {given!r}")
