@@ -1,0 +1,7 @@
+"""The on-disk format of trained models: key-addressed rows, dense tensors, a manifest written last."""
+
+from rowhaul.checkpoint.layout import MANIFEST_FILE, TableEntry, latest_checkpoint
+from rowhaul.checkpoint.reader import CheckpointReader
+from rowhaul.checkpoint.writer import CheckpointWriter
+
+__all__ = ["MANIFEST_FILE", "CheckpointReader", "CheckpointWriter", "TableEntry", "latest_checkpoint"]

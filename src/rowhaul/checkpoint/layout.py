@@ -1,0 +1,78 @@
+"""What a checkpoint folder holds.
+
+::
+
+    step-000001000/
+      manifest.json                    written last: without it the folder is unfinished
+      tensors-model.safetensors        named groups of tensors
+      rows-0000-00000.safetensors      keys, values and state of some rows of table 0
+      ...
+
+Rows are addressed by key, so a checkpoint says nothing of how many processes wrote it. Every file's
+size and checksum (XXH3, 64 bits) are in the manifest. There is no pickle anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+MANIFEST_FILE = "manifest.json"
+FORMAT = "rowhaul-checkpoint"
+VERSION = 1
+UNFINISHED_SUFFIX = ".unfinished"
+_STEP_FOLDER = re.compile(r"step-(\d{9,})")
+
+
+@dataclass(frozen=True)
+class TableEntry:
+    """A table as the manifest describes it."""
+
+    name: str
+    dim: int
+    state_width: int
+    dtype: str
+    num_rows: int
+    files: tuple[str, ...]
+
+
+def step_folder(step: int) -> str:
+    """Name of the checkpoint taken after ``step`` steps."""
+    return f"step-{step:09d}"
+
+
+def finished_checkpoints(folder: str | Path) -> list[Path]:
+    """Complete checkpoints in a folder, oldest first."""
+    root = Path(folder)
+    found = [path for path in root.iterdir() if _STEP_FOLDER.fullmatch(path.name)] if root.is_dir() else []
+    return sorted(
+        (path for path in found if (path / MANIFEST_FILE).is_file()), key=lambda path: int(path.name[5:])
+    )
+
+
+def latest_checkpoint(folder: str | Path) -> Path | None:
+    """The newest complete checkpoint in a folder, if there is one."""
+    found = finished_checkpoints(folder)
+    return found[-1] if found else None
+
+
+def checksum(path: Path) -> str:
+    """XXH3 of a file's bytes, in hex."""
+    digest = xxhash.xxh3_64()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's or folder's contents are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

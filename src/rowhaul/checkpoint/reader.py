@@ -1,0 +1,85 @@
+"""Reading a checkpoint: nothing is believed before its checksum agrees."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.numpy
+import safetensors.torch
+from torch import Tensor
+
+from rowhaul.checkpoint.layout import FORMAT, MANIFEST_FILE, VERSION, TableEntry, checksum
+from rowhaul.errors import CheckpointError
+
+
+class CheckpointReader:
+    """A complete checkpoint: its facts, its tables, its tensors.
+
+    Example:
+        >>> reader = CheckpointReader("run/checkpoints/step-000000010")
+        >>> reader.facts["step"], [table.num_rows for table in reader.tables.values()]
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        manifest = self._read_manifest()
+        self.facts: dict[str, Any] = manifest["facts"]
+        self.groups: list[str] = manifest["groups"]
+        tables = [TableEntry(**{**entry, "files": tuple(entry["files"])}) for entry in manifest["tables"]]
+        self.tables: dict[str, TableEntry] = {table.name: table for table in tables}
+        self._files: dict[str, dict[str, Any]] = manifest["files"]
+
+    def tensors(self, group: str) -> dict[str, Tensor]:
+        """The tensors stored under a group's name."""
+        if group not in self.groups:
+            raise CheckpointError(f"{self.path}: no tensors called {group!r}; there are {self.groups}")
+        loaded: dict[str, Tensor] = safetensors.torch.load_file(
+            self._verified(f"tensors-{group}.safetensors")
+        )
+        return loaded
+
+    def rows(self, table: str) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
+        """A table's rows as blocks of (keys, records), values before state."""
+        for name in self.tables[table].files:
+            parts = safetensors.numpy.load_file(self._verified(name))
+            columns = [parts["values"]] + ([parts["state"]] if "state" in parts else [])
+            yield parts["keys"], np.concatenate(columns, axis=1)
+
+    def verify(self) -> None:
+        """Check every file against the manifest."""
+        for name in self._files:
+            self._verified(name)
+
+    def _verified(self, name: str) -> Path:
+        path, expected = self.path / name, self._files[name]
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing: the checkpoint is damaged; use another one")
+        if path.stat().st_size != expected["bytes"] or checksum(path) != expected["xxh3"]:
+            raise CheckpointError(
+                f"{path} is damaged: {path.stat().st_size:,} bytes whose checksum differs from the "
+                f"manifest's ({expected['bytes']:,} bytes); use another checkpoint"
+            )
+        return path
+
+    def _read_manifest(self) -> dict[str, Any]:
+        path = self.path / MANIFEST_FILE
+        try:
+            manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            raise CheckpointError(
+                f"{self.path} is no complete checkpoint: it has no {MANIFEST_FILE}; "
+                "name a step-… folder that a finished save left"
+            ) from None
+        except ValueError as error:
+            raise CheckpointError(f"{path} is damaged: {error}; use another checkpoint") from None
+        if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
+            raise CheckpointError(
+                f"{path}: format {manifest.get('format')!r} version {manifest.get('version')!r}, "
+                f"but this Rowhaul reads {FORMAT!r} version {VERSION}"
+            )
+        return manifest

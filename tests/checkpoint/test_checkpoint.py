@@ -1,0 +1,103 @@
+"""The on-disk format: whole or not there, and damage is named."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from rowhaul.checkpoint import CheckpointReader, CheckpointWriter, latest_checkpoint
+from rowhaul.errors import CheckpointError
+
+
+def blocks(sizes, width=3):
+    first = 0
+    for size in sizes:
+        keys = np.arange(first, first + size, dtype=np.int64) - 5
+        yield keys, np.repeat(keys[:, None], width, axis=1).astype(np.float32)
+        first += size
+
+
+def write(path, sizes=(4, 0, 3)):
+    with CheckpointWriter(path) as writer:
+        writer.tensors("model", {"w": torch.arange(6).reshape(2, 3), "scalar": torch.tensor(2.5)})
+        writer.table("users/ünï", blocks(sizes), dim=2, state_width=1, dtype="float32")
+        writer.table("empty", blocks([]), dim=3, state_width=0, dtype="float32")
+        writer.facts["step"] = 12
+    return path
+
+
+def test_what_is_written_is_read(tmp_path):
+    reader = CheckpointReader(write(tmp_path / "step-000000012"))
+    assert reader.facts == {"step": 12}
+    assert reader.tensors("model")["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    ((keys, records),) = reader.rows("users/ünï")
+    assert keys.tolist() == list(range(-5, 2))
+    assert records[:, 2].tolist() == list(range(-5, 2))
+    assert (reader.tables["users/ünï"].num_rows, reader.tables["empty"].num_rows) == (7, 0)
+    assert list(reader.rows("empty")) == []
+    reader.verify()
+
+
+def test_large_tables_are_cut_into_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("rowhaul.checkpoint.writer._FILE_BYTES", 1000)
+    reader = CheckpointReader(write(tmp_path / "c", sizes=[30] * 10))
+    assert len(reader.tables["users/ünï"].files) == 5
+    assert np.concatenate([keys for keys, _ in reader.rows("users/ünï")]).tolist() == list(range(-5, 295))
+
+
+def test_an_interrupted_save_leaves_nothing(tmp_path):
+    def failing():
+        yield from blocks([3])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), CheckpointWriter(tmp_path / "step-000000001") as writer:
+        writer.table("t", failing(), dim=3, state_width=0, dtype="float32")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_save_left_is_not_taken_for_whole(tmp_path):
+    write(tmp_path / "step-000000012")
+    unfinished = tmp_path / "step-000000013.unfinished"
+    unfinished.mkdir()
+    (unfinished / "rows-0000-00000.safetensors").write_bytes(b"half")
+    (tmp_path / "step-000000014").mkdir()  # no manifest
+    assert latest_checkpoint(tmp_path).name == "step-000000012"
+    with pytest.raises(CheckpointError, match=r"is no complete checkpoint: it has no manifest\.json"):
+        CheckpointReader(tmp_path / "step-000000014")
+    write(tmp_path / "step-000000013")
+    assert latest_checkpoint(tmp_path).name == "step-000000013"
+    assert not unfinished.exists()
+
+
+def test_a_complete_checkpoint_is_never_overwritten(tmp_path):
+    write(tmp_path / "c")
+    with pytest.raises(CheckpointError, match="complete checkpoint already"):
+        write(tmp_path / "c")
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+@pytest.mark.parametrize("name", ["rows-0000-00000.safetensors", "tensors-model.safetensors"])
+def test_damage_is_named(damage, name, tmp_path):
+    path = write(tmp_path / "c") / name
+    content = bytearray(path.read_bytes())
+    if damage == "flip":
+        content[-3] ^= 1
+        path.write_bytes(content)
+    elif damage == "cut":
+        path.write_bytes(content[:-1])
+    else:
+        path.unlink()
+    with pytest.raises(CheckpointError, match=name):
+        CheckpointReader(tmp_path / "c").verify()
+
+
+def test_other_formats_are_refused(tmp_path):
+    path = write(tmp_path / "c") / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "version": 99}))
+    with pytest.raises(CheckpointError, match="version 99, but this Rowhaul reads"):
+        CheckpointReader(tmp_path / "c")
+    path.write_text("{")
+    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged"):
+        CheckpointReader(tmp_path / "c")
