@@ -1,0 +1,16 @@
+"""The training loop, evaluation and metrics."""
+
+from rowhaul.train.config import TrainConfig
+from rowhaul.train.metrics import BinaryMetrics, MetricValues
+from rowhaul.train.run import RunResult, load_trained, train_run
+from rowhaul.train.trainer import Trainer
+
+__all__ = [
+    "BinaryMetrics",
+    "MetricValues",
+    "RunResult",
+    "TrainConfig",
+    "Trainer",
+    "load_trained",
+    "train_run",
+]

@@ -1,0 +1,112 @@
+"""Decoded rows that can be cut, joined and reordered before they become a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rowhaul.data.columns import Float32s, Ids, Int64s, offsets_of
+from rowhaul.data.samples import Samples
+
+
+@dataclass(frozen=True)
+class Block:
+    """A run of decoded samples, column by column."""
+
+    ids: tuple[Ids, ...]
+    dense: Float32s  # samples x dense columns
+    labels: Float32s | None
+
+    def __len__(self) -> int:
+        return len(self.dense)
+
+    def cut(self, first: int, last: int) -> Block:
+        """The samples ``first`` to ``last`` (exclusive), without copying."""
+        if first == 0 and last == len(self):
+            return self
+        return Block(
+            ids=tuple(_cut(ids, first, last) for ids in self.ids),
+            dense=self.dense[first:last],
+            labels=None if self.labels is None else self.labels[first:last],
+        )
+
+    def take(self, order: Int64s) -> Block:
+        """The samples at the given positions, in that order."""
+        return Block(
+            ids=tuple(_take(ids, order) for ids in self.ids),
+            dense=self.dense[order],
+            labels=None if self.labels is None else self.labels[order],
+        )
+
+    def to_samples(self, features: tuple[str, ...], first_index: int) -> Samples:
+        """A batch that owns its memory, its samples numbered from ``first_index``."""
+        lengths = np.ones((len(features), len(self)), np.int32)
+        for row, ids in zip(lengths, self.ids, strict=True):
+            if ids.offsets is not None:
+                row[:] = np.diff(ids.offsets)
+        return Samples(
+            features=features,
+            values=np.concatenate([ids.values for ids in self.ids]),
+            lengths=lengths,
+            dense=self.dense.copy(),
+            labels=None if self.labels is None else self.labels.copy(),
+            index=np.arange(first_index, first_index + len(self), dtype=np.int64),
+        )
+
+
+def rechunk(blocks: Iterable[Block], size: int) -> Iterator[Block]:
+    """The same samples in blocks of ``size``, the last one possibly shorter."""
+    pieces: list[Block] = []
+    num_waiting = 0
+    for block in blocks:
+        first = 0
+        while first < len(block):
+            last = min(len(block), first + size - num_waiting)
+            pieces.append(block.cut(first, last))
+            num_waiting += last - first
+            first = last
+            if num_waiting == size:
+                yield _join(pieces)
+                pieces, num_waiting = [], 0
+    if pieces:
+        yield _join(pieces)
+
+
+def _join(blocks: Sequence[Block]) -> Block:
+    if len(blocks) == 1:
+        return blocks[0]
+    labels = [block.labels for block in blocks if block.labels is not None]
+    return Block(
+        ids=tuple(_join_ids(parts) for parts in zip(*(block.ids for block in blocks), strict=True)),
+        dense=np.concatenate([block.dense for block in blocks]),
+        labels=np.concatenate(labels) if labels else None,
+    )
+
+
+def _join_ids(parts: Sequence[Ids]) -> Ids:
+    values = np.concatenate([ids.values for ids in parts])
+    if all(ids.offsets is None for ids in parts):
+        return Ids(values, None)
+    lengths = [
+        np.ones(len(ids.values), np.int64) if ids.offsets is None else np.diff(ids.offsets) for ids in parts
+    ]
+    return Ids(values, offsets_of(np.concatenate(lengths)))
+
+
+def _cut(ids: Ids, first: int, last: int) -> Ids:
+    if ids.offsets is None:
+        return Ids(ids.values[first:last], None)
+    offsets = ids.offsets[first : last + 1]
+    return Ids(ids.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+def _take(ids: Ids, order: Int64s) -> Ids:
+    if ids.offsets is None:
+        return Ids(ids.values[order], None)
+    lengths = np.diff(ids.offsets)[order]
+    offsets = offsets_of(lengths)
+    # The k-th id of a sample lies k behind the sample's first one, before the move and after it.
+    shift = np.repeat(ids.offsets[order] - offsets[:-1], lengths)
+    return Ids(ids.values[shift + np.arange(len(shift))], offsets)

@@ -1,0 +1,220 @@
+"""Parquet columns as NumPy arrays: ids, dense numbers and labels, each value checked.
+
+Arrow's buffers are viewed, never walked sample by sample: a column of int64 ids without missing
+values costs nothing here. A value that cannot be trained on raises with its file and row.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rowhaul.data.keys import hash_strings
+from rowhaul.data.schema import DenseColumn, LabelColumn, Schema
+from rowhaul.errors import DataError
+
+Int64s = npt.NDArray[np.int64]
+Float32s = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The ids of one feature: sample ``i`` has ``values[offsets[i]:offsets[i + 1]]``.
+
+    ``offsets`` of ``None`` means exactly one id per sample.
+    """
+
+    values: Int64s
+    offsets: Int64s | None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a run of rows came from, for messages."""
+
+    path: Path
+    first_row: int
+
+    def at(self, row: int) -> str:
+        """Name the file and the row, counted from 0 in the file."""
+        return f"{self.path}, row {self.first_row + row:,} (the first is row 0)"
+
+
+def column_names(schema: Schema, with_label: bool) -> list[str]:
+    """The columns to read."""
+    names = [column.name for column in schema.dense]
+    names += schema.features
+    if with_label and schema.label is not None:
+        names.append(schema.label.name)
+    return names
+
+
+def check_columns(found: pa.Schema, schema: Schema, with_label: bool, path: Path) -> dict[str, str]:
+    """Refuse a file that lacks a column or holds one of the wrong type.
+
+    Returns the kind of every id column that has one, "integer" or "text": it must be the same in all
+    files, since the integer 7 and the string "7" are different keys.
+    """
+    if with_label and schema.label is None:
+        raise DataError("the schema names no label, which training and evaluation need; add `label:` to it")
+    for name in column_names(schema, with_label):
+        _check_present(name, found.names, path)
+    for dense in schema.dense:
+        if not _is_number(found.field(dense.name).type):
+            raise _wrong_type(path, dense.name, found, "a dense column holds numbers or booleans")
+    if with_label and schema.label is not None and not _is_number(found.field(schema.label.name).type):
+        raise _wrong_type(path, schema.label.name, found, "a label is a number or a boolean")
+    kinds = {name: _id_kind(found.field(name).type) for name in schema.features}
+    for name, kind in kinds.items():
+        if kind == "":
+            hint = "an id column holds integers or strings, or lists of them"
+            if pa.types.is_floating(found.field(name).type):
+                hint += "; cast it to int64 with nulls where the id is missing"
+            raise _wrong_type(path, name, found, hint)
+    return {name: kind for name, kind in kinds.items() if kind != "null"}
+
+
+def decode_ids(column: pa.Array) -> Ids:
+    """Integers as they are (uint64 by its bits), strings hashed; a null is no id, a list several."""
+    if _is_list(column.type):
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        elements = decode_ids(column.flatten())
+        offsets = offsets_of(lengths)
+        if elements.offsets is not None:
+            offsets = elements.offsets[offsets]
+        return Ids(elements.values, offsets)
+    if column.null_count:
+        valid = column.is_valid().to_numpy(zero_copy_only=False)
+        return Ids(_keys(column.drop_null()), offsets_of(valid))
+    return Ids(_keys(column), None)
+
+
+def decode_dense(rows: pa.RecordBatch, wanted: Sequence[DenseColumn], origin: Origin) -> Float32s:
+    """Transformed float32 numbers, samples x columns; a null is 0, NaN and infinity are refused."""
+    dense = np.empty((rows.num_rows, len(wanted)), np.float32)
+    for position, what in enumerate(wanted):
+        column = rows.column(what.name)
+        with np.errstate(over="ignore"):  # beyond float32 becomes infinity, refused below
+            numbers = _numbers(column).astype(np.float32, copy=False)
+        finite = np.isfinite(numbers)
+        if not finite.all():
+            row = int(np.argmin(finite))
+            raise DataError(
+                f"{origin.at(row)}: dense column {what.name!r} is {column[row].as_py()}; a finite float32 is "
+                "needed (null for a missing number)"
+            )
+        if what.transform == "log1p":
+            numbers = np.log1p(np.maximum(numbers, np.float32(0)))
+        dense[:, position] = numbers
+    return dense
+
+
+def decode_label(column: pa.Array, wanted: LabelColumn, origin: Origin) -> Float32s:
+    """0.0 or 1.0 per sample; anything else, a null too, is refused."""
+    numbers = _numbers(column)
+    if wanted.positive_from is None:
+        allowed = (numbers == 0) | (numbers == 1)
+        positive = numbers == 1
+        needed = "0 or 1 is needed; for a rating or a count, set `positive_from` in the schema's label"
+    else:
+        allowed = ~np.isnan(numbers)
+        positive = numbers >= wanted.positive_from
+        needed = "a number is needed"
+    if column.null_count:
+        allowed &= column.is_valid().to_numpy(zero_copy_only=False)
+    if not allowed.all():
+        row = int(np.argmin(allowed))
+        raise DataError(f"{origin.at(row)}: label {wanted.name!r} is {column[row].as_py()}; {needed}")
+    return np.asarray(positive, np.float32)
+
+
+def _keys(column: pa.Array) -> Int64s:
+    """The 64-bit keys of a column without nulls."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        if len(column.dictionary) > len(column):  # that of a whole row group
+            return _keys(column.dictionary_decode())
+        keys: Int64s = _keys(column.dictionary)[column.indices.to_numpy(zero_copy_only=False)]
+        return keys
+    if pa.types.is_integer(kind):
+        integers: Int64s = column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+        return integers
+    if pa.types.is_null(kind):
+        return np.empty(0, np.int64)
+    return hash_strings(column)
+
+
+def _numbers(column: pa.Array) -> npt.NDArray[Any]:
+    """The numbers of a column, nulls as 0."""
+    if pa.types.is_null(column.type):
+        return np.zeros(len(column), np.float32)
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
+    if not column.null_count:
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    numbers = np.zeros(len(column), column.type.to_pandas_dtype())
+    numbers[valid] = column.drop_null().to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def offsets_of(lengths: npt.NDArray[Any]) -> Int64s:
+    """Where each sample's ids begin and end, from how many it has."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def _id_kind(kind: pa.DataType) -> str:
+    """ "integer", "text", "null" (an all-null column) or "" for a type that holds no ids."""
+    if _is_list(kind):
+        kind = kind.value_type
+    types = pa.types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if types.is_integer(kind):
+        return "integer"
+    if types.is_string(kind) or types.is_large_string(kind):
+        return "text"
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return "text"  # bytes hash like the string they spell
+    return "null" if types.is_null(kind) else ""
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_boolean(kind)
+        or types.is_decimal(kind)
+        or types.is_null(kind)
+    )
+
+
+def _check_present(name: str, found: Sequence[str], path: Path) -> None:
+    count = found.count(name)
+    if count == 1:
+        return
+    if count > 1:
+        raise DataError(f"{path}: has {count} columns called {name!r}; rename all but one")
+    nearest = difflib.get_close_matches(name, found, n=1)
+    meant = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+    raise DataError(f"{path}: no column {name!r}{meant}; it has {', '.join(found) or 'no columns'}")
+
+
+def _wrong_type(path: Path, name: str, found: pa.Schema, needed: str) -> DataError:
+    return DataError(f"{path}: column {name!r} is of type {found.field(name).type}; {needed}")

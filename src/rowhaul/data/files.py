@@ -1,0 +1,106 @@
+"""Which files hold the data, in which order, and where the schema that describes them lies."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from rowhaul.data.folder import check_complete
+from rowhaul.data.schema import SCHEMA_FILE, IdColumn, LabelColumn, Schema
+from rowhaul.errors import DataError
+
+Files = str | Path | Sequence[str | Path]
+
+
+def expand_files(files: Files) -> tuple[Path, ...]:
+    """The Parquet files that ``files`` names: paths, folders, globs, or a list of those.
+
+    Items of a list keep their order; the files of one folder or glob come in natural order
+    (``part-2`` before ``part-10``). A folder stands for the Parquet files directly in it. A data folder
+    whose writing was interrupted is refused.
+    """
+    items = [files] if isinstance(files, str | Path) else list(files)
+    if not items:
+        raise DataError("no data files were given; give a Parquet file, a folder or a glob")
+    found = [path for item in items for path in _expand(item)]
+    seen: set[Path] = set()
+    for path in found:
+        resolved = path.resolve()
+        if resolved in seen:
+            raise DataError(f"{path} is named more than once in the data files; name each file once")
+        seen.add(resolved)
+    for folder in {path.parent for path in found}:
+        check_complete(folder)
+    return tuple(found)
+
+
+def find_schema(
+    files: Files,
+    schema_path: str | Path | None = None,
+    features: Sequence[str] | None = None,
+    label: str | None = None,
+) -> Schema:
+    """The schema of ``files``: what is passed, else ``schema.yaml`` beside them or one folder up.
+
+    ``schema_path`` names a schema file; ``features`` (id columns) and ``label`` describe data without
+    one. What a caller passes goes before what lies on disk.
+    """
+    if schema_path is not None:
+        return Schema.read(schema_path)
+    if features:
+        return Schema(
+            label=LabelColumn(label) if label else None,
+            dense=(),
+            ids=tuple(IdColumn(name) for name in features),
+        )
+    folders = sorted({path.parent for path in expand_files(files)})
+    by_path = {path: Schema.read(path) for path in map(_schema_beside, folders) if path is not None}
+    if not by_path:
+        raise DataError(
+            f"no {SCHEMA_FILE} in {folders[0]} or in the folder above it; pass the path of a schema file, "
+            "or the names of the id columns (features) and of the label"
+        )
+    first, *others = by_path
+    for other in others:
+        if by_path[other] != by_path[first]:
+            raise DataError(
+                f"the data files have different schemas: {first} and {other}; pass the path of the one to use"
+            )
+    return by_path[first]
+
+
+def _expand(item: str | Path) -> list[Path]:
+    path = Path(item).expanduser()
+    check_complete(path)
+    if path.is_dir():
+        inside = [
+            one for one in path.glob("*.parquet") if one.is_file() and not one.name.startswith((".", "_"))
+        ]
+        if not inside:
+            raise DataError(
+                f"the folder {path} holds no *.parquet file; name the folder the Parquet files are in"
+            )
+        return sorted(inside, key=_natural)
+    if path.exists():
+        return [path]
+    if not glob.has_magic(str(item)):
+        raise DataError(f"no such file: {item} (working directory: {Path.cwd()})")
+    matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
+    matched_files = sorted((match for match in matches if match.is_file()), key=_natural)
+    if not matched_files:
+        raise DataError(f"the glob {str(item)!r} matches no file (working directory: {Path.cwd()})")
+    return matched_files
+
+
+def _natural(path: Path) -> list[str | int]:
+    """Sort key under which runs of digits compare as numbers."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", str(path))]
+
+
+def _schema_beside(folder: Path) -> Path | None:
+    for candidate in (folder, folder.resolve().parent):
+        if (candidate / SCHEMA_FILE).is_file():
+            return candidate / SCHEMA_FILE
+    return None

@@ -1,0 +1,133 @@
+"""Parquet files as decoded blocks: checked up front, read a few thousand rows at a time.
+
+A row group can be as large as a file, so it is streamed, page by page, and only the columns that the
+schema names are touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rowhaul.data.block import Block
+from rowhaul.data.columns import (
+    Origin,
+    check_columns,
+    column_names,
+    decode_dense,
+    decode_ids,
+    decode_label,
+)
+from rowhaul.data.schema import Schema
+from rowhaul.errors import DataError
+
+READ_ROWS = 16_384
+READ_BUFFER_BYTES = 1 << 16  # per column: a column chunk is not loaded as a whole
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """A run of rows that can be found without reading what comes before it."""
+
+    file: int
+    group: int
+    first_row: int
+    num_rows: int
+
+
+class ParquetRows:
+    """The rows of some Parquet files, addressed by row group.
+
+    Opening reads every file's footer and nothing else: missing columns and wrong types are found
+    before the first batch.
+    """
+
+    def __init__(self, files: Sequence[Path], schema: Schema, with_label: bool) -> None:
+        self._files = files
+        self._schema = schema
+        self._label = schema.label if with_label else None
+        self._columns = column_names(schema, with_label)
+        self._footers: list[Any] = []
+        self.row_groups: list[RowGroup] = []
+        kinds: dict[str, tuple[str, Path]] = {}
+        for number, path in enumerate(files):
+            with _naming(path), pq.ParquetFile(path) as opened:
+                footer, arrow_schema = opened.metadata, opened.schema_arrow
+            for name, kind in check_columns(arrow_schema, schema, with_label, path).items():
+                known, where = kinds.setdefault(name, (kind, path))
+                if kind != known:
+                    raise DataError(
+                        f"id column {name!r} holds {known} ids in {where} but {kind} ids in {path}, which "
+                        "are different keys; write it with one type in all files"
+                    )
+            self._footers.append(footer)
+            self._add_row_groups(number, footer)
+
+    def read(self, row_group: RowGroup, skip: int = 0) -> Iterator[Block]:
+        """The rows of a row group after the first ``skip``, in blocks."""
+        path = self._files[row_group.file]
+        first_row = row_group.first_row
+        with _naming(path):
+            opened = pq.ParquetFile(
+                path,
+                metadata=self._footers[row_group.file],
+                buffer_size=READ_BUFFER_BYTES,
+                pre_buffer=False,  # would load the whole row group
+                page_checksum_verification=True,
+            )
+        with opened:
+            batches = opened.iter_batches(
+                READ_ROWS, row_groups=[row_group.group], columns=self._columns, use_threads=False
+            )
+            while True:
+                with _naming(path):
+                    rows = next(batches, None)
+                if rows is None:
+                    return
+                if skip < rows.num_rows:
+                    yield self._decode(rows.slice(skip), Origin(path, first_row + skip))
+                skip = max(0, skip - rows.num_rows)
+                first_row += rows.num_rows
+
+    def _add_row_groups(self, file: int, footer: Any) -> None:
+        first_row = 0
+        for group in range(footer.num_row_groups):
+            num_rows = footer.row_group(group).num_rows
+            if num_rows:
+                self.row_groups.append(RowGroup(file, group, first_row, num_rows))
+            first_row += num_rows
+
+    def _decode(self, rows: pa.RecordBatch, origin: Origin) -> Block:
+        return Block(
+            ids=tuple(decode_ids(rows.column(name)) for name in self._schema.features),
+            dense=decode_dense(rows, self._schema.dense, origin),
+            labels=decode_label(rows.column(self._label.name), self._label, origin) if self._label else None,
+        )
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Turn what Arrow and the system say about a file into an error that names the file."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(_explain(path, error)) from error
+
+
+def _explain(path: Path, error: Exception) -> str:
+    reason = str(error).strip().splitlines()[0]
+    if not path.exists():
+        return f"{path}: the file is gone; it must stay where it is while it is read"
+    if isinstance(error, PermissionError):
+        return f"{path}: no permission to read it; run `chmod +r {path}`"
+    if path.stat().st_size == 0:
+        return f"{path}: the file is empty (0 bytes), not a Parquet file; write it again or leave it out"
+    if path.suffix in (".gz", ".csv", ".tsv", ".txt", ".zip", ".dat"):
+        return f"{path}: a raw log, not a Parquet file; turn it into Parquet with `rowhaul prepare`"
+    return f"{path}: not a whole Parquet file, truncated or damaged ({reason}); write it again"

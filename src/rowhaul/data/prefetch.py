@@ -1,0 +1,78 @@
+"""An iterator that runs ahead of its consumer in a thread of its own.
+
+The thread ends when the source does, when the consumer stops early, fails or is collected, and when
+the interpreter shuts down: it is never left behind and never holds up the exit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+_RECHECK_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class _Produced(Generic[Item]):
+    item: Item
+
+
+@dataclass(frozen=True)
+class _Ended:
+    error: BaseException | None
+
+
+def prefetch(source: Iterable[Item], depth: int) -> Iterator[Item]:
+    """Yield what ``source`` yields, up to ``depth`` items made ahead; its errors are raised here."""
+    waiting: queue.Queue[_Produced[Item] | _Ended] = queue.Queue(depth)
+    stop = threading.Event()
+    thread = threading.Thread(target=_produce, args=(source, waiting, stop), name="rowhaul-prefetch")
+    thread.start()
+    try:
+        while isinstance(got := waiting.get(), _Produced):
+            yield got.item
+        if got.error is not None:
+            try:
+                raise got.error
+            finally:
+                del got  # the error's traceback holds this frame
+    finally:
+        stop.set()
+        # The garbage collector may close this generator in the producer's own thread, which then
+        # must not wait for itself, nor for a lock of the queue that it may be holding.
+        if thread is not threading.current_thread():
+            with contextlib.suppress(queue.Empty):
+                waiting.get_nowait()  # room for a producer that waits to put
+            thread.join()
+
+
+def _produce(
+    source: Iterable[Item], waiting: queue.Queue[_Produced[Item] | _Ended], stop: threading.Event
+) -> None:
+    try:
+        for item in source:
+            if not _put(_Produced(item), waiting, stop):
+                return
+    except BaseException as error:
+        _put(_Ended(error), waiting, stop)
+    else:
+        _put(_Ended(None), waiting, stop)
+
+
+def _put(
+    message: _Produced[Item] | _Ended, waiting: queue.Queue[_Produced[Item] | _Ended], stop: threading.Event
+) -> bool:
+    """Whether to go on: not when the consumer, or the whole program, is done."""
+    while not stop.is_set() and threading.main_thread().is_alive():
+        try:
+            waiting.put(message, timeout=_RECHECK_SECONDS)
+        except queue.Full:
+            continue
+        return not stop.is_set()
+    return False

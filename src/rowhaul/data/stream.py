@@ -1,0 +1,149 @@
+"""Batches of samples streamed from Parquet files, in an order that every rank can recompute.
+
+The stream is one endless row of samples: the epochs one after the other. A position in it is all that
+a checkpoint needs: from the files' footers alone the stream finds the row group, and in a shuffled
+stream the window, that a position lies in, and goes on with the very batches that would have come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from rowhaul.data.block import Block, rechunk
+from rowhaul.data.columns import Int64s
+from rowhaul.data.files import Files, expand_files
+from rowhaul.data.parquet import ParquetRows
+from rowhaul.data.prefetch import prefetch
+from rowhaul.data.samples import Samples
+from rowhaul.data.schema import Schema
+from rowhaul.errors import ConfigError, DataError
+
+PREFETCHED_BATCHES = 4
+
+
+class SampleStream:
+    """The samples of some Parquet files in batches of the global batch size.
+
+    Every epoch ends with its own, possibly shorter, batch. Each iteration begins at ``start`` again;
+    ``position`` follows the latest one and counts the samples up to and including its latest batch.
+    ``num_samples`` is the size of one epoch.
+
+    Args:
+        files: A Parquet file, a folder, a glob, or a list of those; see `expand_files`.
+        schema: Which columns to read and what they mean.
+        batch_size: Samples in a batch, over all workers.
+        epochs: How often the files are read.
+        shuffle_rows: 0 keeps the files' order. W > 0 permutes the row groups of all files, then
+            the samples within windows of W, anew in every epoch; W samples are held in memory.
+        seed: Of the shuffle; the same order on every machine.
+        start: Samples already consumed, a `position` of an earlier run.
+        limit: Stop at this position of the stream (counted like ``start``, over all epochs).
+        require_label: False leaves the label unread: batches have ``labels=None``.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        schema: Schema,
+        batch_size: int,
+        *,
+        epochs: int = 1,
+        shuffle_rows: int = 0,
+        seed: int = 0,
+        start: int = 0,
+        limit: int | None = None,
+        require_label: bool = True,
+    ) -> None:
+        _check_at_least("batch_size", batch_size, 1)
+        _check_at_least("epochs", epochs, 1)
+        _check_at_least("shuffle_rows", shuffle_rows, 0)
+        _check_at_least("start", start, 0)
+        if limit is not None:
+            _check_at_least("limit", limit, 1)
+        self.files = expand_files(files)
+        self.schema = schema
+        self.batch_size = batch_size
+        self.position = start
+        self._rows = ParquetRows(self.files, schema, require_label)
+        self._group_rows = np.array([group.num_rows for group in self._rows.row_groups], np.int64)
+        if not len(self._group_rows):
+            raise DataError(f"the data files hold no rows: {', '.join(map(str, self.files))}")
+        self.num_samples = int(self._group_rows.sum())
+        self._shuffle_rows = shuffle_rows
+        self._seed = seed
+        self._start = start
+        whole = epochs * self.num_samples
+        self._end = whole if limit is None else min(whole, limit)
+
+    @property
+    def num_batches(self) -> int:
+        """Batches from ``start`` to the end: how many an iteration yields."""
+        return sum(-(-(last - first) // self.batch_size) for _, first, last in self._epochs())
+
+    def __iter__(self) -> Iterator[Samples]:
+        self.position = self._start
+        for batch in prefetch(self._batches(), PREFETCHED_BATCHES):
+            self.position += len(batch)
+            yield batch
+
+    def _epochs(self) -> Iterator[tuple[int, int, int]]:
+        """Each epoch that is read, with the part of it from ``first`` to ``last``."""
+        position = self._start
+        while position < self._end:
+            epoch, first = divmod(position, self.num_samples)
+            last = min(self.num_samples, self._end - epoch * self.num_samples)
+            yield epoch, first, last
+            position = epoch * self.num_samples + last
+
+    def _batches(self) -> Iterator[Samples]:
+        for epoch, first, last in self._epochs():
+            blocks = self._shuffled(epoch, first, last) if self._shuffle_rows else self._in_order(first, last)
+            position = epoch * self.num_samples + first
+            for block in rechunk(blocks, self.batch_size):
+                yield block.to_samples(self.schema.features, position)
+                position += len(block)
+
+    def _in_order(self, first: int, last: int, order: Int64s | None = None) -> Iterator[Block]:
+        """Samples ``first`` to ``last`` of the row groups in the given order, or the files' own."""
+        if order is None:
+            order = np.arange(len(self._group_rows))
+        ends = np.cumsum(self._group_rows[order])
+        position = first
+        for place in range(int(np.searchsorted(ends, first, side="right")), len(order)):
+            if position >= last:
+                return
+            group = self._rows.row_groups[order[place]]
+            for block in self._rows.read(group, skip=position - int(ends[place]) + group.num_rows):
+                yield block.cut(0, min(len(block), last - position))
+                position += len(block)
+                if position >= last:
+                    break
+
+    def _shuffled(self, epoch: int, first: int, last: int) -> Iterator[Block]:
+        order = self._permutation(len(self._group_rows), epoch, 0)
+        size = self._shuffle_rows
+        window = first // size
+        whole_windows_end = min(self.num_samples, -(-last // size) * size)
+        for block in rechunk(self._in_order(window * size, whole_windows_end, order), size):
+            begin = window * size
+            window += 1
+            mixed = block.take(self._permutation(len(block), epoch, window))
+            yield mixed.cut(max(0, first - begin), min(len(mixed), last - begin))
+
+    def _permutation(self, count: int, epoch: int, number: int) -> Int64s:
+        """The ``number``-th permutation of an epoch: 0 orders row groups, 1 and up the windows.
+
+        Sorts raw words of a counter-based generator, whose bits NumPy keeps across versions.
+        """
+        words = np.random.Philox(
+            counter=np.array([0, 0, 0, number], np.uint64),
+            key=np.array([self._seed % 2**64, epoch], np.uint64),
+        )
+        return np.argsort(words.random_raw(count), kind="stable")
+
+
+def _check_at_least(name: str, given: int, least: int) -> None:
+    if given < least:
+        raise ConfigError(f"{name} is {given}; it must be at least {least}")

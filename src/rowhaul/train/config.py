@@ -1,0 +1,211 @@
+"""The settings of a training run: frozen dataclasses, from a YAML or TOML file and overriding flags."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+import torch
+import yaml
+
+from rowhaul.errors import ConfigError
+from rowhaul.optim import RowOptimizerRule, row_optimizer
+from rowhaul.store.tables import ON_UNKNOWN
+
+PRECISIONS = ("float32", "float64")
+DECAYS = ("constant", "linear", "cosine")
+
+
+def _check(holds: bool, name: str, needed: str, given: Any) -> None:
+    if not holds:
+        raise ConfigError(f"{name} must be {needed}, got {given!r}")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model, and its own options by name (see docs/models.md)."""
+
+    name: str = "dlrm"
+    embedding_dim: int = 16
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """An optimizer by name with its learning rate and other settings."""
+
+    name: str
+    lr: float
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RateSchedule:
+    """Learning rates over time, for rows and dense weights alike: warm-up, then decay to the end."""
+
+    warmup_steps: int = 0
+    decay: str = "constant"
+
+    def __post_init__(self) -> None:
+        _check(self.warmup_steps >= 0, "rates.warmup_steps", "at least 0", self.warmup_steps)
+        _check(self.decay in DECAYS, "rates.decay", f"one of {', '.join(DECAYS)}", self.decay)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that determines a run, beside the data.
+
+    Args:
+        model: the model and its size.
+        rows: the row optimizer: sgd, adagrad, rowwise_adagrad or adam.
+        dense: the optimizer of the dense weights: any class of ``torch.optim``.
+        rates: the learning-rate schedule.
+        batch_size: samples in the global batch.
+        epochs: passes over the data.
+        shuffle_rows: samples in the shuffling window; 0 keeps the order of the files.
+        max_steps: stop after this many steps; 0 means the end of the data.
+        seed: of rows, dense weights, dropout and shuffling.
+        precision: float32 or float64.
+        on_unknown: what keys that were never trained read as: init, default or error.
+        eval_every: steps between evaluations; 0 evaluates at the end only.
+        checkpoint_every: steps between checkpoints; 0 saves at the end only.
+        keep_checkpoints: how many of the newest checkpoints are kept.
+        log_every: steps between lines in the log and in TensorBoard.
+        threads: PyTorch threads; 0 leaves PyTorch's choice.
+    """
+
+    model: ModelConfig = ModelConfig()
+    rows: OptimizerConfig = OptimizerConfig("rowwise_adagrad", 0.05)
+    dense: OptimizerConfig = OptimizerConfig("Adam", 0.001)
+    rates: RateSchedule = RateSchedule()
+    batch_size: int = 2048
+    epochs: int = 1
+    shuffle_rows: int = 0
+    max_steps: int = 0
+    seed: int = 0
+    precision: str = "float32"
+    on_unknown: str = "init"
+    eval_every: int = 0
+    checkpoint_every: int = 0
+    keep_checkpoints: int = 2
+    log_every: int = 20
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "epochs", "keep_checkpoints", "log_every"):
+            _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        for name in ("shuffle_rows", "max_steps", "eval_every", "checkpoint_every", "threads", "seed"):
+            _check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
+        _check(self.precision in PRECISIONS, "precision", f"one of {', '.join(PRECISIONS)}", self.precision)
+        _check(
+            self.on_unknown in ON_UNKNOWN, "on_unknown", f"one of {', '.join(ON_UNKNOWN)}", self.on_unknown
+        )
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> TrainConfig:
+        """Build from nested dictionaries, as read from a file; unknown names are refused."""
+        return _build(cls, given, "")
+
+    @classmethod
+    def read(cls, path: str | Path) -> TrainConfig:
+        """Read a ``.yaml``, ``.yml`` or ``.toml`` file."""
+        return cls.from_dict(read_settings(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values, all of them."""
+        return asdict(self)
+
+    def write(self, path: str | Path) -> None:
+        """Write the YAML file that `read` reads."""
+        Path(path).write_text(yaml.safe_dump(self.to_dict(), sort_keys=False), encoding="utf-8")
+
+    def row_rule(self) -> RowOptimizerRule:
+        """The row optimizer that ``rows`` describes."""
+        return row_optimizer(self.rows.name, lr=self.rows.lr, **self.rows.options)
+
+    def dense_optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer that ``dense`` describes, over the given parameters."""
+        kind = getattr(torch.optim, self.dense.name, None)
+        if not isinstance(kind, type) or not issubclass(kind, torch.optim.Optimizer):
+            known = [name for name in dir(torch.optim) if name[0].isupper() and name != "Optimizer"]
+            raise ConfigError(f"dense.name: no {self.dense.name!r} in torch.optim; it has {', '.join(known)}")
+        try:
+            make: Any = kind
+            made: torch.optim.Optimizer = make(parameters, lr=self.dense.lr, **self.dense.options)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"dense: torch.optim.{self.dense.name} refuses its options: {error}") from None
+        return made
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """The contents of a YAML or TOML file as nested dictionaries."""
+    path = Path(path)
+    try:
+        if path.suffix == ".toml":
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such configuration file") from None
+    except (yaml.YAMLError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    if given is not None and not isinstance(given, dict):
+        raise ConfigError(f"{path}: expected settings by name, got {type(given).__name__}")
+    return given or {}
+
+
+def override(given: dict[str, Any], name: str, value: Any) -> None:
+    """Set a dotted name such as ``model.embedding_dim`` in nested dictionaries."""
+    *outer, last = name.split(".")
+    for part in outer:
+        given = given.setdefault(part, {})
+    given[last] = value
+
+
+Built = TypeVar("Built")
+
+
+def _build(kind: type[Built], given: Mapping[str, Any], where: str) -> Built:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where[:-1]}: expected settings by name, got {given!r}")
+    types = get_type_hints(kind)
+    known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
+    defaults = {one.name: one.default for one in fields(kind)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {where}{near[0]}?" if near else f"known are {', '.join(known)}"
+            raise ConfigError(f"unknown setting {where}{name}; {hint}")
+        if is_dataclass(types[name]):
+            values[name] = _merge(types[name], defaults[name], value, f"{where}{name}.")
+        else:
+            values[name] = _converted(types[name], value, where + name)
+    return kind(**values)
+
+
+def _merge(kind: type[Any], default: Any, given: Mapping[str, Any], where: str) -> Any:
+    """A nested section: what is not given keeps the default of its place."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where[:-1]}: expected settings by name, got {given!r}")
+    kept = {one.name: getattr(default, one.name) for one in fields(kind)}
+    return _build(kind, {**kept, **given}, where)
+
+
+def _converted(kind: Any, value: Any, name: str) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    expected = dict if kind == dict[str, Any] else kind
+    if not isinstance(value, expected) or (isinstance(value, bool) and kind is not bool):
+        if kind is float and isinstance(value, str):  # YAML reads 1e-3 as text
+            try:
+                return float(value)
+            except ValueError:
+                pass
+        raise ConfigError(f"{name}: expected {expected.__name__}, got {value!r}")
+    return value

@@ -1,0 +1,131 @@
+"""How well click probabilities fit: AUC, log loss, normalised entropy, accuracy.
+
+All take labels of 0 and 1 and logits (the score before the sigmoid), so that a confident prediction
+does not round to a probability of exactly 0 or 1. A value that is not defined, such as the AUC of
+samples of one class, is NaN: a metric never ends a training run.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rowhaul.errors import DataError
+
+Labels = npt.NDArray[Any]  # 0 and 1, of any type
+Logits = npt.NDArray[np.floating[Any]]
+
+_BLOCK = 1 << 20  # samples turned into float64 at a time
+
+
+@dataclass(frozen=True)
+class MetricValues:
+    """Metrics over ``num_samples`` samples; ``note`` says why one of them is NaN."""
+
+    auc: float
+    log_loss: float
+    normalised_entropy: float
+    accuracy: float
+    base_rate: float
+    num_samples: int
+    note: str = ""
+
+
+class BinaryMetrics:
+    """Collects labels and logits batch by batch, 5 bytes a sample, and measures them as one."""
+
+    def __init__(self) -> None:
+        self._labels: list[npt.NDArray[np.uint8]] = []
+        self._logits: list[npt.NDArray[np.float32]] = []
+
+    def update(self, labels: torch.Tensor | npt.ArrayLike, logits: torch.Tensor | npt.ArrayLike) -> None:
+        """Add one batch: as many labels (0 or 1) as logits, of any shape."""
+        label_array, logit_array = _to_array(labels), _to_array(logits)
+        if label_array.size != logit_array.size:
+            raise DataError(f"{label_array.size} labels do not go with {logit_array.size} logits")
+        if not np.isin(label_array, (0, 1)).all():
+            raise DataError("labels for metrics must be 0 or 1")
+        self._labels.append(label_array.ravel().astype(np.uint8))
+        self._logits.append(logit_array.ravel().astype(np.float32))
+
+    def compute(self) -> MetricValues:
+        """The metrics of everything added so far."""
+        labels = np.concatenate([np.empty(0, np.uint8), *self._labels])
+        logits = np.concatenate([np.empty(0, np.float32), *self._logits])
+        return MetricValues(
+            auc=auc(labels, logits),
+            log_loss=log_loss(labels, logits),
+            normalised_entropy=normalised_entropy(labels, logits),
+            accuracy=accuracy(labels, logits),
+            base_rate=_base_rate(labels),
+            num_samples=len(labels),
+            note=_undefined_because(labels, logits),
+        )
+
+
+def auc(labels: Labels, scores: Logits) -> float:
+    """The chance that a positive sample scores above a negative one, a tie counting half.
+
+    Exact, any increasing score will do. NaN when there is only one class or a score is NaN.
+    """
+    positive = labels.astype(bool)
+    above, below = np.sort(scores[positive]), np.sort(scores[~positive])
+    if not len(above) or not len(below) or np.isnan(above[-1]) or np.isnan(below[-1]):
+        return math.nan
+    wins = np.searchsorted(below, above, side="left").sum()
+    wins_and_ties = np.searchsorted(below, above, side="right").sum()
+    return (int(wins) + int(wins_and_ties)) / (2 * len(above) * len(below))
+
+
+def log_loss(labels: Labels, logits: Logits) -> float:
+    """The mean of -log(probability given to what happened), in nats."""
+    if not len(labels):
+        return math.nan
+    sums = []
+    for first in range(0, len(labels), _BLOCK):
+        sign = 1.0 - 2.0 * labels[first : first + _BLOCK].astype(np.float64)
+        with np.errstate(invalid="ignore"):  # a NaN makes the loss NaN, without a warning
+            sums.append(float(np.logaddexp(0.0, sign * logits[first : first + _BLOCK]).sum()))
+    return math.fsum(sums) / len(labels)
+
+
+def normalised_entropy(labels: Labels, logits: Logits) -> float:
+    """Log loss over that of always predicting the base rate: below 1 is better than knowing nothing.
+
+    He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", 2014. NaN when there is
+    only one class.
+    """
+    rate = _base_rate(labels)
+    if not 0.0 < rate < 1.0:
+        return math.nan
+    return log_loss(labels, logits) / -(rate * math.log(rate) + (1.0 - rate) * math.log1p(-rate))
+
+
+def accuracy(labels: Labels, logits: Logits) -> float:
+    """The share of samples on the right side of probability one half; one half itself says 0."""
+    return float(np.mean((logits > 0) == labels.astype(bool))) if len(labels) else math.nan
+
+
+def _base_rate(labels: Labels) -> float:
+    return float(np.mean(labels)) if len(labels) else math.nan
+
+
+def _undefined_because(labels: Labels, logits: Logits) -> str:
+    if not len(labels):
+        return "no samples were measured"
+    if np.isnan(logits).any():
+        return "the model returned NaN for some samples"
+    if labels.min() == labels.max():
+        return f"AUC and normalised entropy need both classes, all {len(labels):,} labels are {labels[0]:g}"
+    return ""
+
+
+def _to_array(given: torch.Tensor | npt.ArrayLike) -> npt.NDArray[Any]:
+    if isinstance(given, torch.Tensor):
+        return given.detach().to("cpu", torch.float32).numpy()
+    return np.asarray(given)

@@ -1,0 +1,254 @@
+"""A training run in a folder: configuration, log, TensorBoard, checkpoints, and going on after a stop.
+
+::
+
+    run/
+      config.yaml  schema.yaml     what was trained, on what
+      metrics.jsonl                one line every ``log_every`` steps and for each evaluation
+      tensorboard/                 the same for TensorBoard
+      checkpoints/step-000001000/  see `rowhaul.checkpoint.layout`
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from rowhaul.checkpoint import CheckpointReader, latest_checkpoint
+from rowhaul.checkpoint.layout import finished_checkpoints, step_folder
+from rowhaul.data.schema import SCHEMA_FILE, Schema
+from rowhaul.data.stream import SampleStream
+from rowhaul.errors import CheckpointError, ConfigError
+from rowhaul.nn import Batch
+from rowhaul.train import snapshot
+from rowhaul.train.config import TrainConfig
+from rowhaul.train.log import RunLog
+from rowhaul.train.metrics import MetricValues
+from rowhaul.train.trainer import Trainer, make_model
+
+CONFIG_FILE = "config.yaml"
+CHECKPOINTS = "checkpoints"
+EVALUATION_BATCH = 8192
+# Settings that may differ when a run goes on: they change what it tells, not what it learns.
+_MAY_CHANGE = ("eval_every", "checkpoint_every", "keep_checkpoints", "log_every", "threads")
+_MAY_CHANGE_AT_CONSTANT_RATES = ("epochs", "max_steps")
+
+
+class Listener(Protocol):
+    """Who wants to know how a run is going."""
+
+    def started(self, samples: int, total_samples: int, total_steps: int) -> None:
+        """Training begins at ``samples`` of ``total_samples``."""
+
+    def stepped(self, samples: int, loss: float) -> None:
+        """A step is done; ``samples`` counts all so far."""
+
+    def evaluating(self, total_samples: int) -> None:
+        """An evaluation begins."""
+
+    def evaluated(self, step: int, metrics: MetricValues) -> None:
+        """An evaluation is done."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended."""
+
+    step: int
+    samples: int
+    seconds: float  # of training, without evaluations and checkpoints
+    samples_per_second: float
+    metrics: MetricValues | None
+    interrupted: bool
+    num_rows: int
+    row_bytes: int  # values, optimizer state and index
+
+
+def train_run(
+    config: TrainConfig,
+    schema: Schema,
+    data: Any,
+    *,
+    out: str | Path | None = None,
+    eval_data: Any = None,
+    resume: bool = False,
+    listener: Listener | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> RunResult:
+    """Train, evaluate and save; ``data`` and ``eval_data`` are files as `SampleStream` takes them.
+
+    ``should_stop`` is asked after every step: a run that it ends is saved and can be resumed.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    folder = _open_folder(out, config, schema, resume)
+    trainer = Trainer(config, schema)
+    reader = _restore(trainer, folder) if resume and folder else None
+    stream = SampleStream(
+        data,
+        schema,
+        config.batch_size,
+        epochs=config.epochs,
+        shuffle_rows=config.shuffle_rows,
+        seed=config.seed,
+        start=trainer.samples,
+    )
+    if reader is not None:
+        _check_same_data(reader, stream)
+    evaluation = SampleStream(eval_data, schema, EVALUATION_BATCH) if eval_data else None
+    trainer.total_steps = min(trainer.step + stream.num_batches, config.max_steps or sys.maxsize)
+    with RunLog(folder, trainer.step) as log:
+        return _Run(trainer, stream, evaluation, folder, log, listener).loop(should_stop)
+
+
+class _Run:
+    def __init__(
+        self,
+        trainer: Trainer,
+        stream: SampleStream,
+        evaluation: SampleStream | None,
+        folder: Path | None,
+        log: RunLog,
+        listener: Listener | None,
+    ) -> None:
+        self.trainer, self.stream, self.evaluation = trainer, stream, evaluation
+        self.folder, self.log, self.listener = folder, log, listener
+
+    def loop(self, should_stop: Callable[[], bool]) -> RunResult:
+        trainer, config, total_steps = self.trainer, self.trainer.config, self.trainer.total_steps
+        first_sample, seconds, interrupted = trainer.samples, 0.0, False
+        metrics = None
+        if self.listener:
+            self.listener.started(trainer.samples, config.epochs * self.stream.num_samples, total_steps)
+        began = time.perf_counter()
+        for samples in self.stream if trainer.step < total_steps else ():
+            loss = trainer.train_step(Batch.from_samples(samples))
+            seconds += time.perf_counter() - began
+            if self.listener:
+                self.listener.stepped(trainer.samples, loss)
+            if trainer.step % config.log_every == 0:
+                rate = (trainer.samples - first_sample) / seconds
+                self.log.step(trainer.step, trainer.samples, loss, rate)
+            if trainer.step >= total_steps:
+                break
+            interrupted = should_stop()
+            if interrupted:
+                break
+            if config.eval_every and trainer.step % config.eval_every == 0:
+                metrics = self.evaluate()
+            if config.checkpoint_every and trainer.step % config.checkpoint_every == 0:
+                self.save()
+            began = time.perf_counter()
+        if not interrupted:
+            metrics = self.evaluate()
+        self.save()
+        trained = trainer.samples - first_sample
+        collection = trainer.collection
+        return RunResult(
+            step=trainer.step,
+            samples=trainer.samples,
+            seconds=seconds,
+            samples_per_second=trained / seconds if seconds else 0.0,
+            metrics=metrics,
+            interrupted=interrupted,
+            num_rows=sum(collection.num_rows(one.name) for one in collection.embedding_bag_configs()),
+            row_bytes=collection.allocated_bytes,
+        )
+
+    def evaluate(self) -> MetricValues | None:
+        if self.evaluation is None:
+            return None
+        if self.listener:
+            self.listener.evaluating(self.evaluation.num_samples)
+        metrics = self.trainer.evaluate(self.evaluation)
+        self.log.evaluation(self.trainer.step, metrics)
+        if self.listener:
+            self.listener.evaluated(self.trainer.step, metrics)
+        return metrics
+
+    def save(self) -> None:
+        if self.folder is None:
+            return
+        checkpoints = self.folder / CHECKPOINTS
+        path = checkpoints / step_folder(self.trainer.step)
+        if latest_checkpoint(checkpoints) != path:
+            snapshot.save(self.trainer, path, {"samples_per_epoch": self.stream.num_samples})
+        for old in finished_checkpoints(checkpoints)[: -self.trainer.config.keep_checkpoints]:
+            shutil.rmtree(old)
+
+
+def load_trained(run: str | Path, on_unknown: str | None = None) -> Trainer:
+    """The trainer of a run, or of one of its checkpoints, as it was saved."""
+    path = Path(run)
+    folder = path.parent.parent if path.parent.name == CHECKPOINTS else path
+    if not (folder / CONFIG_FILE).is_file():
+        raise CheckpointError(
+            f"{run} is no training run: it has no {CONFIG_FILE}; give the --out of a `train`"
+        )
+    checkpoint = path if path != folder else latest_checkpoint(folder / CHECKPOINTS)
+    if checkpoint is None:
+        raise CheckpointError(f"{run} has no complete checkpoint yet; let the training finish or resume it")
+    config = TrainConfig.read(folder / CONFIG_FILE)
+    if on_unknown is not None:
+        config = replace(config, on_unknown=on_unknown)
+    trainer = Trainer(config, Schema.read(folder / SCHEMA_FILE))
+    snapshot.restore(trainer, checkpoint)
+    return trainer
+
+
+def _open_folder(out: str | Path | None, config: TrainConfig, schema: Schema, resume: bool) -> Path | None:
+    """Make the run's folder, or check that it is one to go on with."""
+    if out is None:
+        if resume:
+            raise ConfigError("resume needs the folder of the run: give out")
+        return None
+    folder = Path(out)
+    if resume:
+        _check_same_config(folder, config, schema)
+    else:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(
+                f"{folder} exists and is not empty; go on with it (--resume), or choose another --out"
+            )
+        make_model(config, schema)  # a bad configuration leaves no folder behind
+        folder.mkdir(parents=True, exist_ok=True)
+    config.write(folder / CONFIG_FILE)
+    schema.write(folder / SCHEMA_FILE)
+    return folder
+
+
+def _check_same_config(folder: Path, config: TrainConfig, schema: Schema) -> None:
+    if not (folder / CONFIG_FILE).is_file() or not (folder / SCHEMA_FILE).is_file():
+        raise ConfigError(f"{folder} holds no run to resume: it has no {CONFIG_FILE}; leave out --resume")
+    before, now = TrainConfig.read(folder / CONFIG_FILE).to_dict(), config.to_dict()
+    may_change = _MAY_CHANGE + (_MAY_CHANGE_AT_CONSTANT_RATES if config.rates.decay == "constant" else ())
+    for name, value in before.items():
+        if name not in may_change and now[name] != value:
+            raise ConfigError(
+                f"{folder} was trained with {name} = {value!r}, now it is {now[name]!r}; resume with the "
+                "same value, or start a new run in another --out"
+            )
+    if Schema.read(folder / SCHEMA_FILE) != schema:
+        raise ConfigError(f"{folder} was trained with another schema; resume on the same data")
+
+
+def _restore(trainer: Trainer, folder: Path) -> CheckpointReader | None:
+    """The newest checkpoint, loaded; None if the run stopped before its first."""
+    checkpoint = latest_checkpoint(folder / CHECKPOINTS)
+    return snapshot.restore(trainer, checkpoint) if checkpoint else None
+
+
+def _check_same_data(reader: CheckpointReader, stream: SampleStream) -> None:
+    before = reader.facts["samples_per_epoch"]
+    if before != stream.num_samples:
+        raise CheckpointError(
+            f"{reader.path} was trained on {before:,} samples an epoch, but the data has "
+            f"{stream.num_samples:,}; resume on the same files"
+        )

@@ -1,0 +1,120 @@
+"""A trainer's whole state to and from a checkpoint: what comes back continues with the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rowhaul.checkpoint import CheckpointReader, CheckpointWriter
+from rowhaul.errors import CheckpointError
+from rowhaul.nn import EmbeddingBagCollection
+from rowhaul.train.trainer import Trainer
+
+
+def save(trainer: Trainer, path: str | Path, facts: dict[str, Any] | None = None) -> None:
+    """Write a checkpoint; ``facts`` are plain values to keep with it."""
+    with CheckpointWriter(path) as writer:
+        writer.tensors("model", _dense_tensors(trainer.model))
+        optimizer_tensors, optimizer_plain = _split(trainer.dense.state_dict())
+        writer.tensors("dense-optimizer", optimizer_tensors)
+        writer.tensors("random", {"torch": torch.get_rng_state()})
+        collection = trainer.collection
+        for config in collection.embedding_bag_configs():
+            writer.table(
+                config.name,
+                collection.rows(config.name),
+                config.embedding_dim,
+                collection.optimizer.state_width(config.embedding_dim),
+                str(config.data_type).removeprefix("torch."),
+            )
+        writer.facts = {
+            **(facts or {}),
+            "step": trainer.step,
+            "samples": trainer.samples,
+            "model": trainer.config.model.name,
+            "row_optimizer": collection.optimizer.name,
+            "row_steps": [group["number"] for group in trainer.rows.param_groups],
+            "dense_optimizer": optimizer_plain,
+        }
+
+
+def restore(trainer: Trainer, path: str | Path) -> CheckpointReader:
+    """Load a checkpoint into a trainer; one of another model is refused before anything changes."""
+    reader = CheckpointReader(path)
+    model_tensors = reader.tensors("model")
+    _check_same_model(trainer, reader, model_tensors)
+    load_rows(trainer.collection, reader)
+    _load_dense(trainer.model, model_tensors)
+    plain = reader.facts["dense_optimizer"]
+    trainer.dense.load_state_dict(_join(reader.tensors("dense-optimizer"), plain))
+    for group, number in zip(trainer.rows.param_groups, reader.facts["row_steps"], strict=True):
+        group["number"] = number
+    torch.set_rng_state(reader.tensors("random")["torch"])
+    trainer.step, trainer.samples = reader.facts["step"], reader.facts["samples"]
+    return reader
+
+
+def load_rows(collection: EmbeddingBagCollection, reader: CheckpointReader) -> None:
+    """Replace every row of a collection by the checkpoint's."""
+    collection.clear()
+    for name in reader.tables:
+        for keys, records in reader.rows(name):
+            collection.load_rows(name, keys, records)
+
+
+def _dense_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers; embedding rows are neither."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+@torch.no_grad()
+def _load_dense(model: torch.nn.Module, tensors: dict[str, Tensor]) -> None:
+    for name, tensor in _dense_tensors(model).items():
+        tensor.copy_(tensors[name])
+
+
+def _check_same_model(trainer: Trainer, reader: CheckpointReader, tensors: dict[str, Tensor]) -> None:
+    collection = trainer.collection
+    ours = {
+        f"table {config.name!r}": f"dim {config.embedding_dim}, {collection.optimizer.name}, "
+        + str(config.data_type).removeprefix("torch.")
+        for config in collection.embedding_bag_configs()
+    }
+    ours |= {f"weight {name!r}": str(tuple(t.shape)) for name, t in _dense_tensors(trainer.model).items()}
+    theirs = {
+        f"table {table.name!r}": f"dim {table.dim}, {reader.facts['row_optimizer']}, {table.dtype}"
+        for table in reader.tables.values()
+    }
+    theirs |= {f"weight {name!r}": str(tuple(tensor.shape)) for name, tensor in tensors.items()}
+    for what in (*ours, *theirs):
+        found, needed = theirs.get(what, "absent"), ours.get(what, "absent")
+        if found != needed:
+            raise CheckpointError(
+                f"{reader.path} is of another model ({reader.facts['model']}): {what} is {found} there and "
+                f"{needed} here ({trainer.config.model.name}); use the configuration it was trained with"
+            )
+
+
+def _split(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An optimizer's state as tensors by name, and the plain values that JSON can hold."""
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, Any] = {"param_groups": state["param_groups"], "state": {}}
+    for index, entries in state["state"].items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}.{name}"] = value
+            else:
+                plain["state"].setdefault(str(index), {})[name] = value
+    return tensors, plain
+
+
+def _join(tensors: dict[str, Tensor], plain: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of `_split`."""
+    state: dict[int, dict[str, Any]] = {int(index): dict(rest) for index, rest in plain["state"].items()}
+    for name, tensor in tensors.items():
+        index, _, entry = name.partition(".")
+        state.setdefault(int(index), {})[entry] = tensor
+    return {"state": state, "param_groups": plain["param_groups"]}

@@ -1,0 +1,136 @@
+"""Training in one process: the plain loop, and the exact reference for every distributed one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from rowhaul.data.samples import Samples
+from rowhaul.data.schema import Schema
+from rowhaul.errors import RowhaulError
+from rowhaul.nn import Batch, EmbeddingBagCollection, EmbeddingBagConfig, RowOptimizer
+from rowhaul.nn.models import RecommendationModel, build_model
+from rowhaul.train.config import RateSchedule, TrainConfig
+from rowhaul.train.metrics import BinaryMetrics, MetricValues
+
+
+class DivergedError(RowhaulError):
+    """The loss is no longer a number."""
+
+
+class Trainer:
+    """A model, its optimizers and how far they have come.
+
+    Example:
+        >>> trainer = Trainer(TrainConfig(), schema)
+        >>> for samples in SampleStream("data/*.parquet", schema, batch_size=2048):
+        ...     loss = trainer.train_step(Batch.from_samples(samples))
+        >>> trainer.evaluate(SampleStream("data/test/*.parquet", schema, batch_size=8192)).auc
+    """
+
+    def __init__(self, config: TrainConfig, schema: Schema) -> None:
+        self.config, self.schema = config, schema
+        self.model = make_model(config, schema)
+        self.rows = RowOptimizer(self.model)
+        self.dense = config.dense_optimizer(list(self.model.parameters()))
+        self.step = 0  # steps taken
+        self.samples = 0  # samples consumed
+        self.total_steps = 0  # when known, what the learning rates decay towards
+
+    @property
+    def collection(self) -> EmbeddingBagCollection:
+        """The model's embedding tables."""
+        return self.rows.collections[0]
+
+    def train_step(self, batch: Batch) -> float:
+        """One step on one global batch; returns its mean loss."""
+        self.model.train()
+        self._set_rates()
+        loss = batch.loss(per_sample_loss(self.model(batch), batch))
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.rows.step()
+        self.dense.step()
+        self.dense.zero_grad()
+        self.step += 1
+        self.samples += len(batch)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise DivergedError(
+                f"the loss is {value} at step {self.step:,}: training has diverged. Lower rows.lr "
+                f"({self.config.rows.lr}) or dense.lr ({self.config.dense.lr}) and start again"
+            )
+        return value
+
+    def evaluate(self, stream: Iterable[Samples]) -> MetricValues:
+        """Metrics over a stream; the state of training is left as it was, to the bit."""
+        metrics = BinaryMetrics()
+        for batch, logits in score(self.model, stream):
+            assert batch.labels is not None
+            metrics.update(batch.labels, logits)
+        return metrics.compute()
+
+    def _set_rates(self) -> None:
+        factor = rate_factor(self.config.rates, self.step, self.total_steps)
+        for group in self.rows.param_groups:
+            group["lr"] = self.config.rows.lr * factor
+        for group in self.dense.param_groups:
+            group["lr"] = self.config.dense.lr * factor
+
+
+def make_model(config: TrainConfig, schema: Schema) -> RecommendationModel:
+    """The model that a configuration describes, over the tables of a schema."""
+    dtype = getattr(torch, config.precision)
+
+    def make_collection(tables: list[EmbeddingBagConfig]) -> EmbeddingBagCollection:
+        return EmbeddingBagCollection(
+            [replace(table, data_type=dtype) for table in tables],
+            optimizer=config.row_rule(),
+            seed=config.seed,
+            on_unknown=config.on_unknown,
+        )
+
+    model = build_model(
+        config.model.name,
+        tables=schema.tables,
+        num_dense=len(schema.dense),
+        embedding_dim=config.model.embedding_dim,
+        make_collection=make_collection,
+        seed=config.seed,
+        **config.model.options,
+    )
+    return model.to(dtype)
+
+
+def per_sample_loss(logits: Tensor, batch: Batch) -> Tensor:
+    """Cross entropy of each sample."""
+    assert batch.labels is not None
+    return binary_cross_entropy_with_logits(logits, batch.labels.to(logits.dtype), reduction="none")
+
+
+def score(model: torch.nn.Module, stream: Iterable[Samples]) -> Any:
+    """Yield (batch, logits) over a stream without learning anything from it."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            for samples in stream:
+                batch = Batch.from_samples(samples)
+                yield batch, model(batch)
+    finally:
+        model.train(was_training)
+
+
+def rate_factor(rates: RateSchedule, step: int, total_steps: int) -> float:
+    """What the learning rates are multiplied by in a step, counted from 0."""
+    if step < rates.warmup_steps:
+        return (step + 1) / rates.warmup_steps
+    if rates.decay == "constant" or total_steps <= rates.warmup_steps:
+        return 1.0
+    passed = min(1.0, (step - rates.warmup_steps) / (total_steps - rates.warmup_steps))
+    return 1 - passed if rates.decay == "linear" else 0.5 * (1 + math.cos(math.pi * passed))

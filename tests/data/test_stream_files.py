@@ -1,0 +1,110 @@
+"""Which files a name stands for, and where their schema is found."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rowhaul.data.files import expand_files, find_schema
+from rowhaul.data.folder import FolderWriter
+from rowhaul.data.schema import IdColumn, LabelColumn, Schema
+from rowhaul.errors import DataError
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"user": [1]}), path)
+
+
+def names(folder: Path, files: tuple[Path, ...]) -> list[str]:
+    return [str(path.relative_to(folder)) for path in files]
+
+
+def test_folders_and_globs_come_in_natural_order(tmp_path: Path) -> None:
+    touch(
+        tmp_path,
+        "part-10.parquet",
+        "part-9.parquet",
+        "part-1.parquet",
+        "test/part-0.parquet",
+        ".hidden.parquet",
+    )
+    (tmp_path / "schema.yaml").write_text("ids: [user]")
+    expected = ["part-1.parquet", "part-9.parquet", "part-10.parquet"]
+    assert names(tmp_path, expand_files(tmp_path)) == expected
+    assert names(tmp_path, expand_files(f"{tmp_path}/*.parquet")) == expected
+    assert names(tmp_path, expand_files(f"{tmp_path}/**/part-0.parquet")) == ["test/part-0.parquet"]
+
+
+def test_a_list_keeps_the_order_it_was_given_in(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.parquet", "b/2.parquet", "b/1.parquet")
+    given = [str(tmp_path / "b"), tmp_path / "a" / "1.parquet"]
+    assert names(tmp_path, expand_files(given)) == ["b/1.parquet", "b/2.parquet", "a/1.parquet"]
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path: Path) -> None:
+    touch(tmp_path, "[1].parquet", "1.parquet")
+    assert names(tmp_path, expand_files(tmp_path / "[1].parquet")) == ["[1].parquet"]
+
+
+def test_what_cannot_be_found_is_said_with_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=rf"'data/\*\.parquet' matches no file .*{tmp_path}"):
+        expand_files("data/*.parquet")
+    with pytest.raises(DataError, match=rf"no such file: data\.parquet .*{tmp_path}"):
+        expand_files("data.parquet")
+    with pytest.raises(DataError, match=r"empty holds no \*\.parquet"):
+        expand_files("empty")
+    with pytest.raises(DataError, match="no data files"):
+        expand_files([])
+
+
+def test_an_unfinished_folder_is_refused_however_it_is_named(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with FolderWriter(data, Schema(None, (), (IdColumn("user"),)), {}):
+        for nothing_there_yet in (data, f"{data}/*.parquet"):
+            with pytest.raises(DataError, match="data is unfinished"):
+                expand_files(nothing_there_yet)
+        touch(data, "part-0.parquet", "test/part-0.parquet")
+        for given in (data, data / "part-0.parquet", data / "test", f"{tmp_path}/*/part-0.parquet"):
+            with pytest.raises(DataError, match="data is unfinished"):
+                expand_files(given)
+
+
+def test_a_file_is_not_read_twice_by_mistake(tmp_path: Path) -> None:
+    touch(tmp_path, "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet is named more than once"):
+        expand_files([tmp_path, f"{tmp_path}/*.parquet"])
+
+
+def test_the_schema_is_found_beside_the_files_or_above_them(tmp_path: Path) -> None:
+    touch(tmp_path, "train.parquet", "test/part-0.parquet")
+    schema = Schema(LabelColumn("click"), (), (IdColumn("user"),))
+    schema.write(tmp_path / "schema.yaml")
+    assert find_schema(tmp_path) == schema
+    assert find_schema(f"{tmp_path}/test/*.parquet") == schema
+
+
+def test_what_is_passed_goes_before_what_lies_on_disk(tmp_path: Path) -> None:
+    touch(tmp_path, "a.parquet")
+    Schema(None, (), (IdColumn("user"),)).write(tmp_path / "schema.yaml")
+    other = Schema(LabelColumn("click"), (), (IdColumn("item"), IdColumn("user")))
+    other.write(tmp_path / "other.yaml")
+    assert find_schema(tmp_path, schema_path=tmp_path / "other.yaml") == other
+    assert find_schema(tmp_path, features=["item", "user"], label="click") == other
+
+
+def test_no_schema_or_two_different_ones_is_an_error_that_says_what_to_pass(tmp_path: Path) -> None:
+    touch(tmp_path, "x/a/1.parquet", "x/b/1.parquet")
+    with pytest.raises(DataError, match=r"no schema\.yaml in .*pass .*features"):
+        find_schema(tmp_path / "x" / "a")
+    Schema(None, (), (IdColumn("user"),)).write(tmp_path / "x" / "a" / "schema.yaml")
+    Schema(None, (), (IdColumn("item"),)).write(tmp_path / "x" / "b" / "schema.yaml")
+    with pytest.raises(DataError, match=r"different schemas: .*a/schema\.yaml and .*b/schema\.yaml"):
+        find_schema([tmp_path / "x" / "a", tmp_path / "x" / "b"])

@@ -1,0 +1,159 @@
+"""The single-process trainer: it learns, it is reproducible, and evaluating leaves no trace."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from rowhaul.data.stream import SampleStream
+from rowhaul.errors import ConfigError
+from rowhaul.nn import Batch
+from rowhaul.train import TrainConfig, Trainer
+from rowhaul.train.config import ModelConfig, OptimizerConfig, RateSchedule
+from rowhaul.train.trainer import DivergedError, rate_factor
+
+
+def fitted(config, schema, folder, **options):
+    trainer = Trainer(config, schema)
+    for samples in SampleStream(folder, schema, config.batch_size, epochs=config.epochs, **options):
+        trainer.train_step(Batch.from_samples(samples))
+    return trainer
+
+
+def state_bytes(trainer):
+    """Every bit that training has produced."""
+    rows = {
+        (config.name, int(key)): record.tobytes()
+        for config in trainer.collection.embedding_bag_configs()
+        for keys, records in trainer.collection.rows(config.name)
+        for key, record in zip(keys, records, strict=True)
+    }
+    dense = {name: tensor.detach().numpy().tobytes() for name, tensor in trainer.model.named_parameters()}
+    return rows, dense
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_two_runs_give_the_same_bits_and_evaluation_leaves_no_trace(precision, log_schema, log_folder):
+    options = {"dropout": 0.3}
+    config = TrainConfig(
+        model=ModelConfig(embedding_dim=4, options=options), batch_size=100, precision=precision, seed=5
+    )
+    plain = fitted(config, log_schema, log_folder)
+    watched = Trainer(config, log_schema)
+    test = SampleStream(log_folder / "test", log_schema, 300)
+    for samples in SampleStream(log_folder, log_schema, 100):
+        watched.train_step(Batch.from_samples(samples))
+        if watched.step % 20 == 0:
+            watched.evaluate(test)
+    assert state_bytes(plain) == state_bytes(watched)
+
+
+def test_equals_a_plain_pytorch_loop(log_schema, log_folder):
+    """The whole trainer against nn.EmbeddingBag, nn.Linear and torch.optim on pre-indexed ids."""
+    config = TrainConfig(
+        model=ModelConfig("legacy", 3, {"hidden": [8]}), rows=OptimizerConfig("adagrad", 0.1),
+        dense=OptimizerConfig("SGD", 0.1), batch_size=128, precision="float64",
+    )  # fmt: skip
+    trainer = Trainer(config, log_schema)
+    batches = [Batch.from_samples(s) for s in SampleStream(log_folder, log_schema, 128, limit=128 * 12)]
+    known = {
+        name: sorted({k for b in batches for k in b.ids[name].values().tolist()})
+        for name in log_schema.features
+    }
+    bags = nn.ModuleDict()
+    for name, keys in known.items():
+        bags[name] = nn.EmbeddingBag(len(keys), 3, mode="sum", dtype=torch.float64)
+    everything = Trainer(config, log_schema)  # a twin that has seen every key, for the initial values
+    for batch in batches:
+        everything.model(batch)
+    for name, keys in known.items():
+        rows = {
+            int(k): r[:3] for ks, rs in everything.collection.rows(name) for k, r in zip(ks, rs, strict=True)
+        }
+        bags[name].weight.data = torch.tensor(np.array([rows[key] for key in keys]))
+    weights = [parameter.detach().clone().requires_grad_() for parameter in trainer.model.parameters()]
+    assert len(weights) == 4  # two linear layers
+    sparse = torch.optim.Adagrad(bags.parameters(), lr=0.1)
+    dense = torch.optim.SGD(weights, lr=0.1)
+    for batch in batches:
+        pooled = []
+        for name in log_schema.features:
+            jagged = batch.ids[name]
+            indices = torch.tensor([known[name].index(key) for key in jagged.values().tolist()])
+            pooled.append(bags[name](indices, jagged.offsets()[:-1].long()))
+        hidden = torch.cat([*pooled, batch.dense.double()], dim=1)
+        hidden = torch.relu(hidden @ weights[0].T + weights[1])
+        logits = (hidden @ weights[2].T + weights[3]).squeeze(1)
+        loss = binary_cross_entropy_with_logits(logits, batch.labels.double())
+        sparse.zero_grad()
+        dense.zero_grad()
+        loss.backward()
+        sparse.step()
+        dense.step()
+        assert trainer.train_step(batch) == pytest.approx(loss.item(), rel=1e-9)
+    for name, keys in known.items():
+        rows = {
+            int(k): r[:3] for ks, rs in trainer.collection.rows(name) for k, r in zip(ks, rs, strict=True)
+        }
+        np.testing.assert_allclose(
+            np.array([rows[key] for key in keys]), bags[name].weight.detach().numpy(), rtol=1e-9, atol=1e-12
+        )
+
+
+def test_a_diverging_run_says_so(log_schema, log_folder):
+    config = TrainConfig(batch_size=100, epochs=3, dense=OptimizerConfig("SGD", 1e9))
+    with pytest.raises(DivergedError, match=r"the loss is (nan|inf) at step .* Lower rows.lr"):
+        fitted(config, log_schema, log_folder)
+
+
+def test_rates_warm_up_then_decay():
+    rates = RateSchedule(warmup_steps=4, decay="linear")
+    assert [rate_factor(rates, step, 8) for step in range(9)] == [0.25, 0.5, 0.75, 1, 1, 0.75, 0.5, 0.25, 0]
+    assert rate_factor(RateSchedule(decay="cosine"), 5, 10) == pytest.approx(0.5)
+    assert rate_factor(RateSchedule(), 10**9, 10) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batchsize": 5}, "unknown setting batchsize; did you mean batch_size?"),
+        (
+            {"model": {"embeding_dim": 5}},
+            "unknown setting model.embeding_dim; did you mean model.embedding_dim?",
+        ),
+        ({"model": "dlrm"}, "model: expected settings by name, got 'dlrm'"),
+        ({"batch_size": "many"}, "batch_size: expected int, got 'many'"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"rates": {"decay": "slow"}}, "rates.decay must be one of constant, linear, cosine, got 'slow'"),
+        ({"precision": "bf16"}, "precision must be one of float32, float64, got 'bf16'"),
+    ],
+)
+def test_settings_that_are_wrong_are_explained(settings, message):
+    with pytest.raises(ConfigError) as error:
+        TrainConfig.from_dict(settings)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (TrainConfig(model=ModelConfig("dlmr")), "unknown model 'dlmr'; known are wide_deep"),
+        (TrainConfig(dense=OptimizerConfig("Adamm", 1)), "no 'Adamm' in torch.optim; it has"),
+        (TrainConfig(dense=OptimizerConfig("Adam", 1, {"momentum": 1})), "Adam refuses its options"),
+        (TrainConfig(rows=OptimizerConfig("adam", 1, {"momentum": 1})), "adam: unknown setting 'momentum'"),
+    ],
+)
+def test_models_and_optimizers_that_do_not_exist_are_explained(config, message, log_schema):
+    with pytest.raises(ConfigError) as error:
+        Trainer(config, log_schema)
+    assert message in str(error.value)
+
+
+def test_a_configuration_survives_its_file(tmp_path):
+    config = TrainConfig.from_dict({"model": {"embedding_dim": 7}, "rows": {"lr": "1e-3"}, "epochs": 2})
+    assert config.rows == OptimizerConfig("rowwise_adagrad", 0.001)
+    config.write(tmp_path / "config.yaml")
+    assert TrainConfig.read(tmp_path / "config.yaml") == config
+    (tmp_path / "config.toml").write_text("epochs = 2\n[model]\nembedding_dim = 7\n[rows]\nlr = 1e-3\n")
+    assert TrainConfig.read(tmp_path / "config.toml") == config
