@@ -32,3 +32,15 @@ def memory_at(address: int, length: int, dtype: Any) -> Any:
 def record_address(addresses: Any, shift: int, record_bytes: int, record: int) -> Any:
     """Address of a record in chunks of ``2**shift`` records each."""
     return addresses[record >> shift] + (record & ((1 << shift) - 1)) * record_bytes
+
+
+@intrinsic
+def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
+    """``memcpy`` by address: for a row of a few dozen bytes, much faster than a loop over its values."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointers = [builder.inttoptr(address, cgutils.voidptr_t) for address in arguments[:2]]
+        cgutils.raw_memcpy(builder, *pointers, arguments[2], itemsize=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate

@@ -8,6 +8,7 @@ ever built.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.nn.config import EmbeddingBagConfig
 from rowhaul.nn.jagged import KeyedJaggedTensor, KeyedTensor, as_keyed_jagged
-from rowhaul.nn.pooled import FeatureGroup, PoolRows
+from rowhaul.nn.pooled import FeatureGroup, PoolRows, is_worth_threads
+from rowhaul.nn.threads import run_all
 from rowhaul.optim import Adagrad, RowOptimizerRule
 from rowhaul.store.tables import ON_UNKNOWN
 
@@ -121,18 +123,20 @@ class EmbeddingBagCollection(nn.Module):
         if self._is_weighted != (weights is not None):
             given, needed = ("no ", "is_weighted=True") if self._is_weighted else ("", "is_weighted=False")
             raise ConfigError(f"the features carry {given}weights, but the collection has {needed}")
-        reads = [
-            group.read(features, insert=self.training, on_unknown=self.on_unknown) for group in self._groups
-        ]
-        anchor = self.anchor if self.training else self.anchor.detach()
         shape = (features.stride(), sum(self._dims))
+        insert, on_unknown = self.training, self.on_unknown
+        reads = run_all(
+            [partial(group.read, features, insert=insert, on_unknown=on_unknown) for group in self._groups],
+            is_worth_threads(shape[0] * shape[1]),
+        )
+        anchor = self.anchor if self.training else self.anchor.detach()
         pooled: Tensor = PoolRows.apply(anchor, weights, shape, reads)  # type: ignore[no-untyped-call]
         return KeyedTensor(keys=self._keys, length_per_key=self._dims, values=pooled.to(self.device))
 
     def apply_gradients(self, lr: float, number: int) -> None:
         """Step every row touched since the last call; ``number`` counts steps from 1."""
-        for group in self._groups:
-            group.step(lr, number)
+        num_values = sum(gradients.size for group in self._groups for _, gradients in group.pending)
+        run_all([partial(group.step, lr, number) for group in self._groups], is_worth_threads(num_values))
 
     def drop_gradients(self) -> None:
         """Forget row gradients that were not applied."""
@@ -201,11 +205,16 @@ def _output_names_and_dims(tables: Sequence[EmbeddingBagConfig]) -> tuple[list[s
 def _make_groups(
     tables: Sequence[EmbeddingBagConfig], optimizer: RowOptimizerRule, seed: int
 ) -> list[FeatureGroup]:
+    """Tables of one row size together, but in as many groups as threads can share the work of."""
     widths = [config.embedding_dim * len(config.feature_names) for config in tables]
     first_columns = [sum(widths[:position]) for position in range(len(tables))]
+    num_threads = torch.get_num_threads()
     groups = []
     for dim in dict.fromkeys(config.embedding_dim for config in tables):
         members = [position for position, config in enumerate(tables) if config.embedding_dim == dim]
-        configs, firsts = [tables[p] for p in members], [first_columns[p] for p in members]
-        groups.append(FeatureGroup(configs, firsts, optimizer, seed))
+        size = -(-len(members) // num_threads)
+        for begin in range(0, len(members), size):
+            some = members[begin : begin + size]
+            configs, firsts = [tables[p] for p in some], [first_columns[p] for p in some]
+            groups.append(FeatureGroup(configs, firsts, optimizer, seed))
     return groups

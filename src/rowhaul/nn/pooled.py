@@ -7,6 +7,7 @@ of it, and `PoolRows` strings several of them into one differentiable step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,18 @@ from torch import Tensor
 from rowhaul.errors import ConfigError
 from rowhaul.nn.config import EmbeddingBagConfig, PoolingType
 from rowhaul.nn.jagged import KeyedJaggedTensor
+from rowhaul.nn.threads import run_all
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.store import Lookup, TableGroup, TableSpec
 from rowhaul.store.pooling import pool_rows, sum_row_gradients, sum_weight_gradients
 
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]
+
+
+def is_worth_threads(num_values: int) -> bool:
+    """Whether pooling so many values takes longer than waking a thread."""
+    return num_values > 1 << 16
 
 
 class FeatureGroup:
@@ -88,16 +95,16 @@ class PooledRead:
         """Write this group's columns of ``out``."""
         pool_rows(
             *self._rows(), self.lookup.inverse, self.offsets, self.group.columns, self.group.tables.dim,
-            self.group.is_mean, self._weights(weights), out,
+            self.group.is_mean, self._weights(weights), out, out.ctypes.data,
         )  # fmt: skip
 
     def keep_gradients(self, weights: Tensor | None, pooled_gradients: Floats) -> None:
         """Sum gradients per distinct row and leave them for the optimizer."""
         group = self.group
-        gradients = np.zeros((len(self.lookup.keys), group.tables.dim), dtype=group.tables.dtype)
+        gradients = np.empty((len(self.lookup.keys), group.tables.dim), dtype=group.tables.dtype)
         sum_row_gradients(
             self.lookup.inverse, self.offsets, group.columns, group.is_mean, self._weights(weights),
-            pooled_gradients, gradients,
+            pooled_gradients, pooled_gradients.ctypes.data, gradients, gradients.ctypes.data,
         )  # fmt: skip
         group.pending.append((self.lookup, gradients))
 
@@ -130,8 +137,7 @@ class PoolRows(torch.autograd.Function):
     ) -> Tensor:
         """Vectors of ``shape`` samples × all columns; ``anchor`` only ties the rows into the graph."""
         out = torch.empty(shape, dtype=reads[0].group.dtype)
-        for read in reads:
-            read.pool(weights, out.numpy())
+        run_all([partial(read.pool, weights, out.numpy()) for read in reads], is_worth_threads(out.numel()))
         ctx.reads, ctx.weights = reads, weights
         return out
 
@@ -141,8 +147,10 @@ class PoolRows(torch.autograd.Function):
         """Keep row gradients, return those of the weights."""
         gradients = pooled_gradients.detach().cpu().contiguous().numpy()
         if ctx.needs_input_grad[0]:
-            for read in ctx.reads:
-                read.keep_gradients(ctx.weights, gradients)
+            run_all(
+                [partial(read.keep_gradients, ctx.weights, gradients) for read in ctx.reads],
+                is_worth_threads(gradients.size),
+            )
         weight_gradients = None
         if ctx.needs_input_grad[1]:
             weight_gradients = torch.zeros_like(ctx.weights)

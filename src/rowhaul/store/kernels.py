@@ -154,24 +154,28 @@ def rehash(old_entries, new_entries):
 
 
 @kernel
-def initial_values(keys, table_starts, which, seeds, lows, steps, out):
-    """Values a row has before it is ever trained: a function of (seed, table, key, column) alone.
+def write_initial(addresses, shift, width, records, keys, starts, which, seeds, lows, steps, dim, state):
+    """Make the records of rows that were never trained; ``which[i]`` is the key of ``records[i]``.
 
-    Each is ``low + step * k`` with ``k`` a 24-bit integer drawn by a counter-based generator, two
-    to a 64-bit draw: the arithmetic is exact or correctly rounded, so every CPU gets the same bits.
-    ``which[i]`` names the key that row ``i`` of ``out`` is for.
+    Values are a function of (seed, table, key, column) alone: ``low + step * k`` with ``k`` a 24-bit
+    integer from a counter-based generator, two to a 64-bit draw. The arithmetic is exact or correctly
+    rounded, so every CPU gets the same bits. The rest of the record is filled with ``state``, whose
+    type is the records'.
     """
-    dim = out.shape[1]
     table = 0
     for i in range(len(which)):
-        while which[i] >= table_starts[table + 1]:
+        while which[i] >= starts[table + 1]:
             table += 1
+        address = record_address(addresses, shift, width * state.itemsize, records[i])
+        record = memory_at(address, width, state.dtype)
         row_seed = mix(uint64(keys[which[i]]) ^ seeds[table])
         for k in range(0, dim, 2):
             draw = mix(row_seed + uint64(k // 2 + 1) * uint64(0x9E3779B97F4A7C15))
-            out[i, k] = lows[table] + steps[table] * float(draw >> uint64(40))
+            record[k] = lows[table] + steps[table] * float(draw >> uint64(40))
             if k + 1 < dim:
-                out[i, k + 1] = lows[table] + steps[table] * float((draw >> uint64(8)) & uint64(0xFFFFFF))
+                record[k + 1] = lows[table] + steps[table] * float((draw >> uint64(8)) & uint64(0xFFFFFF))
+        for k in range(dim, width):
+            record[k] = state[0]
 
 
 @kernel

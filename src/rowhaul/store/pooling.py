@@ -12,7 +12,7 @@ from __future__ import annotations
 from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
-from rowhaul._memory import memory_at, record_address
+from rowhaul._memory import copy_bytes, memory_at, record_address
 
 
 @register_jitable
@@ -24,8 +24,9 @@ def _row_address(addresses, shift, record_bytes, location, spare_address, row_by
 
 @kernel
 def pool_rows(
-    addresses, shift, width, locations, spare_address, inverse, offsets, columns, dim, is_mean, weights, out
-):
+    addresses, shift, width, locations, spare_address, inverse, offsets, columns, dim, is_mean, weights,
+    out, out_address,
+):  # fmt: skip
     """Fill ``out[i, columns[f]:columns[f] + dim]`` with the pooled rows of each bag.
 
     ``weights`` has one entry an id, or none at all.
@@ -43,31 +44,36 @@ def pool_rows(
             for i in range(begin, end):
                 location = locations[inverse[i]]
                 address = _row_address(addresses, shift, width * size, location, spare_address, dim * size)
-                row = memory_at(address, dim, out.dtype)
-                if len(weights) == 0:
-                    if i == begin:
+                if i == begin:
+                    target = out_address + (sample * out.shape[1] + first) * size
+                    copy_bytes(target, address, dim * size)
+                    if len(weights):
                         for k in range(dim):
-                            out[sample, first + k] = row[k]
-                    else:
-                        for k in range(dim):
-                            out[sample, first + k] += row[k]
-                elif i == begin:
-                    for k in range(dim):
-                        out[sample, first + k] = weights[i] * row[k]
+                            out[sample, first + k] *= weights[i]
                 else:
+                    row = memory_at(address, dim, out.dtype)
+                    weight = weights[i] if len(weights) else out.dtype.type(1)
                     for k in range(dim):
-                        out[sample, first + k] += weights[i] * row[k]
+                        out[sample, first + k] += weight * row[k]
             if is_mean[feature] and end - begin > 1:
                 for k in range(dim):
                     out[sample, first + k] /= end - begin
 
 
 @kernel
-def sum_row_gradients(inverse, offsets, columns, is_mean, weights, pooled_gradients, row_gradients):
-    """Add each bag's gradient to every row it read; ``row_gradients`` starts as zeros."""
+def sum_row_gradients(
+    inverse, offsets, columns, is_mean, weights, pooled_gradients, pooled_address, row_gradients, row_address
+):
+    """Sum into each row the gradients of the bags that read it.
+
+    Rows are numbered by first appearance, so the one that follows those met so far is new: its
+    gradient is copied, and ``row_gradients`` need not start as zeros.
+    """
     num_samples = pooled_gradients.shape[0]
     dim = row_gradients.shape[1]
+    size = row_gradients.itemsize
     one = row_gradients.dtype.type(1)
+    num_met = 0
     for feature in range(len(columns)):
         first = columns[feature]
         for sample in range(num_samples):
@@ -78,11 +84,15 @@ def sum_row_gradients(inverse, offsets, columns, is_mean, weights, pooled_gradie
                 share = one / row_gradients.dtype.type(end - begin)
             for i in range(begin, end):
                 row = inverse[i]
-                if len(weights) == 0 and share == one:
-                    for k in range(dim):
-                        row_gradients[row, k] += pooled_gradients[sample, first + k]
+                scale = share * weights[i] if len(weights) else share
+                if row == num_met:
+                    num_met += 1
+                    source = pooled_address + (sample * pooled_gradients.shape[1] + first) * size
+                    copy_bytes(row_address + row * dim * size, source, dim * size)
+                    if scale != one:
+                        for k in range(dim):
+                            row_gradients[row, k] *= scale
                 else:
-                    scale = share * weights[i] if len(weights) else share
                     for k in range(dim):
                         row_gradients[row, k] += scale * pooled_gradients[sample, first + k]
 

@@ -15,11 +15,12 @@ import numpy.typing as npt
 import xxhash
 
 from rowhaul.errors import UnknownKeyError
-from rowhaul.optim import RowOptimizerRule
+from rowhaul.optim import RecordMemory, RowOptimizerRule
 from rowhaul.store.arena import RecordArena
 from rowhaul.store.index import Int64s, KeyIndex
-from rowhaul.store.kernels import deduplicate, initial_values
+from rowhaul.store.kernels import deduplicate, write_initial
 
+_BLOCK_ROWS = 1 << 16  # rows copied at a time when a table is read whole
 ON_UNKNOWN = ("init", "default", "error")
 
 
@@ -96,7 +97,7 @@ class TableGroup:
         if num_unknown and insert:
             records = self.arena.allocate(num_unknown)
             absent = self.index.insert(keys, key_starts, locations, num_absent, records)
-            self._write_fresh(records, keys, key_starts, absent)
+            self._write_initial(self.arena, records, keys, key_starts, absent)
         elif num_unknown:
             absent = np.flatnonzero(locations < 0)
             spare = self._unknown_rows(keys, key_starts, absent, on_unknown)
@@ -110,8 +111,9 @@ class TableGroup:
     def blocks(self, table: int) -> Iterator[tuple[Int64s, npt.NDArray[Any]]]:
         """All rows of a table as blocks of (keys, records), values before state in each record."""
         for keys, records in self.index.blocks(table):
-            if len(keys):
-                yield keys, self.arena.read(records)
+            for first in range(0, len(keys), _BLOCK_ROWS):
+                some = slice(first, first + _BLOCK_ROWS)
+                yield keys[some], self.arena.read(records[some])
 
     def load(self, table: int, keys: Int64s, contents: npt.NDArray[Any]) -> None:
         """Set rows of a table, known or not, to the given records; ``keys`` must differ."""
@@ -138,15 +140,14 @@ class TableGroup:
         num_unique = deduplicate(values, starts, feature_tables, self._scratch, unique, inverse, key_starts)
         return unique[:num_unique], key_starts, inverse
 
-    def _initial(self, keys: Int64s, starts: Int64s, which: Int64s) -> npt.NDArray[Any]:
-        rows = np.empty((len(which), self.dim), dtype=self.dtype)
-        initial_values(keys, starts, which, self._seeds, self._lows, self._steps, rows)
-        return rows
-
-    def _write_fresh(self, records: Int64s, keys: Int64s, starts: Int64s, which: Int64s) -> None:
-        contents = np.full((len(records), self.arena.width), self.optimizer.initial_state, dtype=self.dtype)
-        contents[:, : self.dim] = self._initial(keys, starts, which)
-        self.arena.write(records, contents)
+    def _write_initial(
+        self, memory: RecordMemory, records: Int64s, keys: Int64s, starts: Int64s, which: Int64s
+    ) -> None:
+        state = np.array([self.optimizer.initial_state], dtype=self.dtype)
+        write_initial(
+            memory.addresses, memory.shift, memory.width, records, keys, starts, which,
+            self._seeds, self._lows, self._steps, self.dim, state,
+        )  # fmt: skip
 
     def _unknown_rows(
         self, keys: Int64s, starts: Int64s, absent: Int64s, on_unknown: str
@@ -160,4 +161,7 @@ class TableGroup:
             )
         if on_unknown == "default":
             return np.zeros((len(absent), self.dim), dtype=self.dtype)
-        return self._initial(keys, starts, absent)
+        rows = RecordArena(self.dim, self.dtype)
+        records = rows.allocate(len(absent))
+        self._write_initial(rows, records, keys, starts, absent)
+        return rows.read(records)
