@@ -1,0 +1,69 @@
+"""The commands put together, and the one place where an error becomes a message and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from importlib.metadata import version
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from rowhaul.cli.demo import demo
+from rowhaul.cli.doctor import doctor
+from rowhaul.cli.evaluate import evaluate, predict
+from rowhaul.cli.generate import generate
+from rowhaul.cli.prepare import prepare
+from rowhaul.cli.train import train
+from rowhaul.errors import RowhaulError
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130  # as shells report SIGINT
+
+app = typer.Typer(
+    help="Train recommendation models whose embedding tables outgrow one worker, exactly.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (demo, generate, prepare, train, evaluate, predict, doctor):
+    app.command()(command)
+
+
+@app.command("version")
+def show_version() -> None:
+    """Print the version."""
+    typer.echo(version("rowhaul"))
+
+
+def main() -> None:
+    """Run the command line; user errors, full disks and Ctrl-C end in one clear line, no traceback."""
+    try:
+        app()
+    except RowhaulError as error:
+        _fail(str(error), EXIT_ERROR)
+    except KeyboardInterrupt:
+        _fail("interrupted", EXIT_INTERRUPTED)
+    except OSError as error:
+        reason = _explained(error)
+        if reason is None:
+            raise
+        _fail(reason, EXIT_ERROR)
+
+
+def _explained(error: OSError) -> str | None:
+    """Plain words for what an operating system refuses for reasons a user can mend."""
+    where = f"{error.filename}: " if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{where}no space left on the disk; free some, or write elsewhere"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{where}permission denied; choose a place you can read and write"
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
+        return f"{where}{(error.strerror or str(error)).lower()}"
+    return None
+
+
+def _fail(message: str, code: int) -> None:
+    Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(message)}", highlight=False)
+    sys.exit(code)

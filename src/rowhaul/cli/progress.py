@@ -1,0 +1,113 @@
+"""Progress bars, and Ctrl-C that lets the step under way finish."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from rowhaul.train.metrics import MetricValues
+
+console = Console()
+
+
+def counting_bar() -> Progress:
+    """A bar over a known number of things."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+    )
+
+
+def share_bar() -> Progress:
+    """A bar over a share of the input, where the number of rows is not known beforehand."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+    )
+
+
+class TrainingProgress:
+    """A run's listener: one bar for training with a smoothed loss, a line for each evaluation."""
+
+    def __init__(self) -> None:
+        self._bar = counting_bar()
+        self._loss = 0.0
+        self._weight = 0.0
+
+    def __enter__(self) -> TrainingProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._bar.stop()
+
+    def started(self, samples: int, total_samples: int, total_steps: int) -> None:
+        """Open the bar."""
+        self._task = self._bar.add_task("training", total=total_samples, completed=samples, note="")
+
+    def stepped(self, samples: int, loss: float) -> None:
+        """Move the bar; the loss shown is a mean over the last few dozen steps."""
+        self._loss = 0.98 * self._loss + 0.02 * loss
+        self._weight = 0.98 * self._weight + 0.02
+        self._bar.update(self._task, completed=samples, note=f"loss {self._loss / self._weight:.4f}")
+
+    def evaluating(self, total_samples: int) -> None:
+        """Say that training waits."""
+        self._bar.update(self._task, note=f"evaluating on {total_samples:,} samples")
+
+    def evaluated(self, step: int, metrics: MetricValues) -> None:
+        """Print a line above the bar."""
+        self._bar.console.print(
+            f"step {step:,}: AUC {metrics.auc:.4f}, log loss {metrics.log_loss:.4f}", highlight=False
+        )
+
+
+class StopOnSignal:
+    """Callable that turns true at Ctrl-C or SIGTERM; a second Ctrl-C interrupts at once."""
+
+    _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def __enter__(self) -> StopOnSignal:
+        self._before = {number: signal.signal(number, self._handle) for number in self._SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def __call__(self) -> bool:
+        return self._asked
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+        console.print("stopping after this step; press Ctrl-C again to stop at once")

@@ -1,0 +1,179 @@
+"""`rowhaul train`: from Parquet files to a run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rowhaul.train import RunResult, TrainConfig
+
+# Flags that stand for a setting of the configuration file.
+_SETTING_OF_FLAG = {
+    "model": "model.name",
+    "embedding_dim": "model.embedding_dim",
+    "row_optimizer": "rows.name",
+    "row_lr": "rows.lr",
+    "dense_optimizer": "dense.name",
+    "dense_lr": "dense.lr",
+    "batch_size": "batch_size",
+    "epochs": "epochs",
+    "shuffle_rows": "shuffle_rows",
+    "max_steps": "max_steps",
+    "seed": "seed",
+    "precision": "precision",
+    "eval_every": "eval_every",
+    "checkpoint_every": "checkpoint_every",
+    "threads": "threads",
+}
+
+
+def train(
+    config: Path | None = typer.Argument(
+        None, help="YAML or TOML settings; none is needed for the defaults."
+    ),
+    data: list[str] = typer.Option(..., "--data", help="Parquet files, a folder or a glob; repeatable."),
+    out: Path | None = typer.Option(None, "--out", help="Folder of the run; without it nothing is saved."),
+    eval_data: list[str] = typer.Option(
+        [], "--eval-data", help="Held-out files; default: the folder test/ beside the data, if there is one."
+    ),
+    schema: Path | None = typer.Option(
+        None, "--schema", help="Schema file; default: schema.yaml beside the data."
+    ),
+    features: str | None = typer.Option(
+        None, "--features", help="Id columns, comma-separated, of data without a schema."
+    ),
+    label: str | None = typer.Option(None, "--label", help="Label column of data without a schema."),
+    resume: bool = typer.Option(False, "--resume", help="Go on with the run in --out."),
+    model: str | None = typer.Option(None, help="wide_deep, deepfm, dcn, dlrm, ncf or legacy."),
+    embedding_dim: int | None = typer.Option(None, help="Values in an embedding."),
+    row_optimizer: str | None = typer.Option(None, help="sgd, adagrad, rowwise_adagrad or adam."),
+    row_lr: float | None = typer.Option(None, help="Learning rate of the rows."),
+    dense_optimizer: str | None = typer.Option(None, help="Any class of torch.optim."),
+    dense_lr: float | None = typer.Option(None, help="Learning rate of the dense weights."),
+    batch_size: int | None = typer.Option(None, help="Samples in the global batch."),
+    epochs: int | None = typer.Option(None, help="Passes over the data."),
+    shuffle_rows: int | None = typer.Option(None, help="Samples in the shuffling window; 0: files' order."),
+    max_steps: int | None = typer.Option(None, help="Stop after so many steps; 0: the end of the data."),
+    seed: int | None = typer.Option(None, help="Of rows, dense weights, dropout and shuffling."),
+    precision: str | None = typer.Option(None, help="float32 or float64."),
+    eval_every: int | None = typer.Option(None, help="Steps between evaluations; 0: at the end only."),
+    checkpoint_every: int | None = typer.Option(None, help="Steps between checkpoints; 0: at the end."),
+    threads: int | None = typer.Option(None, help="PyTorch threads; 0: PyTorch's choice."),
+    settings: list[str] = typer.Option(
+        [], "--set", metavar="NAME=VALUE", help="Any other setting, e.g. --set model.options.dropout=0.1"
+    ),
+) -> None:
+    """Train a model on Parquet files, evaluate it and save it."""
+    flags = {
+        flag: value for flag, value in locals().items() if flag in _SETTING_OF_FLAG and value is not None
+    }
+    from rowhaul.cli.progress import console
+    from rowhaul.data.files import find_schema
+
+    run_config = read_config(config, flags, settings, out if resume else None)
+    found = find_schema(data, schema, features.split(",") if features else None, label)
+    held_out = eval_data or held_out_beside(data)
+    result = train_with_progress(run_config, found, data, out, held_out, resume)
+    print_result(result)
+    if result.interrupted:
+        if out:
+            console.print(f"\nStopped and saved. To go on: rowhaul train --resume --out {out} --data …")
+        raise typer.Exit(130)
+    if out:
+        example = held_out[0] if held_out else "new.parquet"
+        console.print(
+            f"\nSaved in {out}. Next:\n"
+            f"  rowhaul predict {out} --data '{example}' --out scores.parquet\n"
+            f"  tensorboard --logdir {out}/tensorboard",
+            highlight=False,
+        )
+
+
+def read_config(
+    path: Path | None, flags: dict[str, Any], settings: list[str], resumed: Path | None
+) -> TrainConfig:
+    """The configuration file (or the resumed run's), with flags and ``--set`` over it."""
+    import yaml
+
+    from rowhaul.errors import ConfigError
+    from rowhaul.train.config import TrainConfig, override, read_settings
+    from rowhaul.train.run import CONFIG_FILE
+
+    if path is None and resumed is not None and (resumed / CONFIG_FILE).is_file():
+        path = resumed / CONFIG_FILE
+    given = read_settings(path) if path else {}
+    for flag, value in flags.items():
+        override(given, _SETTING_OF_FLAG[flag], value)
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {setting}: expected NAME=VALUE, e.g. --set rates.decay=cosine")
+        override(given, name.strip(), yaml.safe_load(text))
+    return TrainConfig.from_dict(given)
+
+
+def held_out_beside(data: list[str]) -> list[str]:
+    """The held-out part that `prepare` and `generate` put in ``test/`` beside the training files."""
+    from rowhaul.data.files import expand_files
+    from rowhaul.data.folder import MANIFEST_FILE, TEST_FOLDER
+
+    folders = {path.parent for path in expand_files(data)}
+    beside = [folder / TEST_FOLDER for folder in folders if (folder / MANIFEST_FILE).is_file()]
+    return sorted(str(folder) for folder in beside if any(folder.glob("*.parquet")))
+
+
+def train_with_progress(
+    config: TrainConfig, schema: Any, data: Any, out: Path | None, eval_data: Any, resume: bool = False
+) -> RunResult:
+    """Train under a progress bar; Ctrl-C stops after the step under way."""
+    from rowhaul.cli.allocator import keep_freed_memory
+    from rowhaul.cli.progress import StopOnSignal, TrainingProgress
+    from rowhaul.train import train_run
+
+    keep_freed_memory()
+    with StopOnSignal() as should_stop, TrainingProgress() as listener:
+        return train_run(
+            config,
+            schema,
+            data,
+            out=out,
+            eval_data=eval_data or None,
+            resume=resume,
+            listener=listener,
+            should_stop=should_stop,
+        )
+
+
+def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
+    """The numbers a user trained for, and what they cost."""
+    import resource
+    import sys
+
+    from rich.table import Table
+
+    from rowhaul.cli.progress import console
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    if result.metrics is not None:
+        metrics = result.metrics
+        best = f"   (best possible on this log: {bayes_auc:.4f})" if bayes_auc else ""
+        table.add_row("AUC", f"{metrics.auc:.4f}{best}")
+        table.add_row("log loss", f"{metrics.log_loss:.4f}")
+        table.add_row(
+            "normalised entropy", f"{metrics.normalised_entropy:.4f}   (1 = only knows the base rate)"
+        )
+        table.add_row("accuracy", f"{metrics.accuracy:.4f}   on {metrics.num_samples:,} held-out samples")
+        if metrics.note:
+            table.add_row("", metrics.note)
+    table.add_row("samples per second", f"{result.samples_per_second:,.0f}")
+    table.add_row("trained", f"{result.samples:,} samples in {result.step:,} steps")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    table.add_row(
+        "memory",
+        f"{result.row_bytes / 2**20:,.0f} MiB for {result.num_rows:,} rows with optimizer state and index, "
+        f"{peak / 2**20:,.0f} MiB at the process's peak",
+    )
+    console.print(table, highlight=False)
