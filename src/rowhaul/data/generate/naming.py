@@ -1,0 +1,142 @@
+"""What the ids of a column look like: the key in Parquet and the token in the raw text.
+
+A reader of the raw text must arrive at the very keys of the Parquet columns, so both are made here,
+from a rank: hexadecimal and integer tokens are their own value, other strings are hashed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rowhaul.data.generate.counters import bits, stream
+from rowhaul.data.keys import hash_string, hash_strings
+
+Ranks = npt.NDArray[np.int64]
+Keys = npt.NDArray[np.int64]
+
+
+def _digit_table(digits: bytes) -> npt.NDArray[np.uint32]:
+    """Four ASCII digits, packed into 32 bits, for every 16-bit number."""
+    nibbles = np.arange(1 << 16)[:, None] >> np.array([12, 8, 4, 0]) & 15
+    packed: npt.NDArray[np.uint32] = np.frombuffer(digits, np.uint8)[nibbles].view(np.uint32)
+    return packed[:, 0]
+
+
+_LOWER_CASE = _digit_table(b"0123456789abcdef")
+_UPPER_CASE = _digit_table(b"0123456789ABCDEF")
+
+
+class Naming(Protocol):
+    """Turns ranks into keys and tokens."""
+
+    def keys(self, ranks: Ranks) -> Keys:
+        """The key of every rank."""
+
+    def tokens(self, ranks: Ranks) -> pa.Array:
+        """The text of every rank."""
+
+
+@dataclass(frozen=True)
+class HexTokens:
+    """Eight hexadecimal digits, as in Criteo and Avazu: a bijection of 32 bits that hides the rank."""
+
+    column: str
+
+    def keys(self, ranks: Ranks) -> Keys:
+        """The value of the eight digits."""
+        mixed = ranks.astype(np.uint32)
+        mixed ^= np.uint32(int(stream(0, self.column)) & 0xFFFFFFFF)
+        mixed *= np.uint32(0x9E3779B1)
+        mixed ^= mixed >> np.uint32(16)
+        mixed *= np.uint32(0x85EBCA6B)
+        mixed ^= mixed >> np.uint32(13)
+        return mixed.astype(np.int64)
+
+    def tokens(self, ranks: Ranks) -> pa.Array:
+        """Lower-case digits, leading zeros kept."""
+        keys = self.keys(ranks)
+        return _fixed_width(_LOWER_CASE[np.stack((keys >> 16, keys & 0xFFFF), axis=1)])
+
+
+@dataclass(frozen=True)
+class Integers:
+    """The integers from ``first``, ``count`` of them; ``scattered`` so that size does not tell popularity."""
+
+    count: int
+    first: int = 0
+    scattered: bool = True
+
+    def keys(self, ranks: Ranks) -> Keys:
+        """``first`` plus the rank, or plus a permutation of the ranks."""
+        if not self.scattered:
+            return ranks + self.first
+        return (ranks * self._multiplier() + self.count // 3) % self.count + self.first
+
+    def tokens(self, ranks: Ranks) -> pa.Array:
+        """Decimal numbers."""
+        return pa.array(self.keys(ranks)).cast(pa.string())
+
+    def _multiplier(self) -> int:
+        multiplier = int(self.count * 0.618) | 1
+        while np.gcd(multiplier, self.count) != 1:
+            multiplier += 1
+        return multiplier
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A few given integers, the most popular first."""
+
+    values: tuple[int, ...]
+
+    def keys(self, ranks: Ranks) -> Keys:
+        """The integers themselves."""
+        return np.array(self.values, np.int64)[ranks]
+
+    def tokens(self, ranks: Ranks) -> pa.Array:
+        """Decimal numbers."""
+        return pa.array(self.keys(ranks)).cast(pa.string())
+
+
+@dataclass(frozen=True)
+class Digests:
+    """32 upper-case hexadecimal digits, as in Criteo Sponsored Search."""
+
+    column: str
+
+    def keys(self, ranks: Ranks) -> Keys:
+        """The hashes of the tokens."""
+        return hash_strings(self.tokens(ranks))
+
+    def tokens(self, ranks: Ranks) -> pa.Array:
+        """Random digits for every rank."""
+        key = stream(0, self.column)
+        words = np.stack((bits(key, ranks), bits(~key, ranks)), axis=1).view(np.uint16)  # ranks x 8
+        return _fixed_width(_UPPER_CASE[words])
+
+
+@dataclass(frozen=True)
+class Words:
+    """A small vocabulary, the most popular first."""
+
+    words: tuple[str, ...]
+
+    def keys(self, ranks: Ranks) -> Keys:
+        """The hashes of the words."""
+        return np.array([hash_string(word) for word in self.words], np.int64)[ranks]
+
+    def tokens(self, ranks: Ranks) -> pa.Array:
+        """The words."""
+        return pa.array(self.words).take(pa.array(ranks))
+
+
+def _fixed_width(packed: npt.NDArray[np.uint32]) -> pa.Array:
+    """Rows of packed ASCII characters as an Arrow string array."""
+    rows, width = packed.shape[0], 4 * packed.shape[1]
+    offsets = np.arange(0, (rows + 1) * width, width, dtype=np.int32)
+    return pa.StringArray.from_buffers(rows, pa.py_buffer(offsets), pa.py_buffer(packed))

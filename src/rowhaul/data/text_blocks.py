@@ -1,0 +1,90 @@
+"""Raw files as blocks of bytes, plain, gzipped or inside a zip archive."""
+
+from __future__ import annotations
+
+import gzip
+import zipfile
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+from rowhaul.errors import DataError
+
+BLOCK_BYTES = 1 << 20
+_GZIP_MAGIC = b"\x1f\x8b"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_LONGEST_FIRST_LINE = 1 << 20
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A raw file on disk, or a member of a zip archive."""
+
+    path: Path
+    member: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.member}" if self.member else str(self.path)
+
+    @contextmanager
+    def open(self) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+        """The decompressed stream, and the stored one under it."""
+        with self._explained(), self.path.open("rb") as stored:
+            if self.member:
+                with zipfile.ZipFile(stored) as archive, archive.open(self.member) as stream:
+                    yield stream, stored
+            elif stored.read(2) == _GZIP_MAGIC:
+                stored.seek(0)
+                with gzip.GzipFile(fileobj=stored) as stream:
+                    yield cast(IO[bytes], stream), stored
+            else:
+                stored.seek(0)
+                yield stored, stored
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except EOFError:
+            raise DataError(
+                f"{self} is cut short: the compressed data lacks its end; copy or download it again"
+            ) from None
+        except (gzip.BadGzipFile, zlib.error, zipfile.BadZipFile) as error:
+            raise DataError(f"{self} is damaged ({error}); copy or download it again") from None
+        except FileNotFoundError:
+            raise DataError(f"{self}: no such file (working directory: {Path.cwd()})") from None
+        except IsADirectoryError:
+            raise DataError(f"{self} is a folder; name the files in it") from None
+        except OSError as error:
+            raise DataError(f"{self} cannot be read: {error.strerror or error}") from None
+
+
+@dataclass(frozen=True)
+class FirstLine:
+    """The first line of a file without its line break, and where it and the next line begin."""
+
+    text: bytes
+    start: int
+    next_start: int
+
+
+def first_line(file: TextFile) -> FirstLine:
+    """Peek at a file; an empty one is an error."""
+    with file.open() as (stream, _):
+        text = stream.readline(_LONGEST_FIRST_LINE)
+    if not text:
+        raise DataError(f"{file} is empty")
+    start = len(_BYTE_ORDER_MARK) if text.startswith(_BYTE_ORDER_MARK) else 0
+    return FirstLine(text[start:].rstrip(b"\r\n"), start, len(text))
+
+
+def read_blocks(file: TextFile, offset: int) -> Generator[tuple[bytes, int], None, None]:
+    """The decompressed bytes from ``offset`` on, each block with the number of stored bytes used so far."""
+    with file.open() as (stream, stored):
+        if stream.seek(offset) != offset:
+            raise DataError(f"{file} has fewer than {offset:,} bytes; it was longer when this began")
+        while block := stream.read(BLOCK_BYTES):
+            yield block, stored.tell()

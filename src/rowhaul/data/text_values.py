@@ -1,0 +1,142 @@
+"""Kernels that read one field: numbers, integers, hexadecimal ids and hashed strings.
+
+Each takes the addresses of the field's first byte and of the byte behind its last (`text_memory`) and
+returns (error, value), 0 for no error. Addresses are uint64; ``U`` makes constants match.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rowhaul._kernels import kernel
+from rowhaul.data.keys import xxh64
+from rowhaul.data.text_memory import load8
+
+# What a column is.
+SKIP, LABEL, NUMBER, COUNT, INTEGER, HEX, STRING = range(7)
+
+# What is wrong with a field or its record.
+(
+    FIELD_COUNT,
+    UNCLOSED_QUOTE,
+    TEXT_AFTER_QUOTE,
+    LABEL_MISSING,
+    NOT_LABEL,
+    NOT_NUMBER,
+    NUMBER_TOO_LARGE,
+    NOT_INTEGER,
+    INTEGER_TOO_LARGE,
+    NOT_HEX,
+    HEX_TOO_LONG,
+) = range(1, 12)
+
+U = np.uint64
+
+_MINUS, _PLUS, _DOT = 45, 43, 46
+_POWERS_OF_TEN = 10.0 ** np.arange(23)  # those a float64 holds exactly
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+# Looked up, since a branch on digit or letter would be mispredicted half of the time.
+_HEX_DIGITS = np.full(256, 255, np.uint8)
+for _value, _digits in enumerate(zip(b"0123456789abcdef", b"0123456789ABCDEF", strict=True)):
+    _HEX_DIGITS[list(_digits)] = _value
+
+
+@kernel
+def parse_key(start, stop, kind, seed):  # type: ignore[no-untyped-def]
+    """The key of one id: its own value, or the hash of a string."""
+    if kind == INTEGER:
+        return parse_integer(start, stop)
+    if kind == HEX:
+        return parse_hex(start, stop)
+    return 0, xxh64(start, stop, seed)
+
+
+@kernel
+def parse_integer(start, stop):  # type: ignore[no-untyped-def]
+    """An optionally signed decimal integer."""
+    negative = load8(start) == _MINUS
+    if negative or load8(start) == _PLUS:
+        start += U(1)
+    if start == stop:
+        return NOT_INTEGER, 0
+    value = U(0)
+    too_large = False
+    while start < stop:
+        digit = U(load8(start) - 48)
+        if digit > U(9):
+            return NOT_INTEGER, 0
+        if value > U(922337203685477580) or value * U(10) + digit > U(9223372036854775807) + U(negative):
+            too_large = True
+        value = value * U(10) + digit
+        start += U(1)
+    if too_large:
+        return INTEGER_TOO_LARGE, 0
+    return 0, -np.int64(value) if negative else np.int64(value)
+
+
+@kernel
+def parse_hex(start, stop):  # type: ignore[no-untyped-def]
+    """Up to 16 hexadecimal digits, viewed as int64."""
+    value = U(0)
+    seen = np.uint8(0)
+    for at in range(start, stop):
+        digit = _HEX_DIGITS[load8(at)]
+        seen |= digit
+        value = (value << U(4)) | U(digit)
+    if seen > 15:
+        return NOT_HEX, 0
+    if stop - start > U(16):
+        return HEX_TOO_LONG, 0
+    return 0, np.int64(value)
+
+
+@kernel
+def parse_number(start, stop, kind):  # type: ignore[no-untyped-def]
+    """A decimal number, to within one unit in a float64's last place; a COUNT is an integer."""
+    if kind == COUNT:
+        error, integer = parse_integer(start, stop)
+        return error, float(integer)
+    negative = load8(start) == _MINUS
+    if negative or load8(start) == _PLUS:
+        start += U(1)
+    mantissa = U(0)
+    exponent = 0
+    num_digits = 0
+    fraction = False
+    while start < stop:
+        byte = load8(start)
+        if byte == _DOT and not fraction:
+            fraction = True
+        elif 48 <= byte <= 57:
+            num_digits += 1
+            if mantissa < U(1000000000000000000):
+                mantissa = mantissa * U(10) + U(byte - 48)
+                exponent -= fraction
+            else:
+                exponent += not fraction
+        else:
+            break
+        start += U(1)
+    if num_digits == 0:
+        return NOT_NUMBER, 0.0
+    if start < stop:
+        if load8(start) != 101 and load8(start) != 69:  # e, E
+            return NOT_NUMBER, 0.0
+        start += U(1)
+        if start == stop:
+            return NOT_NUMBER, 0.0
+        error, power = parse_integer(start, stop)
+        if error != 0:
+            return NOT_NUMBER, 0.0
+        exponent += min(max(power, -9999), 9999)
+    value = float(mantissa)
+    if mantissa != U(0):
+        if 0 <= exponent <= 22:
+            value *= _POWERS_OF_TEN[exponent]
+        elif -22 <= exponent < 0:
+            value /= _POWERS_OF_TEN[-exponent]
+        else:
+            value *= 10.0**exponent
+    if value > _LARGEST_FLOAT32:
+        return NUMBER_TOO_LARGE, 0.0
+    return 0, -value if negative else value
