@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
 
-def _load(bits: int, result: Any) -> Any:
+def _load(result: Any) -> Any:
     def load(typing_context, address):  # type: ignore[no-untyped-def]
         def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
+            pointer = builder.inttoptr(arguments[0], context.get_value_type(result).as_pointer())
             return builder.load(pointer, align=1)
 
         return result(types.uint64), generate
@@ -25,9 +24,9 @@ def _load(bits: int, result: Any) -> Any:
     return intrinsic(load)
 
 
-load8 = _load(8, types.uint8)  # one byte
-load32 = _load(32, types.uint32)  # four bytes, the first the lowest
-load64 = _load(64, types.uint64)  # eight bytes, the first the lowest
+load8 = _load(types.uint8)  # one byte
+load32 = _load(types.uint32)  # four bytes, the first the lowest
+load64 = _load(types.uint64)  # eight bytes, the first the lowest
 
 
 @intrinsic
@@ -35,7 +34,7 @@ def store8(typing_context, address, byte):  # type: ignore[no-untyped-def]
     """Write one byte."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+        pointer = builder.inttoptr(arguments[0], context.get_value_type(types.uint8).as_pointer())
         builder.store(arguments[1], pointer)
         return context.get_dummy_value()
 

@@ -1,0 +1,59 @@
+"""The raw formats that `prepare` reads, by name. A new one is a module here and a line in `FORMATS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rowhaul.data.formats.avazu import open_avazu
+from rowhaul.data.formats.criteo import open_kaggle, open_search, open_terabyte
+from rowhaul.data.formats.generic import open_csv
+from rowhaul.data.formats.movielens import open_movielens
+from rowhaul.data.formats.parquet import open_parquet
+from rowhaul.data.formats.source import Options, Source
+from rowhaul.data.formats.taobao import open_taobao
+from rowhaul.errors import ConfigError, DataError
+
+__all__ = ["FORMATS", "Options", "Source", "open_format"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """How to open a format, and which of the `Options` it has."""
+
+    open: Callable[[Sequence[Path], Options], Source]
+    about: str
+    options: frozenset[str] = frozenset()
+
+
+FORMATS = {
+    "criteo": Format(open_kaggle, "Criteo Kaggle display advertising, train.txt or test.txt"),
+    "criteo-tb": Format(open_terabyte, "Criteo Terabyte, day_0.gz to day_23.gz"),
+    "criteo-search": Format(open_search, "Criteo Sponsored Search conversions", frozenset({"time_order"})),
+    "avazu": Format(open_avazu, "Avazu click-through, train or test as CSV"),
+    "movielens": Format(
+        open_movielens,
+        "MovieLens 1M and later, the zip or its folder",
+        frozenset({"time_order", "positive_from"}),
+    ),
+    "taobao": Format(open_taobao, "Taobao ad display/click, a folder", frozenset({"time_order"})),
+    "csv": Format(open_csv, "any CSV with a schema file", frozenset({"schema"})),
+    "parquet": Format(open_parquet, "any Parquet with a schema file", frozenset({"schema"})),
+}
+
+
+def open_format(name: str, inputs: Sequence[Path], options: Options) -> Source:
+    """Open raw files, look at their first lines, and refuse what cannot be read."""
+    if name not in FORMATS:
+        raise ConfigError(f"unknown format {name!r}; known are {', '.join(FORMATS)}")
+    known = FORMATS[name].options
+    for option in ("schema", "positive_from", "time_order"):
+        if getattr(options, option) is not None and option not in known:
+            able = ", ".join(other for other, one in FORMATS.items() if option in one.options)
+            raise ConfigError(f"format {name} has no option {option}; it is for {able}")
+    if "schema" in known and options.schema is None:
+        raise ConfigError(f"format {name} needs a schema file that says what the columns mean")
+    if not inputs:
+        raise DataError("no input file was given")
+    return FORMATS[name].open(inputs, options)

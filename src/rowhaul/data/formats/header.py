@@ -1,0 +1,75 @@
+"""Which column of a delimited file is which: by the header line, or by their number without one."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rowhaul.data.formats.source import TextInput
+from rowhaul.data.text import Place
+from rowhaul.data.text_blocks import TextFile, first_line
+from rowhaul.data.text_layout import Field, TextLayout
+from rowhaul.errors import DataError
+
+
+def without_header(file: TextFile, layout: TextLayout) -> TextInput:
+    """A file whose first line is a record already."""
+    return TextInput(file, layout, Place(first_line(file).start, 1))
+
+
+def with_header(
+    file: TextFile,
+    fields: Mapping[str, Field],
+    *,
+    delimiter: str = ",",
+    missing: str = "",
+    positive_from: float | None = None,
+) -> TextInput:
+    """A file whose first line names its columns; those not in ``fields`` are skipped."""
+    line = first_line(file)
+    found = split_header(line.text, delimiter)
+    for name in fields:
+        _check_present(name, found, file)
+    layout = TextLayout(
+        fields=tuple(fields.get(name, Field(name, "skip")) for name in found),
+        delimiter=delimiter,
+        quoting=True,
+        missing=missing,
+        positive_from=positive_from,
+    )
+    return TextInput(file, layout, Place(line.next_start, 2))
+
+
+def header_names(file: TextFile, delimiter: str = ",") -> list[str]:
+    """The column names in a file's first line."""
+    return split_header(first_line(file).text, delimiter)
+
+
+def split_header(line: bytes, delimiter: str) -> list[str]:
+    """Cut a header line; spaces around a name do not belong to it."""
+    text = line.decode("utf-8", errors="replace")
+    names = next(csv.reader([text], delimiter=delimiter)) if len(delimiter) == 1 else text.split(delimiter)
+    return [name.strip() for name in names]
+
+
+def one_path(inputs: Sequence[Path], name: str, what: str) -> Path:
+    """The single input of a format that takes a folder or an archive."""
+    if len(inputs) != 1:
+        raise DataError(f"format {name} takes one input, {what}; got {len(inputs)}")
+    if not inputs[0].exists():
+        raise DataError(f"{inputs[0]}: no such file or folder (working directory: {Path.cwd()})")
+    return inputs[0]
+
+
+def _check_present(name: str, found: Sequence[str], file: TextFile) -> None:
+    count = found.count(name)
+    if count == 1:
+        return
+    if count > 1:
+        raise DataError(f"{file}: has {count} columns called {name!r}; rename all but one")
+    nearest = difflib.get_close_matches(name, found, n=1)
+    meant = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+    shown = ", ".join(found[:50])
+    raise DataError(f"{file}: no column {name!r}{meant}; its first line names {shown[:500]}")

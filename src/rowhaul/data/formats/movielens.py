@@ -1,0 +1,95 @@
+"""MovieLens: the ``::`` files of 1M and 10M, the CSV files of 20M and later, from the zip or its folder."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from rowhaul.data.formats.header import one_path, with_header, without_header
+from rowhaul.data.formats.side_table import read_side_table
+from rowhaul.data.formats.source import Derive, Options, TextInput, TextSource
+from rowhaul.data.schema import IdColumn, LabelColumn, Schema
+from rowhaul.data.text_blocks import TextFile
+from rowhaul.data.text_layout import Field, TextLayout
+from rowhaul.errors import DataError
+
+_POSITIVE_FROM = 4.0
+_USER_COLUMNS = ("gender", "age", "occupation", "zip")
+_RATING = (
+    Field("user", "integer"),
+    Field("movie", "integer"),
+    Field("liked", "label"),
+    Field("time", "integer"),
+)
+_USER = (
+    *(Field("user", "integer"), Field("gender", "string"), Field("age", "integer")),
+    *(Field("occupation", "integer"), Field("zip", "string")),
+)
+_MOVIE = (Field("movie", "integer"), Field("title", "skip"), Field("genres", "string", separator="|"))
+
+
+def open_movielens(inputs: Sequence[Path], options: Options) -> TextSource:
+    """A rating from ``positive_from`` (4) on is a 1; movies and, where there are any, users are joined."""
+    path = one_path(inputs, "movielens", "the zip archive or the folder")
+    files = _files(path)
+    positive_from = _POSITIVE_FROM if options.positive_from is None else options.positive_from
+    users = None
+    if "ratings.dat" in files:
+        ratings = without_header(files["ratings.dat"], TextLayout(_RATING, "::", positive_from=positive_from))
+        movies = without_header(_need(files, "movies.dat", path), TextLayout(_MOVIE, "::"))
+        if "users.dat" in files:
+            users = without_header(files["users.dat"], TextLayout(_USER, "::"))
+    else:
+        ratings = with_header(
+            _need(files, "ratings.csv", path),
+            dict(zip(("userId", "movieId", "rating", "timestamp"), _RATING, strict=True)),
+            positive_from=positive_from,
+        )
+        movies = with_header(
+            _need(files, "movies.csv", path),
+            dict(zip(("movieId", "title", "genres"), _MOVIE, strict=True)),
+        )
+    features = ("user", "movie", *(_USER_COLUMNS if users else ()), "genres")
+    return TextSource(
+        (ratings,),
+        Schema(label=LabelColumn("liked"), dense=(), ids=tuple(IdColumn(name) for name in features)),
+        string_features=("gender", "zip", "genres") if users else ("genres",),
+        make_derive=lambda seed: _join(movies, users, seed),
+        time_column="time",
+        side_files=() if path.is_file() else tuple(one.file.path for one in (movies, users) if one),
+    )
+
+
+def _join(movies: TextInput, users: TextInput | None, seed: int) -> Derive:
+    movie_table = read_side_table(movies, "movie", seed)
+    user_table = read_side_table(users, "user", seed) if users else None
+
+    def derive(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], None]:
+        joined = columns | movie_table.join(columns["movie"])
+        if user_table:
+            joined |= user_table.join(columns["user"])
+        return joined, None
+
+    return derive
+
+
+def _files(path: Path) -> dict[str, TextFile]:
+    """The files of the data set by name, wherever they lie in the archive or the folder."""
+    if path.is_dir():
+        return {one.name: TextFile(one) for one in sorted(path.iterdir()) if one.is_file()}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {Path(name).name: TextFile(path, name) for name in archive.namelist()}
+    except (zipfile.BadZipFile, OSError) as error:
+        raise DataError(f"{path} is neither a folder nor a whole zip archive: {error}") from None
+
+
+def _need(files: dict[str, TextFile], name: str, path: Path) -> TextFile:
+    if name not in files:
+        raise DataError(
+            f"{path} holds no {name}; a MovieLens archive has ratings and movies as .dat or .csv files"
+        )
+    return files[name]

@@ -1,0 +1,165 @@
+"""Any Parquet file that a schema describes: strings become keys, labels 0 or 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rowhaul.data.columns import check_columns
+from rowhaul.data.folder import Chunk
+from rowhaul.data.formats.source import Options, written_schema
+from rowhaul.data.keys import hash_strings
+from rowhaul.data.schema import LabelColumn, Schema
+from rowhaul.data.text import ROWS_AT_ONCE, BadLines
+from rowhaul.data.text_layout import nullable
+from rowhaul.errors import DataError
+
+Mask = npt.NDArray[np.bool_]
+
+
+def open_parquet(inputs: Sequence[Path], options: Options) -> ParquetSource:
+    """Parquet files with the columns of ``options.schema``; others are skipped."""
+    schema = options.schema
+    assert schema is not None  # the registry asks for it
+    kinds: dict[str, str] = {}
+    for path in inputs:
+        with _opened(path) as file:
+            for name, kind in check_columns(
+                file.schema_arrow, schema, schema.label is not None, path
+            ).items():
+                if kinds.setdefault(name, kind) != kind:
+                    raise DataError(
+                        f"{path}: column {name!r} holds {kind}, in the files before it {kinds[name]}; the "
+                        "integer 7 and the string '7' are different keys, so all files must agree"
+                    )
+    strings = tuple(name for name in schema.features if kinds.get(name) == "text")
+    return ParquetSource(tuple(inputs), schema, strings)
+
+
+@dataclass(frozen=True)
+class ParquetSource:
+    """Parquet files read one after the other."""
+
+    files: tuple[Path, ...]
+    described_by: Schema
+    string_features: tuple[str, ...]
+
+    @property
+    def schema(self) -> Schema:
+        """See `Source`."""
+        return written_schema(self.described_by)
+
+    def chunks(self, position: dict[str, Any] | None, bad_lines: BadLines, seed: int = 0) -> Iterator[Chunk]:
+        """See `Source`."""
+        at = position or {"file": 0, "row": 0}
+        described = self.described_by
+        names = [described.label.name] if described.label else []
+        names += [*(column.name for column in described.dense), *described.features]
+        for number in range(at["file"], len(self.files)):
+            path = self.files[number]
+            skip = at["row"] if number == at["file"] else 0
+            with _opened(path) as file:
+                if file.metadata.num_rows == 0:
+                    raise DataError(f"{path} holds no rows")
+                row = 0
+                for batch in file.iter_batches(ROWS_AT_ONCE, columns=names):
+                    row += batch.num_rows
+                    fresh = batch.slice(max(0, batch.num_rows - max(0, row - skip)))
+                    if fresh.num_rows:
+                        decoded = self._decode(fresh, path, row - fresh.num_rows, bad_lines, seed)
+                        share = (number + row / file.metadata.num_rows) / len(self.files)
+                        yield Chunk(decoded, {"file": number, "row": row, **bad_lines.to_dict()}, share)
+
+    def _decode(
+        self, batch: pa.RecordBatch, path: Path, first_row: int, bad_lines: BadLines, seed: int
+    ) -> pa.RecordBatch:
+        arrays: dict[str, pa.Array] = {}
+        bad: dict[str, Mask] = {}
+        label = self.described_by.label
+        if label:
+            arrays[label.name], bad[label.name] = _label(batch[label.name], label)
+        for column in self.described_by.dense:
+            arrays[column.name], bad[column.name] = _numbers(batch[column.name])
+        for feature in self.described_by.features:
+            arrays[feature] = _keys(batch[feature], seed)
+        decoded = pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
+        any_bad = np.zeros(batch.num_rows, np.bool_)
+        for mask in bad.values():
+            any_bad |= mask
+        if not any_bad.any():
+            return decoded
+        for row in np.flatnonzero(any_bad):
+            name = next(name for name, mask in bad.items() if mask[row])
+            needed = "a finite float32"
+            if label and name == label.name:
+                needed = "0 or 1" if label.positive_from is None else "a number"
+            reason = f"column {name}: {batch[name][row].as_py()!r} is not {needed}"
+            bad_lines.add(str(path), first_row + int(row) + 1, reason)
+        return decoded.filter(pa.array(~any_bad))
+
+
+def _label(column: pa.Array, wanted: LabelColumn) -> tuple[pa.Array, Mask]:
+    numbers = _as_float64(column)
+    if wanted.positive_from is None:
+        bad = (numbers != 0) & (numbers != 1)
+        labels = numbers == 1
+    else:
+        bad = np.isnan(numbers)
+        labels = numbers >= wanted.positive_from
+    return pa.array(labels.astype(np.int8)), bad
+
+
+def _numbers(column: pa.Array) -> tuple[pa.Array, Mask]:
+    with np.errstate(over="ignore"):  # beyond float32 becomes infinity, which is bad
+        numbers = _as_float64(column).astype(np.float32)
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    return nullable(numbers, valid), valid & ~np.isfinite(numbers)
+
+
+def _as_float64(column: pa.Array) -> npt.NDArray[np.float64]:
+    """The numbers, null as NaN."""
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    numbers = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return np.asarray(numbers, np.float64)
+
+
+def _keys(column: pa.Array, seed: int) -> pa.Array:
+    kind = column.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        elements = _keys(column.flatten(), seed)
+        present = elements.is_valid().to_numpy(zero_copy_only=False)
+        before = np.concatenate([[0], np.cumsum(present)])  # valid elements before each position
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        return pa.ListArray.from_arrays(pa.array(before[ends].astype(np.int32)), elements.drop_null())
+    if pa.types.is_null(kind):
+        return column.cast(pa.int64())
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_dictionary(kind) and pa.types.is_integer(kind.value_type):
+        column = column.dictionary_decode()
+    if pa.types.is_integer(column.type):
+        numbers = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+        return nullable(numbers, valid)
+    return nullable(hash_strings(column, seed), valid)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    """A Parquet file, with errors that name it."""
+    try:
+        with pq.ParquetFile(path, buffer_size=1 << 20) as file:
+            yield file
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file (working directory: {Path.cwd()})") from None
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} is not a whole Parquet file: {error}") from None

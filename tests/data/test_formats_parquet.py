@@ -1,0 +1,97 @@
+"""Parquet input: every column type that holds labels, numbers or ids, and rows that cannot be used."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rowhaul.data.formats import Options, open_format
+from rowhaul.data.keys import hash_string
+from rowhaul.data.schema import Schema
+from rowhaul.data.text import BadLines
+from rowhaul.errors import BadLineError, DataError
+
+SCHEMA = Schema.from_dict({"label": "y", "dense": ["x"], "ids": ["a", "b"]})
+
+
+@pytest.fixture
+def read(tmp_path):
+    def run(*tables, schema=SCHEMA, skip=False, position=None):
+        paths = []
+        for number, table in enumerate(tables):
+            paths.append(tmp_path / f"{number}.parquet")
+            pq.write_table(pa.table(table), paths[-1], row_group_size=3)
+        source = open_format("parquet", paths, Options(schema=schema))
+        bad_lines = BadLines(skip)
+        chunks = list(source.chunks(position, bad_lines))
+        return [row for chunk in chunks for row in chunk.batch.to_pylist()], bad_lines
+
+    return run
+
+
+def test_ids_of_every_type(read):
+    strings = ["u", None, "é"]
+    hashed = [hash_string("u"), None, hash_string("é")]
+    for column, keys in (
+        (pa.array(strings), hashed),
+        (pa.array(strings, pa.large_string()), hashed),
+        (pa.array(strings).dictionary_encode(), hashed),
+        (pa.array([1, None, -3], pa.int32()), [1, None, -3]),
+        (pa.array([1, None, 2**64 - 1], pa.uint64()), [1, None, -1]),
+        (pa.array([5, None, 6], pa.int16()).dictionary_encode(), [5, None, 6]),
+        (pa.array([None, None, None]), [None] * 3),
+        (pa.array([["u", None], None, []]), [[hash_string("u")], [], []]),
+        (pa.array([[1, 2], [None], [3]], pa.large_list(pa.int64())), [[1, 2], [], [3]]),
+        (pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int32(), 2)), [[1, 2], [], [3, 4]]),
+    ):
+        rows, _ = read({"y": [0, 1, 0], "x": [1.0, None, 3.0], "a": column, "b": [1, 2, 3]})
+        assert [row["a"] for row in rows] == keys
+
+
+def test_labels_and_numbers_of_every_type(read):
+    for labels in ([True, False], [1.0, 0.0], np.array([1, 0], np.uint8)):
+        rows, _ = read({"y": labels, "x": np.array([7, 8], np.int64), "a": [1, 2], "b": [3, 4]})
+        assert [row["y"] for row in rows] == [1, 0]
+        assert [row["x"] for row in rows] == [7.0, 8.0]
+    stars = Schema.from_dict({"label": {"name": "y", "positive_from": 4}, "ids": ["a"]})
+    rows, _ = read({"y": [4.0, 3.9], "a": [1, 2]}, schema=stars)
+    assert [row["y"] for row in rows] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "words"),
+    [
+        ("y", [0, 2], "column y: 2 is not 0 or 1"),
+        ("y", [0, None], "column y: None is not 0 or 1"),
+        ("x", [0.0, float("nan")], "column x: nan is not a finite float32"),
+        ("x", [0.0, 1e300], "column x: 1e\\+300 is not a finite float32"),
+    ],
+)
+def test_bad_rows_are_named_or_skipped(read, column, values, words):
+    table = {"y": [0, 1], "x": [0.0, 1.0], "a": [1, 2], "b": [1, 2], column: values}
+    with pytest.raises(BadLineError, match=f"line 2: {words}"):
+        read(table)
+    rows, bad_lines = read(table, skip=True)
+    assert len(rows) == 1
+    assert bad_lines.count == 1
+
+
+def test_reading_goes_on_at_a_position(read):
+    tables = [{"y": [0] * 5, "x": [0.0] * 5, "a": list(range(5)), "b": [0] * 5} for _ in range(3)]
+    rows, _ = read(*tables, position={"file": 1, "row": 3})
+    assert [row["a"] for row in rows] == [3, 4, 0, 1, 2, 3, 4]
+
+
+def test_files_that_do_not_fit(read, tmp_path):
+    good = {"y": [0], "x": [0.0], "a": [1], "b": [2]}
+    with pytest.raises(DataError, match="no column 'b'"):
+        read({name: good[name] for name in "yxa"})
+    with pytest.raises(DataError, match="all files must agree"):
+        read(good, {**good, "a": ["1"]})
+    with pytest.raises(DataError, match="holds no rows"):
+        read({name: pa.array([], pa.int64()) for name in good})
+    (tmp_path / "text.parquet").write_text("hello")
+    with pytest.raises(DataError, match=r"text.parquet is not a whole Parquet file"):
+        open_format("parquet", [tmp_path / "text.parquet"], Options(schema=SCHEMA))
+    with pytest.raises(DataError, match="no such file"):
+        open_format("parquet", [tmp_path / "nothing"], Options(schema=SCHEMA))
