@@ -1,1 +1,69 @@
-"""Rowhaul."""
+"""Rowhaul trains recommendation models whose embedding tables outgrow one worker, exactly.
+
+The names below are the public interface, with the sub-packages `rowhaul.nn`, `rowhaul.optim`,
+`rowhaul.data`, `rowhaul.train` and `rowhaul.checkpoint`. They are imported when first used, so that
+``import rowhaul`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rowhaul import checkpoint, data, errors, nn, optim, store, train
+    from rowhaul.data.schema import Schema
+    from rowhaul.data.stream import SampleStream
+    from rowhaul.errors import RowhaulError
+    from rowhaul.nn import (
+        Batch,
+        EmbeddingBagCollection,
+        EmbeddingBagConfig,
+        KeyedJaggedTensor,
+        KeyedTensor,
+        RowOptimizer,
+    )
+
+_HOME = {
+    "Schema": "rowhaul.data.schema",
+    "SampleStream": "rowhaul.data.stream",
+    "RowhaulError": "rowhaul.errors",
+    "Batch": "rowhaul.nn",
+    "EmbeddingBagCollection": "rowhaul.nn",
+    "EmbeddingBagConfig": "rowhaul.nn",
+    "KeyedJaggedTensor": "rowhaul.nn",
+    "KeyedTensor": "rowhaul.nn",
+    "RowOptimizer": "rowhaul.nn",
+}
+_PACKAGES = ("checkpoint", "data", "errors", "nn", "optim", "store", "train")
+
+__all__ = [
+    "Batch",
+    "EmbeddingBagCollection",
+    "EmbeddingBagConfig",
+    "KeyedJaggedTensor",
+    "KeyedTensor",
+    "RowOptimizer",
+    "RowhaulError",
+    "SampleStream",
+    "Schema",
+    "checkpoint",
+    "data",
+    "errors",
+    "nn",
+    "optim",
+    "store",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"rowhaul.{name}")
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'rowhaul' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import safetensors
 import safetensors.numpy
 import safetensors.torch
 from torch import Tensor
@@ -69,9 +71,8 @@ class CheckpointWriter:
         """Store tensors under a group's name."""
         name = f"tensors-{group}.safetensors"
         plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        safetensors.torch.save_file(plain, self._folder / name)
+        self._write(name, partial(safetensors.torch.save_file, plain))
         self._groups.append(group)
-        self._register(name)
 
     def table(self, name: str, blocks: Iterable[Block], dim: int, state_width: int, dtype: str) -> None:
         """Store a table's rows, given as blocks of (keys, records), values before state."""
@@ -82,14 +83,17 @@ class CheckpointWriter:
             parts = {"keys": keys, "values": np.ascontiguousarray(records[:, :dim])}
             if state_width:
                 parts["state"] = np.ascontiguousarray(records[:, dim:])
-            safetensors.numpy.save_file(parts, self._folder / names[-1])
-            self._register(names[-1])
+            self._write(names[-1], partial(safetensors.numpy.save_file, parts))
             num_rows += len(keys)
         self._tables.append(TableEntry(name, dim, state_width, dtype, num_rows, tuple(names)))
 
-    def _register(self, name: str) -> None:
+    def _write(self, name: str, save: Callable[[Path], object]) -> None:
         path = self._folder / name
-        sync(path)
+        try:
+            save(path)
+            sync(path)
+        except (safetensors.SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} cannot be written: {error}; nothing was kept of it") from None
         self._files[name] = {"bytes": path.stat().st_size, "xxh3": checksum(path)}
 
     def _finish(self) -> None:

@@ -16,6 +16,14 @@ def prepare(
     ),
     out: Path = typer.Option(..., "--out", help="Data folder to write; an interrupted one is resumed."),
     schema: Path | None = typer.Option(None, "--schema", help="Schema file, for csv and parquet."),
+    positive_from: float | None = typer.Option(
+        None, help="Ratings from here on count as a click (movielens; default 4)."
+    ),
+    time_order: bool | None = typer.Option(
+        None,
+        "--time-order/--file-order",
+        help="Sort by time (default where the files are not) or keep the order.",
+    ),
     on_bad_line: str = typer.Option("error", help="What to do with a malformed line: error or skip."),
     test_share: float = typer.Option(0.1, help="Share of the rows, the last ones, that goes to test/."),
     check_collisions: bool = typer.Option(
@@ -34,6 +42,8 @@ def prepare(
             out,
             format,
             schema=schema,
+            positive_from=positive_from,
+            time_order=time_order,
             on_bad_line=on_bad_line,
             test_share=test_share,
             check_collisions=check_collisions,
@@ -41,4 +51,17 @@ def prepare(
             progress=lambda rows, share: bar.update(task, completed=share, note=f"{rows:,} rows"),
         )
         bar.update(task, completed=1.0)
-    console.print(f"{report.rows:,} rows in {out}", highlight=False)
+    lines = [
+        f"{report.rows:,} rows in {out} ({report.test_rows:,} of them in test/), {report.bytes / 2**20:,.1f} MiB, "
+        f"{report.seconds:,.1f} s"
+    ]
+    if report.resumed_rows:
+        lines.append(f"resumed: {report.resumed_rows:,} rows were there already")
+    if report.bad_lines:
+        lines.append(f"skipped {report.bad_lines:,} bad line{'s' if report.bad_lines > 1 else ''}:")
+        lines += [f"  {example}" for example in report.bad_line_examples]
+    if report.collisions is not None:
+        found = {table: pairs for table, pairs in report.collisions.items() if pairs}
+        lines.append(f"strings that share a key: {found or 'none'}")
+    lines.append(f"Next: rowhaul train --data '{out}/*.parquet' --out run/")
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)

@@ -16,6 +16,7 @@ from rowhaul.store.kernels import read_records, write_records
 
 # From this size on NumPy asks Linux for huge pages, which random reads of large tables gain from.
 CHUNK_BYTES = 4 << 20
+_CACHE_LINE = 64
 
 Records = npt.NDArray[np.int64]
 
@@ -32,7 +33,7 @@ class RecordArena:
         # A chunk holds 2**shift records, so a record's chunk is its number shifted.
         self.shift = max(0, (chunk_bytes // self.record_bytes).bit_length() - 1)
         self.addresses: Records = np.empty(0, dtype=np.int64)
-        self._chunks: list[npt.NDArray[Any]] = []
+        self._chunks: list[npt.NDArray[np.uint8]] = []
         self._num_used = 0  # numbers handed out at least once
         self._free: Records = np.empty(0, dtype=np.int64)
 
@@ -78,9 +79,9 @@ class RecordArena:
 
     def _grow(self, num_records: int) -> None:
         num_chunks = (num_records + (1 << self.shift) - 1) >> self.shift
-        shape = (1 << self.shift, self.width)
+        chunk_bytes = self.record_bytes << self.shift
         try:
-            more = [np.empty(shape, dtype=self.dtype) for _ in range(num_chunks - len(self._chunks))]
+            more = [_aligned(chunk_bytes) for _ in range(num_chunks - len(self._chunks))]
         except MemoryError:
             raise OutOfMemoryError(
                 f"no memory for {num_records:,} rows of {self.record_bytes} bytes "
@@ -90,3 +91,10 @@ class RecordArena:
             self._chunks += more
             addresses = np.array([chunk.ctypes.data for chunk in more], dtype=np.int64)
             self.addresses = np.concatenate([self.addresses, addresses])
+
+
+def _aligned(num_bytes: int) -> npt.NDArray[np.uint8]:
+    """Memory that begins with a cache line, so that a row of 64 bytes is one line and not two."""
+    memory = np.empty(num_bytes + _CACHE_LINE, dtype=np.uint8)
+    first = -memory.ctypes.data % _CACHE_LINE
+    return memory[first : first + num_bytes]

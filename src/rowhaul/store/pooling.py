@@ -33,6 +33,7 @@ def pool_rows(
     """
     num_samples = out.shape[0]
     size = out.itemsize
+    weighted = len(weights) > 0
     for feature in range(len(columns)):
         first = columns[feature]
         for sample in range(num_samples):
@@ -44,55 +45,44 @@ def pool_rows(
             for i in range(begin, end):
                 location = locations[inverse[i]]
                 address = _row_address(addresses, shift, width * size, location, spare_address, dim * size)
-                if i == begin:
-                    target = out_address + (sample * out.shape[1] + first) * size
-                    copy_bytes(target, address, dim * size)
-                    if len(weights):
-                        for k in range(dim):
-                            out[sample, first + k] *= weights[i]
-                else:
-                    row = memory_at(address, dim, out.dtype)
-                    weight = weights[i] if len(weights) else out.dtype.type(1)
+                if i == begin and not weighted:
+                    copy_bytes(out_address + (sample * out.shape[1] + first) * size, address, dim * size)
+                    continue
+                row = memory_at(address, dim, out.dtype)
+                if not weighted:
                     for k in range(dim):
-                        out[sample, first + k] += weight * row[k]
+                        out[sample, first + k] += row[k]
+                else:
+                    for k in range(dim):
+                        before = out[sample, first + k] if i > begin else out.dtype.type(0)
+                        out[sample, first + k] = before + weights[i] * row[k]
             if is_mean[feature] and end - begin > 1:
                 for k in range(dim):
                     out[sample, first + k] /= end - begin
 
 
 @kernel
-def sum_row_gradients(
-    inverse, offsets, columns, is_mean, weights, pooled_gradients, pooled_address, row_gradients, row_address
-):
-    """Sum into each row the gradients of the bags that read it.
-
-    Rows are numbered by first appearance, so the one that follows those met so far is new: its
-    gradient is copied, and ``row_gradients`` need not start as zeros.
-    """
+def sum_row_gradients(inverse, offsets, columns, is_mean, weights, pooled_gradients, row_gradients):
+    """Sum into each row the gradients of the bags that read it."""
     num_samples = pooled_gradients.shape[0]
     dim = row_gradients.shape[1]
-    size = row_gradients.itemsize
     one = row_gradients.dtype.type(1)
-    num_met = 0
+    row_gradients[:] = 0
     for feature in range(len(columns)):
         first = columns[feature]
+        scaled = is_mean[feature] or len(weights) > 0
         for sample in range(num_samples):
             bag = feature * num_samples + sample
             begin, end = offsets[bag], offsets[bag + 1]
-            share = one
-            if is_mean[feature] and end - begin > 1:
-                share = one / row_gradients.dtype.type(end - begin)
             for i in range(begin, end):
                 row = inverse[i]
-                scale = share * weights[i] if len(weights) else share
-                if row == num_met:
-                    num_met += 1
-                    source = pooled_address + (sample * pooled_gradients.shape[1] + first) * size
-                    copy_bytes(row_address + row * dim * size, source, dim * size)
-                    if scale != one:
-                        for k in range(dim):
-                            row_gradients[row, k] *= scale
+                if not scaled:
+                    for k in range(dim):
+                        row_gradients[row, k] += pooled_gradients[sample, first + k]
                 else:
+                    scale = weights[i] if len(weights) > 0 else one
+                    if is_mean[feature]:
+                        scale /= row_gradients.dtype.type(end - begin)
                     for k in range(dim):
                         row_gradients[row, k] += scale * pooled_gradients[sample, first + k]
 
