@@ -23,8 +23,12 @@ def print_machine(*packages: str) -> None:
             cpu = next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
     except (OSError, StopIteration):
         pass
-    console.print(f"{cpu}, {len(os.sched_getaffinity(0))} cores, {platform.system()}, Python {platform.python_version()}")
-    console.print(", ".join(f"{name} {version(name)}" for name in ("rowhaul", "torch", "numpy", "numba", *packages)))
+    console.print(
+        f"{cpu}, {len(os.sched_getaffinity(0))} cores, {platform.system()}, Python {platform.python_version()}"
+    )
+    console.print(
+        ", ".join(f"{name} {version(name)}" for name in ("rowhaul", "torch", "numpy", "numba", *packages))
+    )
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -37,7 +41,9 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     console.print(table)
 
 
-def interleaved_medians(runs: dict[str, Callable[[int], None]], repeats: int, warmup: int = 3) -> dict[str, float]:
+def interleaved_medians(
+    runs: dict[str, Callable[[int], None]], repeats: int, warmup: int = 3
+) -> dict[str, float]:
     """Median seconds of each callable (given the repeat's number), taking turns so that noise is shared."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(warmup + repeats):

@@ -4,24 +4,42 @@ The peer is what PyTorch users write today: one ``nn.EmbeddingBag(sparse=True)``
 that were indexed beforehand (its indexing costs nothing here), with ``SparseAdam`` or ``Adagrad``
 on sparse gradients. Rowhaul gets raw 64-bit keys and finds or creates their rows in the step.
 
-    python benchmarks/sparse_step.py [--batch-size 2048] [--dim 16] [--steps 40]
+Both train on ``--seen`` batches first, so that most keys are known, and are timed on the next ones.
+They run in one process, in the environment that ``rowhaul train`` sets: waiting OpenMP threads sleep
+instead of spinning on a core that somebody else could use, and freed memory is kept.
+
+    python benchmarks/sparse_step.py [--batch-sizes 512,2048,8192] [--dim 16]
 """
 
 from __future__ import annotations
 
+from rowhaul.cli import environment
+
+environment.set_up()  # before PyTorch is imported
+
 import argparse
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+import pyarrow as pa
 import torch
 from report import console, interleaved_medians, print_machine, print_table
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rowhaul import optim
-from rowhaul.cli.allocator import keep_freed_memory
 from rowhaul.data.generate import LogGenerator
-from rowhaul.nn import Batch, EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor, RowOptimizer
+from rowhaul.nn import (
+    Batch,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+    KeyedTensor,
+    RowOptimizer,
+)
 from rowhaul.nn.models import DLRM
 
 warnings.filterwarnings("ignore", "Sparse invariant checks")
@@ -52,13 +70,24 @@ class PlainTables(nn.Module):
             bag(features[config.name].values(), features[config.name].offsets()[:-1])
             for bag, config in zip(self.bags, self._configs, strict=True)
         ]
-        return KeyedTensor([c.name for c in self._configs], [c.embedding_dim for c in self._configs], torch.cat(pooled, 1))
+        return KeyedTensor(
+            [c.name for c in self._configs], [c.embedding_dim for c in self._configs], torch.cat(pooled, 1)
+        )
 
 
-def read_log(batch_size: int, steps: int) -> tuple[list[Batch], list[Batch], list[int], int]:
+@dataclass
+class Log:
     """The same batches twice: with raw keys, and with ids indexed beforehand."""
+
+    raw: list[Batch]
+    indexed: list[Batch]
+    num_rows: list[int]
+    facts: str
+
+
+def read_log(batch_size: int, steps: int) -> Log:
     generator = LogGenerator("criteo", rows=batch_size * steps)
-    table = __import__("pyarrow").Table.from_batches(generator.batches())
+    table = pa.Table.from_batches(generator.batches())
     names = [column.name for column in generator.schema.ids]
     keys, indexed, num_rows = [], [], []
     for name in names:
@@ -83,79 +112,93 @@ def read_log(batch_size: int, steps: int) -> tuple[list[Batch], list[Batch], lis
             lengths = np.concatenate([valid[rows] for _, valid in columns]).astype(np.int64)
             ids = KeyedJaggedTensor(names, torch.from_numpy(values), lengths=torch.from_numpy(lengths))
             ids.offsets()
-            made.append(Batch(torch.from_numpy(dense[rows]), ids, torch.from_numpy(labels[rows]),
-                              torch.arange(first, first + batch_size), batch_size))  # fmt: skip
+            tensors = torch.from_numpy(dense[rows]), ids, torch.from_numpy(labels[rows])
+            made.append(Batch(*tensors, torch.arange(first, first + batch_size), batch_size))
         return made
 
-    distinct = [len(np.unique(b.ids[n].values())) for b in batches(keys)[:5] for n in names]
-    return batches(keys), batches(indexed), num_rows, sum(distinct) // 5
+    raw = batches(keys)
+    last = sum(len(np.unique(raw[-1].ids[name].values())) for name in names)
+    facts = f"{sum(num_rows):,} rows in all, {last:,} distinct rows in a batch of {len(raw[-1].ids.values()):,} ids"
+    return Log(raw, batches(indexed), num_rows, facts)
 
 
-def measure(name: str, raw: list[Batch], indexed: list[Batch], num_rows: list[int], dim: int) -> dict[str, float]:
+def measure(name: str, log: Log, dim: int, seen: int) -> dict[str, float]:
     """Median seconds of the sparse part alone and of the whole step, for both."""
     make_rule, make_peer = PAIRS[name]
-    features = raw[0].ids.keys()
+    features = log.raw[0].ids.keys()
     configs = [EmbeddingBagConfig(embedding_dim=dim, name=one, feature_names=[one]) for one in features]
-    gradient = torch.randn(len(raw[0]), dim * len(features)) / len(raw[0])
-    runs = {}
-    for whole in (False, True):
-        ours, plain = EmbeddingBagCollection(configs, optimizer=make_rule()), PlainTables(configs, num_rows)
-        rows, bags = RowOptimizer(ours), make_peer(list(plain.parameters()))
-        for side, tables, optimizer, batches in (("rowhaul", ours, rows, raw), ("pytorch", plain, bags, indexed)):
-            if not whole:
-
-                def sparse(repeat: int, tables=tables, optimizer=optimizer, batches=batches) -> None:
-                    tables(batches[repeat].ids).values().backward(gradient)
-                    optimizer.step()
-                    optimizer.zero_grad()
-
-                runs[f"sparse {side}"] = sparse
+    gradient = torch.randn(len(log.raw[0]), dim * len(features)) / len(log.raw[0])
+    runs: dict[str, Callable[[int], None]] = {}
+    for part in ("sparse", "whole"):
+        ours, plain = (
+            EmbeddingBagCollection(configs, optimizer=make_rule()),
+            PlainTables(configs, log.num_rows),
+        )
+        sides = {
+            "rowhaul": (ours, RowOptimizer(ours), log.raw),
+            "pytorch": (plain, make_peer(list(plain.parameters())), log.indexed),
+        }
+        for side, (tables, optimizer, batches) in sides.items():
+            sparse = partial(sparse_step, tables, optimizer, gradient)
+            for batch in batches[:seen]:
+                sparse(batch)
+            if part == "whole":
+                model = DLRM(tables, log.raw[0].dense.shape[1])
+                rows = {id(parameter) for parameter in tables.parameters()}
+                dense = torch.optim.Adam([p for p in model.parameters() if id(p) not in rows])
+                step = partial(whole_step, model, optimizer, dense)
             else:
-                model = DLRM(tables, raw[0].dense.shape[1])
-                bag_parameters = {id(p) for p in plain.parameters()}
-                dense = torch.optim.Adam([p for p in model.parameters() if id(p) not in bag_parameters])
+                step = sparse
+            runs[f"{part} {side}"] = lambda repeat, step=step, batches=batches: step(batches[seen + repeat])
+    return interleaved_medians(runs, len(log.raw) - seen - WARMUP, WARMUP)
 
-                def step(repeat: int, model=model, dense=dense, optimizer=optimizer, batches=batches) -> None:
-                    batch = batches[repeat]
-                    logits = model(batch)
-                    batch.loss(binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")).backward()
-                    optimizer.step()
-                    dense.step()
-                    optimizer.zero_grad()
-                    dense.zero_grad()
 
-                runs[f"whole {side}"] = step
-    return interleaved_medians(runs, len(raw) - WARMUP, WARMUP)
+def sparse_step(tables: nn.Module, optimizer: torch.optim.Optimizer, gradient: Tensor, batch: Batch) -> None:
+    tables(batch.ids).values().backward(gradient)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def whole_step(
+    model: nn.Module, rows: torch.optim.Optimizer, dense: torch.optim.Optimizer, batch: Batch
+) -> None:
+    per_sample = binary_cross_entropy_with_logits(model(batch), batch.labels, reduction="none")
+    batch.loss(per_sample).backward()
+    for optimizer in (rows, dense):
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, default=2048)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--batch-sizes", default="512,2048,8192")
     parser.add_argument("--dim", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--seen", type=int, default=400_000, help="samples trained on before timing")
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--threads", type=int, default=0, help="PyTorch threads; default PyTorch's choice")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    keep_freed_memory()  # for both: they share the process
     print_machine()
-    raw, indexed, num_rows, distinct = read_log(options.batch_size, options.steps)
-    console.print(
-        f"batch {options.batch_size}, dim {options.dim}, 26 features, {sum(num_rows):,} rows, "
-        f"{distinct:,} distinct rows a batch, {torch.get_num_threads()} PyTorch threads, float32"
-    )
+    console.print(f"dim {options.dim}, 26 features, {torch.get_num_threads()} PyTorch threads, float32")
     lines = []
-    for name in PAIRS:
-        ms = {key: 1e3 * value for key, value in measure(name, raw, indexed, num_rows, options.dim).items()}
-        for part in ("sparse", "whole"):
-            peer, ours = ms[f"{part} pytorch"], ms[f"{part} rowhaul"]
-            lines.append([f"{name}, {part} step", peer, ours, f"{peer / ours:.2f}x"])
-        lines.append([
-            f"{name}, sparse share of the step",
-            f"{ms['sparse pytorch'] / ms['whole pytorch']:.0%}",
-            f"{ms['sparse rowhaul'] / ms['whole rowhaul']:.0%}", "",
-        ])  # fmt: skip
-    print_table("milliseconds, medians", ["", "PyTorch", "Rowhaul", "speed-up"], lines)
+    for batch_size in map(int, options.batch_sizes.split(",")):
+        seen = options.seen // batch_size
+        log = read_log(batch_size, seen + WARMUP + options.steps)
+        console.print(f"batch {batch_size:,}: {log.facts}")
+        for name in PAIRS:
+            seconds = measure(name, log, options.dim, seen)
+            ms = {key: 1e3 * value for key, value in seconds.items()}
+            for part in ("sparse", "whole"):
+                peer, ours = ms[f"{part} pytorch"], ms[f"{part} rowhaul"]
+                lines.append([f"{batch_size:,}, {name}, {part}", peer, ours, f"{peer / ours:.2f}x"])
+            shares = [f"{ms[f'sparse {side}'] / ms[f'whole {side}']:.0%}" for side in ("pytorch", "rowhaul")]
+            lines.append([f"{batch_size:,}, {name}, share of the sparse part", *shares, ""])
+    print_table(
+        "milliseconds a step, medians", ["batch, optimizer, part", "PyTorch", "Rowhaul", "speed-up"], lines
+    )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from llvmlite import ir
 from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
@@ -44,3 +45,29 @@ def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), generate
+
+
+def _prefetch(for_writing: bool) -> Any:
+    @intrinsic
+    def prefetch(typing_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            flag = ir.IntType(32)
+            function = builder.module.declare_intrinsic(
+                "llvm.prefetch",
+                [cgutils.voidptr_t],
+                ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, flag, flag, flag]),
+            )
+            pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
+            nearest_cache, data = flag(3), flag(1)
+            builder.call(function, [pointer, flag(int(for_writing)), nearest_cache, data])
+            return context.get_dummy_value()
+
+        return types.void(types.int64), generate
+
+    return prefetch
+
+
+# Ask for the cache line at an address that is read or written soon; any address is allowed. Rows
+# of a large table are scattered, and without this a loop waits for each in turn.
+prefetch_to_read = _prefetch(for_writing=False)
+prefetch_to_write = _prefetch(for_writing=True)

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from rowhaul.cli import environment
 from rowhaul.cli.demo import demo
 from rowhaul.cli.doctor import doctor
 from rowhaul.cli.evaluate import evaluate, predict
@@ -39,6 +40,7 @@ def show_version() -> None:
 
 def main() -> None:
     """Run the command line; user errors, full disks and Ctrl-C end in one clear line, no traceback."""
+    environment.set_up()
     try:
         app()
     except RowhaulError as error:

@@ -118,7 +118,8 @@ def read_config(
 def held_out_beside(data: list[str]) -> list[str]:
     """The held-out part that `prepare` and `generate` put in ``test/`` beside the training files."""
     from rowhaul.data.files import expand_files
-    from rowhaul.data.folder import MANIFEST_FILE, TEST_FOLDER
+    from rowhaul.data.folder import MANIFEST_FILE
+    from rowhaul.data.folder_files import TEST_FOLDER
 
     folders = {path.parent for path in expand_files(data)}
     beside = [folder / TEST_FOLDER for folder in folders if (folder / MANIFEST_FILE).is_file()]
@@ -129,11 +130,9 @@ def train_with_progress(
     config: TrainConfig, schema: Any, data: Any, out: Path | None, eval_data: Any, resume: bool = False
 ) -> RunResult:
     """Train under a progress bar; Ctrl-C stops after the step under way."""
-    from rowhaul.cli.allocator import keep_freed_memory
     from rowhaul.cli.progress import StopOnSignal, TrainingProgress
     from rowhaul.train import train_run
 
-    keep_freed_memory()
     with StopOnSignal() as should_stop, TrainingProgress() as listener:
         return train_run(
             config,

@@ -104,7 +104,7 @@ class PooledRead:
         gradients = np.empty((len(self.lookup.keys), group.tables.dim), dtype=group.tables.dtype)
         sum_row_gradients(
             self.lookup.inverse, self.offsets, group.columns, group.is_mean, self._weights(weights),
-            pooled_gradients, gradients,
+            pooled_gradients, pooled_gradients.ctypes.data, gradients,
         )  # fmt: skip
         group.pending.append((self.lookup, gradients))
 

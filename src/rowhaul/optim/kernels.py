@@ -9,8 +9,24 @@ from __future__ import annotations
 
 import numpy as np
 
+from numba.extending import register_jitable
+
 from rowhaul._kernels import kernel
-from rowhaul._memory import memory_at, record_address
+from rowhaul._memory import memory_at, prefetch_to_write, record_address
+
+_RECORDS_AHEAD = 8
+_CACHE_LINE = 64
+
+
+@register_jitable
+def _record(addresses, shift, width, records, i, gradients):
+    """The record to step now; asks for the one that comes a little later."""
+    record_bytes = width * gradients.itemsize
+    soon = record_address(addresses, shift, record_bytes, records[min(i + _RECORDS_AHEAD, len(records) - 1)])
+    for offset in range(0, record_bytes, _CACHE_LINE):
+        prefetch_to_write(soon + offset)
+    address = record_address(addresses, shift, record_bytes, records[i])
+    return memory_at(address, width, gradients.dtype)
 
 
 @kernel
@@ -18,8 +34,7 @@ def sgd_step(addresses, shift, width, records, gradients, settings):
     """settings: rate, weight decay."""
     rate, decay = settings[0], settings[1]
     for i in range(len(records)):
-        address = record_address(addresses, shift, width * gradients.itemsize, records[i])
-        row = memory_at(address, width, gradients.dtype)
+        row = _record(addresses, shift, width, records, i, gradients)
         for k in range(gradients.shape[1]):
             row[k] -= rate * (gradients[i, k] + decay * row[k])
 
@@ -30,8 +45,7 @@ def adagrad_step(addresses, shift, width, records, gradients, settings):
     rate, decay, eps = settings[0], settings[1], settings[2]
     dim = gradients.shape[1]
     for i in range(len(records)):
-        address = record_address(addresses, shift, width * gradients.itemsize, records[i])
-        row = memory_at(address, width, gradients.dtype)
+        row = _record(addresses, shift, width, records, i, gradients)
         for k in range(dim):
             gradient = gradients[i, k] + decay * row[k]
             squares = row[dim + k] + gradient * gradient
@@ -46,8 +60,7 @@ def rowwise_adagrad_step(addresses, shift, width, records, gradients, settings):
     zero = gradients.dtype.type(0)
     dim = gradients.shape[1]
     for i in range(len(records)):
-        address = record_address(addresses, shift, width * gradients.itemsize, records[i])
-        row = memory_at(address, width, gradients.dtype)
+        row = _record(addresses, shift, width, records, i, gradients)
         # Four running sums, joined in a fixed order: faster than one chain and still deterministic.
         sums = (zero, zero, zero, zero)
         whole = dim - dim % 4
@@ -74,8 +87,7 @@ def adam_step(addresses, shift, width, records, gradients, settings):
     one = gradients.dtype.type(1)
     dim = gradients.shape[1]
     for i in range(len(records)):
-        address = record_address(addresses, shift, width * gradients.itemsize, records[i])
-        row = memory_at(address, width, gradients.dtype)
+        row = _record(addresses, shift, width, records, i, gradients)
         for k in range(dim):
             gradient = gradients[i, k] + decay * row[k]
             mean = beta1 * row[dim + k] + (one - beta1) * gradient

@@ -9,11 +9,12 @@ from numba import int64, uint64
 from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
-from rowhaul._memory import memory_at, record_address
+from rowhaul._memory import memory_at, prefetch_to_read, record_address
 
 EMPTY = -1  # location of a slot that never held a key
 DELETED = -2  # location of a slot whose key was deleted: probing goes on past it
 SHARD_BITS = 4  # shards of one table's index: they grow one at a time
+_KEYS_AHEAD = 16  # how far ahead of its use a key's first slot is asked for
 
 
 @register_jitable
@@ -78,9 +79,12 @@ def deduplicate(values, starts, tables, slots, unique, inverse, table_starts):
 @kernel
 def find_keys(shard_addresses, shard_masks, keys, table_starts, locations, num_absent):
     """Location of each key of each table, EMPTY if absent; counts the absent ones per shard."""
-    total_absent = 0
     for table in range(len(table_starts) - 1):
-        for i in range(table_starts[table], table_starts[table + 1]):
+        last = table_starts[table + 1] - 1
+        for i in range(table_starts[table], last + 1):
+            shard, probe = _shard_and_probe(keys[min(i + _KEYS_AHEAD, last)])
+            shard += table << SHARD_BITS
+            prefetch_to_read(shard_addresses[shard] + (probe & shard_masks[shard]) * 16)
             key = keys[i]
             shard, probe = _shard_and_probe(key)
             shard += table << SHARD_BITS
@@ -95,8 +99,6 @@ def find_keys(shard_addresses, shard_masks, keys, table_starts, locations, num_a
             locations[i] = location
             if location == EMPTY:
                 num_absent[shard] += 1
-                total_absent += 1
-    return total_absent
 
 
 @kernel
