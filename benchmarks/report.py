@@ -23,12 +23,10 @@ def print_machine(*packages: str) -> None:
             cpu = next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
     except (OSError, StopIteration):
         pass
-    console.print(
-        f"{cpu}, {len(os.sched_getaffinity(0))} cores, {platform.system()}, Python {platform.python_version()}"
-    )
-    console.print(
-        ", ".join(f"{name} {version(name)}" for name in ("rowhaul", "torch", "numpy", "numba", *packages))
-    )
+    cores = len(os.sched_getaffinity(0))
+    console.print(f"{cpu}, {cores} cores, {platform.system()}, Python {platform.python_version()}")
+    names = ("rowhaul", "torch", "numpy", "numba", *packages)
+    console.print(", ".join(f"{name} {version(name)}" for name in names))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

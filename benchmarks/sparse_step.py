@@ -26,10 +26,10 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 import torch
-from report import console, interleaved_medians, print_machine, print_table
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from report import console, interleaved_medians, print_machine, print_table
 from rowhaul import optim
 from rowhaul.data.generate import LogGenerator
 from rowhaul.nn import (
@@ -118,7 +118,8 @@ def read_log(batch_size: int, steps: int) -> Log:
 
     raw = batches(keys)
     last = sum(len(np.unique(raw[-1].ids[name].values())) for name in names)
-    facts = f"{sum(num_rows):,} rows in all, {last:,} distinct rows in a batch of {len(raw[-1].ids.values()):,} ids"
+    num_ids = len(raw[-1].ids.values())
+    facts = f"{sum(num_rows):,} rows in all, {last:,} distinct rows in a batch of {num_ids:,} ids"
     return Log(raw, batches(indexed), num_rows, facts)
 
 

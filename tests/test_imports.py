@@ -15,7 +15,7 @@ SHARED = {"errors", "_kernels", "_memory"}  # known to all; know nothing themsel
 # What each package may import: other packages of ours, then third parties.
 TABLE = {
     "data": (set(), {"numpy", "pyarrow", "numba", "yaml", "xxhash"}),
-    "optim": (set(), {"numpy"}),
+    "optim": (set(), {"numpy", "numba"}),
     "store": ({"optim"}, {"numpy", "numba", "xxhash"}),
     "nn": ({"data", "optim", "store"}, {"numpy", "torch"}),
     "checkpoint": (set(), {"numpy", "torch", "safetensors", "xxhash"}),

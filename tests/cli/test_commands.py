@@ -40,8 +40,19 @@ SMALL = ("--batch-size", "500", "--embedding-dim", "4", "--set", "model.options.
 def trained(tmp_path_factory, log_folder):
     """A finished run."""
     run = tmp_path_factory.mktemp("cli") / "run"
-    command = [sys.executable, "-m", "rowhaul", "train", "--data", log_folder / "*.parquet", "--out", run, *SMALL,
-               "--eval-data", log_folder / "test"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "rowhaul",
+        "train",
+        "--data",
+        log_folder / "*.parquet",
+        "--out",
+        run,
+        *SMALL,
+        "--eval-data",
+        log_folder / "test",
+    ]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     for word in ("AUC", "log loss", "normalised entropy", "samples per second", "rowhaul predict"):
@@ -98,8 +109,16 @@ def test_unseen_ids_do_not_stop_predict(rowhaul, trained, tmp_path):
     )
     assert code == 0
     assert pq.read_table(tmp_path / "s.parquet").num_rows == 3
-    code, _, err = rowhaul("predict", trained, "--data", tmp_path / "new.parquet", "--out", tmp_path / "t.parquet",
-                           "--on-unknown", "error")  # fmt: skip
+    code, _, err = rowhaul(
+        "predict",
+        trained,
+        "--data",
+        tmp_path / "new.parquet",
+        "--out",
+        tmp_path / "t.parquet",
+        "--on-unknown",
+        "error",
+    )
     assert code == 2
     assert "was never trained" in err
     assert not list(tmp_path.glob("t.parquet*"))
@@ -119,8 +138,20 @@ def test_flags_override_the_file(rowhaul, log_folder, tmp_path):
     (tmp_path / "config.yaml").write_text(
         "batch_size: 100\nepochs: 3\nmodel: {name: deepfm, embedding_dim: 2}\n"
     )
-    code, _, _ = rowhaul("train", tmp_path / "config.yaml", "--data", log_folder, "--out", tmp_path / "run",
-                         "--batch-size", 1000, "--max-steps", 2, "--set", "rates.decay=linear")  # fmt: skip
+    code, _, _ = rowhaul(
+        "train",
+        tmp_path / "config.yaml",
+        "--data",
+        log_folder,
+        "--out",
+        tmp_path / "run",
+        "--batch-size",
+        1000,
+        "--max-steps",
+        2,
+        "--set",
+        "rates.decay=linear",
+    )
     assert code == 0
     written = (tmp_path / "run" / "config.yaml").read_text()
     for line in ("batch_size: 1000", "epochs: 3", "name: deepfm", "decay: linear"):
@@ -132,15 +163,30 @@ def test_data_without_a_schema(rowhaul, log_folder, tmp_path):
     code, _, err = rowhaul("train", "--data", tmp_path / "plain.parquet")
     assert code == 2
     assert "no schema.yaml" in err
-    code, _, _ = rowhaul("train", "--data", tmp_path / "plain.parquet", "--features", "user,item", "--label", "click",
-                         *SMALL)  # fmt: skip
+    code, _, _ = rowhaul(
+        "train", "--data", tmp_path / "plain.parquet", "--features", "user,item", "--label", "click", *SMALL
+    )
     assert code == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_and_saves_and_resume_goes_on(number, log_folder, tmp_path):
-    command = [sys.executable, "-m", "rowhaul", "train", "--data", str(log_folder), "--out", str(tmp_path / "run"),
-               "--batch-size", "20", "--epochs", "200", "--set", "log_every=1"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "rowhaul",
+        "train",
+        "--data",
+        str(log_folder),
+        "--out",
+        str(tmp_path / "run"),
+        "--batch-size",
+        "20",
+        "--epochs",
+        "200",
+        "--set",
+        "log_every=1",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     log = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 60
@@ -161,8 +207,12 @@ def test_a_signal_stops_and_saves_and_resume_goes_on(number, log_folder, tmp_pat
 def write_bad(folder, **columns):
     """The click log with some columns replaced."""
     good = {
-        "click": [0, 1], "price": [0.5, 1.0], "user": [1, 2], "item": ["a", "b"], "tags": [[1], [2]],
-    }  # fmt: skip
+        "click": [0, 1],
+        "price": [0.5, 1.0],
+        "user": [1, 2],
+        "item": ["a", "b"],
+        "tags": [[1], [2]],
+    }
     good.update(columns)
     table = pa.table({name: values for name, values in good.items() if values is not None})
     pq.write_table(table, folder / "bad.parquet")
@@ -251,8 +301,19 @@ def tiny_disk(tmp_path):
 
 
 def test_a_full_disk_is_explained_and_leaves_no_checkpoint(rowhaul, tiny_disk, log_folder):
-    code, _, err = rowhaul("train", "--data", log_folder, "--out", tiny_disk / "run", "--batch-size", "500",
-                           "--embedding-dim", "512", "--model", "legacy")  # fmt: skip
+    code, _, err = rowhaul(
+        "train",
+        "--data",
+        log_folder,
+        "--out",
+        tiny_disk / "run",
+        "--batch-size",
+        "500",
+        "--embedding-dim",
+        "512",
+        "--model",
+        "legacy",
+    )
     assert code == 2
     assert "no space left" in err.lower()
     assert not list((tiny_disk / "run" / "checkpoints").glob("*"))
@@ -312,6 +373,6 @@ def test_demo_ends_with_what_to_try_next(rowhaul, tmp_path):
         assert word in out
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "precious.txt").write_text("x")
-    code, _, err = rowhaul("demo", "--rows", "5000", "--out", tmp_path / "mine")
+    code, _, _ = rowhaul("demo", "--rows", "5000", "--out", tmp_path / "mine")
     assert code == 2
     assert (tmp_path / "mine" / "precious.txt").exists()

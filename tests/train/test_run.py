@@ -49,8 +49,13 @@ def test_a_run_killed_between_checkpoints_resumes_from_the_last(tmp_path, log_sc
 
     calls = stop_after(12)
     with pytest.raises(RuntimeError, match="killed"):
-        train_run(CONFIG, log_schema, log_folder, out=tmp_path / "b",
-                  should_stop=lambda: killed() if calls() else False)  # fmt: skip
+        train_run(
+            CONFIG,
+            log_schema,
+            log_folder,
+            out=tmp_path / "b",
+            should_stop=lambda: killed() if calls() else False,
+        )
     assert latest_checkpoint(tmp_path / "b" / "checkpoints").name == "step-000000007"
     train_run(CONFIG, log_schema, log_folder, out=tmp_path / "b", resume=True)
     train_run(CONFIG, log_schema, log_folder, out=tmp_path / "a")

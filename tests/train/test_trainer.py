@@ -52,9 +52,12 @@ def test_two_runs_give_the_same_bits_and_evaluation_leaves_no_trace(precision, l
 def test_equals_a_plain_pytorch_loop(log_schema, log_folder):
     """The whole trainer against nn.EmbeddingBag, nn.Linear and torch.optim on pre-indexed ids."""
     config = TrainConfig(
-        model=ModelConfig("legacy", 3, {"hidden": [8]}), rows=OptimizerConfig("adagrad", 0.1),
-        dense=OptimizerConfig("SGD", 0.1), batch_size=128, precision="float64",
-    )  # fmt: skip
+        model=ModelConfig("legacy", 3, {"hidden": [8]}),
+        rows=OptimizerConfig("adagrad", 0.1),
+        dense=OptimizerConfig("SGD", 0.1),
+        batch_size=128,
+        precision="float64",
+    )
     trainer = Trainer(config, log_schema)
     batches = [Batch.from_samples(s) for s in SampleStream(log_folder, log_schema, 128, limit=128 * 12)]
     known = {

@@ -52,8 +52,8 @@ def prepare(
         )
         bar.update(task, completed=1.0)
     lines = [
-        f"{report.rows:,} rows in {out} ({report.test_rows:,} of them in test/), {report.bytes / 2**20:,.1f} MiB, "
-        f"{report.seconds:,.1f} s"
+        f"{report.rows:,} rows in {out} ({report.test_rows:,} of them in test/), "
+        f"{report.bytes / 2**20:,.1f} MiB, {report.seconds:,.1f} s"
     ]
     if report.resumed_rows:
         lines.append(f"resumed: {report.resumed_rows:,} rows were there already")

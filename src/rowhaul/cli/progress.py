@@ -104,6 +104,7 @@ class StopOnSignal:
             signal.signal(number, handler)
 
     def __call__(self) -> bool:
+        """Whether somebody wants an end."""
         return self._asked
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

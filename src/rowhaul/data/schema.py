@@ -96,8 +96,8 @@ class Schema:
     csv: CsvLayout | None = None
 
     def __post_init__(self) -> None:
-        names = [column.name for column in (*self.dense, *self.ids)]
-        names += [self.label.name] if self.label else []
+        names = [self.label.name] if self.label else []
+        names += [column.name for column in self.dense] + [column.name for column in self.ids]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise DataError(f"schema: column {twice[0]!r} is named more than once; name each column once")

@@ -8,7 +8,6 @@ is taken. Scalars come as an array of that precision, ``settings``, so a kernel 
 from __future__ import annotations
 
 import numpy as np
-
 from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel

@@ -1,0 +1,20 @@
+"""Run every benchmark of this folder, one after the other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+NOT_BENCHMARKS = {"run_all.py", "report.py"}
+
+
+def main() -> None:
+    scripts = sorted(path for path in Path(__file__).parent.glob("*.py") if path.name not in NOT_BENCHMARKS)
+    for script in scripts:
+        print(f"\n== {script.name}", flush=True)
+        subprocess.run([sys.executable, str(script)], check=True)
+
+
+if __name__ == "__main__":
+    main()

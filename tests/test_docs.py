@@ -1,0 +1,74 @@
+"""Every Python and shell snippet of the documentation runs as it stands."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rowhaul.cli import main
+from rowhaul.train import TrainConfig
+
+ROOT = Path(__file__).parent.parent
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n<!-- (\w+): (\S+) -->)?", re.MULTILINE | re.DOTALL)
+
+# Pages whose snippets run in one folder, in this order: a later page uses what an earlier one made.
+CHAINS = [
+    ["README.md"],
+    ["docs/tutorial.md"],
+    ["docs/optimizers.md"],
+    ["docs/your-parquet.md", "docs/checkpoints.md"],
+    ["docs/models.md"],
+    ["docs/data.md"],
+    ["docs/generator.md"],
+]
+
+
+def blocks_of(page):
+    """(language, text, kind of note, its value) of each fenced block."""
+    return _BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("pages", CHAINS, ids=lambda pages: pages[-1])
+def test_snippets_run(pages, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    num_run = 0
+    for page in pages:
+        names = {"__name__": "__main__"}
+        for language, text, note, value in blocks_of(page):
+            if language == "python":
+                exec(compile(text, page, "exec"), names)
+                num_run += 1
+            elif language == "sh":
+                for line in text.splitlines():
+                    monkeypatch.setattr(sys, "argv", line.split())
+                    with pytest.raises(SystemExit) as end:
+                        main()
+                    assert not end.value.code, line
+                    num_run += 1
+            elif note == "file":
+                Path(value).write_text(text)
+    assert num_run or not any(
+        language in ("python", "sh") for page in pages for language, *_ in blocks_of(page)
+    )
+
+
+def test_every_page_with_snippets_is_in_a_chain():
+    pages = ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+    with_code = {page for page in pages if any(block[0] in ("python", "sh") for block in blocks_of(page))}
+    assert with_code <= {page for chain in CHAINS for page in chain}
+
+
+def test_the_documented_configuration_is_the_default():
+    (text,) = [text for _, text, note, _ in blocks_of("docs/configuration.md") if note == "config"]
+    assert TrainConfig.from_dict(yaml.safe_load(text)) == TrainConfig()
+    documented = yaml.safe_load(text)
+    assert documented == TrainConfig().to_dict()
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
