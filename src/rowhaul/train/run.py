@@ -63,8 +63,7 @@ class RunResult:
 
     step: int
     samples: int
-    seconds: float  # of training, without evaluations and checkpoints
-    samples_per_second: float
+    samples_per_second: float  # of training: without the first step, evaluations and checkpoints
     metrics: MetricValues | None
     interrupted: bool
     num_rows: int
@@ -123,19 +122,21 @@ class _Run:
 
     def loop(self, should_stop: Callable[[], bool]) -> RunResult:
         trainer, config, total_steps = self.trainer, self.trainer.config, self.trainer.total_steps
-        first_sample, seconds, interrupted = trainer.samples, 0.0, False
+        first_step, seconds, timed_samples, interrupted = trainer.step + 1, 0.0, 0, False
         metrics = None
         if self.listener:
             self.listener.started(trainer.samples, config.epochs * self.stream.num_samples, total_steps)
         began = time.perf_counter()
         for samples in self.stream if trainer.step < total_steps else ():
             loss = trainer.train_step(Batch.from_samples(samples))
+            if trainer.step == first_step + 1:
+                seconds, timed_samples = 0.0, 0  # the first step may have compiled kernels
             seconds += time.perf_counter() - began
+            timed_samples += len(samples)
             if self.listener:
                 self.listener.stepped(trainer.samples, loss)
             if trainer.step % config.log_every == 0:
-                rate = (trainer.samples - first_sample) / seconds
-                self.log.step(trainer.step, trainer.samples, loss, rate)
+                self.log.step(trainer.step, trainer.samples, loss, timed_samples / seconds)
             if trainer.step >= total_steps:
                 break
             interrupted = should_stop()
@@ -149,13 +150,11 @@ class _Run:
         if not interrupted:
             metrics = self.evaluate()
         self.save()
-        trained = trainer.samples - first_sample
         collection = trainer.collection
         return RunResult(
             step=trainer.step,
             samples=trainer.samples,
-            seconds=seconds,
-            samples_per_second=trained / seconds if seconds else 0.0,
+            samples_per_second=timed_samples / seconds if seconds else 0.0,
             metrics=metrics,
             interrupted=interrupted,
             num_rows=sum(collection.num_rows(one.name) for one in collection.embedding_bag_configs()),
