@@ -1,5 +1,12 @@
 """The collection against torch.nn.EmbeddingBag: forward, gradients and steps."""
 
+import copy
+import os
+import pickle
+import signal
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -242,6 +249,56 @@ def test_a_state_dict_of_another_optimizer_is_refused():
     adam(jagged({"f": [[1]]}))
     with pytest.raises(CheckpointError, match="needs 4 elements a record"):
         sgd.load_state_dict(adam.state_dict())
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_has_rows_of_its_own(duplicate):
+    original = one_table(optimizer=optim.SGD(lr=1.0))
+    original(jagged({"f": [[1], [2]]}))
+    copied = duplicate(original)
+    before = {key: row.tobytes() for key, row in values_of(original, "t").items()}
+    assert {key: row.tobytes() for key, row in values_of(copied, "t").items()} == before
+    copied(jagged({"f": [[1], [3]]})).values().sum().backward()
+    RowOptimizer(copied).step()
+    assert {key: row.tobytes() for key, row in values_of(original, "t").items()} == before
+    assert copied.num_rows("t") == 3
+
+
+def test_several_threads_may_score_at_once():
+    collection = one_table(dim=8)
+    collection(jagged({"f": [[key] for key in range(500)]}))
+    collection.eval()
+    batches = [jagged({"f": [[key * step % 700] for key in range(3000)]}) for step in range(1, 9)]
+    expected = [collection(batch).values() for batch in batches]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            for found, right in zip(pool.map(collection, batches), expected, strict=True):
+                assert torch.equal(found.values(), right)
+
+
+def in_forked_child(check):
+    """Run ``check`` in a forked process; True if it returned in time."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends the child if it hangs
+        check()
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def test_a_forked_process_can_read_with_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        tables = [EmbeddingBagConfig(embedding_dim=64, name=n, feature_names=[n]) for n in "ab"]
+        collection = EmbeddingBagCollection(tables)
+    finally:
+        torch.set_num_threads(before)
+    many = jagged({name: [[key] for key in range(1000)] for name in "ab"})
+    expected = collection(many).values().detach()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons warn of forks in threaded programs
+        assert in_forked_child(lambda: torch.testing.assert_close(collection.eval()(many).values(), expected))
 
 
 def test_learning_rate_schedulers_drive_the_rows():

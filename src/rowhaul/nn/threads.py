@@ -5,6 +5,7 @@ Pieces never share a table, so results do not depend on how many threads there a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -31,3 +32,7 @@ def run_all(tasks: Sequence[Callable[[], Result]], in_parallel: bool) -> list[Re
 @cache
 def _pool(num_threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(num_threads, thread_name_prefix="rowhaul")
+
+
+# A forked process inherits the pool but none of its threads.
+os.register_at_fork(after_in_child=_pool.cache_clear)

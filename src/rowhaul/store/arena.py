@@ -37,6 +37,11 @@ class RecordArena:
         self._num_used = 0  # numbers handed out at least once
         self._free: Records = np.empty(0, dtype=np.int64)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A copy (pickle, deepcopy) has chunks of its own, at other addresses.
+        self.__dict__.update(state)
+        self.addresses = _addresses(self._chunks)
+
     @property
     def record_bytes(self) -> int:
         """Bytes of one record."""
@@ -89,8 +94,11 @@ class RecordArena:
             ) from None
         if more:
             self._chunks += more
-            addresses = np.array([chunk.ctypes.data for chunk in more], dtype=np.int64)
-            self.addresses = np.concatenate([self.addresses, addresses])
+            self.addresses = np.concatenate([self.addresses, _addresses(more)])
+
+
+def _addresses(chunks: list[npt.NDArray[np.uint8]]) -> Records:
+    return np.array([chunk.ctypes.data for chunk in chunks], dtype=np.int64)
 
 
 def _aligned(num_bytes: int) -> npt.NDArray[np.uint8]:

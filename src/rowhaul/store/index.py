@@ -8,6 +8,7 @@ one at a time, which bounds both the pause and the extra memory of growing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +31,18 @@ class KeyIndex:
     def __init__(self, num_tables: int) -> None:
         self.num_tables = num_tables
         self._shards = [_empty_shard(_SMALLEST_SHARD) for _ in range(num_tables * NUM_SHARDS)]
-        self._addresses = np.array([shard.ctypes.data for shard in self._shards], dtype=np.int64)
+        self._addresses = self._find_addresses()
         self._masks = np.full(len(self._shards), _SMALLEST_SHARD - 1, dtype=np.int64)
         self._used = np.zeros(len(self._shards), dtype=np.int64)  # slots not EMPTY, deleted ones too
         self._num_keys = np.zeros(num_tables, dtype=np.int64)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A copy (pickle, deepcopy) has shards of its own, at other addresses.
+        self.__dict__.update(state)
+        self._addresses = self._find_addresses()
+
+    def _find_addresses(self) -> Int64s:
+        return np.array([shard.ctypes.data for shard in self._shards], dtype=np.int64)
 
     @property
     def num_keys(self) -> Int64s:

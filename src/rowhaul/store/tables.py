@@ -6,6 +6,7 @@ over dozens of features is a handful of compiled passes instead of dozens of cal
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,17 @@ from rowhaul.store.kernels import deduplicate, write_initial
 
 _BLOCK_ROWS = 1 << 16  # rows copied at a time when a table is read whole
 ON_UNKNOWN = ("init", "default", "error")
+
+
+_of_thread = threading.local()
+
+
+def _zeros(at_least: int) -> npt.NDArray[np.int32]:
+    """Scratch slots, a power of two of them, kept from call to call: whoever borrows leaves zeros."""
+    kept: npt.NDArray[np.int32] | None = getattr(_of_thread, "zeros", None)
+    if kept is None or len(kept) < max(16, at_least):
+        kept = _of_thread.zeros = np.zeros(1 << max(12, at_least.bit_length()), dtype=np.int32)
+    return kept
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,10 @@ class Lookup:
 
 
 class TableGroup:
-    """Tables of equal row size under one row optimizer."""
+    """Tables of equal row size under one row optimizer.
+
+    Lookups that insert nothing may run in several threads; anything else in one at a time.
+    """
 
     def __init__(
         self, tables: Sequence[TableSpec], optimizer: RowOptimizerRule, dtype: npt.DTypeLike, seed: int
@@ -64,7 +79,6 @@ class TableGroup:
         self._seeds = np.array(seeds, dtype=np.uint64)
         self._lows = np.array([table.initial_low for table in tables])
         self._steps = np.array([(table.initial_high - table.initial_low) / 2**24 for table in tables])
-        self._scratch = np.zeros(1 << 12, dtype=np.int32)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -131,13 +145,12 @@ class TableGroup:
     def _distinct(
         self, values: Int64s, starts: Int64s, feature_tables: Int64s
     ) -> tuple[Int64s, Int64s, npt.NDArray[np.int32]]:
-        num_slots = max(16, 1 << (2 * max(1, len(values)) - 1).bit_length())
-        if len(self._scratch) < num_slots:
-            self._scratch = np.zeros(num_slots, dtype=np.int32)
         unique = np.empty(len(values), dtype=np.int64)
         inverse = np.empty(len(values), dtype=np.int32)
         key_starts = np.empty(len(self.tables) + 1, dtype=np.int64)
-        num_unique = deduplicate(values, starts, feature_tables, self._scratch, unique, inverse, key_starts)
+        num_unique = deduplicate(
+            values, starts, feature_tables, _zeros(2 * len(values)), unique, inverse, key_starts
+        )
         return unique[:num_unique], key_starts, inverse
 
     def _write_initial(
