@@ -58,7 +58,7 @@ def predict(
     from rowhaul.train.predict import predict_file
 
     with counting_bar() as bar:
-        task = bar.add_task("predicting", total=None, note="")
+        task = bar.add_task("predicting", total=0, note="")
         rows = predict_file(
             run,
             data,

@@ -35,6 +35,7 @@ def generate(
         f"{num_rows:,} rows in {out}: base rate {facts['base_rate']:.3f}, "
         f"best possible AUC {facts['auc']:.4f}\nNext: rowhaul train --data '{out}/*.parquet' --out run/",
         highlight=False,
+        soft_wrap=True,
     )
 
 

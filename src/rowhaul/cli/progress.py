@@ -9,13 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
-    SpinnerColumn,
+    ProgressColumn,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 
 from rowhaul.train.metrics import MetricValues
@@ -25,24 +23,20 @@ console = Console()
 
 def counting_bar() -> Progress:
     """A bar over a known number of things."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=console,
-    )
+    return _bar(TextColumn("{task.completed:,.0f} of {task.total:,.0f}"))
 
 
 def share_bar() -> Progress:
     """A bar over a share of the input, where the number of rows is not known beforehand."""
+    return _bar(TaskProgressColumn())
+
+
+def _bar(amount: ProgressColumn) -> Progress:
+    # Narrow enough for a terminal of 80 columns; nothing is cut off.
     return Progress(
-        SpinnerColumn(),
         TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
+        BarColumn(bar_width=16),
+        amount,
         TimeElapsedColumn(),
         TextColumn("{task.fields[note]}"),
         console=console,
@@ -59,14 +53,16 @@ class TrainingProgress:
 
     def __enter__(self) -> TrainingProgress:
         self._bar.start()
+        self._task = self._bar.add_task("training", total=0, note="starting")
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self._bar.stop()
 
     def started(self, samples: int, total_samples: int, total_steps: int) -> None:
-        """Open the bar."""
-        self._task = self._bar.add_task("training", total=total_samples, completed=samples, note="")
+        """The first step may compile kernels."""
+        note = "first step (kernels compile once)"
+        self._bar.update(self._task, total=total_samples, completed=samples, note=note)
 
     def stepped(self, samples: int, loss: float) -> None:
         """Move the bar; the loss shown is a mean over the last few dozen steps."""
@@ -76,13 +72,16 @@ class TrainingProgress:
 
     def evaluating(self, total_samples: int) -> None:
         """Say that training waits."""
-        self._bar.update(self._task, note=f"evaluating on {total_samples:,} samples")
+        self._bar.update(self._task, note="evaluating")
 
     def evaluated(self, step: int, metrics: MetricValues) -> None:
         """Print a line above the bar."""
         self._bar.console.print(
-            f"step {step:,}: AUC {metrics.auc:.4f}, log loss {metrics.log_loss:.4f}", highlight=False
+            f"step {step:,}: AUC {metrics.auc:.4f}, log loss {metrics.log_loss:.4f} "
+            f"on {metrics.num_samples:,} samples",
+            highlight=False,
         )
+        self._bar.update(self._task, note="")
 
 
 class StopOnSignal:

@@ -89,6 +89,7 @@ def train(
             f"  rowhaul predict {out} --data '{example}' --out scores.parquet\n"
             f"  tensorboard --logdir {out}/tensorboard",
             highlight=False,
+            soft_wrap=True,
         )
 
 
@@ -170,9 +171,7 @@ def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
     table.add_row("samples per second", f"{result.samples_per_second:,.0f}")
     table.add_row("trained", f"{result.samples:,} samples in {result.step:,} steps")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    table.add_row(
-        "memory",
-        f"{result.row_bytes / 2**20:,.0f} MiB for {result.num_rows:,} rows with optimizer state and index, "
-        f"{peak / 2**20:,.0f} MiB at the process's peak",
-    )
+    row_mib, peak_mib = result.row_bytes / 2**20, peak / 2**20
+    table.add_row("rows", f"{result.num_rows:,} in {row_mib:,.0f} MiB with optimizer state and index")
+    table.add_row("peak memory", f"{peak_mib:,.0f} MiB for the whole process")
     console.print(table, highlight=False)
