@@ -13,9 +13,9 @@ instead of spinning on a core that somebody else could use, and freed memory is 
 
 from __future__ import annotations
 
-from rowhaul.cli import environment
+from rowhaul import _environment
 
-environment.set_up()  # before PyTorch is imported
+_environment.set_up()  # before PyTorch is imported
 
 import argparse
 import warnings

@@ -71,3 +71,35 @@ def _prefetch(for_writing: bool) -> Any:
 # of a large table are scattered, and without this a loop waits for each in turn.
 prefetch_to_read = _prefetch(for_writing=False)
 prefetch_to_write = _prefetch(for_writing=True)
+
+
+# Bytes of text. Numba counts references to an array at every call it is passed to, which costs more than
+# reading a field does, so text kernels pass plain addresses (uint64) to each other.
+
+
+def _load(result: Any) -> Any:
+    def load(typing_context, address):  # type: ignore[no-untyped-def]
+        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            pointer = builder.inttoptr(arguments[0], context.get_value_type(result).as_pointer())
+            return builder.load(pointer, align=1)
+
+        return result(types.uint64), generate
+
+    return intrinsic(load)
+
+
+load8 = _load(types.uint8)  # one byte
+load32 = _load(types.uint32)  # four bytes, the first the lowest
+load64 = _load(types.uint64)  # eight bytes, the first the lowest
+
+
+@intrinsic
+def store8(typing_context, address, byte):  # type: ignore[no-untyped-def]
+    """Write one byte."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        pointer = builder.inttoptr(arguments[0], context.get_value_type(types.uint8).as_pointer())
+        builder.store(arguments[1], pointer)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint8), generate

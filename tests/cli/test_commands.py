@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import rowhaul as package
 from rowhaul.cli import main
 
 
@@ -242,8 +245,10 @@ def test_bad_data_is_named_and_leaves_nothing(columns, message, rowhaul, log_sch
     assert "bad.parquet" in err.replace("\n", "")
     assert message in err.lower()
     assert "Traceback" not in err
-    checkpoints = tmp_path / "run" / "checkpoints"
-    assert not checkpoints.exists() or not list(checkpoints.iterdir())
+    if "row" not in err:  # found before the first step, so the corrected command can be run as it is
+        assert not (tmp_path / "run").exists()
+    else:
+        assert not list(tmp_path.glob("run/checkpoints/*"))
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 nonsense", None], ids=["empty", "garbage", "truncated"])
@@ -319,11 +324,11 @@ def test_a_full_disk_is_explained_and_leaves_no_checkpoint(rowhaul, tiny_disk, l
     assert not list((tiny_disk / "run" / "checkpoints").glob("*"))
 
 
-def test_a_full_disk_stops_generate_and_the_folder_is_refused(rowhaul, tiny_disk):
+def test_a_full_disk_stops_generate_and_leaves_nothing(rowhaul, tiny_disk):
     code, _, err = rowhaul("generate", "--rows", "50_000", "--out", tiny_disk / "logs")
     assert code == 2
     assert "space" in err.lower()
-    assert not list((tiny_disk / "logs").glob("*.parquet")) if (tiny_disk / "logs").exists() else True
+    assert not (tiny_disk / "logs").exists()  # no whole part was written: nothing to mistake or to resume
 
 
 def test_a_place_that_cannot_be_written(rowhaul, log_folder, tmp_path):
@@ -334,24 +339,33 @@ def test_a_place_that_cannot_be_written(rowhaul, log_folder, tmp_path):
 
 
 def test_an_unwritable_kernel_cache_only_warns(tmp_path):
-    """A copy of the package that cannot write beside itself, for a user without a home."""
-    cache = tmp_path / "cache"
-    cache.write_text("a file where numba wants a folder")
+    """A copy of the package that cannot write beside itself, for a user whose home is no folder."""
+    shutil.copytree(
+        Path(package.__file__).parent, tmp_path / "rowhaul", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    for folder in [tmp_path / "rowhaul", *(tmp_path / "rowhaul").rglob("*/")]:
+        (folder / "__pycache__").write_text("a file where the cache wants a folder")
     program = (
-        "import warnings; warnings.simplefilter('always');"
-        "from rowhaul._kernels import kernel;"
-        "f = kernel(eval(compile('lambda x: x + 1', 'nowhere.py', 'eval'))); print(f(1))"
+        "import numpy as np; from rowhaul.store.arena import RecordArena;"
+        "arena = RecordArena(2, np.float32); records = arena.allocate(3);"
+        "arena.write(records, np.ones((3, 2))); print(arena.read(records).sum())"
     )
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache / "sub"), "HOME": "/nonexistent"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tmp_path),
+        "HOME": "/dev/null",
+        "XDG_CACHE_HOME": "/dev/null",
+    }
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=100
     )
-    assert done.stdout.strip() == "2", done.stderr
+    assert done.stdout.strip() == "6.0", done.stderr
     assert "the kernel cache cannot be written" in done.stderr
     assert "Set NUMBA_CACHE_DIR to a folder you can write to" in done.stderr
 
 
 def test_unknown_names_list_the_known(rowhaul, log_folder, tmp_path):
+    (tmp_path / "c.yaml").write_text("model: dlrm\n")
     for arguments, known in (
         (("generate", "--preset", "criteoo", "--rows", "10", "--out", tmp_path / "x"), "criteo-search"),
         (("generate", "--rows", "many", "--out", tmp_path / "x"), "1_000_000"),
@@ -359,11 +373,63 @@ def test_unknown_names_list_the_known(rowhaul, log_folder, tmp_path):
         (("train", "--data", log_folder, "--model", "nope"), "wide_deep"),
         (("train", "--data", log_folder, "--set", "epochs"), "NAME=VALUE"),
         (("evaluate", tmp_path, "--data", log_folder), "no training run"),
+        (("train", "--data", log_folder, "--set", "epochs=[1"), "no YAML"),
+        (
+            ("train", tmp_path / "c.yaml", "--data", log_folder, "--embedding-dim", 4),
+            "expected settings by name",
+        ),
+        (("generate", "--raw", "--overwrite", "--out", tmp_path / "x"), "neither"),
     ):
         code, _, err = rowhaul(*arguments)
         assert code == 2
         assert known in err.replace("\n", "")
     assert not (tmp_path / "x").exists()
+
+
+def test_a_run_is_no_place_for_data(rowhaul, trained):
+    before = (trained / "schema.yaml").read_text()
+    code, _, err = rowhaul("generate", "--rows", "100", "--out", trained)
+    assert code == 2
+    assert "holds other files" in err
+    assert (trained / "schema.yaml").read_text() == before
+
+
+def test_data_is_not_prepared_over_its_input(rowhaul, log_folder, tmp_path):
+    shutil.copytree(log_folder, tmp_path / "data")
+    code, _, err = rowhaul("prepare", "--format", "parquet", tmp_path / "data" / "part-0.parquet",
+                           "--schema", tmp_path / "data" / "schema.yaml", "--out", tmp_path / "data",
+                           "--overwrite")  # fmt: skip
+    assert code == 2
+    assert "lies in the folder to write" in err
+    assert (tmp_path / "data" / "part-0.parquet").exists()
+
+
+def test_an_interrupted_generate_says_how_to_go_on(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "rowhaul",
+        "generate",
+        "--rows",
+        "50_000_000",
+        "--out",
+        str(tmp_path / "logs"),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("logs/part-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "run the same command again to go on" in out
+    assert "Traceback" not in err
+
+
+def test_version(rowhaul):
+    code, out, _ = rowhaul("--version")
+    assert code == 0
+    assert out.strip() == version("rowhaul")
 
 
 def test_demo_ends_with_what_to_try_next(rowhaul, tmp_path):

@@ -6,6 +6,7 @@ import pickle
 import signal
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -50,6 +51,17 @@ def values_of(collection, table):
     }
 
 
+@contextmanager
+def torch_threads(number):
+    """Collections made inside share their work among so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 bags = st.lists(st.lists(st.sampled_from(EXTREME_KEYS), max_size=4), min_size=3, max_size=3)
 
 
@@ -66,18 +78,21 @@ def cases(draw):
             )
         )
         batch |= {name: draw(bags) for name in names}
+        if t and draw(st.booleans()):
+            names.append("f00")  # a feature that reads two tables
     order = draw(st.permutations(list(batch)))
     return tables, {name: batch[name] for name in order}
 
 
 @settings(max_examples=60, deadline=None)
-@given(cases(), st.booleans())
-def test_equals_embedding_bag(case, weighted):
+@given(cases(), st.booleans(), st.sampled_from([1, 3]))
+def test_equals_embedding_bag(case, weighted, num_threads):
     """Pooling, row gradients and one SGD step equal EmbeddingBag on pre-indexed ids."""
     tables, batch = case
     num_ids = sum(len(bag) for bags in batch.values() for bag in bags)
     weights = torch.randn(num_ids, dtype=torch.float64, requires_grad=True) if weighted else None
-    ours = EmbeddingBagCollection(tables, is_weighted=weighted, optimizer=optim.SGD(lr=0.5), seed=3)
+    with torch_threads(num_threads):
+        ours = EmbeddingBagCollection(tables, is_weighted=weighted, optimizer=optim.SGD(lr=0.5), seed=3)
     features = jagged(batch, weights)
     rows = RowOptimizer(ours)
     pooled = ours(features)
@@ -264,6 +279,31 @@ def test_a_copy_has_rows_of_its_own(duplicate):
     assert copied.num_rows("t") == 3
 
 
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+def test_bits_do_not_depend_on_the_number_of_threads(name):
+    """Batches large enough that the groups really run side by side."""
+    tables = [EmbeddingBagConfig(embedding_dim=d, name=f"t{n}", feature_names=[f"f{n}"])
+              for n, d in enumerate([16, 16, 16, 8, 8])]  # fmt: skip
+    random = np.random.default_rng(0)
+    batches = [
+        jagged({f"f{n}": random.zipf(1.3, (3000, 1)).clip(max=900).tolist() for n in range(5)})
+        for _ in range(3)
+    ]
+    direction = torch.randn(3000, 64, generator=torch.Generator().manual_seed(0))
+    found = []
+    for num_threads in (1, 2, 4):
+        with torch_threads(num_threads):
+            collection = EmbeddingBagCollection(tables, optimizer=optim.row_optimizer(name, lr=0.1))
+        rows = RowOptimizer(collection)
+        for batch in batches:
+            collection(batch).values().backward(direction)
+            rows.step()
+        found.append([
+            {k: v.tobytes() for k, v in values_of(collection, config.name).items()} for config in tables
+        ])  # fmt: skip
+    assert found[0] == found[1] == found[2]
+
+
 def test_several_threads_may_score_at_once():
     collection = one_table(dim=8)
     collection(jagged({"f": [[key] for key in range(500)]}))
@@ -287,18 +327,44 @@ def in_forked_child(check):
 
 
 def test_a_forked_process_can_read_with_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    with torch_threads(2):
         tables = [EmbeddingBagConfig(embedding_dim=64, name=n, feature_names=[n]) for n in "ab"]
         collection = EmbeddingBagCollection(tables)
-    finally:
-        torch.set_num_threads(before)
     many = jagged({name: [[key] for key in range(1000)] for name in "ab"})
     expected = collection(many).values().detach()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # newer Pythons warn of forks in threaded programs
         assert in_forked_child(lambda: torch.testing.assert_close(collection.eval()(many).values(), expected))
+
+
+def test_loading_between_backward_and_step_drops_the_gradients():
+    source, target = one_table(optimizer=optim.SGD(lr=1.0)), one_table(optimizer=optim.SGD(lr=1.0))
+    source(jagged({"f": [[1], [2]]}))
+    target(jagged({"f": [[5], [6], [7]]})).values().sum().backward()
+    target.load_state_dict(source.state_dict())
+    RowOptimizer(target).step()
+    expected = {key: row.tobytes() for key, row in values_of(source, "t").items()}
+    assert {key: row.tobytes() for key, row in values_of(target, "t").items()} == expected
+
+
+def test_a_state_dict_that_does_not_fit_changes_nothing():
+    tables = [EmbeddingBagConfig(embedding_dim=4, name=n, feature_names=[n]) for n in "ab"]
+    collection = EmbeddingBagCollection(tables)
+    collection(jagged({"a": [[1]], "b": [[2]]}))
+    wrong = collection.state_dict()
+    wrong["b.records"] = wrong["b.records"][:, :3]
+    with pytest.raises(CheckpointError, match="table 'b'"):
+        collection.load_state_dict(wrong)
+    collection.load_state_dict({}, strict=False)
+    assert collection.num_rows("a") == collection.num_rows("b") == 1
+
+
+@pytest.mark.parametrize("keys", [np.array([1.0, 2.0]), np.array([3, 3]), np.array([[1], [2]])])
+def test_keys_to_load_must_be_different_integers(keys):
+    collection = one_table(dim=2, optimizer=optim.SGD(lr=1))
+    with pytest.raises(CheckpointError, match="keys must be different int64"):
+        collection.load_rows("t", keys, np.zeros((2, 2), np.float32))
+    assert collection.num_rows("t") == 0
 
 
 def test_learning_rate_schedulers_drive_the_rows():
@@ -346,7 +412,7 @@ def test_float_keys_are_refused():
     features = KeyedJaggedTensor.from_lengths_sync(
         keys=["f"], values=torch.tensor([1.0]), lengths=torch.tensor([1])
     )
-    with pytest.raises(ConfigError, match=r"keys must be int64, got torch\.float32"):
+    with pytest.raises(ConfigError, match=r"keys must be int64 in one dimension, got torch\.float32"):
         one_table()(features)
 
 

@@ -4,11 +4,16 @@ import json
 import shutil
 from dataclasses import replace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
 from test_trainer import state_bytes
 
+from conftest import click_log
 from rowhaul.checkpoint import latest_checkpoint
-from rowhaul.errors import CheckpointError, ConfigError
+from rowhaul.data.stream import SampleStream
+from rowhaul.errors import CheckpointError, ConfigError, DataError
 from rowhaul.train import TrainConfig, load_trained, train_run
 from rowhaul.train.config import ModelConfig, OptimizerConfig, RateSchedule
 
@@ -125,12 +130,57 @@ def test_resuming_with_other_settings_is_refused(change, message, finished, log_
 
 
 def test_resuming_on_other_data_is_refused(finished, log_schema, log_folder):
-    with pytest.raises(
-        CheckpointError, match="was trained on 6,000 samples an epoch, but the data has 3,000"
-    ):
+    with pytest.raises(CheckpointError, match=r"other files \(6,000 samples an epoch, now 3,000\)"):
         train_run(
             replace(CONFIG, max_steps=8), log_schema, log_folder / "part-0.parquet", out=finished, resume=True
         )
+
+
+def test_resuming_on_other_data_of_the_same_size_is_refused(finished, log_schema, log_folder, tmp_path):
+    for part, seed in (("part-0", 11), ("part-1", 12)):
+        pq.write_table(click_log(3000, seed), tmp_path / f"{part}.parquet", row_group_size=700)
+    with pytest.raises(CheckpointError, match="was trained on other files"):
+        train_run(replace(CONFIG, max_steps=8), log_schema, tmp_path, out=finished, resume=True)
+
+
+def test_a_resumed_run_uses_as_many_threads_as_before(finished, log_schema, log_folder):
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        train_run(replace(CONFIG, max_steps=8), log_schema, log_folder, out=finished, resume=True)
+        assert torch.get_num_threads() == before
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_finished_run_has_nothing_left_to_train(finished, log_schema, log_folder):
+    lines = (finished / "metrics.jsonl").read_text()
+    config = replace(CONFIG, max_steps=8)
+    again = train_run(
+        config, log_schema, log_folder, out=finished, resume=True, eval_data=log_folder / "test"
+    )
+    assert (again.steps_taken, again.step) == (0, 8)
+    assert again.metrics is not None
+    assert (finished / "metrics.jsonl").read_text() == lines
+
+
+def test_an_evaluation_that_fails_loses_no_training(tmp_path, log_schema, log_folder):
+    bad = click_log(100, 3)
+    bad = bad.set_column(0, "click", pa.array([2] * 100, pa.int8()))
+    pq.write_table(bad, tmp_path / "bad.parquet")
+    with pytest.raises(DataError, match="label 'click' is 2"):
+        train_run(CONFIG, log_schema, log_folder, out=tmp_path / "r", eval_data=tmp_path / "bad.parquet")
+    assert latest_checkpoint(tmp_path / "r" / "checkpoints").name == "step-000000048"
+
+
+def test_ids_of_another_type_than_in_training_are_refused(finished, log_schema, log_folder, tmp_path):
+    """The integer 7 and the string "7" are different keys: every id would be unknown, and nobody told."""
+    table = click_log(100, 3)
+    text = pa.array([str(key) for key in table["user"].to_pylist()])
+    pq.write_table(table.set_column(2, "user", text), tmp_path / "text.parquet")
+    trainer = load_trained(finished)
+    with pytest.raises(DataError, match="'user' holds text ids, but the model was trained on integer ids"):
+        trainer.evaluate(SampleStream(tmp_path / "text.parquet", log_schema, 50))
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path, finished, log_schema, log_folder):

@@ -145,6 +145,7 @@ def test_settings_that_are_wrong_are_explained(settings, message):
         (TrainConfig(dense=OptimizerConfig("Adamm", 1)), "no 'Adamm' in torch.optim; it has"),
         (TrainConfig(dense=OptimizerConfig("Adam", 1, {"momentum": 1})), "Adam refuses its options"),
         (TrainConfig(rows=OptimizerConfig("adam", 1, {"momentum": 1})), "adam: unknown setting 'momentum'"),
+        (TrainConfig(dense=OptimizerConfig("LBFGS", 1)), "LBFGS does not fit: it needs closures"),
     ],
 )
 def test_models_and_optimizers_that_do_not_exist_are_explained(config, message, log_schema):

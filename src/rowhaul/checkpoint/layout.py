@@ -14,7 +14,6 @@ size and checksum (XXH3, 64 bits) are in the manifest. There is no pickle anywhe
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,12 +66,3 @@ def checksum(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Wait until a file's or folder's contents are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

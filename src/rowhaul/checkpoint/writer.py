@@ -18,6 +18,7 @@ import safetensors.numpy
 import safetensors.torch
 from torch import Tensor
 
+from rowhaul._files import sync
 from rowhaul.checkpoint.layout import (
     FORMAT,
     MANIFEST_FILE,
@@ -25,7 +26,6 @@ from rowhaul.checkpoint.layout import (
     VERSION,
     TableEntry,
     checksum,
-    sync,
 )
 from rowhaul.errors import CheckpointError
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from rowhaul.cli import environment
+from rowhaul import _environment
 from rowhaul.cli.demo import demo
 from rowhaul.cli.doctor import doctor
 from rowhaul.cli.evaluate import evaluate, predict
@@ -23,8 +23,8 @@ EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130  # as shells report SIGINT
 
 app = typer.Typer(
-    help="Train recommendation models whose embedding tables outgrow one worker, exactly.",
     no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -32,15 +32,19 @@ for command in (demo, generate, prepare, train, evaluate, predict, doctor):
     app.command()(command)
 
 
-@app.command("version")
-def show_version() -> None:
-    """Print the version."""
-    typer.echo(version("rowhaul"))
+@app.callback()
+def options(
+    show_version: bool = typer.Option(False, "--version", is_eager=True, help="Print the version and exit."),
+) -> None:
+    """Train recommendation models whose embedding tables outgrow one worker, exactly."""
+    if show_version:
+        typer.echo(version("rowhaul"))
+        raise typer.Exit
 
 
 def main() -> None:
     """Run the command line; user errors, full disks and Ctrl-C end in one clear line, no traceback."""
-    environment.set_up()
+    _environment.set_up()
     try:
         app()
     except RowhaulError as error:

@@ -20,20 +20,15 @@ def evaluate(
 
     from rich.table import Table
 
-    from rowhaul.cli.progress import console, counting_bar
+    from rowhaul.cli.progress import console, counting_bar, told_when_interrupted
     from rowhaul.data.stream import SampleStream
-    from rowhaul.train import BinaryMetrics, load_trained
-    from rowhaul.train.trainer import score
+    from rowhaul.train import load_trained
 
     trainer = load_trained(run, on_unknown)
     stream = SampleStream(data, trainer.schema, batch_size)
-    metrics = BinaryMetrics()
-    with counting_bar() as bar:
+    with told_when_interrupted("nothing was written"), counting_bar() as bar:
         task = bar.add_task("evaluating", total=stream.num_samples, note="", visible=not as_json)
-        for batch, logits in score(trainer.model, stream):
-            metrics.update(batch.labels, logits)
-            bar.advance(task, len(batch))
-    values = asdict(metrics.compute())
+        values = asdict(trainer.evaluate(stream, lambda done, total: bar.update(task, completed=done)))
     if as_json:
         typer.echo(json.dumps(values))
         return
@@ -54,10 +49,10 @@ def predict(
     overwrite: bool = typer.Option(False, help="Replace --out if it exists."),
 ) -> None:
     """Score samples: one click probability a row; keys never seen in training do not stop it."""
-    from rowhaul.cli.progress import console, counting_bar
+    from rowhaul.cli.progress import console, counting_bar, told_when_interrupted
     from rowhaul.train.predict import predict_file
 
-    with counting_bar() as bar:
+    with told_when_interrupted("nothing was written"), counting_bar() as bar:
         task = bar.add_task("predicting", total=0, note="")
         rows = predict_file(
             run,

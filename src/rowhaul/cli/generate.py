@@ -15,7 +15,9 @@ def generate(
     rows: str = typer.Option("1_000_000", help="Samples to generate, e.g. 1_000_000."),
     out: Path = typer.Option(..., "--out", help="Data folder to write; with --raw, the raw log."),
     seed: int = typer.Option(0, help="Another seed, another log."),
-    test_share: float = typer.Option(0.1, help="Share of the rows, the last ones, that goes to test/."),
+    test_share: float | None = typer.Option(
+        None, help="Share of the rows, the last ones, that goes to test/; default 0.1."
+    ),
     raw: bool = typer.Option(False, "--raw", help="Write the data set's own text format (.gz to compress)."),
     overwrite: bool = typer.Option(False, help="Replace --out if it is complete."),
 ) -> None:
@@ -28,9 +30,12 @@ def generate(
     except ValueError:
         raise ConfigError(f"--rows must be a whole number such as 1_000_000, got {rows!r}") from None
     if raw:
+        if test_share is not None or overwrite:
+            raise ConfigError("--raw writes one new log: it takes neither --test-share nor --overwrite")
         _generate_raw(preset, num_rows, seed, out)
         return
-    facts = generate_with_progress(preset, num_rows, seed, out, test_share, overwrite)
+    share = 0.1 if test_share is None else test_share
+    facts = generate_with_progress(preset, num_rows, seed, out, share, overwrite)
     console.print(
         f"{num_rows:,} rows in {out}: base rate {facts['base_rate']:.3f}, "
         f"best possible AUC {facts['auc']:.4f}\nNext: rowhaul train --data '{out}/*.parquet' --out run/",
@@ -43,10 +48,10 @@ def generate_with_progress(
     preset: str, rows: int, seed: int, out: Path, test_share: float, overwrite: bool = False
 ) -> dict[str, Any]:
     """Write a generated data folder under a progress bar; returns what is known of its labels."""
-    from rowhaul.cli.progress import counting_bar
+    from rowhaul.cli.progress import counting_bar, told_when_interrupted
     from rowhaul.data.generate.folder import generate_folder
 
-    with counting_bar() as bar:
+    with told_when_interrupted("run the same command again to go on"), counting_bar() as bar:
         task = bar.add_task("generating", total=rows, note="")
         return generate_folder(
             preset,
@@ -60,9 +65,9 @@ def generate_with_progress(
 
 
 def _generate_raw(preset: str, rows: int, seed: int, out: Path) -> None:
-    from rowhaul.cli.progress import console
+    from rowhaul.cli.progress import console, told_when_interrupted
     from rowhaul.data.generate import LogGenerator, write_raw
 
-    with console.status(f"generating {rows:,} rows"):
+    with told_when_interrupted("nothing was kept"), console.status(f"generating {rows:,} rows"):
         write_raw(LogGenerator(preset, rows, seed), out)
     console.print(f"{rows:,} rows in {out}", highlight=False)

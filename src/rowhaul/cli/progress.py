@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -21,19 +23,31 @@ from rowhaul.train.metrics import MetricValues
 console = Console()
 
 
-def counting_bar() -> Progress:
+def counting_bar() -> Bar:
     """A bar over a known number of things."""
     return _bar(TextColumn("{task.completed:,.0f} of {task.total:,.0f}"))
 
 
-def share_bar() -> Progress:
+def share_bar() -> Bar:
     """A bar over a share of the input, where the number of rows is not known beforehand."""
     return _bar(TaskProgressColumn())
 
 
-def _bar(amount: ProgressColumn) -> Progress:
+class Bar(Progress):
+    """A progress bar that leaves nothing on the screen when what it shows has failed."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            for task in self.task_ids:
+                self.remove_task(task)
+        super().__exit__(kind, error, trace)
+
+
+def _bar(amount: ProgressColumn) -> Bar:
     # Narrow enough for a terminal of 80 columns; nothing is cut off.
-    return Progress(
+    return Bar(
         TextColumn("{task.description}"),
         BarColumn(bar_width=16),
         amount,
@@ -52,14 +66,16 @@ class TrainingProgress:
         self._weight = 0.0
 
     def __enter__(self) -> TrainingProgress:
-        self._bar.start()
+        self._bar.__enter__()
         self._task = self._bar.add_task("training", total=0, note="starting")
         return self
 
-    def __exit__(self, *exception: Any) -> None:
-        self._bar.stop()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.__exit__(kind, error, trace)
 
-    def started(self, samples: int, total_samples: int, total_steps: int) -> None:
+    def started(self, samples: int, total_samples: int) -> None:
         """The first step may compile kernels."""
         note = "first step (kernels compile once)"
         self._bar.update(self._task, total=total_samples, completed=samples, note=note)
@@ -111,3 +127,13 @@ class StopOnSignal:
             raise KeyboardInterrupt
         self._asked = True
         console.print("stopping after this step; press Ctrl-C again to stop at once")
+
+
+@contextmanager
+def told_when_interrupted(what_next: str) -> Iterator[None]:
+    """At Ctrl-C, say what the user can do next and end with the exit code that shells expect."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print(f"interrupted; {what_next}", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(130) from None

@@ -77,10 +77,17 @@ def train(
     found = find_schema(data, schema, features.split(",") if features else None, label)
     held_out = eval_data or held_out_beside(data)
     result = train_with_progress(run_config, found, data, out, held_out, resume)
+    if not result.steps_taken:
+        console.print(f"nothing left to train: the run was finished after {result.step:,} steps")
     print_result(result)
     if result.interrupted:
         if out:
-            console.print(f"\nStopped and saved. To go on: rowhaul train --resume --out {out} --data …")
+            again = " ".join(f"--data '{one}'" for one in data)
+            console.print(
+                f"\nStopped and saved. To go on: rowhaul train --resume --out {out} {again}",
+                highlight=False,
+                soft_wrap=True,
+            )
         raise typer.Exit(130)
     if out:
         example = held_out[0] if held_out else "new.parquet"
@@ -112,7 +119,11 @@ def read_config(
         name, equals, text = setting.partition("=")
         if not equals:
             raise ConfigError(f"--set {setting}: expected NAME=VALUE, e.g. --set rates.decay=cosine")
-        override(given, name.strip(), yaml.safe_load(text))
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {setting}: the value is no YAML: {error}") from None
+        override(given, name.strip(), value)
     return TrainConfig.from_dict(given)
 
 
@@ -131,10 +142,11 @@ def train_with_progress(
     config: TrainConfig, schema: Any, data: Any, out: Path | None, eval_data: Any, resume: bool = False
 ) -> RunResult:
     """Train under a progress bar; Ctrl-C stops after the step under way."""
-    from rowhaul.cli.progress import StopOnSignal, TrainingProgress
+    from rowhaul.cli.progress import StopOnSignal, TrainingProgress, told_when_interrupted
     from rowhaul.train import train_run
 
-    with StopOnSignal() as should_stop, TrainingProgress() as listener:
+    told = told_when_interrupted("the run was not saved since its last checkpoint")
+    with told, StopOnSignal() as should_stop, TrainingProgress() as listener:
         return train_run(
             config,
             schema,
@@ -162,9 +174,11 @@ def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
         best = f"   (best possible on this log: {bayes_auc:.4f})" if bayes_auc else ""
         table.add_row("AUC", f"{metrics.auc:.4f}{best}")
         table.add_row("log loss", f"{metrics.log_loss:.4f}")
-        table.add_row(
-            "normalised entropy", f"{metrics.normalised_entropy:.4f}   (1 = only knows the base rate)"
+        worse = metrics.normalised_entropy > 1
+        verdict = (
+            "worse than the base rate alone: lower the rates" if worse else "1 = only knows the base rate"
         )
+        table.add_row("normalised entropy", f"{metrics.normalised_entropy:.4f}   ({verdict})")
         table.add_row("accuracy", f"{metrics.accuracy:.4f}   on {metrics.num_samples:,} held-out samples")
         if metrics.note:
             table.add_row("", metrics.note)

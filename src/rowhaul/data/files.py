@@ -59,8 +59,8 @@ def find_schema(
     by_path = {path: Schema.read(path) for path in map(_schema_beside, folders) if path is not None}
     if not by_path:
         raise DataError(
-            f"no {SCHEMA_FILE} in {folders[0]} or in the folder above it; pass the path of a schema file, "
-            "or the names of the id columns (features) and of the label"
+            f"no {SCHEMA_FILE} in {folders[0]} or in the folder above it; write one, name one "
+            "(--schema), or name the id columns and the label (--features a,b --label y)"
         )
     first, *others = by_path
     for other in others:

@@ -38,7 +38,6 @@ from rowhaul.data.folder_files import (
     remove_leftovers,
     split_off_test,
     write_json,
-    write_whole,
     writing,
 )
 from rowhaul.data.schema import SCHEMA_FILE, Schema
@@ -215,7 +214,7 @@ class FolderWriter:
         train_rows = self.rows - int(self.rows * self._test_share)
         with writing(self.folder):
             train, test = split_off_test(self.folder, self._parts, train_rows)
-            write_whole(self.folder / SCHEMA_FILE, self._schema.write)
+            self._schema.write(self.folder / SCHEMA_FILE)
             manifest = {
                 **self._made,
                 "rowhaul": version("rowhaul"),
@@ -237,12 +236,14 @@ class FolderWriter:
                 return self._resume(state)
         elif manifest.exists() and not self._overwrite:
             raise DataError(
-                f"{self.folder} already holds a finished data set; choose another folder, or overwrite it"
+                f"{self.folder} already holds a finished data set; choose another folder, or say that it may "
+                "be replaced (--overwrite)"
             )
-        elif not manifest.exists() and not progress.exists() and any(self.folder.glob("*.parquet")):
-            raise DataError(
-                f"{self.folder} holds Parquet files that Rowhaul did not write; choose an empty folder"
-            )
+        elif not manifest.exists() and not progress.exists():
+            for other in self.folder.iterdir():
+                raise DataError(
+                    f"{self.folder} holds other files ({other.name}); choose an empty or new folder"
+                )
         self._save(None, skip=0)
         manifest.unlink(missing_ok=True)
         remove_leftovers(self.folder, keep=[])
@@ -254,13 +255,13 @@ class FolderWriter:
             if before != now:
                 raise DataError(
                     f"{self.folder} is unfinished and was begun by another command ({what} was {before!r}, "
-                    f"now {now!r}); run that one again to resume it, or overwrite or delete the folder"
+                    f"now {now!r}); run that one again to resume it, or replace it (--overwrite)"
                 )
         if state["inputs"] != made["inputs"]:
             changed = [one["path"] for one in made["inputs"] if one not in state["inputs"]]
             raise DataError(
                 f"{', '.join(changed) or 'the input'} has changed since {self.folder} was begun, so it "
-                "cannot be resumed; overwrite or delete the folder"
+                "cannot be resumed; start anew (--overwrite)"
             )
         self._parts = [Part(**part) for part in state["parts"]]
         self._all_written = state["all_written"]

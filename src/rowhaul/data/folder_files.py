@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rowhaul._files import TEMPORARY_PREFIX, publish, sync, temporary_beside, write_text
 from rowhaul.errors import DataError
 
 ROWS_PER_PART = 262_144
 ROWS_PER_GROUP = 65_536
 TEST_FOLDER = "test"
-_TEMPORARY_PREFIX = ".tmp-"
 
 # Measured on a Criteo-like log: dictionaries with zstd are as fast to write as any other choice that
 # compresses, a fifth smaller than snappy and no slower to read.
@@ -61,7 +61,7 @@ class PartWriter:
 
     def __init__(self, folder: Path, name: str, schema: pa.Schema) -> None:
         self._folder, self._name = folder, name
-        self._path = _temporary(folder / name)
+        self._path = temporary_beside(folder / name)
         self._waiting: list[pa.RecordBatch] = []  # less than a row group
         self._num_waiting = 0
         self.rows = 0
@@ -83,7 +83,7 @@ class PartWriter:
         self._write_group()
         self._writer.close()
         size = self._path.stat().st_size
-        _publish(self._path, self._folder / self._name)
+        publish(self._path, self._folder / self._name)
         return Part(self._name, self.rows, size)
 
     def discard(self) -> None:
@@ -101,25 +101,13 @@ class PartWriter:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file whole or not at all."""
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a temporary file, then give it its name."""
-    temporary = _temporary(path)
-    try:
-        write(temporary)
-        _publish(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def remove_leftovers(folder: Path, keep: Collection[str]) -> None:
     """Remove temporary files and the parts that are not among ``keep`` (names relative to the folder)."""
     for inside in (folder, folder / TEST_FOLDER):
-        for path in [*inside.glob(f"{_TEMPORARY_PREFIX}*"), *inside.glob("part-*.parquet")]:
+        for path in [*inside.glob(f"{TEMPORARY_PREFIX}*"), *inside.glob("part-*.parquet")]:
             if str(path.relative_to(folder)) not in keep:
                 path.unlink()
 
@@ -154,8 +142,8 @@ def split_off_test(folder: Path, parts: list[Part], train_rows: int) -> tuple[li
             test.append(Part(target, part.rows - head_rows, (folder / target).stat().st_size))
         before = after
     if test:
-        _sync_folder(folder / TEST_FOLDER)
-        _sync_folder(folder)
+        sync(folder / TEST_FOLDER)
+        sync(folder)
     return train, test
 
 
@@ -173,22 +161,3 @@ def _copy_rows(source: Path, folder: Path, name: str, first: int, last: int) -> 
         except BaseException:
             writer.discard()
             raise
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(_TEMPORARY_PREFIX + path.name)
-
-
-def _publish(temporary: Path, path: Path) -> None:
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import xxhash
 
 from rowhaul._kernels import kernel
-from rowhaul.data.text_memory import load8, load32, load64
+from rowhaul._memory import load8, load32, load64
 
 _P1 = np.uint64(0x9E3779B185EBCA87)
 _P2 = np.uint64(0xC2B2AE3D27D4EB4F)

@@ -55,16 +55,17 @@ class ParquetRows:
         self._columns = column_names(schema, with_label)
         self._footers: list[Any] = []
         self.row_groups: list[RowGroup] = []
-        kinds: dict[str, tuple[str, Path]] = {}
+        self.key_kinds: dict[str, str] = {}  # "integer" or "text", of id columns that are not all null
+        first_of: dict[str, Path] = {}
         for number, path in enumerate(files):
             with _naming(path), pq.ParquetFile(path) as opened:
                 footer, arrow_schema = opened.metadata, opened.schema_arrow
             for name, kind in check_columns(arrow_schema, schema, with_label, path).items():
-                known, where = kinds.setdefault(name, (kind, path))
-                if kind != known:
+                where = first_of.setdefault(name, path)
+                if kind != self.key_kinds.setdefault(name, kind):
                     raise DataError(
-                        f"id column {name!r} holds {known} ids in {where} but {kind} ids in {path}, which "
-                        "are different keys; write it with one type in all files"
+                        f"id column {name!r} holds {self.key_kinds[name]} ids in {where} but {kind} ids in "
+                        f"{path}, which are different keys; write it with one type in all files"
                     )
             self._footers.append(footer)
             self._add_row_groups(number, footer)

@@ -21,7 +21,7 @@ from rowhaul.data.formats.time_order import TimeOrdered
 from rowhaul.data.prefetch import prefetch
 from rowhaul.data.schema import Schema
 from rowhaul.data.text import BadLines
-from rowhaul.errors import ConfigError
+from rowhaul.errors import ConfigError, DataError
 
 _CHUNKS_AHEAD = 1
 
@@ -91,6 +91,9 @@ def prepare(
         "positive_from": positive_from,
         "time_order": time_order,
     }
+    for path in source.files:
+        if Path(out).expanduser().resolve() in path.resolve().parents:
+            raise DataError(f"{path} lies in the folder to write, {out}; choose another folder")
     fingerprints = [_fingerprint(path) for path in source.files]
     with FolderWriter(
         out, source.schema, made_by, inputs=fingerprints, test_share=test_share, overwrite=overwrite

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from rowhaul._files import write_text
 from rowhaul.errors import DataError
 
 SCHEMA_FILE = "schema.yaml"
@@ -156,7 +157,7 @@ class Schema:
     def write(self, path: str | Path) -> None:
         """Write the schema file that `read` reads."""
         text = yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
-        Path(path).write_text(text, encoding="utf-8")
+        write_text(path, text)
 
 
 Column = TypeVar("Column", LabelColumn, DenseColumn, IdColumn, CsvLayout)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import xxhash
 
 from rowhaul.data.block import Block, rechunk
 from rowhaul.data.columns import Int64s
@@ -76,6 +77,17 @@ class SampleStream:
         self._start = start
         whole = epochs * self.num_samples
         self._end = whole if limit is None else min(whole, limit)
+
+    @property
+    def key_kinds(self) -> dict[str, str]:
+        """Whether an id feature holds "integer" or "text" ids; the integer 7 and "7" are different keys."""
+        return self._rows.key_kinds
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the sizes of the files and of their row groups."""
+        sizes = [path.stat().st_size for path in self.files]
+        return xxhash.xxh3_64_hexdigest(repr((sizes, self._group_rows.tolist())).encode())
 
     @property
     def num_batches(self) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul._kernels import kernel
-from rowhaul.data.text_memory import load8, load64, store8
+from rowhaul._memory import load8, load64, store8
 from rowhaul.data.text_values import (
     FIELD_COUNT,
     INTEGER,

@@ -1,6 +1,6 @@
 """Kernels that read one field: numbers, integers, hexadecimal ids and hashed strings.
 
-Each takes the addresses of the field's first byte and of the byte behind its last (`text_memory`) and
+Each takes the addresses of the field's first byte and of the byte behind its last (`rowhaul._memory`) and
 returns (error, value), 0 for no error. Addresses are uint64; ``U`` makes constants match.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from rowhaul._kernels import kernel
+from rowhaul._memory import load8
 from rowhaul.data.keys import xxh64
-from rowhaul.data.text_memory import load8
 
 # What a column is.
 SKIP, LABEL, NUMBER, COUNT, INTEGER, HEX, STRING = range(7)

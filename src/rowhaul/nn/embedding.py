@@ -99,25 +99,35 @@ class EmbeddingBagCollection(nn.Module):
     def load_rows(self, table: str, keys: npt.NDArray[np.int64], records: npt.NDArray[Any]) -> None:
         """Set rows of a table, creating those it lacks; the inverse of `rows`."""
         group, position = self._table(table)
-        if records.shape != (len(keys), group.tables.arena.width):
+        self._check_records(table, keys, records)
+        group.tables.load(position, np.ascontiguousarray(keys), records)
+
+    def _check_records(self, table: str, keys: npt.NDArray[Any], records: npt.NDArray[Any]) -> None:
+        if keys.dtype != np.int64 or keys.ndim != 1 or len(np.unique(keys)) != len(keys):
+            raise CheckpointError(
+                f"table {table!r}: keys must be different int64 numbers in one dimension, "
+                f"got {keys.dtype} of shape {keys.shape}"
+            )
+        tables = self._table(table)[0].tables
+        if records.shape != (len(keys), tables.arena.width):
             raise CheckpointError(
                 f"table {table!r}: {len(keys)} keys with records of shape {records.shape}; this model "
-                f"needs {group.tables.arena.width} elements a record "
-                f"(dim {group.tables.dim}, {self.optimizer.name})"
+                f"needs {tables.arena.width} elements a record (dim {tables.dim}, {self.optimizer.name})"
             )
-        group.tables.load(position, keys, records)
 
     def clear(self) -> None:
-        """Forget every row of every table."""
+        """Forget every row of every table, and gradients that no step has used."""
+        self.drop_gradients()
         for group in self._groups:
             group.tables.clear()
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pooled vectors of every feature, samples × Σ dim, in the order of tables and their features."""
         features = as_keyed_jagged(features)
-        if features.values().is_floating_point():
+        if features.values().dtype not in (torch.int64, torch.int32) or features.values().dim() != 1:
             raise ConfigError(
-                f"keys must be int64, got {features.values().dtype}; ids are not numbers to scale"
+                f"keys must be int64 in one dimension, got {features.values().dtype} "
+                f"of shape {tuple(features.values().shape)}"
             )
         weights = features.weights_or_none()
         if self._is_weighted != (weights is not None):
@@ -169,14 +179,18 @@ class EmbeddingBagCollection(nn.Module):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
         _, _, missing, *_ = arguments
-        self.clear()
+        given: dict[str, list[npt.NDArray[Any]]] = {}
         for config in self._configs:
             names = [f"{prefix}{config.name}.{part}" for part in ("keys", "records")]
             absent = [name for name in names if name not in state_dict]
             missing += absent
             if not absent:
-                keys, records = (state_dict.pop(name).cpu().numpy() for name in names)
-                self.load_rows(config.name, keys, records)
+                given[config.name] = [state_dict.pop(name).cpu().numpy() for name in names]
+                self._check_records(config.name, *given[config.name])
+        if len(given) == len(self._configs):  # all or nothing: rows are replaced only when all are there
+            self.clear()
+            for table, (keys, records) in given.items():
+                self.load_rows(table, keys, records)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 

@@ -155,7 +155,8 @@ class PoolRows(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             weight_gradients = torch.zeros_like(ctx.weights)
             for read in ctx.reads:
-                weight_gradients.numpy()[read.entries] += read.weight_gradients(gradients)
+                # Not +=: a feature that reads two tables has its entries in a group twice.
+                np.add.at(weight_gradients.numpy(), read.entries, read.weight_gradients(gradients))
         return None, weight_gradients, None, None
 
 

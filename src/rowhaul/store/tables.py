@@ -17,7 +17,7 @@ import xxhash
 
 from rowhaul.errors import UnknownKeyError
 from rowhaul.optim import RecordMemory, RowOptimizerRule
-from rowhaul.store.arena import RecordArena
+from rowhaul.store.arena import OutOfMemoryError, RecordArena
 from rowhaul.store.index import Int64s, KeyIndex
 from rowhaul.store.kernels import deduplicate, write_initial
 
@@ -110,7 +110,13 @@ class TableGroup:
         spare = np.empty((0, self.dim), dtype=self.dtype)
         if num_unknown and insert:
             records = self.arena.allocate(num_unknown)
-            absent = self.index.insert(keys, key_starts, locations, num_absent, records)
+            try:
+                absent = self.index.insert(keys, key_starts, locations, num_absent, records)
+            except MemoryError:
+                self.arena.release(records)
+                raise OutOfMemoryError(
+                    f"no memory for the index of {self.arena.num_records:,} rows"
+                ) from None
             self._write_initial(self.arena, records, keys, key_starts, absent)
         elif num_unknown:
             absent = np.flatnonzero(locations < 0)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_type_hints
 import torch
 import yaml
 
+from rowhaul._files import write_text
 from rowhaul.errors import ConfigError
 from rowhaul.optim import RowOptimizerRule, row_optimizer
 from rowhaul.store.tables import ON_UNKNOWN
@@ -121,7 +122,7 @@ class TrainConfig:
 
     def write(self, path: str | Path) -> None:
         """Write the YAML file that `read` reads."""
-        Path(path).write_text(yaml.safe_dump(self.to_dict(), sort_keys=False), encoding="utf-8")
+        write_text(path, yaml.safe_dump(self.to_dict(), sort_keys=False))
 
     def row_rule(self) -> RowOptimizerRule:
         """The row optimizer that ``rows`` describes."""
@@ -133,6 +134,10 @@ class TrainConfig:
         if not isinstance(kind, type) or not issubclass(kind, torch.optim.Optimizer):
             known = [name for name in dir(torch.optim) if name[0].isupper() and name != "Optimizer"]
             raise ConfigError(f"dense.name: no {self.dense.name!r} in torch.optim; it has {', '.join(known)}")
+        if kind in (torch.optim.LBFGS, torch.optim.SparseAdam):
+            raise ConfigError(
+                f"dense.name: {self.dense.name} does not fit: it needs closures or sparse gradients"
+            )
         try:
             make: Any = kind
             made: torch.optim.Optimizer = make(parameters, lr=self.dense.lr, **self.dense.options)
@@ -162,6 +167,8 @@ def override(given: dict[str, Any], name: str, value: Any) -> None:
     *outer, last = name.split(".")
     for part in outer:
         given = given.setdefault(part, {})
+        if not isinstance(given, dict):
+            raise ConfigError(f"{part}: expected settings by name, got {given!r}; {name} cannot be set in it")
     given[last] = value
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from rowhaul._files import write_text
 from rowhaul.train.metrics import MetricValues
 
 METRICS_FILE = "metrics.jsonl"
@@ -63,7 +64,7 @@ def _forget_after(path: Path, step: int) -> None:
     """Drop the lines of steps that a resumed run will take again."""
     if path.exists():
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        path.write_text("".join(line for line in lines if _step_of(line) <= step), encoding="utf-8")
+        write_text(path, "".join(line for line in lines if _step_of(line) <= step))
 
 
 def _step_of(line: str) -> float:

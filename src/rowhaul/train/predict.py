@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from rowhaul._files import whole
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import DataError
 from rowhaul.train.run import load_trained
-from rowhaul.train.trainer import score
+from rowhaul.train.trainer import Progress
 
 _SCORES = pa.schema([pa.field("score", pa.float32(), nullable=False)])
 
@@ -26,7 +26,7 @@ def predict_file(
     batch_size: int = 8192,
     on_unknown: str | None = None,
     overwrite: bool = False,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> int:
     """Write one click probability per sample of ``data``, in its order; returns how many."""
     out = Path(out)
@@ -34,16 +34,10 @@ def predict_file(
         raise DataError(f"{out} exists; choose another file, or say that it may be overwritten (--overwrite)")
     trainer = load_trained(run, on_unknown)
     stream = SampleStream(data, trainer.schema, batch_size, require_label=False)
-    unfinished = out.with_name(out.name + ".unfinished")
     done = 0
-    try:
-        with pq.ParquetWriter(unfinished, _SCORES) as writer:
-            for _, logits in score(trainer.model, stream):
-                scores = torch.sigmoid(logits).to(torch.float32).numpy()
-                writer.write_batch(pa.record_batch([pa.array(scores)], schema=_SCORES))
-                done += len(scores)
-                progress(done, stream.num_samples)
-        unfinished.rename(out)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with whole(out) as temporary, pq.ParquetWriter(temporary, _SCORES) as writer:
+        for _, logits in trainer.score(stream, progress):
+            scores = torch.sigmoid(logits).to(torch.float32).numpy()
+            writer.write_batch(pa.record_batch([pa.array(scores)], schema=_SCORES))
+            done += len(scores)
     return done

@@ -31,20 +31,20 @@ from rowhaul.train import snapshot
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.log import RunLog
 from rowhaul.train.metrics import MetricValues
-from rowhaul.train.trainer import Trainer, make_model
+from rowhaul.train.trainer import Trainer
 
 CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
 EVALUATION_BATCH = 8192
 # Settings that may differ when a run goes on: they change what it tells, not what it learns.
-_MAY_CHANGE = ("eval_every", "checkpoint_every", "keep_checkpoints", "log_every", "threads")
+_MAY_CHANGE = ("eval_every", "checkpoint_every", "keep_checkpoints", "log_every")
 _MAY_CHANGE_AT_CONSTANT_RATES = ("epochs", "max_steps")
 
 
 class Listener(Protocol):
     """Who wants to know how a run is going."""
 
-    def started(self, samples: int, total_samples: int, total_steps: int) -> None:
+    def started(self, samples: int, total_samples: int) -> None:
         """Training begins at ``samples`` of ``total_samples``."""
 
     def stepped(self, samples: int, loss: float) -> None:
@@ -62,6 +62,7 @@ class RunResult:
     """How a run ended."""
 
     step: int
+    steps_taken: int  # by this call; the others were taken before it resumed
     samples: int
     samples_per_second: float  # of training: without the first step, evaluations and checkpoints
     metrics: MetricValues | None
@@ -85,11 +86,20 @@ def train_run(
 
     ``should_stop`` is asked after every step: a run that it ends is saved and can be resumed.
     """
+    if resume and out is None:
+        raise ConfigError("resume needs the folder of the run: give out")
+    folder = Path(out) if out is not None else None
+    if folder and resume:
+        _check_same_config(folder, config, schema)
+    elif folder and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(
+            f"{folder} exists and is not empty; go on with it (--resume), or choose another --out"
+        )
     if config.threads:
         torch.set_num_threads(config.threads)
-    folder = _open_folder(out, config, schema, resume)
+    torch.manual_seed(config.seed)  # for modules of a user's own; ours draw from generators of their own
     trainer = Trainer(config, schema)
-    reader = _restore(trainer, folder) if resume and folder else None
+    reader = _restore(trainer, folder) if folder and resume else None
     stream = SampleStream(
         data,
         schema,
@@ -99,10 +109,16 @@ def train_run(
         seed=config.seed,
         start=trainer.samples,
     )
+    evaluation = SampleStream(eval_data, schema, EVALUATION_BATCH) if eval_data else None
+    for one in (stream, evaluation) if evaluation else (stream,):
+        trainer.check_keys(one)
     if reader is not None:
         _check_same_data(reader, stream)
-    evaluation = SampleStream(eval_data, schema, EVALUATION_BATCH) if eval_data else None
     trainer.total_steps = min(trainer.step + stream.num_batches, config.max_steps or sys.maxsize)
+    if folder:  # only now: what is wrong with configuration or data leaves no folder behind
+        folder.mkdir(parents=True, exist_ok=True)
+        config.write(folder / CONFIG_FILE)
+        schema.write(folder / SCHEMA_FILE)
     with RunLog(folder, trainer.step) as log:
         return _Run(trainer, stream, evaluation, folder, log, listener).loop(should_stop)
 
@@ -119,24 +135,30 @@ class _Run:
     ) -> None:
         self.trainer, self.stream, self.evaluation = trainer, stream, evaluation
         self.folder, self.log, self.listener = folder, log, listener
+        self.first_step = trainer.step
 
     def loop(self, should_stop: Callable[[], bool]) -> RunResult:
         trainer, config, total_steps = self.trainer, self.trainer.config, self.trainer.total_steps
-        first_step, seconds, timed_samples, interrupted = trainer.step + 1, 0.0, 0, False
+        seconds, timed_samples, interrupted = 0.0, 0, False
+        logged = (0, 0.0)  # samples and seconds at the latest line of the log
         metrics = None
         if self.listener:
-            self.listener.started(trainer.samples, config.epochs * self.stream.num_samples, total_steps)
+            whole = config.epochs * self.stream.num_samples
+            last = trainer.samples + (total_steps - trainer.step) * config.batch_size
+            self.listener.started(trainer.samples, min(whole, last))
         began = time.perf_counter()
         for samples in self.stream if trainer.step < total_steps else ():
             loss = trainer.train_step(Batch.from_samples(samples))
-            if trainer.step == first_step + 1:
-                seconds, timed_samples = 0.0, 0  # the first step may have compiled kernels
+            if trainer.step == self.first_step + 2:
+                seconds, timed_samples, logged = 0.0, 0, (0, 0.0)  # the first may have compiled kernels
             seconds += time.perf_counter() - began
             timed_samples += len(samples)
             if self.listener:
                 self.listener.stepped(trainer.samples, loss)
             if trainer.step % config.log_every == 0:
-                self.log.step(trainer.step, trainer.samples, loss, timed_samples / seconds)
+                rate = (timed_samples - logged[0]) / (seconds - logged[1])
+                self.log.step(trainer.step, trainer.samples, loss, rate)
+                logged = (timed_samples, seconds)
             if trainer.step >= total_steps:
                 break
             interrupted = should_stop()
@@ -147,12 +169,13 @@ class _Run:
             if config.checkpoint_every and trainer.step % config.checkpoint_every == 0:
                 self.save()
             began = time.perf_counter()
+        self.save()  # before an evaluation that might fail
         if not interrupted:
             metrics = self.evaluate()
-        self.save()
         collection = trainer.collection
         return RunResult(
             step=trainer.step,
+            steps_taken=trainer.step - self.first_step,
             samples=trainer.samples,
             samples_per_second=timed_samples / seconds if seconds else 0.0,
             metrics=metrics,
@@ -167,7 +190,8 @@ class _Run:
         if self.listener:
             self.listener.evaluating(self.evaluation.num_samples)
         metrics = self.trainer.evaluate(self.evaluation)
-        self.log.evaluation(self.trainer.step, metrics)
+        if self.trainer.step > self.first_step:  # a finished run has this line already
+            self.log.evaluation(self.trainer.step, metrics)
         if self.listener:
             self.listener.evaluated(self.trainer.step, metrics)
         return metrics
@@ -178,7 +202,8 @@ class _Run:
         checkpoints = self.folder / CHECKPOINTS
         path = checkpoints / step_folder(self.trainer.step)
         if latest_checkpoint(checkpoints) != path:
-            snapshot.save(self.trainer, path, {"samples_per_epoch": self.stream.num_samples})
+            facts = {"samples_per_epoch": self.stream.num_samples, "data": self.stream.fingerprint}
+            snapshot.save(self.trainer, path, facts)
         for old in finished_checkpoints(checkpoints)[: -self.trainer.config.keep_checkpoints]:
             shutil.rmtree(old)
 
@@ -202,27 +227,6 @@ def load_trained(run: str | Path, on_unknown: str | None = None) -> Trainer:
     return trainer
 
 
-def _open_folder(out: str | Path | None, config: TrainConfig, schema: Schema, resume: bool) -> Path | None:
-    """Make the run's folder, or check that it is one to go on with."""
-    if out is None:
-        if resume:
-            raise ConfigError("resume needs the folder of the run: give out")
-        return None
-    folder = Path(out)
-    if resume:
-        _check_same_config(folder, config, schema)
-    else:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(
-                f"{folder} exists and is not empty; go on with it (--resume), or choose another --out"
-            )
-        make_model(config, schema)  # a bad configuration leaves no folder behind
-        folder.mkdir(parents=True, exist_ok=True)
-    config.write(folder / CONFIG_FILE)
-    schema.write(folder / SCHEMA_FILE)
-    return folder
-
-
 def _check_same_config(folder: Path, config: TrainConfig, schema: Schema) -> None:
     if not (folder / CONFIG_FILE).is_file() or not (folder / SCHEMA_FILE).is_file():
         raise ConfigError(f"{folder} holds no run to resume: it has no {CONFIG_FILE}; leave out --resume")
@@ -241,13 +245,16 @@ def _check_same_config(folder: Path, config: TrainConfig, schema: Schema) -> Non
 def _restore(trainer: Trainer, folder: Path) -> CheckpointReader | None:
     """The newest checkpoint, loaded; None if the run stopped before its first."""
     checkpoint = latest_checkpoint(folder / CHECKPOINTS)
-    return snapshot.restore(trainer, checkpoint) if checkpoint else None
+    if checkpoint is None:
+        return None
+    reader = snapshot.restore(trainer, checkpoint)
+    torch.set_num_threads(reader.facts["threads"])  # another number sums in another order
+    return reader
 
 
 def _check_same_data(reader: CheckpointReader, stream: SampleStream) -> None:
-    before = reader.facts["samples_per_epoch"]
-    if before != stream.num_samples:
+    if reader.facts["data"] != stream.fingerprint:
         raise CheckpointError(
-            f"{reader.path} was trained on {before:,} samples an epoch, but the data has "
-            f"{stream.num_samples:,}; resume on the same files"
+            f"{reader.path} was trained on other files ({reader.facts['samples_per_epoch']:,} samples an "
+            f"epoch, now {stream.num_samples:,}); resume on the same files, in the same order"
         )

@@ -34,6 +34,8 @@ def save(trainer: Trainer, path: str | Path, facts: dict[str, Any] | None = None
             **(facts or {}),
             "step": trainer.step,
             "samples": trainer.samples,
+            "threads": torch.get_num_threads(),
+            "key_kinds": trainer.key_kinds,
             "model": trainer.config.model.name,
             "row_optimizer": collection.optimizer.name,
             "row_steps": [group["number"] for group in trainer.rows.param_groups],
@@ -54,6 +56,7 @@ def restore(trainer: Trainer, path: str | Path) -> CheckpointReader:
         group["number"] = number
     torch.set_rng_state(reader.tensors("random")["torch"])
     trainer.step, trainer.samples = reader.facts["step"], reader.facts["samples"]
+    trainer.key_kinds = reader.facts["key_kinds"]
     return reader
 
 

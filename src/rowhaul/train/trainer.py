@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
-from rowhaul.errors import RowhaulError
+from rowhaul.data.stream import SampleStream
+from rowhaul.errors import DataError, RowhaulError
 from rowhaul.nn import Batch, EmbeddingBagCollection, EmbeddingBagConfig, RowOptimizer
 from rowhaul.nn.models import RecommendationModel, build_model
 from rowhaul.train.config import RateSchedule, TrainConfig
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
+
+Progress = Callable[[int, int], None]
+"""Called with the samples done and all there are."""
 
 
 class DivergedError(RowhaulError):
@@ -42,6 +44,7 @@ class Trainer:
         self.step = 0  # steps taken
         self.samples = 0  # samples consumed
         self.total_steps = 0  # when known, what the learning rates decay towards
+        self.key_kinds: dict[str, str] = {}  # "integer" or "text", as trained on
 
     @property
     def collection(self) -> EmbeddingBagCollection:
@@ -67,13 +70,40 @@ class Trainer:
             )
         return value
 
-    def evaluate(self, stream: Iterable[Samples]) -> MetricValues:
+    def evaluate(self, stream: SampleStream, progress: Progress = lambda done, total: None) -> MetricValues:
         """Metrics over a stream; the state of training is left as it was, to the bit."""
         metrics = BinaryMetrics()
-        for batch, logits in score(self.model, stream):
+        for batch, logits in self.score(stream, progress):
             assert batch.labels is not None
             metrics.update(batch.labels, logits)
         return metrics.compute()
+
+    def score(
+        self, stream: SampleStream, progress: Progress = lambda done, total: None
+    ) -> Iterator[tuple[Batch, Tensor]]:
+        """Yield (batch, logits) over a stream without learning anything from it."""
+        self.check_keys(stream)
+        was_training, done = self.model.training, 0
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                for samples in stream:
+                    batch = Batch.from_samples(samples)
+                    yield batch, self.model(batch)
+                    done += len(batch)
+                    progress(done, stream.num_samples)
+        finally:
+            self.model.train(was_training)
+
+    def check_keys(self, stream: SampleStream) -> None:
+        """Refuse ids of another type than those trained on: they would all be unknown keys."""
+        for name, kind in stream.key_kinds.items():
+            trained = self.key_kinds.setdefault(name, kind)
+            if kind != trained:
+                raise DataError(
+                    f"{stream.files[0]}: id column {name!r} holds {kind} ids, but the model was trained on "
+                    f"{trained} ids, which are different keys; write it with the type it had in training"
+                )
 
     def _set_rates(self) -> None:
         factor = rate_factor(self.config.rates, self.step, self.total_steps)
@@ -111,19 +141,6 @@ def per_sample_loss(logits: Tensor, batch: Batch) -> Tensor:
     """Cross entropy of each sample."""
     assert batch.labels is not None
     return binary_cross_entropy_with_logits(logits, batch.labels.to(logits.dtype), reduction="none")
-
-
-def score(model: torch.nn.Module, stream: Iterable[Samples]) -> Any:
-    """Yield (batch, logits) over a stream without learning anything from it."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            for samples in stream:
-                batch = Batch.from_samples(samples)
-                yield batch, model(batch)
-    finally:
-        model.train(was_training)
 
 
 def rate_factor(rates: RateSchedule, step: int, total_steps: int) -> float:

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rowhaul._files import whole
 from rowhaul.data.generate.generator import LabelledColumns, LogGenerator
 from rowhaul.data.generate.raw_movielens import write_movielens
 from rowhaul.data.generate.raw_taobao import write_taobao
@@ -55,7 +53,7 @@ def write_raw(generator: LogGenerator, path: str | os.PathLike[str]) -> None:
             f"preset {generator.preset.name!r} has no raw format; those with one are {', '.join(writers)}"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _whole_or_absent(target) as partial:
+    with whole(target) as partial:
         writers[generator.preset.name](generator, partial)
 
 
@@ -113,18 +111,3 @@ def _open(path: Path) -> BinaryIO:
     if path.name.endswith(".gz"):
         return gzip.open(path, "wb", compresslevel=3)  # type: ignore[return-value]
     return open(path, "wb")
-
-
-@contextmanager
-def _whole_or_absent(target: Path) -> Iterator[Path]:
-    """A path beside the target, of the same ending, that takes its name once everything is written."""
-    partial = target.with_name(f".partial-{os.getpid()}-{target.name}")
-    try:
-        yield partial
-        os.replace(partial, target)
-    except BaseException:
-        if partial.is_dir():
-            shutil.rmtree(partial)
-        else:
-            partial.unlink(missing_ok=True)
-        raise
