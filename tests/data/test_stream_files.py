@@ -102,7 +102,7 @@ def test_what_is_passed_goes_before_what_lies_on_disk(tmp_path: Path) -> None:
 
 def test_no_schema_or_two_different_ones_is_an_error_that_says_what_to_pass(tmp_path: Path) -> None:
     touch(tmp_path, "x/a/1.parquet", "x/b/1.parquet")
-    with pytest.raises(DataError, match=r"no schema\.yaml in .*pass .*features"):
+    with pytest.raises(DataError, match=r"no schema\.yaml in .*--schema.*--features"):
         find_schema(tmp_path / "x" / "a")
     Schema(None, (), (IdColumn("user"),)).write(tmp_path / "x" / "a" / "schema.yaml")
     Schema(None, (), (IdColumn("item"),)).write(tmp_path / "x" / "b" / "schema.yaml")

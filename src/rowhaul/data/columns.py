@@ -23,6 +23,7 @@ from rowhaul.errors import DataError
 
 Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def check_columns(found: pa.Schema, schema: Schema, with_label: bool, path: Path
     if with_label and schema.label is None:
         raise DataError("the schema names no label, which training and evaluation need; add `label:` to it")
     for name in column_names(schema, with_label):
-        _check_present(name, found.names, path)
+        check_present(name, found.names, path)
     for dense in schema.dense:
         if not _is_number(found.field(dense.name).type):
             raise _wrong_type(path, dense.name, found, "a dense column holds numbers or booleans")
@@ -82,19 +83,19 @@ def check_columns(found: pa.Schema, schema: Schema, with_label: bool, path: Path
     return {name: kind for name, kind in kinds.items() if kind != "null"}
 
 
-def decode_ids(column: pa.Array) -> Ids:
+def decode_ids(column: pa.Array, seed: int = 0) -> Ids:
     """Integers as they are (uint64 by its bits), strings hashed; a null is no id, a list several."""
-    if _is_list(column.type):
+    if is_list(column.type):
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-        elements = decode_ids(column.flatten())
+        elements = decode_ids(column.flatten(), seed)
         offsets = offsets_of(lengths)
         if elements.offsets is not None:
             offsets = elements.offsets[offsets]
         return Ids(elements.values, offsets)
     if column.null_count:
         valid = column.is_valid().to_numpy(zero_copy_only=False)
-        return Ids(_keys(column.drop_null()), offsets_of(valid))
-    return Ids(_keys(column), None)
+        return Ids(_keys(column.drop_null(), seed), offsets_of(valid))
+    return Ids(_keys(column, seed), None)
 
 
 def decode_dense(rows: pa.RecordBatch, wanted: Sequence[DenseColumn], origin: Origin) -> Float32s:
@@ -102,9 +103,7 @@ def decode_dense(rows: pa.RecordBatch, wanted: Sequence[DenseColumn], origin: Or
     dense = np.empty((rows.num_rows, len(wanted)), np.float32)
     for position, what in enumerate(wanted):
         column = rows.column(what.name)
-        with np.errstate(over="ignore"):  # beyond float32 becomes infinity, refused below
-            numbers = _numbers(column).astype(np.float32, copy=False)
-        finite = np.isfinite(numbers)
+        numbers, finite = dense_numbers(column)
         if not finite.all():
             row = int(np.argmin(finite))
             raise DataError(
@@ -117,39 +116,53 @@ def decode_dense(rows: pa.RecordBatch, wanted: Sequence[DenseColumn], origin: Or
     return dense
 
 
+def dense_numbers(column: pa.Array) -> tuple[Float32s, Mask]:
+    """The numbers of a dense column, nulls as 0, and which of them can be trained on."""
+    with np.errstate(over="ignore"):  # beyond float32 becomes infinity
+        numbers = _numbers(column).astype(np.float32, copy=False)
+    return numbers, np.isfinite(numbers)
+
+
 def decode_label(column: pa.Array, wanted: LabelColumn, origin: Origin) -> Float32s:
     """0.0 or 1.0 per sample; anything else, a null too, is refused."""
+    labels, allowed = label_numbers(column, wanted)
+    if not allowed.all():
+        row = int(np.argmin(allowed))
+        needed = "0 or 1 is needed; for a rating or a count, set `positive_from` in the schema's label"
+        if wanted.positive_from is not None:
+            needed = "a number is needed"
+        raise DataError(f"{origin.at(row)}: label {wanted.name!r} is {column[row].as_py()}; {needed}")
+    return labels
+
+
+def label_numbers(column: pa.Array, wanted: LabelColumn) -> tuple[Float32s, Mask]:
+    """0.0 or 1.0 for each row, and which rows really have a label."""
     numbers = _numbers(column)
     if wanted.positive_from is None:
         allowed = (numbers == 0) | (numbers == 1)
         positive = numbers == 1
-        needed = "0 or 1 is needed; for a rating or a count, set `positive_from` in the schema's label"
     else:
         allowed = ~np.isnan(numbers)
         positive = numbers >= wanted.positive_from
-        needed = "a number is needed"
     if column.null_count:
-        allowed &= column.is_valid().to_numpy(zero_copy_only=False)
-    if not allowed.all():
-        row = int(np.argmin(allowed))
-        raise DataError(f"{origin.at(row)}: label {wanted.name!r} is {column[row].as_py()}; {needed}")
-    return np.asarray(positive, np.float32)
+        allowed = allowed & column.is_valid().to_numpy(zero_copy_only=False)
+    return np.asarray(positive, np.float32), np.asarray(allowed, np.bool_)
 
 
-def _keys(column: pa.Array) -> Int64s:
+def _keys(column: pa.Array, seed: int) -> Int64s:
     """The 64-bit keys of a column without nulls."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         if len(column.dictionary) > len(column):  # that of a whole row group
-            return _keys(column.dictionary_decode())
-        keys: Int64s = _keys(column.dictionary)[column.indices.to_numpy(zero_copy_only=False)]
+            return _keys(column.dictionary_decode(), seed)
+        keys: Int64s = _keys(column.dictionary, seed)[column.indices.to_numpy(zero_copy_only=False)]
         return keys
     if pa.types.is_integer(kind):
         integers: Int64s = column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
         return integers
     if pa.types.is_null(kind):
         return np.empty(0, np.int64)
-    return hash_strings(column)
+    return hash_strings(column, seed)
 
 
 def _numbers(column: pa.Array) -> npt.NDArray[Any]:
@@ -175,7 +188,7 @@ def offsets_of(lengths: npt.NDArray[Any]) -> Int64s:
 
 def _id_kind(kind: pa.DataType) -> str:
     """ "integer", "text", "null" (an all-null column) or "" for a type that holds no ids."""
-    if _is_list(kind):
+    if is_list(kind):
         kind = kind.value_type
     types = pa.types
     if types.is_dictionary(kind):
@@ -189,7 +202,8 @@ def _id_kind(kind: pa.DataType) -> str:
     return "null" if types.is_null(kind) else ""
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a column holds several values a row."""
     types = pa.types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
@@ -205,15 +219,17 @@ def _is_number(kind: pa.DataType) -> bool:
     )
 
 
-def _check_present(name: str, found: Sequence[str], path: Path) -> None:
+def check_present(name: str, found: Sequence[str], where: object) -> None:
+    """Refuse a file, ``where``, without exactly one column of this name."""
     count = found.count(name)
     if count == 1:
         return
     if count > 1:
-        raise DataError(f"{path}: has {count} columns called {name!r}; rename all but one")
+        raise DataError(f"{where}: has {count} columns called {name!r}; rename all but one")
     nearest = difflib.get_close_matches(name, found, n=1)
     meant = f" (did you mean {nearest[0]!r}?)" if nearest else ""
-    raise DataError(f"{path}: no column {name!r}{meant}; it has {', '.join(found) or 'no columns'}")
+    shown = ", ".join(found)[:500] or "no columns"
+    raise DataError(f"{where}: no column {name!r}{meant}; it has {shown}")
 
 
 def _wrong_type(path: Path, name: str, found: pa.Schema, needed: str) -> DataError:

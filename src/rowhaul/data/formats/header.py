@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rowhaul.data.columns import check_present
 from rowhaul.data.formats.source import TextInput
 from rowhaul.data.text import Place
 from rowhaul.data.text_blocks import TextFile, first_line
@@ -31,7 +31,7 @@ def with_header(
     line = first_line(file)
     found = split_header(line.text, delimiter)
     for name in fields:
-        _check_present(name, found, file)
+        check_present(name, found, file)
     layout = TextLayout(
         fields=tuple(fields.get(name, Field(name, "skip")) for name in found),
         delimiter=delimiter,
@@ -61,15 +61,3 @@ def one_path(inputs: Sequence[Path], name: str, what: str) -> Path:
     if not inputs[0].exists():
         raise DataError(f"{inputs[0]}: no such file or folder (working directory: {Path.cwd()})")
     return inputs[0]
-
-
-def _check_present(name: str, found: Sequence[str], file: TextFile) -> None:
-    count = found.count(name)
-    if count == 1:
-        return
-    if count > 1:
-        raise DataError(f"{file}: has {count} columns called {name!r}; rename all but one")
-    nearest = difflib.get_close_matches(name, found, n=1)
-    meant = f" (did you mean {nearest[0]!r}?)" if nearest else ""
-    shown = ", ".join(found[:50])
-    raise DataError(f"{file}: no column {name!r}{meant}; its first line names {shown[:500]}")

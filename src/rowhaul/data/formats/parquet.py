@@ -9,21 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rowhaul.data.columns import check_columns
+from rowhaul.data.columns import Mask, check_columns, decode_ids, dense_numbers, is_list, label_numbers
 from rowhaul.data.folder import Chunk
 from rowhaul.data.formats.source import Options, written_schema
-from rowhaul.data.keys import hash_strings
-from rowhaul.data.schema import LabelColumn, Schema
+from rowhaul.data.schema import Schema
 from rowhaul.data.text import ROWS_AT_ONCE, BadLines
 from rowhaul.data.text_layout import nullable
 from rowhaul.errors import DataError
-
-Mask = npt.NDArray[np.bool_]
 
 
 def open_parquet(inputs: Sequence[Path], options: Options) -> ParquetSource:
@@ -86,9 +81,12 @@ class ParquetSource:
         bad: dict[str, Mask] = {}
         label = self.described_by.label
         if label:
-            arrays[label.name], bad[label.name] = _label(batch[label.name], label)
+            labels, allowed = label_numbers(batch[label.name], label)
+            arrays[label.name], bad[label.name] = pa.array(labels.astype(np.int8)), ~allowed
         for column in self.described_by.dense:
-            arrays[column.name], bad[column.name] = _numbers(batch[column.name])
+            numbers, finite = dense_numbers(batch[column.name])
+            valid = batch[column.name].is_valid().to_numpy(zero_copy_only=False)
+            arrays[column.name], bad[column.name] = nullable(numbers, valid), ~finite
         for feature in self.described_by.features:
             arrays[feature] = _keys(batch[feature], seed)
         decoded = pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
@@ -107,50 +105,17 @@ class ParquetSource:
         return decoded.filter(pa.array(~any_bad))
 
 
-def _label(column: pa.Array, wanted: LabelColumn) -> tuple[pa.Array, Mask]:
-    numbers = _as_float64(column)
-    if wanted.positive_from is None:
-        bad = (numbers != 0) & (numbers != 1)
-        labels = numbers == 1
-    else:
-        bad = np.isnan(numbers)
-        labels = numbers >= wanted.positive_from
-    return pa.array(labels.astype(np.int8)), bad
-
-
-def _numbers(column: pa.Array) -> tuple[pa.Array, Mask]:
-    with np.errstate(over="ignore"):  # beyond float32 becomes infinity, which is bad
-        numbers = _as_float64(column).astype(np.float32)
-    valid = column.is_valid().to_numpy(zero_copy_only=False)
-    return nullable(numbers, valid), valid & ~np.isfinite(numbers)
-
-
-def _as_float64(column: pa.Array) -> npt.NDArray[np.float64]:
-    """The numbers, null as NaN."""
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.int8())
-    numbers = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    return np.asarray(numbers, np.float64)
-
-
 def _keys(column: pa.Array, seed: int) -> pa.Array:
-    kind = column.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-        elements = _keys(column.flatten(), seed)
-        present = elements.is_valid().to_numpy(zero_copy_only=False)
-        before = np.concatenate([[0], np.cumsum(present)])  # valid elements before each position
-        ends = np.concatenate([[0], np.cumsum(lengths)])
-        return pa.ListArray.from_arrays(pa.array(before[ends].astype(np.int32)), elements.drop_null())
-    if pa.types.is_null(kind):
-        return column.cast(pa.int64())
-    valid = column.is_valid().to_numpy(zero_copy_only=False)
-    if pa.types.is_dictionary(kind) and pa.types.is_integer(kind.value_type):
-        column = column.dictionary_decode()
-    if pa.types.is_integer(column.type):
-        numbers = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-        return nullable(numbers, valid)
-    return nullable(hash_strings(column, seed), valid)
+    ids = decode_ids(column, seed)
+    if is_list(column.type):
+        offsets = ids.offsets if ids.offsets is not None else np.arange(len(column) + 1)
+        return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(ids.values))
+    if ids.offsets is None:
+        return pa.array(ids.values)
+    valid = np.diff(ids.offsets).astype(np.bool_)
+    keys = np.zeros(len(column), np.int64)
+    keys[valid] = ids.values
+    return nullable(keys, valid)
 
 
 @contextmanager
