@@ -137,6 +137,21 @@ def test_predict_keeps_what_exists(rowhaul, trained, log_folder, tmp_path):
     assert rowhaul(*arguments, "--overwrite")[0] == 0
 
 
+def test_predict_keeps_columns_beside_the_scores(rowhaul, trained, log_folder, tmp_path):
+    arguments = ("predict", trained, "--data", f"{log_folder}/*.parquet", "--batch-size", "901")
+    assert rowhaul(*arguments, "--out", tmp_path / "plain.parquet")[0] == 0
+    assert rowhaul(*arguments, "--out", tmp_path / "kept.parquet", "--keep", "item,user")[0] == 0
+    kept = pq.read_table(tmp_path / "kept.parquet")
+    assert kept.column_names == ["item", "user", "score"]
+    assert kept["score"].equals(pq.read_table(tmp_path / "plain.parquet")["score"])
+    data = pa.concat_tables(pq.read_table(log_folder / f"part-{part}.parquet") for part in range(2))
+    assert kept.select(["item", "user"]).equals(data.select(["item", "user"]))
+    code, _, err = rowhaul(*arguments, "--out", tmp_path / "x.parquet", "--keep", "itme")
+    assert code == 2
+    assert "did you mean 'item'?" in err
+    assert not (tmp_path / "x.parquet").exists()
+
+
 def test_flags_override_the_file(rowhaul, log_folder, tmp_path):
     (tmp_path / "config.yaml").write_text(
         "batch_size: 100\nepochs: 3\nmodel: {name: deepfm, embedding_dim: 2}\n"

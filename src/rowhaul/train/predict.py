@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import pyarrow.parquet as pq
 import torch
 
 from rowhaul._files import whole
+from rowhaul.data.columns import check_present
 from rowhaul.data.stream import SampleStream
-from rowhaul.errors import DataError
+from rowhaul.errors import ConfigError, DataError
 from rowhaul.train.run import load_trained
 from rowhaul.train.trainer import Progress
 
-_SCORES = pa.schema([pa.field("score", pa.float32(), nullable=False)])
+SCORE = "score"
 
 
 def predict_file(
@@ -23,21 +25,57 @@ def predict_file(
     data: Any,
     out: str | Path,
     *,
+    keep: Sequence[str] = (),
     batch_size: int = 8192,
     on_unknown: str | None = None,
     overwrite: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> int:
-    """Write one click probability per sample of ``data``, in its order; returns how many."""
+    """Write one click probability per sample of ``data``, in its order; returns how many.
+
+    ``keep`` names columns of the data that are copied beside the scores.
+    """
     out = Path(out)
     if out.exists() and not overwrite:
-        raise DataError(f"{out} exists; choose another file, or say that it may be overwritten (--overwrite)")
+        raise DataError(f"{out} exists; choose another file, or say that it may be replaced (--overwrite)")
     trainer = load_trained(run, on_unknown)
     stream = SampleStream(data, trainer.schema, batch_size, require_label=False)
+    if SCORE in keep:
+        raise ConfigError(f"a column called {SCORE!r} cannot be kept: that is the name of the scores")
+    kept = _Columns(stream.files, list(keep))
+    schema = kept.schema.append(pa.field(SCORE, pa.float32(), nullable=False))
     done = 0
-    with whole(out) as temporary, pq.ParquetWriter(temporary, _SCORES) as writer:
+    with whole(out) as temporary, pq.ParquetWriter(temporary, schema) as writer:
         for _, logits in trainer.score(stream, progress):
-            scores = torch.sigmoid(logits).to(torch.float32).numpy()
-            writer.write_batch(pa.record_batch([pa.array(scores)], schema=_SCORES))
+            scores = pa.array(torch.sigmoid(logits).to(torch.float32).numpy())
+            columns = kept.take(len(scores)).columns if keep else []
+            writer.write_table(pa.table([*columns, scores], schema=schema))
             done += len(scores)
     return done
+
+
+class _Columns:
+    """Some columns of some Parquet files, taken a few rows at a time in the order of the files."""
+
+    def __init__(self, files: Sequence[Path], names: list[str]) -> None:
+        self._files, self._names = files, names
+        first = pq.read_schema(files[0])
+        for path in files if names else ():
+            for name in names:
+                check_present(name, pq.read_schema(path).names, path)
+        self.schema = pa.schema([first.field(name) for name in names])
+        self._batches = self._read()
+        self._rows = self.schema.empty_table()
+
+    def take(self, num_rows: int) -> pa.Table:
+        """The next rows."""
+        while self._rows.num_rows < num_rows:
+            self._rows = pa.concat_tables([self._rows, next(self._batches)])
+        taken, self._rows = self._rows.slice(0, num_rows), self._rows.slice(num_rows)
+        return taken
+
+    def _read(self) -> Iterator[pa.Table]:
+        for path in self._files:
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(columns=self._names):
+                    yield pa.Table.from_batches([batch]).select(self._names).cast(self.schema)
