@@ -401,6 +401,29 @@ def test_unknown_names_list_the_known(rowhaul, log_folder, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+def test_test_files_taken_for_training_are_not_evaluated_on(rowhaul, tmp_path):
+    rowhaul("generate", "--rows", "2_000", "--out", tmp_path / "logs")
+    code, out, _ = rowhaul("train", "--data", f"{tmp_path}/logs/**/*.parquet", *SMALL)
+    assert code == 0
+    assert "held-out" not in out
+
+
+def test_features_of_one_table_must_agree_on_the_type_of_ids(rowhaul, log_folder, tmp_path):
+    (tmp_path / "s.yaml").write_text("label: click\nids: [{name: user, table: t}, {name: item, table: t}]\n")
+    code, _, err = rowhaul("train", "--data", log_folder, "--schema", tmp_path / "s.yaml")
+    assert code == 2
+    assert "table 't' hold ids of different types" in err
+
+
+def test_an_input_named_twice_is_refused(rowhaul, tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    code, _, err = rowhaul(
+        "prepare", "--format", "criteo", tmp_path / "a.txt", tmp_path / "a.txt", "--out", tmp_path / "data"
+    )
+    assert code == 2
+    assert "named twice" in err
+
+
 def test_a_run_is_no_place_for_data(rowhaul, trained):
     before = (trained / "schema.yaml").read_text()
     code, _, err = rowhaul("generate", "--rows", "100", "--out", trained)

@@ -220,7 +220,9 @@ def test_a_disk_that_runs_full(tmp_path, limit):
 
 def test_folders_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nothing")):
+    with pytest.raises(DataError, match="file is a file; choose a folder"):
+        write(tmp_path / "file", [10])
+    for folder in (tmp_path / "file" / "below", Path("/proc/nothing")):
         with pytest.raises(DataError, match=f"cannot write to {folder}"):
             write(folder, [10])
 

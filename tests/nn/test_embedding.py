@@ -347,6 +347,40 @@ def test_loading_between_backward_and_step_drops_the_gradients():
     assert {key: row.tobytes() for key, row in values_of(target, "t").items()} == expected
 
 
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_clearing_between_forward_and_backward_is_refused(is_weighted):
+    collection = one_table(is_weighted=is_weighted)
+    weights = torch.ones(2, requires_grad=True) if is_weighted else None
+    pooled = collection(jagged({"f": [[1], [2]]}, weights)).values()
+    collection.clear()
+    with pytest.raises(ConfigError, match="run forward again"):
+        pooled.sum().backward()
+
+
+def test_weights_changed_before_backward_are_noticed():
+    collection = one_table(is_weighted=True)
+    weights = torch.ones(2, requires_grad=True)
+    pooled = collection(jagged({"f": [[1], [2]]}, weights)).values()
+    with torch.no_grad():
+        weights.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        pooled.sum().backward()
+
+
+def test_a_second_backward_through_a_freed_graph_is_refused():
+    pooled = one_table()(jagged({"f": [[1]]})).values()
+    pooled.sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        pooled.sum().backward()
+
+
+def test_weights_of_half_precision_are_widened():
+    collection = one_table(is_weighted=True)
+    batch = {"f": [[1, 2]]}
+    narrow = collection(jagged(batch, torch.tensor([0.5, 2.0], dtype=torch.bfloat16))).values()
+    torch.testing.assert_close(narrow, collection(jagged(batch, torch.tensor([0.5, 2.0]))).values())
+
+
 def test_a_state_dict_that_does_not_fit_changes_nothing():
     tables = [EmbeddingBagConfig(embedding_dim=4, name=n, feature_names=[n]) for n in "ab"]
     collection = EmbeddingBagCollection(tables)
@@ -408,12 +442,19 @@ def test_mistakes_are_explained(make, message):
         make()
 
 
-def test_float_keys_are_refused():
-    features = KeyedJaggedTensor.from_lengths_sync(
-        keys=["f"], values=torch.tensor([1.0]), lengths=torch.tensor([1])
-    )
-    with pytest.raises(ConfigError, match=r"keys must be int64 in one dimension, got torch\.float32"):
+@pytest.mark.parametrize(
+    "values", [torch.tensor([1.0]), torch.tensor([True]), torch.tensor([1j]), torch.tensor([[1]])]
+)
+def test_keys_that_are_no_integers_are_refused(values):
+    features = KeyedJaggedTensor.from_lengths_sync(keys=["f"], values=values, lengths=torch.tensor([1]))
+    with pytest.raises(ConfigError, match="keys must be int64 in one dimension"):
         one_table()(features)
+
+
+def test_weights_of_another_shape_are_refused():
+    features = jagged({"f": [[1], [2]]}, torch.ones(2, 1))
+    with pytest.raises(ConfigError, match="weights must be one floating-point number an id"):
+        one_table(is_weighted=True)(features)
 
 
 def test_a_feature_of_two_tables_is_named_with_its_table():

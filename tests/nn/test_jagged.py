@@ -191,7 +191,7 @@ VALUES = torch.arange(4)
         (lambda: JaggedTensor(VALUES, offsets=torch.tensor([0, 5, 4])), "must not decrease"),
         (lambda: JaggedTensor(VALUES, offsets=torch.tensor([], dtype=torch.int64)), "at least one entry"),
         (lambda: JaggedTensor(VALUES, lengths=torch.tensor([[4]])), r"flat tensor .* got shape \(1, 1\)"),
-        (lambda: JaggedTensor(VALUES, lengths=torch.tensor([4.0])), "integers, got .* torch.float32"),
+        (lambda: JaggedTensor(VALUES, lengths=torch.tensor([4.0])), "int64, got .* torch.float32"),
         (
             lambda: JaggedTensor(VALUES, torch.ones(3), torch.tensor([4])),
             "3 weights for 4 values",

@@ -64,7 +64,7 @@ def make_model(case: str, num_dense: int, **more: object) -> RecommendationModel
         embedding_dim=DIM,
         make_collection=make_collection,
         seed=11,
-        **(dict(OPTIONS[case]) | more),
+        options=dict(OPTIONS[case]) | more,
     ).double()
 
 
@@ -318,9 +318,17 @@ def test_dense_weights_come_from_the_seed_alone(name: str) -> None:
 def test_wrong_settings_are_named_with_what_is_known(
     name: str, options: dict[str, object], message: str
 ) -> None:
-    settings = {"embedding_dim": 4} | options
+    dim = options.pop("embedding_dim", 4)
     with pytest.raises(ConfigError, match=message):
-        build_model(name, tables=TABLES, num_dense=2, make_collection=make_collection, seed=0, **settings)
+        build_model(
+            name,
+            tables=TABLES,
+            num_dense=2,
+            embedding_dim=dim,
+            make_collection=make_collection,
+            seed=0,
+            options=options,
+        )
 
 
 def test_lists_from_a_configuration_file_are_accepted() -> None:

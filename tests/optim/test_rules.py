@@ -123,6 +123,7 @@ def test_steps_stay_in_float32(rule):
         (lambda: SGD(lr=-1), "lr must be a number of at least 0, got -1"),
         (lambda: Adagrad(lr=float("nan")), "got nan"),
         (lambda: Adam(lr=1, beta2=1.0), "below 1"),
+        (lambda: RowwiseAdagrad(lr=1, eps=0.0), "eps must be above 0"),
     ],
 )
 def test_mistakes_are_explained(make, message):

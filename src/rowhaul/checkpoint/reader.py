@@ -16,6 +16,8 @@ from torch import Tensor
 from rowhaul.checkpoint.layout import FORMAT, MANIFEST_FILE, VERSION, TableEntry, checksum
 from rowhaul.errors import CheckpointError
 
+_ENTRIES = {"format", "version", "facts", "groups", "tables", "files"}
+
 
 class CheckpointReader:
     """A complete checkpoint: its facts, its tables, its tensors.
@@ -77,6 +79,8 @@ class CheckpointReader:
             ) from None
         except ValueError as error:
             raise CheckpointError(f"{path} is damaged: {error}; use another checkpoint") from None
+        if not isinstance(manifest, dict) or not manifest.keys() >= _ENTRIES:
+            raise CheckpointError(f"{path} is damaged: entries are missing; use another checkpoint")
         if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
             raise CheckpointError(
                 f"{path}: format {manifest.get('format')!r} version {manifest.get('version')!r}, "

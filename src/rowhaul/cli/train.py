@@ -134,8 +134,9 @@ def held_out_beside(data: list[str]) -> list[str]:
     from rowhaul.data.folder_files import TEST_FOLDER
 
     folders = {path.parent for path in expand_files(data)}
-    beside = [folder / TEST_FOLDER for folder in folders if (folder / MANIFEST_FILE).is_file()]
-    return sorted(str(folder) for folder in beside if any(folder.glob("*.parquet")))
+    beside = {folder / TEST_FOLDER for folder in folders if (folder / MANIFEST_FILE).is_file()}
+    held_out = beside - folders  # a glob may have taken the test files for training
+    return sorted(str(folder) for folder in held_out if any(folder.glob("*.parquet")))
 
 
 def train_with_progress(

@@ -148,6 +148,8 @@ class FolderWriter:
         return sum(part.rows for part in self._parts)
 
     def __enter__(self) -> FolderWriter:
+        if self.folder.exists() and not self.folder.is_dir():
+            raise DataError(f"{self.folder} is a file; choose a folder")
         with writing(self.folder):
             self._made_folder = not self.folder.exists()
             self.folder.mkdir(parents=True, exist_ok=True)

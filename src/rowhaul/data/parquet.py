@@ -69,6 +69,7 @@ class ParquetRows:
                     )
             self._footers.append(footer)
             self._add_row_groups(number, footer)
+        self._check_tables()
 
     def read(self, row_group: RowGroup, skip: int = 0) -> Iterator[Block]:
         """The rows of a row group after the first ``skip``, in blocks."""
@@ -95,6 +96,15 @@ class ParquetRows:
                     yield self._decode(rows.slice(skip), Origin(path, first_row + skip))
                 skip = max(0, skip - rows.num_rows)
                 first_row += rows.num_rows
+
+    def _check_tables(self) -> None:
+        for table, features in self._schema.tables.items():
+            kinds = {name: self.key_kinds[name] for name in features if name in self.key_kinds}
+            if len(set(kinds.values())) > 1:
+                raise DataError(
+                    f"the features of table {table!r} hold ids of different types ({kinds}), so they would "
+                    "share no row; write them with one type, or give them tables of their own"
+                )
 
     def _add_row_groups(self, file: int, footer: Any) -> None:
         first_row = 0

@@ -81,6 +81,8 @@ def prepare(
         positive_from=positive_from,
         time_order=time_order,
     )
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise DataError(f"an input is named twice: {', '.join(map(str, paths))}; name each file once")
     opened = open_format(format, paths, options)
     source, unsorted = _in_order(opened, time_order, Path(out).expanduser() / SCRATCH_FOLDER)
     made_by = {

@@ -19,6 +19,7 @@ A schema is a small YAML file that a person can write::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -171,7 +172,31 @@ def _column(kind: type[Column], given: Any, source: str) -> Column:
     _check_keys(given, kind, source)
     if kind is not CsvLayout and not isinstance(given.get("name"), str):
         raise DataError(f"{source}: a column needs a `name`, got {dict(given)!r}")
+    for field in fields(kind):
+        _check_type(field.name, given.get(field.name, field.default), source)
     return kind(**given)
+
+
+_TYPES: dict[str, tuple[type[Any], ...]] = {
+    "name": (str,),
+    "table": (str,),
+    "type": (str,),
+    "transform": (str,),
+    "delimiter": (str,),
+    "separator": (str, type(None)),
+    "header": (bool,),
+    "columns": (list, tuple),
+    "positive_from": (int, float, type(None)),
+}
+
+
+def _check_type(entry: str, given: Any, source: str) -> None:
+    is_wrong = not isinstance(given, _TYPES[entry])
+    if is_wrong or (isinstance(given, float) and not math.isfinite(given)):
+        needed = " or ".join(kind.__name__ for kind in _TYPES[entry] if kind is not type(None))
+        raise DataError(f"{source}: `{entry}` must be {needed}, got {given!r}")
+    if isinstance(given, list | tuple) and not all(isinstance(name, str) for name in given):
+        raise DataError(f"{source}: `columns` must be a list of names, got {given!r}")
 
 
 def _check_keys(given: Mapping[str, Any], kind: type[Any], source: str) -> None:

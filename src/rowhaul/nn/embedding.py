@@ -99,6 +99,7 @@ class EmbeddingBagCollection(nn.Module):
     def load_rows(self, table: str, keys: npt.NDArray[np.int64], records: npt.NDArray[Any]) -> None:
         """Set rows of a table, creating those it lacks; the inverse of `rows`."""
         group, position = self._table(table)
+        keys, records = np.asarray(keys), np.asarray(records)
         self._check_records(table, keys, records)
         group.tables.load(position, np.ascontiguousarray(keys), records)
 
@@ -133,6 +134,9 @@ class EmbeddingBagCollection(nn.Module):
         if self._is_weighted != (weights is not None):
             given, needed = ("no ", "is_weighted=True") if self._is_weighted else ("", "is_weighted=False")
             raise ConfigError(f"the features carry {given}weights, but the collection has {needed}")
+        if weights is not None and (weights.dim() != 1 or not weights.is_floating_point()):
+            form = f"{weights.dtype} of shape {tuple(weights.shape)}"
+            raise ConfigError(f"weights must be one floating-point number an id, got {form}")
         shape = (features.stride(), sum(self._dims))
         insert, on_unknown = self.training, self.on_unknown
         reads = run_all(

@@ -90,6 +90,7 @@ class PooledRead:
 
     def __init__(self, group: FeatureGroup, lookup: Lookup, entries: slice | Int64s, offsets: Int64s) -> None:
         self.group, self.lookup, self.entries, self.offsets = group, lookup, entries, offsets
+        self.arena = group.tables.arena  # another one once the tables are cleared
 
     def pool(self, weights: Tensor | None, out: Floats) -> None:
         """Write this group's columns of ``out``."""
@@ -101,6 +102,8 @@ class PooledRead:
     def keep_gradients(self, weights: Tensor | None, pooled_gradients: Floats) -> None:
         """Sum gradients per distinct row and leave them for the optimizer."""
         group = self.group
+        if self.arena is not group.tables.arena:
+            raise ConfigError("rows were cleared or loaded between forward and backward; run forward again")
         gradients = np.empty((len(self.lookup.keys), group.tables.dim), dtype=group.tables.dtype)
         sum_row_gradients(
             self.lookup.inverse, self.offsets, group.columns, group.is_mean, self._weights(weights),
@@ -118,14 +121,13 @@ class PooledRead:
         return out
 
     def _rows(self) -> tuple[Any, ...]:
-        arena, lookup = self.group.tables.arena, self.lookup
+        arena, lookup = self.arena, self.lookup
         return arena.addresses, arena.shift, arena.width, lookup.locations, lookup.spare.ctypes.data
 
     def _weights(self, weights: Tensor | None) -> Floats:
-        dtype = self.group.tables.dtype
         if weights is None:
-            return np.empty(0, dtype=dtype)
-        return np.ascontiguousarray(weights.detach().cpu().numpy()[self.entries], dtype=dtype)
+            return np.empty(0, dtype=self.group.tables.dtype)
+        return np.ascontiguousarray(weights.detach().cpu().to(self.group.dtype).numpy()[self.entries])
 
 
 class PoolRows(torch.autograd.Function):
@@ -138,22 +140,25 @@ class PoolRows(torch.autograd.Function):
         """Vectors of ``shape`` samples × all columns; ``anchor`` only ties the rows into the graph."""
         out = torch.empty(shape, dtype=reads[0].group.dtype)
         run_all([partial(read.pool, weights, out.numpy()) for read in reads], is_worth_threads(out.numel()))
-        ctx.reads, ctx.weights = reads, weights
+        ctx.reads = reads
+        # Saved the official way, so that changing the weights or a second backward is noticed.
+        ctx.save_for_backward(anchor, weights)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, pooled_gradients: Tensor) -> tuple[Any, ...]:
         """Keep row gradients, return those of the weights."""
+        _, weights = ctx.saved_tensors
         gradients = pooled_gradients.detach().cpu().contiguous().numpy()
         if ctx.needs_input_grad[0]:
             run_all(
-                [partial(read.keep_gradients, ctx.weights, gradients) for read in ctx.reads],
+                [partial(read.keep_gradients, weights, gradients) for read in ctx.reads],
                 is_worth_threads(gradients.size),
             )
         weight_gradients = None
         if ctx.needs_input_grad[1]:
-            weight_gradients = torch.zeros_like(ctx.weights)
+            weight_gradients = torch.zeros_like(weights)
             for read in ctx.reads:
                 # Not +=: a feature that reads two tables has its entries in a group twice.
                 np.add.at(weight_gradients.numpy(), read.entries, read.weight_gradients(gradients))

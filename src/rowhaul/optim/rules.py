@@ -100,6 +100,10 @@ class Adagrad(RowOptimizerRule):
     eps: float = 1e-10
     initial_accumulator_value: float = 0.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_eps(self)
+
     name = "adagrad"
     kernel = kernels.adagrad_step
 
@@ -144,6 +148,7 @@ class Adam(RowOptimizerRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_eps(self)
         if max(self.beta1, self.beta2) >= 1:
             raise ConfigError(f"adam: beta1 and beta2 must be below 1, got {self.beta1} and {self.beta2}")
 
@@ -155,6 +160,13 @@ class Adam(RowOptimizerRule):
         """Rate with both corrections folded in, decay, eps and the betas."""
         corrected = lr * (1 - self.beta2**number) ** 0.5 / (1 - self.beta1**number)
         return corrected, self.weight_decay, self.eps, self.beta1, self.beta2
+
+
+def _check_eps(rule: Adagrad | Adam) -> None:
+    if rule.eps <= 0:
+        raise ConfigError(
+            f"{rule.name}: eps must be above 0, got {rule.eps}: a zero gradient would divide by it"
+        )
 
 
 ROW_OPTIMIZERS: dict[str, type[RowOptimizerRule]] = {

@@ -26,6 +26,12 @@ def _check(holds: bool, name: str, needed: str, given: Any) -> None:
         raise ConfigError(f"{name} must be {needed}, got {given!r}")
 
 
+def _check_options(where: str, options: dict[str, Any], reserved: tuple[str, ...]) -> None:
+    for name in options:
+        if not isinstance(name, str) or name in reserved:
+            raise ConfigError(f"{where}: {name!r} is no option to set here")
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Which model, and its own options by name (see docs/models.md)."""
@@ -33,6 +39,12 @@ class ModelConfig:
     name: str = "dlrm"
     embedding_dim: int = 16
     options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check(
+            1 <= self.embedding_dim <= 1 << 16, "model.embedding_dim", "from 1 to 65536", self.embedding_dim
+        )
+        _check_options("model.options", self.options, reserved=())
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,9 @@ class OptimizerConfig:
     name: str
     lr: float
     options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_options(f"options of {self.name}", self.options, reserved=("lr",))
 
 
 @dataclass(frozen=True)
@@ -101,6 +116,8 @@ class TrainConfig:
             _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         for name in ("shuffle_rows", "max_steps", "eval_every", "checkpoint_every", "threads", "seed"):
             _check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
+        _check(self.threads <= 1024, "threads", "at most 1024", self.threads)
+        _check(self.seed < 2**63, "seed", "below 2**63", self.seed)
         _check(self.precision in PRECISIONS, "precision", f"one of {', '.join(PRECISIONS)}", self.precision)
         _check(
             self.on_unknown in ON_UNKNOWN, "on_unknown", f"one of {', '.join(ON_UNKNOWN)}", self.on_unknown
@@ -126,7 +143,7 @@ class TrainConfig:
 
     def row_rule(self) -> RowOptimizerRule:
         """The row optimizer that ``rows`` describes."""
-        return row_optimizer(self.rows.name, lr=self.rows.lr, **self.rows.options)
+        return row_optimizer(self.rows.name, **{**self.rows.options, "lr": self.rows.lr})
 
     def dense_optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer that ``dense`` describes, over the given parameters."""
@@ -140,7 +157,7 @@ class TrainConfig:
             )
         try:
             make: Any = kind
-            made: torch.optim.Optimizer = make(parameters, lr=self.dense.lr, **self.dense.options)
+            made: torch.optim.Optimizer = make(parameters, **{**self.dense.options, "lr": self.dense.lr})
         except (TypeError, ValueError) as error:
             raise ConfigError(f"dense: torch.optim.{self.dense.name} refuses its options: {error}") from None
         return made

@@ -132,7 +132,7 @@ def make_model(config: TrainConfig, schema: Schema) -> RecommendationModel:
         embedding_dim=config.model.embedding_dim,
         make_collection=make_collection,
         seed=config.seed,
-        **config.model.options,
+        options=config.model.options,
     )
     return model.to(dtype)
 

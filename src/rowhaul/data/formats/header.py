@@ -50,7 +50,12 @@ def header_names(file: TextFile, delimiter: str = ",") -> list[str]:
 def split_header(line: bytes, delimiter: str) -> list[str]:
     """Cut a header line; spaces around a name do not belong to it."""
     text = line.decode("utf-8", errors="replace")
-    names = next(csv.reader([text], delimiter=delimiter)) if len(delimiter) == 1 else text.split(delimiter)
+    if len(delimiter) > 1:
+        return [name.strip() for name in text.split(delimiter)]
+    try:
+        names = next(csv.reader([text], delimiter=delimiter))
+    except csv.Error as error:
+        raise DataError(f"the first line does not name columns: {error}; is this the right file?") from None
     return [name.strip() for name in names]
 
 

@@ -27,9 +27,11 @@ class JaggedTensor:
         offsets: Tensor | None = None,
     ) -> None:
         for name, given in (("lengths", lengths), ("offsets", offsets)):
-            if given is not None and (given.dim() != 1 or (given.is_floating_point() and given.numel())):
+            if given is None:
+                continue
+            if given.dim() != 1 or (given.dtype not in (torch.int32, torch.int64) and given.numel()):
                 form = f"shape {tuple(given.shape)} of {given.dtype}"
-                raise DataError(f"{name} must be a flat tensor of integers, got {form}")
+                raise DataError(f"{name} must be a flat tensor of int32 or int64, got {form}")
         if weights is not None and weights.shape[:1] != values.shape[:1]:
             raise DataError(
                 f"weights must have one entry per value: {len(weights):,} weights for {len(values):,} values"

@@ -36,7 +36,7 @@ def build_model(
     embedding_dim: int,
     make_collection: Callable[[list[EmbeddingBagConfig]], nn.Module],
     seed: int,
-    **options: Any,
+    options: Mapping[str, Any] | None = None,
 ) -> RecommendationModel:
     """Build the model called ``name`` with its collection.
 
@@ -49,6 +49,7 @@ def build_model(
         seed: of the dense weights and of dropout.
         options: fields of the model's ``Options``.
     """
+    options = options or {}
     if name not in MODELS:
         raise ConfigError(f"unknown model {name!r}; known are {', '.join(MODELS)}")
     kind = MODELS[name]
