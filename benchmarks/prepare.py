@@ -93,8 +93,12 @@ def compare_memory(log: Path, folder: Path) -> None:
 
 PREPARE_AND_SHOW_PEAK = """
 import sys
-from rowhaul.data.prepare import prepare
-prepare(sys.argv[1], sys.argv[2], "criteo")
+from rowhaul.cli import main
+sys.argv = ["rowhaul", "prepare", "--format", "criteo", sys.argv[1], "--out", sys.argv[2]]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 
@@ -104,7 +108,7 @@ def peak_bytes(log: Path, out: Path) -> int:
     command = [sys.executable, "-c", PREPARE_AND_SHOW_PEAK, str(log), str(out)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     shutil.rmtree(out)
-    return int(done.stdout) * 1024
+    return int(done.stdout.split()[-1]) * 1024
 
 
 def with_pyarrow(log: Path, out: Path) -> None:

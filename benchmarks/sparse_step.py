@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from rowhaul import _environment
 
-_environment.set_up()  # before PyTorch is imported
+_environment.let_waiting_threads_sleep()  # before PyTorch is imported
+_environment.keep_freed_memory()
 
 import argparse
 import warnings

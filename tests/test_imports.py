@@ -68,6 +68,19 @@ def test_importing_rowhaul_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
+def test_preparing_data_does_without_torch(tmp_path):
+    program = (
+        "import sys; from rowhaul.cli import main\n"
+        f"sys.argv = ['rowhaul', 'generate', '--rows', '10', '--out', '{tmp_path}/x']\n"
+        "try: main()\n"
+        "except SystemExit as end: print(end.code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "0 False"
+
+
 def test_every_public_name_exists():
     assert all(getattr(rowhaul, name) is not None for name in rowhaul.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):

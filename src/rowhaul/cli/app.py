@@ -44,7 +44,7 @@ def options(
 
 def main() -> None:
     """Run the command line; user errors, full disks and Ctrl-C end in one clear line, no traceback."""
-    _environment.set_up()
+    _environment.let_waiting_threads_sleep()
     try:
         app()
     except RowhaulError as error:

@@ -32,9 +32,11 @@ def prepare(
     overwrite: bool = typer.Option(False, help="Replace --out if it is complete."),
 ) -> None:
     """Turn raw logs into Parquet files with a schema, ready to train on."""
+    from rowhaul._environment import return_freed_memory
     from rowhaul.cli.progress import console, share_bar, told_when_interrupted
     from rowhaul.data.prepare import prepare as prepare_data
 
+    return_freed_memory()
     with told_when_interrupted("run the same command again to go on"), share_bar() as bar:
         task = bar.add_task("preparing", total=1.0, note="")
         report = prepare_data(

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -18,7 +19,8 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from rowhaul.train.metrics import MetricValues
+if TYPE_CHECKING:  # PyTorch takes a second to import, and most commands do without
+    from rowhaul.train.metrics import MetricValues
 
 console = Console()
 

@@ -143,9 +143,11 @@ def train_with_progress(
     config: TrainConfig, schema: Any, data: Any, out: Path | None, eval_data: Any, resume: bool = False
 ) -> RunResult:
     """Train under a progress bar; Ctrl-C stops after the step under way."""
+    from rowhaul._environment import keep_freed_memory
     from rowhaul.cli.progress import StopOnSignal, TrainingProgress, told_when_interrupted
     from rowhaul.train import train_run
 
+    keep_freed_memory()
     told = told_when_interrupted("the run was not saved since its last checkpoint")
     with told, StopOnSignal() as should_stop, TrainingProgress() as listener:
         return train_run(
