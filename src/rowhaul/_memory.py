@@ -78,8 +78,8 @@ prefetch_to_write = _prefetch(for_writing=True)
 
 
 def _load(result: Any) -> Any:
-    def load(typing_context, address):  # type: ignore[no-untyped-def]
-        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def load(typing_context, address):
+        def generate(context, builder, signature, arguments):
             pointer = builder.inttoptr(arguments[0], context.get_value_type(result).as_pointer())
             return builder.load(pointer, align=1)
 
@@ -94,10 +94,10 @@ load64 = _load(types.uint64)  # eight bytes, the first the lowest
 
 
 @intrinsic
-def store8(typing_context, address, byte):  # type: ignore[no-untyped-def]
+def store8(typing_context, address, byte):
     """Write one byte."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):
         pointer = builder.inttoptr(arguments[0], context.get_value_type(types.uint8).as_pointer())
         builder.store(arguments[1], pointer)
         return context.get_dummy_value()

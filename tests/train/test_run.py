@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_trainer import state_bytes
 
-from conftest import click_log
+from click_logs import click_log
 from rowhaul.checkpoint import latest_checkpoint
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ConfigError, DataError

@@ -182,7 +182,7 @@ def check_kernel() -> Check:
     return Check("kernels", "ok", f"compiled or loaded, and run, in {seconds:.2f} s")
 
 
-def _triangle(count):  # type: ignore[no-untyped-def]
+def _triangle(count: int) -> int:
     total = 0
     for number in range(count):
         total += number

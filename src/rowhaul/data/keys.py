@@ -63,13 +63,13 @@ def hash_strings(array: pa.Array | pa.ChunkedArray, seed: int = 0) -> npt.NDArra
 
 
 @kernel
-def _hash_spans(text, offsets, seed, keys):  # type: ignore[no-untyped-def]
+def _hash_spans(text, offsets, seed, keys):
     for i in range(len(keys)):
         keys[i] = xxh64(text + np.uint64(offsets[i]), text + np.uint64(offsets[i + 1]), seed)
 
 
 @kernel
-def xxh64(start, end, seed):  # type: ignore[no-untyped-def]
+def xxh64(start, end, seed):
     """XXH64 of the bytes from address ``start`` to ``end``, as int64; all arguments are uint64."""
     at = start
     size = end - start
@@ -105,10 +105,10 @@ def xxh64(start, end, seed):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _rotate(value, bits):  # type: ignore[no-untyped-def]
+def _rotate(value, bits):
     return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))
 
 
 @kernel
-def _round(lane, word):  # type: ignore[no-untyped-def]
+def _round(lane, word):
     return _rotate(lane + word * _P2, 31) * _P1

@@ -71,9 +71,9 @@ class Columns(NamedTuple):
 
 
 @kernel
-def parse_records(  # type: ignore[no-untyped-def]
+def parse_records(
     text: Any, size: Any, final: Any, layout: Any, columns: Any, max_rows: Any, spans: Any, cursor: Any
-):
+) -> Any:
     """Parse ``text[cursor[AT]:size]`` into rows from ``cursor[ROWS]`` on; returns how the call ended.
 
     ``text`` is longer than ``size`` by eight bytes or more and is changed where quotes were doubled.
@@ -160,7 +160,7 @@ def parse_records(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _label(error, number, missing, positive_from):  # type: ignore[no-untyped-def]
+def _label(error, number, missing, positive_from):
     if missing:
         error = LABEL_MISSING
     elif not np.isnan(positive_from):
@@ -171,9 +171,9 @@ def _label(error, number, missing, positive_from):  # type: ignore[no-untyped-de
 
 
 @kernel
-def _split(  # type: ignore[no-untyped-def]
+def _split(
     at: Any, end: Any, line: Any, final: Any, delimiter: Any, delimiter_size: Any, quoting: Any, spans: Any
-):
+) -> Any:
     """Cut the record at ``at`` into fields, spans of (start, end, whether quotes are doubled).
 
     Returns (number of fields, _INCOMPLETE or minus an error; where and on which line the next record
@@ -229,7 +229,7 @@ def _split(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _find_closing_quote(at, end, line):  # type: ignore[no-untyped-def]
+def _find_closing_quote(at, end, line):
     """(where the quoted text ends or ``end``, the line there, whether it holds doubled quotes)."""
     doubled = False
     while at < end:
@@ -246,7 +246,7 @@ def _find_closing_quote(at, end, line):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _undouble_quotes(start, stop):  # type: ignore[no-untyped-def]
+def _undouble_quotes(start, stop):
     """Write the text without doubling to the same place; returns its new end."""
     to = start
     at = start
@@ -259,7 +259,7 @@ def _undouble_quotes(start, stop):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _pass_blank_lines(at, end, line):  # type: ignore[no-untyped-def]
+def _pass_blank_lines(at, end, line):
     while at < end:
         if load8(at) == _LF:
             line += 1
@@ -270,19 +270,19 @@ def _pass_blank_lines(at, end, line):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _matches(at, word, size):  # type: ignore[no-untyped-def]
+def _matches(at, word, size):
     return load64(at) & (_ALL_BITS >> (U(64) - U(8) * size)) == word
 
 
 @kernel
-def _find(at, end, byte):  # type: ignore[no-untyped-def]
+def _find(at, end, byte):
     while at < end and load8(at) != byte:
         at += U(1)
     return at
 
 
 @kernel
-def _find_either(at, end, first, second):  # type: ignore[no-untyped-def]
+def _find_either(at, end, first, second):
     """The address of the first byte that is one of two, or ``end``; eight bytes at a time."""
     first_everywhere, second_everywhere = U(first) * _ONES, U(second) * _ONES
     while at < end:

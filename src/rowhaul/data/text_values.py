@@ -42,7 +42,7 @@ for _value, _digits in enumerate(zip(b"0123456789abcdef", b"0123456789ABCDEF", s
 
 
 @kernel
-def parse_key(start, stop, kind, seed):  # type: ignore[no-untyped-def]
+def parse_key(start, stop, kind, seed):
     """The key of one id: its own value, or the hash of a string."""
     if kind == INTEGER:
         return parse_integer(start, stop)
@@ -52,7 +52,7 @@ def parse_key(start, stop, kind, seed):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def parse_integer(start, stop):  # type: ignore[no-untyped-def]
+def parse_integer(start, stop):
     """An optionally signed decimal integer."""
     negative = load8(start) == _MINUS
     if negative or load8(start) == _PLUS:
@@ -75,7 +75,7 @@ def parse_integer(start, stop):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def parse_hex(start, stop):  # type: ignore[no-untyped-def]
+def parse_hex(start, stop):
     """Up to 16 hexadecimal digits, viewed as int64."""
     value = U(0)
     seen = np.uint8(0)
@@ -91,7 +91,7 @@ def parse_hex(start, stop):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def parse_number(start, stop, kind):  # type: ignore[no-untyped-def]
+def parse_number(start, stop, kind):
     """A decimal number, to within one unit in a float64's last place; a COUNT is an integer."""
     if kind == COUNT:
         error, integer = parse_integer(start, stop)

@@ -1,0 +1,84 @@
+"""Rows that were never trained: their bits, and reading them without inserting."""
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+from embedding_cases import jagged, one_table, values_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rowhaul.errors import UnknownKeyError
+
+
+def expected_initial(seed, table, key, dim, low, high):
+    """Fresh rows in plain Python integers: what the compiled kernel must equal, bit by bit."""
+    mask = 2**64 - 1
+
+    def mix(x):
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+        return x ^ (x >> 31)
+
+    row_seed = mix((key & mask) ^ xxhash.xxh64_intdigest(table.encode(), seed=seed))
+    step, row = (high - low) / 2**24, []
+    for k in range(dim):
+        draw = mix((row_seed + (k // 2 + 1) * 0x9E3779B97F4A7C15) & mask)
+        row.append(low + step * (draw >> 40 if k % 2 == 0 else (draw >> 8) & 0xFFFFFF))
+    return np.array(row)
+
+
+def test_initial_rows_do_not_depend_on_order_batch_or_other_tables():
+    first, second = one_table(dim=5, seed=9), one_table(dim=5, seed=9)
+    first(jagged({"f": [[1, 2], [3]]}))
+    second(jagged({"f": [[3]]}))
+    second(jagged({"f": [[2], [1, 1]]}))
+    assert {k: v.tobytes() for k, v in values_of(first, "t").items()} == {
+        k: v.tobytes() for k, v in values_of(second, "t").items()
+    }
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**64 - 1), st.integers(1, 9))
+@settings(max_examples=50, deadline=None)
+def test_initial_bits_are_a_function_of_seed_table_and_key(key, seed, dim):
+    collection = one_table(dim=dim, seed=seed)
+    collection(jagged({"f": [[key]]}))
+    low, high = collection.embedding_bag_configs()[0].initial_range
+    expected = expected_initial(seed, "t", key, dim, low, high).astype(np.float32)
+    assert values_of(collection, "t")[key].tobytes() == expected.tobytes()
+
+
+def test_initial_bits_never_change():
+    """Fresh rows are never stored or sent, so their bits are part of the format."""
+    collection = one_table(dim=3, seed=1)
+    collection(jagged({"f": [[0], [-1]]}))
+    bits = {key: row.tobytes().hex() for key, row in values_of(collection, "t").items()}
+    assert bits == {-1: "4dc429bba18f003cc92e1b3c", 0: "b349523be166143afd9b893b"}
+
+
+def test_initial_values_are_uniform():
+    collection = one_table(dim=64)
+    collection(jagged({"f": [list(range(2000))]}))
+    low, high = collection.embedding_bag_configs()[0].initial_range
+    sample = (np.stack(list(values_of(collection, "t").values())).ravel() - low) / (high - low)
+    counts, _ = np.histogram(sample, bins=50, range=(0, 1))
+    expected = len(sample) / 50
+    assert ((counts - expected) ** 2 / expected).sum() < 100  # 49 degrees of freedom
+    assert abs(np.corrcoef(sample[:-1], sample[1:])[0, 1]) < 0.01
+
+
+def test_eval_inserts_nothing_and_reads_initial_values():
+    trained, other = one_table(seed=4), one_table(seed=4)
+    batch = jagged({"f": [[5], [6, 7]]})
+    expected = trained(batch).values().detach()
+    other.eval()
+    torch.testing.assert_close(other(batch).values(), expected, rtol=0, atol=0)
+    assert other.num_rows("t") == 0
+    assert not other(batch).values().requires_grad
+
+
+def test_unknown_keys_can_be_zeros_or_an_error():
+    zeros, error = one_table(on_unknown="default").eval(), one_table(on_unknown="error").eval()
+    assert torch.equal(zeros(jagged({"f": [[5]]})).values(), torch.zeros(1, 4))
+    with pytest.raises(UnknownKeyError, match=r"table 't': key 5 was never trained \(1 such keys"):
+        error(jagged({"f": [[5]]}))
