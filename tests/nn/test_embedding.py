@@ -155,6 +155,15 @@ def test_learning_rate_schedulers_drive_the_rows():
     np.testing.assert_allclose(moved, [1, 0.5, 0.25], rtol=1e-5)
 
 
+def test_vectors_follow_the_model_to_a_device():
+    model = nn.Sequential(one_table())
+    model.to("meta")  # a device that every machine has
+    assert model(jagged({"f": [[1]]})).values().device.type == "meta"
+    model[0].to("cpu")
+    model.double()
+    assert model(jagged({"f": [[1]]})).values().device.type == "cpu"
+
+
 def test_an_empty_batch_passes():
     collection = one_table(features=("f", "g"))
     pooled = collection(jagged({"f": [], "g": []}))

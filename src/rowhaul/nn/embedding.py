@@ -157,6 +157,11 @@ class EmbeddingBagCollection(nn.Module):
         for group in self._groups:
             group.pending.clear()
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        # After model.to("cuda") vectors go there; rows stay in host memory.
+        self.device = fn(torch.empty(0)).device
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
     def extra_repr(self) -> str:
         """The tables, for ``print(model)``."""
         tables = ", ".join(f"{config.name}: {config.embedding_dim}" for config in self._configs)

@@ -21,13 +21,16 @@ class RunLog:
         self._folder, self._first_step = folder, first_step
         self._lines: TextIO | None = None
         self._board: Any = None
+        self._evaluated: set[int] = set()
 
     def __enter__(self) -> RunLog:
         if self._folder is not None:
             from torch.utils.tensorboard import SummaryWriter  # slow to import
 
             path = self._folder / METRICS_FILE
-            _forget_after(path, self._first_step)
+            kept = _lines_until(path, self._first_step)
+            write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+            self._evaluated = {line["step"] for line in kept if line["kind"] == "eval"}
             self._lines = path.open("a", encoding="utf-8")
             board = str(self._folder / "tensorboard")
             self._board = SummaryWriter(board, purge_step=self._first_step + 1)
@@ -46,7 +49,9 @@ class RunLog:
         self._write("train", step, values, {"samples": samples})
 
     def evaluation(self, step: int, metrics: MetricValues) -> None:
-        """One evaluation."""
+        """One evaluation, unless the run was resumed and has it already."""
+        if step in self._evaluated:
+            return
         values = {name: value for name, value in asdict(metrics).items() if name != "note"}
         self._write("eval", step, values, {})
 
@@ -60,15 +65,14 @@ class RunLog:
             self._board.add_scalar(f"{kind}/{name}", value, step)
 
 
-def _forget_after(path: Path, step: int) -> None:
-    """Drop the lines of steps that a resumed run will take again."""
-    if path.exists():
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        write_text(path, "".join(line for line in lines if _step_of(line) <= step))
-
-
-def _step_of(line: str) -> float:
-    try:
-        return int(json.loads(line)["step"])
-    except ValueError:  # cut short when the run was killed
-        return float("inf")
+def _lines_until(path: Path, step: int) -> list[dict[str, Any]]:
+    """The lines of steps that a resumed run will not take again."""
+    kept = []
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            line: dict[str, Any] = json.loads(text)
+        except ValueError:  # cut short when the run was killed
+            break
+        if line["step"] <= step:
+            kept.append(line)
+    return kept

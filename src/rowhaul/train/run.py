@@ -190,8 +190,7 @@ class _Run:
         if self.listener:
             self.listener.evaluating(self.evaluation.num_samples)
         metrics = self.trainer.evaluate(self.evaluation)
-        if self.trainer.step > self.first_step:  # a finished run has this line already
-            self.log.evaluation(self.trainer.step, metrics)
+        self.log.evaluation(self.trainer.step, metrics)
         if self.listener:
             self.listener.evaluated(self.trainer.step, metrics)
         return metrics
