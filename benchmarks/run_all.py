@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NOT_BENCHMARKS = {"run_all.py", "report.py"}
+NOT_BENCHMARKS = {"run_all.py", "report.py", "datasets.py"}
 
 
 def main() -> None:
