@@ -118,7 +118,7 @@ def deepfm(model: DeepFM, bags: list[Tensor], dense: Tensor) -> Tensor:
     vectors = [bag[:-1] for bag in bags]
     logit = total([bag[-1] for bag in bags]) + head(model.out, mlp(model.deep, flat(vectors) + list(dense)))
     logit = logit + total([dot(vectors[i], vectors[j]) for i in range(len(vectors)) for j in range(i)])
-    return logit if model.first_order is None else logit + dot(model.first_order.weight[0], dense)
+    return logit if model.wide is None else logit + dot(model.wide.weight[0], dense)
 
 
 def dcn(model: torch.nn.Module, bags: list[Tensor], dense: Tensor) -> Tensor:

@@ -54,7 +54,8 @@ def check_packages(requirements: Iterable[str] | None = None) -> Check:
         requirements = [one for one in importlib.metadata.requires("rowhaul") or () if "extra ==" not in one]
     found, wrong = [f"rowhaul {importlib.metadata.version('rowhaul')}"], []
     for requirement in requirements:
-        name, needed = re.fullmatch(r"([\w.-]+)\s*([^;]*).*", requirement).groups()  # type: ignore[union-attr]
+        name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+        needed = requirement.removeprefix(name).partition(";")[0].strip()
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -215,7 +216,8 @@ def _satisfies(version: str, needed: str) -> bool:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    numbers = [int(number) for number in re.match(r"[0-9.]*", version).group().split(".") if number]  # type: ignore[union-attr]
+    leading = re.split(r"[^0-9.]", version, maxsplit=1)[0]
+    numbers = [int(number) for number in leading.split(".") if number]
     while numbers and numbers[-1] == 0:
         numbers.pop()
     return tuple(numbers)

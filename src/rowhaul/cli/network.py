@@ -106,7 +106,7 @@ def check_gloo() -> Check:
         return Check("Gloo", "fail", "this build of torch has no Gloo", fix)
     timeout = timedelta(seconds=10)
     try:
-        store = dist.TCPStore("127.0.0.1", 0, 1, True, timeout)  # type: ignore[attr-defined]
+        store = dist.TCPStore("127.0.0.1", 0, 1, True, timeout)  # type: ignore[attr-defined]  # compiled
         dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=timeout)
         try:
             dist.all_reduce(torch.ones(1))

@@ -61,6 +61,15 @@ class Lookup:
     spare: npt.NDArray[Any]  # rows not stored x dim
 
 
+class _OneChunk:
+    """The rows of an array in the form that kernels find records by."""
+
+    def __init__(self, rows: npt.NDArray[Any]) -> None:
+        self.addresses = np.array([rows.ctypes.data])
+        self.shift = 62  # every record number is in the first chunk
+        self.width = rows.shape[1]
+
+
 class TableGroup:
     """Tables of equal row size under one row optimizer.
 
@@ -109,15 +118,8 @@ class TableGroup:
         num_unknown = int(num_absent.sum())
         spare = np.empty((0, self.dim), dtype=self.dtype)
         if num_unknown and insert:
-            records = self.arena.allocate(num_unknown)
-            try:
-                absent = self.index.insert(keys, key_starts, locations, num_absent, records)
-            except MemoryError:
-                self.arena.release(records)
-                raise OutOfMemoryError(
-                    f"no memory for the index of {self.arena.num_records:,} rows"
-                ) from None
-            self._write_initial(self.arena, records, keys, key_starts, absent)
+            absent = self._insert(keys, key_starts, locations, num_absent)
+            self._write_initial(self.arena, locations[absent], keys, key_starts, absent)
         elif num_unknown:
             absent = np.flatnonzero(locations < 0)
             spare = self._unknown_rows(keys, key_starts, absent, on_unknown)
@@ -139,8 +141,7 @@ class TableGroup:
         """Set rows of a table, known or not, to the given records; ``keys`` must differ."""
         starts = np.where(np.arange(len(self.tables) + 1) > table, len(keys), 0)
         locations, num_absent = self.index.find(keys, starts)
-        records = self.arena.allocate(int(num_absent.sum()))
-        self.index.insert(keys, starts, locations, num_absent, records)
+        self._insert(keys, starts, locations, num_absent)
         self.arena.write(locations, contents)
 
     def clear(self) -> None:
@@ -158,6 +159,16 @@ class TableGroup:
             values, starts, feature_tables, _zeros(2 * len(values)), unique, inverse, key_starts
         )
         return unique[:num_unique], key_starts, inverse
+
+    def _insert(self, keys: Int64s, starts: Int64s, locations: Int64s, num_absent: Int64s) -> Int64s:
+        """Give every absent key a record, all or none, and say which keys those are."""
+        records = self.arena.allocate(int(num_absent.sum()))
+        try:
+            return self.index.insert(keys, starts, locations, num_absent, records)
+        except MemoryError:
+            self.arena.release(records)
+            message = f"no memory for the index of {self.arena.num_records:,} rows; use a larger machine"
+            raise OutOfMemoryError(message) from None
 
     def _write_initial(
         self, memory: RecordMemory, records: Int64s, keys: Int64s, starts: Int64s, which: Int64s
@@ -180,7 +191,6 @@ class TableGroup:
             )
         if on_unknown == "default":
             return np.zeros((len(absent), self.dim), dtype=self.dtype)
-        rows = RecordArena(self.dim, self.dtype)
-        records = rows.allocate(len(absent))
-        self._write_initial(rows, records, keys, starts, absent)
-        return rows.read(records)
+        rows = np.empty((len(absent), self.dim), dtype=self.dtype)
+        self._write_initial(_OneChunk(rows), np.arange(len(absent)), keys, starts, absent)
+        return rows

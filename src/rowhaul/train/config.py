@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 import torch
 import yaml
@@ -196,8 +196,8 @@ def _build(kind: type[Built], given: Mapping[str, Any], where: str) -> Built:
     if not isinstance(given, Mapping):
         raise ConfigError(f"{where[:-1]}: expected settings by name, got {given!r}")
     types = get_type_hints(kind)
-    known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
-    defaults = {one.name: one.default for one in fields(kind)}  # type: ignore[arg-type]
+    defaults = {one.name: one.default for one in fields(cast(Any, kind))}
+    known = list(defaults)
     values: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:

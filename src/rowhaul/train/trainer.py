@@ -56,7 +56,7 @@ class Trainer:
         self.model.train()
         self._set_rates()
         loss = batch.loss(per_sample_loss(self.model(batch), batch))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.rows.step()
         self.dense.step()
         self.dense.zero_grad()

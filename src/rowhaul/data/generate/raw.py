@@ -107,7 +107,7 @@ def _search_seconds(generator: LogGenerator, samples: LabelledColumns) -> npt.ND
     return samples.columns.visits.rows * _SEARCH_SECONDS // generator.preset.samples + _SEARCH_FIRST_SECOND
 
 
-def _open(path: Path) -> BinaryIO:
+def _open(path: Path) -> BinaryIO | gzip.GzipFile:
     if path.name.endswith(".gz"):
-        return gzip.open(path, "wb", compresslevel=3)  # type: ignore[return-value]
+        return gzip.open(path, "wb", compresslevel=3)
     return open(path, "wb")

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from rowhaul.nn.batch import Batch
-from rowhaul.nn.layers import LayerFactory, split_linear_column
-from rowhaul.nn.models.base import MLPOptions, RecommendationModel
+from rowhaul.nn.models.base import MLPOptions
+from rowhaul.nn.models.wide_deep import WideAndDeep
 
 
 class DeepFMOptions(MLPOptions):
     """Options of `DeepFM`."""
 
 
-class DeepFM(RecommendationModel):
+class DeepFM(WideAndDeep):
     """logit = Σ linear weight of the ids + w · dense + Σ_{i<j} ⟨v_i, v_j⟩ + MLP([v_1 … v_F, dense]).
 
-    The linear weight of an id is the last column of its row, so that one row moves, not two.
+    That is Wide & Deep with the products of all pairs of embeddings.
     """
 
     Options = DeepFMOptions
@@ -29,27 +28,13 @@ class DeepFM(RecommendationModel):
         options: DeepFMOptions = DeepFMOptions(),
         seed: int = 0,
     ) -> None:
-        super().__init__(collection, num_dense)
-        self.check_linear_column()
+        super().__init__(collection, num_dense, options, seed)
         self.embedding_dim = self.common_width() - 1
-        layers = LayerFactory(seed)
-        self.first_order = layers.linear(num_dense, 1, bias=False) if num_dense else None
-        inputs = len(self.features) * self.embedding_dim + num_dense
-        self.deep = layers.mlp(inputs, options.hidden, options.dropout)
-        self.out = layers.linear((inputs, *options.hidden)[-1], 1)
-
-    @classmethod
-    def row_width(cls, embedding_dim: int) -> int:
-        """The embedding and the linear weight."""
-        return embedding_dim + 1
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits, one per sample."""
-        pooled, dense = self.read(batch)
-        embeddings, linear = split_linear_column(pooled, self.widths)
-        deep = self.deep(torch.cat([embeddings, dense], dim=1), batch.index)
-        logits: Tensor = self.out(deep).squeeze(1) + linear.sum(1) + self._second_order(embeddings)
-        return logits if self.first_order is None else logits + self.first_order(dense).squeeze(1)
+        logits, embeddings = self.wide_and_deep(batch)
+        return logits + self._second_order(embeddings)
 
     def _second_order(self, embeddings: Tensor) -> Tensor:
         """Σ_{i<j} ⟨v_i, v_j⟩ = (‖Σ v_i‖² − Σ ‖v_i‖²) / 2, in time linear in the features."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -20,13 +22,13 @@ class WideAndDeep(RecommendationModel):
     The linear weight of an id is the last column of its row, so that one row moves, not two.
     """
 
-    Options = WideAndDeepOptions
+    Options: ClassVar[type[MLPOptions]] = WideAndDeepOptions
 
     def __init__(
         self,
         collection: nn.Module,
         num_dense: int,
-        options: WideAndDeepOptions = WideAndDeepOptions(),
+        options: MLPOptions = WideAndDeepOptions(),
         seed: int = 0,
     ) -> None:
         super().__init__(collection, num_dense)
@@ -44,8 +46,14 @@ class WideAndDeep(RecommendationModel):
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits, one per sample."""
+        return self.wide_and_deep(batch)[0]
+
+    def wide_and_deep(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The linear part plus the MLP's, and the embeddings they read."""
         pooled, dense = self.read(batch)
         embeddings, linear = split_linear_column(pooled, self.widths)
         deep = self.deep(torch.cat([embeddings, dense], dim=1), batch.index)
         logits: Tensor = self.out(deep).squeeze(1) + linear.sum(1)
-        return logits if self.wide is None else logits + self.wide(dense).squeeze(1)
+        if self.wide is not None:
+            logits = logits + self.wide(dense).squeeze(1)
+        return logits, embeddings
