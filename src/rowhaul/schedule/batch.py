@@ -1,0 +1,65 @@
+"""The ids of one global batch: all that a scheduler ever sees of the data.
+
+Ids are pairs (table, key), sample by sample. Readers hold them feature by feature, so the usual way
+in is `IdBatch.from_features`, which turns them around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.errors import DataError
+from rowhaul.schedule.kernels import to_sample_major
+
+
+@dataclass(frozen=True)
+class IdBatch:
+    """The rows that each sample of a batch needs; a sample may name a row more than once, or none."""
+
+    offsets: npt.NDArray[np.int64]  # samples + 1: sample i's ids are offsets[i] .. offsets[i + 1]
+    tables: npt.NDArray[np.int32]  # ids
+    keys: npt.NDArray[np.int64]  # ids
+
+    def __post_init__(self) -> None:
+        if len(self.offsets) == 0 or self.offsets[0] != 0 or self.offsets[-1] != len(self.keys):
+            raise DataError(
+                f"offsets must start at 0 and end at the number of ids, {len(self.keys)}; "
+                f"got {self.offsets[[0, -1]].tolist() if len(self.offsets) else 'none'}"
+            )
+        if len(self.tables) != len(self.keys):
+            raise DataError(f"{len(self.tables)} tables were given for {len(self.keys)} keys")
+        if np.any(np.diff(self.offsets) < 0):
+            raise DataError("offsets must not decrease")
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @classmethod
+    def from_features(
+        cls, feature_tables: Sequence[int], values: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32]
+    ) -> IdBatch:
+        """Turn feature-major ids (as readers yield them) into sample-major ones.
+
+        Args:
+            feature_tables: the number of the table that each feature looks its ids up in.
+            values: all ids of the first feature, sample by sample, then all of the second, and so on.
+            lengths: features x samples, how many ids each sample has of each feature.
+        """
+        if lengths.ndim != 2 or lengths.shape[0] != len(feature_tables):
+            raise DataError(
+                f"lengths must be features x samples, with {len(feature_tables)} features; "
+                f"got {lengths.shape}"
+            )
+        if lengths.sum() != len(values):
+            raise DataError(f"lengths add up to {int(lengths.sum())}, but there are {len(values)} ids")
+        return cls(
+            *to_sample_major(
+                np.asarray(feature_tables, np.int32),
+                np.asarray(values, np.int64),
+                np.asarray(lengths, np.int32),
+            )
+        )

@@ -1,0 +1,169 @@
+"""Where the latest version of every row is: the state that all ranks keep alike.
+
+Only rows that a cache holds or the window names have a record here (a *slot*, 64 bytes). All other
+rows are at home, or fresh if they were never trained, which a compact filter remembers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.schedule.batch import IdBatch
+from rowhaul.schedule.directory import kernels
+from rowhaul.schedule.directory.index import RowIndex
+from rowhaul.schedule.directory.seen import SeenRows
+from rowhaul.schedule.directory.sightings import Sightings
+from rowhaul.schedule.directory.states import State
+
+# One cache line. Masks have bit j for worker j.
+SLOT = np.dtype(
+    [
+        ("key", np.int64),
+        ("members", np.uint64),  # HOME: clean copies; OWNED: the owner; SPLIT: who owes a gradient (U)
+        ("settled", np.uint64),  # SPLIT: who has handed its gradient to the home (P)
+        ("base", np.uint64),  # SPLIT: who holds the record from before the step; 0 is the home
+        ("table", np.int32),
+        ("state", np.uint8),
+        ("window", np.int16),  # batches in the window that name the row
+        ("touched", np.int32),  # the last iteration that trained, moved or evicted the row, or -1
+        ("next_use", np.int32),  # the next iteration in the window that needs the row, or 0
+        ("stamp", np.int32),  # the last batch that named it
+        ("local", np.int32),  # its place there
+        ("appearances", np.int32),  # samples that named it while it was known
+        ("head", np.int32),  # the first of its copies in caches, or -1
+    ],
+    align=True,
+)
+FIRST_SLOTS = 1024
+
+
+@dataclass
+class LocatedBatch:
+    """A batch in the window, its rows named by slots."""
+
+    number: int
+    offsets: npt.NDArray[np.int64]  # samples + 1
+    rows: npt.NDArray[np.int32]  # index into `slots`; a sample names a row once
+    slots: npt.NDArray[np.int32]  # the distinct rows, ordered by (table, key)
+    tables: npt.NDArray[np.int32]  # distinct rows
+    keys: npt.NDArray[np.int64]  # distinct rows
+    occurrences: npt.NDArray[np.int32]  # distinct rows: samples that name each
+    next_use: npt.NDArray[np.int32]  # distinct rows: the next batch of the window that names each, or 0
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the batch."""
+        return len(self.offsets) - 1
+
+
+class Directory:
+    """Row states, and the slots they live in."""
+
+    def __init__(self, *, first_touch: bool, admit_after: int) -> None:
+        self.slots: npt.NDArray[Any] = np.zeros(0, SLOT)
+        self.first_touch = first_touch
+        self._index = RowIndex()
+        self._free: npt.NDArray[np.int32] = np.zeros(0, np.int32)
+        self._num_free = 0
+        self._seen = SeenRows() if first_touch or admit_after > 1 else None
+        self._sightings = Sightings(admit_after) if admit_after > 1 else None
+        self._reserve(FIRST_SLOTS)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that have a slot."""
+        return len(self.slots) - self._num_free
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes taken by what grows with cached rows, and by what grows with all rows ever seen."""
+        return {
+            "slots": self.slots.nbytes + self._free.nbytes + self._index.places.nbytes,
+            "seen": self._seen.memory_bytes if self._seen else 0,
+            "sightings": self._sightings.memory_bytes if self._sightings else 0,
+        }
+
+    def names(self, slots: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """The tables and keys of the rows in these slots."""
+        # Field by field: indexing whole records takes NumPy twenty times as long.
+        return self.slots["table"][slots], self.slots["key"][slots]
+
+    def locate(self, number: int, batch: IdBatch) -> tuple[LocatedBatch, npt.NDArray[Any]]:
+        """Give every row of a batch a slot.
+
+        Returns the batch and, for each distinct row, the earlier batch that named it last and its
+        place there, from which the window links the uses of a row.
+        """
+        self._reserve(len(batch.keys))
+        offsets, rows, slots, tables, keys, occurrences, *rest = kernels.locate(
+            batch.offsets,
+            batch.tables,
+            batch.keys,
+            self._index.places,
+            self.slots,
+            self._free,
+            self._num_free,
+            number,
+        )
+        previous_batch, previous_local, is_new, self._num_free = rest
+        if self._seen is not None:
+            unseen = ~self._seen.contains(tables[is_new], keys[is_new])
+            state = State.NOT_ADMITTED if self._sightings else State.FRESH
+            self.slots["state"][slots[is_new][unseen]] = state
+        next_use = np.zeros(len(slots), np.int32)
+        located = LocatedBatch(number, offsets, rows, slots, tables, keys, occurrences, next_use)
+        return located, np.stack([previous_batch, previous_local])
+
+    def admit(self, batch: LocatedBatch) -> None:
+        """Count the sightings of rows that are not admitted, and admit those seen often enough."""
+        if self._sightings is None:
+            return
+        waiting = self.slots["state"][batch.slots] == State.NOT_ADMITTED
+        slots = batch.slots[waiting]
+        admitted = self._sightings.admit(*self.names(slots), batch.occurrences[waiting])
+        self.slots["state"][slots[admitted]] = State.FRESH if self.first_touch else State.HOME
+        self._remember(slots[admitted])
+
+    def remember_trained(self, batch: LocatedBatch) -> None:
+        """Note that the fresh rows of a batch are being trained: from now on they are not fresh."""
+        if self._seen is not None and self._sightings is None:
+            self._remember(batch.slots[self.slots["state"][batch.slots] == State.FRESH])
+
+    def pin(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64], state: State) -> None:
+        """Give rows a state that they keep for good, and a slot that is never given back."""
+        offsets = np.array([0, len(keys)], np.int64)
+        batch, _ = self.locate(-2, IdBatch(offsets, tables, keys))
+        self.slots["state"][batch.slots] = state
+
+    def release(self, candidates: npt.NDArray[np.int32]) -> None:
+        """Give back the slots of those candidates that neither the window nor a cache names."""
+        self._num_free = kernels.release(
+            self.slots, candidates, self._index.places, self._free, self._num_free
+        )
+
+    def known_rows(self) -> npt.NDArray[Any]:
+        """A copy of the slots in use, ordered by (table, key)."""
+        rows: npt.NDArray[Any] = self.slots[self.slots["stamp"] != kernels.NEVER]
+        return rows[np.lexsort((rows["key"], rows["table"]))]
+
+    def _remember(self, slots: npt.NDArray[np.int32]) -> None:
+        assert self._seen is not None
+        self._seen.add(*self.names(slots))
+
+    def _reserve(self, more: int) -> None:
+        if more > self._num_free:
+            old = len(self.slots)
+            total = max(2 * old, old + more)
+            larger = np.zeros(total, SLOT)
+            larger[:old] = self.slots
+            larger["stamp"][old:] = kernels.NEVER
+            larger["head"][old:] = -1
+            free = np.empty(total, np.int32)
+            free[: total - old] = np.arange(total - 1, old - 1, -1)
+            free[total - old : total - old + self._num_free] = self._free[: self._num_free]
+            self.slots, self._free, self._num_free = larger, free, self._num_free + total - old
+        self._index.reserve(self.num_rows + more)

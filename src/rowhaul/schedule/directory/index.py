@@ -1,0 +1,30 @@
+"""A growing map from rows (table, key) to small integers; the kernels beside it do the probing."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.schedule.directory.kernels import index_rehash
+
+SMALLEST = 1024
+
+
+class RowIndex:
+    """The memory of a map from rows to integers, at most half full.
+
+    Kernels read and write ``places`` themselves; `reserve` must make room before they insert.
+    """
+
+    def __init__(self) -> None:
+        self.places: npt.NDArray[np.int64] = np.zeros((SMALLEST, 2), np.int64)
+
+    def reserve(self, num_rows: int) -> None:
+        """Make room for this many rows in all."""
+        capacity = len(self.places)
+        while capacity < 2 * num_rows:
+            capacity *= 2
+        if capacity > len(self.places):
+            larger = np.zeros((capacity, 2), np.int64)
+            index_rehash(self.places, larger)
+            self.places = larger

@@ -1,0 +1,98 @@
+"""What one iteration does: who trains which sample, which rows move from whom to whom, and why.
+
+A plan is plain arrays of integers, the same on every rank. Ranks: workers are 0 .. n-1; dedicated
+stores follow as n .. n+s-1; with co-located stores, worker and store are the same rank and moves
+between them do not exist.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.schedule.control import ControlRecord
+
+
+class Kind(IntEnum):
+    """Why a row moves. `PULL` is counted at the worker that receives, all others at the one that sends."""
+
+    MISS_PULL = 0  # the home sends a record, or its values, to a worker that will train it
+    UPDATE_PUSH = 1  # a worker hands its record or gradient to the home because the row is needed
+    EVICT_PUSH = 2  # the same, because the worker's cache needs the room
+    PEER_SEND = 3  # a worker sends a record, its values or a gradient to another worker
+
+
+KIND_NAMES = tuple(kind.name.lower() for kind in Kind)
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The point-to-point moves of an iteration, one element of every array each."""
+
+    kind: npt.NDArray[np.uint8]
+    table: npt.NDArray[np.int32]
+    key: npt.NDArray[np.int64]
+    source: npt.NDArray[np.int16]  # rank that sends
+    target: npt.NDArray[np.int16]  # rank that receives
+    num_bytes: npt.NDArray[np.int64]
+    # The first iteration beside whose training the move may travel: rows that rest since then do not change.
+    # A move with ready < iteration is early, one with ready == iteration is late: training waits for it.
+    ready: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One iteration, decided."""
+
+    iteration: int
+    num_workers: int
+    worker: npt.NDArray[np.int32]  # samples: who trains each
+    # The distinct rows of the batch, ordered by (table, key).
+    tables: npt.NDArray[np.int32]
+    keys: npt.NDArray[np.int64]
+    trainers: npt.NDArray[np.uint64]  # bit j set: worker j trains the row
+    states: npt.NDArray[np.uint8]  # the row's State before the iteration
+    moves: Moves
+    lookups: npt.NDArray[np.int64]  # workers: distinct rows needed
+    hits: npt.NDArray[np.int64]  # workers: those whose latest version was on the worker
+    # Rows whose gradients are all-reduced instead of moved (the replicated hot set), and their bytes.
+    all_reduce_rows: int
+    all_reduce_bytes: int
+    evicted_from: npt.NDArray[np.int16]  # evictions: the worker
+    evicted_tables: npt.NDArray[np.int32]
+    evicted_keys: npt.NDArray[np.int64]
+    controls: tuple[ControlRecord, ...] = ()  # in force from this iteration on
+
+    def counts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Rows and bytes moved, kinds x workers, each counted at the worker that `Kind` says."""
+        moves, shape = self.moves, (len(Kind), self.num_workers)
+        at = np.where(moves.kind == Kind.MISS_PULL, moves.target, moves.source)
+        cell = moves.kind.astype(np.int64) * self.num_workers + at
+        rows = np.bincount(cell, minlength=shape[0] * shape[1])
+        num_bytes = np.zeros(shape[0] * shape[1], np.int64)
+        np.add.at(num_bytes, cell, moves.num_bytes)
+        return rows.reshape(shape), num_bytes.reshape(shape)
+
+    def digest(self) -> bytes:
+        """A hash of everything in the plan: ranks compare it before they act."""
+        state = hashlib.blake2b(digest_size=16)
+        state.update(
+            f"{self.iteration},{self.num_workers},{self.all_reduce_rows},{self.all_reduce_bytes}".encode()
+        )
+        state.update(repr(self.controls).encode())
+        moves = self.moves
+        for array in (
+            self.worker, self.tables, self.keys, self.trainers, self.states, self.lookups, self.hits,
+            self.evicted_from, self.evicted_tables, self.evicted_keys,
+            moves.kind, moves.table, moves.key, moves.source, moves.target, moves.num_bytes, moves.ready,
+        ):  # fmt: skip
+            state.update(f"{array.dtype}{array.shape}".encode())
+            state.update(np.ascontiguousarray(array).data)
+        return state.digest()

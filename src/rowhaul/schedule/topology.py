@@ -1,0 +1,55 @@
+"""Who stores and who trains: the ranks, and where each row is at home."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rowhaul.errors import ConfigError
+from rowhaul.schedule.kernels import home_shard
+
+MAX_WORKERS = 64  # a set of workers is one 64-bit mask
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The ranks of a cluster.
+
+    Workers are ranks 0 .. num_workers-1. Dedicated stores follow; with ``colocated`` every worker
+    also stores a shard, so that there are no other ranks.
+    """
+
+    num_workers: int
+    num_stores: int = 1  # dedicated stores; not used when colocated
+    colocated: bool = False
+    peer_to_peer: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_workers <= MAX_WORKERS:
+            raise ConfigError(f"the number of workers must be 1 to {MAX_WORKERS}; got {self.num_workers}")
+        if not self.colocated and self.num_stores < 1:
+            raise ConfigError(
+                f"the number of stores must be at least 1; got {self.num_stores} "
+                "(let workers store the rows themselves with colocated=True)"
+            )
+
+    @property
+    def num_ranks(self) -> int:
+        """Workers and dedicated stores."""
+        return self.num_workers + (0 if self.colocated else self.num_stores)
+
+    @property
+    def first_store(self) -> int:
+        """The rank of the first store."""
+        return 0 if self.colocated else self.num_workers
+
+    @property
+    def num_shards(self) -> int:
+        """How many ranks share the rows; row x is at home on first_store + hash(x) mod num_shards."""
+        return self.num_workers if self.colocated else self.num_stores
+
+
+def home_of(table: int, key: int, topology: Topology) -> int:
+    """The rank that stores a row."""
+    return topology.first_store + int(home_shard(np.int32(table), np.int64(key), topology.num_shards))

@@ -1,0 +1,51 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rowhaul.errors import DataError
+from rowhaul.schedule.batch import IdBatch
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data())
+def test_turning_features_around_keeps_every_id_of_every_sample(data):
+    num_features, num_samples = data.draw(st.integers(0, 4)), data.draw(st.integers(0, 5))
+    ids = [
+        [data.draw(st.lists(st.integers(-9, 9), max_size=3)) for _ in range(num_samples)]
+        for _ in range(num_features)
+    ]
+    tables = [data.draw(st.integers(0, 2)) for _ in range(num_features)]
+    values = np.array([key for feature in ids for sample in feature for key in sample], np.int64)
+    lengths = np.array([[len(sample) for sample in feature] for feature in ids], np.int32)
+    batch = IdBatch.from_features(tables, values, lengths.reshape(num_features, num_samples))
+    assert len(batch) == num_samples
+    for i in range(num_samples):
+        expected = [(tables[f], key) for f in range(num_features) for key in ids[f][i]]
+        mine = slice(batch.offsets[i], batch.offsets[i + 1])
+        assert list(zip(batch.tables[mine], batch.keys[mine], strict=True)) == expected
+
+
+def arrays(offsets, tables, keys):
+    return np.array(offsets, np.int64), np.array(tables, np.int32), np.array(keys, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "tables", "keys", "message"),
+    [
+        ([], [], [], "offsets must start at 0"),
+        ([0, 3], [0, 0], [1, 2], "end at the number of ids, 2"),
+        ([0, 2], [0], [1, 2], "1 tables were given for 2 keys"),
+        ([0, 2, 1, 2], [0, 0], [1, 2], "must not decrease"),
+    ],
+)
+def test_offsets_that_do_not_fit_are_refused(offsets, tables, keys, message):
+    with pytest.raises(DataError, match=message):
+        IdBatch(*arrays(offsets, tables, keys))
+
+
+def test_lengths_that_do_not_fit_are_refused():
+    with pytest.raises(DataError, match="with 2 features"):
+        IdBatch.from_features([0, 1], np.arange(3), np.ones((1, 3), np.int32))
+    with pytest.raises(DataError, match="add up to 3, but there are 4"):
+        IdBatch.from_features([0], np.arange(4), np.ones((1, 3), np.int32))
