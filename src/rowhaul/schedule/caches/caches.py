@@ -1,0 +1,144 @@
+"""The caches of all workers: what each holds, and what it gives up for the rows it trains next.
+
+One object holds them all, because a batch is one pass over its rows: who has a copy, who needs one.
+Nothing here knows where the latest version of a row is; the directory does, and says which copies
+are still worth something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.errors import ConfigError
+from rowhaul.schedule.caches.heaps import PriorityHeaps
+from rowhaul.schedule.caches.kernels import insert, look_up, release
+from rowhaul.schedule.caches.order import DEMAND, Int32s, Int64s, Order, Step, Uint64s
+from rowhaul.schedule.caches.policies import make_policy
+from rowhaul.schedule.caches.pool import CopyPool
+from rowhaul.schedule.caches.recency import RecencyLogs
+from rowhaul.schedule.topology import MAX_WORKERS
+
+UNITS = ("rows", "bytes")
+
+
+@dataclass(frozen=True)
+class Evictions:
+    """The copies given up in one iteration, by worker, then in the order in which they were chosen."""
+
+    workers: npt.NDArray[np.int16]
+    slots: Int32s
+
+
+class Caches:
+    """One cache per worker, each with a capacity in rows or in bytes.
+
+    ``head[slot]`` is a row's first copy or -1, ``copies[copy]`` (see `COPY`) leads to the others; that
+    array is replaced when it grows: fetch it anew after every `step`.
+    """
+
+    def __init__(
+        self, capacities: Sequence[int] | Int64s, unit: Literal["rows", "bytes"] = "rows", policy: str = "lru"
+    ) -> None:
+        self.capacities = np.array(capacities, np.int64)
+        if not 1 <= len(self.capacities) <= MAX_WORKERS:
+            raise ConfigError(
+                f"caches are for 1 to {MAX_WORKERS} workers; got {len(self.capacities)} capacities"
+            )
+        if self.capacities.min() < 0:
+            raise ConfigError(f"cache capacities must not be negative; got {self.capacities.tolist()}")
+        if unit not in UNITS:
+            raise ConfigError(f"unknown unit of cache capacity {unit!r}; known are {', '.join(UNITS)}")
+        self.unit = unit
+        self.policy = make_policy(policy)
+        self.used = np.zeros_like(self.capacities)  # workers: room taken, in the unit
+        self._in_bytes = unit == "bytes"
+        self._pool = CopyPool()
+        self._order: Order
+        if self.policy.keys:
+            self._order = PriorityHeaps(len(self.capacities), self._in_bytes, self.policy)
+        else:
+            self._order = RecencyLogs(len(self.capacities), self._in_bytes)
+
+    @property
+    def head(self) -> Int32s:
+        """Slots: the first copy of each row, -1 where no worker has one."""
+        return self._pool.head
+
+    @property
+    def copies(self) -> npt.NDArray[np.void]:
+        """All copies, of dtype `COPY`; those that no slot leads to are free."""
+        return self._pool.copies
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of memory taken; it grows with copies."""
+        return self._pool.allocated_bytes + self._order.allocated_bytes
+
+    def use_heads(self, head: Int32s) -> None:
+        """Keep the first copy of each slot in this array: at the beginning, and whenever slots move.
+
+        It is the caller's, so that it can lie beside what else the caller looks up of a row. New slots
+        have -1 in it, others what the array before had.
+        """
+        self._pool.head = head
+
+    def step(
+        self,
+        iteration: int,
+        slots: Int32s,
+        trainers: Uint64s,
+        current: Uint64s,
+        size: Int64s,
+        next_use: Int32s,
+    ) -> Evictions:
+        """Make the caches hold what a batch trains.
+
+        On each worker the copies of its rows are touched, then victims are chosen among the others
+        until its missing rows fit, then these are added.
+
+        Args:
+            iteration: the number of the iteration, larger from call to call.
+            slots: the distinct rows of the batch, ordered by (table, key).
+            trainers: rows of the batch: bit j set, worker j trains the row.
+            current: rows of the batch: the workers whose copies are worth something afterwards, because
+                they hold the latest record or owe a gradient; all other copies are outdated.
+            size: slots: bytes of a row's record; must not change while the row has copies.
+            next_use: slots: the iteration after this one in which the window shows the row next, 0 where
+                it shows none. Of a row outside the batch it may only change from 0 to another number.
+        """
+        pool, order = self._pool, self._order
+        demand = np.zeros(len(self.capacities), DEMAND)
+        pair_rows, pair_workers, pair_copies = look_up(
+            slots, trainers, pool.head, pool.copies, size, self._in_bytes, demand
+        )
+        self._check_fits(demand["room"])
+        step = Step(
+            iteration, slots, trainers, current, size, next_use, pair_rows, pair_workers, pair_copies, demand
+        )
+
+        pool.reserve(int(demand["num_missing"].sum()))
+        order.reserve(step, pool)
+        num_victims = order.evict(step, pool, self.used, self.capacities)
+        evictions = Evictions(*release(pool.victims(num_victims), pool.head, pool.copies))
+        pool.num_free = insert(
+            iteration, slots, pair_rows, pair_workers, pair_copies,
+            pool.free, pool.num_free + num_victims, pool.head, pool.copies,
+        )  # fmt: skip
+        order.append(step, pool)
+        self.used += demand["missing_room"]
+        return evictions
+
+    def _check_fits(self, needed: Int64s) -> None:
+        short = needed > self.capacities
+        if short.any():
+            worker = int(np.argmax(np.where(short, needed, -1)))
+            raise ConfigError(
+                f"worker {worker} needs {needed[worker]:,} {self.unit} in one batch, but its cache holds "
+                f"{self.capacities[worker]:,}: give caches at least {needed[worker]:,} {self.unit}, "
+                "or use smaller batches or more workers"
+            )

@@ -1,0 +1,65 @@
+"""The seam between the caches and what orders their copies for eviction."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.schedule.caches.pool import CopyPool
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+Uint64s = npt.NDArray[np.uint64]
+
+# What a worker needs in one step, added up by `look_up`; room is in the unit of the capacities.
+DEMAND = np.dtype(
+    [
+        ("num_rows", np.int64),  # rows it trains
+        ("room", np.int64),  # the room they take
+        ("smallest", np.int64),  # the room that the smallest of them takes
+        ("num_missing", np.int64),  # those of which it has no copy
+        ("missing_room", np.int64),
+    ]
+)
+
+
+class Step(NamedTuple):
+    """One iteration, as an order sees it."""
+
+    iteration: int
+    slots: Int32s  # rows
+    trainers: Uint64s  # rows
+    current: Uint64s  # rows
+    size: Int64s  # slots
+    next_use: Int32s  # slots
+    pair_rows: Int32s  # (row, worker) pairs, by row, then worker: position in `slots`
+    pair_workers: npt.NDArray[np.int8]
+    pair_copies: Int32s  # -1 where the worker has none yet
+    demand: npt.NDArray[np.void]  # workers, of DEMAND
+
+
+class Order(Protocol):
+    """Knows which copy each worker evicts next. The three calls of a step come in this order."""
+
+    def reserve(self, step: Step, pool: CopyPool) -> None:
+        """Make room for all that the step can bring."""
+        ...
+
+    def evict(self, step: Step, pool: CopyPool, used: Int64s, capacities: Int64s) -> int:
+        """Mark the copies of the batch as used, then choose victims among the others.
+
+        What the victims leave is subtracted from ``used``, until the batch's missing rows fit on each
+        worker. Victims go on the pool's stack, by worker, in order; returns their number.
+        """
+        ...
+
+    def append(self, step: Step, pool: CopyPool) -> None:
+        """Take the batch's copies in, old and new; no pair is without one now."""
+        ...
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of memory taken, beside the pool's."""
+        ...

@@ -1,0 +1,89 @@
+"""Least recently used first: logs of use, from whose old end victims are taken.
+
+A use is appended to its worker's log and nothing else is touched; an entry whose copy was used again
+later is skipped when it comes to the front. Rows arrive in (table, key) order, so entries of one
+iteration already lie in the order in which ties are broken.
+
+Of rows of unequal size the one with the largest age times bytes goes first: the least recency per byte.
+That product changes from iteration to iteration, but not the order within one size; so there is a log
+for every size, and only their fronts are compared.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from rowhaul.schedule.caches.order import Int64s, Step
+from rowhaul.schedule.caches.pool import CopyPool
+from rowhaul.schedule.caches.recency.kernels import append, evict_oldest, first_unknown, keep_valid
+from rowhaul.schedule.caches.segments import Segments, with_room
+
+ENTRY = np.dtype([("copy", np.int32), ("last_use", np.int32)])
+
+
+class RecencyLogs:
+    """An `Order`: one log for each worker and size of rows."""
+
+    def __init__(self, num_workers: int, in_bytes: bool) -> None:
+        self._num_workers = num_workers
+        self._in_bytes = in_bytes
+        # The log of worker w and the k-th size is number k * workers + w. Its entries first .. last are in
+        # use; the counters only grow and wrap around its capacity.
+        self._sizes = np.array([] if in_bytes else [1], np.int64)
+        self._first = np.zeros(num_workers * len(self._sizes), np.int64)
+        self._last = self._first.copy()
+        self._logs = Segments(ENTRY, self._first)
+
+    def reserve(self, step: Step, pool: CopyPool) -> None:
+        """See `Order`."""
+        if self._in_bytes:
+            self._know_sizes(step, pool)
+
+        def num_needed() -> Int64s:
+            in_use = (self._last - self._first).reshape(-1, self._num_workers)
+            needed: Int64s = (in_use + step.demand["num_rows"]).ravel()
+            return needed
+
+        self._logs = with_room(self._logs, num_needed, partial(self._compact, pool))
+
+    def evict(self, step: Step, pool: CopyPool, used: Int64s, capacities: Int64s) -> int:
+        """See `Order`."""
+        logs = self._logs
+        num_victims: int = evict_oldest(
+            step.iteration, step.pair_copies, step.demand, used, capacities, self._sizes,
+            logs.entries, logs.start, logs.capacity, self._first, self._last,
+            pool.copies, pool.free, pool.num_free,
+        )  # fmt: skip
+        return num_victims
+
+    def append(self, step: Step, pool: CopyPool) -> None:
+        """See `Order`."""
+        logs = self._logs
+        append(
+            step.iteration, step.slots, step.pair_rows, step.pair_workers, step.pair_copies,
+            step.size, self._sizes, self._num_workers, logs.entries, logs.start, logs.capacity, self._last,
+        )  # fmt: skip
+
+    @property
+    def allocated_bytes(self) -> int:
+        """See `Order`."""
+        return self._logs.entries.nbytes
+
+    def _know_sizes(self, step: Step, pool: CopyPool) -> None:
+        while size := first_unknown(step.slots, step.size, self._sizes):
+            none = np.zeros(self._num_workers, np.int64)
+            more = Segments(ENTRY, np.append(self._logs.capacity, none))
+            for log in range(len(self._first)):
+                self._compact(pool, log, more)
+            self._logs = more
+            self._sizes = np.append(self._sizes, size)
+            self._first, self._last = np.append(self._first, none), np.append(self._last, none)
+
+    def _compact(self, pool: CopyPool, log: int, target: Segments) -> None:
+        source = self._logs
+        self._last[log] = keep_valid(
+            self._first[log], self._last[log], source.entries, source.start[log], source.capacity[log],
+            target.entries, target.start[log], target.capacity[log], pool.copies,
+        )  # fmt: skip
