@@ -1,0 +1,78 @@
+"""Bounded staleness, as HET has it: copies may lag, and updates may wait, up to a bound (inexact).
+
+Rows have a version at the home, the number of updates applied there. A copy knows the version it
+has seen and how many updates of its own wait. With a bound of 0 this is full synchronisation.
+In this mode a record's ``members`` are the workers whose copy is fresh enough, and ``base`` all
+that have a copy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.schedule.directory.index import RowIndex
+from rowhaul.schedule.sync import bounded_kernels as kernels
+from rowhaul.schedule.sync.exchange import MoveBuffer, Outcome, Step, Wiring
+from rowhaul.schedule.sync.mode import SyncMode
+
+FIRST_COPIES = 1024
+
+
+class BoundedExchange:
+    """What each copy has seen, and the updates that wait in it."""
+
+    def __init__(self, mode: SyncMode, wiring: Wiring) -> None:
+        self.keeps_split_copies = mode.staleness > 0
+        self._staleness = mode.staleness
+        self._wiring = wiring
+        self._buffer = MoveBuffer()
+        self._index = RowIndex()  # (worker, slot) -> copy
+        self._seen: npt.NDArray[np.int32] = np.zeros(0, np.int32)
+        self._pending: npt.NDArray[np.int32] = np.zeros(0, np.int32)
+        self._free: npt.NDArray[np.int32] = np.zeros(0, np.int32)
+        self._num_free = 0
+        self._versions: npt.NDArray[np.int32] = np.zeros(0, np.int32)  # slots
+
+    def step(self, step: Step) -> Outcome:
+        """Plan the moves of one iteration and bring the states to its end."""
+        self._reserve(len(step.slots), step.most_moves)
+        wiring = self._wiring
+        moves = self._buffer.at_least(step.most_moves)
+        states = np.empty(len(step.rows), np.uint8)
+        lookups = np.zeros(wiring.num_workers, np.int64)
+        hits = np.zeros(wiring.num_workers, np.int64)
+        count, replicated_rows, replicated_bytes, self._num_free = kernels.refresh(
+            step.slots, step.rows, step.trainers, self._index.places, self._seen, self._pending,
+            self._free, self._num_free, self._versions, wiring.value_bytes, wiring.first_store,
+            wiring.num_shards, step.iteration, wiring.look_ahead, moves, lookups, hits, states,
+        )  # fmt: skip
+        count, self._num_free = kernels.drop(
+            step.slots, step.evicted_from, step.victims, self._index.places, self._seen, self._pending,
+            self._free, self._num_free, self._versions, self._staleness, wiring.value_bytes,
+            wiring.first_store, wiring.num_shards, step.iteration, moves, count,
+        )  # fmt: skip
+        count = kernels.hand_in(
+            step.slots, step.rows, step.trainers, self._index.places, self._seen, self._pending,
+            self._versions, self._staleness, wiring.value_bytes, wiring.first_store, wiring.num_shards,
+            step.iteration, moves, count,
+        )  # fmt: skip
+        return Outcome(
+            self._buffer.first(count), states, lookups, hits, int(replicated_rows), int(replicated_bytes)
+        )
+
+    def _reserve(self, num_slots: int, most: int) -> None:
+        if len(self._versions) < num_slots:
+            self._versions = np.concatenate(
+                [self._versions, np.zeros(num_slots - len(self._versions), np.int32)]
+            )
+        if self._num_free < most:
+            old = len(self._seen)
+            total = max(FIRST_COPIES, 2 * old, old + most)
+            self._seen = np.concatenate([self._seen, np.zeros(total - old, np.int32)])
+            self._pending = np.concatenate([self._pending, np.zeros(total - old, np.int32)])
+            free = np.empty(total, np.int32)
+            free[: total - old] = np.arange(total - 1, old - 1, -1)
+            free[total - old : total - old + self._num_free] = self._free[: self._num_free]
+            self._free, self._num_free = free, self._num_free + total - old
+        self._index.reserve(len(self._seen) - self._num_free + most)

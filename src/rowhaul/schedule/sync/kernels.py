@@ -1,0 +1,256 @@
+"""Compiled loops that turn assignments into moves and new row states: the table of the directory.
+
+One function per part of the table; `exchange` walks the rows of a batch, `evict` the victims.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rowhaul._kernels import kernel
+from rowhaul._memory import prefetch_to_write
+from rowhaul.schedule.directory.kernels import AHEAD
+from rowhaul.schedule.directory.states import State
+from rowhaul.schedule.kernels import home_shard
+from rowhaul.schedule.masks import NOBODY, ONE, bit, lowest, popcount
+from rowhaul.schedule.plan import Kind
+
+FRESH, HOME = np.uint8(State.FRESH), np.uint8(State.HOME)
+OWNED, SPLIT = np.uint8(State.OWNED), np.uint8(State.SPLIT)
+REPLICATED, NOT_ADMITTED = np.uint8(State.REPLICATED), np.uint8(State.NOT_ADMITTED)
+MISS_PULL, UPDATE_PUSH = np.uint8(Kind.MISS_PULL), np.uint8(Kind.UPDATE_PUSH)
+EVICT_PUSH, PEER_SEND = np.uint8(Kind.EVICT_PUSH), np.uint8(Kind.PEER_SEND)
+
+
+@kernel
+def emit(moves, count, kind, record, source, target, num_bytes, ready):
+    """Write down a move, unless both ends are one rank; returns the number of moves so far."""
+    if source == target:
+        return count
+    move = moves[count]
+    move.kind = kind
+    move.table = record.table
+    move.key = record.key
+    move.source = source
+    move.target = target
+    move.num_bytes = num_bytes
+    move.ready = ready
+    return count + 1
+
+
+@kernel
+def take_up(slots, batch_slots, next_use, occurrences, trainers, keep_split):
+    """Begin an iteration: note when each row is used next, and sort out which go through the caches.
+
+    Returns the slots, the trainers and the workers whose copies stay worth something of the rows
+    that do; the slots of those that do not (replicated rows live beside the caches, rows not admitted
+    nowhere); and how many moves all of them can cause at most.
+    """
+    cached = np.empty(len(batch_slots), np.int32)
+    by = np.empty(len(batch_slots), np.uint64)
+    current = np.empty(len(batch_slots), np.uint64)
+    others = np.empty(len(batch_slots), np.int32)
+    count = 0
+    most_moves = 0
+    for r in range(len(batch_slots)):
+        record = slots[batch_slots[r]]
+        record.next_use = next_use[r]
+        record.appearances += occurrences[r]
+        record.window -= 1
+        if record.state == REPLICATED or record.state == NOT_ADMITTED:
+            others[r - count] = batch_slots[r]
+            continue
+        most_moves += 1 + 2 * popcount(trainers[r]) + popcount(record.members)
+        cached[count] = batch_slots[r]
+        by[count] = trainers[r]
+        single = trainers[r] & (trainers[r] - ONE) == NOBODY
+        current[count] = trainers[r] if keep_split or single else NOBODY
+        count += 1
+    return cached[:count], by[:count], current[:count], others[: len(batch_slots) - count], most_moves
+
+
+@kernel
+def spread(moves, count, record, sender, trainers, values, state, ready):
+    """Peer to peer: the holder of the latest record sends it to the trainers.
+
+    Returns the number of moves and who holds the record from before the step (the new base).
+    """
+    single = trainers & (trainers - ONE) == NOBODY
+    rest = trainers & ~bit(sender)
+    heir = -1 if single or rest != trainers else lowest(trainers)  # needs the state as well as the values
+    while rest != NOBODY:
+        v = lowest(rest)
+        num_bytes = values + state if single or v == heir else values
+        count = emit(moves, count, PEER_SEND, record, sender, v, num_bytes, ready)
+        rest &= rest - ONE
+    if state == 0:
+        return count, trainers
+    return count, bit(sender) if heir < 0 else bit(heir)
+
+
+@kernel
+def settle_at_home(moves, count, record, home, values, state, ready):
+    """Everyone who owes a gradient of a split row pushes it; the record goes along if the home lacks it."""
+    carrier = lowest(record.members & record.base) if record.base != NOBODY else -1
+    rest = record.members
+    while rest != NOBODY:
+        u = lowest(rest)
+        num_bytes = values + values + state if u == carrier else values
+        count = emit(moves, count, UPDATE_PUSH, record, u, home, num_bytes, ready)
+        rest &= rest - ONE
+    return count
+
+
+@kernel
+def exchange(
+    slots, batch_slots, trainers, value_bytes, state_bytes, first_store, num_shards,
+    peer_to_peer, push_after, keep_copies, iteration, look_ahead, moves, lookups, hits, states,
+):  # fmt: skip
+    """What moves for the rows of a batch, and the states that training leaves them in.
+
+    ``push_after``: trained rows go home at once (full synchronisation); otherwise when they are next
+    needed. ``keep_copies``: a sole trainer keeps its copy of what it pushed.
+    Returns the number of moves, and the rows and bytes of replicated rows that were trained.
+    """
+    count = 0
+    replicated_rows = 0
+    replicated_bytes = np.int64(0)
+    for r in range(len(batch_slots)):
+        record = slots[batch_slots[r]]
+        by = trainers[r]
+        before = record.state
+        states[r] = before
+        rest = by
+        while rest != NOBODY:
+            lookups[lowest(rest)] += 1
+            rest &= rest - ONE
+        if before == NOT_ADMITTED:
+            continue
+        values = value_bytes[record.table]
+        state = state_bytes[record.table]
+        had_it = NOBODY
+        if before == REPLICATED:
+            had_it = by
+            replicated_rows += 1
+            replicated_bytes += values
+        elif before in (HOME, OWNED):
+            had_it = by & record.members
+        rest = had_it
+        while rest != NOBODY:
+            hits[lowest(rest)] += 1
+            rest &= rest - ONE
+        if before == REPLICATED:
+            continue
+
+        home = first_store + home_shard(record.table, record.key, num_shards)
+        ready = min(iteration, max(record.touched + 1, iteration - look_ahead, 0))
+        single = by & (by - ONE) == NOBODY
+        base = NOBODY
+        pullers = NOBODY
+        if before == HOME:
+            pullers = by & ~record.members
+        elif before == OWNED:
+            owner = lowest(record.members)
+            if by != record.members:
+                if peer_to_peer:
+                    count, base = spread(moves, count, record, owner, by, values, state, ready)
+                else:
+                    count = emit(moves, count, UPDATE_PUSH, record, owner, home, values + state, ready)
+                    pullers = by & ~record.members
+        elif before == SPLIT:
+            if peer_to_peer and record.settled == NOBODY and record.base != NOBODY:
+                gatherer = lowest(record.members & record.base)
+                rest = record.members & ~bit(gatherer)
+                while rest != NOBODY:
+                    u = lowest(rest)
+                    count = emit(moves, count, PEER_SEND, record, u, gatherer, values, ready)
+                    rest &= rest - ONE
+                count, base = spread(moves, count, record, gatherer, by, values, state, ready)
+            else:
+                count = settle_at_home(moves, count, record, home, values, state, ready)
+                pullers = by
+        while pullers != NOBODY:
+            v = lowest(pullers)
+            count = emit(
+                moves, count, MISS_PULL, record, home, v, values + state if single else values, ready
+            )
+            pullers &= pullers - ONE
+
+        record.touched = iteration
+        record.settled = NOBODY
+        record.base = NOBODY
+        if push_after:
+            rest = by
+            while rest != NOBODY:
+                v = lowest(rest)
+                num_bytes = values + state if single else values
+                count = emit(moves, count, UPDATE_PUSH, record, v, home, num_bytes, iteration)
+                rest &= rest - ONE
+            record.state = HOME
+            record.members = by if single and keep_copies else NOBODY
+        elif single:
+            record.state = OWNED
+            record.members = by
+        else:
+            record.state = SPLIT
+            record.members = by
+            record.base = base
+    return count, replicated_rows, replicated_bytes
+
+
+@kernel
+def evict(
+    slots, workers, victims, value_bytes, state_bytes, first_store, num_shards, iteration, moves, count
+):  # fmt: skip
+    """Take copies out of caches: what nobody else has goes home first. Returns the number of moves."""
+    slots_address = np.int64(slots.ctypes.data)
+    for e in range(len(workers)):
+        if e + AHEAD < len(workers):
+            prefetch_to_write(slots_address + np.int64(victims[e + AHEAD]) * slots.itemsize)
+        record = slots[victims[e]]
+        record.touched = iteration
+        mask = bit(workers[e])
+        if record.members & mask == NOBODY:
+            continue
+        record.members &= ~mask
+        if record.state == HOME:
+            continue
+        home = first_store + home_shard(record.table, record.key, num_shards)
+        values = value_bytes[record.table]
+        num_bytes = values + state_bytes[record.table]
+        if record.state == OWNED:
+            record.state = HOME
+        else:
+            if record.base & mask == NOBODY:
+                num_bytes = values
+            else:
+                num_bytes += values
+                record.base = NOBODY
+            record.settled |= mask
+            if record.members == NOBODY:
+                record.state = HOME
+                record.settled = NOBODY
+        count = emit(moves, count, EVICT_PUSH, record, workers[e], home, num_bytes, iteration)
+    return count
+
+
+@kernel
+def columns(moves, count):
+    """The first moves field by field, in the order of `Moves`."""
+    kind = np.empty(count, np.uint8)
+    table = np.empty(count, np.int32)
+    key = np.empty(count, np.int64)
+    source = np.empty(count, np.int16)
+    target = np.empty(count, np.int16)
+    num_bytes = np.empty(count, np.int64)
+    ready = np.empty(count, np.int32)
+    for m in range(count):
+        move = moves[m]
+        kind[m] = move.kind
+        table[m] = move.table
+        key[m] = move.key
+        source[m] = move.source
+        target[m] = move.target
+        num_bytes[m] = move.num_bytes
+        ready[m] = move.ready
+    return kind, table, key, source, target, num_bytes, ready
