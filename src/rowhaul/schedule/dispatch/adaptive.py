@@ -1,0 +1,74 @@
+"""`laia-adaptive`: LAIA over the tables that matter most, as many as the time allows (Herald, 4.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.errors import ConfigError
+from rowhaul.schedule.dispatch.infrequency import rank_tables
+from rowhaul.schedule.dispatch.laia import allocate, check_threads
+from rowhaul.schedule.dispatch.task import Dispatcher, DispatchTask
+
+
+@runtime_checkable
+class Learns(Dispatcher, Protocol):
+    """A dispatcher that learns from the caches now and then; it is replaced by one that has learnt."""
+
+    def learns_at(self, iteration: int) -> bool:
+        """Whether `learn` should be called before this iteration is planned."""
+        ...
+
+    def learn(
+        self, tables: npt.NDArray[np.int32], appearances: npt.NDArray[np.int32], samples_per_worker: int
+    ) -> Dispatcher:
+        """The dispatcher to go on with.
+
+        Args:
+            tables: the table of every row that some worker's cache holds.
+            appearances: in how many samples each of them has appeared so far.
+            samples_per_worker: samples trained so far, divided by the workers.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class LaiaAdaptive:
+    """Scores only the rows of the ``tables_scored`` tables with the highest degree of infrequency.
+
+    All tables are scored while ``tables_scored`` is none, and before the first ranking is learnt.
+    """
+
+    tables_scored: int | None = None
+    refresh_every: int = 20  # iterations from one ranking to the next
+    threads: int = 1
+    ranking: tuple[int, ...] | None = None  # tables, highest degree of infrequency first; learnt
+    name: ClassVar[str] = "laia-adaptive"
+
+    def __post_init__(self) -> None:
+        check_threads(self.name, self.threads)
+        if self.tables_scored is not None and self.tables_scored < 0:
+            raise ConfigError(f"tables_scored must not be negative; got {self.tables_scored}")
+        if self.refresh_every < 1:
+            raise ConfigError(f"refresh_every must be at least 1 iteration; got {self.refresh_every}")
+
+    def assign(self, task: DispatchTask) -> npt.NDArray[np.int32]:
+        """The worker of each sample."""
+        if self.tables_scored is None or self.ranking is None:
+            return allocate(task, None, self.threads)
+        scored = np.zeros(1 + max(*self.ranking, task.tables.max(initial=0), 0), np.bool_)  # tables
+        scored[list(self.ranking[: self.tables_scored])] = True
+        return allocate(task, scored[task.tables], self.threads)
+
+    def learns_at(self, iteration: int) -> bool:
+        """Whether `learn` should be called before this iteration is planned."""
+        return iteration > 0 and iteration % self.refresh_every == 0
+
+    def learn(
+        self, tables: npt.NDArray[np.int32], appearances: npt.NDArray[np.int32], samples_per_worker: int
+    ) -> LaiaAdaptive:
+        """This dispatcher with a new ranking of the tables; see `rank_tables`."""
+        return replace(self, ranking=rank_tables(tables, appearances, samples_per_worker))

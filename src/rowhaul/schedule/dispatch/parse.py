@@ -1,0 +1,78 @@
+"""Dispatchers' settings as text: `value:...:key=value`, read by the fields of their dataclasses.
+
+A dispatcher declares its settings as fields, in the order in which values without a name fill them.
+Fields of other types than the ones read here are not settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from fractions import Fraction
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from rowhaul.errors import ConfigError
+
+_NUMBERS: dict[Any, tuple[Callable[[str], Any], str]] = {
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+    Fraction: (Fraction, "a number"),
+}
+
+
+def from_text(kind: type, name: str, text: str) -> Any:
+    """Make a ``kind`` (a dataclass) of the settings in ``text``, which follow its ``name`` and a colon."""
+    known = _settings(kind)
+    given: dict[str, Any] = {}
+    for place, part in enumerate(text.split(":") if text else []):
+        key, equals, value = part.rpartition("=")
+        if equals:
+            key = key.replace("-", "_")
+        elif place < len(known):
+            key = list(known)[place]
+        if key not in known:
+            raise ConfigError(f"{name} does not know what to do with {part!r}; {_accepts(name, known)}")
+        if key in given:
+            raise ConfigError(f"{name}:{text} sets {key} twice; {_accepts(name, known)}")
+        given[key] = _read(known[key], value, f"{name}:{text} sets {key} to {value!r}")
+    try:
+        return kind(**given)
+    except ConfigError as error:
+        raise ConfigError(f"{name}:{text}: {error}") from None
+
+
+def _settings(kind: type) -> dict[str, Any]:
+    """The settings of a dataclass and their types, without the None of those that may be left open."""
+    hints = get_type_hints(kind)
+    known = {}
+    for field in fields(kind):
+        hint = hints[field.name]
+        options = [option for option in get_args(hint) if option is not NoneType]
+        if NoneType in get_args(hint) and len(options) == 1:
+            hint = options[0]
+        if hint in _NUMBERS or get_origin(hint) is Literal:
+            known[field.name] = hint
+    return known
+
+
+def _read(hint: Any, text: str, sentence: str) -> Any:
+    if get_origin(hint) is Literal:
+        if text not in get_args(hint):
+            raise ConfigError(f"{sentence}; {_values(hint)} is needed")
+        return text
+    read, _ = _NUMBERS[hint]
+    try:
+        return read(text)
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(f"{sentence}; {_values(hint)} is needed") from None
+
+
+def _values(hint: Any) -> str:
+    return " | ".join(get_args(hint)) if get_origin(hint) is Literal else _NUMBERS[hint][1]
+
+
+def _accepts(name: str, known: dict[str, Any]) -> str:
+    if not known:
+        return f"{name} takes no settings"
+    return f"{name} takes " + ", ".join(f"{key} ({_values(hint)})" for key, hint in known.items())

@@ -1,0 +1,65 @@
+"""What a dispatcher is told: the samples, where their rows are, and what moving them costs.
+
+Dispatchers see this and nothing else, so that a new one is one file. Everything is an integer;
+costs are sizes times prices, in units that only compare with each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class DispatchTask:
+    """One batch to divide among the workers.
+
+    Sample i needs the distinct rows ``rows[offsets[i]:offsets[i + 1]]``; the arrays below them say
+    of every row where its latest version is. Workers are numbered 0 .. n-1; masks have bit j for
+    worker j.
+    """
+
+    offsets: npt.NDArray[np.int64]  # samples + 1
+    rows: npt.NDArray[np.int32]  # index into the arrays of rows below; a sample names a row once
+
+    tables: npt.NDArray[np.int32]  # rows, ordered by (table, key)
+    latest: npt.NDArray[np.uint64]  # rows: workers that hold the latest record and need no transfer
+    owner: npt.NDArray[np.int16]  # rows: the worker that alone holds it (it must push for others), or -1
+    partial: npt.NDArray[np.uint64]  # rows: workers that owe a gradient (split rows), or 0
+    free: npt.NDArray[np.uint8]  # rows: 1 where nothing moves whoever trains (fresh, hot, not admitted)
+    home: npt.NDArray[np.int16]  # rows: the worker beside which the row is stored (co-located), or -1
+    record_size: npt.NDArray[np.int64]  # rows: values and optimizer state
+    value_size: npt.NDArray[np.int64]  # rows: values alone, also a gradient
+    # Rows: iterations until the row is needed again, as far as the window shows; 0 where it shows none.
+    next_use: npt.NDArray[np.int32]
+
+    prices: npt.NDArray[np.int64]  # workers: cost of one unit of size over the worker's link
+    capacities: npt.NDArray[np.int64]  # workers: samples each may train; they add up to the batch or more
+    seed: int  # differs from iteration to iteration
+    peer_to_peer: bool = False  # an owner sends to every trainer itself, instead of once to the home
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the batch."""
+        return len(self.offsets) - 1
+
+    @property
+    def num_workers(self) -> int:
+        """Workers, with and without capacity."""
+        return len(self.prices)
+
+
+class Dispatcher(Protocol):
+    """Decides which worker trains which sample."""
+
+    @property
+    def name(self) -> str:
+        """What it is called on the command line."""
+        ...
+
+    def assign(self, task: DispatchTask) -> npt.NDArray[np.int32]:
+        """The worker of each sample; no worker gets more samples than its capacity."""
+        ...
