@@ -1,0 +1,9 @@
+"""`joint`: a dispatcher beyond the papers, in four steps of a millisecond or less.
+
+`problem` prices rows by the set of workers that train them; `growth` makes a first assignment; `search`
+improves it, with the state of the rows kept in `spread`; `links` tells what each link then carries.
+"""
+
+from rowhaul.schedule.dispatch.joint.joint import Joint
+
+__all__ = ["Joint"]
