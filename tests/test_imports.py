@@ -16,12 +16,14 @@ SHARED = {"errors", "_environment", "_files", "_kernels", "_memory"}  # known to
 TABLE = {
     "data": (set(), {"numpy", "pyarrow", "numba", "yaml", "xxhash"}),
     "optim": (set(), {"numpy", "numba"}),
+    "schedule": (set(), {"numpy", "numba"}),
+    "simulate": ({"schedule"}, {"numpy", "matplotlib"}),
     "store": ({"optim"}, {"numpy", "numba", "xxhash"}),
     "nn": ({"data", "optim", "store"}, {"numpy", "torch"}),
     "checkpoint": (set(), {"numpy", "torch", "safetensors", "xxhash"}),
     "train": ({"checkpoint", "data", "nn", "optim", "store"}, {"numpy", "torch", "pyarrow", "yaml"}),
     "cli": (
-        {"data", "nn", "optim", "store", "checkpoint", "train"},
+        {"data", "nn", "optim", "store", "checkpoint", "train", "schedule", "simulate"},
         {"numpy", "torch", "numba", "psutil", "rich", "typer", "yaml"},
     ),
 }

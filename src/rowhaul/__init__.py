@@ -1,8 +1,8 @@
 """Rowhaul trains recommendation models whose embedding tables outgrow one worker, exactly.
 
 The names below are the public interface, with the sub-packages `rowhaul.nn`, `rowhaul.optim`,
-`rowhaul.data`, `rowhaul.train` and `rowhaul.checkpoint`. They are imported when first used, so that
-``import rowhaul`` costs nothing.
+`rowhaul.data`, `rowhaul.schedule`, `rowhaul.simulate`, `rowhaul.train` and `rowhaul.checkpoint`. They
+are imported when first used, so that ``import rowhaul`` costs nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rowhaul import checkpoint, data, errors, nn, optim, store, train
+    from rowhaul import checkpoint, data, errors, nn, optim, schedule, simulate, store, train
     from rowhaul.data.schema import Schema
     from rowhaul.data.stream import SampleStream
     from rowhaul.errors import RowhaulError
@@ -35,7 +35,7 @@ _HOME = {
     "KeyedTensor": "rowhaul.nn",
     "RowOptimizer": "rowhaul.nn",
 }
-_PACKAGES = ("checkpoint", "data", "errors", "nn", "optim", "store", "train")
+_PACKAGES = ("checkpoint", "data", "errors", "nn", "optim", "schedule", "simulate", "store", "train")
 
 __all__ = [
     "Batch",
@@ -52,6 +52,8 @@ __all__ = [
     "errors",
     "nn",
     "optim",
+    "schedule",
+    "simulate",
     "store",
     "train",
 ]

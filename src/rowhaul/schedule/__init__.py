@@ -1,0 +1,37 @@
+"""Which worker trains which sample, which rows move, and when: decided alike on every rank.
+
+Pure and deterministic: integers in, integers out; no tensors, no files, no clock.
+"""
+
+from rowhaul.schedule.batch import IdBatch
+from rowhaul.schedule.control import ControlRecord
+from rowhaul.schedule.directory import State
+from rowhaul.schedule.dispatch import make_dispatcher
+from rowhaul.schedule.dispatch.task import Dispatcher, DispatchTask
+from rowhaul.schedule.plan import Kind, Moves, Plan
+from rowhaul.schedule.scheduler import Scheduler
+from rowhaul.schedule.settings import CacheSettings, HotRows, ScheduleSettings
+from rowhaul.schedule.sizes import RowSizes, link_prices
+from rowhaul.schedule.topology import Topology, home_of
+from rowhaul.schedule.transport import transport
+
+__all__ = [
+    "CacheSettings",
+    "ControlRecord",
+    "DispatchTask",
+    "Dispatcher",
+    "HotRows",
+    "IdBatch",
+    "Kind",
+    "Moves",
+    "Plan",
+    "RowSizes",
+    "ScheduleSettings",
+    "Scheduler",
+    "State",
+    "Topology",
+    "home_of",
+    "link_prices",
+    "make_dispatcher",
+    "transport",
+]

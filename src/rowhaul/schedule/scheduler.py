@@ -1,0 +1,293 @@
+"""The scheduler: from a stream of id batches to one plan an iteration.
+
+Every rank runs it on the same ids with the same settings and control records and gets the same
+plans, so that nothing but row payloads has to cross the wire. It reads no clock and draws nothing
+that the seed does not decide.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.errors import DataError
+from rowhaul.schedule.apportion import apportion
+from rowhaul.schedule.batch import IdBatch
+from rowhaul.schedule.caches import Caches
+from rowhaul.schedule.control import ControlLog, ControlRecord, Value
+from rowhaul.schedule.directory import Directory, LocatedBatch, State
+from rowhaul.schedule.dispatch import make_dispatcher, with_settings
+from rowhaul.schedule.dispatch.adaptive import Learns
+from rowhaul.schedule.dispatch.task import Dispatcher, DispatchTask
+from rowhaul.schedule.dispatch.two_batches import LooksAhead
+from rowhaul.schedule.masks import trainers_of
+from rowhaul.schedule.plan import Plan
+from rowhaul.schedule.settings import ScheduleSettings, check_prices, check_shares
+from rowhaul.schedule.sync import Step, Wiring, make_exchange
+from rowhaul.schedule.sync.kernels import take_up
+from rowhaul.schedule.tasks import TaskBuilder
+
+NO_EVICTIONS = np.zeros(0, np.int16), np.zeros(0, np.int32)
+SEEDS = 1 << 62  # kernels take a seed as a signed 64-bit integer
+
+
+class Scheduler:
+    """Plans iterations one after the other.
+
+    Example:
+        >>> from rowhaul.schedule import CacheSettings, IdBatch, RowSizes, ScheduleSettings, Topology
+        >>> settings = ScheduleSettings(
+        ...     topology=Topology(num_workers=2), sizes=RowSizes(values=(64,), state=(0,)),
+        ...     prices=(1, 10), cache=CacheSettings(capacity=4), dispatcher="esd:1", first_touch=False)
+        >>> ids = IdBatch.from_features([0], np.array([7, 7, 8, 8]), np.ones((1, 4), np.int32))
+        >>> scheduler = Scheduler(settings, [ids, ids])
+        >>> while scheduler.fill():
+        ...     plan = scheduler.plan()
+        ...     print(plan.worker, len(plan.moves))
+        [0 0 1 1] 2
+        [0 0 1 1] 0
+    """
+
+    def __init__(self, settings: ScheduleSettings, batches: Iterable[IdBatch]) -> None:
+        self.settings = settings
+        self.iteration = 0  # the next one to plan
+        topology, sizes = settings.topology, settings.sizes
+        self._source: Iterator[IdBatch] = iter(batches)
+        self._exhausted = False
+        self._window: deque[LocatedBatch] = deque()
+        self._samples_planned = 0
+        self._controls = ControlLog()
+        dispatcher = settings.dispatcher
+        self._use(make_dispatcher(dispatcher) if isinstance(dispatcher, str) else dispatcher)
+        self._prices = np.array(settings.prices, np.int64)
+        self._shares = list(settings.shares or [1] * topology.num_workers)
+        mode = settings.sync_mode
+        self._wiring = Wiring(topology, sizes, settings.look_ahead)
+        self._exchange = make_exchange(mode, self._wiring)
+        self._slot_bytes: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # record bytes of each slot
+        self._tasks = TaskBuilder(topology, sizes)
+        self._directory = Directory(first_touch=settings.first_touch, admit_after=settings.admit_after)
+        if settings.hot is not None:
+            self._directory.pin(settings.hot.tables, settings.hot.keys, State.REPLICATED)
+        self._caches = (
+            Caches(
+                settings.cache.capacities(topology.num_workers), settings.cache.unit, settings.cache.policy
+            )
+            if mode.caches_rows
+            else None
+        )
+
+    def fill(self) -> bool:
+        """Read batches until the window is full; false when there is nothing left to plan.
+
+        This is where the ids' source is waited for and rows are looked up; `plan` never waits.
+        """
+        while not self._exhausted and len(self._window) <= self.settings.look_ahead:
+            ids = next(self._source, None)
+            if ids is None:
+                self._exhausted = True
+            else:
+                self._take_in(ids)
+        return bool(self._window)
+
+    def post(self, name: str, value: Value) -> ControlRecord:
+        """Decide a control record now, after the last plan; it is in force two iterations later."""
+        record = self._controls.post(name, value, during=self.iteration - 1)
+        self._check_control(record)
+        return record
+
+    def receive(self, record: ControlRecord) -> None:
+        """Take a control record that another rank has posted."""
+        self._controls.receive(record)
+        self._check_control(record)
+
+    def plan(self) -> Plan:
+        """Decide the next iteration; call `fill` before."""
+        if not self._window:
+            raise DataError("there is no batch to plan: fill() was not called, or said that all are planned")
+        controls = self._controls.due(self.iteration)
+        for record in controls:
+            self._apply(record)
+        batch = self._window.popleft()
+        self._directory.admit(batch)
+        self._let_dispatcher_learn()
+        worker = self._assign(batch)
+        plan = self._carry_out(batch, worker, tuple(controls))
+        self.iteration += 1
+        self._samples_planned += batch.num_samples
+        return plan
+
+    def states(self) -> dict[str, npt.NDArray[Any]]:
+        """The rows known to the directory between two iterations, by (table, key), with their masks.
+
+        All others are at home, or fresh if they were never trained.
+        """
+        rows = self._directory.known_rows()
+        split = rows["state"] == State.SPLIT
+        nobody = np.uint64(0)
+        return {
+            "tables": rows["table"],
+            "keys": rows["key"],
+            "state": rows["state"],
+            "latest": np.where(split, nobody, rows["members"]),
+            "partial": np.where(split, rows["members"], nobody),
+            "settled": rows["settled"],
+            "base": rows["base"],
+        }
+
+    def _check(self, batch: IdBatch) -> None:
+        num_tables = len(self.settings.sizes.values)
+        if len(batch.tables) and not 0 <= batch.tables.min() <= batch.tables.max() < num_tables:
+            raise DataError(
+                f"a batch names tables {batch.tables.min()} to {batch.tables.max()}, but sizes are given for "
+                f"{num_tables} tables (0 to {num_tables - 1})"
+            )
+
+    def _check_control(self, record: ControlRecord) -> None:
+        num_workers = self.settings.topology.num_workers
+        if record.name == "dispatcher":
+            make_dispatcher(str(record.value))
+        elif record.name == "prices":
+            check_prices(record.numbers, num_workers)
+        elif record.name == "shares":
+            check_shares(record.numbers, num_workers)
+        else:
+            with_settings(self._dispatcher, **{record.name: record.value})
+
+    def _apply(self, record: ControlRecord) -> None:
+        if record.name == "dispatcher":
+            self._use(make_dispatcher(str(record.value)))
+        elif record.name == "prices":
+            self._prices = np.array(record.numbers, np.int64)
+        elif record.name == "shares":
+            self._shares = list(record.numbers)
+        else:
+            self._use(with_settings(self._dispatcher, **{record.name: record.value}))
+
+    def _take_in(self, ids: IdBatch) -> None:
+        """Put a batch into the window, and link each row's use to its use before."""
+        self._check(ids)
+        number = self.iteration + len(self._window)
+        batch, previous = self._directory.locate(number, ids)
+        slots = self._directory.slots
+        if len(self._slot_bytes) < len(slots):
+            if self._caches is not None:
+                self._caches.use_heads(slots["head"])
+            more = np.zeros(len(slots) - len(self._slot_bytes), np.int64)
+            self._slot_bytes = np.concatenate([self._slot_bytes, more])
+        self._slot_bytes[batch.slots] = self._wiring.record_bytes[batch.tables]
+        in_window = previous[0] >= self.iteration
+        slots["next_use"][batch.slots[~in_window]] = number
+        for earlier in self._window:
+            here = previous[0] == earlier.number
+            earlier.next_use[previous[1][here]] = number
+        self._window.append(batch)
+
+    def _use(self, dispatcher: Dispatcher) -> None:
+        # Asked once, here: it takes Python longer than some dispatchers need for a batch.
+        self._dispatcher = dispatcher
+        self._learner = dispatcher if isinstance(dispatcher, Learns) else None
+        self._far_sighted = dispatcher if isinstance(dispatcher, LooksAhead) else None
+
+    def _let_dispatcher_learn(self) -> None:
+        if self._learner is None or not self._learner.learns_at(self.iteration):
+            return
+        slots = self._directory.slots
+        cached = np.flatnonzero(slots["head"] >= 0)
+        samples_per_worker = self._samples_planned // len(self._shares)
+        self._use(
+            self._learner.learn(slots["table"][cached], slots["appearances"][cached], samples_per_worker)
+        )
+
+    def _task(self, batch: LocatedBatch) -> DispatchTask:
+        capacities = apportion(batch.num_samples, self._shares)
+        seed = (self.settings.seed * 0x9E3779B1 + batch.number) % SEEDS
+        return self._tasks.build(self._directory, batch, self._prices, capacities, seed)
+
+    def _assign(self, batch: LocatedBatch) -> npt.NDArray[np.int32]:
+        task = self._task(batch)
+        if self._far_sighted is not None:
+            return self._far_sighted.assign_ahead(task, lambda worker: self._task_after(batch, worker))
+        return self._dispatcher.assign(task)
+
+    def _task_after(self, batch: LocatedBatch, worker: npt.NDArray[np.int32]) -> DispatchTask | None:
+        """The task of the batch that follows, as if ``batch`` were trained like this (evictions aside)."""
+        if not self._window:
+            return None
+        following = self._window[0]
+        task = self._task(following)
+        slots = self._directory.slots
+        place = np.empty(len(slots), np.int32)
+        place[following.slots] = np.arange(len(following.slots), dtype=np.int32)
+        trainers = trainers_of(batch.offsets, batch.rows, worker, len(batch.slots))
+        states = slots["state"][batch.slots]
+        moving = (states != State.REPLICATED) & (states != State.NOT_ADMITTED)
+        shared = moving & (batch.next_use == following.number)
+        by, at = trainers[shared], place[batch.slots[shared]]
+        single = by & (by - np.uint64(1)) == 0
+        on_demand = self.settings.sync_mode.name == "on-demand"
+        task.latest[at] = np.where(single, by, np.uint64(0))
+        task.partial[at] = np.where(single, np.uint64(0), by) if on_demand else 0
+        task.owner[at] = np.where(single, np.log2(by.astype(np.float64)), -1) if on_demand else -1
+        task.free[at] = 0
+        return task
+
+    def _carry_out(
+        self, batch: LocatedBatch, worker: npt.NDArray[np.int32], controls: tuple[ControlRecord, ...]
+    ) -> Plan:
+        """Turn an assignment into moves, evictions and the states after the iteration."""
+        slots = self._directory.slots
+        trainers = trainers_of(batch.offsets, batch.rows, worker, len(batch.slots))
+        cached, by, current, uncached, most_moves = take_up(
+            slots,
+            batch.slots,
+            batch.next_use,
+            batch.occurrences,
+            trainers,
+            self._exchange.keeps_split_copies,
+        )
+        evicted_from, victims = NO_EVICTIONS
+        if self._caches is None:
+            uncached = batch.slots
+        else:  # the first thing that can fail, and then it changes nothing
+            evictions = self._caches.step(
+                batch.number, cached, by, current, self._slot_bytes, slots["next_use"]
+            )
+            evicted_from, victims = evictions.workers, evictions.slots
+        self._directory.remember_trained(batch)
+        outcome = self._exchange.step(
+            Step(
+                iteration=batch.number,
+                slots=slots,
+                rows=batch.slots,
+                trainers=trainers,
+                evicted_from=evicted_from,
+                victims=victims,
+                most_moves=most_moves + len(victims),
+            )
+        )
+        evicted_tables, evicted_keys = self._directory.names(victims)
+        plan = Plan(
+            iteration=batch.number,
+            num_workers=self.settings.topology.num_workers,
+            worker=worker,
+            tables=batch.tables,
+            keys=batch.keys,
+            trainers=trainers,
+            states=outcome.states,
+            moves=outcome.moves,
+            lookups=outcome.lookups,
+            hits=outcome.hits,
+            all_reduce_rows=outcome.all_reduce_rows,
+            all_reduce_bytes=outcome.all_reduce_bytes,
+            evicted_from=evicted_from,
+            evicted_tables=evicted_tables,
+            evicted_keys=evicted_keys,
+            controls=controls,
+        )
+        self._directory.release(np.concatenate([uncached, victims]))
+        return plan

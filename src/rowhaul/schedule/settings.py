@@ -1,0 +1,132 @@
+"""The settings of a scheduler, checked when they are made; every rank has the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.errors import ConfigError
+from rowhaul.schedule.caches import make_policy
+from rowhaul.schedule.dispatch import make_dispatcher
+from rowhaul.schedule.dispatch.task import Dispatcher
+from rowhaul.schedule.sizes import RowSizes
+from rowhaul.schedule.sync import SyncMode, make_sync
+from rowhaul.schedule.topology import Topology
+
+MAX_LOOK_AHEAD = 1000
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """The workers' caches: how much each holds, counted in rows or in bytes, and what leaves first."""
+
+    capacity: int | Sequence[int]  # for every worker, or one for each
+    unit: Literal["rows", "bytes"] = "rows"
+    policy: str = "lru"
+
+    def __post_init__(self) -> None:
+        if self.unit not in ("rows", "bytes"):
+            raise ConfigError(f"a cache is measured in 'rows' or 'bytes'; got {self.unit!r}")
+        make_policy(self.policy)
+
+    def capacities(self, num_workers: int) -> npt.NDArray[np.int64]:
+        """The capacity of each worker's cache."""
+        each = [self.capacity] * num_workers if isinstance(self.capacity, int) else list(self.capacity)
+        if len(each) != num_workers:
+            raise ConfigError(f"{len(each)} cache capacities were given for {num_workers} workers")
+        if min(each) < 0:
+            raise ConfigError(f"cache capacities must not be negative; got {min(each)}")
+        return np.array(each, np.int64)
+
+
+@dataclass(frozen=True)
+class HotRows:
+    """Rows that every worker holds: their gradients are all-reduced and they never move."""
+
+    tables: npt.NDArray[np.int32]
+    keys: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+@dataclass(frozen=True)
+class ScheduleSettings:
+    """Everything that decides a schedule, besides the ids.
+
+    Args:
+        topology: workers and stores.
+        sizes: bytes of a row of each table.
+        prices: integer cost of a byte on each worker's link (see `link_prices`).
+        cache: the workers' caches.
+        dispatcher: a dispatcher, or its name: ``"random"``, ``"laia"``, ``"esd:0.5"``, ``"joint"``, ...
+        sync: ``"on-demand"``, ``"full"``, ``"bounded:S"`` or ``"static"``.
+        shares: a weight per worker; ``None`` divides batches equally. 0 leaves a worker out.
+        first_touch: rows never trained before are made where they are needed, without a transfer.
+        admit_after: sightings before a row is trained at all.
+        look_ahead: batches known beyond the one that is planned; 0 pushes rows after every iteration.
+        hot: rows replicated on every worker.
+        seed: of everything that is drawn.
+    """
+
+    topology: Topology
+    sizes: RowSizes
+    prices: tuple[int, ...]
+    cache: CacheSettings
+    dispatcher: str | Dispatcher = "joint"
+    sync: str = "on-demand"
+    shares: tuple[int, ...] | None = None
+    first_touch: bool = True
+    admit_after: int = 1
+    look_ahead: int = 1
+    hot: HotRows | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_prices(self.prices, self.topology.num_workers)
+        if self.shares is not None:
+            check_shares(self.shares, self.topology.num_workers)
+        if not 0 <= self.look_ahead <= MAX_LOOK_AHEAD:
+            raise ConfigError(f"look_ahead must be 0 to {MAX_LOOK_AHEAD} batches; got {self.look_ahead}")
+        if self.admit_after < 1:
+            raise ConfigError(f"admit_after must be at least 1 sighting; got {self.admit_after}")
+        if self.seed < 0:
+            raise ConfigError(f"seed must not be negative; got {self.seed}")
+        self.cache.capacities(self.topology.num_workers)
+        make_sync(self.sync)
+        if isinstance(self.dispatcher, str):
+            make_dispatcher(self.dispatcher)
+
+    @property
+    def sync_mode(self) -> SyncMode:
+        """The synchronisation in effect: without look-ahead, rows are always pushed at once."""
+        mode = make_sync(self.sync)
+        if self.look_ahead == 0 and mode.name == "on-demand":
+            return make_sync("full")
+        return mode
+
+    def with_dispatcher(self, dispatcher: str | Dispatcher) -> ScheduleSettings:
+        """The same settings with another dispatcher."""
+        return replace(self, dispatcher=dispatcher)
+
+
+def check_prices(prices: Sequence[int], num_workers: int) -> None:
+    """Prices are positive integers, one per worker."""
+    if len(prices) != num_workers:
+        raise ConfigError(f"{len(prices)} link prices were given for {num_workers} workers")
+    if any(not isinstance(price, int | np.integer) or price < 1 for price in prices):
+        raise ConfigError(f"link prices must be positive whole numbers (see link_prices); got {list(prices)}")
+
+
+def check_shares(shares: Sequence[int], num_workers: int) -> None:
+    """Shares are whole numbers, one per worker, not all zero."""
+    if len(shares) != num_workers:
+        raise ConfigError(f"{len(shares)} shares were given for {num_workers} workers")
+    if any(not isinstance(share, int | np.integer) or share < 0 for share in shares) or sum(shares) < 1:
+        raise ConfigError(
+            f"shares must be whole numbers, none negative and at least one positive; got {list(shares)}"
+        )

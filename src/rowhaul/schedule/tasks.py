@@ -1,0 +1,60 @@
+"""From the directory to a dispatcher's task: where a batch's rows are, in the dispatcher's terms."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.schedule.directory import Directory, LocatedBatch
+from rowhaul.schedule.directory.kernels import describe
+from rowhaul.schedule.dispatch.task import DispatchTask
+from rowhaul.schedule.sizes import RowSizes
+from rowhaul.schedule.topology import Topology
+
+
+class TaskBuilder:
+    """Describes batches to dispatchers."""
+
+    def __init__(self, topology: Topology, sizes: RowSizes) -> None:
+        self._topology = topology
+        unit = sizes.unit
+        self._record_sizes = np.array(sizes.records, np.int64) // unit
+        self._value_sizes = np.array(sizes.values, np.int64) // unit
+
+    def build(
+        self,
+        directory: Directory,
+        batch: LocatedBatch,
+        prices: npt.NDArray[np.int64],
+        capacities: npt.NDArray[np.int64],
+        seed: int,
+    ) -> DispatchTask:
+        """The task of dividing ``batch`` as the directory stands."""
+        num_shards = self._topology.num_workers if self._topology.colocated else 0
+        tables, latest, owner, partial, free, home, record_size, value_size, next_use = describe(
+            directory.slots,
+            batch.slots,
+            batch.next_use,
+            batch.number,
+            num_shards,
+            self._topology.peer_to_peer,
+            self._record_sizes,
+            self._value_sizes,
+        )
+        return DispatchTask(
+            offsets=batch.offsets,
+            rows=batch.rows,
+            tables=tables,
+            latest=latest,
+            owner=owner,
+            partial=partial,
+            free=free,
+            home=home,
+            record_size=record_size,
+            value_size=value_size,
+            next_use=next_use,
+            prices=prices,
+            capacities=capacities,
+            seed=seed,
+            peer_to_peer=self._topology.peer_to_peer,
+        )

@@ -1,0 +1,235 @@
+import numpy as np
+import pytest
+
+from rowhaul.errors import ConfigError, DataError
+from rowhaul.schedule import (
+    CacheSettings,
+    HotRows,
+    IdBatch,
+    RowSizes,
+    Scheduler,
+    ScheduleSettings,
+    State,
+    Topology,
+)
+
+NUM_WORKERS = 4
+
+
+def settings(**changes):
+    chosen = {
+        "topology": Topology(NUM_WORKERS),
+        "sizes": RowSizes(values=(8, 16), state=(0, 4)),
+        "prices": (1, 1, 10, 10),
+        "cache": CacheSettings(60),
+        "dispatcher": "esd:1",
+        **changes,
+    }
+    return ScheduleSettings(**chosen)
+
+
+def trace(num_batches=12, batch_size=16, seed=0):
+    random = np.random.default_rng(seed)
+    for _ in range(num_batches):
+        ids = random.zipf(1.4, (2, batch_size)) % 200
+        yield IdBatch.from_features([0, 1], ids.ravel(), np.ones((2, batch_size), np.int32))
+
+
+def plans_of(chosen, batches):
+    scheduler = Scheduler(chosen, batches)
+    while scheduler.fill():
+        yield scheduler.plan()
+
+
+@pytest.mark.parametrize(
+    "dispatcher", ["random", "laia", "laia-adaptive:1", "esd:0.5", "joint", "two-batch:laia"]
+)
+def test_two_ranks_with_the_same_ids_make_the_same_plans(dispatcher):
+    chosen = settings(dispatcher=dispatcher, look_ahead=2)
+    here = [plan.digest() for plan in plans_of(chosen, trace())]
+    there = [plan.digest() for plan in plans_of(chosen, trace())]
+    assert len(here) == 12
+    assert here == there
+    assert here != [plan.digest() for plan in plans_of(chosen, trace(seed=1))]
+
+
+def test_another_seed_draws_other_assignments():
+    first, second = (list(plans_of(settings(dispatcher="random", seed=seed), trace())) for seed in (0, 1))
+    assert any((a.worker != b.worker).any() for a, b in zip(first, second, strict=True))
+    assert (first[0].worker != first[1].worker).any()
+
+
+@pytest.mark.parametrize("look_ahead", [0, 1, 3])
+def test_no_more_batches_are_read_than_the_window_holds(look_ahead):
+    taken = []
+
+    def counted():
+        for number, batch in enumerate(trace()):
+            taken.append(number)
+            yield batch
+
+    scheduler = Scheduler(settings(look_ahead=look_ahead), counted())
+    while scheduler.fill():
+        assert len(taken) == min(12, scheduler.iteration + 1 + look_ahead)
+        scheduler.plan()
+    assert scheduler.iteration == 12
+
+
+def test_a_stream_without_batches_has_no_plans():
+    assert list(plans_of(settings(), [])) == []
+
+
+def test_batches_smaller_than_the_workers_and_empty_ones_are_normal():
+    nothing = IdBatch(np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int64))
+    without_ids = IdBatch(np.zeros(3, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int64))
+    plans = list(plans_of(settings(), [*trace(1, 3), nothing, without_ids, *trace(1, 1)]))
+    assert [len(plan.worker) for plan in plans] == [3, 0, 2, 1]
+    assert len(plans[1].moves) == len(plans[2].moves) == 0
+
+
+def test_a_control_record_changes_the_iteration_after_the_next():
+    scheduler = Scheduler(settings(), trace())
+    samples = []
+    while scheduler.fill():
+        plan = scheduler.plan()
+        samples.append(np.bincount(plan.worker, minlength=NUM_WORKERS).tolist())
+        if plan.iteration == 3:
+            record = scheduler.post("shares", (1, 1, 0, 0))
+        assert plan.controls == ((record,) if plan.iteration == 5 else ())
+    assert samples[:5] == [[4, 4, 4, 4]] * 5
+    assert samples[5:] == [[8, 8, 0, 0]] * 7
+
+
+def test_prices_and_the_dispatcher_can_be_changed_under_way():
+    scheduler = Scheduler(settings(dispatcher="random"), trace())
+    scheduler.post("prices", (1, 1, 1, 1))
+    scheduler.post("dispatcher", "round-robin")
+    workers = []
+    while scheduler.fill():
+        workers.append(scheduler.plan().worker)
+    assert workers[0].tolist() != workers[1].tolist() == (np.arange(16) % NUM_WORKERS).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("shares", (1, 1), "2 shares were given for 4 workers"),
+        ("prices", (0, 1, 1, 1), "positive whole numbers"),
+        ("prices", "cheap", "one number per worker; got 'cheap'"),
+        ("dispatcher", "best", "no dispatcher 'best'"),
+        ("tables_scored", 3, "esd has no setting tables_scored"),
+    ],
+)
+def test_impossible_control_records_are_refused_when_posted(name, value, message):
+    with pytest.raises(ConfigError, match=message):
+        Scheduler(settings(), trace()).post(name, value)
+
+
+def test_another_rank_that_receives_the_records_makes_the_same_plans():
+    here, there = Scheduler(settings(), trace()), Scheduler(settings(), trace())
+    while here.fill() and there.fill():
+        if here.iteration == 2:
+            there.receive(here.post("shares", (3, 1, 0, 0)))
+        assert here.plan().digest() == there.plan().digest()
+
+
+def test_planning_without_a_batch_says_so():
+    with pytest.raises(DataError, match=r"fill\(\) was not called"):
+        Scheduler(settings(), trace()).plan()
+
+
+def test_plans_differ_when_a_control_record_does():
+    first, second = Scheduler(settings(), trace()), Scheduler(settings(), trace())
+    second.post("prices", (1, 1, 10, 10))
+    digests = []
+    for scheduler in (first, second):
+        digests.append([])
+        while scheduler.fill():
+            digests[-1].append(scheduler.plan().digest())
+    assert [a == b for a, b in zip(*digests, strict=True)] == [True, False] + [True] * 10
+
+
+def test_a_cache_too_small_for_a_batch_is_refused_with_what_it_needs():
+    with pytest.raises(ConfigError, match=r"needs \d+ rows in one batch, but its cache holds 2"):
+        list(plans_of(settings(cache=CacheSettings(2)), trace()))
+
+
+def test_a_table_without_a_size_is_refused():
+    batch = IdBatch.from_features([2], np.arange(3), np.ones((1, 3), np.int32))
+    with pytest.raises(DataError, match=r"tables 2 to 2, but sizes are given for 2 tables \(0 to 1\)"):
+        list(plans_of(settings(), [batch]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prices": (1, 2)}, "2 link prices were given for 4 workers"),
+        ({"prices": (1, 1, 1, 0)}, "positive whole numbers"),
+        ({"prices": (1, 1, 1, float("nan"))}, "positive whole numbers"),
+        ({"shares": (1, 1)}, "2 shares were given for 4 workers"),
+        ({"shares": (0, 0, 0, 0)}, "at least one positive"),
+        ({"shares": (1, 1, 1, -1)}, "none negative"),
+        ({"look_ahead": -1}, "look_ahead must be 0 to 1000"),
+        ({"admit_after": 0}, "admit_after must be at least 1"),
+        ({"seed": -1}, "seed must not be negative"),
+        ({"sync": "eager"}, "no synchronisation 'eager'; known are on-demand, full, bounded:S, static"),
+        ({"sync": "bounded"}, "bounded:S"),
+        ({"dispatcher": "best"}, "no dispatcher 'best'; known are random"),
+        ({"dispatcher": "esd:1.5"}, "from 0 to 1; got 1.5"),
+        ({"cache": CacheSettings([1, 2])}, "2 cache capacities were given for 4 workers"),
+        ({"cache": CacheSettings(-1)}, "must not be negative; got -1"),
+    ],
+)
+def test_impossible_settings_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(**changes)
+
+
+def test_a_cache_is_measured_in_rows_or_bytes():
+    with pytest.raises(ConfigError, match="'rows' or 'bytes'; got 'kilos'"):
+        CacheSettings(1, unit="kilos")
+
+
+def test_an_unknown_policy_names_the_known_ones():
+    with pytest.raises(ConfigError, match=r"'fifo'; known are belady, emark, lfu, lru"):
+        CacheSettings(1, policy="fifo")
+
+
+def test_the_directory_holds_the_cached_rows_and_the_window_only():
+    chosen = settings(cache=CacheSettings(12), look_ahead=1)
+    scheduler = Scheduler(chosen, trace(60, 16))
+    while scheduler.fill():
+        scheduler.plan()
+        known = scheduler.states()
+        assert len(known["keys"]) <= NUM_WORKERS * 12 + 32
+        order = list(zip(known["tables"].tolist(), known["keys"].tolist(), strict=True))
+        assert order == sorted(order)
+
+
+def test_hot_rows_never_move_and_always_hit():
+    hot = HotRows(np.array([0, 0, 1], np.int32), np.array([1, 2, 1], np.int64))
+    for plan in plans_of(settings(hot=hot, first_touch=False), trace()):
+        is_hot = ((plan.tables == 0) & np.isin(plan.keys, [1, 2])) | ((plan.tables == 1) & (plan.keys == 1))
+        assert (plan.states[is_hot] == State.REPLICATED).all()
+        assert plan.all_reduce_rows == is_hot.sum()
+        assert plan.all_reduce_bytes == np.where(plan.tables[is_hot] == 0, 8, 16).sum()
+        moved = set(zip(plan.moves.table.tolist(), plan.moves.key.tolist(), strict=True))
+        assert not moved & {(0, 1), (0, 2), (1, 1)}
+
+
+def test_counts_add_the_moves_up_where_they_are_counted():
+    for plan in plans_of(settings(first_touch=False), trace()):
+        rows, num_bytes = plan.counts()
+        assert rows.sum() == len(plan.moves)
+        assert num_bytes.sum() == plan.moves.num_bytes.sum()
+        pulls = plan.moves.kind == 0
+        assert rows[0].tolist() == np.bincount(plan.moves.target[pulls], minlength=NUM_WORKERS).tolist()
+        assert (plan.moves.source[pulls] == NUM_WORKERS).all()
+
+
+def test_sixty_four_workers_have_a_bit_each():
+    chosen = settings(topology=Topology(64), prices=(1,) * 64, dispatcher="round-robin", first_touch=False)
+    batch = IdBatch.from_features([0], np.zeros(64, np.int64), np.ones((1, 64), np.int32))
+    plans = list(plans_of(chosen, [batch] * 3))
+    assert plans[0].trainers.tolist() == [2**64 - 1]
+    assert [len(plan.moves) for plan in plans] == [64, 128, 128]
