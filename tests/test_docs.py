@@ -22,6 +22,8 @@ CHAINS = [
     ["docs/models.md"],
     ["docs/data.md"],
     ["docs/generator.md"],
+    ["docs/scheduling.md"],
+    ["docs/simulate.md"],
 ]
 
 

@@ -16,6 +16,7 @@ from rowhaul.cli.doctor import doctor
 from rowhaul.cli.evaluate import evaluate, predict
 from rowhaul.cli.generate import generate
 from rowhaul.cli.prepare import prepare
+from rowhaul.cli.simulate import simulate
 from rowhaul.cli.train import train
 from rowhaul.errors import RowhaulError
 
@@ -28,7 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, generate, prepare, train, evaluate, predict, doctor):
+for command in (demo, generate, prepare, train, evaluate, predict, simulate, doctor):
     app.command()(command)
 
 

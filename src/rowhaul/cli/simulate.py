@@ -1,0 +1,244 @@
+"""`rowhaul simulate`: what each way of scheduling would cost on a user's own data and links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from rowhaul.cli.simulate_data import IdFiles
+    from rowhaul.schedule import ScheduleSettings
+    from rowhaul.simulate.results import Results
+    from rowhaul.simulate.run import Progress
+
+
+def simulate(
+    data: list[str] = typer.Argument(..., help="Parquet files, folders or globs."),
+    workers: int = typer.Option(..., help="How many workers train."),
+    links: str = typer.Option(
+        ..., help="Speed of the workers' links: 5gbit, or one each as 5gbit*4,0.5gbit@0.2ms*4 (@ latency)."
+    ),
+    batch_per_worker: int = typer.Option(128, help="Samples per worker and iteration, in equal shares."),
+    dim: str = typer.Option("512", help="Values in a row: for all tables, or user=64,item=16,..."),
+    optimizer: str = typer.Option("sgd", help="sgd, adagrad, rowwise_adagrad or adam: state travels too."),
+    cache: str = typer.Option(
+        "10%", help="Each worker's cache: share of the rows (8%), rows (5000), bytes (2GiB)."
+    ),
+    policy: str = typer.Option("lru", help="What leaves a full cache: lru, lfu, emark, belady."),
+    dispatch: str = typer.Option(
+        "random,laia,esd:1,joint",
+        help="Mechanisms, comma-separated: random, round-robin, laia, esd:0.5, joint, ...",
+    ),
+    sync: str = typer.Option(
+        "on-demand", help="When trained rows travel: on-demand, full, bounded:S, static."
+    ),
+    look_ahead: int = typer.Option(
+        1, help="Batches known beyond the one planned; 0: rows are pushed at once."
+    ),
+    shares: str = typer.Option("equal", help="Samples per worker: equal, auto, or 200*4,56*4."),
+    compute: str = typer.Option("0", help="Seconds of compute per sample: 50us, or 50us*4,200us*4."),
+    dense_bytes: str = typer.Option("0", help="Size of the dense model, all-reduced every iteration: 40mb."),
+    stores: int = typer.Option(1, help="Parameter servers that the rows are spread over."),
+    store_links: str | None = typer.Option(
+        None, help="Speed of the stores' links; default: never what an iteration waits for."
+    ),
+    colocated: bool = typer.Option(
+        False, "--colocated", help="Workers store the rows; no parameter servers."
+    ),
+    peer_to_peer: bool = typer.Option(False, "--peer-to-peer", help="Workers send rows to each other."),
+    decision_budget: str | None = typer.Option(
+        None, help="Time for a decision, for laia-adaptive: 5ms; default: the compute of an iteration."
+    ),
+    even_out: bool = typer.Option(False, "--even-out", help="Spread early moves over the look-ahead."),
+    first_touch: Literal["on", "off"] = typer.Option(
+        "on", help="on: a row never trained before is made where it is needed; off: it is pulled."
+    ),
+    admit_after: int = typer.Option(1, help="Train a row from its K-th sighting on."),
+    hot: int | None = typer.Option(
+        None,
+        help="Replicate the N most frequent rows on all workers; default 0, with --sync static the cache.",
+    ),
+    iterations: int = typer.Option(200, help="Iterations to run, the warm-up included; 0: the whole data."),
+    warmup: int = typer.Option(10, help="First iterations that no average counts."),
+    seed: int = typer.Option(0, help="Of everything that is drawn."),
+    reference: str | None = typer.Option(None, help="Mechanism to compare with; default: the first."),
+    subsets: bool = typer.Option(
+        True, "--subsets/--no-subsets", help="Also show the best subset of workers with equal shares."
+    ),
+    schema: Path | None = typer.Option(None, help="Schema file; default: schema.yaml beside the data."),
+    features: str | None = typer.Option(None, help="Id columns, comma-separated, of data without a schema."),
+    json_file: Path | None = typer.Option(None, "--json", help="Write all numbers to this file."),
+    report: Path | None = typer.Option(None, "--report", help="Write a page with plots to this file."),
+    overwrite: bool = typer.Option(
+        False, "--overwrite", help="Replace --json and --report files that exist."
+    ),
+) -> None:
+    """Count what each way of scheduling would move on your data, and how long your links would take."""
+    given = {
+        name: value for name, value in locals().items() if name not in ("json_file", "report", "overwrite")
+    }
+    import json
+
+    from rowhaul._files import write_text
+    from rowhaul.cli.progress import console, told_when_interrupted
+    from rowhaul.cli.simulate_table import print_results
+
+    _check_outputs([path for path in (json_file, report) if path], overwrite)
+    with told_when_interrupted("nothing was written"):
+        results = _simulate(given)
+        texts = {}
+        if json_file:
+            texts[json_file] = json.dumps(results.to_dict(), indent=1, allow_nan=False) + "\n"
+        if report:
+            from rowhaul.simulate.report import render
+
+            texts[report] = render(results)
+    print_results(results, console)
+    for path, text in texts.items():
+        write_text(path, text)
+        console.print(f"written: {path}", highlight=False, soft_wrap=True)
+
+
+def _simulate(given: dict[str, Any]) -> Results:
+    """Read the options, count the rows where that is needed, and run every mechanism."""
+    from rowhaul.cli import simulate_options as options
+    from rowhaul.cli.simulate_data import IdFiles
+    from rowhaul.errors import ConfigError
+    from rowhaul.schedule import CacheSettings, ScheduleSettings, Topology, link_prices
+    from rowhaul.simulate.results import Results
+    from rowhaul.simulate.run import Simulation, names_compared
+    from rowhaul.simulate.shares import Objective
+    from rowhaul.simulate.trace import RememberedTrace
+
+    topology = Topology(given["workers"], given["stores"], given["colocated"], given["peer_to_peer"])
+    model = options.time_model(
+        topology,
+        given["links"],
+        given["store_links"],
+        given["compute"],
+        given["dense_bytes"],
+        early_reach=max(1, given["look_ahead"]) if given["even_out"] else 1,
+    )
+    decision_budget = options.parse_budget(given["decision_budget"], model, given["batch_per_worker"])
+    shares = options.parse_shares(given["shares"], topology.num_workers)
+    mechanisms = options.parse_mechanisms(given["dispatch"])
+    reference = given["reference"] or mechanisms[0]
+    options.check_reference(reference, names_compared(mechanisms, shares, given["subsets"]))
+    options.check_at_least("--batch-per-worker", given["batch_per_worker"], 1)
+    options.check_at_least("--iterations", given["iterations"], 0)
+    batch_size = topology.num_workers * given["batch_per_worker"]
+
+    ids = IdFiles.find(given["data"], given["schema"], given["features"])
+    available = ids.num_batches(batch_size)
+    asked = given["iterations"] or available
+    options.check_warmup(given["warmup"], asked, available, batch_size)
+    schedule = ScheduleSettings(
+        topology=topology,
+        sizes=options.row_sizes(options.parse_dims(given["dim"], ids.tables), given["optimizer"]),
+        prices=link_prices(model.links.worker_speeds),
+        cache=CacheSettings(0, policy=given["policy"]),  # its size may depend on the number of rows
+        dispatcher=mechanisms[0],
+        sync=given["sync"],
+        first_touch=given["first_touch"] == "on",
+        admit_after=given["admit_after"],
+        look_ahead=given["look_ahead"],
+        seed=given["seed"],
+    )
+    for name in mechanisms:
+        schedule.with_dispatcher(name)  # complains before the pass over the data
+    schedule, num_rows = _size_caches(schedule, ids, given["cache"], given["hot"])
+
+    notes = []
+    if asked > available:
+        notes.append(
+            f"The data holds {available:,} batches of {batch_size:,} samples; {asked:,} were asked for."
+        )
+    if shares == "auto":
+        notes.append(
+            f"Shares are chosen for the smallest {Objective(model.computes)}; with none, a worker stays out."
+        )
+    iterations = min(asked, available)
+    trace = RememberedTrace(lambda: ids.batches(batch_size, iterations))
+    with _bar() as progress:
+        simulation = Simulation(
+            trace, batch_size, schedule, model, iterations, given["warmup"], progress, decision_budget
+        )
+        try:
+            outcomes = simulation.run(mechanisms, shares, compare=given["subsets"])
+        except ConfigError as error:  # found while running: a worker is given more than it can take
+            raise ConfigError(f"{error} (--cache, --batch-per-worker, --workers)") from None
+    shown = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    return Results(
+        settings={**shown, **_resolved(schedule, ids, batch_size, num_rows)},
+        links=model.links,
+        outcomes=outcomes,
+        reference=reference,
+        assumptions=model.assumptions,
+        notes=tuple(notes),
+    )
+
+
+def _size_caches(
+    schedule: ScheduleSettings, ids: IdFiles, cache: str, hot: int | None
+) -> tuple[ScheduleSettings, int | None]:
+    """Set what depends on the number of rows, counting them if it does; returns their number if counted."""
+    from dataclasses import replace
+
+    from rowhaul.cli import simulate_options as options
+
+    options.check_at_least("--hot", hot or 0, 0)
+    size = options.CacheSize.parse(cache)
+    static = hot is None and schedule.sync_mode.name == "static"
+    counts = ids.count_rows() if size.unit == "share" or hot or static else None
+    num_rows = None if counts is None else int(counts.num_distinct().sum())
+    settings = size.settings(num_rows or 0, schedule.cache.policy)
+    if static:
+        hot = options.rows_held(settings, schedule.sizes)
+    hot_rows = counts.most_frequent(hot) if counts is not None and hot else None
+    return replace(schedule, cache=settings, hot=hot_rows), num_rows
+
+
+def _resolved(
+    schedule: ScheduleSettings, ids: IdFiles, batch_size: int, num_rows: int | None
+) -> dict[str, Any]:
+    """What the options came to, for the record."""
+    return {
+        "batch_size": batch_size,
+        "tables": list(ids.tables),
+        "row_bytes": list(schedule.sizes.records),
+        "distinct_rows": num_rows,
+        "cache_capacity": schedule.cache.capacity,
+        "cache_unit": schedule.cache.unit,
+        "hot_rows": len(schedule.hot) if schedule.hot else 0,
+    }
+
+
+def _check_outputs(paths: list[Path], overwrite: bool) -> None:
+    """Find out before a long run whether its results can be written."""
+    from rowhaul.errors import ConfigError
+
+    for path in paths:
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder; name a file")
+        if path.exists() and not overwrite:
+            raise ConfigError(f"{path} exists; name another file, or pass --overwrite")
+        if not path.parent.is_dir():
+            raise ConfigError(f"{path}: the folder {path.parent} does not exist; make it first")
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    """A progress bar whose words say what is under way."""
+    from rowhaul.cli.progress import counting_bar
+
+    with counting_bar() as bar:
+        task = bar.add_task("starting", total=1, note="")
+
+        def show(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total)
+
+        yield show

@@ -1,0 +1,81 @@
+"""The data side of `rowhaul simulate`: ids from Parquet files, and how many rows there are to cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rowhaul.data.schema import Schema
+    from rowhaul.schedule import IdBatch
+    from rowhaul.simulate.counting import RowCounter
+
+COUNTED_SAMPLES = 1 << 16  # in one piece of the first pass
+
+
+@dataclass(frozen=True)
+class IdFiles:
+    """The id columns of some Parquet files."""
+
+    files: Sequence[str]
+    schema: Schema  # ids alone: no label, no dense columns
+
+    @classmethod
+    def find(cls, files: Sequence[str], schema: Path | None, features: str | None) -> IdFiles:
+        """The files and the id columns that their schema, or the comma-separated ``features``, names."""
+        from rowhaul.data.files import find_schema
+        from rowhaul.data.schema import Schema
+
+        found = find_schema(
+            files, schema, [name.strip() for name in features.split(",")] if features else None
+        )
+        return cls(files, Schema(label=None, dense=(), ids=found.ids))
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of the tables; a row is known by the number of its table here, and its key."""
+        return tuple(self.schema.tables)
+
+    @property
+    def table_of_feature(self) -> list[int]:
+        """The number of the table of each feature."""
+        return [self.tables.index(column.table) for column in self.schema.ids]
+
+    def num_batches(self, batch_size: int) -> int:
+        """How many batches the files hold, the last one possibly short."""
+        from rowhaul.data.stream import SampleStream
+
+        return SampleStream(self.files, self.schema, batch_size, require_label=False).num_batches
+
+    def batches(self, batch_size: int, iterations: int) -> Iterator[IdBatch]:
+        """The first ``iterations`` batches."""
+        from rowhaul.data.stream import SampleStream
+        from rowhaul.schedule import IdBatch
+
+        limit = iterations * batch_size
+        table_of_feature = self.table_of_feature
+        for samples in SampleStream(self.files, self.schema, batch_size, limit=limit, require_label=False):
+            yield IdBatch.from_features(table_of_feature, samples.values, samples.lengths)
+
+    def count_rows(self) -> RowCounter:
+        """Count the distinct rows of all files, under a progress bar."""
+        import numpy as np
+
+        from rowhaul.cli.progress import counting_bar
+        from rowhaul.data.stream import SampleStream
+        from rowhaul.simulate.counting import RowCounter
+
+        counter = RowCounter(len(self.tables))
+        stream = SampleStream(self.files, self.schema, COUNTED_SAMPLES, require_label=False)
+        with counting_bar() as bar:
+            task = bar.add_task("counting rows", total=stream.num_samples, note="")
+            for samples in stream:
+                ends = np.cumsum(samples.lengths.sum(axis=1, dtype=np.int64))
+                for table, keys in zip(
+                    self.table_of_feature, np.split(samples.values, ends[:-1]), strict=True
+                ):
+                    counter.add(table, keys)
+                bar.update(task, completed=stream.position)
+        return counter

@@ -1,0 +1,40 @@
+"""The simulator's numbers on a terminal: one wide table, or two where the terminal is narrow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from rowhaul.simulate.results import Results
+from rowhaul.simulate.table import Column, footnotes, is_comparison, label, moves_columns, time_columns
+
+
+def print_results(results: Results, console: Console) -> None:
+    """Everything that was asked for, with what it rests on below."""
+    moves, times = moves_columns(results), time_columns(results)
+    whole = _table(results, [*moves, *times])
+    unlimited = console.options.update(max_width=10_000)
+    fits = console.measure(whole, options=unlimited).maximum <= console.width
+    for table in [whole] if fits else [_table(results, moves), _table(results, times)]:
+        console.print(table)
+        console.print()
+    for line in footnotes(results):
+        console.print(line, highlight=False, markup=False)
+    console.print("Assumptions: " + " ".join(results.assumptions), style="dim", highlight=False, markup=False)
+
+
+def _table(results: Results, columns: Sequence[Column]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    table.add_column("\nmechanism", no_wrap=True)
+    for column in columns:
+        table.add_column("\n".join(column.title), justify="right", no_wrap=True)
+    for number, outcome in enumerate(results.outcomes):
+        compared = is_comparison(outcome)
+        table.add_row(
+            "  " * compared + label(outcome),
+            *(column.cells[number] for column in columns),
+            style="dim" if compared else None,
+        )
+    return table

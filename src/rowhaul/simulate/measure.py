@@ -1,0 +1,178 @@
+"""One mechanism over one trace: run the scheduler, count, and let the clock say how long it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from rowhaul.errors import DataError
+from rowhaul.schedule import IdBatch, Scheduler, ScheduleSettings
+from rowhaul.schedule.apportion import apportion
+from rowhaul.schedule.dispatch import make_dispatcher
+from rowhaul.schedule.dispatch.adaptive import LaiaAdaptive
+from rowhaul.schedule.plan import Kind, Plan
+from rowhaul.simulate.budget import TablesBudget
+from rowhaul.simulate.clock import Clock, TimeModel
+from rowhaul.simulate.links import Floats
+from rowhaul.simulate.results import Outcome
+
+Batches = Callable[[], Iterable[IdBatch]]
+COMPILING_ITERATIONS = 3  # enough to have called every kernel
+
+
+@dataclass(frozen=True)
+class Span:
+    """Which iterations of the trace count: all up to ``iterations``, without the first ``warmup``."""
+
+    iterations: int
+    warmup: int
+
+
+def measure(
+    batches: Batches,
+    batch_size: int,
+    schedule: ScheduleSettings,
+    model: TimeModel,
+    span: Span,
+    progress: Callable[[int], None] = lambda done: None,
+    decision_budget: float | None = None,
+) -> Outcome:
+    """Run ``schedule`` over the trace's first iterations; averages are taken after the warm-up.
+
+    Args:
+        batches: gives the trace from its beginning, each time it is called.
+        batch_size: samples of a whole batch, over all workers.
+        schedule: the mechanism.
+        model: links and compute speed.
+        span: iterations to run and to leave out.
+        progress: told the number of iterations done.
+        decision_budget: seconds that a decision may take, for dispatchers that can adapt to it.
+    """
+    shares = apportion(batch_size, schedule.shares or (1,) * schedule.topology.num_workers)
+    clock = Clock(model, np.flatnonzero(shares).tolist())
+    tally = _Tally(schedule.topology.num_workers, np.array(model.compute_seconds))
+    budget = _tables_budget(schedule, decision_budget)
+    cost, slowest, decisions, lookups, seconds = [], [], [], [], []
+    source = _TimedSource(islice(batches(), span.iterations))
+    scheduler = Scheduler(schedule, source)
+    while True:
+        began, reading = time.perf_counter(), source.seconds
+        if not scheduler.fill():
+            break
+        filled = time.perf_counter()
+        plan = scheduler.plan()
+        decisions.append(time.perf_counter() - filled)
+        lookups.append(filled - began - (source.seconds - reading))
+        if budget and (tables_scored := budget.observe(decisions[-1])) is not None:
+            scheduler.post("tables_scored", tables_scored)
+        link_seconds = clock.link_seconds(plan)
+        cost.append(link_seconds.sum())
+        slowest.append(link_seconds.max())
+        previous = clock.observe(plan)
+        if previous is not None:
+            seconds.append(previous)
+        if len(cost) > span.warmup:
+            tally.add(plan, link_seconds)
+        progress(len(cost))
+    if not tally.iterations:
+        raise DataError(
+            f"the data holds {len(cost):,} batches of {batch_size:,} samples: nothing is left to measure "
+            f"after a warm-up of {span.warmup:,} iterations; lower the warm-up or give more data"
+        )
+    seconds.append(clock.finish())
+    dispatcher = schedule.dispatcher
+    return tally.outcome(
+        dispatcher if isinstance(dispatcher, str) else dispatcher.name,
+        tuple(shares.tolist()),
+        [np.array(series) for series in (cost, slowest, seconds, decisions, lookups)],
+    )
+
+
+def _tables_budget(schedule: ScheduleSettings, decision_budget: float | None) -> TablesBudget | None:
+    dispatcher = schedule.dispatcher
+    if isinstance(dispatcher, str):
+        dispatcher = make_dispatcher(dispatcher)
+    if (
+        decision_budget is None
+        or not isinstance(dispatcher, LaiaAdaptive)
+        or dispatcher.tables_scored is not None
+    ):
+        return None
+    return TablesBudget(len(schedule.sizes.values), decision_budget)
+
+
+def compile_kernels(batches: Batches, schedule: ScheduleSettings) -> None:
+    """Call everything once, so that the times measured later are those of decisions."""
+    scheduler = Scheduler(schedule, islice(batches(), COMPILING_ITERATIONS))
+    while scheduler.fill():
+        scheduler.plan()
+
+
+class _TimedSource:
+    """Passes batches on and adds up how long it took to get them, which is no part of scheduling."""
+
+    def __init__(self, batches: Iterable[IdBatch]) -> None:
+        self.seconds = 0.0
+        self._batches = iter(batches)
+
+    def __iter__(self) -> _TimedSource:
+        return self
+
+    def __next__(self) -> IdBatch:
+        began = time.perf_counter()
+        try:
+            return next(self._batches)
+        finally:
+            self.seconds += time.perf_counter() - began
+
+
+class _Tally:
+    """Sums over the iterations that count."""
+
+    def __init__(self, num_workers: int, compute_seconds: Floats) -> None:
+        self.iterations = 0
+        self._compute_seconds = compute_seconds
+        self._rows = np.zeros((len(Kind), num_workers))
+        self._bytes = np.zeros((len(Kind), num_workers))
+        self._link_seconds = np.zeros(num_workers)
+        self._samples = np.zeros(num_workers)
+        self._all_reduce = np.zeros(2)  # rows, bytes
+        self._hits = self._lookups = 0
+
+    def add(self, plan: Plan, link_seconds: Floats) -> None:
+        rows, num_bytes = plan.counts()
+        self.iterations += 1
+        self._rows += rows
+        self._bytes += num_bytes
+        self._link_seconds += link_seconds
+        self._samples += np.bincount(plan.worker, minlength=plan.num_workers)
+        self._all_reduce += plan.all_reduce_rows, plan.all_reduce_bytes
+        self._hits += int(plan.hits.sum())
+        self._lookups += int(plan.lookups.sum())
+
+    def outcome(self, dispatch: str, shares: tuple[int, ...], series: list[Floats]) -> Outcome:
+        each = 1 / self.iterations
+        all_reduce_rows, all_reduce_bytes = (self._all_reduce * each).tolist()
+        cost, slowest, seconds, decisions, lookups = series
+        return Outcome(
+            name=dispatch,
+            dispatch=dispatch,
+            shares=shares,
+            iterations=self.iterations,
+            rows=self._rows * each,
+            bytes=self._bytes * each,
+            all_reduce_rows=all_reduce_rows,
+            all_reduce_bytes=all_reduce_bytes,
+            link_seconds=self._link_seconds * each,
+            compute_seconds=self._samples * self._compute_seconds * each,
+            hit_ratio=self._hits / self._lookups if self._lookups else 1.0,
+            cost_series=cost,
+            slowest_link_series=slowest,
+            iteration_series=seconds,
+            decision_series=decisions,
+            lookup_series=lookups,
+        )

@@ -1,0 +1,87 @@
+"""Numbers as people write them: ``5gbit``, ``50us``, ``2GiB``, one per worker as ``5gbit*4,0.5gbit*4``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from rowhaul.errors import ConfigError
+
+Value = TypeVar("Value")
+
+_NUMBER = re.compile(
+    r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?|[+-]?(?:nan|inf))\s*([a-z/]*)\s*", re.I
+)
+
+_PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_BINARY_PREFIXES = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
+BYTE_UNITS = {f"{prefix}b": scale for prefix, scale in (_PREFIXES | _BINARY_PREFIXES).items()}
+SPEED_UNITS = {f"{prefix}bit": scale / 8 for prefix, scale in _PREFIXES.items()} | BYTE_UNITS
+TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+
+
+def parse_speed(text: str, option: str) -> float:
+    """Bytes a second, from bits (``5gbit``) or bytes (``600mb``)."""
+    speed = _parse(text, option, SPEED_UNITS, "a speed such as 5gbit (bits) or 600mb (bytes) a second")
+    if speed <= 0:
+        raise ConfigError(f"{option}: {text!r} is no speed; it must be above 0")
+    return speed
+
+
+def parse_seconds(text: str, option: str) -> float:
+    """Seconds, from ``50us``, ``0.2ms``, ``1s`` or a plain 0."""
+    if text.strip() == "0":
+        return 0.0
+    return _parse(text, option, TIME_UNITS, "a time such as 50us, 0.2ms or 1s")
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Bytes, from ``2GiB``, ``500mb``, ``100b`` or a plain 0."""
+    if text.strip() == "0":
+        return 0
+    return round(_parse(text, option, BYTE_UNITS, "a size such as 2GiB, 500mb or 100b"))
+
+
+def parse_number(text: str, option: str) -> float:
+    """A number of at least 0."""
+    return _parse(text, option, {"": 1.0}, "a number such as 200 or 0.5")
+
+
+def parse_for_each(
+    text: str, count: int, option: str, parse: Callable[[str, str], Value], nodes: str = "workers"
+) -> tuple[Value, ...]:
+    """One value per node: ``x*4,y*4`` is four times x, then four times y; a lone ``x`` is for all."""
+    items = [item.strip() for item in text.split(",")]
+    if len(items) == 1 and "*" not in text:
+        return (parse(items[0], option),) * count
+    values: list[Value] = []
+    for item in items:
+        value, star, times = item.partition("*")
+        if star and not times.strip().isdecimal():
+            raise ConfigError(f"{option}: {item!r} should end in how many {nodes} it is for, e.g. {value}*4")
+        values += [parse(value, option)] * (int(times) if star else 1)
+    if len(values) != count:
+        raise ConfigError(
+            f"{option} {text} names {len(values)} {nodes}, but there are {count}; give one value for all, "
+            "or one for each (x*4,y*4 is four times x, then four times y)"
+        )
+    return tuple(values)
+
+
+def _parse(text: str, option: str, units: Mapping[str, float], example: str) -> float:
+    match = _NUMBER.fullmatch(text.replace("µ", "u"))
+    if not match:
+        raise ConfigError(f"{option}: {text!r} is not understood; write {example}")
+    unit = match[2].lower().removesuffix("/s") if units is SPEED_UNITS else match[2].lower()
+    if unit not in units:
+        known = ", ".join(name for name in units if name != "µs") or "none"
+        problem = f"has the unknown unit {match[2]!r}" if unit else "has no unit"
+        if units == {"": 1.0}:
+            problem, known = f"has a unit, {match[2]!r}", "none"
+        raise ConfigError(f"{option}: {text!r} {problem}; write {example} (units: {known})")
+    value = float(match[1].replace("_", "")) * units[unit]
+    if not math.isfinite(value) or value < 0:
+        raise ConfigError(f"{option}: {text!r} must be a finite number, not negative; write {example}")
+    return value

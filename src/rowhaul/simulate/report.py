@@ -1,0 +1,97 @@
+"""One self-contained page about a comparison: settings, numbers, plots, and what the numbers rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from rowhaul.simulate import plots
+from rowhaul.simulate.results import Results
+from rowhaul.simulate.table import footnotes, is_comparison, label, moves_columns, time_columns
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; margin: 2rem auto; padding: 0 1rem; }
+body { max-width: 64rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
+table { border-collapse: collapse; font-size: 0.88rem; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.2rem 0.6rem; text-align: right; white-space: nowrap; } th { vertical-align: bottom; }
+th:first-child, td:first-child { text-align: left; }
+thead th { border-bottom: 1px solid #999; } tbody tr:hover { background: #f3f6fa; }
+.compared { color: #777; } .compared td:first-child { padding-left: 1.8rem; }
+.scroll { overflow-x: auto; } .settings td { text-align: left; white-space: normal; }
+.settings td:first-child { color: #777; white-space: nowrap; }
+svg { width: 100%; height: auto; } footer, .note { color: #555; font-size: 0.9rem; }
+"""
+
+_PLOTS = (
+    (
+        "Cost by mechanism",
+        plots.cost_by_mechanism,
+        "Paler bars are the same mechanism with equal shares, on all workers or on the subset of them that "
+        "is best for it.",
+    ),
+    (
+        "What moves over which link",
+        plots.composition,
+        "Rows that an average worker of each link class moves in an iteration. Pulls are counted where they "
+        "arrive, all else where it is sent.",
+    ),
+    (
+        "Cost over time",
+        plots.cost_over_time,
+        "Total cost of each iteration, a running mean where there are many. Caches begin empty.",
+    ),
+    (
+        "Time to decide",
+        plots.decision_time,
+        "Measured on the machine that ran the simulation, one core. A decision is made beside the iteration "
+        "before, so it costs nothing while it stays left of the modelled iteration.",
+    ),
+)
+
+
+def render(results: Results) -> str:
+    """The page as HTML text; it needs nothing from the network."""
+    names = ", ".join(outcome.name for outcome in results.outcomes if not is_comparison(outcome))
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>Rowhaul simulation: {escape(names)}</title><style>{_STYLE}</style></head><body>",
+        "<h1>What scheduling costs on these links</h1>",
+        f'<div class="scroll">{_numbers(results)}</div>',
+        *(f'<p class="note">{escape(line)}</p>' for line in footnotes(results)),
+    ]
+    for title, plot, explanation in _PLOTS:
+        parts += [f"<h2>{title}</h2>", f'<p class="note">{explanation}</p>', plot(results)]
+    parts += ["<h2>Settings</h2>", _settings(results.settings)]
+    parts += ["<footer><h2>What the model assumes</h2><ul>"]
+    parts += [f"<li>{escape(assumption)}</li>" for assumption in results.assumptions]
+    return "\n".join([*parts, "</ul></footer></body></html>", ""])
+
+
+def _numbers(results: Results) -> str:
+    columns = [*moves_columns(results), *time_columns(results)]
+    titles = "".join(f"<th>{'<br>'.join(map(escape, column.title))}</th>" for column in columns)
+    rows = []
+    for number, outcome in enumerate(results.outcomes):
+        cells = "".join(f"<td>{escape(column.cells[number])}</td>" for column in columns)
+        kind = ' class="compared"' if is_comparison(outcome) else ""
+        rows.append(f"<tr{kind}><td>{escape(label(outcome))}</td>{cells}</tr>")
+    return f"<table><thead><tr><th>mechanism</th>{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    rows = (
+        f"<tr><td>{escape(name.replace('_', ' '))}</td><td>{escape(_shown(value))}</td></tr>"
+        for name, value in settings.items()
+        if value is not None
+    )
+    return f'<table class="settings">{"".join(rows)}</table>'
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

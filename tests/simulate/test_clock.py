@@ -1,0 +1,167 @@
+"""The time model on plans small enough to compute by hand.
+
+Two workers of 100 and 10 bytes a second and one store (rank 2), unless a test says otherwise.
+"""
+
+import numpy as np
+import pytest
+from simulate_cases import links, plan, pull, push
+
+from rowhaul.errors import ConfigError
+from rowhaul.schedule.plan import Kind
+from rowhaul.simulate.clock import Clock, TimeModel
+
+
+def seconds_of(plans, model, training=(0, 1)):
+    """Seconds of each iteration."""
+    clock = Clock(model, training)
+    seconds = [clock.observe(one) for one in plans]
+    assert seconds[0] is None
+    return [*seconds[1:], clock.finish()]
+
+
+def model(workers=(100.0, 10.0), stores=(1000.0,), latency=0.0, compute=(0.0, 0.0), **others):
+    return TimeModel(links(workers, stores, latency), tuple(compute), **others)
+
+
+def test_an_iteration_without_moves_takes_what_the_slowest_worker_computes():
+    plans = [plan(0, worker=[0, 0, 0, 1])]
+    assert seconds_of(plans, model(compute=(0.5, 2.0))) == [2.0]
+    assert seconds_of(plans, model(compute=(0.5, 1.0))) == [1.5]
+
+
+def test_a_phase_lasts_as_long_as_its_busiest_link():
+    late = plan(0, [pull(0, 300, 0), pull(0, 200, 0), pull(1, 40, 0)])
+    assert seconds_of([late], model()) == [5.0]
+    late = plan(0, [pull(0, 300, 0), pull(1, 40, 0)])
+    assert seconds_of([late], model()) == [4.0]
+
+
+def test_late_pushes_come_before_late_pulls_and_both_before_compute():
+    late = plan(0, [push(0, 300, 0), pull(1, 40, 0), (Kind.EVICT_PUSH, 0, 2, 100, 0)], worker=[1])
+    assert seconds_of([late], model(compute=(0.0, 3.0))) == [4 + 4 + 3]
+
+
+def test_a_worker_computes_once_it_has_its_own_rows():
+    moves = [pull(0, 100, 0), pull(1, 40, 0)]
+    assert seconds_of([plan(0, moves, worker=[0])], model(compute=(2.0, 0.0))) == [4.0]
+    assert seconds_of([plan(0, moves, worker=[0])], model(compute=(5.0, 0.0))) == [6.0]
+    # A busy store may serve it last.
+    assert seconds_of([plan(0, moves, worker=[0])], model(stores=(20.0,), compute=(5.0, 0.0))) == [12.0]
+
+
+def test_links_are_full_duplex():
+    both = plan(0, [(Kind.PEER_SEND, 0, 1, 40, 0), (Kind.PEER_SEND, 1, 0, 40, 0)])
+    assert seconds_of([both], model()) == [4.0]
+    same_way = plan(0, [(Kind.PEER_SEND, 0, 1, 40, 0), (Kind.MISS_PULL, 2, 1, 40, 0)])
+    assert seconds_of([same_way], model()) == [8.0]
+
+
+def test_a_store_can_be_what_an_iteration_waits_for():
+    late = plan(0, [pull(0, 100, 0), pull(1, 10, 0)])
+    assert seconds_of([late], model()) == [1.0]
+    assert seconds_of([late], model(stores=(11.0,))) == [10.0]
+
+
+def test_several_stores_serve_side_by_side():
+    late = plan(0, [pull(0, 100, 0, store=2), pull(1, 10, 0, store=3)])
+    assert seconds_of([late], model(stores=(20.0, 20.0))) == [5.0]
+
+
+def test_every_message_costs_its_ends_a_latency():
+    late = plan(0, [pull(0, 100, 0), pull(0, 100, 0)])  # one message
+    assert seconds_of([late], model(latency=0.25)) == [2.25]
+    late = plan(0, [pull(0, 100, 0, store=2), pull(0, 100, 0, store=3)])  # two
+    assert seconds_of([late], model(stores=(1000.0, 1000.0), latency=0.25)) == [2.5]
+
+
+@pytest.mark.parametrize(("compute", "first"), [(6.0, 6.0), (4.0, 4.0), (1.0, 4.0)])
+def test_early_moves_travel_beside_the_compute_before(compute, first):
+    plans = [plan(0, worker=[0]), plan(1, [pull(1, 40, 0), pull(0, 100, 1)], worker=[0])]
+    assert seconds_of(plans, model(compute=(compute, 0.0))) == [first, 1 + compute]
+
+
+def test_moves_of_the_first_iteration_have_nothing_to_travel_beside():
+    assert seconds_of([plan(0, [pull(1, 40, -1)])], model()) == [4.0]
+
+
+def test_a_ring_all_reduce_waits_for_its_slowest_link():
+    # Each of two sends 2 * 1/2 of the bytes: 40 bytes at 10 a second, and two latencies.
+    dense = model(dense_bytes=40, latency=0.5)
+    assert seconds_of([plan(0)], dense) == [4.0 + 1.0]
+    assert seconds_of([plan(0, all_reduce_bytes=20)], dense) == [6.0 + 1.0]
+    assert seconds_of([plan(0)], dense, training=(0,)) == [0.0]
+    three = model(workers=(100.0, 10.0, 100.0), compute=(0.0,) * 3, dense_bytes=30)
+    assert seconds_of([plan(0, num_workers=3)], three, training=(0, 2)) == [pytest.approx(0.3)]
+    assert seconds_of([plan(0, num_workers=3)], three, training=(0, 1, 2)) == [pytest.approx(4.0)]
+
+
+def test_early_moves_share_the_links_with_the_all_reduce():
+    # All-reduce: 4 s on the slow link, 0.4 s on the fast one; compute 1 s.
+    dense = model(dense_bytes=40, compute=(1.0, 0.0))
+    slow = [plan(0, worker=[0]), plan(1, [pull(1, 20, 0)], worker=[0])]
+    assert seconds_of(slow, dense)[0] == 2 + 4  # 1 s longer than compute and all-reduce
+    fast = [plan(0, worker=[0]), plan(1, [pull(0, 400, 0)], worker=[0])]
+    assert seconds_of(fast, dense)[0] == 5.0  # the fast link has room for 4 s beside them
+
+
+def test_evening_out_uses_the_room_of_earlier_iterations():
+    compute = (2.0, 0.0)
+    plans = [plan(t, worker=[0]) for t in range(3)] + [plan(3, [pull(1, 50, 0)], worker=[0])]
+    assert seconds_of(plans, model(compute=compute)) == [2, 2, 5, 2]
+    assert seconds_of(plans, model(compute=compute, early_reach=2)) == [2, 2, 3, 2]
+    assert seconds_of(plans, model(compute=compute, early_reach=3)) == [2, 2, 2, 2]
+    not_yet = [*plans[:3], plan(3, [pull(1, 50, 1)], worker=[0])]
+    assert seconds_of(not_yet, model(compute=compute, early_reach=3)) == [2, 2, 3, 2]
+
+
+def test_evening_out_serves_the_earlier_need_first():
+    compute = (2.0, 0.0)
+    plans = [
+        plan(0, worker=[0]),
+        plan(1, [pull(1, 15, 0)], worker=[0]),  # 1.5 s of the 2 s beside iteration 0
+        plan(2, [pull(1, 30, 0)], worker=[0]),  # the remaining 0.5 s, then 2 s and half a second too long
+    ]
+    assert seconds_of(plans, model(compute=compute, early_reach=2)) == [2, 2.5, 2]
+
+
+def test_evening_out_never_takes_longer():
+    random = np.random.default_rng(0)
+    plans = []
+    for t in range(40):
+        moves = [
+            pull(
+                int(random.integers(2)),
+                int(random.integers(1, 30)),
+                int(random.integers(max(0, t - 5), t + 1)),
+            )
+            for _ in range(random.integers(0, 6))
+        ]
+        plans.append(plan(t, moves, worker=[0]))
+    totals = [sum(seconds_of(plans, model(compute=(1.0, 1.0), early_reach=reach))) for reach in (1, 2, 4, 8)]
+    assert totals == sorted(totals, reverse=True)
+    assert totals[-1] < totals[0]
+
+
+def test_total_cost_counts_every_worker_link_that_is_crossed():
+    moves = [pull(0, 100, 0), push(1, 20, -1), (Kind.PEER_SEND, 0, 1, 50, 0)]
+    clock = Clock(model(), (0, 1))
+    assert clock.link_seconds(plan(0, moves)).tolist() == [1.5, 7.0]
+    # Each of two members of the ring sends the bytes once and receives them once.
+    assert clock.link_seconds(plan(0, all_reduce_bytes=50)).tolist() == [1.0, 10.0]
+
+
+def test_co_located_stores_use_their_workers_link():
+    together = TimeModel(links((100.0, 10.0)), (0.0, 0.0))
+    remote = plan(0, [pull(1, 40, 0, store=0)])
+    assert seconds_of([remote], together) == [4.0]
+    assert Clock(together, (0, 1)).link_seconds(remote).tolist() == [0.4, 4.0]
+
+
+def test_wrong_models_are_refused():
+    with pytest.raises(ConfigError, match="1 workers, but there are 2"):
+        model(compute=(1.0,))
+    with pytest.raises(ConfigError, match="finite"):
+        model(compute=(1.0, float("nan")))
+    with pytest.raises(ConfigError, match="negative"):
+        model(dense_bytes=-1)
