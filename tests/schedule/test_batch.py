@@ -49,3 +49,17 @@ def test_lengths_that_do_not_fit_are_refused():
         IdBatch.from_features([0, 1], np.arange(3), np.ones((1, 3), np.int32))
     with pytest.raises(DataError, match="add up to 3, but there are 4"):
         IdBatch.from_features([0], np.arange(4), np.ones((1, 3), np.int32))
+    with pytest.raises(DataError, match="must not be negative; got -1"):
+        IdBatch.from_features([0], np.arange(2), np.array([[3, -1]], np.int32))
+
+
+def test_ids_of_other_integer_types_become_int64():
+    batch = IdBatch(np.array([0, 1], np.uint8), np.array([0], np.int64), np.array([2**64 - 1], np.uint64))
+    assert [array.dtype for array in (batch.offsets, batch.tables, batch.keys)] == [
+        np.int64,
+        np.int32,
+        np.int64,
+    ]
+    assert batch.keys.tolist() == [-1]
+    with pytest.raises(DataError, match="keys must be a row of int64; got float64"):
+        IdBatch(np.array([0, 1]), np.array([0]), np.array([1.5]))

@@ -11,7 +11,11 @@ from rowhaul.schedule import (
     ScheduleSettings,
     State,
     Topology,
+    make_dispatcher,
 )
+from rowhaul.schedule.caches import segments
+from rowhaul.schedule.directory import directory, index
+from rowhaul.schedule.sync import bounded
 
 NUM_WORKERS = 4
 
@@ -233,3 +237,124 @@ def test_sixty_four_workers_have_a_bit_each():
     plans = list(plans_of(chosen, [batch] * 3))
     assert plans[0].trainers.tolist() == [2**64 - 1]
     assert [len(plan.moves) for plan in plans] == [64, 128, 128]
+
+
+class Foreseeing:
+    """Divides at random and remembers what it was told the next batch would find."""
+
+    name = "foreseeing"
+
+    def __init__(self):
+        self.expected = None
+        self.num_compared = 0
+
+    def assign(self, task):
+        return make_dispatcher("random").assign(task)
+
+    def assign_ahead(self, task, follow):
+        if self.expected is not None:
+            for name in ("latest", "owner", "partial", "free", "capacities"):
+                assert getattr(self.expected, name).tolist() == getattr(task, name).tolist(), name
+            self.num_compared += 1
+        worker = self.assign(task)
+        self.expected = follow(worker)
+        return worker
+
+
+@pytest.mark.parametrize("sync", ["on-demand", "full", "static", "bounded:50"])
+@pytest.mark.parametrize("peer_to_peer", [False, True])
+@pytest.mark.parametrize("state", [0, 4])
+def test_a_dispatcher_foresees_where_the_next_batch_finds_its_rows(sync, peer_to_peer, state):
+    foreseeing = Foreseeing()
+    chosen = settings(
+        dispatcher=foreseeing,
+        sync=sync,
+        topology=Topology(NUM_WORKERS, peer_to_peer=peer_to_peer),
+        sizes=RowSizes(values=(8, 8), state=(state, state)),
+        cache=CacheSettings(1000),
+        look_ahead=3,
+    )
+    list(plans_of(chosen, trace()))
+    assert foreseeing.num_compared == 11
+
+
+@pytest.mark.parametrize("worker", [[0] * 16, [0, 1, 2], [4] * 16])
+def test_an_assignment_that_does_not_fit_is_refused(worker):
+    class Wrong:
+        name = "wrong"
+
+        def assign(self, task):
+            return np.array(worker, np.int32)
+
+    with pytest.raises(ConfigError, match=r"dispatcher wrong gave the workers .* of a batch of 16"):
+        list(plans_of(settings(dispatcher=Wrong()), trace()))
+
+
+def test_after_a_failure_nothing_more_is_planned():
+    scheduler = Scheduler(settings(cache=CacheSettings(2)), trace())
+    scheduler.fill()
+    with pytest.raises(ConfigError, match="its cache holds 2"):
+        scheduler.plan()
+    with pytest.raises(DataError, match="failed before and cannot go on"):
+        scheduler.plan()
+
+
+def test_a_refused_control_record_leaves_no_trace():
+    scheduler, untouched = Scheduler(settings(), trace()), Scheduler(settings(), trace())
+    with pytest.raises(ConfigError, match="2 shares"):
+        scheduler.post("shares", (1, 1))
+    while scheduler.fill() and untouched.fill():
+        assert scheduler.plan().digest() == untouched.plan().digest()
+    assert scheduler.post("prices", (1, 1, 1, 1)).number == 0
+
+
+def test_a_record_is_checked_against_the_dispatcher_it_will_meet():
+    scheduler = Scheduler(settings(), trace())
+    scheduler.post("dispatcher", "laia-adaptive")
+    scheduler.post("tables_scored", 1)
+    scheduler.post("dispatcher", "laia")
+    with pytest.raises(ConfigError, match="laia has no setting tables_scored"):
+        scheduler.post("tables_scored", 2)
+    assert len(list(iterate(scheduler))) == 12
+
+
+def iterate(scheduler):
+    while scheduler.fill():
+        yield scheduler.plan()
+
+
+def test_ranks_that_read_the_samples_in_another_order_differ():
+    """Two batches with the same rows on the same workers, but not in the same samples."""
+    chosen = settings(dispatcher="round-robin", topology=Topology(2), prices=(1, 1))
+    first = [[1], [3], [1, 2], [3, 4], [2], [4]]
+    second = [[1, 2], [3, 4], [1], [3], [1, 2], [4]]
+    plans = []
+    for samples in (first, second):
+        keys = np.array([key for sample in samples for key in sample], np.int64)
+        batch = IdBatch(np.cumsum([0, *map(len, samples)]), np.zeros(len(keys), np.int32), keys)
+        plans += plans_of(chosen, [batch])
+    assert (plans[0].trainers == plans[1].trainers).all()
+    assert plans[0].digest() != plans[1].digest()
+
+
+@pytest.mark.parametrize("tables", [[-7], [2]])
+def test_hot_rows_of_tables_that_do_not_exist_are_refused(tables):
+    with pytest.raises(ConfigError, match="hot rows name tables"):
+        settings(hot=HotRows(np.array(tables), np.array([1])))
+
+
+def test_hot_rows_need_a_table_each():
+    with pytest.raises(ConfigError, match="one table for each key"):
+        HotRows(np.array([0]), np.array([1, 2]))
+
+
+@pytest.mark.parametrize("sync", ["on-demand", "bounded:1"])
+@pytest.mark.parametrize("policy", ["lru", "emark"])
+def test_everything_grows_from_next_to_nothing(monkeypatch, sync, policy):
+    chosen = settings(sync=sync, cache=CacheSettings(60, policy=policy))
+    expected = [plan.digest() for plan in plans_of(chosen, trace(30))]
+    monkeypatch.setattr(directory, "FIRST_SLOTS", 1)
+    monkeypatch.setattr(index, "SMALLEST", 2)
+    monkeypatch.setattr(bounded, "FIRST_COPIES", 1)
+    monkeypatch.setattr(segments, "_SMALLEST", 1)
+    assert [plan.digest() for plan in plans_of(chosen, trace(30))] == expected

@@ -29,7 +29,7 @@ from rowhaul.schedule import (
 )
 from rowhaul.schedule.directory.states import State
 from rowhaul.schedule.dispatch.task import DispatchTask
-from rowhaul.schedule.plan import Kind, Plan
+from rowhaul.schedule.plan import Kind, Payload, Plan
 
 
 class Prescribed:
@@ -163,6 +163,14 @@ def check_task(
     assert task.peer_to_peer == case.naive.peer_to_peer
 
 
+def check_payloads(plan: Plan, case: Case) -> None:
+    """What a move carries takes as many bytes as the move has."""
+    values, state = (np.array(sizes)[plan.moves.table] for sizes in (case.naive.values, case.naive.state))
+    carried = zip((Payload.VALUES, Payload.STATE, Payload.GRADIENT), (values, state, values), strict=True)
+    expected = sum(np.where(plan.moves.payload & part, size, 0) for part, size in carried)
+    assert plan.moves.num_bytes.tolist() == np.broadcast_to(expected, len(plan.moves)).tolist()
+
+
 def check(case: Case) -> Counter[str]:
     """Step both through the trace side by side; what the trace had in it."""
     dispatcher = Prescribed(case.assignments)
@@ -176,6 +184,7 @@ def check(case: Case) -> Counter[str]:
         actual, expected = scheduler.plan(), oracle.plan()
         assert as_naive(actual) == expected
         assert actual.worker.tolist() == list(assignment)
+        check_payloads(actual, case)
         assert placed(directory_entries(scheduler)) == placed(oracle.entries)
         assert dispatcher.task is not None
         assert dispatcher.task.next_use.tolist() == [next_uses[row] for row in sorted(next_uses)]

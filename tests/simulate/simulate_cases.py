@@ -26,6 +26,7 @@ def plan(iteration, moves=(), worker=(), num_workers=2, all_reduce_bytes=0):
         states=none.astype(np.uint8),
         moves=Moves(
             kind=np.array(kind, np.uint8),
+            payload=np.ones(len(moves), np.uint8),
             table=np.zeros(len(moves), np.int32),
             key=np.arange(len(moves)),
             source=np.array(source, np.int16),

@@ -6,6 +6,7 @@ in is `IdBatch.from_features`, which turns them around.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,13 @@ class IdBatch:
     keys: npt.NDArray[np.int64]  # ids
 
     def __post_init__(self) -> None:
+        for name, kind in (("offsets", np.int64), ("tables", np.int32), ("keys", np.int64)):
+            array = np.asarray(getattr(self, name))
+            if array.ndim != 1 or not np.can_cast(array.dtype, kind, "same_kind"):
+                raise DataError(
+                    f"{name} must be a row of {np.dtype(kind)}; got {array.dtype} of shape {array.shape}"
+                )
+            object.__setattr__(self, name, np.ascontiguousarray(array, kind))
         if len(self.offsets) == 0 or self.offsets[0] != 0 or self.offsets[-1] != len(self.keys):
             raise DataError(
                 f"offsets must start at 0 and end at the number of ids, {len(self.keys)}; "
@@ -37,6 +45,13 @@ class IdBatch:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def digest(self) -> bytes:
+        """A hash of the ids: ranks that read different samples differ here."""
+        state = hashlib.blake2b(digest_size=16)
+        for array in (self.offsets, self.tables, self.keys):
+            state.update(array.data)
+        return state.digest()
 
     @classmethod
     def from_features(
@@ -54,6 +69,8 @@ class IdBatch:
                 f"lengths must be features x samples, with {len(feature_tables)} features; "
                 f"got {lengths.shape}"
             )
+        if lengths.size and lengths.min() < 0:
+            raise DataError(f"lengths must not be negative; got {int(lengths.min())}")
         if lengths.sum() != len(values):
             raise DataError(f"lengths add up to {int(lengths.sum())}, but there are {len(values)} ids")
         return cls(

@@ -30,6 +30,9 @@ class ControlRecord:
     def __post_init__(self) -> None:
         if self.name not in NAMES:
             raise ConfigError(f"there is no control record {self.name!r}; known are {', '.join(NAMES)}")
+        if not isinstance(self.value, str):  # plain integers: plans are hashed with them
+            plain = tuple(map(int, self.value)) if isinstance(self.value, tuple) else int(self.value)
+            object.__setattr__(self, "value", plain)
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -43,25 +46,28 @@ class ControlLog:
     """The control records of a run, in order."""
 
     def __init__(self) -> None:
-        self._waiting: deque[ControlRecord] = deque()
+        self.waiting: deque[ControlRecord] = deque()
         self._next_number = 0
 
-    def post(self, name: str, value: Value, *, during: int) -> ControlRecord:
-        """Decide something during iteration ``during``; it is in force `DELAY` iterations later."""
-        record = ControlRecord(self._next_number, during + DELAY, name, value)
-        self.receive(record)
-        return record
+    def next(self, name: str, value: Value, *, during: int) -> ControlRecord:
+        """The record that would decide something during an iteration: in force `DELAY` iterations later."""
+        return ControlRecord(self._next_number, during + DELAY, name, value)
 
-    def receive(self, record: ControlRecord) -> None:
-        """Take a record that another rank decided; they must arrive in order, each once."""
+    def add(self, record: ControlRecord, *, next_iteration: int) -> None:
+        """Take a record in; they must arrive in order, each once, before they are in force."""
         if record.number != self._next_number:
             raise ConfigError(f"control record {self._next_number} was due, but {record.number} came")
+        if record.in_force < next_iteration:
+            raise ConfigError(
+                f"control record {record.number} came too late: it is in force from iteration "
+                f"{record.in_force} on, but {next_iteration} is planned next"
+            )
         self._next_number += 1
-        self._waiting.append(record)
+        self.waiting.append(record)
 
     def due(self, iteration: int) -> list[ControlRecord]:
         """The records that take effect with this iteration."""
         due = []
-        while self._waiting and self._waiting[0].in_force <= iteration:
-            due.append(self._waiting.popleft())
+        while self.waiting and self.waiting[0].in_force <= iteration:
+            due.append(self.waiting.popleft())
         return due

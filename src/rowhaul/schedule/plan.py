@@ -9,21 +9,30 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul.schedule.batch import IdBatch
 from rowhaul.schedule.control import ControlRecord
 
 
 class Kind(IntEnum):
-    """Why a row moves. `PULL` is counted at the worker that receives, all others at the one that sends."""
+    """Why a row moves. `MISS_PULL` is counted at the worker that receives, all else where it is sent."""
 
     MISS_PULL = 0  # the home sends a record, or its values, to a worker that will train it
     UPDATE_PUSH = 1  # a worker hands its record or gradient to the home because the row is needed
     EVICT_PUSH = 2  # the same, because the worker's cache needs the room
     PEER_SEND = 3  # a worker sends a record, its values or a gradient to another worker
+
+
+class Payload(IntFlag):
+    """What a move carries; a record is values and state."""
+
+    VALUES = 1
+    STATE = 2  # of the optimizer; empty for some
+    GRADIENT = 4
 
 
 KIND_NAMES = tuple(kind.name.lower() for kind in Kind)
@@ -33,7 +42,8 @@ KIND_NAMES = tuple(kind.name.lower() for kind in Kind)
 class Moves:
     """The point-to-point moves of an iteration, one element of every array each."""
 
-    kind: npt.NDArray[np.uint8]
+    kind: npt.NDArray[np.uint8]  # a `Kind`
+    payload: npt.NDArray[np.uint8]  # of `Payload`
     table: npt.NDArray[np.int32]
     key: npt.NDArray[np.int64]
     source: npt.NDArray[np.int16]  # rank that sends
@@ -69,6 +79,7 @@ class Plan:
     evicted_tables: npt.NDArray[np.int32]
     evicted_keys: npt.NDArray[np.int64]
     controls: tuple[ControlRecord, ...] = ()  # in force from this iteration on
+    ids: IdBatch | None = None  # what each sample names, in order
 
     def counts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Rows and bytes moved, kinds x workers, each counted at the worker that `Kind` says."""
@@ -81,17 +92,18 @@ class Plan:
         return rows.reshape(shape), num_bytes.reshape(shape)
 
     def digest(self) -> bytes:
-        """A hash of everything in the plan: ranks compare it before they act."""
+        """A hash of the ids and of everything in the plan: ranks compare it before they act."""
         state = hashlib.blake2b(digest_size=16)
         state.update(
             f"{self.iteration},{self.num_workers},{self.all_reduce_rows},{self.all_reduce_bytes}".encode()
         )
-        state.update(repr(self.controls).encode())
+        state.update((self.ids.digest() if self.ids else b"") + repr(self.controls).encode())
         moves = self.moves
         for array in (
             self.worker, self.tables, self.keys, self.trainers, self.states, self.lookups, self.hits,
             self.evicted_from, self.evicted_tables, self.evicted_keys,
-            moves.kind, moves.table, moves.key, moves.source, moves.target, moves.num_bytes, moves.ready,
+            moves.kind, moves.payload, moves.table, moves.key, moves.source, moves.target, moves.num_bytes,
+            moves.ready,
         ):  # fmt: skip
             state.update(f"{array.dtype}{array.shape}".encode())
             state.update(np.ascontiguousarray(array).data)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.errors import DataError
+from rowhaul.errors import ConfigError, DataError
 from rowhaul.schedule.apportion import apportion
 from rowhaul.schedule.batch import IdBatch
 from rowhaul.schedule.caches import Caches
@@ -60,6 +60,7 @@ class Scheduler:
         self._exhausted = False
         self._window: deque[LocatedBatch] = deque()
         self._samples_planned = 0
+        self._failed = False
         self._controls = ControlLog()
         dispatcher = settings.dispatcher
         self._use(make_dispatcher(dispatcher) if isinstance(dispatcher, str) else dispatcher)
@@ -96,19 +97,22 @@ class Scheduler:
 
     def post(self, name: str, value: Value) -> ControlRecord:
         """Decide a control record now, after the last plan; it is in force two iterations later."""
-        record = self._controls.post(name, value, during=self.iteration - 1)
-        self._check_control(record)
+        record = self._controls.next(name, value, during=self.iteration - 1)
+        self.receive(record)
         return record
 
     def receive(self, record: ControlRecord) -> None:
-        """Take a control record that another rank has posted."""
-        self._controls.receive(record)
+        """Take a control record that another rank has posted; one that is refused changes nothing."""
         self._check_control(record)
+        self._controls.add(record, next_iteration=self.iteration)
 
     def plan(self) -> Plan:
         """Decide the next iteration; call `fill` before."""
+        if self._failed:
+            raise DataError("planning has failed before and cannot go on; make a new scheduler")
         if not self._window:
             raise DataError("there is no batch to plan: fill() was not called, or said that all are planned")
+        self._failed = True  # unless this one succeeds: half of an iteration may have been carried out
         controls = self._controls.due(self.iteration)
         for record in controls:
             self._apply(record)
@@ -119,6 +123,7 @@ class Scheduler:
         plan = self._carry_out(batch, worker, tuple(controls))
         self.iteration += 1
         self._samples_planned += batch.num_samples
+        self._failed = False
         return plan
 
     def states(self) -> dict[str, npt.NDArray[Any]]:
@@ -156,7 +161,9 @@ class Scheduler:
         elif record.name == "shares":
             check_shares(record.numbers, num_workers)
         else:
-            with_settings(self._dispatcher, **{record.name: record.value})
+            before = [one.value for one in self._controls.waiting if one.name == "dispatcher"]
+            dispatcher = make_dispatcher(str(before[-1])) if before else self._dispatcher
+            with_settings(dispatcher, **{record.name: record.value})
 
     def _apply(self, record: ControlRecord) -> None:
         if record.name == "dispatcher":
@@ -210,31 +217,39 @@ class Scheduler:
 
     def _assign(self, batch: LocatedBatch) -> npt.NDArray[np.int32]:
         task = self._task(batch)
-        if self._far_sighted is not None:
-            return self._far_sighted.assign_ahead(task, lambda worker: self._task_after(batch, worker))
-        return self._dispatcher.assign(task)
+        if self._far_sighted is None:
+            worker = self._dispatcher.assign(task)
+        else:
+            worker = self._far_sighted.assign_ahead(task, lambda one: self._task_after(batch, task, one))
+        samples = np.bincount(worker, minlength=task.num_workers) if len(worker) else task.capacities * 0
+        fits = len(samples) == task.num_workers and bool((samples <= task.capacities).all())
+        if len(worker) != task.num_samples or not fits:  # kernels would write beyond their arrays
+            raise ConfigError(
+                f"the dispatcher {self._dispatcher.name} gave the workers {samples.tolist()} samples of a "
+                f"batch of {task.num_samples}; their capacities are {task.capacities.tolist()}"
+            )
+        return worker
 
-    def _task_after(self, batch: LocatedBatch, worker: npt.NDArray[np.int32]) -> DispatchTask | None:
-        """The task of the batch that follows, as if ``batch`` were trained like this (evictions aside)."""
+    def _task_after(
+        self, batch: LocatedBatch, task: DispatchTask, worker: npt.NDArray[np.int32]
+    ) -> DispatchTask | None:
+        """The task of the next batch as if this one were trained so; evictions and admissions aside."""
         if not self._window:
             return None
         following = self._window[0]
-        task = self._task(following)
-        slots = self._directory.slots
-        place = np.empty(len(slots), np.int32)
+        place = np.empty(len(self._directory.slots), np.int32)
         place[following.slots] = np.arange(len(following.slots), dtype=np.int32)
+        shared = np.flatnonzero(batch.next_use == following.number)
         trainers = trainers_of(batch.offsets, batch.rows, worker, len(batch.slots))
-        states = slots["state"][batch.slots]
-        moving = (states != State.REPLICATED) & (states != State.NOT_ADMITTED)
-        shared = moving & (batch.next_use == following.number)
-        by, at = trainers[shared], place[batch.slots[shared]]
-        single = by & (by - np.uint64(1)) == 0
-        on_demand = self.settings.sync_mode.name == "on-demand"
-        task.latest[at] = np.where(single, by, np.uint64(0))
-        task.partial[at] = np.where(single, np.uint64(0), by) if on_demand else 0
-        task.owner[at] = np.where(single, np.log2(by.astype(np.float64)), -1) if on_demand else -1
-        task.free[at] = 0
-        return task
+        return self._tasks.after(
+            task,
+            trainers,
+            self._directory.slots["state"][batch.slots],
+            self.settings.sync_mode,
+            self._task(following),
+            shared,
+            place[batch.slots[shared]],
+        )
 
     def _carry_out(
         self, batch: LocatedBatch, worker: npt.NDArray[np.int32], controls: tuple[ControlRecord, ...]
@@ -253,7 +268,7 @@ class Scheduler:
         evicted_from, victims = NO_EVICTIONS
         if self._caches is None:
             uncached = batch.slots
-        else:  # the first thing that can fail, and then it changes nothing
+        else:
             evictions = self._caches.step(
                 batch.number, cached, by, current, self._slot_bytes, slots["next_use"]
             )
@@ -288,6 +303,7 @@ class Scheduler:
             evicted_tables=evicted_tables,
             evicted_keys=evicted_keys,
             controls=controls,
+            ids=batch.ids,
         )
         self._directory.release(np.concatenate([uncached, victims]))
         return plan

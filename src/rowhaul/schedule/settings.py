@@ -35,12 +35,12 @@ class CacheSettings:
 
     def capacities(self, num_workers: int) -> npt.NDArray[np.int64]:
         """The capacity of each worker's cache."""
-        each = [self.capacity] * num_workers if isinstance(self.capacity, int) else list(self.capacity)
-        if len(each) != num_workers:
-            raise ConfigError(f"{len(each)} cache capacities were given for {num_workers} workers")
-        if min(each) < 0:
-            raise ConfigError(f"cache capacities must not be negative; got {min(each)}")
-        return np.array(each, np.int64)
+        given = np.asarray(self.capacity, np.int64)
+        if given.ndim and given.shape != (num_workers,):
+            raise ConfigError(f"{given.size} cache capacities were given for {num_workers} workers")
+        if given.size and given.min() < 0:
+            raise ConfigError(f"cache capacities must not be negative; got {given.min()}")
+        return np.broadcast_to(given, num_workers).copy()
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,14 @@ class HotRows:
 
     tables: npt.NDArray[np.int32]
     keys: npt.NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        for name, kind in (("tables", np.int32), ("keys", np.int64)):
+            object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name), kind))
+        if self.tables.shape != self.keys.shape or self.tables.ndim != 1:
+            raise ConfigError(
+                f"hot rows need one table for each key; got {self.tables.shape} and {self.keys.shape}"
+            )
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -96,6 +104,12 @@ class ScheduleSettings:
             raise ConfigError(f"admit_after must be at least 1 sighting; got {self.admit_after}")
         if self.seed < 0:
             raise ConfigError(f"seed must not be negative; got {self.seed}")
+        num_tables = len(self.sizes.values)
+        if self.hot and not 0 <= self.hot.tables.min() <= self.hot.tables.max() < num_tables:
+            raise ConfigError(
+                f"hot rows name tables {self.hot.tables.min()} to {self.hot.tables.max()}, "
+                f"but sizes are given for {num_tables} tables (0 to {num_tables - 1})"
+            )
         self.cache.capacities(self.topology.num_workers)
         make_sync(self.sync)
         if isinstance(self.dispatcher, str):

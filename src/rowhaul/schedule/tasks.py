@@ -6,9 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.schedule.directory import Directory, LocatedBatch
-from rowhaul.schedule.directory.kernels import describe
+from rowhaul.schedule.directory.kernels import describe, describe_after
 from rowhaul.schedule.dispatch.task import DispatchTask
 from rowhaul.schedule.sizes import RowSizes
+from rowhaul.schedule.sync.mode import SyncMode
 from rowhaul.schedule.topology import Topology
 
 
@@ -58,3 +59,31 @@ class TaskBuilder:
             seed=seed,
             peer_to_peer=self._topology.peer_to_peer,
         )
+
+    def after(
+        self,
+        task: DispatchTask,
+        trainers: npt.NDArray[np.uint64],
+        states: npt.NDArray[np.uint8],
+        mode: SyncMode,
+        following: DispatchTask,
+        shared: npt.NDArray[np.int64],
+        places: npt.NDArray[np.int32],
+    ) -> DispatchTask:
+        """Bring ``following`` to what it will be when ``task`` has been trained by ``trainers``.
+
+        Args:
+            task: the batch that is trained.
+            trainers: its rows: who trains each.
+            states: its rows: the `State` before.
+            mode: how trained rows travel.
+            following: the batch after it, as it would be without this one; changed in place.
+            shared: rows of ``task`` that ``following`` needs too,
+            places: and where they stand there.
+        """
+        describe_after(
+            trainers, task.owner, task.record_size > task.value_size, states, shared, places,
+            mode.name == "on-demand", mode.name != "static", mode.name == "bounded",
+            self._topology.peer_to_peer, following.latest, following.owner, following.partial, following.free,
+        )  # fmt: skip
+        return following

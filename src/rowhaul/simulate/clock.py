@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import ConfigError
-from rowhaul.schedule.plan import Kind, Moves, Plan
+from rowhaul.schedule.plan import Kind, Moves, Payload, Plan
 from rowhaul.simulate.links import Floats, Links
 
 ASSUMPTIONS = (
@@ -114,7 +114,8 @@ class Clock:
         """Seconds of the iteration before this plan's, or None before the first."""
         moves = plan.moves
         early = moves.ready < plan.iteration
-        pushed = (moves.kind == Kind.UPDATE_PUSH) | (moves.kind == Kind.EVICT_PUSH)
+        gradients = (moves.payload & Payload.GRADIENT) != 0  # peers put split rows together before they send
+        pushed = (moves.kind == Kind.UPDATE_PUSH) | (moves.kind == Kind.EVICT_PUSH) | gradients
         previous = None
         if self._windows:
             self._place_early(moves, early)

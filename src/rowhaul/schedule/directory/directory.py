@@ -53,6 +53,7 @@ class LocatedBatch:
     keys: npt.NDArray[np.int64]  # distinct rows
     occurrences: npt.NDArray[np.int32]  # distinct rows: samples that name each
     next_use: npt.NDArray[np.int32]  # distinct rows: the next batch of the window that names each, or 0
+    ids: IdBatch
 
     @property
     def num_samples(self) -> int:
@@ -115,7 +116,7 @@ class Directory:
             state = State.NOT_ADMITTED if self._sightings else State.FRESH
             self.slots["state"][slots[is_new][unseen]] = state
         next_use = np.zeros(len(slots), np.int32)
-        located = LocatedBatch(number, offsets, rows, slots, tables, keys, occurrences, next_use)
+        located = LocatedBatch(number, offsets, rows, slots, tables, keys, occurrences, next_use, batch)
         return located, np.stack([previous_batch, previous_local])
 
     def admit(self, batch: LocatedBatch) -> None:

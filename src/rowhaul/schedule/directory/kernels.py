@@ -12,9 +12,11 @@ from rowhaul._kernels import kernel
 from rowhaul._memory import prefetch_to_read, prefetch_to_write
 from rowhaul.schedule.directory.states import State
 from rowhaul.schedule.kernels import home_shard, row_hash
-from rowhaul.schedule.masks import NOBODY, bit, lowest
+from rowhaul.schedule.masks import NOBODY, ONE, bit, lowest
 
-HOME, OWNED, SPLIT = np.uint8(State.HOME), np.uint8(State.OWNED), np.uint8(State.SPLIT)
+FRESH, HOME = np.uint8(State.FRESH), np.uint8(State.HOME)
+OWNED, SPLIT = np.uint8(State.OWNED), np.uint8(State.SPLIT)
+REPLICATED, NOT_ADMITTED = np.uint8(State.REPLICATED), np.uint8(State.NOT_ADMITTED)
 LOW = np.int64(0xFFFFFFFF)
 NEVER = -1  # the stamp of a slot that no batch has named
 AHEAD = 16  # ids between asking for a cache line and using it
@@ -319,3 +321,34 @@ def describe(slots, batch_slots, next_use, number, num_shards, peer_to_peer, rec
         value_size[r] = value_sizes[table]
         until_next_use[r] = next_use[r] - number if next_use[r] > 0 else 0
     return tables, latest, owner, partial, free, home, record_size, value_size, until_next_use
+
+
+@kernel
+def describe_after(
+    trainers, owner, has_state, states, shared, places, on_demand, keeps_copies, bounded, peer_to_peer,
+    next_latest, next_owner, next_partial, next_free,
+):  # fmt: skip
+    """Where rows that two batches share are when the first has been trained, in the second's terms."""
+    for s in range(len(shared)):
+        r, place = shared[s], places[s]
+        if states[r] == REPLICATED or states[r] == NOT_ADMITTED:
+            continue
+        by = trainers[r]
+        single = by & (by - ONE) == NOBODY
+        next_free[place] = 0
+        next_owner[place] = -1
+        next_partial[place] = NOBODY
+        if bounded:
+            next_latest[place] |= by
+        else:
+            next_latest[place] = by if keeps_copies and single else NOBODY
+        if on_demand:
+            if single:
+                next_owner[place] = lowest(by)
+            else:
+                next_partial[place] = by
+                if peer_to_peer and owner[r] >= 0:
+                    # The record from before the step is on a peer, which will put the row together.
+                    trains = has_state[r] and by & bit(owner[r]) != NOBODY
+                    next_owner[place] = owner[r] if trains else lowest(by)
+                    next_latest[place] = bit(next_owner[place])

@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from rowhaul._kernels import kernel
-from rowhaul.schedule.directory.kernels import index_delete, index_find, index_set, index_value
-from rowhaul.schedule.kernels import home_shard
-from rowhaul.schedule.masks import NOBODY, ONE, bit, lowest
-from rowhaul.schedule.sync.kernels import (
-    EVICT_PUSH,
+from rowhaul.schedule.directory.kernels import (
     FRESH,
     HOME,
-    MISS_PULL,
     NOT_ADMITTED,
     REPLICATED,
-    UPDATE_PUSH,
-    emit,
+    index_delete,
+    index_find,
+    index_set,
+    index_value,
 )
+from rowhaul.schedule.kernels import home_shard
+from rowhaul.schedule.masks import NOBODY, ONE, bit, lowest
+from rowhaul.schedule.sync.kernels import EVICT_PUSH, GRADIENT, MISS_PULL, UPDATE_PUSH, VALUES, emit
 
 
 @kernel
@@ -74,7 +74,7 @@ def refresh(
             w = lowest(rest)
             copy = copy_of(index, w, slot)
             if pending[copy] > 0:
-                count = emit(moves, count, UPDATE_PUSH, record, w, home, values, iteration)
+                count = emit(moves, count, UPDATE_PUSH, GRADIENT, record, w, home, values, iteration)
                 versions[slot] += pending[copy]
                 pending[copy] = 0
                 ready = iteration  # what is pulled has this update in it
@@ -83,7 +83,7 @@ def refresh(
         while rest != NOBODY:
             w = lowest(rest)
             if record.state != FRESH:
-                count = emit(moves, count, MISS_PULL, record, home, w, values, ready)
+                count = emit(moves, count, MISS_PULL, VALUES, record, home, w, values, ready)
             place = index_find(index, w, slot)
             if index[place, 1] == 0:
                 num_free -= 1
@@ -111,7 +111,9 @@ def drop(
         copy = index_value(index[place, 1])
         if pending[copy] > 0:
             home = first_store + home_shard(record.table, record.key, num_shards)
-            count = emit(moves, count, EVICT_PUSH, record, w, home, value_bytes[record.table], iteration)
+            count = emit(
+                moves, count, EVICT_PUSH, GRADIENT, record, w, home, value_bytes[record.table], iteration
+            )
             versions[slot] += pending[copy]
         index_delete(index, place)
         free[num_free] = copy
@@ -139,7 +141,9 @@ def hand_in(
             copy = copy_of(index, w, slot)
             pending[copy] += 1
             if pending[copy] > staleness:
-                count = emit(moves, count, UPDATE_PUSH, record, w, home, value_bytes[record.table], iteration)
+                count = emit(
+                    moves, count, UPDATE_PUSH, GRADIENT, record, w, home, value_bytes[record.table], iteration
+                )
                 versions[slot] += pending[copy]
                 seen[copy] += pending[copy]
                 pending[copy] = 0

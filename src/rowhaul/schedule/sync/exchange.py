@@ -22,6 +22,7 @@ MOVE = np.dtype(
         ("source", np.int16),
         ("target", np.int16),
         ("kind", np.uint8),
+        ("payload", np.uint8),
     ],
     align=True,
 )

@@ -9,26 +9,26 @@ import numpy as np
 
 from rowhaul._kernels import kernel
 from rowhaul._memory import prefetch_to_write
-from rowhaul.schedule.directory.kernels import AHEAD
-from rowhaul.schedule.directory.states import State
+from rowhaul.schedule.directory.kernels import AHEAD, HOME, NOT_ADMITTED, OWNED, REPLICATED, SPLIT
 from rowhaul.schedule.kernels import home_shard
 from rowhaul.schedule.masks import NOBODY, ONE, bit, lowest, popcount
-from rowhaul.schedule.plan import Kind
+from rowhaul.schedule.plan import Kind, Payload
 
-FRESH, HOME = np.uint8(State.FRESH), np.uint8(State.HOME)
-OWNED, SPLIT = np.uint8(State.OWNED), np.uint8(State.SPLIT)
-REPLICATED, NOT_ADMITTED = np.uint8(State.REPLICATED), np.uint8(State.NOT_ADMITTED)
+MOST_APPEARANCES = np.int32(1 << 30)  # no row is infrequent beyond
 MISS_PULL, UPDATE_PUSH = np.uint8(Kind.MISS_PULL), np.uint8(Kind.UPDATE_PUSH)
 EVICT_PUSH, PEER_SEND = np.uint8(Kind.EVICT_PUSH), np.uint8(Kind.PEER_SEND)
+VALUES, GRADIENT = np.uint8(Payload.VALUES), np.uint8(Payload.GRADIENT)
+RECORD = np.uint8(Payload.VALUES | Payload.STATE)
 
 
 @kernel
-def emit(moves, count, kind, record, source, target, num_bytes, ready):
+def emit(moves, count, kind, payload, record, source, target, num_bytes, ready):
     """Write down a move, unless both ends are one rank; returns the number of moves so far."""
     if source == target:
         return count
     move = moves[count]
     move.kind = kind
+    move.payload = payload
     move.table = record.table
     move.key = record.key
     move.source = source
@@ -55,7 +55,7 @@ def take_up(slots, batch_slots, next_use, occurrences, trainers, keep_split):
     for r in range(len(batch_slots)):
         record = slots[batch_slots[r]]
         record.next_use = next_use[r]
-        record.appearances += occurrences[r]
+        record.appearances = min(record.appearances, MOST_APPEARANCES) + occurrences[r]
         record.window -= 1
         if record.state == REPLICATED or record.state == NOT_ADMITTED:
             others[r - count] = batch_slots[r]
@@ -80,8 +80,10 @@ def spread(moves, count, record, sender, trainers, values, state, ready):
     heir = -1 if single or rest != trainers else lowest(trainers)  # needs the state as well as the values
     while rest != NOBODY:
         v = lowest(rest)
-        num_bytes = values + state if single or v == heir else values
-        count = emit(moves, count, PEER_SEND, record, sender, v, num_bytes, ready)
+        if single or v == heir:
+            count = emit(moves, count, PEER_SEND, RECORD, record, sender, v, values + state, ready)
+        else:
+            count = emit(moves, count, PEER_SEND, VALUES, record, sender, v, values, ready)
         rest &= rest - ONE
     if state == 0:
         return count, trainers
@@ -95,8 +97,11 @@ def settle_at_home(moves, count, record, home, values, state, ready):
     rest = record.members
     while rest != NOBODY:
         u = lowest(rest)
-        num_bytes = values + values + state if u == carrier else values
-        count = emit(moves, count, UPDATE_PUSH, record, u, home, num_bytes, ready)
+        if u == carrier:
+            num_bytes = values + state + values
+            count = emit(moves, count, UPDATE_PUSH, RECORD | GRADIENT, record, u, home, num_bytes, ready)
+        else:
+            count = emit(moves, count, UPDATE_PUSH, GRADIENT, record, u, home, values, ready)
         rest &= rest - ONE
     return count
 
@@ -145,6 +150,8 @@ def exchange(
         home = first_store + home_shard(record.table, record.key, num_shards)
         ready = min(iteration, max(record.touched + 1, iteration - look_ahead, 0))
         single = by & (by - ONE) == NOBODY
+        pulled, pushed = (RECORD, RECORD) if single else (VALUES, GRADIENT)
+        num_bytes = values + state if single else values  # a gradient is as large as the values
         base = NOBODY
         pullers = NOBODY
         if before == HOME:
@@ -155,7 +162,9 @@ def exchange(
                 if peer_to_peer:
                     count, base = spread(moves, count, record, owner, by, values, state, ready)
                 else:
-                    count = emit(moves, count, UPDATE_PUSH, record, owner, home, values + state, ready)
+                    count = emit(
+                        moves, count, UPDATE_PUSH, RECORD, record, owner, home, values + state, ready
+                    )
                     pullers = by & ~record.members
         elif before == SPLIT:
             if peer_to_peer and record.settled == NOBODY and record.base != NOBODY:
@@ -163,7 +172,7 @@ def exchange(
                 rest = record.members & ~bit(gatherer)
                 while rest != NOBODY:
                     u = lowest(rest)
-                    count = emit(moves, count, PEER_SEND, record, u, gatherer, values, ready)
+                    count = emit(moves, count, PEER_SEND, GRADIENT, record, u, gatherer, values, ready)
                     rest &= rest - ONE
                 count, base = spread(moves, count, record, gatherer, by, values, state, ready)
             else:
@@ -171,9 +180,7 @@ def exchange(
                 pullers = by
         while pullers != NOBODY:
             v = lowest(pullers)
-            count = emit(
-                moves, count, MISS_PULL, record, home, v, values + state if single else values, ready
-            )
+            count = emit(moves, count, MISS_PULL, pulled, record, home, v, num_bytes, ready)
             pullers &= pullers - ONE
 
         record.touched = iteration
@@ -183,8 +190,7 @@ def exchange(
             rest = by
             while rest != NOBODY:
                 v = lowest(rest)
-                num_bytes = values + state if single else values
-                count = emit(moves, count, UPDATE_PUSH, record, v, home, num_bytes, iteration)
+                count = emit(moves, count, UPDATE_PUSH, pushed, record, v, home, num_bytes, iteration)
                 rest &= rest - ONE
             record.state = HOME
             record.members = by if single and keep_copies else NOBODY
@@ -217,20 +223,20 @@ def evict(
             continue
         home = first_store + home_shard(record.table, record.key, num_shards)
         values = value_bytes[record.table]
-        num_bytes = values + state_bytes[record.table]
+        payload, num_bytes = RECORD, values + state_bytes[record.table]
         if record.state == OWNED:
             record.state = HOME
         else:
             if record.base & mask == NOBODY:
-                num_bytes = values
+                payload, num_bytes = GRADIENT, values
             else:
-                num_bytes += values
+                payload, num_bytes = RECORD | GRADIENT, num_bytes + values
                 record.base = NOBODY
             record.settled |= mask
             if record.members == NOBODY:
                 record.state = HOME
                 record.settled = NOBODY
-        count = emit(moves, count, EVICT_PUSH, record, workers[e], home, num_bytes, iteration)
+        count = emit(moves, count, EVICT_PUSH, payload, record, workers[e], home, num_bytes, iteration)
     return count
 
 
@@ -238,6 +244,7 @@ def evict(
 def columns(moves, count):
     """The first moves field by field, in the order of `Moves`."""
     kind = np.empty(count, np.uint8)
+    payload = np.empty(count, np.uint8)
     table = np.empty(count, np.int32)
     key = np.empty(count, np.int64)
     source = np.empty(count, np.int16)
@@ -247,10 +254,11 @@ def columns(moves, count):
     for m in range(count):
         move = moves[m]
         kind[m] = move.kind
+        payload[m] = move.payload
         table[m] = move.table
         key[m] = move.key
         source[m] = move.source
         target[m] = move.target
         num_bytes[m] = move.num_bytes
         ready[m] = move.ready
-    return kind, table, key, source, target, num_bytes, ready
+    return kind, payload, table, key, source, target, num_bytes, ready
