@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test lint format bench clean clean-kernels
+.PHONY: help demo test lint format bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -35,9 +35,6 @@ test: lint
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run_all.py
-
-clean-kernels:
-	find src -name '*.nbi' -delete -o -name '*.nbc' -delete
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-run

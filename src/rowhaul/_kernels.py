@@ -3,12 +3,20 @@
 Numba raises when it finds no writable place for its cache, and again when the disk fills up while
 it saves. A read-only installation should still train, only with a slower start, so here the cache
 is dropped with a warning instead.
+
+Numba takes a cached kernel as good while the kernel's own file has not changed. But kernels take in
+functions and constants of other files, so here a cached kernel is good while none of the files of
+this package that its module imports, directly or not, has changed.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import re
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -21,8 +29,38 @@ def kernel(function: Callable[..., Any]) -> Any:
     except RuntimeError as error:  # "cannot cache function ...: no locator available"
         _warn_without_cache(error)
         return numba.njit(function, nogil=True, error_model="numpy")
+    compiled._cache._cache_file._source_stamp = _fingerprint(function.__code__.co_filename)
     _tolerate_failing_saves(compiled)
     return compiled
+
+
+_PACKAGE = Path(__file__).parent
+_IMPORT = re.compile(r"^\s*(?:from|import) rowhaul\.?([\w.]*)(?: import (?:\(([^)]*)\)|(.*)))?", re.MULTILINE)
+
+
+@functools.cache
+def _fingerprint(path: str) -> str:
+    """A hash of a file and of all files of this package that it imports."""
+    files = {Path(path)}
+    unread = set(files)
+    while unread:
+        found = set().union(*map(_imported_files, unread))
+        unread = found - files
+        files |= found
+    contents = b"".join(hashlib.blake2b(file.read_bytes()).digest() for file in sorted(files))
+    return hashlib.blake2b(contents, digest_size=16).hexdigest()
+
+
+@functools.cache
+def _imported_files(path: Path) -> frozenset[Path]:
+    """The modules of this package that a file imports; a name may be a module of the package it is from."""
+    files = []
+    for module, several, one in _IMPORT.findall(path.read_text(encoding="utf-8")):
+        base = _PACKAGE.joinpath(*filter(None, module.split(".")))
+        files.append(base.with_suffix(".py"))
+        for name in (several or one).split(","):
+            files.append(base / f"{name.split()[0] if name.split() else '__init__'}.py")
+    return frozenset(file for file in files if file.is_file())
 
 
 def _tolerate_failing_saves(compiled: Any) -> None:
