@@ -63,3 +63,5 @@ def test_ids_of_other_integer_types_become_int64():
     assert batch.keys.tolist() == [-1]
     with pytest.raises(DataError, match="keys must be a row of int64; got float64"):
         IdBatch(np.array([0, 1]), np.array([0]), np.array([1.5]))
+    with pytest.raises(DataError, match="ids must be integers; got float64"):
+        IdBatch.from_features([0], np.array([1.7, 2.0]), np.ones((1, 2), np.int32))

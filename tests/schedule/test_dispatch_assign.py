@@ -99,7 +99,7 @@ def test_laia_breaks_ties_at_random():
 
 
 def test_no_threads_is_an_error():
-    with pytest.raises(ConfigError, match="laia needs at least one thread; got threads=0"):
+    with pytest.raises(ConfigError, match="laia takes 1 to 64 threads; got threads=0"):
         Laia(threads=0)
 
 

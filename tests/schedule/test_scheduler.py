@@ -173,6 +173,8 @@ def test_a_table_without_a_size_is_refused():
         ({"shares": (1, 1)}, "2 shares were given for 4 workers"),
         ({"shares": (0, 0, 0, 0)}, "at least one positive"),
         ({"shares": (1, 1, 1, -1)}, "none negative"),
+        ({"prices": (1, 1, 1, 2**62)}, "up to 1,000,000,000"),
+        ({"look_ahead": 1.5}, "look_ahead must be a whole number; got 1.5"),
         ({"look_ahead": -1}, "look_ahead must be 0 to 1000"),
         ({"admit_after": 0}, "admit_after must be at least 1"),
         ({"seed": -1}, "seed must not be negative"),

@@ -64,6 +64,9 @@ class IdBatch:
             values: all ids of the first feature, sample by sample, then all of the second, and so on.
             lengths: features x samples, how many ids each sample has of each feature.
         """
+        values, lengths = np.asarray(values), np.asarray(lengths)
+        if values.dtype.kind not in "iu" and values.size:
+            raise DataError(f"ids must be integers; got {values.dtype}")
         if lengths.ndim != 2 or lengths.shape[0] != len(feature_tables):
             raise DataError(
                 f"lengths must be features x samples, with {len(feature_tables)} features; "

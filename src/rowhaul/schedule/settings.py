@@ -18,6 +18,7 @@ from rowhaul.schedule.sync import SyncMode, make_sync
 from rowhaul.schedule.topology import Topology
 
 MAX_LOOK_AHEAD = 1000
+MAX_PRICE = 10**9  # sums of prices times bytes stay far from the end of 64-bit integers
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,9 @@ class ScheduleSettings:
         check_prices(self.prices, self.topology.num_workers)
         if self.shares is not None:
             check_shares(self.shares, self.topology.num_workers)
+        for name in ("look_ahead", "admit_after", "seed"):
+            if not isinstance(getattr(self, name), int | np.integer):
+                raise ConfigError(f"{name} must be a whole number; got {getattr(self, name)!r}")
         if not 0 <= self.look_ahead <= MAX_LOOK_AHEAD:
             raise ConfigError(f"look_ahead must be 0 to {MAX_LOOK_AHEAD} batches; got {self.look_ahead}")
         if self.admit_after < 1:
@@ -132,8 +136,11 @@ def check_prices(prices: Sequence[int], num_workers: int) -> None:
     """Prices are positive integers, one per worker."""
     if len(prices) != num_workers:
         raise ConfigError(f"{len(prices)} link prices were given for {num_workers} workers")
-    if any(not isinstance(price, int | np.integer) or price < 1 for price in prices):
-        raise ConfigError(f"link prices must be positive whole numbers (see link_prices); got {list(prices)}")
+    if any(not isinstance(price, int | np.integer) or not 1 <= price <= MAX_PRICE for price in prices):
+        raise ConfigError(
+            f"link prices must be positive whole numbers up to {MAX_PRICE:,} (see link_prices); "
+            f"got {list(prices)}"
+        )
 
 
 def check_shares(shares: Sequence[int], num_workers: int) -> None:

@@ -41,7 +41,7 @@ def link_prices(bytes_per_second: Sequence[float]) -> tuple[int, ...]:
     >>> link_prices([5e9 / 8] * 2 + [0.5e9 / 8])
     (1, 1, 10)
     """
-    if not bytes_per_second:
+    if len(bytes_per_second) == 0:
         raise ConfigError("no links were given; one speed per worker is needed")
     if not all(0 < speed < math.inf for speed in bytes_per_second):
         raise ConfigError(f"link speeds must be positive and finite; got {list(bytes_per_second)}")

@@ -35,10 +35,13 @@ class Laia:
         return allocate(task, None, self.threads)
 
 
+MOST_THREADS = 64
+
+
 def check_threads(name: str, threads: int) -> None:
     """Refuse a number of threads that cannot be."""
-    if threads < 1:
-        raise ConfigError(f"{name} needs at least one thread; got threads={threads}")
+    if not 1 <= threads <= MOST_THREADS:
+        raise ConfigError(f"{name} takes 1 to {MOST_THREADS} threads; got threads={threads}")
 
 
 def allocate(task: DispatchTask, scored: npt.NDArray[np.bool_] | None, threads: int) -> npt.NDArray[np.int32]:

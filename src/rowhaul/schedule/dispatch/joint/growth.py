@@ -24,16 +24,16 @@ def grow(problem: Problem, prices: Ints, capacities: Ints) -> Indices:
     hoped = _hoped_prices(problem)
     covered = np.zeros((num_rows, num_workers), np.bool_)
     worker = np.full(num_samples, -1, np.int32)
-    room, given = np.empty(num_workers, np.int64), np.zeros(num_workers, np.int64)
+    room, left = np.empty(num_workers, np.int64), capacities.copy()
     num_strata = (num_samples + STRATUM - 1) // STRATUM
     for stratum in range(num_strata):
         first, end = stratum * num_samples // num_strata, (stratum + 1) * num_samples // num_strata
         total = before = 0
-        for j in range(num_workers):
-            total += capacities[j]
-            room[j] = total * end // num_samples - before - given[j]
-            before += room[j] + given[j]
-            given[j] += room[j]
+        for j in range(num_workers):  # its part of what is left
+            total += left[j]
+            room[j] = total * (end - first) // (num_samples - first) - before
+            before += room[j]
+            left[j] -= room[j]
         _grow_stratum(problem, prices, hoped, covered, room, first, end, worker)
     return worker
 

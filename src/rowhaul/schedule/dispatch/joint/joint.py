@@ -53,7 +53,7 @@ class Joint:
         """The worker of each sample."""
         capacities = np.minimum(task.capacities, task.num_samples)
         num_blanks = int(capacities.sum()) - task.num_samples
-        problem = problem_of(task, 2 * round(self.future * UNIT / 2), num_blanks)
+        problem = problem_of(task, round(self.future * UNIT), num_blanks)
         worker = self._least_sum(problem, task, capacities)
         if self.objective == "makespan":
             worker = _shorter(problem, task, capacities, worker)

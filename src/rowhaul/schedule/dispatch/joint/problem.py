@@ -43,7 +43,7 @@ class Problem(NamedTuple):
 
 
 def problem_of(task: DispatchTask, future: int, num_blanks: int) -> Problem:
-    """The prices of a task; what is left to later iterations weighs ``future`` / `UNIT`, an even number.
+    """The prices of a task; what is left to later iterations weighs ``future`` / `UNIT`.
 
     Blanks, samples without rows, follow the samples: they take the places that no sample needs.
     """
@@ -98,10 +98,10 @@ def _price(
     alone = np.zeros((num_shared + num_samples, num_workers), np.int64)
     inclined = np.zeros((num_shared + num_samples, num_workers), np.int64)
     many = np.empty((num_shared + 1, num_workers), np.int64)
-    # Of four rows that one worker trains, about one is next trained by it alone again: it neither pushes nor
-    # pulls, so half the debt is never paid. An inclination is worth as much. Both were found by trying:
-    # between a sixth and a third the cost of seven traces hardly changes.
-    debt = future // 2
+    # Of sixteen rows that one worker trains, about five are next trained by it alone again: it neither pushes
+    # nor pulls, so ten sixteenths of the debt are never paid. An inclination weighs as much as what remains.
+    # Both were found by trying: from half to one and a half times as much the cost hardly changes.
+    debt = future * 3 // 8
     for x in range(num_rows):
         if uses[x] == 0 or free[x]:
             continue

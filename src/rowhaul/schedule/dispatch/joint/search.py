@@ -12,7 +12,7 @@ import numpy as np
 
 from rowhaul._kernels import kernel
 from rowhaul.schedule.dispatch.joint.problem import Indices, Ints, Problem
-from rowhaul.schedule.dispatch.joint.spread import Spread, price_elsewhere, put, take
+from rowhaul.schedule.dispatch.joint.spread import Spread, move, price_elsewhere
 from rowhaul.schedule.dispatch.kernels import shuffle
 from rowhaul.schedule.transport.kernels import solve
 
@@ -49,8 +49,7 @@ def improve(
                 ):
                     best = j
             if best != own:
-                take(problem, spread, i, own)
-                put(problem, spread, i, best)
+                move(problem, spread, i, own, best)
                 worker[i] = best
                 load[own] -= 1
                 load[best] += 1
@@ -106,8 +105,7 @@ def _move_surplus(
                         moved < 0 or price[i, j] - price[i, own] < price[moved, to] - price[moved, own]
                     ):
                         moved, to = i, j
-            take(problem, spread, moved, own)
-            put(problem, spread, moved, to)
+            move(problem, spread, moved, own, to)
             worker[moved] = to
             load[own] -= 1
             load[to] += 1

@@ -24,7 +24,7 @@ class Spread(NamedTuple):
 
 @kernel
 def make_spread(problem: Problem, worker: Indices) -> Spread:
-    """The state under an assignment; samples whose worker is -1 are nowhere."""
+    """The state under an assignment."""
     num_rows, num_workers = problem.sole.shape
     spread = Spread(
         np.zeros((num_rows, num_workers), np.int32),
@@ -32,40 +32,32 @@ def make_spread(problem: Problem, worker: Indices) -> Spread:
         np.empty((num_rows, num_workers), np.int64),
     )
     for i in range(len(worker)):
-        if worker[i] >= 0:
-            for at in range(problem.offsets[i], problem.offsets[i + 1]):
-                spread.users[problem.rows[at], worker[i]] += 1
+        for at in range(problem.offsets[i], problem.offsets[i + 1]):
+            spread.users[problem.rows[at], worker[i]] += 1
     for x in range(num_rows):
         _renew(problem, spread, x)
     return spread
 
 
 @kernel
-def put(problem: Problem, spread: Spread, i: int, j: int) -> None:
-    """Sample i, which is nowhere, goes to worker j."""
+def move(problem: Problem, spread: Spread, i: int, own: int, to: int) -> None:
+    """Sample i goes from worker ``own`` to another."""
     for at in range(problem.offsets[i], problem.offsets[i + 1]):
         x = problem.rows[at]
-        spread.users[x, j] += 1
-        if spread.users[x, j] == 1:
-            if spread.num_trainers[x] >= 2:
-                spread.num_trainers[x] += 1
-                spread.added[x, j] = 0
-            else:
-                _renew(problem, spread, x)
-
-
-@kernel
-def take(problem: Problem, spread: Spread, i: int, j: int) -> None:
-    """Sample i leaves worker j and is nowhere."""
-    for at in range(problem.offsets[i], problem.offsets[i + 1]):
-        x = problem.rows[at]
-        spread.users[x, j] -= 1
-        if spread.users[x, j] == 0:
-            if spread.num_trainers[x] >= 4:
-                spread.num_trainers[x] -= 1
-                spread.added[x, j] = problem.many[x, j]
-            else:
-                _renew(problem, spread, x)
+        spread.users[x, own] -= 1
+        spread.users[x, to] += 1
+        left, arrived = spread.users[x, own] == 0, spread.users[x, to] == 1
+        if not (left or arrived):
+            continue
+        if spread.num_trainers[x] < 4:
+            _renew(problem, spread, x)
+            continue
+        if left:
+            spread.num_trainers[x] -= 1
+            spread.added[x, own] = problem.many[x, own]
+        if arrived:
+            spread.num_trainers[x] += 1
+            spread.added[x, to] = 0
 
 
 @kernel
