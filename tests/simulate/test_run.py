@@ -28,9 +28,11 @@ def trace(num_batches, seed=0, batch=BATCH):
     ]
 
 
-def simulation(batches=None, compute=0.0, warmup=3, iterations=12, progress=None, **schedule):
+def simulation(
+    batches=None, compute=0.0, warmup=3, iterations=12, progress=None, links="5gbit*2,0.5gbit*2", **schedule
+):
     topology = Topology(NUM_WORKERS)
-    links = Links.make(topology, parse_links("5gbit*2,0.5gbit*2", NUM_WORKERS, "links"))
+    links = Links.make(topology, parse_links(links, NUM_WORKERS, "links"))
     batches = trace(12) if batches is None else batches
     return Simulation(
         batches=lambda: batches,
@@ -166,3 +168,22 @@ def test_other_synchronisations_run(sync):
     (outcome,) = simulation(sync=sync).run(["esd:1"], compare=False)
     assert outcome.cost_seconds > 0
     assert outcome.iteration_seconds > 0
+
+
+def test_workers_whose_messages_take_long_are_left_out():
+    chosen, equal, subset = simulation(links="5gbit@50ms*2,0.5gbit*2").run(["laia"], shares="auto")
+    assert chosen.shares[:2] == subset.shares[:2] == (0, 0)
+    assert chosen.iteration_seconds < equal.iteration_seconds / 100
+
+
+def test_the_best_subset_is_never_worse_than_all_workers():
+    """At first all samples name one row, so one worker alone is best; later each names its own."""
+    same = IdBatch.from_features([0], np.zeros(BATCH, np.int64), np.ones((1, BATCH), np.int32))
+    own = [
+        IdBatch.from_features([0], np.arange(BATCH) + 1000 * t, np.ones((1, BATCH), np.int32))
+        for t in range(60)
+    ]
+    batches = [same] * 40 + own
+    one = simulation(batches, iterations=100, links="1gbit", cache=CacheSettings(150))
+    everyone, subset = one.run(["random"])
+    assert subset.slowest_link_seconds <= everyone.slowest_link_seconds

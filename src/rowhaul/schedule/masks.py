@@ -26,12 +26,11 @@ def lowest(mask):
 
 @register_jitable
 def popcount(mask):
-    """How many workers a mask has."""
-    count = 0
-    while mask != NOBODY:
-        mask &= mask - ONE
-        count += 1
-    return count
+    """How many workers a mask has, by adding up neighbouring bits, pairs, nibbles and bytes."""
+    mask -= (mask >> ONE) & np.uint64(0x5555555555555555)
+    mask = (mask & np.uint64(0x3333333333333333)) + ((mask >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    mask = (mask + (mask >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return np.int64((mask * np.uint64(0x0101010101010101)) >> np.uint64(56))
 
 
 @kernel

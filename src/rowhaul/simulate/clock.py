@@ -72,8 +72,8 @@ class TimeModel:
 
     @property
     def computes(self) -> bool:
-        """Whether any worker takes time to compute."""
-        return any(self.compute_seconds)
+        """Whether anything takes time besides bytes on links: computing, or the latency of messages."""
+        return any(self.compute_seconds) or bool(self.links.rank_latencies().any())
 
     @property
     def assumptions(self) -> tuple[str, ...]:

@@ -103,11 +103,10 @@ class Simulation:
         return tuple(apportion(self.batch_size, shares).tolist())
 
     def _best_subset(self, equal: Candidate, trials: Runs, whole: Runs) -> Outcome:
-        """The mechanism with equal shares on the workers where that is best."""
-        subsets = subset_candidates(trials, equal, self.model)
-        outcomes = (whole.outcome(subset) for subset in trials.ranked(subsets))
-        best = next((outcome for outcome in outcomes if outcome is not None), None)
-        return best or whole.require(equal)  # whose error says what is wrong
+        """The mechanism with equal shares on the workers where that is best: some, or all of them."""
+        subsets = trials.ranked(subset_candidates(trials, equal, self.model))
+        best = whole.ranked([*subsets[:FINALISTS], equal])
+        return whole.require(best[0] if best else equal)  # whose error says what is wrong
 
     def _best_shares(self, name: str, trials: Runs, whole: Runs, known: list[Shares]) -> Outcome:
         """The mechanism with the shares that turn out best, never worse than those already known."""

@@ -31,7 +31,7 @@ Candidate = tuple[str, Shares]  # a dispatcher, and samples per worker
 
 @dataclass(frozen=True)
 class Objective:
-    """What shares are chosen for: the modelled iteration, or, if nothing computes, the slowest link alone."""
+    """What shares are chosen for: the modelled iteration, or, if only bytes take time, the slowest link."""
 
     computes: bool
 
@@ -108,16 +108,22 @@ def equal_shares(workers: Sequence[int], num_workers: int, batch_size: int) -> S
 
 
 def subset_candidates(trials: Runs, equal: Candidate, model: TimeModel) -> list[Candidate]:
-    """Equal shares on nested subsets of the workers, in order of what a sample costs on each."""
+    """Equal shares on nested subsets of the workers, in order of the time that an equal share takes each."""
     dispatch, shares = equal
     num_workers, batch_size = len(shares), sum(shares)
     outcome = trials.outcome(equal)
     speeds = np.array(model.links.worker_speeds)
     # Bytes that a sample moves, from all workers: a worker's own would be noise between equals.
     moved = 0.0 if outcome is None else float(outcome.link_seconds @ speeds)
-    seconds = np.array(model.compute_seconds) + (moved or 1.0) / batch_size / speeds
+    seconds = np.array(model.compute_seconds) * batch_size + (moved or 1.0) / speeds
+    seconds = seconds / num_workers + _message_seconds(model)
     subsets = nested_subsets(seconds.tolist())
     return [(dispatch, equal_shares(subset, num_workers, batch_size)) for subset in subsets]
+
+
+def _message_seconds(model: TimeModel) -> Floats:
+    """What messages cost each worker, however small they are: it sends one and receives one."""
+    return 2 * model.links.rank_latencies()[: len(model.compute_seconds)]
 
 
 def balance(trials: Runs, dispatch: str, start: Shares, model: TimeModel) -> list[Shares]:
@@ -135,7 +141,7 @@ def balance(trials: Runs, dispatch: str, start: Shares, model: TimeModel) -> lis
         outcome = trials.outcome((dispatch, steps[-1]))
         if outcome is None:
             break
-        seconds = outcome.link_seconds + outcome.compute_seconds
+        seconds = outcome.link_seconds + outcome.compute_seconds + _message_seconds(model)
         samples_of_kind = np.array([np.mean([steps[-1][worker] for worker in kind]) for kind in kinds])
         seconds_of_kind = np.array([seconds[list(kind)].mean() for kind in kinds])
         if not seconds_of_kind.any():
