@@ -61,6 +61,7 @@ class Scheduler:
         self._window: deque[LocatedBatch] = deque()
         self._samples_planned = 0
         self._failed = False
+        self._leaving = NO_EVICTIONS[1]  # slots that may not be needed any more
         self._controls = ControlLog()
         dispatcher = settings.dispatcher
         self._use(make_dispatcher(dispatcher) if isinstance(dispatcher, str) else dispatcher)
@@ -87,6 +88,8 @@ class Scheduler:
 
         This is where the ids' source is waited for and rows are looked up; `plan` never waits.
         """
+        self._directory.release(self._leaving)  # here, where it delays no plan
+        self._leaving = NO_EVICTIONS[1]
         while not self._exhausted and len(self._window) <= self.settings.look_ahead:
             ids = next(self._source, None)
             if ids is None:
@@ -305,5 +308,5 @@ class Scheduler:
             controls=controls,
             ids=batch.ids,
         )
-        self._directory.release(np.concatenate([uncached, victims]))
+        self._leaving = np.concatenate([uncached, victims])
         return plan

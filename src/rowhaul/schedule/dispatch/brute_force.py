@@ -23,12 +23,10 @@ class BruteForce:
 
     def assign(self, task: DispatchTask) -> npt.NDArray[np.int32]:
         """The worker of each sample; the first assignment in lexicographic order among the cheapest."""
-        num_usable = int(np.count_nonzero(task.capacities))
-        if num_usable**task.num_samples > MOST_ASSIGNMENTS:
+        if num_assignments(task.num_samples, task.capacities.tolist(), MOST_ASSIGNMENTS) > MOST_ASSIGNMENTS:
             raise ConfigError(
-                f"brute-force tries all assignments; {task.num_samples} samples on {num_usable} workers have "
-                f"{num_usable}**{task.num_samples}, more than {MOST_ASSIGNMENTS:,}; "
-                "use a smaller batch, fewer workers or another dispatcher"
+                f"brute-force tries all assignments; {task.num_samples} samples on {task.num_workers} workers "
+                f"have more than {MOST_ASSIGNMENTS:,}; use a smaller batch, fewer workers or another dispatcher"
             )
         worker: npt.NDArray[np.int32] = cheapest_assignment(
             task.offsets,
@@ -45,3 +43,22 @@ class BruteForce:
             task.peer_to_peer,
         )
         return worker
+
+
+def num_assignments(num_samples: int, capacities: list[int], limit: int) -> int:
+    """In how many ways samples can be given to workers with so much room; beyond the limit, some number too.
+
+    >>> num_assignments(3, [1, 1, 1], 100), num_assignments(3, [3, 3], 100)
+    (6, 8)
+    """
+    ways = [1] + [0] * num_samples  # of placing so many samples on the workers so far
+    for capacity in capacities:
+        for placed in range(num_samples, 0, -1):
+            total, choices = 0, 1  # choices: which of the samples placed so far are on this worker
+            for here in range(min(capacity, placed) + 1):
+                total += ways[placed - here] * choices
+                if total > limit:
+                    break
+                choices = choices * (placed - here) // (here + 1)
+            ways[placed] = total
+    return ways[num_samples]
