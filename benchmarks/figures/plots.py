@@ -15,6 +15,18 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 Band = tuple[float, float]
+# A mechanism has one colour in all plots; anything else takes the next of the cycle.
+COLORS = {
+    "HET": "tab:brown",
+    "FAE": "tab:pink",
+    "LAIA": "tab:blue",
+    "Herald": "tab:blue",
+    "ESD(1)": "tab:orange",
+    "ESD(0.5)": "goldenrod",
+    "ESD(0)": "khaki",
+    "joint": "tab:red",
+    "LAIA, fast 4 alone": "lightgrey",
+}
 
 
 @dataclass(frozen=True)
@@ -77,11 +89,12 @@ def _draw(axes: Axes, panel: Panel) -> None:
     if panel.kind == "bars":
         width = 0.8 / len(panel.series)
         for number, (name, values) in enumerate(panel.series.items()):
-            axes.bar(where + (number - (len(panel.series) - 1) / 2) * width, values, width, label=name)
+            left = where + (number - (len(panel.series) - 1) / 2) * width
+            axes.bar(left, values, width, label=name, color=COLORS.get(name))
         axes.axhline(0, color="black", linewidth=0.8)
     else:
         for name, values in panel.series.items():
-            axes.plot(where, values, marker="o", markersize=4, label=name)
+            axes.plot(where, values, marker="o", markersize=4, label=name, color=COLORS.get(name))
     if panel.kind == "log":
         axes.set_yscale("log")
     if panel.stated:

@@ -25,8 +25,9 @@ class BruteForce:
         """The worker of each sample; the first assignment in lexicographic order among the cheapest."""
         if num_assignments(task.num_samples, task.capacities.tolist(), MOST_ASSIGNMENTS) > MOST_ASSIGNMENTS:
             raise ConfigError(
-                f"brute-force tries all assignments; {task.num_samples} samples on {task.num_workers} workers "
-                f"have more than {MOST_ASSIGNMENTS:,}; use a smaller batch, fewer workers or another dispatcher"
+                f"brute-force tries all assignments; {task.num_samples} samples on {task.num_workers} "
+                f"workers have more than {MOST_ASSIGNMENTS:,}; "
+                "use a smaller batch, fewer workers or another dispatcher"
             )
         worker: npt.NDArray[np.int32] = cheapest_assignment(
             task.offsets,
