@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -360,3 +362,35 @@ def test_everything_grows_from_next_to_nothing(monkeypatch, sync, policy):
     monkeypatch.setattr(bounded, "FIRST_COPIES", 1)
     monkeypatch.setattr(segments, "_SMALLEST", 1)
     assert [plan.digest() for plan in plans_of(chosen, trace(30))] == expected
+
+
+def test_co_located_plans_are_those_of_as_many_stores_with_the_moves_at_home_apart():
+    """Store k beside worker k instead of a rank of its own: the same moves, free between the two."""
+    apart = settings(topology=Topology(NUM_WORKERS, num_stores=NUM_WORKERS), cache=CacheSettings(20))
+    together = settings(topology=Topology(NUM_WORKERS, colocated=True), cache=CacheSettings(20))
+    num_local = 0
+    for stored, beside in zip(
+        plans_of(replace(apart, dispatcher="round-robin"), trace(30)),
+        plans_of(replace(together, dispatcher="round-robin"), trace(30)),
+        strict=True,
+    ):
+        local = beside.local_moves
+        assert stored.local_moves is None
+        assert (local.source == local.target).all()
+        assert (beside.moves.source != beside.moves.target).all()
+        num_local += len(local)
+        names = ("kind", "payload", "table", "key", "num_bytes", "ready")
+        expected = sorted(
+            zip(
+                *(getattr(stored.moves, name).tolist() for name in names),
+                (stored.moves.source % NUM_WORKERS).tolist(),
+                (stored.moves.target % NUM_WORKERS).tolist(),
+                strict=True,
+            )
+        )
+        both = [
+            np.concatenate([getattr(moves, name) for moves in (beside.moves, local)]).tolist()
+            for name in (*names, "source", "target")
+        ]
+        assert sorted(zip(*both, strict=True)) == expected
+    assert num_local > 100

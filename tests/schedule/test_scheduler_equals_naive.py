@@ -171,12 +171,53 @@ def check_payloads(plan: Plan, case: Case) -> None:
     assert plan.moves.num_bytes.tolist() == np.broadcast_to(expected, len(plan.moves)).tolist()
 
 
+def check_steps(
+    plan: Plan,
+    naive: NaivePlan,
+    case: Case,
+    before: dict[Row, Entry],
+    after: dict[Row, Entry],
+    trained: dict[Row, int],
+) -> dict[Row, int]:
+    """Split rows are put together once, from all their gradients, which are of the iteration that made them.
+
+    Returns the iteration in which each row was trained last.
+    """
+    moving = {
+        row for row, state in naive.states.items() if state not in (State.REPLICATED, State.NOT_ADMITTED)
+    }
+    expected = set()
+    for row, entry in before.items():
+        settles = row in moving or after[row].state == State.HOME
+        if entry.state == State.SPLIT and settles:
+            _, gatherer, _ = whereabouts(entry, case.naive.peer_to_peer)
+            rank = gatherer if row in moving and gatherer >= 0 else case.naive.home(row)
+            expected.add((*row, rank, frozenset(entry.partial | entry.settled), trained[row]))
+    if case.naive.sync in ("full", "static") or (
+        case.naive.sync == "on-demand" and not case.naive.look_ahead
+    ):
+        for row in moving:
+            if len(naive.trainers[row]) > 1:
+                by = frozenset(naive.trainers[row])
+                expected.add((*row, case.naive.home(row), by, plan.iteration))
+    steps = plan.steps
+    assert steps is not None
+    written = zip(
+        steps.table, steps.key, steps.rank, map(workers_of, steps.contributors), steps.trained, strict=True
+    )
+    actual = [(int(t), int(k), int(r), frozenset(by), int(i)) for t, k, r, by, i in written]
+    assert len(actual) == len(set(actual))
+    assert set(actual) == expected
+    return {**trained, **dict.fromkeys(moving, plan.iteration)}
+
+
 def check(case: Case) -> Counter[str]:
     """Step both through the trace side by side; what the trace had in it."""
     dispatcher = Prescribed(case.assignments)
     scheduler = real_scheduler(case, dispatcher)
     oracle = naive_scheduler(case.naive, case.batches, case.assignments)
     seen: Counter[str] = Counter()
+    trained: dict[Row, int] = {}
     for assignment in case.assignments:
         assert scheduler.fill()
         before = {row: copy.copy(entry) for row, entry in oracle.entries.items()}
@@ -185,6 +226,7 @@ def check(case: Case) -> Counter[str]:
         assert as_naive(actual) == expected
         assert actual.worker.tolist() == list(assignment)
         check_payloads(actual, case)
+        trained = check_steps(actual, expected, case, before, oracle.entries, trained)
         assert placed(directory_entries(scheduler)) == placed(oracle.entries)
         assert dispatcher.task is not None
         assert dispatcher.task.next_use.tolist() == [next_uses[row] for row in sorted(next_uses)]

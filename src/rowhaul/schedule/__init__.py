@@ -8,7 +8,7 @@ from rowhaul.schedule.control import ControlRecord
 from rowhaul.schedule.directory import State
 from rowhaul.schedule.dispatch import make_dispatcher
 from rowhaul.schedule.dispatch.task import Dispatcher, DispatchTask
-from rowhaul.schedule.plan import Kind, Moves, Payload, Plan
+from rowhaul.schedule.plan import Kind, Moves, Payload, Plan, Steps
 from rowhaul.schedule.scheduler import Scheduler
 from rowhaul.schedule.settings import CacheSettings, HotRows, ScheduleSettings
 from rowhaul.schedule.sizes import RowSizes, link_prices
@@ -30,6 +30,7 @@ __all__ = [
     "ScheduleSettings",
     "Scheduler",
     "State",
+    "Steps",
     "Topology",
     "home_of",
     "link_prices",

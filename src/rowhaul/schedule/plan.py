@@ -1,8 +1,8 @@
 """What one iteration does: who trains which sample, which rows move from whom to whom, and why.
 
 A plan is plain arrays of integers, the same on every rank. Ranks: workers are 0 .. n-1; dedicated
-stores follow as n .. n+s-1; with co-located stores, worker and store are the same rank and moves
-between them do not exist.
+stores follow as n .. n+s-1. With co-located stores worker and store are one rank, and what goes from
+one half of it to the other is kept apart: it crosses no link.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,10 +52,29 @@ class Moves:
     num_bytes: npt.NDArray[np.int64]
     # The first iteration beside whose training the move may travel: rows that rest since then do not change.
     # A move with ready < iteration is early, one with ready == iteration is late: training waits for it.
+    # Of one row, gradients come first, then the step they are for, then what is pulled or sent on.
     ready: npt.NDArray[np.int32]
 
     def __len__(self) -> int:
         return len(self.kind)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Optimizer steps on split rows: gradients of one iteration, summed in rank order where they met.
+
+    All other rows are stepped by their one trainer, in its own cache.
+    """
+
+    table: npt.NDArray[np.int32]
+    key: npt.NDArray[np.int64]
+    rank: npt.NDArray[np.int16]  # who has the record and applies the step: the home, or a peer
+    contributors: npt.NDArray[np.uint64]  # the workers whose gradients are summed
+    trained: npt.NDArray[np.int32]  # the iteration that they are from: its learning rate counts
+    ready: npt.NDArray[np.int32]  # as of the moves that bring them
+
+    def __len__(self) -> int:
+        return len(self.key)
 
 
 @dataclass(frozen=True)
@@ -79,6 +99,8 @@ class Plan:
     evicted_tables: npt.NDArray[np.int32]
     evicted_keys: npt.NDArray[np.int64]
     controls: tuple[ControlRecord, ...] = ()  # in force from this iteration on
+    local_moves: Moves | None = None  # between the two halves of a rank that trains and stores: free
+    steps: Steps | None = None
     ids: IdBatch | None = None  # what each sample names, in order
 
     def counts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -98,13 +120,14 @@ class Plan:
             f"{self.iteration},{self.num_workers},{self.all_reduce_rows},{self.all_reduce_bytes}".encode()
         )
         state.update((self.ids.digest() if self.ids else b"") + repr(self.controls).encode())
-        moves = self.moves
-        for array in (
+        arrays: list[npt.NDArray[Any]] = [
             self.worker, self.tables, self.keys, self.trainers, self.states, self.lookups, self.hits,
             self.evicted_from, self.evicted_tables, self.evicted_keys,
-            moves.kind, moves.payload, moves.table, moves.key, moves.source, moves.target, moves.num_bytes,
-            moves.ready,
-        ):  # fmt: skip
+        ]  # fmt: skip
+        for part in (self.moves, self.local_moves, self.steps):
+            if part is not None:
+                arrays += vars(part).values()
+        for array in arrays:
             state.update(f"{array.dtype}{array.shape}".encode())
             state.update(np.ascontiguousarray(array).data)
         return state.digest()

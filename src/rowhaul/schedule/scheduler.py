@@ -210,7 +210,9 @@ class Scheduler:
         cached = np.flatnonzero(slots["head"] >= 0)
         samples_per_worker = self._samples_planned // len(self._shares)
         self._use(
-            self._learner.learn(slots["table"][cached], slots["appearances"][cached], samples_per_worker)
+            self._learner.learn(
+                slots["table"][cached], self._directory.appearances[cached], samples_per_worker
+            )
         )
 
     def _task(self, batch: LocatedBatch) -> DispatchTask:
@@ -262,6 +264,7 @@ class Scheduler:
         trainers = trainers_of(batch.offsets, batch.rows, worker, len(batch.slots))
         cached, by, current, uncached, most_moves = take_up(
             slots,
+            self._directory.appearances if self._learner is not None else NO_EVICTIONS[1],
             batch.slots,
             batch.next_use,
             batch.occurrences,
@@ -298,6 +301,8 @@ class Scheduler:
             trainers=trainers,
             states=outcome.states,
             moves=outcome.moves,
+            local_moves=outcome.local_moves,
+            steps=outcome.steps,
             lookups=outcome.lookups,
             hits=outcome.hits,
             all_reduce_rows=outcome.all_reduce_rows,

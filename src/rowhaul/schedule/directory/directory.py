@@ -33,7 +33,7 @@ SLOT = np.dtype(
         ("next_use", np.int32),  # the next iteration in the window that needs the row, or 0
         ("stamp", np.int32),  # the last batch that named it
         ("local", np.int32),  # its place there
-        ("appearances", np.int32),  # samples that named it while it was known
+        ("trained", np.int32),  # the last iteration that trained it: a split row's gradients are from then
         ("head", np.int32),  # the first of its copies in caches, or -1
     ],
     align=True,
@@ -66,6 +66,7 @@ class Directory:
 
     def __init__(self, *, first_touch: bool, admit_after: int) -> None:
         self.slots: npt.NDArray[Any] = np.zeros(0, SLOT)
+        self.appearances: npt.NDArray[np.int32] = np.zeros(0, np.int32)  # slots: samples that named each
         self.first_touch = first_touch
         self._index = RowIndex()
         self._free: npt.NDArray[np.int32] = np.zeros(0, np.int32)
@@ -111,6 +112,7 @@ class Directory:
             number,
         )
         previous_batch, previous_local, is_new, self._num_free = rest
+        self.appearances[slots[is_new]] = 0
         if self._seen is not None:
             unseen = ~self._seen.contains(tables[is_new], keys[is_new])
             state = State.NOT_ADMITTED if self._sightings else State.FRESH
@@ -163,6 +165,7 @@ class Directory:
             larger[:old] = self.slots
             larger["stamp"][old:] = kernels.NEVER
             larger["head"][old:] = -1
+            self.appearances = np.concatenate([self.appearances, np.zeros(total - old, np.int32)])
             free = np.empty(total, np.int32)
             free[: total - old] = np.arange(total - 1, old - 1, -1)
             free[total - old : total - old + self._num_free] = self._free[: self._num_free]

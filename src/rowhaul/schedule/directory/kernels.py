@@ -198,7 +198,6 @@ def find_or_make(tables, keys, index, slots, free_slots, num_free, slot_of):
         record.next_use = 0
         record.window = 0
         record.stamp = NEVER
-        record.appearances = 0
     return num_free
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from rowhaul.schedule.directory.index import RowIndex
 from rowhaul.schedule.sync import bounded_kernels as kernels
-from rowhaul.schedule.sync.exchange import MoveBuffer, Outcome, Step, Wiring
+from rowhaul.schedule.sync.exchange import Notebook, Outcome, Step, Wiring
 from rowhaul.schedule.sync.mode import SyncMode
 
 FIRST_COPIES = 1024
@@ -26,7 +26,7 @@ class BoundedExchange:
         self.keeps_split_copies = mode.staleness > 0
         self._staleness = mode.staleness
         self._wiring = wiring
-        self._buffer = MoveBuffer()
+        self._notebook = Notebook()
         self._index = RowIndex()  # (worker, slot) -> copy
         self._seen: npt.NDArray[np.int32] = np.zeros(0, np.int32)
         self._pending: npt.NDArray[np.int32] = np.zeros(0, np.int32)
@@ -38,7 +38,8 @@ class BoundedExchange:
         """Plan the moves of one iteration and bring the states to its end."""
         self._reserve(len(step.slots), step.most_moves)
         wiring = self._wiring
-        moves = self._buffer.at_least(step.most_moves)
+        self._notebook.make_room(step)
+        moves = self._notebook.moves
         states = np.empty(len(step.rows), np.uint8)
         lookups = np.zeros(wiring.num_workers, np.int64)
         hits = np.zeros(wiring.num_workers, np.int64)
@@ -58,7 +59,14 @@ class BoundedExchange:
             step.iteration, moves, count,
         )  # fmt: skip
         return Outcome(
-            self._buffer.first(count), states, lookups, hits, int(replicated_rows), int(replicated_bytes)
+            moves=self._notebook.moves_written(count),
+            local_moves=self._notebook.local_moves_written(count) if wiring.colocated else None,
+            steps=self._notebook.steps_written(0),  # every push is a step of its own at the home
+            states=states,
+            lookups=lookups,
+            hits=hits,
+            all_reduce_rows=int(replicated_rows),
+            all_reduce_bytes=int(replicated_bytes),
         )
 
     def _reserve(self, num_slots: int, most: int) -> None:

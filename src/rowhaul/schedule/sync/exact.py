@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rowhaul.schedule.sync import kernels
-from rowhaul.schedule.sync.exchange import MoveBuffer, Outcome, Step, Wiring
+from rowhaul.schedule.sync.exchange import Notebook, Outcome, Step, Wiring
 from rowhaul.schedule.sync.mode import SyncMode
 
 
@@ -17,24 +17,33 @@ class ExactExchange:
         self._push_after = mode.name != "on-demand"
         self._keep_copies = mode.caches_rows
         self._wiring = wiring
-        self._buffer = MoveBuffer()
+        self._notebook = Notebook()
 
     def step(self, step: Step) -> Outcome:
         """Plan the moves of one iteration and bring the states to its end."""
         wiring = self._wiring
-        moves = self._buffer.at_least(step.most_moves)
+        notebook = self._notebook
+        notebook.make_room(step)
         states = np.empty(len(step.rows), np.uint8)
         lookups = np.zeros(wiring.num_workers, np.int64)
         hits = np.zeros(wiring.num_workers, np.int64)
-        count, replicated_rows, replicated_bytes = kernels.exchange(
+        num_moves, num_steps, replicated_rows, replicated_bytes = kernels.exchange(
             step.slots, step.rows, step.trainers, wiring.value_bytes, wiring.state_bytes,
-            wiring.first_store, wiring.num_shards, wiring.peer_to_peer, self._push_after,
-            self._keep_copies, step.iteration, wiring.look_ahead, moves, lookups, hits, states,
+            wiring.first_store, wiring.num_shards, wiring.peer_to_peer, self._push_after, self._keep_copies,
+            step.iteration, wiring.look_ahead, notebook.moves, notebook.steps, lookups, hits, states,
         )  # fmt: skip
-        count = kernels.evict(
+        num_moves, num_steps = kernels.evict(
             step.slots, step.evicted_from, step.victims, wiring.value_bytes, wiring.state_bytes,
-            wiring.first_store, wiring.num_shards, step.iteration, moves, count,
+            wiring.first_store, wiring.num_shards, step.iteration,
+            notebook.moves, num_moves, notebook.steps, num_steps,
         )  # fmt: skip
         return Outcome(
-            self._buffer.first(count), states, lookups, hits, int(replicated_rows), int(replicated_bytes)
+            moves=notebook.moves_written(num_moves),
+            local_moves=notebook.local_moves_written(num_moves) if wiring.colocated else None,
+            steps=notebook.steps_written(num_steps),
+            states=states,
+            lookups=lookups,
+            hits=hits,
+            all_reduce_rows=int(replicated_rows),
+            all_reduce_bytes=int(replicated_bytes),
         )

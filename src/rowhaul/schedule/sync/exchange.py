@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.schedule.plan import Moves
+from rowhaul.schedule.plan import Moves, Steps
 from rowhaul.schedule.sizes import RowSizes
-from rowhaul.schedule.sync.kernels import columns
+from rowhaul.schedule.sync.kernels import move_columns
 from rowhaul.schedule.topology import Topology
 
 MOVE = np.dtype(
@@ -27,12 +27,25 @@ MOVE = np.dtype(
     align=True,
 )
 
+STEP = np.dtype(
+    [
+        ("key", np.int64),
+        ("contributors", np.uint64),
+        ("table", np.int32),
+        ("trained", np.int32),
+        ("ready", np.int32),
+        ("rank", np.int16),
+    ],
+    align=True,
+)
+
 
 class Wiring:
     """What stays the same from iteration to iteration, as kernels take it."""
 
     def __init__(self, topology: Topology, sizes: RowSizes, look_ahead: int) -> None:
         self.num_workers = topology.num_workers
+        self.colocated = topology.colocated
         self.first_store = topology.first_store
         self.num_shards = topology.num_shards
         self.peer_to_peer = topology.peer_to_peer
@@ -60,6 +73,8 @@ class Outcome:
     """What an iteration moves, and what it found where."""
 
     moves: Moves
+    local_moves: Moves | None
+    steps: Steps
     states: npt.NDArray[np.uint8]  # rows: the state before
     lookups: npt.NDArray[np.int64]  # workers
     hits: npt.NDArray[np.int64]  # workers
@@ -77,18 +92,30 @@ class Exchange(Protocol):
         ...
 
 
-class MoveBuffer:
-    """Room for the moves of an iteration, used again by the next."""
+class Notebook:
+    """Where kernels write moves and steps down; used again in the next iteration."""
 
     def __init__(self) -> None:
-        self._moves: npt.NDArray[Any] = np.zeros(0, MOVE)
+        self.moves: npt.NDArray[Any] = np.zeros(0, MOVE)
+        self.steps: npt.NDArray[Any] = np.zeros(0, STEP)
 
-    def at_least(self, most: int) -> npt.NDArray[Any]:
-        """An array for at least so many moves."""
-        if len(self._moves) < most:
-            self._moves = np.zeros(most + most // 4, MOVE)
-        return self._moves
+    def make_room(self, step: Step) -> None:
+        """Have room for all that an iteration can cause."""
+        if len(self.moves) < step.most_moves:
+            self.moves = np.zeros(step.most_moves + step.most_moves // 4, MOVE)
+        most_steps = len(step.rows) + len(step.victims)
+        if len(self.steps) < most_steps:
+            self.steps = np.zeros(most_steps + most_steps // 4, STEP)
 
-    def first(self, count: int) -> Moves:
-        """The first moves, copied out."""
-        return Moves(*columns(self._moves, count))
+    def moves_written(self, count: int) -> Moves:
+        """Of the first moves those between ranks, copied out."""
+        return Moves(*move_columns(self.moves, count, False))
+
+    def local_moves_written(self, count: int) -> Moves:
+        """Of the first moves those within a rank, copied out."""
+        return Moves(*move_columns(self.moves, count, True))
+
+    def steps_written(self, count: int) -> Steps:
+        """The first steps, copied out."""
+        used = self.steps[:count]
+        return Steps(**{name: used[name].copy() for name in Steps.__dataclass_fields__})

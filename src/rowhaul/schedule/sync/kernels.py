@@ -23,9 +23,7 @@ RECORD = np.uint8(Payload.VALUES | Payload.STATE)
 
 @kernel
 def emit(moves, count, kind, payload, record, source, target, num_bytes, ready):
-    """Write down a move, unless both ends are one rank; returns the number of moves so far."""
-    if source == target:
-        return count
+    """Write down a move; returns the number of moves so far."""
     move = moves[count]
     move.kind = kind
     move.payload = payload
@@ -39,9 +37,23 @@ def emit(moves, count, kind, payload, record, source, target, num_bytes, ready):
 
 
 @kernel
-def take_up(slots, batch_slots, next_use, occurrences, trainers, keep_split):
+def note_step(steps, count, record, rank, contributors, ready):
+    """Write down that a split row's gradients are summed and applied; returns the number of steps so far."""
+    step = steps[count]
+    step.table = record.table
+    step.key = record.key
+    step.rank = rank
+    step.contributors = contributors
+    step.trained = record.trained
+    step.ready = ready
+    return count + 1
+
+
+@kernel
+def take_up(slots, appearances, batch_slots, next_use, occurrences, trainers, keep_split):
     """Begin an iteration: note when each row is used next, and sort out which go through the caches.
 
+    ``appearances`` is empty where nobody learns from them.
     Returns the slots, the trainers and the workers whose copies stay worth something of the rows
     that do; the slots of those that do not (replicated rows live beside the caches, rows not admitted
     nowhere); and how many moves all of them can cause at most.
@@ -55,7 +67,8 @@ def take_up(slots, batch_slots, next_use, occurrences, trainers, keep_split):
     for r in range(len(batch_slots)):
         record = slots[batch_slots[r]]
         record.next_use = next_use[r]
-        record.appearances = min(record.appearances, MOST_APPEARANCES) + occurrences[r]
+        if len(appearances) > 0:
+            appearances[batch_slots[r]] = min(appearances[batch_slots[r]], MOST_APPEARANCES) + occurrences[r]
         record.window -= 1
         if record.state == REPLICATED or record.state == NOT_ADMITTED:
             others[r - count] = batch_slots[r]
@@ -109,15 +122,16 @@ def settle_at_home(moves, count, record, home, values, state, ready):
 @kernel
 def exchange(
     slots, batch_slots, trainers, value_bytes, state_bytes, first_store, num_shards,
-    peer_to_peer, push_after, keep_copies, iteration, look_ahead, moves, lookups, hits, states,
+    peer_to_peer, push_after, keep_copies, iteration, look_ahead, moves, steps, lookups, hits, states,
 ):  # fmt: skip
     """What moves for the rows of a batch, and the states that training leaves them in.
 
     ``push_after``: trained rows go home at once (full synchronisation); otherwise when they are next
     needed. ``keep_copies``: a sole trainer keeps its copy of what it pushed.
-    Returns the number of moves, and the rows and bytes of replicated rows that were trained.
+    Returns the numbers of moves and steps, and the rows and bytes of replicated rows that were trained.
     """
     count = 0
+    num_steps = 0
     replicated_rows = 0
     replicated_bytes = np.int64(0)
     for r in range(len(batch_slots)):
@@ -174,9 +188,12 @@ def exchange(
                     u = lowest(rest)
                     count = emit(moves, count, PEER_SEND, GRADIENT, record, u, gatherer, values, ready)
                     rest &= rest - ONE
+                num_steps = note_step(steps, num_steps, record, gatherer, record.members, ready)
                 count, base = spread(moves, count, record, gatherer, by, values, state, ready)
             else:
                 count = settle_at_home(moves, count, record, home, values, state, ready)
+                summed = record.members | record.settled
+                num_steps = note_step(steps, num_steps, record, home, summed, ready)
                 pullers = by
         while pullers != NOBODY:
             v = lowest(pullers)
@@ -184,9 +201,12 @@ def exchange(
             pullers &= pullers - ONE
 
         record.touched = iteration
+        record.trained = iteration
         record.settled = NOBODY
         record.base = NOBODY
         if push_after:
+            if not single:
+                num_steps = note_step(steps, num_steps, record, home, by, iteration)
             rest = by
             while rest != NOBODY:
                 v = lowest(rest)
@@ -201,14 +221,15 @@ def exchange(
             record.state = SPLIT
             record.members = by
             record.base = base
-    return count, replicated_rows, replicated_bytes
+    return count, num_steps, replicated_rows, replicated_bytes
 
 
 @kernel
 def evict(
-    slots, workers, victims, value_bytes, state_bytes, first_store, num_shards, iteration, moves, count
+    slots, workers, victims, value_bytes, state_bytes, first_store, num_shards, iteration,
+    moves, count, steps, num_steps,
 ):  # fmt: skip
-    """Take copies out of caches: what nobody else has goes home first. Returns the number of moves."""
+    """Take copies out of caches: what nobody else has goes home first. Returns the moves and steps so far."""
     slots_address = np.int64(slots.ctypes.data)
     for e in range(len(workers)):
         if e + AHEAD < len(workers):
@@ -234,31 +255,38 @@ def evict(
                 record.base = NOBODY
             record.settled |= mask
             if record.members == NOBODY:
+                num_steps = note_step(steps, num_steps, record, home, record.settled, iteration)
                 record.state = HOME
                 record.settled = NOBODY
         count = emit(moves, count, EVICT_PUSH, payload, record, workers[e], home, num_bytes, iteration)
-    return count
+    return count, num_steps
 
 
 @kernel
-def columns(moves, count):
-    """The first moves field by field, in the order of `Moves`."""
-    kind = np.empty(count, np.uint8)
-    payload = np.empty(count, np.uint8)
-    table = np.empty(count, np.int32)
-    key = np.empty(count, np.int64)
-    source = np.empty(count, np.int16)
-    target = np.empty(count, np.int16)
-    num_bytes = np.empty(count, np.int64)
-    ready = np.empty(count, np.int32)
+def move_columns(moves, count, local):
+    """Of the first moves, those between two ranks or within one, field by field in the order of `Moves`."""
+    chosen = 0
+    for m in range(count):
+        chosen += (moves[m].source == moves[m].target) == local
+    kind = np.empty(chosen, np.uint8)
+    payload = np.empty(chosen, np.uint8)
+    table = np.empty(chosen, np.int32)
+    key = np.empty(chosen, np.int64)
+    source = np.empty(chosen, np.int16)
+    target = np.empty(chosen, np.int16)
+    num_bytes = np.empty(chosen, np.int64)
+    ready = np.empty(chosen, np.int32)
+    at = 0
     for m in range(count):
         move = moves[m]
-        kind[m] = move.kind
-        payload[m] = move.payload
-        table[m] = move.table
-        key[m] = move.key
-        source[m] = move.source
-        target[m] = move.target
-        num_bytes[m] = move.num_bytes
-        ready[m] = move.ready
+        if (move.source == move.target) == local:
+            kind[at] = move.kind
+            payload[at] = move.payload
+            table[at] = move.table
+            key[at] = move.key
+            source[at] = move.source
+            target[at] = move.target
+            num_bytes[at] = move.num_bytes
+            ready[at] = move.ready
+            at += 1
     return kind, payload, table, key, source, target, num_bytes, ready
