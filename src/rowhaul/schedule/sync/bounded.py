@@ -58,9 +58,10 @@ class BoundedExchange:
             self._versions, self._staleness, wiring.value_bytes, wiring.first_store, wiring.num_shards,
             step.iteration, moves, count,
         )  # fmt: skip
+        moves_between, local_moves = self._notebook.moves_written(count, wiring.colocated)
         return Outcome(
-            moves=self._notebook.moves_written(count),
-            local_moves=self._notebook.local_moves_written(count) if wiring.colocated else None,
+            moves=moves_between,
+            local_moves=local_moves,
             steps=self._notebook.steps_written(0),  # every push is a step of its own at the home
             states=states,
             lookups=lookups,

@@ -37,9 +37,10 @@ class ExactExchange:
             wiring.first_store, wiring.num_shards, step.iteration,
             notebook.moves, num_moves, notebook.steps, num_steps,
         )  # fmt: skip
+        moves_between, local_moves = notebook.moves_written(num_moves, wiring.colocated)
         return Outcome(
-            moves=notebook.moves_written(num_moves),
-            local_moves=notebook.local_moves_written(num_moves) if wiring.colocated else None,
+            moves=moves_between,
+            local_moves=local_moves,
             steps=notebook.steps_written(num_steps),
             states=states,
             lookups=lookups,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from rowhaul.schedule.plan import Moves, Steps
 from rowhaul.schedule.sizes import RowSizes
-from rowhaul.schedule.sync.kernels import move_columns
+from rowhaul.schedule.sync.kernels import local_last, move_columns
 from rowhaul.schedule.topology import Topology
 
 MOVE = np.dtype(
@@ -107,13 +107,12 @@ class Notebook:
         if len(self.steps) < most_steps:
             self.steps = np.zeros(most_steps + most_steps // 4, STEP)
 
-    def moves_written(self, count: int) -> Moves:
-        """Of the first moves those between ranks, copied out."""
-        return Moves(*move_columns(self.moves, count, False))
-
-    def local_moves_written(self, count: int) -> Moves:
-        """Of the first moves those within a rank, copied out."""
-        return Moves(*move_columns(self.moves, count, True))
+    def moves_written(self, count: int, colocated: bool) -> tuple[Moves, Moves | None]:
+        """The first moves, copied out: those between ranks, and those within one where that can be."""
+        if not colocated:
+            return Moves(*move_columns(self.moves, 0, count)), None
+        apart = local_last(self.moves, count)
+        return Moves(*move_columns(self.moves, 0, apart)), Moves(*move_columns(self.moves, apart, count))
 
     def steps_written(self, count: int) -> Steps:
         """The first steps, copied out."""

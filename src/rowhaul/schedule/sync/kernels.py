@@ -263,30 +263,39 @@ def evict(
 
 
 @kernel
-def move_columns(moves, count, local):
-    """Of the first moves, those between two ranks or within one, field by field in the order of `Moves`."""
-    chosen = 0
+def local_last(moves, count):
+    """Put moves between two ranks before those within one; returns how many they are."""
+    apart = 0
     for m in range(count):
-        chosen += (moves[m].source == moves[m].target) == local
-    kind = np.empty(chosen, np.uint8)
-    payload = np.empty(chosen, np.uint8)
-    table = np.empty(chosen, np.int32)
-    key = np.empty(chosen, np.int64)
-    source = np.empty(chosen, np.int16)
-    target = np.empty(chosen, np.int16)
-    num_bytes = np.empty(chosen, np.int64)
-    ready = np.empty(chosen, np.int32)
-    at = 0
+        if moves[m].source != moves[m].target:
+            if m != apart:
+                swapped = moves[apart : apart + 1].copy()
+                moves[apart] = moves[m]
+                moves[m] = swapped[0]
+            apart += 1
+    return apart
+
+
+@kernel
+def move_columns(moves, first, end):
+    """Moves field by field, in the order of `Moves`."""
+    count = end - first
+    kind = np.empty(count, np.uint8)
+    payload = np.empty(count, np.uint8)
+    table = np.empty(count, np.int32)
+    key = np.empty(count, np.int64)
+    source = np.empty(count, np.int16)
+    target = np.empty(count, np.int16)
+    num_bytes = np.empty(count, np.int64)
+    ready = np.empty(count, np.int32)
     for m in range(count):
-        move = moves[m]
-        if (move.source == move.target) == local:
-            kind[at] = move.kind
-            payload[at] = move.payload
-            table[at] = move.table
-            key[at] = move.key
-            source[at] = move.source
-            target[at] = move.target
-            num_bytes[at] = move.num_bytes
-            ready[at] = move.ready
-            at += 1
+        move = moves[first + m]
+        kind[m] = move.kind
+        payload[m] = move.payload
+        table[m] = move.table
+        key[m] = move.key
+        source[m] = move.source
+        target[m] = move.target
+        num_bytes[m] = move.num_bytes
+        ready[m] = move.ready
     return kind, payload, table, key, source, target, num_bytes, ready
