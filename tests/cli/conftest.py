@@ -25,6 +25,25 @@ def rowhaul(capsys, monkeypatch):
     return run
 
 
+SIMULATED = (
+    *("--workers", "4", "--batch-per-worker", "50", "--links", "5gbit*2,0.5gbit*2"),
+    *("--cache", "60%", "--iterations", "12"),
+)
+
+
+@pytest.fixture
+def simulate(rowhaul, log_folder):
+    """Run the command on the click log; returns exit code, output and errors on one line each."""
+
+    def run(*arguments, data=None, small=SIMULATED):
+        code, out, err = rowhaul(
+            "simulate", data or f"{log_folder}/*.parquet", *small, "--warmup", "4", *arguments
+        )
+        return code, out, " ".join(err.split())
+
+    return run
+
+
 SMALL = ("--batch-size", "500", "--embedding-dim", "4", "--set", "model.options.top=[16]")
 
 

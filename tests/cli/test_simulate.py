@@ -7,24 +7,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-SMALL = (
-    *("--workers", "4", "--batch-per-worker", "50", "--links", "5gbit*2,0.5gbit*2"),
-    *("--cache", "60%", "--iterations", "12"),
-)
+from rowhaul.cli.simulate import _options_named
+from rowhaul.cli.simulate_options import check_brute_force
+from rowhaul.errors import ConfigError
+
 KINDS = ["miss_pull", "update_push", "evict_push", "peer_send"]
-
-
-@pytest.fixture
-def simulate(rowhaul, log_folder):
-    """Run the command on the click log; returns exit code, output and errors on one line each."""
-
-    def run(*arguments, data=None, small=SMALL):
-        code, out, err = rowhaul(
-            "simulate", data or f"{log_folder}/*.parquet", *small, "--warmup", "4", *arguments
-        )
-        return code, out, " ".join(err.split())
-
-    return run
 
 
 def test_the_issue_of_a_comparison(simulate, tmp_path):
@@ -130,6 +117,7 @@ def test_plain_parquet_without_a_schema_or_label(simulate, log_folder, tmp_path)
     code, _, err = simulate(*arguments, data=tmp_path / "ids.parquet")
     assert code == 2
     assert "--features" in err
+    assert "--label" not in err  # there is no such option
     assert simulate(*arguments, "--features", "user,item", data=tmp_path / "ids.parquet")[0] == 0
     code, _, err = simulate(*arguments, "--features", "user,itme", data=tmp_path / "ids.parquet")
     assert code == 2
@@ -176,11 +164,20 @@ def test_fewer_batches_than_asked_for_are_said(simulate):
         (("--links", "-5gbit"), "not negative"),
         (("--store-links", "1gbit*3"), "names 3 stores, but there are 1"),
         (("--colocated", "--store-links", "1gbit"), "share the workers' links"),
-        (("--stores", "0"), "stores must be at least 1"),
+        (("--stores", "0"), "with --colocated there are none"),
+        (("--stores", "1000000000"), "--stores is 1000000000; it must be 1 to 1,024"),
+        (("--stores", "2", "--colocated"), "--stores 2 and --colocated exclude each other"),
+        (("--links", "5gbit*999999999999999"), "names 999999999999999 workers, but there are 4"),
+        (("--links", "5gbit*" + "9" * 5000), "too many workers; there are 4"),
+        (("--links", "1e-300bit"), "out of range"),
+        (("--links", "1kbit*2,1tbit*2"), "closer together"),
         (("--cache", "2"), "--cache"),
         (("--cache", "1%"), "--cache"),
         (("--cache", "100b"), "--cache"),
         (("--cache", "120%"), "at most 100%"),
+        (("--cache", "0%"), "a cache needs room"),
+        (("--cache", "1e30"), "too large"),
+        (("--cache", "1e30gb"), "too large"),
         (("--cache", "-5"), "not negative"),
         (("--cache", "nan%"), "finite"),
         (("--cache", "plenty"), "--cache"),
@@ -190,9 +187,14 @@ def test_fewer_batches_than_asked_for_are_said(simulate):
         (("--dispatch", "magic"), "known are random"),
         (("--dispatch", ","), "names no mechanism"),
         (("--dispatch", "laia,laia"), "twice"),
+        (("--dispatch", "laia-adaptive:-1:20"), "laia-adaptive:-1:20"),
+        (("--dispatch", "brute-force"), "all assignments of 200 samples to 4 workers"),
+        (("--dispatch", "two-batch:brute-force"), "all assignments of 200 samples to 4 workers"),
         (("--policy", "fifo"), "lru"),
         (("--sync", "sometimes"), "on-demand"),
         (("--sync", "bounded:-1"), "bounded"),
+        (("--sync", "bounded:" + "9" * 30), "at most 1,000,000 updates late"),
+        (("--sync", "static:"), "static takes no settings"),
         (("--optimizer", "lion"), "known are sgd"),
         (("--reference", "esd:1"), "not among what is compared: laia"),
         (("--shares", "10*2,x*2"), "--shares"),
@@ -202,8 +204,13 @@ def test_fewer_batches_than_asked_for_are_said(simulate):
         (("--shares", "1.5*4"), "whole number"),
         (("--compute", "-1us"), "not negative"),
         (("--compute", "nan s"), "finite"),
+        (("--compute", "1e308s"), "at most 1,000,000s"),
         (("--dense-bytes", "-1mb"), "not negative"),
         (("--dim", "0"), "at least 1 value"),
+        (("--dim", "1e30"), "at most 65,536"),
+        (("--dim", "user=8,item=8,tags=8,user=16"), "table 'user' is named twice"),
+        (("--features", ""), "--features '' has an empty name"),
+        (("--features", ","), "--features ',' has an empty name"),
         (("--dim", "user=8"), "table 'item' has no dimension"),
         (("--dim", "usr=8,item=8,tags=8"), "no table 'usr'"),
         (("--batch-per-worker", "0"), "--batch-per-worker is 0"),
@@ -218,7 +225,7 @@ def test_fewer_batches_than_asked_for_are_said(simulate):
         (("--decision-budget", "fast"), "--decision-budget"),
         (("--json", "nowhere/x.json"), "nowhere does not exist"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",
 )
 def test_bad_input_is_named_and_leaves_nothing(arguments, said, simulate, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -238,17 +245,59 @@ def test_an_empty_data_set_is_named(simulate, tmp_path):
     assert "hold no rows" in err
 
 
-def test_files_that_exist_are_kept(simulate, tmp_path):
-    out = tmp_path / "x.json"
-    out.write_text("precious")
-    code, _, err = simulate("--dispatch", "laia", "--no-subsets", "--json", out)
-    assert (code, out.read_text()) == (2, "precious")
-    assert "--overwrite" in err
-    assert simulate("--dispatch", "laia", "--no-subsets", "--json", out, "--overwrite")[0] == 0
-    json.loads(out.read_text())
+def test_wrong_sizes_are_found_before_rows_are_counted(simulate, monkeypatch):
+    monkeypatch.setattr("rowhaul.cli.simulate_data.IdFiles.count_rows", lambda ids: pytest.fail("counted"))
+    for dispatch in ("laia,laia", "brute-force"):
+        assert simulate("--dispatch", dispatch)[0] == 2
 
 
-def test_an_interrupt_leaves_nothing(simulate, tmp_path, monkeypatch):
+def test_only_the_error_about_caches_names_their_options(simulate):
+    options = "(--cache, --batch-per-worker, --workers)"
+    assert options in simulate("--dispatch", "laia", "--cache", "2")[2]
+    with pytest.raises(ConfigError) as caught, _options_named():
+        raise ConfigError("brute-force tries all assignments")
+    assert str(caught.value) == "brute-force tries all assignments"
+
+
+def test_brute_force_may_be_as_large_as_it_can_run():
+    for num_workers, batch_size in ((1, 100_000), (2, 22), (4, 12)):  # 22 over 11 is 705,432
+        check_brute_force(["laia", "brute-force"], num_workers, batch_size)
+    for num_workers, batch_size in ((2, 24), (4, 16), (64, 8192)):  # 24 over 12 is 2,704,156
+        check_brute_force(["laia"], num_workers, batch_size)
+        with pytest.raises(ConfigError, match="brute-force"):
+            check_brute_force(["laia", "brute-force"], num_workers, batch_size)
+
+
+def test_names_are_printed_as_they_are_written(simulate):
+    code, out, err = simulate("--dispatch", "laia-adaptive:100:20", "--no-subsets")
+    assert code == 0, err
+    assert "laia-adaptive:100:20" in out
+    assert "💯" not in out
+
+
+def test_the_help_tells_what_can_be_written(rowhaul, monkeypatch):
+    from rowhaul.schedule.caches import POLICIES
+    from rowhaul.schedule.dispatch import DISPATCHERS
+
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 1000)
+    code, out, _ = rowhaul("simulate", "--help")
+    assert code == 0
+    for word in (*DISPATCHERS, *POLICIES, "emark:mark,latest,frequency", "5gbit@0.2ms", "laia@best-subset"):
+        assert word in out
+    assert "docs/simulate.md" in out.strip().splitlines()[-1]
+
+
+def a_kernel_is_interrupted():
+    """What numba makes of Ctrl-C."""
+    raise SystemError("CPUDispatcher(...) returned a result with an exception set") from KeyboardInterrupt()
+
+
+def ctrl_c():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("interrupt", [ctrl_c, a_kernel_is_interrupted])
+def test_an_interrupt_leaves_nothing(interrupt, simulate, tmp_path, monkeypatch):
     from rowhaul.schedule import Scheduler
 
     plan, planned = Scheduler.plan, []
@@ -256,7 +305,7 @@ def test_an_interrupt_leaves_nothing(simulate, tmp_path, monkeypatch):
     def interrupted(scheduler):
         planned.append(scheduler)
         if len(planned) == 5:
-            raise KeyboardInterrupt
+            interrupt()
         return plan(scheduler)
 
     monkeypatch.setattr(Scheduler, "plan", interrupted)

@@ -41,6 +41,10 @@ def test_units(parse, text, value):
         (parse_speed, "-1gbit", "not negative"),
         (parse_speed, "nan gbit", "finite"),
         (parse_speed, "inf gbit", "finite"),
+        (parse_speed, "1bit", "1kbit to 1000tbit"),
+        (parse_speed, "1e300gbit", "1kbit to 1000tbit"),
+        (parse_seconds, "1e308s", "at most 1,000,000s"),
+        (parse_bytes, "1e30gb", "at most 1,000tb"),
         (parse_seconds, "5", "has no unit"),
         (parse_seconds, "5 minutes", "unknown unit"),
         (parse_seconds, "-5us", "not negative"),
@@ -60,6 +64,11 @@ def test_one_value_per_worker():
     assert parse_for_each("7", 3, "--x", parse_number) == (7, 7, 7)
     with pytest.raises(ConfigError, match=r"--links 5gbit\*4,1gbit\*2 names 6 workers, but there are 8"):
         parse_links("5gbit*4,1gbit*2", 8, "--links")
+    for times in ("9" * 15, "9" * 5000):  # without making as many
+        with pytest.raises(ConfigError, match=r"workers.* there are 8"):
+            parse_links(f"5gbit*{times}", 8, "--links")
+    with pytest.raises(ConfigError, match="closer together"):
+        parse_links("1kbit,1tbit", 2, "--links")
     with pytest.raises(ConfigError, match="how many workers"):
         parse_links("5gbit*x", 8, "--links")
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -63,6 +64,20 @@ def test_columns_compare_with_the_reference(results):
         ["300", "-50%"],
     ]
     assert by_title["miss pulls"] == ["1", "1", "1"]
+
+
+def test_bytes_moved_include_the_ring_of_replicated_rows(results):
+    laia, subset, joint = results.outcomes
+    moved = float(laia.bytes.sum())
+    replicating = [replace(one, all_reduce_bytes=1e6) for one in (laia, subset, joint)]
+    # Each of n workers sends 2(n-1)/n of the bytes; one alone sends nothing.
+    assert [one.moved_bytes - moved for one in replicating] == [2e6, 0, 2e6]
+    columns = moves_columns(replace(results, outcomes=tuple(replicating)))
+    by_title = {" ".join(column.title): column.cells for column in columns}
+    assert by_title["moved MB"][0] == "2.00"
+    plain = replicating[0].to_dict()
+    assert plain["bytes"] == laia.to_dict()["bytes"]
+    assert plain["all_reduce"]["bytes"] == 1e6
 
 
 def test_footnotes_say_who_trains_how_much(results):

@@ -15,6 +15,7 @@ from rowhaul.cli.demo import demo
 from rowhaul.cli.doctor import doctor
 from rowhaul.cli.evaluate import evaluate, predict
 from rowhaul.cli.generate import generate
+from rowhaul.cli.interruption import is_interruption
 from rowhaul.cli.prepare import prepare
 from rowhaul.cli.simulate import simulate
 from rowhaul.cli.train import train
@@ -30,7 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (demo, generate, prepare, train, evaluate, predict, simulate, doctor):
-    app.command()(command)
+    epilog = "Every option is explained in docs/simulate.md." if command is simulate else None
+    app.command(epilog=epilog)(command)
 
 
 @app.callback()
@@ -52,6 +54,10 @@ def main() -> None:
         _fail(str(error), EXIT_ERROR)
     except KeyboardInterrupt:
         _fail("interrupted", EXIT_INTERRUPTED)
+    except SystemError as error:
+        if not is_interruption(error):
+            raise
+        _fail("interrupted", EXIT_INTERRUPTED)
     except OSError as error:
         reason = _explained(error)
         if reason is None:
@@ -72,5 +78,6 @@ def _explained(error: OSError) -> str | None:
 
 
 def _fail(message: str, code: int) -> None:
-    Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(message)}", highlight=False)
+    console = Console(stderr=True, soft_wrap=True, emoji=False)
+    console.print(f"[bold red]error:[/] {escape(message)}", highlight=False)
     sys.exit(code)

@@ -32,6 +32,7 @@ def demo(
         f"A Criteo-like click log of {rows:,} samples, 26 id features and 13 numbers each, "
         "then DLRM in one pass over it.\n",
         highlight=False,
+        markup=False,
         soft_wrap=True,
     )
     data, run = out / "logs", out / "run"
@@ -51,5 +52,6 @@ def demo(
         f"  rowhaul prepare  --format criteo train.txt.gz --out data/     # your own log: docs/data.md\n"
         f"  tensorboard --logdir {run}/tensorboard",
         highlight=False,
+        markup=False,
         soft_wrap=True,
     )

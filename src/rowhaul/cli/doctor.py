@@ -64,7 +64,7 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="Print the checks 
     if as_json:
         typer.echo(json.dumps([asdict(check) for check in found], indent=2))
     else:
-        render(found, Console())
+        render(found, Console(emoji=False))
     if any(check.status == "fail" for check in found):
         raise typer.Exit(1)
 

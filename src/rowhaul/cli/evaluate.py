@@ -65,4 +65,4 @@ def predict(
             overwrite=overwrite,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    console.print(f"{rows:,} scores in {out} (column `score`)", highlight=False)
+    console.print(f"{rows:,} scores in {out} (column `score`)", highlight=False, markup=False)

@@ -40,6 +40,7 @@ def generate(
         f"{num_rows:,} rows in {out}: base rate {facts['base_rate']:.3f}, "
         f"best possible AUC {facts['auc']:.4f}\nNext: rowhaul train --data '{out}/*.parquet' --out run/",
         highlight=False,
+        markup=False,
         soft_wrap=True,
     )
 
@@ -70,4 +71,4 @@ def _generate_raw(preset: str, rows: int, seed: int, out: Path) -> None:
 
     with told_when_interrupted("nothing was kept"), console.status(f"generating {rows:,} rows"):
         write_raw(LogGenerator(preset, rows, seed), out)
-    console.print(f"{rows:,} rows in {out}", highlight=False)
+    console.print(f"{rows:,} rows in {out}", highlight=False, markup=False)

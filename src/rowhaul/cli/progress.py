@@ -19,10 +19,12 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from rowhaul.cli.interruption import is_interruption
+
 if TYPE_CHECKING:  # PyTorch takes a second to import, and most commands do without
     from rowhaul.train.metrics import MetricValues
 
-console = Console()
+console = Console(emoji=False)  # esd:1:... is a name, whatever rich sees in it
 
 
 def counting_bar() -> Bar:
@@ -50,11 +52,11 @@ class Bar(Progress):
 def _bar(amount: ProgressColumn) -> Bar:
     # Narrow enough for a terminal of 80 columns; nothing is cut off.
     return Bar(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=16),
         amount,
         TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         console=console,
     )
 
@@ -136,6 +138,8 @@ def told_when_interrupted(what_next: str) -> Iterator[None]:
     """At Ctrl-C, say what the user can do next and end with the exit code that shells expect."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemError) as error:
+        if not is_interruption(error):
+            raise
         console.print(f"interrupted; {what_next}", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(130) from None

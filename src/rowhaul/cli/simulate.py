@@ -15,12 +15,28 @@ if TYPE_CHECKING:
     from rowhaul.simulate.results import Results
     from rowhaul.simulate.run import Progress
 
+# Rich reads square brackets in help as markup.
+DISPATCH_HELP = (
+    "Mechanisms, comma-separated, each with its settings: random, round-robin, laia:THREADS, "
+    "laia-adaptive:TABLES:REFRESH:THREADS, esd:ALPHA:CRITERION (esd:0.5:min3-min), "
+    "joint:PASSES:FUTURE:OBJECTIVE (joint:objective=makespan), brute-force, and two-batch: before any of "
+    "them (two-batch:laia). Settings may be left out or named: joint:passes=5."
+)
+POLICY_HELP = (
+    "What leaves a full cache: lru, lfu, emark or belady; emark may be followed by the order of its keys, "
+    "emark:mark,latest,frequency."
+)
+SHARES_HELP = "Samples per worker: equal, auto, or for each as 200*4,56*4 (weights, if not the batch's sum)."
+
 
 def simulate(
     data: list[str] = typer.Argument(..., help="Parquet files, folders or globs."),
-    workers: int = typer.Option(..., help="How many workers train."),
+    workers: int = typer.Option(..., help="How many workers train, 1 to 64."),
     links: str = typer.Option(
-        ..., help="Speed of the workers' links: 5gbit, or one each as 5gbit*4,0.5gbit@0.2ms*4 (@ latency)."
+        ...,
+        help="Speed of the workers' links, per second: 5gbit for all, or for each as 5gbit*4,0.5gbit*4. "
+        "Bits: bit, kbit, mbit, gbit, tbit; bytes: b, kb, mb, gb, tb, kib, mib, gib, tib. With seconds "
+        "per message behind an @: 5gbit@0.2ms (s, ms, us, ns).",
     ),
     batch_per_worker: int = typer.Option(128, help="Samples per worker and iteration, in equal shares."),
     dim: str = typer.Option("512", help="Values in a row: for all tables, or user=64,item=16,..."),
@@ -28,32 +44,38 @@ def simulate(
     cache: str = typer.Option(
         "10%", help="Each worker's cache: share of the rows (8%), rows (5000), bytes (2GiB)."
     ),
-    policy: str = typer.Option("lru", help="What leaves a full cache: lru, lfu, emark, belady."),
+    policy: str = typer.Option("lru", help=POLICY_HELP),
     dispatch: str = typer.Option(
         "random,laia,esd:1,joint",
-        help="Mechanisms, comma-separated: random, round-robin, laia, esd:0.5, joint, ...",
+        help=DISPATCH_HELP,
     ),
     sync: str = typer.Option(
-        "on-demand", help="When trained rows travel: on-demand, full, bounded:S, static."
+        "on-demand", help="When trained rows travel: on-demand, full, bounded:S (S updates late), static."
     ),
     look_ahead: int = typer.Option(
         1, help="Batches known beyond the one planned; 0: rows are pushed at once."
     ),
-    shares: str = typer.Option("equal", help="Samples per worker: equal, auto, or 200*4,56*4."),
+    shares: str = typer.Option("equal", help=SHARES_HELP),
     compute: str = typer.Option("0", help="Seconds of compute per sample: 50us, or 50us*4,200us*4."),
     dense_bytes: str = typer.Option("0", help="Size of the dense model, all-reduced every iteration: 40mb."),
-    stores: int = typer.Option(1, help="Parameter servers that the rows are spread over."),
+    stores: int | None = typer.Option(
+        None, help="Parameter servers that the rows are spread over, 1 to 1024; default 1."
+    ),
     store_links: str | None = typer.Option(
-        None, help="Speed of the stores' links; default: never what an iteration waits for."
+        None, help="Speed of the stores' links, as --links; default: never what an iteration waits for."
     ),
     colocated: bool = typer.Option(
-        False, "--colocated", help="Workers store the rows; no parameter servers."
+        False, "--colocated", metavar="", help="Workers store the rows; no parameter servers."
     ),
-    peer_to_peer: bool = typer.Option(False, "--peer-to-peer", help="Workers send rows to each other."),
+    peer_to_peer: bool = typer.Option(
+        False, "--peer-to-peer", metavar="", help="Workers send rows to each other (--sync on-demand)."
+    ),
     decision_budget: str | None = typer.Option(
         None, help="Time for a decision, for laia-adaptive: 5ms; default: the compute of an iteration."
     ),
-    even_out: bool = typer.Option(False, "--even-out", help="Spread early moves over the look-ahead."),
+    even_out: bool = typer.Option(
+        False, "--even-out", metavar="", help="Spread early moves over the look-ahead (2 or more)."
+    ),
     first_touch: Literal["on", "off"] = typer.Option(
         "on", help="on: a row never trained before is made where it is needed; off: it is pulled."
     ),
@@ -65,16 +87,23 @@ def simulate(
     iterations: int = typer.Option(200, help="Iterations to run, the warm-up included; 0: the whole data."),
     warmup: int = typer.Option(10, help="First iterations that no average counts."),
     seed: int = typer.Option(0, help="Of everything that is drawn."),
-    reference: str | None = typer.Option(None, help="Mechanism to compare with; default: the first."),
+    reference: str | None = typer.Option(
+        None,
+        help="Mechanism to compare with, also laia@best-subset or, with --shares, laia@equal; "
+        "default: the first.",
+    ),
     subsets: bool = typer.Option(
-        True, "--subsets/--no-subsets", help="Also show the best subset of workers with equal shares."
+        True,
+        "--subsets/--no-subsets",
+        metavar="",
+        help="Also show the best subset of workers with equal shares.",
     ),
     schema: Path | None = typer.Option(None, help="Schema file; default: schema.yaml beside the data."),
     features: str | None = typer.Option(None, help="Id columns, comma-separated, of data without a schema."),
     json_file: Path | None = typer.Option(None, "--json", help="Write all numbers to this file."),
     report: Path | None = typer.Option(None, "--report", help="Write a page with plots to this file."),
     overwrite: bool = typer.Option(
-        False, "--overwrite", help="Replace --json and --report files that exist."
+        False, "--overwrite", metavar="", help="Replace --json and --report files that exist."
     ),
 ) -> None:
     """Count what each way of scheduling would move on your data, and how long your links would take."""
@@ -85,9 +114,11 @@ def simulate(
 
     from rowhaul._files import write_text
     from rowhaul.cli.progress import console, told_when_interrupted
+    from rowhaul.cli.simulate_outputs import check_outputs
     from rowhaul.cli.simulate_table import print_results
 
-    _check_outputs([path for path in (json_file, report) if path], overwrite)
+    outputs = {option: path for option, path in (("--json", json_file), ("--report", report)) if path}
+    check_outputs(outputs, data, schema, overwrite)
     with told_when_interrupted("nothing was written"):
         results = _simulate(given)
         texts = {}
@@ -100,21 +131,24 @@ def simulate(
     print_results(results, console)
     for path, text in texts.items():
         write_text(path, text)
-        console.print(f"written: {path}", highlight=False, soft_wrap=True)
+        console.print(f"written: {path}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _simulate(given: dict[str, Any]) -> Results:
     """Read the options, count the rows where that is needed, and run every mechanism."""
+    from rowhaul.cli import simulate_notes as notes
     from rowhaul.cli import simulate_options as options
     from rowhaul.cli.simulate_data import IdFiles
-    from rowhaul.errors import ConfigError
-    from rowhaul.schedule import CacheSettings, ScheduleSettings, Topology, link_prices
+    from rowhaul.schedule import CacheSettings, ScheduleSettings, link_prices
     from rowhaul.simulate.results import Results
     from rowhaul.simulate.run import Simulation, names_compared
     from rowhaul.simulate.shares import Objective
     from rowhaul.simulate.trace import RememberedTrace
 
-    topology = Topology(given["workers"], given["stores"], given["colocated"], given["peer_to_peer"])
+    topology = options.make_topology(
+        given["workers"], given["stores"], given["colocated"], given["peer_to_peer"]
+    )
+    options.check_sync(given["sync"])
     model = options.time_model(
         topology,
         given["links"],
@@ -136,6 +170,8 @@ def _simulate(given: dict[str, Any]) -> Results:
     available = ids.num_batches(batch_size)
     asked = given["iterations"] or available
     options.check_warmup(given["warmup"], asked, available, batch_size)
+    if shares is None and available > 1:
+        options.check_brute_force(mechanisms, topology.num_workers, batch_size)
     schedule = ScheduleSettings(
         topology=topology,
         sizes=options.row_sizes(options.parse_dims(given["dim"], ids.tables), given["optimizer"]),
@@ -152,25 +188,14 @@ def _simulate(given: dict[str, Any]) -> Results:
         schedule.with_dispatcher(name)  # complains before the pass over the data
     schedule, num_rows = _size_caches(schedule, ids, given["cache"], given["hot"])
 
-    notes = []
-    if asked > available:
-        notes.append(
-            f"The data holds {available:,} batches of {batch_size:,} samples; {asked:,} were asked for."
-        )
-    if shares == "auto":
-        notes.append(
-            f"Shares are chosen for the smallest {Objective(model.computes)}; with none, a worker stays out."
-        )
     iterations = min(asked, available)
     trace = RememberedTrace(lambda: ids.batches(batch_size, iterations))
     with _bar() as progress:
         simulation = Simulation(
             trace, batch_size, schedule, model, iterations, given["warmup"], progress, decision_budget
         )
-        try:
+        with _options_named():
             outcomes = simulation.run(mechanisms, shares, compare=given["subsets"])
-        except ConfigError as error:  # found while running: a worker is given more than it can take
-            raise ConfigError(f"{error} (--cache, --batch-per-worker, --workers)") from None
     shown = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     return Results(
         settings={**shown, **_resolved(schedule, ids, batch_size, num_rows)},
@@ -178,7 +203,11 @@ def _simulate(given: dict[str, Any]) -> Results:
         outcomes=outcomes,
         reference=reference,
         assumptions=model.assumptions,
-        notes=tuple(notes),
+        notes=(
+            *notes.notes_on_data(asked, available, batch_size, given["hot"], num_rows),
+            *notes.notes_on_shares(shares, batch_size, Objective(model.computes)),
+            *notes.notes_on_effects(given, schedule, mechanisms),
+        ),
     )
 
 
@@ -207,6 +236,7 @@ def _resolved(
 ) -> dict[str, Any]:
     """What the options came to, for the record."""
     return {
+        "stores": 0 if schedule.topology.colocated else schedule.topology.num_stores,
         "batch_size": batch_size,
         "tables": list(ids.tables),
         "row_bytes": list(schedule.sizes.records),
@@ -217,17 +247,17 @@ def _resolved(
     }
 
 
-def _check_outputs(paths: list[Path], overwrite: bool) -> None:
-    """Find out before a long run whether its results can be written."""
+@contextmanager
+def _options_named() -> Iterator[None]:
+    """Add to the one error that running finds in a user's settings which options it is about."""
     from rowhaul.errors import ConfigError
 
-    for path in paths:
-        if path.is_dir():
-            raise ConfigError(f"{path} is a folder; name a file")
-        if path.exists() and not overwrite:
-            raise ConfigError(f"{path} exists; name another file, or pass --overwrite")
-        if not path.parent.is_dir():
-            raise ConfigError(f"{path}: the folder {path.parent} does not exist; make it first")
+    try:
+        yield
+    except ConfigError as error:
+        if "its cache holds" not in str(error):
+            raise
+        raise ConfigError(f"{error} (--cache, --batch-per-worker, --workers)") from None
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rowhaul.errors import ConfigError, DataError
+
 if TYPE_CHECKING:
     from rowhaul.data.schema import Schema
     from rowhaul.schedule import IdBatch
@@ -28,9 +30,19 @@ class IdFiles:
         from rowhaul.data.files import find_schema
         from rowhaul.data.schema import Schema
 
-        found = find_schema(
-            files, schema, [name.strip() for name in features.split(",")] if features else None
-        )
+        columns = None if features is None else [name.strip() for name in features.split(",")]
+        if columns is not None and not all(columns):
+            raise ConfigError(
+                f"--features {features!r} has an empty name; name the id columns, as in --features user,item"
+            )
+        try:
+            found = find_schema(files, schema, columns)
+        except DataError as error:  # there is no --label here
+            raise DataError(
+                str(error).replace(
+                    "columns and the label (--features a,b --label y)", "columns (--features a,b)"
+                )
+            ) from None
         return cls(files, Schema(label=None, dense=(), ids=found.ids))
 
     @property

@@ -9,11 +9,18 @@ from typing import Literal
 from rowhaul.errors import ConfigError
 from rowhaul.optim import row_optimizer
 from rowhaul.schedule import CacheSettings, RowSizes, Topology
+from rowhaul.schedule.apportion import apportion
+from rowhaul.schedule.dispatch.brute_force import MOST_ASSIGNMENTS, num_assignments
+from rowhaul.schedule.sync import make_sync
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.links import Links, parse_links
 from rowhaul.simulate.quantities import parse_bytes, parse_for_each, parse_number, parse_seconds
 
 FLOAT_BYTES = 4
+MAX_DIM = 65_536
+MAX_STORES = 1024
+MAX_STALENESS = 1_000_000
+MAX_NUMBER = 10**15  # of anything else that is counted
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,10 @@ class CacheSize:
             percent = parse_number(text.removesuffix("%"), "--cache")
             if percent > 100:
                 raise ConfigError(f"--cache {text}: a cache holds at most 100% of the rows")
+            if not percent:
+                raise ConfigError(
+                    f"--cache {text}: a cache needs room; give it more, such as 8%, 5000 or 2GiB"
+                )
             return cls(percent / 100, "share")
         if text[-1:].isalpha():
             return cls(parse_bytes(text, "--cache"), "bytes")
@@ -47,6 +58,29 @@ def rows_held(cache: CacheSettings, sizes: RowSizes) -> int:
     """How many rows a cache holds for certain."""
     assert isinstance(cache.capacity, int)
     return cache.capacity if cache.unit == "rows" else cache.capacity // max(sizes.records)
+
+
+def make_topology(workers: int, stores: int | None, colocated: bool, peer_to_peer: bool) -> Topology:
+    """Who trains and who stores, from `--workers`, `--stores`, `--colocated` and `--peer-to-peer`."""
+    if colocated and stores is not None:
+        raise ConfigError(
+            f"--stores {stores} and --colocated exclude each other: with --colocated the workers store the "
+            "rows; leave one of the two out"
+        )
+    if stores is not None and not 1 <= stores <= MAX_STORES:
+        raise ConfigError(
+            f"--stores is {stores}; it must be 1 to {MAX_STORES:,} (with --colocated there are none, the "
+            "workers store the rows)"
+        )
+    return Topology(workers, stores or 1, colocated, peer_to_peer)
+
+
+def check_sync(text: str) -> None:
+    """Refuse what `--sync` must not be, besides unknown names."""
+    if text.endswith(":") and not text.startswith("bounded"):
+        raise ConfigError(f"--sync {text}: {text.rstrip(':')} takes no settings; write it without the colon")
+    if make_sync(text).staleness > MAX_STALENESS:
+        raise ConfigError(f"--sync {text}: rows may be at most {MAX_STALENESS:,} updates late")
 
 
 def time_model(
@@ -95,12 +129,14 @@ def parse_budget(text: str | None, model: TimeModel, batch_per_worker: int) -> f
 def parse_dims(text: str, tables: Sequence[str]) -> tuple[int, ...]:
     """`--dim`: one for all tables, or ``table=dim`` for each."""
     if "=" not in text:
-        dims = (whole_number(text, "--dim"),) * len(tables)
+        dims = (whole_number(text, "--dim", MAX_DIM),) * len(tables)
     else:
         by_table = {}
         for item in text.split(","):
-            table, _, dim = item.partition("=")
-            by_table[table.strip()] = whole_number(dim, "--dim")
+            table, _, dim = (part.strip() for part in item.partition("="))
+            if table in by_table:
+                raise ConfigError(f"--dim {text}: table {table!r} is named twice; name each table once")
+            by_table[table] = whole_number(dim, "--dim", MAX_DIM)
         wrong = [table for table in by_table if table not in tables]
         missing = [table for table in tables if table not in by_table]
         if wrong or missing:
@@ -126,7 +162,25 @@ def parse_mechanisms(text: str) -> list[str]:
     mechanisms = [name.strip() for name in text.split(",") if name.strip()]
     if not mechanisms:
         raise ConfigError("--dispatch names no mechanism; try random,laia,esd:1,joint")
+    repeated = next((name for name in mechanisms if mechanisms.count(name) > 1), None)
+    if repeated:
+        raise ConfigError(f"--dispatch names {repeated} twice; name each mechanism once")
     return mechanisms
+
+
+def check_brute_force(mechanisms: Sequence[str], num_workers: int, batch_size: int) -> None:
+    """Refuse brute-force where it cannot try all assignments of a batch in equal shares."""
+    samples = min(batch_size, 64)  # 64 are too many for any 2 workers
+    shares = apportion(samples, (1,) * num_workers).tolist()
+    if num_assignments(samples, shares, MOST_ASSIGNMENTS) <= MOST_ASSIGNMENTS:
+        return
+    for name in mechanisms:
+        if "brute-force" in name.split(":"):
+            raise ConfigError(
+                f"--dispatch {name} tries all assignments of {batch_size:,} samples to {num_workers} "
+                f"workers, more than {MOST_ASSIGNMENTS:,}; lower --batch-per-worker or --workers, or "
+                "leave it out"
+            )
 
 
 def check_reference(reference: str, names: Sequence[str]) -> None:
@@ -150,11 +204,13 @@ def check_warmup(warmup: int, iterations: int, available: int, batch_size: int) 
         )
 
 
-def whole_number(text: str, option: str) -> int:
-    """A whole number of at least 0."""
+def whole_number(text: str, option: str, most: int = MAX_NUMBER) -> int:
+    """A whole number from 0 to ``most``."""
     number = parse_number(text, option)
     if number != int(number):
         raise ConfigError(f"{option}: {text!r} must be a whole number")
+    if number > most:
+        raise ConfigError(f"{option}: {text!r} is too large; it must be at most {most:,}")
     return int(number)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rowhaul.simulate.results import Results
 from rowhaul.simulate.table import Column, footnotes, is_comparison, label, moves_columns, time_columns
@@ -33,7 +34,7 @@ def _table(results: Results, columns: Sequence[Column]) -> Table:
     for number, outcome in enumerate(results.outcomes):
         compared = is_comparison(outcome)
         table.add_row(
-            "  " * compared + label(outcome),
+            Text("  " * compared + label(outcome)),
             *(column.cells[number] for column in columns),
             style="dim" if compared else None,
         )

@@ -86,6 +86,7 @@ def train(
             console.print(
                 f"\nStopped and saved. To go on: rowhaul train --resume --out {out} {again}",
                 highlight=False,
+                markup=False,
                 soft_wrap=True,
             )
         raise typer.Exit(130)
@@ -96,6 +97,7 @@ def train(
             f"  rowhaul predict {out} --data '{example}' --out scores.parquet\n"
             f"  tensorboard --logdir {out}/tensorboard",
             highlight=False,
+            markup=False,
             soft_wrap=True,
         )
 

@@ -12,6 +12,8 @@ from rowhaul.errors import ConfigError
 from rowhaul.schedule.topology import Topology
 from rowhaul.simulate.quantities import parse_for_each, parse_seconds, parse_speed
 
+MOST_UNEQUAL = 1_000_000  # as far apart as the speeds of links may be: costs are counted in whole numbers
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -90,7 +92,14 @@ class Links:
 
 def parse_links(text: str, count: int, option: str, nodes: str = "workers") -> tuple[Link, ...]:
     """Links from ``5gbit*4,0.5gbit@0.2ms*4``: speed, latency if any, how many nodes."""
-    return parse_for_each(text, count, option, parse_link, nodes)
+    links = parse_for_each(text, count, option, parse_link, nodes)
+    speeds = [link.bytes_per_second for link in links]
+    if max(speeds) > MOST_UNEQUAL * min(speeds):
+        raise ConfigError(
+            f"{option} {text}: the fastest link has more than {MOST_UNEQUAL:,} times the speed of the "
+            "slowest; bring them closer together"
+        )
+    return links
 
 
 def parse_link(text: str, option: str) -> Link:

@@ -21,12 +21,19 @@ BYTE_UNITS = {f"{prefix}b": scale for prefix, scale in (_PREFIXES | _BINARY_PREF
 SPEED_UNITS = {f"{prefix}bit": scale / 8 for prefix, scale in _PREFIXES.items()} | BYTE_UNITS
 TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
+LEAST_SPEED, MOST_SPEED = 1e3 / 8, 1e15 / 8  # bytes a second: beyond these sums of times lose their meaning
+MOST_SECONDS = 1e6
+MOST_BYTES = 1e15
+_MOST_DIGITS = 18  # of a number of nodes
+
 
 def parse_speed(text: str, option: str) -> float:
     """Bytes a second, from bits (``5gbit``) or bytes (``600mb``)."""
     speed = _parse(text, option, SPEED_UNITS, "a speed such as 5gbit (bits) or 600mb (bytes) a second")
     if speed <= 0:
         raise ConfigError(f"{option}: {text!r} is no speed; it must be above 0")
+    if not LEAST_SPEED <= speed <= MOST_SPEED:
+        raise ConfigError(f"{option}: {text!r} is out of range; a link has 1kbit to 1000tbit a second")
     return speed
 
 
@@ -34,14 +41,20 @@ def parse_seconds(text: str, option: str) -> float:
     """Seconds, from ``50us``, ``0.2ms``, ``1s`` or a plain 0."""
     if text.strip() == "0":
         return 0.0
-    return _parse(text, option, TIME_UNITS, "a time such as 50us, 0.2ms or 1s")
+    seconds = _parse(text, option, TIME_UNITS, "a time such as 50us, 0.2ms or 1s")
+    if seconds > MOST_SECONDS:
+        raise ConfigError(f"{option}: {text!r} is too long; it must be at most {MOST_SECONDS:,.0f}s")
+    return seconds
 
 
 def parse_bytes(text: str, option: str) -> int:
     """Bytes, from ``2GiB``, ``500mb``, ``100b`` or a plain 0."""
     if text.strip() == "0":
         return 0
-    return round(_parse(text, option, BYTE_UNITS, "a size such as 2GiB, 500mb or 100b"))
+    size = _parse(text, option, BYTE_UNITS, "a size such as 2GiB, 500mb or 100b")
+    if size > MOST_BYTES:
+        raise ConfigError(f"{option}: {text!r} is too large; it must be at most {MOST_BYTES / 1e12:,.0f}tb")
+    return round(size)
 
 
 def parse_number(text: str, option: str) -> float:
@@ -56,18 +69,22 @@ def parse_for_each(
     items = [item.strip() for item in text.split(",")]
     if len(items) == 1 and "*" not in text:
         return (parse(items[0], option),) * count
-    values: list[Value] = []
+    named: list[tuple[str, int]] = []  # values, and how many nodes each is for
     for item in items:
         value, star, times = item.partition("*")
-        if star and not times.strip().isdecimal():
+        times = times.strip() if star else "1"
+        if not times.isdecimal():
             raise ConfigError(f"{option}: {item!r} should end in how many {nodes} it is for, e.g. {value}*4")
-        values += [parse(value, option)] * (int(times) if star else 1)
-    if len(values) != count:
+        if len(times) > _MOST_DIGITS:
+            raise ConfigError(f"{option}: {item!r} is for too many {nodes}; there are {count}")
+        named.append((value, int(times)))
+    total = sum(times for _, times in named)
+    if total != count:
         raise ConfigError(
-            f"{option} {text} names {len(values)} {nodes}, but there are {count}; give one value for all, "
+            f"{option} {text} names {total} {nodes}, but there are {count}; give one value for all, "
             "or one for each (x*4,y*4 is four times x, then four times y)"
         )
-    return tuple(values)
+    return tuple(parsed for value, times in named for parsed in (parse(value, option),) * times)
 
 
 def _parse(text: str, option: str, units: Mapping[str, float], example: str) -> float:

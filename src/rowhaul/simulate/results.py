@@ -44,6 +44,14 @@ class Outcome:
         return sum(share > 0 for share in self.shares)
 
     @property
+    def moved_bytes(self) -> float:
+        """Bytes that all workers move in an iteration: from rank to rank, and in the ring of replicated rows.
+
+        In a ring of n workers each sends 2(n-1)/n of the bytes that are all-reduced.
+        """
+        return float(self.bytes.sum()) + 2 * (self.workers_used - 1) * self.all_reduce_bytes
+
+    @property
     def cost_seconds(self) -> float:
         """Total cost of an iteration."""
         return self._mean(self.cost_series)

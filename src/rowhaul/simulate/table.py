@@ -56,7 +56,7 @@ def moves_columns(results: Results) -> list[Column]:
             columns.append(Column((first, second), [f"{one.rows[kind].sum():,.0f}" for one in outcomes]))
     if any(outcome.all_reduce_rows for outcome in outcomes):
         columns.append(Column(("all-", "reduced"), [f"{one.all_reduce_rows:,.0f}" for one in outcomes]))
-    columns.append(Column(("moved", "MB"), [_number(one.bytes.sum() / 1e6) for one in outcomes]))
+    columns.append(Column(("moved", "MB"), [_number(one.moved_bytes / 1e6) for one in outcomes]))
     columns.append(Column(("hits", "%"), [f"{one.hit_ratio * 100:.1f}" for one in outcomes]))
     return columns
 
