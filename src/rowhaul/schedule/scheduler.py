@@ -21,9 +21,7 @@ from rowhaul.schedule.caches import Caches
 from rowhaul.schedule.control import ControlLog, ControlRecord, Value
 from rowhaul.schedule.directory import Directory, LocatedBatch, State
 from rowhaul.schedule.dispatch import make_dispatcher, with_settings
-from rowhaul.schedule.dispatch.adaptive import Learns
-from rowhaul.schedule.dispatch.task import Dispatcher, DispatchTask
-from rowhaul.schedule.dispatch.two_batches import LooksAhead
+from rowhaul.schedule.dispatch.task import Dispatcher, DispatchTask, Learns, LooksAhead
 from rowhaul.schedule.masks import trainers_of
 from rowhaul.schedule.plan import Plan
 from rowhaul.schedule.settings import ScheduleSettings, check_prices, check_shares

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.schedule.directory import Directory, LocatedBatch
-from rowhaul.schedule.directory.kernels import describe, describe_after
+from rowhaul.schedule.directory.describing_kernels import describe, describe_after
 from rowhaul.schedule.dispatch.task import DispatchTask
 from rowhaul.schedule.sizes import RowSizes
 from rowhaul.schedule.sync.mode import SyncMode

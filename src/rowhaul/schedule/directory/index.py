@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.schedule.directory.kernels import index_rehash
+from rowhaul.schedule.directory.index_kernels import index_rehash
 
 SMALLEST = 1024
 

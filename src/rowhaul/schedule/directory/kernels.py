@@ -1,8 +1,4 @@
-"""Compiled loops of the directory: its index, and finding the distinct rows of a batch.
-
-The index is open addressing with linear probing over pairs of 64-bit words: the key, then
-(table << 32 | value + 1); an all-zero second word is an empty place. One probe is one cache line.
-"""
+"""Compiled loops of the directory: finding the distinct rows of a batch, and giving their slots back."""
 
 from __future__ import annotations
 
@@ -10,68 +6,13 @@ import numpy as np
 
 from rowhaul._kernels import kernel
 from rowhaul._memory import prefetch_to_read, prefetch_to_write
-from rowhaul.schedule.directory.states import State
-from rowhaul.schedule.kernels import home_shard, row_hash
-from rowhaul.schedule.masks import NOBODY, ONE, bit, lowest
+from rowhaul.schedule.directory.codes import HOME
+from rowhaul.schedule.directory.index_kernels import index_delete, index_find, index_set, index_value
+from rowhaul.schedule.kernels import row_hash
+from rowhaul.schedule.masks import NOBODY
 
-FRESH, HOME = np.uint8(State.FRESH), np.uint8(State.HOME)
-OWNED, SPLIT = np.uint8(State.OWNED), np.uint8(State.SPLIT)
-REPLICATED, NOT_ADMITTED = np.uint8(State.REPLICATED), np.uint8(State.NOT_ADMITTED)
-LOW = np.int64(0xFFFFFFFF)
 NEVER = -1  # the stamp of a slot that no batch has named
 AHEAD = 16  # ids between asking for a cache line and using it
-
-
-@kernel
-def index_find(index, table, key):
-    """The place of a row in the index; its second word is 0 if the row is not there."""
-    mask = np.int64(len(index) - 1)
-    place = np.int64(row_hash(table, key)) & mask
-    while True:
-        word = index[place, 1]
-        if word == 0 or (index[place, 0] == key and (word >> 32) == table):
-            return place
-        place = (place + 1) & mask
-
-
-@kernel
-def index_value(word):
-    """The value in a place's second word."""
-    return (word & LOW) - 1
-
-
-@kernel
-def index_set(index, place, table, key, value):
-    """Write a row and its value into a place found by `index_find`."""
-    index[place, 0] = key
-    index[place, 1] = (np.int64(table) << 32) | (np.int64(value) + 1)
-
-
-@kernel
-def index_delete(index, place):
-    """Empty a place and close the gap: later rows of the run move up, so that no tombstones remain."""
-    mask = np.int64(len(index) - 1)
-    hole = place
-    probe = (place + 1) & mask
-    while index[probe, 1] != 0:
-        wanted = np.int64(row_hash(index[probe, 1] >> 32, index[probe, 0])) & mask
-        if ((probe - wanted) & mask) >= ((probe - hole) & mask):
-            index[hole, 0] = index[probe, 0]
-            index[hole, 1] = index[probe, 1]
-            hole = probe
-        probe = (probe + 1) & mask
-    index[hole, 1] = 0
-
-
-@kernel
-def index_rehash(old, new):
-    """Copy all rows of one index into an empty, larger one."""
-    for place in range(len(old)):
-        word = old[place, 1]
-        if word != 0:
-            at = index_find(new, word >> 32, old[place, 0])
-            new[at, 0] = old[place, 0]
-            new[at, 1] = word
 
 
 @kernel
@@ -272,82 +213,3 @@ def release(slots, candidates, index, free_slots, num_free):
         free_slots[num_free] = slot
         num_free += 1
     return num_free
-
-
-@kernel
-def describe(slots, batch_slots, next_use, number, num_shards, peer_to_peer, record_sizes, value_sizes):
-    """A batch's rows in a dispatcher's terms; ``num_shards`` is 0 where no worker stores rows.
-
-    Returns tables, latest, owner, partial, free, home, record_size, value_size and next_use as
-    `DispatchTask` has them.
-    """
-    count = len(batch_slots)
-    tables = np.empty(count, np.int32)
-    latest = np.empty(count, np.uint64)
-    owner = np.empty(count, np.int16)
-    partial = np.empty(count, np.uint64)
-    free = np.empty(count, np.uint8)
-    home = np.empty(count, np.int16)
-    record_size = np.empty(count, np.int64)
-    value_size = np.empty(count, np.int64)
-    until_next_use = np.empty(count, np.int32)
-    slots_address = np.int64(slots.ctypes.data)
-    for r in range(count):
-        if r + AHEAD < count:
-            prefetch_to_read(slots_address + np.int64(batch_slots[r + AHEAD]) * slots.itemsize)
-        record = slots[batch_slots[r]]
-        table, state, members = record.table, record.state, record.members
-        tables[r] = table
-        latest[r] = NOBODY
-        owner[r] = -1
-        partial[r] = NOBODY
-        free[r] = 0
-        if state == HOME:
-            latest[r] = members
-        elif state == OWNED:
-            latest[r] = members
-            owner[r] = lowest(members)
-        elif state == SPLIT:
-            partial[r] = members
-            if peer_to_peer and record.settled == NOBODY and record.base != NOBODY:
-                # One of the workers will put it together and is then its owner.
-                owner[r] = lowest(members & record.base)
-                latest[r] = bit(owner[r])
-        else:
-            free[r] = 1
-        home[r] = home_shard(table, record.key, num_shards) if num_shards > 0 else -1
-        record_size[r] = record_sizes[table]
-        value_size[r] = value_sizes[table]
-        until_next_use[r] = next_use[r] - number if next_use[r] > 0 else 0
-    return tables, latest, owner, partial, free, home, record_size, value_size, until_next_use
-
-
-@kernel
-def describe_after(
-    trainers, owner, has_state, states, shared, places, on_demand, keeps_copies, bounded, peer_to_peer,
-    next_latest, next_owner, next_partial, next_free,
-):  # fmt: skip
-    """Where rows that two batches share are when the first has been trained, in the second's terms."""
-    for s in range(len(shared)):
-        r, place = shared[s], places[s]
-        if states[r] == REPLICATED or states[r] == NOT_ADMITTED:
-            continue
-        by = trainers[r]
-        single = by & (by - ONE) == NOBODY
-        next_free[place] = 0
-        next_owner[place] = -1
-        next_partial[place] = NOBODY
-        if bounded:
-            next_latest[place] |= by
-        else:
-            next_latest[place] = by if keeps_copies and single else NOBODY
-        if on_demand:
-            if single:
-                next_owner[place] = lowest(by)
-            else:
-                next_partial[place] = by
-                if peer_to_peer and owner[r] >= 0:
-                    # The record from before the step is on a peer, which will put the row together.
-                    trains = has_state[r] and by & bit(owner[r]) != NOBODY
-                    next_owner[place] = owner[r] if trains else lowest(by)
-                    next_latest[place] = bit(next_owner[place])

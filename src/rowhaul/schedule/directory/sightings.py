@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from rowhaul._kernels import kernel
 from rowhaul.schedule.directory.index import RowIndex
-from rowhaul.schedule.directory.kernels import index_delete, index_find, index_set, index_value
+from rowhaul.schedule.directory.index_kernels import index_delete, index_find, index_set, index_value
 
 
 class Sightings:

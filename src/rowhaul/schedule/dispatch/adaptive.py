@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,28 +11,7 @@ import numpy.typing as npt
 from rowhaul.errors import ConfigError
 from rowhaul.schedule.dispatch.infrequency import rank_tables
 from rowhaul.schedule.dispatch.laia import allocate, check_threads
-from rowhaul.schedule.dispatch.task import Dispatcher, DispatchTask
-
-
-@runtime_checkable
-class Learns(Dispatcher, Protocol):
-    """A dispatcher that learns from the caches now and then; it is replaced by one that has learnt."""
-
-    def learns_at(self, iteration: int) -> bool:
-        """Whether `learn` should be called before this iteration is planned."""
-        ...
-
-    def learn(
-        self, tables: npt.NDArray[np.int32], appearances: npt.NDArray[np.int32], samples_per_worker: int
-    ) -> Dispatcher:
-        """The dispatcher to go on with.
-
-        Args:
-            tables: the table of every row that some worker's cache holds.
-            appearances: in how many samples each of them has appeared so far.
-            samples_per_worker: samples trained so far, divided by the workers.
-        """
-        ...
+from rowhaul.schedule.dispatch.task import DispatchTask
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ costs are sizes times prices, in units that only compare with each other.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,13 @@ class DispatchTask:
     peer_to_peer: bool = False  # an owner sends to every trainer itself, instead of once to the home
 
     @property
+    def whereabouts(self) -> tuple[Any, ...]:
+        """Where the rows are and what they weigh, as kernels that price them take it."""
+        return (
+            self.latest, self.owner, self.partial, self.free, self.home, self.record_size, self.value_size,
+        )  # fmt: skip
+
+    @property
     def num_samples(self) -> int:
         """Samples in the batch."""
         return len(self.offsets) - 1
@@ -62,4 +70,38 @@ class Dispatcher(Protocol):
 
     def assign(self, task: DispatchTask) -> npt.NDArray[np.int32]:
         """The worker of each sample; no worker gets more samples than its capacity."""
+        ...
+
+
+@runtime_checkable
+class LooksAhead(Dispatcher, Protocol):
+    """A dispatcher that can weigh what an assignment does to the next batch."""
+
+    def assign_ahead(
+        self, task: DispatchTask, follow: Callable[[npt.NDArray[np.int32]], DispatchTask | None]
+    ) -> npt.NDArray[np.int32]:
+        """Like `assign`; ``follow`` gives the next batch's task as it will be after an assignment of this
+        one, or None where the stream ends. It must not change anything.
+        """
+        ...
+
+
+@runtime_checkable
+class Learns(Dispatcher, Protocol):
+    """A dispatcher that learns from the caches now and then; it is replaced by one that has learnt."""
+
+    def learns_at(self, iteration: int) -> bool:
+        """Whether `learn` should be called before this iteration is planned."""
+        ...
+
+    def learn(
+        self, tables: npt.NDArray[np.int32], appearances: npt.NDArray[np.int32], samples_per_worker: int
+    ) -> Dispatcher:
+        """The dispatcher to go on with.
+
+        Args:
+            tables: the table of every row that some worker's cache holds.
+            appearances: in how many samples each of them has appeared so far.
+            samples_per_worker: samples trained so far, divided by the workers.
+        """
         ...

@@ -22,13 +22,7 @@ def true_cost(task: DispatchTask, worker: npt.NDArray[np.int32]) -> int:
     return int(
         total_cost(
             trainers_of(task.offsets, task.rows, worker, len(task.latest)),
-            task.latest,
-            task.owner,
-            task.partial,
-            task.free,
-            task.home,
-            task.record_size,
-            task.value_size,
+            *task.whereabouts,
             task.prices,
             task.peer_to_peer,
         )

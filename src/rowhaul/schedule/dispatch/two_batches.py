@@ -4,28 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.schedule.dispatch.adaptive import Learns
 from rowhaul.schedule.dispatch.kernels import shuffle
-from rowhaul.schedule.dispatch.task import Dispatcher, DispatchTask
+from rowhaul.schedule.dispatch.task import Dispatcher, DispatchTask, Learns
 from rowhaul.schedule.dispatch.true_cost import true_cost
-
-
-@runtime_checkable
-class LooksAhead(Dispatcher, Protocol):
-    """A dispatcher that can weigh what an assignment does to the next batch."""
-
-    def assign_ahead(
-        self, task: DispatchTask, follow: Callable[[npt.NDArray[np.int32]], DispatchTask | None]
-    ) -> npt.NDArray[np.int32]:
-        """Like `assign`; ``follow`` gives the next batch's task as it will be after an assignment of this
-        one, or None where the stream ends. It must not change anything.
-        """
-        ...
 
 
 @dataclass(frozen=True)

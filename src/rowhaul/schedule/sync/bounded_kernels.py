@@ -5,16 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from rowhaul._kernels import kernel
-from rowhaul.schedule.directory.kernels import (
-    FRESH,
-    HOME,
-    NOT_ADMITTED,
-    REPLICATED,
-    index_delete,
-    index_find,
-    index_set,
-    index_value,
-)
+from rowhaul.schedule.directory.codes import FRESH, HOME, NOT_ADMITTED, REPLICATED
+from rowhaul.schedule.directory.index_kernels import index_delete, index_find, index_set, index_value
 from rowhaul.schedule.kernels import home_shard
 from rowhaul.schedule.masks import NOBODY, ONE, bit, lowest
 from rowhaul.schedule.sync.kernels import EVICT_PUSH, GRADIENT, MISS_PULL, UPDATE_PUSH, VALUES, emit
