@@ -1,6 +1,7 @@
 """Every Python and shell snippet of the documentation runs as it stands."""
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def test_snippets_run(pages, tmp_path, monkeypatch):
                 num_run += 1
             elif language == "sh":
                 for line in text.splitlines():
-                    monkeypatch.setattr(sys, "argv", line.split())
+                    monkeypatch.setattr(sys, "argv", shlex.split(line))
                     with pytest.raises(SystemExit) as end:
                         main()
                     assert not end.value.code, line
