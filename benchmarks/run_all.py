@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 NOT_BENCHMARKS = {"run_all.py", "report.py", "datasets.py"}
+ARGUMENTS = {"papers.py": ["--quick"]}  # the whole of it takes a quarter of an hour
 
 
 def main() -> None:
     scripts = sorted(path for path in Path(__file__).parent.glob("*.py") if path.name not in NOT_BENCHMARKS)
     for script in scripts:
         print(f"\n== {script.name}", flush=True)
-        subprocess.run([sys.executable, str(script)], check=True)
+        subprocess.run([sys.executable, str(script), *ARGUMENTS.get(script.name, [])], check=True)
 
 
 if __name__ == "__main__":
