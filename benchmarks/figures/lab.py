@@ -27,7 +27,7 @@ from rowhaul.schedule import (
     link_prices,
     make_dispatcher,
 )
-from rowhaul.schedule.dispatch.adaptive import Learns
+from rowhaul.schedule.dispatch.task import Learns
 from rowhaul.schedule.plan import KIND_NAMES
 from rowhaul.simulate.clock import Clock, TimeModel
 from rowhaul.simulate.links import Link, Links

@@ -119,3 +119,11 @@ def test_a_page_of_nothing_moving_can_be_drawn():
     still.rows[:] = 0
     results = Results({}, links((1.0, 1.0)), (still,), "laia", ASSUMPTIONS)
     assert "laia" in render(results)
+
+
+def test_a_footnote_says_where_training_would_wait_for_decisions(results):
+    slow = replace(results, outcomes=(outcome("quick", [9.0, 1.0]), outcome("slow", [1e-4, 1e-5])))
+    slow = replace(slow, reference="quick")
+    (line,) = [line for line in footnotes(slow) if "training would wait" in line]
+    assert line.startswith("Decisions of slow took longer")
+    assert not any("training would wait" in line for line in footnotes(results))

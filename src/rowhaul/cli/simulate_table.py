@@ -21,9 +21,10 @@ def print_results(results: Results, console: Console) -> None:
     for table in [whole] if fits else [_table(results, moves), _table(results, times)]:
         console.print(table)
         console.print()
+    console.print("Assumptions: " + " ".join(results.assumptions), style="dim", highlight=False, markup=False)
+    console.print()
     for line in footnotes(results):
         console.print(line, highlight=False, markup=False)
-    console.print("Assumptions: " + " ".join(results.assumptions), style="dim", highlight=False, markup=False)
 
 
 def _table(results: Results, columns: Sequence[Column]) -> Table:

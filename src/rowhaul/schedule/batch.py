@@ -66,7 +66,10 @@ class IdBatch:
         """
         values, lengths = np.asarray(values), np.asarray(lengths)
         if values.dtype.kind not in "iu" and values.size:
-            raise DataError(f"ids must be integers; got {values.dtype}")
+            raise DataError(
+                f"ids must be integers; got {values.dtype} "
+                "(strings become integers with rowhaul.data.keys.hash_strings)"
+            )
         if lengths.ndim != 2 or lengths.shape[0] != len(feature_tables):
             raise DataError(
                 f"lengths must be features x samples, with {len(feature_tables)} features; "

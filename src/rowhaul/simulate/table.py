@@ -86,12 +86,19 @@ def footnotes(results: Results) -> list[str]:
     counted = results.outcomes[0].iterations
     lines = [
         f"Averages per iteration over {counted:,} iterations after the warm-up; rows and bytes of all "
-        f"workers together. Times are modelled, as said below; ±% is the difference to {results.reference}."
+        f"workers together. Times are modelled, as assumed; ±% is the difference to {results.reference}."
     ]
     for outcome in results.outcomes:
         if len({*outcome.shares}) > 1 and not is_comparison(outcome):
             ran = f" (as {outcome.dispatch})" if outcome.dispatch != outcome.name else ""
             lines.append(f"Samples per worker, {outcome.name}: {describe_shares(outcome.shares)}{ran}.")
+    slow = [one.name for one in results.outcomes if one.decision_ms[0] > one.iteration_seconds * 1e3]
+    if slow:
+        lines.append(
+            f"Decisions of {', '.join(slow)} took longer here than the modelled iteration beside which "
+            "they are made: training would wait for them. --compute says what an iteration takes besides "
+            "transfers."
+        )
     return [*lines, *results.notes]
 
 
