@@ -26,6 +26,10 @@ NAMES = [
     "esd:0.5:mean",
     "esd:1",
     "two-batch:laia",
+    "joint",
+    "joint:0",
+    "joint:3:0",
+    "joint:objective=makespan",
 ]
 
 

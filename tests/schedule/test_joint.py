@@ -96,17 +96,6 @@ def test_rows_kept_up_to_date_equal_rows_counted_anew(task, data):
             np.testing.assert_array_equal(kept, anew)
 
 
-@pytest.mark.parametrize("name", ["joint", "joint:0", "joint:3:0", "joint:objective=makespan"])
-@settings(deadline=None, max_examples=60)
-@given(task=tasks())
-def test_every_sample_gets_a_worker_with_room_and_always_the_same(name, task):
-    worker = make_dispatcher(name).assign(task)
-    assert worker.dtype == np.int32
-    assert worker.shape == (task.num_samples,)
-    assert np.all(np.bincount(worker, minlength=task.num_workers) <= task.capacities)
-    np.testing.assert_array_equal(make_dispatcher(name).assign(task), worker)
-
-
 @quick
 @given(tasks(exact=True))
 def test_passes_never_make_it_worse_than_the_start(task):

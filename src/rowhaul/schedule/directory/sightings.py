@@ -31,10 +31,11 @@ class Sightings:
     ) -> npt.NDArray[np.bool_]:
         """Count these sightings of rows that are not admitted; true where that admits the row."""
         self._counts.reserve(self._num_rows + len(keys))
+        admitted: npt.NDArray[np.bool_]
         admitted, self._num_rows = count_sightings(
             self._counts.places, tables, keys, occurrences, self.admit_after, self._num_rows
         )
-        return admitted  # type: ignore[no-any-return]
+        return admitted
 
 
 @kernel
