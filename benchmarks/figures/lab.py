@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -67,8 +68,8 @@ class Setting:
     compute_seconds: float | None = None  # per sample; None: the lab's
     first_touch: bool = False  # rows never trained before cost nothing; the papers count them
 
-    def but(self, **changes: object) -> Setting:
-        return replace(self, **changes)  # type: ignore[arg-type]
+    def but(self, **changes: Any) -> Setting:
+        return replace(self, **changes)
 
     @property
     def num_workers(self) -> int:

@@ -17,6 +17,7 @@ What the description of the modes leaves open is read here as follows:
 
 from __future__ import annotations
 
+import abc
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -85,7 +86,7 @@ class Entry:
     base: set[int] = field(default_factory=set)
 
 
-class Naive:
+class Naive(abc.ABC):
     """What all modes share: admission, lookups, the order of an iteration. Modes say what moves."""
 
     def __init__(
@@ -195,11 +196,14 @@ class Naive:
         entry = self.entries[row]
         return row in self.trained or worker not in entry.latest | entry.partial
 
+    @abc.abstractmethod
     def before_training(self, row: Row, trainers: set[int], state: State) -> None:
-        raise NotImplementedError
+        """What moves because these workers are about to train a row."""
 
+    @abc.abstractmethod
     def evict(self, worker: int, row: Row) -> None:
-        raise NotImplementedError
+        """What moves because a worker gives its copy up."""
 
+    @abc.abstractmethod
     def after_training(self, row: Row, trainers: set[int]) -> None:
-        raise NotImplementedError
+        """The state that training leaves a row in, and what moves at once."""

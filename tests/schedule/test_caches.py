@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from naive_caches import NaiveCaches
 
 from rowhaul.errors import ConfigError
-from rowhaul.schedule.caches import Caches, find
+from rowhaul.schedule.caches import Caches
 
 POLICIES = [
     "lru",
@@ -80,14 +80,16 @@ class Harness:
                 self.size[slot] = -1
         return victims
 
+    def holders(self, slot):
+        copy = self.fast.head[slot]
+        while copy >= 0:
+            yield self.fast.copies["worker"][copy]
+            copy = self.fast.copies["next"][copy]
+
     def check_contents(self):
         for worker, cache in enumerate(self.naive.workers):
             assert self.fast.used[worker] == cache.used(self.sizes)
-            held = {
-                row
-                for row, slot in self.slot_of.items()
-                if find(self.fast.head, self.fast.copies, slot, worker) >= 0
-            }
+            held = {row for row, slot in self.slot_of.items() if worker in self.holders(slot)}
             assert held == set(cache.copies)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rowhaul.errors import ConfigError
 from rowhaul.schedule.dispatch import make_dispatcher
 from rowhaul.schedule.dispatch.adaptive import LaiaAdaptive
-from rowhaul.schedule.dispatch.infrequency import rank_tables, tables_that_fit
+from rowhaul.schedule.dispatch.infrequency import rank_tables
 from rowhaul.schedule.dispatch.laia import Laia
 
 quick = settings(deadline=None, max_examples=100)
@@ -136,12 +136,3 @@ def test_tables_rank_by_their_share_of_infrequent_cached_rows():
     # Infrequent: under 10. Degrees: 1/2, 2/3, none cached, 2/2, 0, 1.
     assert rank_tables(tables, appearances, samples_per_worker=10) == (3, 5, 1, 0, 4)
     assert rank_tables(tables[:0], appearances[:0], samples_per_worker=10) == ()
-
-
-@pytest.mark.parametrize(
-    ("budget", "per_table", "fits"),
-    [(1.0, 0.25, 4), (0.9, 0.25, 3), (0.1, 0.25, 0), (-1, 0.25, 0), (9, 0, 26)],
-)
-def test_as_many_tables_are_scored_as_fit_the_budget(budget, per_table, fits):
-    assert tables_that_fit(budget, per_table, num_tables=26) == fits
-    assert tables_that_fit(budget, per_table, num_tables=2) == min(fits, 2)

@@ -22,6 +22,7 @@ from rowhaul.schedule.control import ControlLog, ControlRecord, Value
 from rowhaul.schedule.directory import Directory, LocatedBatch, State
 from rowhaul.schedule.dispatch import make_dispatcher, with_settings
 from rowhaul.schedule.dispatch.task import Dispatcher, DispatchTask, Learns, LooksAhead
+from rowhaul.schedule.growing import extended
 from rowhaul.schedule.masks import trainers_of
 from rowhaul.schedule.plan import Plan
 from rowhaul.schedule.settings import ScheduleSettings, check_prices, check_shares
@@ -185,8 +186,7 @@ class Scheduler:
         if len(self._slot_bytes) < len(slots):
             if self._caches is not None:
                 self._caches.use_heads(slots["head"])
-            more = np.zeros(len(slots) - len(self._slot_bytes), np.int64)
-            self._slot_bytes = np.concatenate([self._slot_bytes, more])
+            self._slot_bytes = extended(self._slot_bytes, len(slots))
         self._slot_bytes[batch.slots] = self._wiring.record_bytes[batch.tables]
         in_window = previous[0] >= self.iteration
         slots["next_use"][batch.slots[~in_window]] = number

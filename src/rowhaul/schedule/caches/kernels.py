@@ -19,15 +19,6 @@ _AHEAD = 16  # how many rows ahead of their use scattered memory is asked for
 
 
 @kernel
-def find(head, copies, slot, worker):
-    """The worker's copy of a row, -1 if it has none."""
-    copy = head[slot]
-    while copy >= 0 and copies[copy].worker != worker:
-        copy = copies[copy].next
-    return copy
-
-
-@kernel
 def look_up(slots, trainers, head, copies, size, in_bytes, demand):
     """List the (row, worker) pairs of a batch by row, then worker; nothing changes but ``demand``.
 

@@ -7,10 +7,10 @@ row. Copies that are free wait on a stack.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
+
+from rowhaul.schedule.growing import extended, extended_stack
 
 COPY = np.dtype(
     [
@@ -50,18 +50,9 @@ class CopyPool:
         old = len(self)
         new = old + max(short, old // 2)
         self.copies = extended(self.copies, new)
-        self.free = extended(self.free, new)
-        # The lowest come off the stack first.
-        self.free[self.num_free : self.num_free + new - old] = np.arange(new - 1, old - 1, -1)
+        self.free = extended_stack(self.free, self.num_free, new)
         self.num_free += new - old
 
     def victims(self, num_victims: int) -> npt.NDArray[np.int32]:
         """The copies that were just put on the stack, in order."""
         return self.free[self.num_free : self.num_free + num_victims]
-
-
-def extended(array: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
-    """The array with zeros after it."""
-    longer = np.zeros(length, array.dtype)
-    longer[: len(array)] = array
-    return longer

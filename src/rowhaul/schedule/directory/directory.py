@@ -18,6 +18,7 @@ from rowhaul.schedule.directory.index import RowIndex
 from rowhaul.schedule.directory.seen import SeenRows
 from rowhaul.schedule.directory.sightings import Sightings
 from rowhaul.schedule.directory.states import State
+from rowhaul.schedule.growing import extended, extended_stack
 
 # One cache line. Masks have bit j for worker j.
 SLOT = np.dtype(
@@ -161,13 +162,10 @@ class Directory:
         if more > self._num_free:
             old = len(self.slots)
             total = max(2 * old, old + more)
-            larger = np.zeros(total, SLOT)
-            larger[:old] = self.slots
-            larger["stamp"][old:] = kernels.NEVER
-            larger["head"][old:] = -1
-            self.appearances = np.concatenate([self.appearances, np.zeros(total - old, np.int32)])
-            free = np.empty(total, np.int32)
-            free[: total - old] = np.arange(total - 1, old - 1, -1)
-            free[total - old : total - old + self._num_free] = self._free[: self._num_free]
-            self.slots, self._free, self._num_free = larger, free, self._num_free + total - old
+            self.slots = extended(self.slots, total)
+            self.slots["stamp"][old:] = kernels.NEVER
+            self.slots["head"][old:] = -1
+            self.appearances = extended(self.appearances, total)
+            self._free = extended_stack(self._free, self._num_free, total)
+            self._num_free += total - old
         self._index.reserve(self.num_rows + more)

@@ -29,16 +29,3 @@ def rank_tables(
     known = np.flatnonzero(cached)
     degree = infrequent[known] / cached[known]
     return tuple(known[np.argsort(-degree, kind="stable")].tolist())
-
-
-def tables_that_fit(budget_seconds: float, seconds_per_table: float, num_tables: int) -> int:
-    """How many tables can be scored in a time budget.
-
-    The budget is what an iteration takes without embedding transfer, less what the decision takes
-    apart from scoring. It is measured, so the answer belongs into a control record (``tables_scored``).
-    """
-    if budget_seconds <= 0:
-        return 0
-    if seconds_per_table * num_tables <= budget_seconds:
-        return num_tables
-    return int(budget_seconds / seconds_per_table)

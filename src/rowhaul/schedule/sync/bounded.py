@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.schedule.directory.index import RowIndex
+from rowhaul.schedule.growing import extended, extended_stack
 from rowhaul.schedule.sync import bounded_kernels as kernels
 from rowhaul.schedule.sync.exchange import Notebook, Outcome, Step, Wiring
 from rowhaul.schedule.sync.mode import SyncMode
@@ -72,16 +73,11 @@ class BoundedExchange:
 
     def _reserve(self, num_slots: int, most: int) -> None:
         if len(self._versions) < num_slots:
-            self._versions = np.concatenate(
-                [self._versions, np.zeros(num_slots - len(self._versions), np.int32)]
-            )
+            self._versions = extended(self._versions, num_slots)
         if self._num_free < most:
             old = len(self._seen)
             total = max(FIRST_COPIES, 2 * old, old + most)
-            self._seen = np.concatenate([self._seen, np.zeros(total - old, np.int32)])
-            self._pending = np.concatenate([self._pending, np.zeros(total - old, np.int32)])
-            free = np.empty(total, np.int32)
-            free[: total - old] = np.arange(total - 1, old - 1, -1)
-            free[total - old : total - old + self._num_free] = self._free[: self._num_free]
-            self._free, self._num_free = free, self._num_free + total - old
+            self._seen, self._pending = extended(self._seen, total), extended(self._pending, total)
+            self._free = extended_stack(self._free, self._num_free, total)
+            self._num_free += total - old
         self._index.reserve(len(self._seen) - self._num_free + most)

@@ -20,8 +20,9 @@ from rowhaul.schedule.caches.heaps.kernels import (
 )
 from rowhaul.schedule.caches.order import Int64s, Step
 from rowhaul.schedule.caches.policies import Policy
-from rowhaul.schedule.caches.pool import CopyPool, extended
+from rowhaul.schedule.caches.pool import CopyPool
 from rowhaul.schedule.caches.segments import Segments, with_room
+from rowhaul.schedule.growing import extended
 
 # What a heap knows of each copy.
 NOTE = np.dtype(
