@@ -15,6 +15,10 @@ class ConfigError(RowhaulError):
     """A setting has the wrong name, type or value."""
 
 
+class CacheTooSmallError(ConfigError):
+    """A worker's cache cannot hold the rows that one batch needs at once."""
+
+
 class DataError(RowhaulError):
     """A data file, its schema or one of its values is not what it should be."""
 

@@ -250,14 +250,12 @@ def _resolved(
 @contextmanager
 def _options_named() -> Iterator[None]:
     """Add to the one error that running finds in a user's settings which options it is about."""
-    from rowhaul.errors import ConfigError
+    from rowhaul.errors import CacheTooSmallError
 
     try:
         yield
-    except ConfigError as error:
-        if "its cache holds" not in str(error):
-            raise
-        raise ConfigError(f"{error} (--cache, --batch-per-worker, --workers)") from None
+    except CacheTooSmallError as error:
+        raise CacheTooSmallError(f"{error} (--cache, --batch-per-worker, --workers)") from None
 
 
 @contextmanager

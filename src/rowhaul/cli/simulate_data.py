@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rowhaul.errors import ConfigError, DataError
+from rowhaul.errors import ConfigError
 
 if TYPE_CHECKING:
     from rowhaul.data.schema import Schema
@@ -35,14 +35,7 @@ class IdFiles:
             raise ConfigError(
                 f"--features {features!r} has an empty name; name the id columns, as in --features user,item"
             )
-        try:
-            found = find_schema(files, schema, columns)
-        except DataError as error:  # there is no --label here
-            raise DataError(
-                str(error).replace(
-                    "columns and the label (--features a,b --label y)", "columns (--features a,b)"
-                )
-            ) from None
+        found = find_schema(files, schema, columns, require_label=False)
         return cls(files, Schema(label=None, dense=(), ids=found.ids))
 
     @property

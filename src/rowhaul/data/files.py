@@ -41,11 +41,14 @@ def find_schema(
     schema_path: str | Path | None = None,
     features: Sequence[str] | None = None,
     label: str | None = None,
+    *,
+    require_label: bool = True,
 ) -> Schema:
     """The schema of ``files``: what is passed, else ``schema.yaml`` beside them or one folder up.
 
     ``schema_path`` names a schema file; ``features`` (id columns) and ``label`` describe data without
-    one. What a caller passes goes before what lies on disk.
+    one. What a caller passes goes before what lies on disk. Without ``require_label`` the caller has no
+    use for a label, and is not told to name one.
     """
     if schema_path is not None:
         return Schema.read(schema_path)
@@ -58,9 +61,14 @@ def find_schema(
     folders = sorted({path.parent for path in expand_files(files)})
     by_path = {path: Schema.read(path) for path in map(_schema_beside, folders) if path is not None}
     if not by_path:
+        columns = (
+            "columns and the label (--features a,b --label y)"
+            if require_label
+            else "columns (--features a,b)"
+        )
         raise DataError(
             f"no {SCHEMA_FILE} in {folders[0]} or in the folder above it; write one, name one "
-            "(--schema), or name the id columns and the label (--features a,b --label y)"
+            f"(--schema), or name the id {columns}"
         )
     first, *others = by_path
     for other in others:

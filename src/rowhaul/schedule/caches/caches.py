@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.errors import ConfigError
+from rowhaul.errors import CacheTooSmallError, ConfigError
 from rowhaul.schedule.caches.heaps import PriorityHeaps
 from rowhaul.schedule.caches.kernels import insert, look_up, release
 from rowhaul.schedule.caches.order import DEMAND, Int32s, Int64s, Order, Step, Uint64s
@@ -137,7 +137,7 @@ class Caches:
         short = needed > self.capacities
         if short.any():
             worker = int(np.argmax(np.where(short, needed, -1)))
-            raise ConfigError(
+            raise CacheTooSmallError(
                 f"worker {worker} needs {needed[worker]:,} {self.unit} in one batch, but its cache holds "
                 f"{self.capacities[worker]:,}: give caches at least {needed[worker]:,} {self.unit}, "
                 "or use smaller batches or more workers"
