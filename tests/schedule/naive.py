@@ -60,6 +60,7 @@ class NaiveMove:
     target: int
     num_bytes: int
     ready: int
+    after: bool = False  # the training of the iteration
 
 
 @dataclass
@@ -100,6 +101,7 @@ class Naive(abc.ABC):
         self.sightings: Counter[Row] = Counter()
         self.touched: dict[Row, int] = {}  # the last iteration that trained or evicted the row
         self.iteration = 0
+        self.has_trained = False  # the iteration that is being planned
 
     def plan(self) -> NaivePlan:
         """Decide the next iteration and step to the boundary after it."""
@@ -133,8 +135,10 @@ class Naive(abc.ABC):
         for worker in self.workers:
             for row in sorted(self.current.evicted[worker]):
                 self.evict(worker, row)
+        self.has_trained = True
         for row, workers in self.trained.items():
             self.after_training(row, workers)
+        self.has_trained = False
         self.touched.update((row, t) for rows in (self.trained, *self.current.evicted) for row in rows)
         self.iteration += 1
         return self.current
@@ -179,7 +183,8 @@ class Naive(abc.ABC):
 
     def move(self, kind: Kind, row: Row, source: int, target: int, num_bytes: int, ready: int) -> None:
         if source != target:
-            self.current.moves[NaiveMove(kind, *row, source, target, num_bytes, ready)] += 1
+            move = NaiveMove(kind, *row, source, target, num_bytes, ready, self.has_trained)
+            self.current.moves[move] += 1
 
     def push(self, kind: Kind, row: Row, worker: int, num_bytes: int, ready: int) -> None:
         self.move(kind, row, worker, self.settings.home(row), num_bytes, ready)

@@ -2,7 +2,8 @@
 
 Bounded staleness is read as follows. A pull sees what was pushed before it at the start of the iteration,
 so it travels early only if nobody pushes the row then. Pushes of evicted updates count from the next
-iteration on. A copy is outdated when others have trained the row since its worker did; with a bound of 0,
+iteration on. A pull brings the record, so that the copy can step by itself; a push brings a gradient. A
+copy is outdated when others have trained the row since its worker did; with a bound of 0,
 which is full synchronisation, also when they trained it at the same time.
 """
 
@@ -152,7 +153,7 @@ class Bounded(Naive):
         for worker in pulling:
             self.copies[worker][row] = BoundedCopy(seen=self.versions[row])
         if state != State.FRESH:
-            self.pull(row, pulling, self.sizes(row)[0], self.iteration if pushing else self.ready(row))
+            self.pull(row, pulling, self.sizes(row)[1], self.iteration if pushing else self.ready(row))
 
     def evict(self, worker: int, row: Row) -> None:
         if self.copies[worker][row].pending:

@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowhaul.errors import ConfigError
+from rowhaul.errors import ConfigError, DataError
 from rowhaul.schedule.apportion import apportion
 from rowhaul.schedule.sizes import RowSizes, link_prices
-from rowhaul.schedule.topology import Topology, home_of
+from rowhaul.schedule.topology import Topology, home_of, homes_of
 
 
 @given(st.integers(0, 5000), st.lists(st.integers(0, 300), min_size=1, max_size=64).filter(any))
@@ -68,3 +68,18 @@ def test_rows_spread_evenly_over_stores():
     colocated = Topology(num_workers=2, colocated=True)
     assert colocated.num_ranks == 2
     assert {home_of(0, key, colocated) for key in range(100)} == {0, 1}
+
+
+@pytest.mark.parametrize("topology", [Topology(3), Topology(3, num_stores=5), Topology(7, colocated=True)])
+def test_many_rows_are_at_home_where_each_of_them_is(topology):
+    tables = np.repeat(np.arange(3), 50)
+    keys = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, len(tables))
+    homes = homes_of(tables, keys, topology)
+    assert homes.dtype == np.int16
+    assert homes.tolist() == [home_of(t, k, topology) for t, k in zip(tables, keys, strict=True)]
+    assert homes_of([], [], topology).tolist() == []
+
+
+def test_rows_without_a_table_have_no_home():
+    with pytest.raises(DataError, match=r"one table for each key is needed; got \(1,\) tables and \(2,\)"):
+        homes_of([0], [1, 2], Topology(2))

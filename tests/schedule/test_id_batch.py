@@ -65,3 +65,17 @@ def test_ids_of_other_integer_types_become_int64():
         IdBatch(np.array([0, 1]), np.array([0]), np.array([1.5]))
     with pytest.raises(DataError, match="ids must be integers; got float64"):
         IdBatch.from_features([0], np.array([1.7, 2.0]), np.ones((1, 2), np.int32))
+
+
+def test_the_digest_depends_on_every_sample_id_and_order():
+    batches = [
+        arrays([0, 1, 3], [0, 0, 1], [5, 6, 7]),
+        arrays([0, 2, 3], [0, 0, 1], [5, 6, 7]),
+        arrays([0, 1, 3], [0, 1, 1], [5, 6, 7]),
+        arrays([0, 1, 3], [0, 0, 1], [6, 5, 7]),
+        arrays([0, 1, 3, 3], [0, 0, 1], [5, 6, 7]),
+        arrays([0], [], []),
+        arrays([0, 0], [], []),
+    ]
+    assert len({IdBatch(*one).digest() for one in batches}) == len(batches)
+    assert IdBatch(*batches[0]).digest() == IdBatch(*batches[0]).digest()

@@ -50,16 +50,16 @@ class TestModes:
         # Worker 0's third update takes the home to version 3, two too far for worker 1 and its one pending.
         oracle, plans = play({0: "x", 1: "x"}, {0: "x"}, {0: "x"}, {1: "x"}, {2: "x"}, sync="bounded:2")
         assert moved(plans[2]) == [(UPDATE, X, 0, STORE, D)]
-        assert moved(plans[3]) == [(PULL, X, STORE, 1, D), (UPDATE, X, 1, STORE, D)]
+        assert moved(plans[3]) == [(PULL, X, STORE, 1, D + S), (UPDATE, X, 1, STORE, D)]
         assert plans[3].hits == [0, 0, 0]
         assert oracle.copies[1][X].seen == 4
-        assert moved(plans[4]) == [(PULL, X, STORE, 2, D)]
+        assert moved(plans[4]) == [(PULL, X, STORE, 2, D + S)]
         assert (oracle.versions[X], oracle.copies[0][X].seen) == (4, 3)
 
     def test_bounded_eviction_hands_over_what_is_pending(self):
         oracle, plans = play({0: "x"}, {0: "y"}, {0: "x"}, sync="bounded:2", capacity=(1, 1, 1))
         assert moved(plans[1]) == [(EVICT, X, 0, STORE, D)]
-        assert moved(plans[2]) == [(PULL, X, STORE, 0, D), (EVICT, Y, 0, STORE, D)]
+        assert moved(plans[2]) == [(PULL, X, STORE, 0, D + S), (EVICT, Y, 0, STORE, D)]
         assert oracle.copies[0][X].seen == 1
 
     def test_static_keeps_only_the_hot_set(self):
@@ -111,7 +111,7 @@ class TestReady:
         assert [ready(plans[0]), ready(plans[1])] == [{0}, {1}]
         assert plans[2].moves.keys() == {
             NaiveMove(PULL, *X, STORE, 1, D + S, ready=1),
-            NaiveMove(UPDATE, *X, 1, STORE, D + S, ready=2),
+            NaiveMove(UPDATE, *X, 1, STORE, D + S, ready=2, after=True),
         }
 
     def test_bounded_pull_waits_for_pushes_of_the_same_iteration(self):
@@ -120,8 +120,8 @@ class TestReady:
         )
         assert plans[4].moves.keys() >= {
             NaiveMove(UPDATE, *X, 1, STORE, D, ready=4),
-            NaiveMove(PULL, *X, STORE, 1, D, ready=4),
-            NaiveMove(PULL, *X, STORE, 2, D, ready=4),
+            NaiveMove(PULL, *X, STORE, 1, D + S, ready=4),
+            NaiveMove(PULL, *X, STORE, 2, D + S, ready=4),
         }
 
 

@@ -86,7 +86,7 @@ def as_naive(plan: Plan) -> NaivePlan:
     rows = list(zip(plan.tables.tolist(), plan.keys.tolist(), strict=True))
     assert rows == sorted(set(rows)), "rows are ordered by (table, key), each once"
     columns = [getattr(plan.moves, column.name).tolist() for column in dataclasses.fields(NaiveMove)[:5]]
-    columns += [plan.moves.num_bytes.tolist(), plan.moves.ready.tolist()]
+    columns += [plan.moves.num_bytes.tolist(), plan.moves.ready.tolist(), plan.moves.after.tolist()]
     evicted: list[set[Row]] = [set() for _ in range(plan.num_workers)]
     for worker, *row in zip(
         plan.evicted_from.tolist(), plan.evicted_tables.tolist(), plan.evicted_keys.tolist(), strict=True
@@ -124,6 +124,14 @@ def directory_entries(scheduler: Scheduler) -> dict[Row, Entry]:
         )
         if state in (State.HOME, State.OWNED, State.SPLIT)
     }
+
+
+def check_split_since(scheduler: Scheduler, trained: dict[Row, int]) -> None:
+    """The states of split rows name the iteration that their gradients are from."""
+    states = scheduler.states()
+    rows = zip(states["tables"].tolist(), states["keys"].tolist(), strict=True)
+    for row, state, since in zip(rows, states["state"], states["trained"].tolist(), strict=True):
+        assert since == (trained[row] if state == State.SPLIT else -1)
 
 
 def whereabouts(entry: Entry, peer_to_peer: bool) -> tuple[set[int], int, set[int]]:
@@ -169,6 +177,10 @@ def check_payloads(plan: Plan, case: Case) -> None:
     carried = zip((Payload.VALUES, Payload.STATE, Payload.GRADIENT), (values, state, values), strict=True)
     expected = sum(np.where(plan.moves.payload & part, size, 0) for part, size in carried)
     assert plan.moves.num_bytes.tolist() == np.broadcast_to(expected, len(plan.moves)).tolist()
+    if case.naive.sync.startswith("bounded"):
+        record = Payload.VALUES | Payload.STATE
+        pulls = plan.moves.kind == Kind.MISS_PULL
+        assert plan.moves.payload.tolist() == np.where(pulls, record, Payload.GRADIENT).tolist()
 
 
 def check_steps(
@@ -192,20 +204,19 @@ def check_steps(
         if entry.state == State.SPLIT and settles:
             _, gatherer, _ = whereabouts(entry, case.naive.peer_to_peer)
             rank = gatherer if row in moving and gatherer >= 0 else case.naive.home(row)
-            expected.add((*row, rank, frozenset(entry.partial | entry.settled), trained[row]))
+            expected.add((*row, rank, frozenset(entry.partial | entry.settled), trained[row], False))
     if case.naive.sync in ("full", "static") or (
         case.naive.sync == "on-demand" and not case.naive.look_ahead
     ):
         for row in moving:
             if len(naive.trainers[row]) > 1:
                 by = frozenset(naive.trainers[row])
-                expected.add((*row, case.naive.home(row), by, plan.iteration))
+                expected.add((*row, case.naive.home(row), by, plan.iteration, True))
     steps = plan.steps
     assert steps is not None
-    written = zip(
-        steps.table, steps.key, steps.rank, map(workers_of, steps.contributors), steps.trained, strict=True
-    )
-    actual = [(int(t), int(k), int(r), frozenset(by), int(i)) for t, k, r, by, i in written]
+    columns = [steps.table.tolist(), steps.key.tolist(), steps.rank.tolist()]
+    contributors = [frozenset(workers_of(mask)) for mask in steps.contributors]
+    actual = list(zip(*columns, contributors, steps.trained.tolist(), steps.after.tolist(), strict=True))
     assert len(actual) == len(set(actual))
     assert set(actual) == expected
     return {**trained, **dict.fromkeys(moving, plan.iteration)}
@@ -228,6 +239,7 @@ def check(case: Case) -> Counter[str]:
         check_payloads(actual, case)
         trained = check_steps(actual, expected, case, before, oracle.entries, trained)
         assert placed(directory_entries(scheduler)) == placed(oracle.entries)
+        check_split_since(scheduler, trained)
         assert dispatcher.task is not None
         assert dispatcher.task.next_use.tolist() == [next_uses[row] for row in sorted(next_uses)]
         check_task(dispatcher.task, case, oracle, expected, before)

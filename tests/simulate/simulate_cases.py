@@ -13,26 +13,33 @@ def links(workers, stores=(), latency=0.0):
 
 
 def plan(iteration, moves=(), worker=(), num_workers=2, all_reduce_bytes=0):
-    """A plan of the given moves: (kind, source, target, bytes, ready)."""
-    kind, source, target, num_bytes, ready = zip(*moves, strict=True) if moves else ((),) * 5
+    """A plan of the given moves: (kind, source, target, bytes, ready), a key and whether it is after training.
+
+    Moves without a key are of rows of their own.
+    """
+    columns = zip(*((*move, None, 0)[:7] for move in moves), strict=True) if moves else ((),) * 7
+    kind, source, target, num_bytes, ready, key, after = columns
+    key = [10_000 + number if one is None else one for number, one in enumerate(key)]
+    keys = np.unique(np.array(key, np.int64))
     none = np.zeros(0, np.int64)
     return Plan(
         iteration=iteration,
         num_workers=num_workers,
         worker=np.array(worker, np.int32),
-        tables=none,
-        keys=none,
-        trainers=none.astype(np.uint64),
-        states=none.astype(np.uint8),
+        tables=np.zeros(len(keys), np.int32),
+        keys=keys,
+        trainers=np.ones(len(keys), np.uint64),
+        states=np.zeros(len(keys), np.uint8),
         moves=Moves(
             kind=np.array(kind, np.uint8),
             payload=np.ones(len(moves), np.uint8),
             table=np.zeros(len(moves), np.int32),
-            key=np.arange(len(moves)),
+            key=np.array(key, np.int64),
             source=np.array(source, np.int16),
             target=np.array(target, np.int16),
             num_bytes=np.array(num_bytes, np.int64),
             ready=np.array(ready, np.int32),
+            after=np.array(after, np.uint8),
         ),
         lookups=np.full(num_workers, 4),
         hits=np.full(num_workers, 1),
@@ -45,12 +52,12 @@ def plan(iteration, moves=(), worker=(), num_workers=2, all_reduce_bytes=0):
     )
 
 
-def pull(target, num_bytes, ready, store=2):
-    return Kind.MISS_PULL, store, target, num_bytes, ready
+def pull(target, num_bytes, ready, store=2, key=None):
+    return Kind.MISS_PULL, store, target, num_bytes, ready, key, 0
 
 
-def push(source, num_bytes, ready, store=2):
-    return Kind.UPDATE_PUSH, source, store, num_bytes, ready
+def push(source, num_bytes, ready, store=2, key=None, after=0):
+    return Kind.UPDATE_PUSH, source, store, num_bytes, ready, key, after
 
 
 def outcome(name, link_seconds, compute_seconds=None, shares=(4, 4), iterations=3, dispatch=None, scale=1.0):

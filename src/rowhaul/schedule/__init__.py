@@ -12,7 +12,7 @@ from rowhaul.schedule.plan import Kind, Moves, Payload, Plan, Steps
 from rowhaul.schedule.scheduler import Scheduler
 from rowhaul.schedule.settings import CacheSettings, HotRows, ScheduleSettings
 from rowhaul.schedule.sizes import RowSizes, link_prices
-from rowhaul.schedule.topology import Topology, home_of
+from rowhaul.schedule.topology import Topology, home_of, homes_of
 from rowhaul.schedule.transport import transport
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "Steps",
     "Topology",
     "home_of",
+    "homes_of",
     "link_prices",
     "make_dispatcher",
     "transport",

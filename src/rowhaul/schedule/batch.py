@@ -6,7 +6,6 @@ in is `IdBatch.from_features`, which turns them around.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import DataError
+from rowhaul.schedule.digest import digest
 from rowhaul.schedule.kernels import to_sample_major
 
 
@@ -48,10 +48,7 @@ class IdBatch:
 
     def digest(self) -> bytes:
         """A hash of the ids: ranks that read different samples differ here."""
-        state = hashlib.blake2b(digest_size=16)
-        for array in (self.offsets, self.tables, self.keys):
-            state.update(array.data)
-        return state.digest()
+        return digest("", (self.offsets, self.tables, self.keys))
 
     @classmethod
     def from_features(

@@ -7,10 +7,14 @@ was decided, so that it has arrived everywhere and no plan in the making changes
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from dataclasses import dataclass
 
+import numpy as np
+
 from rowhaul.errors import ConfigError
+from rowhaul.schedule.saved import Arrays, Saved, text_array
 
 DELAY = 2  # iterations between the decision and its effect
 NAMES = ("dispatcher", "prices", "shares", "tables_scored")
@@ -71,3 +75,15 @@ class ControlLog:
         while self.waiting and self.waiting[0].in_force <= iteration:
             due.append(self.waiting.popleft())
         return due
+
+    def export(self) -> Arrays:
+        """The records that wait, and the number of the next one, as plain arrays."""
+        waiting = [[one.number, one.in_force, one.name, one.value] for one in self.waiting]
+        return {"waiting": text_array(json.dumps(waiting)), "next_number": np.array([self._next_number])}
+
+    def restore(self, saved: Saved) -> None:
+        """Wait for what was waited for where `export` was called; nothing may have been added here yet."""
+        for number, in_force, name, value in json.loads(saved.text("waiting")):
+            value = tuple(value) if isinstance(value, list) else value
+            self.waiting.append(ControlRecord(number, in_force, name, value))
+        self._next_number = saved.number("next_number")

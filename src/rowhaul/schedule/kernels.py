@@ -49,3 +49,12 @@ def home_shard(table, key, num_shards):
     if num_shards == 1:
         return 0
     return np.int64((row_hash(table, key) >> np.uint64(32)) % np.uint64(num_shards))
+
+
+@kernel
+def home_shards(tables, keys, first_store, num_shards):
+    """The ranks that store these rows."""
+    homes = np.empty(len(keys), np.int16)
+    for r in range(len(keys)):
+        homes[r] = first_store + home_shard(tables[r], keys[r], num_shards)
+    return homes

@@ -7,7 +7,6 @@ one half of it to the other is kept apart: it crosses no link.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import Any
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from rowhaul.schedule.batch import IdBatch
 from rowhaul.schedule.control import ControlRecord
+from rowhaul.schedule.digest import digest
 
 
 class Kind(IntEnum):
@@ -54,6 +54,7 @@ class Moves:
     # A move with ready < iteration is early, one with ready == iteration is late: training waits for it.
     # Of one row, gradients come first, then the step they are for, then what is pulled or sent on.
     ready: npt.NDArray[np.int32]
+    after: npt.NDArray[np.uint8]  # 1: made once the iteration has been trained, with what that brought
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -63,7 +64,8 @@ class Moves:
 class Steps:
     """Optimizer steps on split rows: gradients of one iteration, summed in rank order where they met.
 
-    All other rows are stepped by their one trainer, in its own cache.
+    All other rows are stepped by their one trainer, in its own cache. (With bounded staleness there are
+    no split rows: copies step by themselves, and the home whenever gradients of a row are pushed.)
     """
 
     table: npt.NDArray[np.int32]
@@ -72,6 +74,7 @@ class Steps:
     contributors: npt.NDArray[np.uint64]  # the workers whose gradients are summed
     trained: npt.NDArray[np.int32]  # the iteration that they are from: its learning rate counts
     ready: npt.NDArray[np.int32]  # as of the moves that bring them
+    after: npt.NDArray[np.uint8]  # as of the moves that bring them
 
     def __len__(self) -> int:
         return len(self.key)
@@ -115,11 +118,11 @@ class Plan:
 
     def digest(self) -> bytes:
         """A hash of the ids and of everything in the plan: ranks compare it before they act."""
-        state = hashlib.blake2b(digest_size=16)
-        state.update(
-            f"{self.iteration},{self.num_workers},{self.all_reduce_rows},{self.all_reduce_bytes}".encode()
+        ids = self.ids.digest().hex() if self.ids else ""
+        text = (
+            f"{self.iteration},{self.num_workers},{self.all_reduce_rows},{self.all_reduce_bytes},{ids},"
+            f"{self.local_moves is None},{self.steps is None},{self.controls!r}"
         )
-        state.update((self.ids.digest() if self.ids else b"") + repr(self.controls).encode())
         arrays: list[npt.NDArray[Any]] = [
             self.worker, self.tables, self.keys, self.trainers, self.states, self.lookups, self.hits,
             self.evicted_from, self.evicted_tables, self.evicted_keys,
@@ -127,7 +130,4 @@ class Plan:
         for part in (self.moves, self.local_moves, self.steps):
             if part is not None:
                 arrays += vars(part).values()
-        for array in arrays:
-            state.update(f"{array.dtype}{array.shape}".encode())
-            state.update(np.ascontiguousarray(array).data)
-        return state.digest()
+        return digest(text, arrays)

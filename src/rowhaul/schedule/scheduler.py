@@ -8,30 +8,29 @@ that the seed does not decide.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import ConfigError, DataError
-from rowhaul.schedule.apportion import apportion
 from rowhaul.schedule.batch import IdBatch
 from rowhaul.schedule.caches import Caches
-from rowhaul.schedule.control import ControlLog, ControlRecord, Value
+from rowhaul.schedule.control import ControlRecord, Value
 from rowhaul.schedule.directory import Directory, LocatedBatch, State
-from rowhaul.schedule.dispatch import make_dispatcher, with_settings
-from rowhaul.schedule.dispatch.task import Dispatcher, DispatchTask, Learns, LooksAhead
+from rowhaul.schedule.dispatching import Dispatching
 from rowhaul.schedule.growing import extended
+from rowhaul.schedule.in_force import InForce
 from rowhaul.schedule.masks import trainers_of
+from rowhaul.schedule.origin import check_origin, check_window, origin
 from rowhaul.schedule.plan import Plan
-from rowhaul.schedule.settings import ScheduleSettings, check_prices, check_shares
+from rowhaul.schedule.saved import Arrays, Saved, named
+from rowhaul.schedule.settings import ScheduleSettings
 from rowhaul.schedule.sync import Step, Wiring, make_exchange
 from rowhaul.schedule.sync.kernels import take_up
-from rowhaul.schedule.tasks import TaskBuilder
 
 NO_EVICTIONS = np.zeros(0, np.int16), np.zeros(0, np.int32)
-SEEDS = 1 << 62  # kernels take a seed as a signed 64-bit integer
 
 
 class Scheduler:
@@ -61,17 +60,13 @@ class Scheduler:
         self._samples_planned = 0
         self._failed = False
         self._leaving = NO_EVICTIONS[1]  # slots that may not be needed any more
-        self._controls = ControlLog()
-        dispatcher = settings.dispatcher
-        self._use(make_dispatcher(dispatcher) if isinstance(dispatcher, str) else dispatcher)
-        self._prices = np.array(settings.prices, np.int64)
-        self._shares = list(settings.shares or [1] * topology.num_workers)
+        self._in_force = InForce(settings)
         mode = settings.sync_mode
         self._wiring = Wiring(topology, sizes, settings.look_ahead)
         self._exchange = make_exchange(mode, self._wiring)
         self._slot_bytes: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # record bytes of each slot
-        self._tasks = TaskBuilder(topology, sizes)
         self._directory = Directory(first_touch=settings.first_touch, admit_after=settings.admit_after)
+        self._dispatching = Dispatching(settings, self._directory, self._in_force)
         if settings.hot is not None:
             self._directory.pin(settings.hot.tables, settings.hot.keys, State.REPLICATED)
         self._caches = (
@@ -87,8 +82,7 @@ class Scheduler:
 
         This is where the ids' source is waited for and rows are looked up; `plan` never waits.
         """
-        self._directory.release(self._leaving)  # here, where it delays no plan
-        self._leaving = NO_EVICTIONS[1]
+        self._release()  # here, where it delays no plan
         while not self._exhausted and len(self._window) <= self.settings.look_ahead:
             ids = next(self._source, None)
             if ids is None:
@@ -99,14 +93,11 @@ class Scheduler:
 
     def post(self, name: str, value: Value) -> ControlRecord:
         """Decide a control record now, after the last plan; it is in force two iterations later."""
-        record = self._controls.next(name, value, during=self.iteration - 1)
-        self.receive(record)
-        return record
+        return self._in_force.post(name, value, next_iteration=self.iteration)
 
     def receive(self, record: ControlRecord) -> None:
         """Take a control record that another rank has posted; one that is refused changes nothing."""
-        self._check_control(record)
-        self._controls.add(record, next_iteration=self.iteration)
+        self._in_force.receive(record, next_iteration=self.iteration)
 
     def plan(self) -> Plan:
         """Decide the next iteration; call `fill` before."""
@@ -115,25 +106,28 @@ class Scheduler:
         if not self._window:
             raise DataError("there is no batch to plan: fill() was not called, or said that all are planned")
         self._failed = True  # unless this one succeeds: half of an iteration may have been carried out
-        controls = self._controls.due(self.iteration)
-        for record in controls:
-            self._apply(record)
+        controls = self._in_force.advance(self.iteration)
         batch = self._window.popleft()
         self._directory.admit(batch)
-        self._let_dispatcher_learn()
-        worker = self._assign(batch)
-        plan = self._carry_out(batch, worker, tuple(controls))
+        self._dispatching.learn(self.iteration, self._samples_planned)
+        worker = self._dispatching.assign(batch, self._window[0] if self._window else None)
+        plan = self._carry_out(batch, worker, controls)
         self.iteration += 1
         self._samples_planned += batch.num_samples
         self._failed = False
         return plan
 
     def states(self) -> dict[str, npt.NDArray[Any]]:
-        """The rows known to the directory between two iterations, by (table, key), with their masks.
+        """The rows that are not simply at home, by (table, key), between two iterations.
 
-        All others are at home, or fresh if they were never trained.
+        Masks have bit j for worker j: ``latest`` holds the record, ``partial`` owes a gradient, ``settled``
+        has handed it in, ``base`` holds the record from before the step (with bounded staleness: any copy).
+        ``trained`` is the iteration that the gradients of a SPLIT row are from, -1 of all others. Rows not
+        named are at home without a copy, or were never trained.
         """
-        rows = self._directory.known_rows()
+        placed = self._directory.placed_rows()
+        columns = ("table", "key", "state", "members", "settled", "base", "trained")
+        rows = {name: self._directory.slots[name][placed] for name in columns}
         split = rows["state"] == State.SPLIT
         nobody = np.uint64(0)
         return {
@@ -144,7 +138,64 @@ class Scheduler:
             "partial": np.where(split, rows["members"], nobody),
             "settled": rows["settled"],
             "base": rows["base"],
+            "trained": np.where(split, rows["trained"], np.int32(-1)),
         }
+
+    def mark_trained(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> None:
+        """Before the first plan: these rows have been trained before; they are at home, and admitted."""
+        if self.iteration > 0:
+            raise ConfigError(
+                f"rows can be marked as trained before the first plan; {self.iteration} are made"
+            )
+        rows = IdBatch(np.array([0, len(keys)]), tables, keys)
+        self._check(rows)
+        self._directory.mark_trained(rows.tables, rows.keys)
+
+    def export(self) -> Arrays:
+        """All that decides later plans, besides settings and ids, as plain arrays: see `restore`.
+
+        To be called between two plans; it may follow `fill`, and planning goes on as if nothing had been.
+        """
+        if self._failed:
+            raise DataError("planning has failed, so that there is no state to go on from")
+        self._release()
+        slots, rows = self._directory.export()
+        return {
+            **origin(self.settings, [batch.ids for batch in self._window]),
+            "iteration": np.array([self.iteration]),
+            "samples_planned": np.array([self._samples_planned]),
+            **named("rows", rows),
+            **named("caches", self._caches.export(slots) if self._caches is not None else {}),
+            **named("exchange", self._exchange.export(slots)),
+            **named("in_force", self._in_force.export()),
+        }
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Go on where `export` was called: the plans to come are the same, bit for bit.
+
+        This scheduler must be new, with equal settings, and its batches must begin with the first one that
+        was not planned then. The window is filled again from them.
+        """
+        if self.iteration > 0 or self._window or self._exhausted:
+            raise ConfigError(
+                "a state can be restored before anything is read or planned; make a new scheduler"
+            )
+        saved = Saved(state)
+        check_origin(saved, self.settings)
+        self._failed = True  # unless all goes well: half of a state may have been restored
+        self.iteration, self._samples_planned = saved.number("iteration"), saved.number("samples_planned")
+        topology = self.settings.topology
+        slots = self._directory.restore(
+            saved.part("rows"), len(self.settings.sizes.values), topology.num_workers
+        )
+        self._know(slots)
+        if self._caches is not None:
+            self._caches.restore(saved.part("caches"), slots, self._slot_bytes)
+        self._exchange.restore(saved.part("exchange"), slots)
+        self._in_force.restore(saved.part("in_force"))
+        self.fill()
+        check_window(saved, [batch.ids for batch in self._window], self.iteration)
+        self._failed = False
 
     def _check(self, batch: IdBatch) -> None:
         num_tables = len(self.settings.sizes.values)
@@ -154,105 +205,31 @@ class Scheduler:
                 f"{num_tables} tables (0 to {num_tables - 1})"
             )
 
-    def _check_control(self, record: ControlRecord) -> None:
-        num_workers = self.settings.topology.num_workers
-        if record.name == "dispatcher":
-            make_dispatcher(str(record.value))
-        elif record.name == "prices":
-            check_prices(record.numbers, num_workers)
-        elif record.name == "shares":
-            check_shares(record.numbers, num_workers)
-        else:
-            before = [one.value for one in self._controls.waiting if one.name == "dispatcher"]
-            dispatcher = make_dispatcher(str(before[-1])) if before else self._dispatcher
-            with_settings(dispatcher, **{record.name: record.value})
-
-    def _apply(self, record: ControlRecord) -> None:
-        if record.name == "dispatcher":
-            self._use(make_dispatcher(str(record.value)))
-        elif record.name == "prices":
-            self._prices = np.array(record.numbers, np.int64)
-        elif record.name == "shares":
-            self._shares = list(record.numbers)
-        else:
-            self._use(with_settings(self._dispatcher, **{record.name: record.value}))
+    def _release(self) -> None:
+        self._directory.release(self._leaving)
+        self._leaving = NO_EVICTIONS[1]
 
     def _take_in(self, ids: IdBatch) -> None:
         """Put a batch into the window, and link each row's use to its use before."""
         self._check(ids)
         number = self.iteration + len(self._window)
         batch, previous = self._directory.locate(number, ids)
-        slots = self._directory.slots
-        if len(self._slot_bytes) < len(slots):
-            if self._caches is not None:
-                self._caches.use_heads(slots["head"])
-            self._slot_bytes = extended(self._slot_bytes, len(slots))
-        self._slot_bytes[batch.slots] = self._wiring.record_bytes[batch.tables]
+        self._know(batch.slots)
         in_window = previous[0] >= self.iteration
-        slots["next_use"][batch.slots[~in_window]] = number
+        self._directory.slots["next_use"][batch.slots[~in_window]] = number
         for earlier in self._window:
             here = previous[0] == earlier.number
             earlier.next_use[previous[1][here]] = number
         self._window.append(batch)
 
-    def _use(self, dispatcher: Dispatcher) -> None:
-        # Asked once, here: it takes Python longer than some dispatchers need for a batch.
-        self._dispatcher = dispatcher
-        self._learner = dispatcher if isinstance(dispatcher, Learns) else None
-        self._far_sighted = dispatcher if isinstance(dispatcher, LooksAhead) else None
-
-    def _let_dispatcher_learn(self) -> None:
-        if self._learner is None or not self._learner.learns_at(self.iteration):
-            return
-        slots = self._directory.slots
-        cached = np.flatnonzero(slots["head"] >= 0)
-        samples_per_worker = self._samples_planned // len(self._shares)
-        self._use(
-            self._learner.learn(
-                slots["table"][cached], self._directory.appearances[cached], samples_per_worker
-            )
-        )
-
-    def _task(self, batch: LocatedBatch) -> DispatchTask:
-        capacities = apportion(batch.num_samples, self._shares)
-        seed = (self.settings.seed * 0x9E3779B1 + batch.number) % SEEDS
-        return self._tasks.build(self._directory, batch, self._prices, capacities, seed)
-
-    def _assign(self, batch: LocatedBatch) -> npt.NDArray[np.int32]:
-        task = self._task(batch)
-        if self._far_sighted is None:
-            worker = self._dispatcher.assign(task)
-        else:
-            worker = self._far_sighted.assign_ahead(task, lambda one: self._task_after(batch, task, one))
-        samples = np.bincount(worker, minlength=task.num_workers) if len(worker) else task.capacities * 0
-        fits = len(samples) == task.num_workers and bool((samples <= task.capacities).all())
-        if len(worker) != task.num_samples or not fits:  # kernels would write beyond their arrays
-            raise ConfigError(
-                f"the dispatcher {self._dispatcher.name} gave the workers {samples.tolist()} samples of a "
-                f"batch of {task.num_samples}; their capacities are {task.capacities.tolist()}"
-            )
-        return worker
-
-    def _task_after(
-        self, batch: LocatedBatch, task: DispatchTask, worker: npt.NDArray[np.int32]
-    ) -> DispatchTask | None:
-        """The task of the next batch as if this one were trained so; evictions and admissions aside."""
-        if not self._window:
-            return None
-        following = self._window[0]
-        place = np.empty(len(self._directory.slots), np.int32)
-        place[following.slots] = np.arange(len(following.slots), dtype=np.int32)
-        shared = np.flatnonzero(batch.next_use == following.number)
-        trainers = trainers_of(batch.offsets, batch.rows, worker, len(batch.slots))
-        return self._tasks.after(
-            task,
-            trainers,
-            self._directory.slots["state"][batch.slots],
-            self.settings.sync_mode,
-            self._task(following),
-            shared,
-            place[batch.slots[shared]],
-        )
+    def _know(self, slots: npt.NDArray[np.int32]) -> None:
+        """Keep up with the directory: some of these slots are new, and all of them may have moved."""
+        every = self._directory.slots
+        if len(self._slot_bytes) < len(every):
+            if self._caches is not None:
+                self._caches.use_heads(every["head"])
+            self._slot_bytes = extended(self._slot_bytes, len(every))
+        self._slot_bytes[slots] = self._wiring.record_bytes[every["table"][slots]]
 
     def _carry_out(
         self, batch: LocatedBatch, worker: npt.NDArray[np.int32], controls: tuple[ControlRecord, ...]
@@ -262,7 +239,7 @@ class Scheduler:
         trainers = trainers_of(batch.offsets, batch.rows, worker, len(batch.slots))
         cached, by, current, uncached, most_moves = take_up(
             slots,
-            self._directory.appearances if self._learner is not None else NO_EVICTIONS[1],
+            self._directory.appearances if self._in_force.learner is not None else NO_EVICTIONS[1],
             batch.slots,
             batch.next_use,
             batch.occurrences,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from rowhaul.errors import ConfigError
 from rowhaul.schedule.caches import make_policy
+from rowhaul.schedule.describe import dispatcher_text, numbers_text, rows_text
 from rowhaul.schedule.dispatch import make_dispatcher
 from rowhaul.schedule.dispatch.task import Dispatcher
 from rowhaul.schedule.sizes import RowSizes
@@ -126,6 +127,32 @@ class ScheduleSettings:
         if self.look_ahead == 0 and mode.name == "on-demand":
             return make_sync("full")
         return mode
+
+    def describe(self) -> dict[str, str]:
+        """Every setting as a short text; schedulers whose texts are equal make equal plans of equal ids.
+
+        A dispatcher made elsewhere is told by its name and class only.
+        """
+        topology, mode = self.topology, make_sync(self.sync)
+        return {
+            "num_workers": str(topology.num_workers),
+            "num_stores": "beside the workers" if topology.colocated else str(topology.num_stores),
+            "peer_to_peer": str(topology.peer_to_peer),
+            "sizes.values": numbers_text(self.sizes.values),
+            "sizes.state": numbers_text(self.sizes.state),
+            "prices": numbers_text(self.prices),
+            "cache.capacity": numbers_text(self.cache.capacities(topology.num_workers)),
+            "cache.unit": self.cache.unit,
+            "cache.policy": self.cache.policy,
+            "dispatcher": dispatcher_text(self.dispatcher),
+            "sync": f"bounded:{mode.staleness}" if mode.name == "bounded" else mode.name,
+            "shares": numbers_text(self.shares or (1,) * topology.num_workers),
+            "first_touch": str(self.first_touch),
+            "admit_after": str(self.admit_after),
+            "look_ahead": str(self.look_ahead),
+            "hot": "none" if self.hot is None else rows_text(self.hot.tables, self.hot.keys),
+            "seed": str(self.seed),
+        }
 
     def with_dispatcher(self, dispatcher: str | Dispatcher) -> ScheduleSettings:
         """The same settings with another dispatcher."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from rowhaul.errors import ConfigError
-from rowhaul.schedule.kernels import home_shard
+from rowhaul.errors import ConfigError, DataError
+from rowhaul.schedule.kernels import home_shard, home_shards
 
 MAX_WORKERS = 64  # a set of workers is one 64-bit mask
 
@@ -53,3 +54,12 @@ class Topology:
 def home_of(table: int, key: int, topology: Topology) -> int:
     """The rank that stores a row."""
     return topology.first_store + int(home_shard(np.int32(table), np.int64(key), topology.num_shards))
+
+
+def homes_of(tables: npt.ArrayLike, keys: npt.ArrayLike, topology: Topology) -> npt.NDArray[np.int16]:
+    """The rank that stores each row."""
+    tables, keys = np.asarray(tables, np.int32), np.asarray(keys, np.int64)
+    if tables.ndim != 1 or tables.shape != keys.shape:
+        raise DataError(f"one table for each key is needed; got {tables.shape} tables and {keys.shape} keys")
+    homes: npt.NDArray[np.int16] = home_shards(tables, keys, topology.first_store, topology.num_shards)
+    return homes

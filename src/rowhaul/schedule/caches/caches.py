@@ -14,13 +14,14 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.errors import CacheTooSmallError, ConfigError
+from rowhaul.errors import CacheTooSmallError, CheckpointError, ConfigError
 from rowhaul.schedule.caches.heaps import PriorityHeaps
 from rowhaul.schedule.caches.kernels import insert, look_up, release
 from rowhaul.schedule.caches.order import DEMAND, Int32s, Int64s, Order, Step, Uint64s
 from rowhaul.schedule.caches.policies import make_policy
 from rowhaul.schedule.caches.pool import CopyPool
 from rowhaul.schedule.caches.recency import RecencyLogs
+from rowhaul.schedule.saved import Arrays, Saved
 from rowhaul.schedule.topology import MAX_WORKERS
 
 UNITS = ("rows", "bytes")
@@ -132,6 +133,38 @@ class Caches:
         order.append(step, pool)
         self.used += demand["missing_room"]
         return evictions
+
+    def export(self, slots: Int32s) -> Arrays:
+        """All copies and what orders them as plain arrays, rows named by their places in ``slots``."""
+        pool = self._pool
+        in_use = np.ones(len(pool), np.bool_)
+        in_use[pool.free[: pool.num_free]] = False
+        copies = np.flatnonzero(in_use).astype(np.int32)
+        place = np.empty(len(pool.head), np.int32)
+        place[slots] = np.arange(len(slots), dtype=np.int32)
+        rows, workers = place[pool.copies["slot"][copies]], pool.copies["worker"][copies]
+        order = np.lexsort((workers, rows))
+        return {
+            "rows": rows[order],
+            "workers": workers[order],
+            "last_use": pool.copies["last_use"][copies[order]],
+            **self._order.export(copies[order]),
+        }
+
+    def restore(self, saved: Saved, slots: Int32s, size: Int64s) -> None:
+        """Hold the copies that were held where `export` was called; here there may be none yet.
+
+        The slots have no next use yet; `size` is as in `step`.
+        """
+        rows = saved.array("rows", np.int32, below=len(slots))
+        workers = saved.array("workers", np.int32, len(rows), below=len(self.capacities))
+        last_use = saved.array("last_use", np.int32, len(rows))
+        if np.any((np.diff(rows) < 0) | ((np.diff(rows) == 0) & (np.diff(workers) <= 0))):
+            raise CheckpointError("the saved state of the scheduler is damaged: its copies are not in order")
+        copies = self._pool.take(slots[rows], workers, last_use)
+        room = size[slots[rows]] if self._in_bytes else np.ones(len(rows), np.int64)
+        np.add.at(self.used, workers, room)
+        self._order.restore(saved, copies, rows, room, self._pool)
 
     def _check_fits(self, needed: Int64s) -> None:
         short = needed > self.capacities

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.schedule.caches.pool import CopyPool
+from rowhaul.schedule.saved import Arrays, Saved
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -57,6 +58,17 @@ class Order(Protocol):
 
     def append(self, step: Step, pool: CopyPool) -> None:
         """Take the batch's copies in, old and new; no pair is without one now."""
+        ...
+
+    def export(self, copies: Int32s) -> Arrays:
+        """What the order knows beside the pool, of these copies (all there are) and of workers."""
+        ...
+
+    def restore(self, saved: Saved, copies: Int32s, rows: Int32s, room: Int64s, pool: CopyPool) -> None:
+        """Take in all copies of the pool, as they were where `export` was called; there were none before.
+
+        ``rows`` is the place of each one's row in (table, key) order, ``room`` what it takes in a cache.
+        """
         ...
 
     @property

@@ -53,6 +53,22 @@ class CopyPool:
         self.free = extended_stack(self.free, self.num_free, new)
         self.num_free += new - old
 
+    def take(
+        self, slots: npt.NDArray[np.int32], workers: npt.NDArray[np.int32], last_use: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.int32]:
+        """Make these copies of rows that had none; those of a slot stand side by side. Returns them."""
+        self.reserve(len(slots))
+        self.num_free -= len(slots)
+        taken = self.free[self.num_free : self.num_free + len(slots)].copy()
+        goes_on = np.append(slots[:-1] == slots[1:], False)[: len(slots)]
+        self.copies["slot"][taken] = slots
+        self.copies["worker"][taken] = workers
+        self.copies["last_use"][taken] = last_use
+        self.copies["next"][taken] = np.where(goes_on, np.roll(taken, -1), -1)
+        begins = np.append(True, ~goes_on[:-1])[: len(slots)]
+        self.head[slots[begins]] = taken[begins]
+        return taken
+
     def victims(self, num_victims: int) -> npt.NDArray[np.int32]:
         """The copies that were just put on the stack, in order."""
         return self.free[self.num_free : self.num_free + num_victims]

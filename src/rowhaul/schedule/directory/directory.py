@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul.errors import CheckpointError
 from rowhaul.schedule.batch import IdBatch
 from rowhaul.schedule.directory import kernels
 from rowhaul.schedule.directory.index import RowIndex
@@ -19,6 +20,7 @@ from rowhaul.schedule.directory.seen import SeenRows
 from rowhaul.schedule.directory.sightings import Sightings
 from rowhaul.schedule.directory.states import State
 from rowhaul.schedule.growing import extended, extended_stack
+from rowhaul.schedule.saved import Arrays, Saved, named
 
 # One cache line. Masks have bit j for worker j.
 SLOT = np.dtype(
@@ -40,6 +42,16 @@ SLOT = np.dtype(
     align=True,
 )
 FIRST_SLOTS = 1024
+PINNED, RESTORED = -2, -3  # stamps of rows that no batch has named; see also `kernels.NEVER`
+# What of a slot outlives the process; the window says the rest.
+_SAVED: dict[str, type[np.generic]] = {
+    "state": np.uint8,
+    "members": np.uint64,
+    "settled": np.uint64,
+    "base": np.uint64,
+    "touched": np.int32,
+    "trained": np.int32,
+}
 
 
 @dataclass
@@ -140,7 +152,7 @@ class Directory:
     def pin(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64], state: State) -> None:
         """Give rows a state that they keep for good, and a slot that is never given back."""
         offsets = np.array([0, len(keys)], np.int64)
-        batch, _ = self.locate(-2, IdBatch(offsets, tables, keys))
+        batch, _ = self.locate(PINNED, IdBatch(offsets, tables, keys))
         self.slots["state"][batch.slots] = state
 
     def release(self, candidates: npt.NDArray[np.int32]) -> None:
@@ -149,10 +161,62 @@ class Directory:
             self.slots, candidates, self._index.places, self._free, self._num_free
         )
 
-    def known_rows(self) -> npt.NDArray[Any]:
-        """A copy of the slots in use, ordered by (table, key)."""
-        rows: npt.NDArray[Any] = self.slots[self.slots["stamp"] != kernels.NEVER]
-        return rows[np.lexsort((rows["key"], rows["table"]))]
+    def mark_trained(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> None:
+        """Note that rows were trained before the first iteration: they are at home, and admitted."""
+        if self._seen is None:
+            return  # no row is fresh, and all are admitted
+        self._seen.add(tables, keys)
+        waiting = np.isin(self.slots["state"], (State.FRESH, State.NOT_ADMITTED))
+        unknown = np.flatnonzero(waiting & (self.slots["stamp"] != kernels.NEVER)).astype(np.int32)
+        self.slots["state"][unknown[self._seen.contains(*self.names(unknown))]] = State.HOME
+
+    def placed_rows(self) -> npt.NDArray[np.int32]:
+        """The slots of rows that are not simply at home, without a copy, ordered by (table, key)."""
+        slots = self.slots
+        placed = (slots["state"] != State.HOME) | (slots["members"] != 0) | (slots["base"] != 0)
+        return self._ordered(placed & (slots["stamp"] != kernels.NEVER))
+
+    def export(self) -> tuple[npt.NDArray[np.int32], Arrays]:
+        """The slots of all rows but the pinned ones, ordered by (table, key), and all there is to know of
+        these and of earlier rows, as plain arrays.
+        """
+        slots = self._ordered(
+            (self.slots["stamp"] != kernels.NEVER) & (self.slots["state"] != State.REPLICATED)
+        )
+        arrays = {name: self.slots[name][slots] for name in ("table", "key", *_SAVED)}
+        arrays["trained"][arrays["state"] != State.SPLIT] = -1  # what it was does not matter any more
+        arrays["appearances"] = self.appearances[slots]
+        if self._seen is not None:
+            arrays |= named("seen", self._seen.export())
+        if self._sightings is not None:
+            arrays |= named("sightings", self._sightings.export())
+        return slots, arrays
+
+    def restore(self, saved: Saved, num_tables: int, num_workers: int) -> npt.NDArray[np.int32]:
+        """Know what the directory knew where `export` was called; returns the slots in the same order.
+
+        Nothing but pinned rows may be known here yet. Batches of the window are not named any more.
+        """
+        tables = saved.array("table", np.int32, below=num_tables)
+        keys = saved.array("key", np.int64, len(tables))
+        batch, _ = self.locate(RESTORED, IdBatch(np.array([0, len(keys)]), tables, keys))
+        if not (np.array_equal(batch.tables, tables) and np.array_equal(batch.keys, keys)):
+            raise CheckpointError("the saved state of the scheduler is damaged: its rows are not in order")
+        limits = {"state": len(State), **dict.fromkeys(("members", "settled", "base"), 1 << num_workers)}
+        for name, dtype in _SAVED.items():
+            self.slots[name][batch.slots] = saved.array(name, dtype, len(keys), below=limits.get(name))
+        self.slots["window"][batch.slots] = 0
+        self.appearances[batch.slots] = saved.array("appearances", np.int32, len(keys))
+        if self._seen is not None:
+            self._seen.restore(saved.part("seen"))
+        if self._sightings is not None:
+            self._sightings.restore(saved.part("sightings"))
+        return batch.slots
+
+    def _ordered(self, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+        slots = np.flatnonzero(chosen).astype(np.int32)
+        order: npt.NDArray[np.int32] = kernels.sorted_rows(*self.names(slots), len(slots))
+        return slots[order]
 
     def _remember(self, slots: npt.NDArray[np.int32]) -> None:
         assert self._seen is not None

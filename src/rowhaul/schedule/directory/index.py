@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.schedule.directory.index_kernels import index_rehash
+from rowhaul.schedule.directory.index_kernels import index_fill, index_items, index_rehash
 
 SMALLEST = 1024
 
@@ -28,3 +28,16 @@ class RowIndex:
             larger = np.zeros((capacity, 2), np.int64)
             index_rehash(self.places, larger)
             self.places = larger
+
+    def items(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """All rows by (table, key), and their values: tables, keys, values."""
+        tables, keys, values = index_items(self.places)
+        order = np.lexsort((keys, tables))
+        return tables[order], keys[order], values[order]
+
+    def add(
+        self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64], values: npt.NDArray[np.int64]
+    ) -> None:
+        """Put rows into an empty map."""
+        self.reserve(len(keys))
+        index_fill(self.places, tables, keys, values)

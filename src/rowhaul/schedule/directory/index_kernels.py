@@ -64,3 +64,30 @@ def index_rehash(old, new):
             at = index_find(new, word >> 32, old[place, 0])
             new[at, 0] = old[place, 0]
             new[at, 1] = word
+
+
+@kernel
+def index_items(index):
+    """The tables, keys and values of all rows of an index, in no particular order."""
+    count = 0
+    for place in range(len(index)):
+        count += index[place, 1] != 0
+    tables = np.empty(count, np.int32)
+    keys = np.empty(count, np.int64)
+    values = np.empty(count, np.int64)
+    at = 0
+    for place in range(len(index)):
+        word = index[place, 1]
+        if word != 0:
+            tables[at] = word >> 32
+            keys[at] = index[place, 0]
+            values[at] = index_value(word)
+            at += 1
+    return tables, keys, values
+
+
+@kernel
+def index_fill(index, tables, keys, values):
+    """Write rows and their values into an index that has room for them."""
+    for r in range(len(keys)):
+        index_set(index, index_find(index, tables[r], keys[r]), tables[r], keys[r], values[r])

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from rowhaul._kernels import kernel
 from rowhaul.schedule.kernels import row_hash
+from rowhaul.schedule.saved import Arrays, Saved
 
 BITS_PER_ROW = 16
 SMALLEST_ROWS = 1 << 15
@@ -49,6 +50,21 @@ class SeenRows:
         for words in reversed(self._filters):  # most rows are in the largest
             find_rows(words, tables, keys, found)
         return found
+
+    def export(self) -> Arrays:
+        """The filters as plain arrays."""
+        filters = {str(number): words.copy() for number, words in enumerate(self._filters)}
+        return {"room": np.array([self._room]), **filters}
+
+    def restore(self, saved: Saved) -> None:
+        """Remember what the set knew where `export` was called, and nothing else."""
+        self._filters.clear()
+        rows = SMALLEST_ROWS
+        while not self._filters or str(len(self._filters)) in saved:
+            num_words = rows * BITS_PER_ROW // 64
+            self._filters.append(saved.array(str(len(self._filters)), np.uint64, num_words))
+            rows *= 2
+        self._room = int(saved.array("room", np.int64, 1, below=rows // 2 + 1)[0])
 
     def _add_filter(self, rows: int) -> None:
         self._filters.append(np.zeros(rows * BITS_PER_ROW // 64, np.uint64))

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from rowhaul._kernels import kernel
 from rowhaul.schedule.directory.index import RowIndex
 from rowhaul.schedule.directory.index_kernels import index_delete, index_find, index_set, index_value
+from rowhaul.schedule.saved import Arrays, Saved
 
 
 class Sightings:
@@ -36,6 +37,18 @@ class Sightings:
             self._counts.places, tables, keys, occurrences, self.admit_after, self._num_rows
         )
         return admitted
+
+    def export(self) -> Arrays:
+        """The counts as plain arrays."""
+        return dict(zip(("tables", "keys", "counts"), self._counts.items(), strict=True))
+
+    def restore(self, saved: Saved) -> None:
+        """Count on from where `export` was called; nothing may have been counted here yet."""
+        tables = saved.array("tables", np.int32)
+        keys = saved.array("keys", np.int64, len(tables))
+        counts = saved.array("counts", np.int64, len(tables), below=self.admit_after)
+        self._counts.add(tables, keys, counts)
+        self._num_rows = len(keys)
 
 
 @kernel

@@ -11,11 +11,11 @@ from importlib import import_module
 from typing import Any, cast
 
 from rowhaul.errors import ConfigError
-from rowhaul.schedule.dispatch.parse import from_text
+from rowhaul.schedule.dispatch.parse import from_text, to_text
 from rowhaul.schedule.dispatch.task import Dispatcher, DispatchTask
 from rowhaul.schedule.dispatch.two_batches import TwoBatches
 
-__all__ = ["DISPATCHERS", "DispatchTask", "Dispatcher", "make_dispatcher", "with_settings"]
+__all__ = ["DISPATCHERS", "DispatchTask", "Dispatcher", "make_dispatcher", "text_of", "with_settings"]
 
 # Module and class of each: only the one that is asked for is imported.
 _REGISTRY = {
@@ -41,9 +41,17 @@ def make_dispatcher(text: str) -> Dispatcher:
         return TwoBatches(make_dispatcher(settings))
     if name not in _REGISTRY:
         raise ConfigError(f"there is no dispatcher {name!r}; known are {', '.join(DISPATCHERS)}")
-    module, kind = _REGISTRY[name].split(":")
-    dispatcher: Dispatcher = from_text(getattr(import_module(f"{__name__}.{module}"), kind), name, settings)
+    dispatcher: Dispatcher = from_text(_kind(name), name, settings)
     return dispatcher
+
+
+def text_of(dispatcher: Dispatcher) -> str | None:
+    """What `make_dispatcher` makes the same of, but for what it has learnt; None where there is nothing."""
+    if isinstance(dispatcher, TwoBatches):
+        inner = text_of(dispatcher.inner)
+        return None if inner is None else f"{dispatcher.name}:{inner}"
+    known = dispatcher.name in _REGISTRY and type(dispatcher) is _kind(dispatcher.name)
+    return to_text(dispatcher) if known else None
 
 
 def with_settings(dispatcher: Dispatcher, **settings: Any) -> Dispatcher:
@@ -55,3 +63,9 @@ def with_settings(dispatcher: Dispatcher, **settings: Any) -> Dispatcher:
             raise ConfigError(f"{dispatcher.name} has no setting {name}")
     changed: Dispatcher = replace(cast(Any, dispatcher), **settings)
     return changed
+
+
+def _kind(name: str) -> type:
+    module, kind = _REGISTRY[name].split(":")
+    found: type = getattr(import_module(f"{__name__}.{module}"), kind)
+    return found

@@ -51,3 +51,11 @@ class LaiaAdaptive:
     ) -> LaiaAdaptive:
         """This dispatcher with a new ranking of the tables; see `rank_tables`."""
         return replace(self, ranking=rank_tables(tables, appearances, samples_per_worker))
+
+    def learnt(self) -> npt.NDArray[np.int64] | None:
+        """The ranking; see `Learns`."""
+        return None if self.ranking is None else np.array(self.ranking, np.int64)
+
+    def recall(self, learnt: npt.NDArray[np.int64]) -> LaiaAdaptive:
+        """This dispatcher with a ranking; see `Learns`."""
+        return replace(self, ranking=tuple(learnt.tolist()))

@@ -42,6 +42,13 @@ def from_text(kind: type, name: str, text: str) -> Any:
         raise ConfigError(f"{name}:{text}: {error}") from None
 
 
+def to_text(dispatcher: Any) -> str:
+    """The text of which `from_text` makes an equal one, but for what is no setting."""
+    values = {key: getattr(dispatcher, key) for key in _settings(type(dispatcher))}
+    given = [f"{key}={value}" for key, value in values.items() if value is not None]
+    return ":".join([dispatcher.name, *given])
+
+
 def _settings(kind: type) -> dict[str, Any]:
     """The settings of a dataclass and their types, without the None of those that may be left open."""
     hints = get_type_hints(kind)

@@ -105,3 +105,11 @@ class Learns(Dispatcher, Protocol):
             samples_per_worker: samples trained so far, divided by the workers.
         """
         ...
+
+    def learnt(self) -> npt.NDArray[np.int64] | None:
+        """What it has learnt, for checkpoints; None before the first time."""
+        ...
+
+    def recall(self, learnt: npt.NDArray[np.int64]) -> Dispatcher:
+        """The dispatcher that has learnt this before."""
+        ...

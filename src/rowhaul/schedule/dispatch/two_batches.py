@@ -65,3 +65,12 @@ class TwoBatches:
         """This wrapper with an inner dispatcher that has learnt."""
         assert isinstance(self.inner, Learns), f"{self.inner.name} does not learn"
         return replace(self, inner=self.inner.learn(tables, appearances, samples_per_worker))
+
+    def learnt(self) -> npt.NDArray[np.int64] | None:
+        """What the inner dispatcher has learnt."""
+        return self.inner.learnt() if isinstance(self.inner, Learns) else None
+
+    def recall(self, learnt: npt.NDArray[np.int64]) -> TwoBatches:
+        """This wrapper with an inner dispatcher that has learnt this before."""
+        assert isinstance(self.inner, Learns), f"{self.inner.name} does not learn"
+        return replace(self, inner=self.inner.recall(learnt))

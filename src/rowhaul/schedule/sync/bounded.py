@@ -1,9 +1,12 @@
 """Bounded staleness, as HET has it: copies may lag, and updates may wait, up to a bound (inexact).
 
 Rows have a version at the home, the number of updates applied there. A copy knows the version it
-has seen and how many updates of its own wait. With a bound of 0 this is full synchronisation.
-In this mode a record's ``members`` are the workers whose copy is fresh enough, and ``base`` all
-that have a copy.
+has seen and how many updates of its own wait. A pull brings the whole record, because a copy steps
+by itself, with the row's own optimizer state; a push brings the sum of the gradients that waited.
+The home adds up, in rank order, what comes of one row before the training of an iteration, and
+again what comes after it, and makes one step of each sum. So with a bound of 0 this is full
+synchronisation, and exact. In this mode a slot's ``members`` are the workers whose copy is fresh
+enough, and ``base`` all that have a copy.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import numpy.typing as npt
 
 from rowhaul.schedule.directory.index import RowIndex
 from rowhaul.schedule.growing import extended, extended_stack
+from rowhaul.schedule.saved import Arrays, Saved
 from rowhaul.schedule.sync import bounded_kernels as kernels
 from rowhaul.schedule.sync.exchange import Notebook, Outcome, Step, Wiring
 from rowhaul.schedule.sync.mode import SyncMode
@@ -46,8 +50,9 @@ class BoundedExchange:
         hits = np.zeros(wiring.num_workers, np.int64)
         count, replicated_rows, replicated_bytes, self._num_free = kernels.refresh(
             step.slots, step.rows, step.trainers, self._index.places, self._seen, self._pending,
-            self._free, self._num_free, self._versions, wiring.value_bytes, wiring.first_store,
-            wiring.num_shards, step.iteration, wiring.look_ahead, moves, lookups, hits, states,
+            self._free, self._num_free, self._versions, wiring.value_bytes, wiring.state_bytes,
+            wiring.first_store, wiring.num_shards, step.iteration, wiring.look_ahead, moves, lookups, hits,
+            states,
         )  # fmt: skip
         count, self._num_free = kernels.drop(
             step.slots, step.evicted_from, step.victims, self._index.places, self._seen, self._pending,
@@ -63,13 +68,42 @@ class BoundedExchange:
         return Outcome(
             moves=moves_between,
             local_moves=local_moves,
-            steps=self._notebook.steps_written(0),  # every push is a step of its own at the home
+            steps=self._notebook.steps_written(0),  # the home steps whenever gradients come
             states=states,
             lookups=lookups,
             hits=hits,
             all_reduce_rows=int(replicated_rows),
             all_reduce_bytes=int(replicated_bytes),
         )
+
+    def export(self, slots: npt.NDArray[np.int32]) -> Arrays:
+        """See `Exchange`."""
+        workers, copied, copies = self._index.items()
+        place = np.zeros(int(slots.max(initial=-1)) + 1, np.int32)
+        place[slots] = np.arange(len(slots), dtype=np.int32)
+        rows = place[copied]
+        versions = np.zeros(len(slots), np.int32)  # of a row without a copy nobody remembers it
+        versions[rows] = self._versions[copied]
+        order = np.lexsort((workers, rows))
+        return {
+            "rows": rows[order],
+            "workers": workers[order],
+            "seen": self._seen[copies[order]],
+            "pending": self._pending[copies[order]],
+            "versions": versions,
+        }
+
+    def restore(self, saved: Saved, slots: npt.NDArray[np.int32]) -> None:
+        """See `Exchange`."""
+        rows = saved.array("rows", np.int32, below=len(slots))
+        workers = saved.array("workers", np.int32, len(rows), below=self._wiring.num_workers)
+        self._reserve(int(slots.max(initial=-1)) + 1, len(rows))
+        self._num_free -= len(rows)
+        copies = self._free[self._num_free : self._num_free + len(rows)]
+        self._seen[copies] = saved.array("seen", np.int32, len(rows))
+        self._pending[copies] = saved.array("pending", np.int32, len(rows))
+        self._index.add(workers, slots[rows].astype(np.int64), copies.astype(np.int64))
+        self._versions[slots] = saved.array("versions", np.int32, len(slots))
 
     def _reserve(self, num_slots: int, most: int) -> None:
         if len(self._versions) < num_slots:

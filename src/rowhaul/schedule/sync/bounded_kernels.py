@@ -9,7 +9,7 @@ from rowhaul.schedule.directory.codes import FRESH, HOME, NOT_ADMITTED, REPLICAT
 from rowhaul.schedule.directory.index_kernels import index_delete, index_find, index_set, index_value
 from rowhaul.schedule.kernels import home_shard
 from rowhaul.schedule.masks import NOBODY, ONE, bit, lowest
-from rowhaul.schedule.sync.kernels import EVICT_PUSH, GRADIENT, MISS_PULL, UPDATE_PUSH, VALUES, emit
+from rowhaul.schedule.sync.kernels import AFTER, EVICT_PUSH, GRADIENT, MISS_PULL, RECORD, UPDATE_PUSH, emit
 
 
 @kernel
@@ -33,7 +33,7 @@ def count_fresh_enough(record, slot, index, seen, versions, staleness):
 @kernel
 def refresh(
     slots, batch_slots, trainers, index, seen, pending, free, num_free, versions,
-    value_bytes, first_store, num_shards, iteration, look_ahead, moves, lookups, hits, states,
+    value_bytes, state_bytes, first_store, num_shards, iteration, look_ahead, moves, lookups, hits, states,
 ):  # fmt: skip
     """Before training: copies too far behind hand in what waits and are pulled again."""
     count = 0
@@ -51,7 +51,7 @@ def refresh(
             if record.state == REPLICATED or (record.state == HOME and record.members & bit(w) != NOBODY):
                 hits[w] += 1
             rest &= rest - ONE
-        values = value_bytes[record.table]
+        values, state = value_bytes[record.table], state_bytes[record.table]
         if record.state == REPLICATED:
             replicated_rows += 1
             replicated_bytes += values
@@ -75,7 +75,7 @@ def refresh(
         while rest != NOBODY:
             w = lowest(rest)
             if record.state != FRESH:
-                count = emit(moves, count, MISS_PULL, VALUES, record, home, w, values, ready)
+                count = emit(moves, count, MISS_PULL, RECORD, record, home, w, values + state, ready)
             place = index_find(index, w, slot)
             if index[place, 1] == 0:
                 num_free -= 1
@@ -133,9 +133,8 @@ def hand_in(
             copy = copy_of(index, w, slot)
             pending[copy] += 1
             if pending[copy] > staleness:
-                count = emit(
-                    moves, count, UPDATE_PUSH, GRADIENT, record, w, home, value_bytes[record.table], iteration
-                )
+                values = value_bytes[record.table]
+                count = emit(moves, count, UPDATE_PUSH, GRADIENT, record, w, home, values, iteration, AFTER)
                 versions[slot] += pending[copy]
                 seen[copy] += pending[copy]
                 pending[copy] = 0

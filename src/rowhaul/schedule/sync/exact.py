@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
+from rowhaul.schedule.saved import Arrays, Saved
 from rowhaul.schedule.sync import kernels
 from rowhaul.schedule.sync.exchange import Notebook, Outcome, Step, Wiring
 from rowhaul.schedule.sync.mode import SyncMode
@@ -48,3 +50,10 @@ class ExactExchange:
             all_reduce_rows=int(replicated_rows),
             all_reduce_bytes=int(replicated_bytes),
         )
+
+    def export(self, slots: npt.NDArray[np.int32]) -> Arrays:
+        """See `Exchange`: the directory knows everything."""
+        return {}
+
+    def restore(self, saved: Saved, slots: npt.NDArray[np.int32]) -> None:
+        """See `Exchange`."""

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.schedule.plan import Moves, Steps
+from rowhaul.schedule.saved import Arrays, Saved
 from rowhaul.schedule.sizes import RowSizes
 from rowhaul.schedule.sync.kernels import local_last, move_columns
 from rowhaul.schedule.topology import Topology
@@ -23,6 +24,7 @@ MOVE = np.dtype(
         ("target", np.int16),
         ("kind", np.uint8),
         ("payload", np.uint8),
+        ("after", np.uint8),
     ],
     align=True,
 )
@@ -35,6 +37,7 @@ STEP = np.dtype(
         ("trained", np.int32),
         ("ready", np.int32),
         ("rank", np.int16),
+        ("after", np.uint8),
     ],
     align=True,
 )
@@ -89,6 +92,14 @@ class Exchange(Protocol):
 
     def step(self, step: Step) -> Outcome:
         """Plan the moves of one iteration and bring the states to its end."""
+        ...
+
+    def export(self, slots: npt.NDArray[np.int32]) -> Arrays:
+        """What the mode knows of the rows in these slots (all there are) beside the directory."""
+        ...
+
+    def restore(self, saved: Saved, slots: npt.NDArray[np.int32]) -> None:
+        """Know what was known where `export` was called; nothing may have been planned here yet."""
         ...
 
 

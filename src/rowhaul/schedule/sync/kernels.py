@@ -20,10 +20,11 @@ MISS_PULL, UPDATE_PUSH = np.uint8(Kind.MISS_PULL), np.uint8(Kind.UPDATE_PUSH)
 EVICT_PUSH, PEER_SEND = np.uint8(Kind.EVICT_PUSH), np.uint8(Kind.PEER_SEND)
 VALUES, GRADIENT = np.uint8(Payload.VALUES), np.uint8(Payload.GRADIENT)
 RECORD = np.uint8(Payload.VALUES | Payload.STATE)
+BEFORE, AFTER = np.uint8(0), np.uint8(1)  # the training of the iteration
 
 
 @kernel
-def emit(moves, count, kind, payload, record, source, target, num_bytes, ready):
+def emit(moves, count, kind, payload, record, source, target, num_bytes, ready, after=BEFORE):
     """Write down a move; returns the number of moves so far."""
     move = moves[count]
     move.kind = kind
@@ -34,11 +35,12 @@ def emit(moves, count, kind, payload, record, source, target, num_bytes, ready):
     move.target = target
     move.num_bytes = num_bytes
     move.ready = ready
+    move.after = after
     return count + 1
 
 
 @kernel
-def note_step(steps, count, record, rank, contributors, ready):
+def note_step(steps, count, record, rank, contributors, ready, after=BEFORE):
     """Write down that a split row's gradients are summed and applied; returns the number of steps so far."""
     step = steps[count]
     step.table = record.table
@@ -47,6 +49,7 @@ def note_step(steps, count, record, rank, contributors, ready):
     step.contributors = contributors
     step.trained = record.trained
     step.ready = ready
+    step.after = after
     return count + 1
 
 
@@ -207,11 +210,11 @@ def exchange(
         record.base = NOBODY
         if push_after:
             if not single:
-                num_steps = note_step(steps, num_steps, record, home, by, iteration)
+                num_steps = note_step(steps, num_steps, record, home, by, iteration, AFTER)
             rest = by
             while rest != NOBODY:
                 v = lowest(rest)
-                count = emit(moves, count, UPDATE_PUSH, pushed, record, v, home, num_bytes, iteration)
+                count = emit(moves, count, UPDATE_PUSH, pushed, record, v, home, num_bytes, iteration, AFTER)
                 rest &= rest - ONE
             record.state = HOME
             record.members = by if single and keep_copies else NOBODY
@@ -289,6 +292,7 @@ def move_columns(moves, first, end):
     target = np.empty(count, np.int16)
     num_bytes = np.empty(count, np.int64)
     ready = np.empty(count, np.int32)
+    after = np.empty(count, np.uint8)
     for m in range(count):
         move = moves[first + m]
         kind[m] = move.kind
@@ -299,4 +303,5 @@ def move_columns(moves, first, end):
         target[m] = move.target
         num_bytes[m] = move.num_bytes
         ready[m] = move.ready
-    return kind, payload, table, key, source, target, num_bytes, ready
+        after[m] = move.after
+    return kind, payload, table, key, source, target, num_bytes, ready, after

@@ -16,13 +16,15 @@ from rowhaul.schedule.caches.heaps.kernels import (
     demote,
     evict_smallest,
     keep_valid,
+    queue,
     touch,
 )
-from rowhaul.schedule.caches.order import Int64s, Step
+from rowhaul.schedule.caches.order import Int32s, Int64s, Step
 from rowhaul.schedule.caches.policies import Policy
 from rowhaul.schedule.caches.pool import CopyPool
 from rowhaul.schedule.caches.segments import Segments, with_room
 from rowhaul.schedule.growing import extended
+from rowhaul.schedule.saved import Arrays, Saved
 
 # What a heap knows of each copy.
 NOTE = np.dtype(
@@ -116,6 +118,28 @@ class PriorityHeaps:
             step.size, self._in_bytes, step.next_use, self._weights, self._by_next_use,
             self._target, self._num_marked, self._num_copies,
             pool.copies, self._notes, heaps.entries, heaps.start, self._num_entries,
+        )  # fmt: skip
+
+    def export(self, copies: Int32s) -> Arrays:
+        """See `Order`; heaps follow from what is known of the copies, ranks from the order of their rows."""
+        known = {name: self._notes[name][copies] for name in ("frequency", "mark", "outdated")}
+        return {**known, "target": self._target.copy()}
+
+    def restore(self, saved: Saved, copies: Int32s, rows: Int32s, room: Int64s, pool: CopyPool) -> None:
+        """See `Order`."""
+        self._notes = extended(self._notes, len(pool))
+        self._notes["rank"][copies] = rows
+        for name, dtype in (("frequency", np.int32), ("mark", np.int32), ("outdated", np.uint8)):
+            self._notes[name][copies] = saved.array(name, dtype, len(copies))
+        self._target = saved.array("target", np.int32, len(self._target))
+        workers = pool.copies["worker"][copies]
+        marked = self._notes["mark"][copies] == self._target[workers]
+        self._num_marked = np.bincount(workers[marked], minlength=len(self._target))
+        self._num_copies = np.bincount(workers, minlength=len(self._target))
+        self._heaps = Segments(ENTRY, self._num_copies)
+        queue(
+            copies, room, self._weights, pool.copies, self._notes,
+            self._heaps.entries, self._heaps.start, self._num_entries,
         )  # fmt: skip
 
     @property

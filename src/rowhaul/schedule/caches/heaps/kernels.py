@@ -224,6 +224,16 @@ def append(
 
 
 @kernel
+def queue(queued, rooms, weights, copies, notes, entries, start, num_entries):
+    """Queue copies that have no entry, as if no window showed a use of them: from there they only rise."""
+    for i in range(len(queued)):
+        copy = queued[i]
+        record, note = copies[copy], notes[copy]
+        major, minor = _priority(note, rooms[i], 0, weights, False)
+        _push(entries, start, num_entries, record.worker, note, major, minor, _stamp(record, note), copy)
+
+
+@kernel
 def keep_valid(notes, source, source_start, length, target, target_start):
     """Copy the entries of a heap that still count to the same place or another; returns their number."""
     num_kept = 0

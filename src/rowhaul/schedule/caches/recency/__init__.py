@@ -15,10 +15,11 @@ from functools import partial
 
 import numpy as np
 
-from rowhaul.schedule.caches.order import Int64s, Step
+from rowhaul.schedule.caches.order import Int32s, Int64s, Step
 from rowhaul.schedule.caches.pool import CopyPool
 from rowhaul.schedule.caches.recency.kernels import append, evict_oldest, first_unknown, keep_valid
 from rowhaul.schedule.caches.segments import Segments, with_room
+from rowhaul.schedule.saved import Arrays, Saved
 
 ENTRY = np.dtype([("copy", np.int32), ("last_use", np.int32)])
 
@@ -65,6 +66,25 @@ class RecencyLogs:
             step.iteration, step.slots, step.pair_rows, step.pair_workers, step.pair_copies,
             step.size, self._sizes, self._num_workers, logs.entries, logs.start, logs.capacity, self._last,
         )  # fmt: skip
+
+    def export(self, copies: Int32s) -> Arrays:
+        """See `Order`: the last uses, which the pool knows, are everything."""
+        return {}
+
+    def restore(self, saved: Saved, copies: Int32s, rows: Int32s, room: Int64s, pool: CopyPool) -> None:
+        """See `Order`."""
+        if self._in_bytes:
+            self._sizes = np.unique(room)
+        last_use = pool.copies["last_use"][copies]
+        log = np.searchsorted(self._sizes, room) * self._num_workers + pool.copies["worker"][copies]
+        self._first = np.zeros(self._num_workers * len(self._sizes), np.int64)
+        self._last = np.bincount(log, minlength=len(self._first))
+        self._logs = Segments(ENTRY, self._last)
+        order = np.lexsort((rows, last_use, log))
+        before = np.cumsum(self._last) - self._last
+        place = self._logs.start[log[order]] + np.arange(len(order)) - before[log[order]]
+        self._logs.entries["copy"][place] = copies[order]
+        self._logs.entries["last_use"][place] = last_use[order]
 
     @property
     def allocated_bytes(self) -> int:

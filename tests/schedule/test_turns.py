@@ -1,0 +1,124 @@
+"""When moves travel, against a plain reading of the rules, on plans of the real scheduler."""
+
+import dataclasses
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from rowhaul.schedule import (
+    CacheSettings,
+    HotRows,
+    IdBatch,
+    Kind,
+    Payload,
+    RowSizes,
+    Scheduler,
+    ScheduleSettings,
+    Topology,
+)
+from rowhaul.schedule.turns import Turn, turns_of
+
+NUM_WORKERS = 4
+CASES = {
+    "stores": {},
+    "several stores": {"topology": Topology(NUM_WORKERS, num_stores=3)},
+    "co-located": {"topology": Topology(NUM_WORKERS, colocated=True)},
+    "peers": {"topology": Topology(NUM_WORKERS, peer_to_peer=True)},
+    "co-located peers": {"topology": Topology(NUM_WORKERS, colocated=True, peer_to_peer=True)},
+    "far look-ahead": {"look_ahead": 3},
+    "no look-ahead": {"look_ahead": 0},
+    "full": {"sync": "full"},
+    "bounded": {"sync": "bounded:2"},
+    "static": {"sync": "static", "hot": HotRows(np.zeros(1, np.int32), np.ones(1, np.int64))},
+}
+
+
+def plans_of(changes):
+    random = np.random.default_rng(3)
+    batches = [
+        IdBatch.from_features([0, 1], random.zipf(1.4, 2 * 16) % 60, np.ones((2, 16), np.int32))
+        for _ in range(25)
+    ]
+    chosen = {
+        "topology": Topology(NUM_WORKERS),
+        "sizes": RowSizes(values=(8, 16), state=(0, 4)),
+        "prices": (1,) * NUM_WORKERS,
+        "cache": CacheSettings(20),
+        "dispatcher": "random",
+        **changes,
+    }
+    scheduler = Scheduler(ScheduleSettings(**chosen), batches)
+    while scheduler.fill():
+        yield scheduler.plan()
+
+
+def records(part):
+    """The moves, or steps, of a plan one by one."""
+    if part is None:
+        return []
+    names = [column.name for column in dataclasses.fields(part)]
+    columns = (getattr(part, name).tolist() for name in names)
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def row_of(record):
+    return record["table"], record["key"]
+
+
+def is_gradient(move):
+    return bool(move["payload"] & Payload.GRADIENT)
+
+
+def is_handed_in(move):
+    """Whether a move brings something, before training, for which others of the same row wait."""
+    handed = move["kind"] == Kind.UPDATE_PUSH or (move["kind"] == Kind.PEER_SEND and is_gradient(move))
+    return handed and not move["after"]
+
+
+def expected_turn(plan, move, handed_in):
+    if move["after"]:
+        return Turn.AFTER
+    pushed = move["kind"] in (Kind.UPDATE_PUSH, Kind.EVICT_PUSH) or is_gradient(move)
+    waits = not pushed and row_of(move) in handed_in
+    if move["ready"] < plan.iteration:
+        return Turn.EARLY_SECOND if waits else Turn.EARLY_FIRST
+    return Turn.LATE_SECOND if waits else Turn.LATE_FIRST
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_move_and_step_has_its_turn(name):
+    seen = set()
+    for plan in plans_of(CASES[name]):
+        turns = turns_of(plan)
+        moves, local = records(plan.moves), records(plan.local_moves)
+        handed_in = {row_of(move) for move in chain(moves, local) if is_handed_in(move)}
+        assert turns.moves.tolist() == [expected_turn(plan, move, handed_in) for move in moves]
+        assert turns.local_moves.tolist() == [expected_turn(plan, move, handed_in) for move in local]
+        at_a_peer = {row_of(move) for move in moves if is_handed_in(move) and move["kind"] == Kind.PEER_SEND}
+        for step, turn, by_peer in zip(records(plan.steps), turns.steps, turns.by_peer, strict=True):
+            first = Turn.EARLY_FIRST if step["ready"] < plan.iteration else Turn.LATE_FIRST
+            assert turn == (Turn.AFTER if step["after"] else first)
+            assert by_peer == (not step["after"] and row_of(step) in at_a_peer)
+        seen |= set(turns.moves.tolist())
+    assert (Turn.AFTER in seen) == (name in ("no look-ahead", "full", "bounded", "static"))
+    if Turn.AFTER not in seen:
+        assert {Turn.EARLY_FIRST, Turn.LATE_FIRST, Turn.LATE_SECOND} <= seen, "the case shows too little"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_handed_in_travels_before_what_needs_it(name):
+    """Across early and late, too: a pull that waits for a push is never in a turn before it."""
+    for plan in plans_of(CASES[name]):
+        turns = turns_of(plan)
+        moves = list(zip(records(plan.moves), turns.moves.tolist(), strict=True))
+        moves += zip(records(plan.local_moves), turns.local_moves.tolist(), strict=True)
+        brought = {}
+        for move, turn in moves:
+            if is_handed_in(move):
+                brought[row_of(move)] = max(turn, brought.get(row_of(move), -1))
+        for move, turn in moves:
+            if turn in (Turn.EARLY_SECOND, Turn.LATE_SECOND):
+                assert brought[row_of(move)] < turn
+        for step, turn in zip(records(plan.steps), turns.steps.tolist(), strict=True):
+            assert brought.get(row_of(step), -1) <= turn
