@@ -23,5 +23,18 @@ class Samples:
     labels: npt.NDArray[np.float32] | None  # samples
     index: npt.NDArray[np.int64]  # samples: position of each in the whole stream
 
+    def take(self, places: npt.NDArray[np.int64]) -> Samples:
+        """Some of the samples, in the order given."""
+        lengths = np.ascontiguousarray(self.lengths[:, places])
+        begins = (np.cumsum(self.lengths.reshape(-1), dtype=np.int64) - self.lengths.reshape(-1)).reshape(
+            self.lengths.shape
+        )[:, places]
+        each = lengths.reshape(-1)
+        # The n-th id of a sample's feature is n places after the first; one subtraction makes all n.
+        firsts = np.repeat(begins.reshape(-1) - (np.cumsum(each, dtype=np.int64) - each), each)
+        values = self.values[firsts + np.arange(len(firsts))]
+        labels = None if self.labels is None else self.labels[places]
+        return Samples(self.features, values, lengths, self.dense[places], labels, self.index[places])
+
     def __len__(self) -> int:
         return len(self.index)

@@ -75,6 +75,7 @@ class SampleStream:
         self._shuffle_rows = shuffle_rows
         self._seed = seed
         self._start = start
+        self._require_label = require_label
         whole = epochs * self.num_samples
         self._end = whole if limit is None else min(whole, limit)
 
@@ -93,6 +94,18 @@ class SampleStream:
     def num_batches(self) -> int:
         """Batches from ``start`` to the end: how many an iteration yields."""
         return sum(-(-(last - first) // self.batch_size) for _, first, last in self._epochs())
+
+    def from_beginning(self, limit: int) -> SampleStream:
+        """Another stream over the first ``limit`` samples, in the same order."""
+        return SampleStream(
+            self.files,
+            self.schema,
+            self.batch_size,
+            shuffle_rows=self._shuffle_rows,
+            seed=self._seed,
+            limit=limit,
+            require_label=self._require_label,
+        )
 
     def __iter__(self) -> Iterator[Samples]:
         self.position = self._start

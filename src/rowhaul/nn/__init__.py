@@ -1,13 +1,17 @@
 """Collections of embedding tables, jagged inputs and models: plain ``torch.nn`` modules."""
 
 from rowhaul.nn.batch import Batch
+from rowhaul.nn.batch_norm import BatchNorm1d, convert_batch_norm, set_reducer
 from rowhaul.nn.config import EmbeddingBagConfig, PoolingType
+from rowhaul.nn.dropout import SampleDropout
 from rowhaul.nn.embedding import EmbeddingBagCollection
+from rowhaul.nn.exactness import check_trainable, refuse_clipping, refuse_scaler
 from rowhaul.nn.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from rowhaul.nn.optimizer import RowOptimizer
 
 __all__ = [
     "Batch",
+    "BatchNorm1d",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
     "JaggedTensor",
@@ -15,4 +19,10 @@ __all__ = [
     "KeyedTensor",
     "PoolingType",
     "RowOptimizer",
+    "SampleDropout",
+    "check_trainable",
+    "convert_batch_norm",
+    "refuse_clipping",
+    "refuse_scaler",
+    "set_reducer",
 ]

@@ -66,12 +66,19 @@ class EmbeddingBagCollection(nn.Module):
             raise ConfigError(f"on_unknown must be one of {', '.join(ON_UNKNOWN)}, got {on_unknown!r}")
         self.optimizer = optimizer if optimizer is not None else Adagrad(lr=0.01)
         self.seed, self.on_unknown = seed, on_unknown
+        # Whether training inserts rows it has not seen; a worker's rows come and go as its plan says.
+        self.inserts_rows = True
         self.device = torch.device(device) if device is not None else torch.device("cpu")
         self._configs, self._is_weighted = list(tables), is_weighted
         self._keys, self._dims = _output_names_and_dims(tables)
         self._groups = _make_groups(tables, self.optimizer, seed)
         # Backward reaches the rows through this: autograd needs an input that requires a gradient.
         self.anchor = torch.zeros((), requires_grad=True)
+
+    @property
+    def groups(self) -> list[FeatureGroup]:
+        """The tables by row size, as the runtime moves their rows; no order of theirs means anything."""
+        return self._groups
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables, in order."""
@@ -138,7 +145,8 @@ class EmbeddingBagCollection(nn.Module):
             form = f"{weights.dtype} of shape {tuple(weights.shape)}"
             raise ConfigError(f"weights must be one floating-point number an id, got {form}")
         shape = (features.stride(), sum(self._dims))
-        insert, on_unknown = self.training, self.on_unknown
+        insert = self.training and self.inserts_rows
+        on_unknown = "init" if self.training else self.on_unknown
         reads = run_all(
             [partial(group.read, features, insert=insert, on_unknown=on_unknown) for group in self._groups],
             is_worth_threads(shape[0] * shape[1]),

@@ -71,18 +71,34 @@ class FeatureGroup:
         )
         return PooledRead(self, lookup, entries, offsets)
 
-    def step(self, lr: float, number: int) -> None:
-        """One optimizer step with all gradients left by backward passes, summed per row."""
+    def take_gradients(self) -> tuple[Lookup, Floats] | None:
+        """All gradients left by backward passes, summed per row, with the rows they are for."""
         if not self.pending:
-            return
-        records, gradients = self.pending[0][0].locations, self.pending[0][1]
+            return None
+        lookup, gradients = self.pending[0]
         if len(self.pending) > 1:
-            every = np.concatenate([lookup.locations for lookup, _ in self.pending])
-            records, where = np.unique(every, return_inverse=True)
-            gradients = np.zeros((len(records), self.tables.dim), dtype=self.tables.dtype)
-            np.add.at(gradients, where, np.concatenate([part for _, part in self.pending]))
-        self.tables.update(records, gradients, lr, number)
+            lookup, gradients = _summed(self.pending, self.tables)
         self.pending.clear()
+        return lookup, gradients
+
+    def step(self, lr: float, number: int) -> None:
+        """One optimizer step with all gradients left by backward passes."""
+        taken = self.take_gradients()
+        if taken is not None:
+            self.tables.update(taken[0].locations, taken[1], lr, number)
+
+
+def _summed(parts: list[tuple[Lookup, Floats]], tables: TableGroup) -> tuple[Lookup, Floats]:
+    """The gradients of several passes as those of one: each row once, parts added in order."""
+    table_of_key = [np.repeat(np.arange(len(tables.tables)), np.diff(lookup.starts)) for lookup, _ in parts]
+    rows = np.stack([np.concatenate(table_of_key), np.concatenate([lookup.keys for lookup, _ in parts])])
+    distinct, first, where = np.unique(rows, axis=1, return_index=True, return_inverse=True)
+    gradients = np.zeros((len(first), tables.dim), dtype=tables.dtype)
+    np.add.at(gradients, where.reshape(-1), np.concatenate([part for _, part in parts]))
+    starts = np.searchsorted(distinct[0], np.arange(len(tables.tables) + 1))
+    locations = np.concatenate([lookup.locations for lookup, _ in parts])[first]
+    nothing = np.empty(0, dtype=np.int32)
+    return Lookup(np.ascontiguousarray(distinct[1]), starts, nothing, locations, parts[0][0].spare), gradients
 
 
 class PooledRead:

@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.store.kernels import EMPTY, SHARD_BITS, delete_keys, find_keys, insert_keys, rehash
+from rowhaul.store.kernels import (
+    EMPTY,
+    SHARD_BITS,
+    delete_keys,
+    find_each,
+    find_keys,
+    insert_keys,
+    rehash,
+)
 
 Int64s = npt.NDArray[np.int64]
 
@@ -60,6 +68,12 @@ class KeyIndex:
         num_absent = np.zeros(len(self._shards), dtype=np.int64)
         find_keys(self._addresses, self._masks, keys, starts, locations, num_absent)
         return locations, num_absent
+
+    def find_each(self, tables: Int64s, keys: Int64s) -> Int64s:
+        """Location of each key of the table given with it (-1 where absent), in any order."""
+        locations = np.empty(len(keys), dtype=np.int64)
+        find_each(self._addresses, self._masks, tables, keys, locations)
+        return locations
 
     def insert(
         self, keys: Int64s, starts: Int64s, locations: Int64s, num_absent: Int64s, records: Int64s

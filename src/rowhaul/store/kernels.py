@@ -9,7 +9,7 @@ from numba import int64, uint64
 from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
-from rowhaul._memory import memory_at, prefetch_to_read, record_address
+from rowhaul._memory import copy_bytes, memory_at, prefetch_to_read, record_address
 
 EMPTY = -1  # location of a slot that never held a key
 DELETED = -2  # location of a slot whose key was deleted: probing goes on past it
@@ -99,6 +99,29 @@ def find_keys(shard_addresses, shard_masks, keys, table_starts, locations, num_a
             locations[i] = location
             if location == EMPTY:
                 num_absent[shard] += 1
+
+
+@kernel
+def find_each(shard_addresses, shard_masks, tables, keys, locations):
+    """Location of each key of its own table, EMPTY if absent; in any order."""
+    last = len(keys) - 1
+    for i in range(len(keys)):
+        soon = min(i + _KEYS_AHEAD, last)
+        shard, probe = _shard_and_probe(keys[soon])
+        shard += tables[soon] << SHARD_BITS
+        prefetch_to_read(shard_addresses[shard] + (probe & shard_masks[shard]) * 16)
+        key = keys[i]
+        shard, probe = _shard_and_probe(key)
+        shard += tables[i] << SHARD_BITS
+        mask = shard_masks[shard]
+        entries = memory_at(shard_addresses[shard], 2 * (mask + 1), keys.dtype)
+        slot = probe & mask
+        while True:
+            location = entries[2 * slot + 1]
+            if location == EMPTY or (entries[2 * slot] == key and location != DELETED):
+                break
+            slot = (slot + 1) & mask
+        locations[i] = location
 
 
 @kernel
@@ -200,3 +223,34 @@ def write_records(addresses, shift, records, contents):
         record = memory_at(address, width, contents.dtype)
         for k in range(width):
             record[k] = contents[i, k]
+
+
+@kernel
+def gather_bytes(addresses, shift, record_bytes, records, lengths, offsets, out_address):
+    """Copy the first ``lengths[i]`` bytes of each record to ``offsets[i]`` from an address on."""
+    last = len(records) - 1
+    for i in range(len(records)):
+        soon = records[min(i + _KEYS_AHEAD, last)]
+        prefetch_to_read(record_address(addresses, shift, record_bytes, soon))
+        address = record_address(addresses, shift, record_bytes, records[i])
+        copy_bytes(out_address + offsets[i], address, lengths[i])
+
+
+@kernel
+def scatter_bytes(addresses, shift, record_bytes, records, lengths, offsets, in_address):
+    """The way back: overwrite the first ``lengths[i]`` bytes of each record."""
+    for i in range(len(records)):
+        address = record_address(addresses, shift, record_bytes, records[i])
+        copy_bytes(address, in_address + offsets[i], lengths[i])
+
+
+@kernel
+def add_records(addresses, shift, records, rows, sums):
+    """Add each record to row ``rows[i]`` of ``sums``."""
+    width = sums.shape[1]
+    for i in range(len(records)):
+        record = memory_at(
+            record_address(addresses, shift, width * sums.itemsize, records[i]), width, sums.dtype
+        )
+        for k in range(width):
+            sums[rows[i], k] += record[k]

@@ -20,6 +20,7 @@ from rowhaul.optim import RecordMemory, RowOptimizerRule
 from rowhaul.store.arena import OutOfMemoryError, RecordArena
 from rowhaul.store.index import Int64s, KeyIndex
 from rowhaul.store.kernels import deduplicate, write_initial
+from rowhaul.store.keyed import locate_or_add
 
 _BLOCK_ROWS = 1 << 16  # rows copied at a time when a table is read whole
 ON_UNKNOWN = ("init", "default", "error")
@@ -125,6 +126,16 @@ class TableGroup:
             spare = self._unknown_rows(keys, key_starts, absent, on_unknown)
             locations[absent] = -1 - np.arange(num_unknown)
         return Lookup(keys, key_starts, inverse, locations, spare)
+
+    def make_fresh(self, tables: Int64s, keys: Int64s) -> Int64s:
+        """Where rows are that may not exist yet: those that do not are made with their first values."""
+        locations, added = locate_or_add(self, tables, keys)
+        if len(added):
+            added = added[np.argsort(tables[added], kind="stable")]
+            new_keys = keys[added]
+            starts = np.searchsorted(tables[added], np.arange(len(self.tables) + 1))
+            self._write_initial(self.arena, locations[added], new_keys, starts, np.arange(len(added)))
+        return locations
 
     def update(self, records: Int64s, gradients: npt.NDArray[Any], lr: float, number: int) -> None:
         """One optimizer step on the given records, which must differ."""

@@ -1,0 +1,94 @@
+"""Rows named one by one, in any order, as plans name them: found, made, removed, copied to and from bytes.
+
+`TableGroup` answers for whole batches of features; here rows come as pairs (table, key), each once, and
+leave for or arrive from the network as bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.store.arena import RecordArena
+from rowhaul.store.index import Int64s, KeyIndex
+from rowhaul.store.kernels import gather_bytes, scatter_bytes
+
+Tables = npt.NDArray[np.int64]  # position of each row's table in its group
+
+
+class KeyedRecords(Protocol):
+    """Anything that has records by key."""
+
+    index: KeyIndex
+    arena: RecordArena
+
+
+class Shelf:
+    """Vectors of one length by (table, key): gradients that wait for their step."""
+
+    def __init__(self, num_tables: int, width: int, dtype: npt.DTypeLike) -> None:
+        self.index = KeyIndex(num_tables)
+        self.arena = RecordArena(width, dtype)
+
+
+def locate(records: KeyedRecords, tables: Tables, keys: Int64s) -> Int64s:
+    """Where the records of rows are; -1 for those that are not there."""
+    return records.index.find_each(tables, keys)
+
+
+def locate_or_add(records: KeyedRecords, tables: Tables, keys: Int64s) -> tuple[Int64s, Int64s]:
+    """Where the records of rows are, new ones allocated; and the positions of those that are new."""
+    order = _by_table(tables)
+    if order is not None:
+        locations = np.empty(len(keys), np.int64)
+        locations[order], added = locate_or_add(records, tables[order], keys[order])
+        return locations, order[added]
+    starts = np.searchsorted(tables, np.arange(records.index.num_tables + 1))
+    locations, num_absent = records.index.find(keys, starts)
+    count = int(num_absent.sum())
+    if not count:
+        return locations, np.empty(0, np.int64)
+    new = records.arena.allocate(count)
+    try:
+        return locations, records.index.insert(keys, starts, locations, num_absent, new)
+    except MemoryError:
+        records.arena.release(new)
+        raise
+
+
+def remove(records: KeyedRecords, tables: Tables, keys: Int64s) -> None:
+    """Forget rows, which must be there."""
+    order = _by_table(tables)
+    if order is not None:
+        tables, keys = tables[order], keys[order]
+    starts = np.searchsorted(tables, np.arange(records.index.num_tables + 1))
+    records.arena.release(records.index.delete(keys, starts))
+
+
+def copy_out(
+    records: KeyedRecords, locations: Int64s, lengths: Int64s, offsets: Int64s, out: npt.NDArray[np.uint8]
+) -> None:
+    """Copy the first bytes of each record to its offset in ``out``."""
+    arena = records.arena
+    gather_bytes(
+        arena.addresses, arena.shift, arena.record_bytes, locations, lengths, offsets, out.ctypes.data
+    )
+
+
+def copy_in(
+    records: KeyedRecords, locations: Int64s, lengths: Int64s, offsets: Int64s, given: npt.NDArray[np.uint8]
+) -> None:
+    """Overwrite the first bytes of each record with those at its offset in ``given``."""
+    arena = records.arena
+    scatter_bytes(
+        arena.addresses, arena.shift, arena.record_bytes, locations, lengths, offsets, given.ctypes.data
+    )
+
+
+def _by_table(tables: Tables) -> npt.NDArray[Any] | None:
+    """The order that brings rows of one table together; None where they are in it already."""
+    if len(tables) < 2 or bool((tables[1:] >= tables[:-1]).all()):
+        return None
+    return np.argsort(tables, kind="stable")
