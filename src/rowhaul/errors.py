@@ -37,3 +37,15 @@ class CheckpointError(RowhaulError):
 
 class UnknownKeyError(RowhaulError):
     """A key that was never trained was looked up with ``on_unknown="error"``."""
+
+
+class ClusterError(RowhaulError):
+    """Ranks cannot be joined, disagree with each other, or have lost each other."""
+
+
+class RankLostError(ClusterError):
+    """A rank has died, stopped or failed while the others ran: carries ``rank`` and ``role``."""
+
+    def __init__(self, rank: int, role: str, reason: str) -> None:
+        super().__init__(f"rank {rank} ({role}) {reason}")
+        self.rank, self.role, self.reason = rank, role, reason

@@ -16,6 +16,7 @@ from rowhaul.cli.doctor import doctor
 from rowhaul.cli.evaluate import evaluate, predict
 from rowhaul.cli.generate import generate
 from rowhaul.cli.interruption import is_interruption
+from rowhaul.cli.netcheck import netcheck
 from rowhaul.cli.prepare import prepare
 from rowhaul.cli.simulate import simulate
 from rowhaul.cli.train import train
@@ -30,7 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, generate, prepare, train, evaluate, predict, simulate, doctor):
+for command in (demo, generate, prepare, train, evaluate, predict, simulate, doctor, netcheck):
     epilog = "Every option is explained in docs/simulate.md." if command is simulate else None
     app.command(epilog=epilog)(command)
 

@@ -1,0 +1,53 @@
+"""Joins ranks into a cluster: launch, roles, process groups, heartbeat, choice of interface.
+
+``join()`` on every rank gives a `Cluster`; ``launch()`` starts all ranks on this machine. The names are
+imported when first used: starting local processes, or asking whether this is one, must not load
+PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rowhaul.cluster.checks import check_same, check_shared_folder, gather_texts, require_all
+    from rowhaul.cluster.cluster import Cluster
+    from rowhaul.cluster.heartbeat import Heartbeat
+    from rowhaul.cluster.joining import Timeouts, join
+    from rowhaul.cluster.launcher import launch
+    from rowhaul.cluster.place import Place, is_launched
+
+_HOME = {
+    "Cluster": "cluster",
+    "Heartbeat": "heartbeat",
+    "Place": "place",
+    "Timeouts": "joining",
+    "check_same": "checks",
+    "check_shared_folder": "checks",
+    "gather_texts": "checks",
+    "is_launched": "place",
+    "join": "joining",
+    "launch": "launcher",
+    "require_all": "checks",
+}
+
+__all__ = [
+    "Cluster",
+    "Heartbeat",
+    "Place",
+    "Timeouts",
+    "check_same",
+    "check_shared_folder",
+    "gather_texts",
+    "is_launched",
+    "join",
+    "launch",
+    "require_all",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"rowhaul.cluster.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'rowhaul.cluster' has no attribute {name!r}")

@@ -1,0 +1,125 @@
+"""Which network interface the ranks talk over.
+
+Left alone, Gloo binds to the address that the host's own name resolves to, on many machines 127.0.0.1,
+and then waits for ever for the other hosts. The right interface is the one that leads to the master;
+Gloo takes it from GLOO_SOCKET_IFNAME, which it reads whenever a group is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psutil
+
+from rowhaul.errors import ClusterError
+
+VARIABLE = "GLOO_SOCKET_IFNAME"
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface (or several, as Gloo takes them: ``eth0,eth1``) and its first address."""
+
+    name: str
+    address: str
+    chosen_by: str  # in words
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it leads to this machine only."""
+        return is_loopback(self.address)
+
+
+def choose(given: str | None, master_address: str, master_port: int) -> Interface:
+    """The interface that was given, or set in the environment, or else the one that leads to the master."""
+    if given:
+        return _named(given, "as given")
+    if os.environ.get(VARIABLE):
+        return _named(os.environ[VARIABLE], f"{VARIABLE} is set")
+    return towards(master_address, master_port)
+
+
+def towards(host: str, port: int) -> Interface:
+    """The interface over which a host is reached; raises `OSError` if there is no route or no such name."""
+    address = local_address(host, port)
+    for name, addresses in addresses_by_interface().items():
+        if address in addresses:
+            return Interface(name, address, f"it leads to {host}")
+    raise ClusterError(
+        f"{host} is reached from the address {address}, which is not on any interface that is up "
+        f"({_listed()}): name the interface, or set {VARIABLE}"
+    )
+
+
+def local_address(host: str, port: int) -> str:
+    """The address from which a host is reached. A UDP socket sends nothing to find it."""
+    error: OSError | None = None
+    for family, kind, _, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+        with socket.socket(family, kind) as probe:
+            try:
+                probe.connect(target)
+            except OSError as failed:
+                error = failed
+                continue
+            return _bare(probe.getsockname()[0])
+    raise error or OSError(f"{host} has no address")
+
+
+def addresses_by_interface() -> dict[str, tuple[str, ...]]:
+    """The IP addresses of every interface that is up, IPv4 first."""
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    found = {
+        name: tuple(
+            _bare(one.address)
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for one in addresses
+            if one.family == family
+        )
+        for name, addresses in psutil.net_if_addrs().items()
+        if name in up
+    }
+    return {name: addresses for name, addresses in found.items() if addresses}
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address stands for this machine only."""
+    return ipaddress.ip_address(_bare(address)).is_loopback
+
+
+@contextlib.contextmanager
+def bound_to(interface: str) -> Iterator[None]:
+    """Let groups that are made inside use an interface; the environment is restored afterwards."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = interface
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
+
+
+def _named(names: str, chosen_by: str) -> Interface:
+    found = addresses_by_interface()
+    for name in names.split(","):
+        if name not in found:
+            raise ClusterError(
+                f"there is no interface {name!r} with an address that is up ({chosen_by}); "
+                f"this host has {_listed()}"
+            )
+    return Interface(names, found[names.split(",")[0]][0], chosen_by)
+
+
+def _listed() -> str:
+    found = addresses_by_interface().items()
+    return "; ".join(f"{name}: {', '.join(addresses)}" for name, addresses in found) or "none"
+
+
+def _bare(address: str) -> str:
+    return address.split("%")[0]  # fe80::1%eth0

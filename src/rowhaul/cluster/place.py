@@ -1,0 +1,120 @@
+"""Where a process stands among the ranks, as ``torchrun`` tells it through the environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rowhaul.errors import ClusterError
+
+if TYPE_CHECKING:
+    from rowhaul.schedule.topology import Topology
+
+
+@dataclass(frozen=True)
+class Place:
+    """The variables that torchrun sets for every process it starts."""
+
+    rank: int
+    world_size: int
+    master_address: str
+    master_port: int
+    local_rank: int = 0
+    local_world_size: int = 1
+    launcher_keeps_store: bool = False  # torchrun's agent, or our launcher, listens at the master's port
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Place:
+        """Read the variables; what is missing or not a number is named."""
+        missing = [
+            name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)
+        ]
+        if missing:
+            raise ClusterError(
+                f"{', '.join(missing)} not set in the environment: start the ranks with torchrun, or let "
+                "`rowhaul ... --workers N` start them on this machine"
+            )
+        rank, world_size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
+        if not 0 <= rank < world_size:
+            raise ClusterError(
+                f"RANK must be 0 to WORLD_SIZE - 1; got RANK={rank} and WORLD_SIZE={world_size}"
+            )
+        return cls(
+            rank=rank,
+            world_size=world_size,
+            master_address=environment["MASTER_ADDR"],
+            master_port=_port(environment),
+            local_rank=_number(environment, "LOCAL_RANK", "0"),
+            local_world_size=_number(environment, "LOCAL_WORLD_SIZE", "1"),
+            launcher_keeps_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        )
+
+    @property
+    def keeps_store(self) -> bool:
+        """Whether this process itself listens at the master's port."""
+        return self.rank == 0 and not self.launcher_keeps_store
+
+    @property
+    def master(self) -> str:
+        """Address and port of the rendezvous store."""
+        host = f"[{self.master_address}]" if ":" in self.master_address else self.master_address
+        return f"{host}:{self.master_port}"
+
+
+def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is one of several ranks, started by torchrun or by `launch`."""
+    return bool(environment.get("RANK")) and bool(environment.get("WORLD_SIZE"))
+
+
+def topology_of(world_size: int, num_stores: int, colocated: bool, peer_to_peer: bool) -> Topology:
+    """Divide the ranks into workers and stores."""
+    from rowhaul.schedule.topology import Topology  # compiles kernels: not for a launcher
+
+    if colocated:
+        return Topology(world_size, num_stores=1, colocated=True, peer_to_peer=peer_to_peer)
+    if num_stores >= world_size:
+        raise ClusterError(
+            f"{world_size} rank{'s' if world_size > 1 else ''} cannot hold {num_stores} store"
+            f"{'s' if num_stores != 1 else ''} and a worker: start at least {num_stores + 1} ranks "
+            "(workers + stores), or let workers store the rows themselves (colocated)"
+        )
+    return Topology(world_size - num_stores, num_stores=num_stores, peer_to_peer=peer_to_peer)
+
+
+def roles_of(num_ranks: int, num_workers: int) -> tuple[str, ...]:
+    """What each rank is, in words: ``worker 3`` or ``store 0``."""
+    return tuple(
+        f"worker {rank}" if rank < num_workers else f"store {rank - num_workers}" for rank in range(num_ranks)
+    )
+
+
+def host_id() -> str:
+    """Equal on two ranks exactly if they can share memory through a Unix socket without a file.
+
+    That is one running kernel and, since such sockets belong to it, one network namespace.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}-{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:  # not Linux
+        return f"{socket.gethostname()}-{uuid.getnode():x}"
+
+
+def _number(environment: Mapping[str, str], name: str, default: str = "") -> int:
+    text = environment.get(name) or default
+    try:
+        return int(text)
+    except ValueError:
+        raise ClusterError(f"{name} must be a whole number; got {text!r}") from None
+
+
+def _port(environment: Mapping[str, str]) -> int:
+    port = _number(environment, "MASTER_PORT")
+    if not 0 < port < 1 << 16:
+        raise ClusterError(f"MASTER_PORT must be 1 to 65535; got {port}")
+    return port

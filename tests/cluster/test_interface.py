@@ -1,0 +1,67 @@
+"""Which interface is chosen, and that the environment is left as it was."""
+
+import os
+
+import psutil
+import pytest
+
+from rowhaul.cluster.interface import VARIABLE, Interface, bound_to, choose, is_loopback, towards
+from rowhaul.cluster.joining import _avoid_loopback
+from rowhaul.cluster.roll_call import Member, Roster
+from rowhaul.errors import ClusterError
+from rowhaul.schedule.topology import Topology
+
+LOOPBACK = towards("127.0.0.1", 1).name
+OUTSIDE = [
+    (name, one.address)
+    for name, addresses in psutil.net_if_addrs().items()
+    for one in addresses
+    if one.family.name == "AF_INET" and not is_loopback(one.address) and psutil.net_if_stats()[name].isup
+]
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+def test_the_interface_is_the_one_that_leads_to_the_master():
+    chosen = choose(None, "127.0.0.1", 1)
+    assert (chosen.name, chosen.address, chosen.is_loopback) == (LOOPBACK, "127.0.0.1", True)
+    for name, address in OUTSIDE:
+        assert choose(None, address, 1).name == name
+
+
+def test_what_the_user_says_comes_first(monkeypatch):
+    name = OUTSIDE[0][0] if OUTSIDE else LOOPBACK
+    monkeypatch.setenv(VARIABLE, name)
+    assert choose(None, "127.0.0.1", 1).name == name
+    assert choose(LOOPBACK, "127.0.0.1", 1).name == LOOPBACK
+
+
+def test_an_interface_that_is_not_there_is_refused_with_those_that_are(monkeypatch):
+    with pytest.raises(ClusterError, match=rf"no interface 'wlan77'.*as given.*{LOOPBACK}: 127.0.0.1"):
+        choose("wlan77", "127.0.0.1", 1)
+    monkeypatch.setenv(VARIABLE, f"{LOOPBACK},wlan77")
+    with pytest.raises(ClusterError, match=f"no interface 'wlan77'.*{VARIABLE} is set"):
+        choose(None, "127.0.0.1", 1)
+
+
+@pytest.mark.parametrize("before", [None, "eth7"])
+def test_the_environment_is_restored(monkeypatch, before):
+    if before:
+        monkeypatch.setenv(VARIABLE, before)
+    with bound_to("eth9"):
+        assert os.environ[VARIABLE] == "eth9"
+    assert os.environ.get(VARIABLE) == before
+
+
+@pytest.mark.skipif(not OUTSIDE, reason="this machine has no network")
+def test_a_master_whose_own_name_is_the_loopback_goes_by_the_other_ranks():
+    name, address = OUTSIDE[0]
+    topology = Topology(2, colocated=True)
+    there = Member(1, "b", "host b", "b", address, 2, topology)
+    here = Member(0, "a", "host a", "a", "127.0.0.1", 1, topology)
+    loopback = Interface(LOOPBACK, "127.0.0.1", "")
+    assert _avoid_loopback(loopback, Roster("", (here, there))).name == name
+    assert _avoid_loopback(loopback, Roster("", (here, here))) is loopback

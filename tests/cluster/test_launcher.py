@@ -1,0 +1,173 @@
+"""Local ranks: started with torchrun's variables, watched, and never left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from rowhaul.cluster import launch
+from rowhaul.errors import ClusterError
+
+# A rank without PyTorch: it notes who it is in the folder FOLDER and does what BEHAVIOUR says.
+RANK = """
+import json, os, pathlib, signal, sys, time
+rank, folder = int(os.environ["RANK"]), pathlib.Path(os.environ["FOLDER"])
+def note(name, text):
+    path = folder / f"{name}-{rank}"
+    path.with_suffix(".new").write_text(text)
+    path.with_suffix(".new").rename(path)
+def wait_for(name):
+    deadline = time.monotonic() + 60
+    while len(list(folder.glob(name + "-?"))) < int(os.environ["WORLD_SIZE"]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+"""
+
+
+def run(tmp_path, behaviour, num_workers=2, num_stores=1, **options):
+    launch(
+        ["argument"],
+        num_workers,
+        num_stores,
+        command=[sys.executable, "-S", "-c", RANK + behaviour],
+        environment={"FOLDER": str(tmp_path)},
+        **options,
+    )
+
+
+def pids(tmp_path):
+    return [int(path.read_text()) for path in sorted(tmp_path.glob("pid-?"))]
+
+
+def runs(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_every_rank_finds_its_variables_and_the_arguments(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    run(tmp_path, "note('env', json.dumps(dict(os.environ) | {'argv': sys.argv[1:]}))")
+    found = [json.loads((tmp_path / f"env-{rank}").read_text()) for rank in range(3)]
+    assert [one["RANK"] for one in found] == [one["LOCAL_RANK"] for one in found] == ["0", "1", "2"]
+    assert {(one["WORLD_SIZE"], one["LOCAL_WORLD_SIZE"], one["MASTER_ADDR"]) for one in found} == {
+        ("3", "3", "127.0.0.1")
+    }
+    assert len({one["MASTER_PORT"] for one in found}) == 1
+    assert found[0]["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 3))
+    assert all(one["argv"] == ["argument"] for one in found)
+
+
+def test_threads_that_the_user_has_set_are_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    run(tmp_path, "note('threads', os.environ['OMP_NUM_THREADS'])", num_workers=1)
+    assert (tmp_path / "threads-1").read_text() == "7"
+
+
+DIES = """
+note("pid", str(os.getpid()))
+wait_for("pid")
+if rank == 1:
+    print("some words on stdout", flush=True)
+    print("ValueError: the last words", file=sys.stderr, flush=True)
+    {end}
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "ending"),
+    [
+        ("sys.exit(3)", "ended with exit code 3"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+    ],
+)
+def test_a_rank_that_dies_is_named_with_its_last_words_and_the_others_end(tmp_path, end, ending):
+    with pytest.raises(ClusterError) as caught:
+        run(tmp_path, DIES.format(end=end))
+    message = str(caught.value)
+    assert message.startswith(f"rank 1 (worker 1) {ending}")
+    assert "some words on stdout" in message
+    assert message.endswith("ValueError: the last words")
+    assert len(pids(tmp_path)) == 3
+    assert not any(map(runs, pids(tmp_path)))
+
+
+def test_a_rank_that_does_not_want_to_end_is_killed(tmp_path):
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    with pytest.raises(ClusterError, match=r"rank 1 \(worker 1\) ended with exit code 3"):
+        run(tmp_path, deaf + DIES.format(end="sys.exit(3)"), grace_seconds=0.3)
+    assert not any(map(runs, pids(tmp_path)))
+
+
+def interrupt(tmp_path, times):
+    """Send Ctrl-C to this process once all ranks are there; and again when the first has arrived."""
+    wait_until(lambda: len(pids(tmp_path)) == 3)
+    os.kill(os.getpid(), signal.SIGINT)
+    if times > 1:
+        wait_until(lambda: len(list(tmp_path.glob("interrupted-?"))) == 3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+INTERRUPTED = """
+def stop(number, frame):
+    note("interrupted", "")
+    {then}
+signal.signal(signal.SIGINT, stop)
+note("pid", str(os.getpid()))
+time.sleep(60)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("times", "then"), [(1, "note('saved', ''); sys.exit(0)"), (2, "time.sleep(60)")])
+def test_the_first_interruption_is_passed_on_and_the_second_kills(tmp_path, times, then):
+    sender = threading.Thread(target=interrupt, args=(tmp_path, times))
+    sender.start()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, INTERRUPTED.format(then=then))
+    sender.join()
+    assert len(list(tmp_path.glob("interrupted-?"))) == 3
+    assert len(list(tmp_path.glob("saved-?"))) == (3 if times == 1 else 0)
+    assert not any(map(runs, pids(tmp_path)))
+
+
+def test_ranks_end_when_the_launcher_is_killed(tmp_path):
+    behaviour = RANK + "note('pid', str(os.getpid()))\ntime.sleep(100)"
+    program = (
+        "import sys; from rowhaul.cluster import launch\n"
+        f"launch([], 2, command=[sys.executable, '-S', '-c', {behaviour!r}])"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "FOLDER": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: len(pids(tmp_path)) == 3)
+        assert all(map(runs, pids(tmp_path)))
+    finally:
+        launcher.kill()
+        launcher.wait()
+    wait_until(lambda: not any(map(runs, pids(tmp_path))))
+
+
+def test_numbers_that_cannot_be_are_refused():
+    with pytest.raises(ClusterError, match="number of workers must be at least 1; got 0"):
+        launch([], 0)
+    with pytest.raises(ClusterError, match="number of stores must be at least 1"):
+        launch([], 2, 0)
