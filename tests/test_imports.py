@@ -16,14 +16,24 @@ SHARED = {"errors", "_environment", "_files", "_kernels", "_memory"}  # known to
 TABLE = {
     "data": (set(), {"numpy", "pyarrow", "numba", "yaml", "xxhash"}),
     "optim": (set(), {"numpy", "numba"}),
-    "schedule": (set(), {"numpy", "numba"}),
+    "schedule": (set(), {"numpy", "numba", "xxhash"}),
     "simulate": ({"schedule"}, {"numpy", "matplotlib"}),
     "store": ({"optim"}, {"numpy", "numba", "xxhash"}),
     "nn": ({"data", "optim", "store"}, {"numpy", "torch"}),
     "checkpoint": (set(), {"numpy", "torch", "safetensors", "xxhash"}),
-    "train": ({"checkpoint", "data", "nn", "optim", "store"}, {"numpy", "torch", "pyarrow", "yaml"}),
+    "exchange": ({"schedule", "store", "optim", "data", "nn"}, {"numpy", "torch", "numba", "xxhash"}),
+    "cluster": ({"schedule", "exchange"}, {"numpy", "torch", "psutil"}),
+    "train": (
+        {
+            *("checkpoint", "data", "nn", "optim", "store", "cluster", "exchange", "schedule", "simulate"),
+        },
+        {"numpy", "torch", "pyarrow", "yaml", "xxhash"},
+    ),
     "cli": (
-        {"data", "nn", "optim", "store", "checkpoint", "train", "schedule", "simulate"},
+        {
+            *("data", "nn", "optim", "store", "checkpoint", "train", "schedule", "simulate"),
+            *("cluster", "exchange"),
+        },
         {"numpy", "torch", "numba", "psutil", "rich", "typer", "yaml"},
     ),
 }

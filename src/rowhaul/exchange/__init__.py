@@ -1,0 +1,1 @@
+"""Carries out plans: rows travel between ranks as the schedule says, over ``torch.distributed``."""

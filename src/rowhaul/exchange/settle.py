@@ -1,0 +1,161 @@
+"""The model as it is between two iterations: the latest record of every row, on copies.
+
+What is unsynchronised goes to the homes once more, as if everything were pushed, but into memory of its
+own: neither caches nor homes change, so training does not depend on how often one looks. What
+goes where is a plan like any other, made from the directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.exchange.mover import Mover
+from rowhaul.exchange.rows import Rates, RowMemory
+from rowhaul.exchange.turns import Turn, TurnsOfRank, from_home, to_home
+from rowhaul.schedule.directory.states import State
+from rowhaul.schedule.plan import Kind, Moves, Payload, Plan, Steps
+from rowhaul.schedule.sizes import RowSizes
+from rowhaul.schedule.topology import Topology, homes_of
+from rowhaul.store.keyed import locate, locate_or_add
+
+RECORD, GRADIENT = int(Payload.VALUES | Payload.STATE), int(Payload.GRADIENT)
+Masks = npt.NDArray[np.uint64]
+
+
+def settling_plan(states: Mapping[str, npt.NDArray[Any]], topology: Topology, sizes: RowSizes) -> Plan:
+    """What brings every unsynchronised row home, from `Scheduler.states`."""
+    unsettled = np.isin(states["state"], (State.OWNED, State.SPLIT, State.REPLICATED)) | (
+        states["partial"] != 0
+    )
+    tables, keys, state = states["tables"][unsettled], states["keys"][unsettled], states["state"][unsettled]
+    partial, base = states["partial"][unsettled], states["base"][unsettled]
+    homes = homes_of(tables, keys, topology)
+    every = np.uint64(2**topology.num_workers - 1)
+    latest = np.where(state == State.REPLICATED, every, states["latest"][unsettled])
+    split = state == State.SPLIT
+    holders = np.where(split, partial & base, np.where(state == State.HOME, np.uint64(0), latest))
+    carrier = holders & (~holders + np.uint64(1))  # the lowest of those who hold the record
+    values, records = np.array(sizes.values)[tables], np.array(sizes.records)[tables]
+    columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in ("row", "source", "payload", "bytes")}
+    for worker in range(topology.num_workers):
+        mask = np.uint64(1) << np.uint64(worker)
+        payload = np.where(carrier & mask, RECORD, 0) | np.where(partial & mask, GRADIENT, 0)
+        rows = np.flatnonzero(payload)
+        columns["row"].append(rows)
+        columns["source"].append(np.full(len(rows), worker, np.int16))
+        columns["payload"].append(payload[rows].astype(np.uint8))
+        size = np.where(payload & RECORD, records, 0) + np.where(payload & GRADIENT, values, 0)
+        columns["bytes"].append(size[rows])
+    row = np.concatenate(columns["row"])
+    source = np.concatenate(columns["source"])
+    moves = (
+        np.full(len(row), Kind.UPDATE_PUSH, np.uint8),
+        np.concatenate(columns["payload"]),
+        tables[row],
+        keys[row],
+        source,
+        homes[row],
+        np.concatenate(columns["bytes"]).astype(np.int64),
+        np.zeros(len(row), np.int32),
+        np.zeros(len(row), np.uint8),
+    )
+    local = source == homes[row]
+    stepped = partial != 0
+    return Plan(
+        iteration=0,
+        num_workers=topology.num_workers,
+        worker=np.zeros(0, np.int32),
+        tables=tables,
+        keys=keys,
+        trainers=partial,
+        states=state,
+        moves=Moves(*(column[~local] for column in moves)),
+        local_moves=Moves(*(column[local] for column in moves)),
+        lookups=np.zeros(topology.num_workers, np.int64),
+        hits=np.zeros(topology.num_workers, np.int64),
+        all_reduce_rows=0,
+        all_reduce_bytes=0,
+        evicted_from=np.zeros(0, np.int16),
+        evicted_tables=np.zeros(0, np.int32),
+        evicted_keys=np.zeros(0, np.int64),
+        steps=Steps(
+            table=tables[stepped],
+            key=keys[stepped],
+            rank=homes[stepped],
+            contributors=partial[stepped] | states["settled"][unsettled][stepped],
+            trained=states["trained"][unsettled][stepped],
+            ready=np.zeros(int(stepped.sum()), np.int32),
+            after=np.zeros(int(stepped.sum()), np.uint8),
+        ),
+    )
+
+
+def settle(mover: Mover, plan: Plan, rates: Rates) -> RowMemory | None:
+    """Carry a settling plan out on one rank; a store gets the settled records of rows that were not at rest.
+
+    All ranks call it together, between two segments.
+    """
+    turns = TurnsOfRank(plan, mover.rank)
+    sent, received = turns.sent(Turn.LATE_FIRST), turns.received(Turn.LATE_FIRST)
+    out = np.empty(sent.num_bytes, np.uint8)
+    if mover.cache is not None and len(sent):
+        mover.cache.pack(sent, ~from_home(sent), mover.rank, out, keep=True)
+    arrived = mover.swap(sent, received, out)
+    if mover.home is None:
+        return None
+    settled = RowMemory(mover.home.layout)
+    steps = turns.steps(Turn.LATE_FIRST, by_peer=False)
+    _copy_for_steps(mover.home, settled, steps.table, steps.key, steps.contributors)
+    if len(received):
+        settled.unpack(received, to_home(received), arrived)
+    settled.step(steps, rates)
+    return settled
+
+
+def _copy_for_steps(
+    home: RowMemory,
+    settled: RowMemory,
+    tables: npt.NDArray[np.int32],
+    keys: npt.NDArray[np.int64],
+    contributors: Masks,
+) -> None:
+    """Copy the home's own part of split rows: the record, and the gradients it was handed already."""
+    for number, places, positions in home.by_group(tables):
+        some = keys[places]
+        source, target = home.groups[number], settled.groups[number]
+        found = locate(source, positions, some)
+        there = np.flatnonzero(found >= 0)  # others are fresh, or their record comes from a worker
+        where, _ = locate_or_add(target, positions[there], some[there])
+        target.arena.write(where, source.arena.read(found[there]))
+        everyone = int(np.bitwise_or.reduce(contributors[places])) if len(places) else 0
+        for worker in (j for j in range(everyone.bit_length()) if everyone >> j & 1):
+            shelf = home.shelf(worker, number)
+            found = locate(shelf, positions, some)
+            there = np.flatnonzero(found >= 0)
+            if len(there):
+                copies = settled.shelf(worker, number)
+                where, _ = locate_or_add(copies, positions[there], some[there])
+                copies.arena.write(where, shelf.arena.read(found[there]))
+
+
+def settled_blocks(
+    home: RowMemory, settled: RowMemory, table: int
+) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
+    """All rows of a table at one home as blocks of (keys, records): settled ones instead of the home's."""
+    number, position = home.place_of(table)
+    there, here = home.groups[number], settled.groups[number]
+    positions: npt.NDArray[np.int64]
+    for keys, records in there.blocks(position):
+        positions = np.full(len(keys), position)
+        found = locate(here, positions, keys)
+        replaced = np.flatnonzero(found >= 0)
+        records[replaced] = here.arena.read(found[replaced])
+        yield keys, records
+    for keys, records in here.blocks(position):
+        new = locate(there, np.full(len(keys), position), keys) < 0
+        if new.any():
+            yield keys[new], records[new]

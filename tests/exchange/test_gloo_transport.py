@@ -1,0 +1,102 @@
+"""Gloo between real processes does what the in-process network does between threads."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from transport_ranks import run_processes, run_threads
+
+from rowhaul.exchange.gloo import GlooCollective, LinkError
+from rowhaul.exchange.transport import Collective, Links
+
+LARGE = 6_000_000  # bytes: no socket buffer holds it
+
+
+def exchange_at_random(links: Links, seed: int, num_posts: int) -> list[bytes]:
+    """Posts of random sizes to random peers; sends are waited for some posts later."""
+    pattern = np.random.default_rng(seed)  # the same on all ranks, as a plan is
+    sizes = pattern.integers(0, 3, (num_posts, links.num_ranks, links.num_ranks)) * pattern.integers(0, 3000)
+    sizes[num_posts // 2] = LARGE  # everyone to everyone, both ways at once
+    own = np.random.default_rng((seed, links.rank))
+    peers = [peer for peer in range(links.num_ranks) if peer != links.rank]
+    arrived, under_way = [], []
+    for post in range(num_posts):
+        receives = {peer: np.zeros(sizes[post, peer, links.rank], np.uint8) for peer in peers}
+        sends = {
+            peer: own.integers(0, 256, sizes[post, links.rank, peer], np.uint8, endpoint=False)
+            for peer in peers
+        }
+        under_way.append(links.post(receives, sends))
+        under_way[-1].wait_received()
+        arrived += [receives[peer].tobytes() for peer in peers]
+        if len(under_way) > 3:
+            under_way.pop(0).wait_sent()
+    for transfer in under_way:
+        transfer.wait_sent()
+    return arrived
+
+
+def sum_everything(collective: Collective, num_ranks: int) -> list[bytes]:
+    """Sums of every length around the number of ranks, and of lengths that go each of the two ways."""
+    sums = []
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        for length in [*range(num_ranks + 2), 777, 50_003]:
+            generator = torch.Generator().manual_seed(1000 * collective.rank + length)
+            values = torch.randn(length, generator=generator).to(dtype)
+            collective.sum_in_rank_order(values)
+            sums.append(values.view(torch.uint8).numpy().tobytes())
+    return sums
+
+
+def everything(links: Links, collective: Collective, seed: int) -> dict[str, Any]:
+    read_only = np.frombuffer(bytes([links.rank, 7]), np.uint8)
+    apart = torch.full((6,), float(links.rank), requires_grad=True)
+    collective.sum_in_rank_order(apart[::2])  # not contiguous, and a part of a parameter
+    return {
+        "messages": exchange_at_random(links, seed, 12),
+        "gathered": collective.all_gather(read_only).tolist(),
+        "nothing": collective.all_gather(np.zeros(0, np.uint8)).shape,
+        "sums": sum_everything(collective, links.num_ranks),
+        "apart": apart.tolist(),
+    }
+
+
+@pytest.mark.parametrize(("num_ranks", "two_groups"), [(2, True), (3, False)])
+def test_processes_get_the_same_as_threads(num_ranks: int, two_groups: bool) -> None:
+    over_gloo = run_processes(num_ranks, everything, 5, two_groups=two_groups)
+    between_threads = run_threads(num_ranks, everything, 5)
+    for rank in range(num_ranks):
+        for what in between_threads[rank]:
+            assert over_gloo[rank][what] == between_threads[rank][what], (rank, what)
+    assert over_gloo[0]["sums"] == over_gloo[-1]["sums"]
+
+
+def lose_the_last_rank(links: Links, collective: Collective) -> tuple[int | None, str]:
+    last = links.num_ranks - 1
+    pair = dist.new_group([0, last])
+    collective.all_gather(np.zeros(1, np.uint8))
+    if links.rank == last:
+        os.kill(os.getpid(), 9)
+    large = {last: np.zeros(LARGE, np.uint8)}
+
+    def talk_to_it() -> None:
+        if links.rank == 0:
+            GlooCollective(pair).sum_in_rank_order(torch.ones(5))  # rank 1 of the group, the last one of all
+        else:
+            links.post(large, {}).wait_received()
+
+    with pytest.raises(LinkError) as caught:
+        talk_to_it()
+    return caught.value.peer, str(caught.value)
+
+
+def test_a_lost_rank_is_an_error_that_names_it() -> None:
+    results = run_processes(3, lose_the_last_rank)
+    for peer, message in results[:2]:
+        assert peer == 2
+        assert "from rank 2 failed" in message or "to rank 2 failed" in message

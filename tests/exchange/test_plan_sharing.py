@@ -1,0 +1,438 @@
+"""Plans reach the other processes of a host as they are, without copies, leaks or silent ends."""
+
+import dataclasses
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from planned_cases import all_plans, assert_same, planner, samples, settings, streams
+
+from rowhaul.errors import BadLineError, CacheTooSmallError, ConfigError, DataError
+from rowhaul.exchange.error_report import read_report, write_report
+from rowhaul.exchange.feed import NO_SAMPLES, FollowerFeed, LeaderFeed
+from rowhaul.exchange.lanes import Failure
+from rowhaul.exchange.packing import pack, unpack
+from rowhaul.exchange.planner import samples_digest
+from rowhaul.exchange.sharing import LeaderLostError, PlanClient, PlanServer, SubscriberLostError
+from rowhaul.schedule import CacheSettings, ControlRecord
+
+FOLLOWER = Path(__file__).with_name("plan_follower.py")
+LEADER = 7
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return all_plans(planner([samples(0), samples(1)], ahead=10))[1]
+
+
+def through_a_file(planned):
+    file, size = pack(planned)
+    try:
+        assert os.fstat(file).st_size == size
+        return unpack(file, size)
+    finally:
+        os.close(file)
+
+
+def num_descriptors():
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def arrays_of(value):
+    if isinstance(value, np.ndarray):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from arrays_of(getattr(value, field.name))
+
+
+class Followers:
+    """Processes that follow a leader; ended with the test."""
+
+    def __init__(self):
+        self.processes = []
+
+    def start(self, address, rank, *most):
+        command = [sys.executable, str(FOLLOWER), address, str(rank), str(LEADER), *map(str, most)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.processes.append(process)
+        return process
+
+    def lines(self, process):
+        """Everything that a follower said."""
+        told, _ = process.communicate(timeout=60)
+        return [json.loads(line) for line in told.splitlines()]
+
+
+@pytest.fixture
+def followers():
+    started = Followers()
+    yield started
+    for process in started.processes:
+        process.kill()
+        process.communicate(timeout=60)
+
+
+def connected(subscribers=(0,), leader_failure=None, follower_failure=None, **options):
+    """A server and its clients, all in this process."""
+    server = PlanServer(LEADER, subscribers, leader_failure or Failure(), **options)
+    clients = [
+        PlanClient(server.address, rank, LEADER, follower_failure or Failure()) for rank in subscribers
+    ]
+    server.accept()
+    return server, *clients
+
+
+def close_all(*ends):
+    for end in ends:
+        end.close()
+
+
+# Packing
+
+
+@examples(max_examples=60, deadline=None)
+@given(streams())
+def test_plans_and_samples_of_any_shape_come_back_equal(case):
+    chosen, batches = case
+    made = all_plans(planner(batches, chosen=settings(**chosen), ahead=100))
+    assert len(made) == len(batches)
+    for planned in made:
+        back = through_a_file(planned)
+        assert_same(back, planned)
+        assert back.plan.digest() == planned.plan_digest
+        assert samples_digest(back.samples) == planned.samples_digest
+
+
+def test_control_records_come_back_equal():
+    made = planner([samples(0)], ahead=0)
+    for number, (name, value) in enumerate([("shares", (3, 1)), ("dispatcher", "esd:1"), ("prices", (5, 2))]):
+        made.receive(ControlRecord(number, 0, name, value))
+    made.allow(0)
+    planned = made.next()
+    made.close()
+    assert len(planned.plan.controls) == 3
+    back = through_a_file(planned)
+    assert_same(back, planned)
+    assert back.plan.digest() == planned.plan_digest
+
+
+def test_arrays_are_views_on_one_mapping_that_they_keep_alive(planned):
+    back = through_a_file(planned)
+    arrays = [array for array in arrays_of(back) if array.size]
+    memory = arrays[0].base
+    assert all(array.base is memory for array in arrays)
+    assert all(array.flags.c_contiguous and array.flags.aligned for array in arrays)
+    expected = planned.samples.values.copy()
+    kept = back.samples.values
+    del back, arrays, memory
+    gc.collect()
+    np.testing.assert_array_equal(kept, expected)
+
+
+def test_writing_to_an_array_changes_nothing_for_others(planned):
+    file, size = pack(planned)
+    one, other = unpack(file, size), unpack(file, size)
+    os.close(file)
+    one.plan.worker[:] = -1
+    one.samples.dense[:] = 0
+    assert_same(other, planned)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only such files can be sealed")
+def test_nobody_can_change_a_packed_plan(planned):
+    file, size = pack(planned)
+    for change in (lambda: os.pwrite(file, b"x", 0), lambda: os.ftruncate(file, size // 2)):
+        with pytest.raises(PermissionError):
+            change()
+    os.close(file)
+
+
+def test_without_memory_files_the_temporary_folder_serves(planned, monkeypatch, tmp_path):
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert_same(through_a_file(planned), planned)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fields_that_cannot_be_shared_are_refused_by_name(planned):
+    strange = dataclasses.replace(planned, ready_at=object())
+    with pytest.raises(TypeError, match="a object inside a plan cannot be shared"):
+        pack(strange)
+    strange = dataclasses.replace(planned, ready_at=np.array(["text"]))
+    with pytest.raises(TypeError, match="an array of <U4 inside a plan"):
+        pack(strange)
+
+
+# Between processes
+
+
+def test_two_processes_get_every_plan_of_the_leader(followers):
+    failure = Failure()
+    server = PlanServer(LEADER, [0, 3], failure)
+    processes = [followers.start(server.address, rank) for rank in (0, 3)]
+    server.accept()
+    made = planner([samples(number) for number in range(30)], failure, ahead=100, audience=server)
+    own = all_plans(made)
+    server.close()
+    for process in processes:
+        *lines, last = followers.lines(process)
+        assert last == {"ended": 30}
+        for line, planned in zip(lines, own, strict=True):
+            assert line["iteration"] == planned.plan.iteration
+            assert line["told"] == [planned.plan_digest.hex(), planned.samples_digest.hex()]
+            assert [line["plan"], line["samples"]] == line["told"]
+        assert lines[-1]["descriptors"] <= lines[2]["descriptors"]
+
+
+def test_the_leaders_error_is_raised_by_its_followers(followers):
+    failure = Failure()
+    server = PlanServer(LEADER, [0], failure)
+    process = followers.start(server.address, 0)
+    server.accept()
+    tiny = settings(cache=CacheSettings(capacity=1))
+    made = planner([samples(0)], failure, tiny, ahead=1, audience=server)
+    with pytest.raises(CacheTooSmallError) as raised:
+        made.next()
+    made.close()
+    server.close()
+    (line,) = followers.lines(process)
+    assert (line["error"], line["text"]) == ("CacheTooSmallError", str(raised.value))
+    assert line["notes"] == [f"(on rank {LEADER}, which plans for this host)"]
+
+
+def test_a_killed_leader_ends_its_follower_with_a_clear_error(followers):
+    program = (
+        "import sys, time; sys.path.insert(0, sys.argv[1])\n"
+        "from planned_cases import planner, samples\n"
+        "from rowhaul.exchange.lanes import Failure\n"
+        "from rowhaul.exchange.sharing import PlanServer\n"
+        f"server = PlanServer({LEADER}, [2], Failure(), '@' + sys.argv[2])\n"
+        "server.accept()\n"
+        "planner((samples(number) for number in range(9)), ahead=1, audience=server).next()\n"
+        "time.sleep(600)"
+    )
+    name = f"rowhaul-test-{os.getpid()}"
+    leader = subprocess.Popen([sys.executable, "-c", program, str(FOLLOWER.parent), name])
+    followers.processes.append(leader)
+    process = followers.start("@" + name, 2)
+    assert json.loads(process.stdout.readline())["iteration"] == 0
+    leader.send_signal(signal.SIGKILL)
+    (line,) = followers.lines(process)
+    assert line["error"] == "LeaderLostError"
+    assert line["text"].startswith(f"rank {LEADER}, which plans for this host, has ended")
+
+
+def test_a_follower_that_has_gone_is_named(followers, planned):
+    server = PlanServer(LEADER, [0, 5], Failure())
+    gone, stays = followers.start(server.address, 5, 1), followers.start(server.address, 0)
+    server.accept()
+    server.send(planned)
+    assert followers.lines(gone)[-1] == {"ended": 1}
+    with pytest.raises(SubscriberLostError, match="rank 5 does not take plans from rank 7") as raised:
+        server.send(planned)
+    server.fail(raised.value)
+    server.close()
+    assert followers.lines(stays)[-1]["error"] == "SubscriberLostError"
+
+
+# In one process
+
+
+def test_no_descriptor_is_left_behind_over_thousands_of_plans(planned):
+    before = num_descriptors()
+    server, one, other = connected((0, 1))
+    opened = num_descriptors()
+    for _ in range(2000):
+        server.send(planned)
+        assert one.next().plan_digest == other.next().plan_digest == planned.plan_digest
+    assert num_descriptors() == opened
+    server.end()
+    assert one.next() is None
+    close_all(server, one, other)
+    assert num_descriptors() == before
+
+
+def test_descriptors_of_plans_never_taken_are_freed(planned):
+    before = num_descriptors()
+    server, client = connected()
+    for _ in range(20):
+        server.send(planned)
+    close_all(client, server)
+    assert num_descriptors() == before
+
+
+def test_the_end_and_an_error_are_told_again_and_again(planned):
+    server, client = connected()
+    server.send(planned)
+    server.end()
+    server.fail(ConfigError("comes after the end, and is not told"))
+    assert_same(client.next(), planned)
+    assert client.next() is None
+    assert client.next() is None
+    close_all(server, client)
+    server, client = connected()
+    server.fail(ConnectionResetError("a rank was lost"))
+    for _ in range(2):
+        with pytest.raises(ConnectionResetError, match="a rank was lost"):
+            client.next()
+    close_all(server, client)
+
+
+def test_waiting_for_a_plan_ends_when_the_rank_fails():
+    failure = Failure()
+    server, client = connected(follower_failure=failure)
+    threading.Timer(0.05, failure.set, [KeyError("lost")]).start()
+    with pytest.raises(KeyError, match="lost"):
+        client.next()
+    close_all(server, client)
+
+
+def test_sending_to_a_follower_that_takes_nothing_ends_when_the_rank_fails(planned):
+    failure = Failure()
+    server, client = connected(leader_failure=failure)
+    threading.Timer(0.5, failure.set, [KeyError("lost")]).start()
+    with pytest.raises(KeyError, match="lost"):
+        send_for_ever(server, planned)
+    close_all(server, client)
+
+
+def send_for_ever(server, planned):
+    while True:
+        server.send(planned)
+
+
+def test_subscribers_that_do_not_come_are_named():
+    server = PlanServer(LEADER, [0, 1, 2], Failure())
+    client = PlanClient(server.address, 1, LEADER, Failure())
+    with pytest.raises(SubscriberLostError, match="ranks 0, 2 did not connect to rank 7"):
+        server.accept(timeout=0.5)
+    close_all(server, client)
+
+
+def test_a_leader_that_does_not_come_is_named(tmp_path):
+    for address in (str(tmp_path / "none"), "@rowhaul-test-nobody-listens"):
+        with pytest.raises(
+            LeaderLostError, match="rank 7, which plans for this host, did not open its socket"
+        ):
+            PlanClient(address, 0, LEADER, Failure(), timeout=0.3)
+
+
+def test_strangers_are_not_served(planned):
+    server = PlanServer(LEADER, [0], Failure())
+    stranger = socket.socket(socket.AF_UNIX)
+    stranger.connect("\0" + server.address[1:])
+    stranger.sendall(b"\7" * 8)
+    client = PlanClient(server.address, 0, LEADER, Failure())
+    server.accept()
+    server.send(planned)
+    assert_same(client.next(), planned)
+    assert stranger.recv(1) == b""
+    close_all(server, client, stranger)
+
+
+def test_a_path_serves_as_an_address_and_is_removed_once_all_are_there(tmp_path, planned):
+    path = tmp_path / "plans"
+    server, client = connected(address=str(path))
+    assert not path.exists()
+    server.send(planned)
+    assert_same(client.next(), planned)
+    close_all(server, client)
+
+
+def test_an_address_in_use_is_told(tmp_path):
+    server = PlanServer(LEADER, [], Failure())
+    with pytest.raises(OSError, match=f"cannot share plans at the socket {server.address}: .*in use"):
+        PlanServer(LEADER, [], Failure(), server.address)
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DataError("no rows"),
+        BadLineError("a.csv", 12, "too few fields"),
+        CacheTooSmallError("needs 9 rows"),
+        KeyError("user"),
+        FileNotFoundError(2, "No such file or directory", "part-3.parquet"),
+        ZeroDivisionError(),
+        LeaderLostError("rank 3"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_keep_their_kind_message_and_attributes(error):
+    back = read_report(write_report(error, 4))
+    assert type(back) is type(error)
+    assert str(back) == str(error)
+    notes = vars(back).pop("__notes__")
+    assert notes == ["(on rank 4, which plans for this host)"]
+    assert vars(back) == vars(error)
+
+
+class StrangeError(DataError):
+    """A class that other processes do not have."""
+
+
+def test_errors_of_unknown_kinds_become_the_nearest_known():
+    assert type(read_report(write_report(StrangeError("x"), 0))) is DataError
+    interrupted = read_report(write_report(KeyboardInterrupt(), 0))
+    assert (type(interrupted), str(interrupted)) == (RuntimeError, "KeyboardInterrupt: ")
+
+
+# Feeds
+
+
+def feeds(batches, *, own_samples=None, failure=None):
+    failure = failure or Failure()
+    server, client = connected(leader_failure=failure)
+    leader = LeaderFeed(planner(batches, failure, audience=server), server, failure)
+    return leader, FollowerFeed(client, own_samples)
+
+
+def test_leader_and_follower_see_the_same():
+    batches = [samples(number) for number in range(3)]
+    leader, follower = feeds(batches)
+    for feed in (leader, follower):
+        feed.allow(3)
+    leader.receive(ControlRecord(0, 1, "shares", (8, 0)))
+    follower.receive(ControlRecord(0, 1, "shares", (8, 0)))
+    for _ in batches:
+        assert_same(follower.next(), leader.next())
+        assert follower.own_digest == leader.own_digest != NO_SAMPLES
+    assert leader.next() is follower.next() is None
+    assert leader.own_digest == follower.own_digest == NO_SAMPLES
+    assert leader.at_rest(lambda scheduler: scheduler.iteration) == 3
+    assert follower.at_rest(lambda scheduler: scheduler.iteration) is None
+    close_all(leader, follower)
+
+
+def test_the_digest_of_a_ranks_own_reading_differs_where_its_samples_do():
+    leader, follower = feeds([samples(number) for number in range(3)], own_samples=[samples(0), samples(9)])
+    leader.allow(2)
+    own, planned = [], []
+    for _ in range(3):
+        planned.append(follower.next().samples_digest)
+        own.append(follower.own_digest)
+    assert own == [planned[0], samples_digest(samples(9)), NO_SAMPLES]
+    close_all(leader, follower)
+
+
+def test_a_follower_learns_why_its_leader_closed():
+    failure = Failure()
+    leader, follower = feeds([samples(0)], failure=failure)
+    failure.set(ConnectionError("rank 4 was lost"))
+    leader.close()
+    with pytest.raises(ConnectionError, match="rank 4 was lost"):
+        follower.next()
+    follower.close()
