@@ -13,7 +13,7 @@ def links(workers, stores=(), latency=0.0):
 
 
 def plan(iteration, moves=(), worker=(), num_workers=2, all_reduce_bytes=0):
-    """A plan of the given moves: (kind, source, target, bytes, ready), a key and whether it is after training.
+    """A plan of the given moves: (kind, source, target, bytes, ready), and perhaps (..., key, after).
 
     Moves without a key are of rows of their own.
     """

@@ -66,7 +66,7 @@ def test_columns_compare_with_the_reference(results):
     assert by_title["miss pulls"] == ["1", "1", "1"]
 
 
-def test_bytes_moved_include_the_ring_of_replicated_rows(results):
+def test_bytes_moved_include_the_sums_of_replicated_rows(results):
     laia, subset, joint = results.outcomes
     moved = float(laia.bytes.sum())
     replicating = [replace(one, all_reduce_bytes=1e6) for one in (laia, subset, joint)]

@@ -99,6 +99,8 @@ class Planner:
         tables_of_features: the number of the table of each feature; by default each has its own.
         ahead: iterations that may be planned before any is allowed.
         audience: gets everything that `next` gives here.
+        complete: adds to a planned batch what can only be known once it is planned; its ids stay as they are.
+            Ranks compare the samples without it.
 
     Example:
         >>> planner = Planner(lambda batches: Scheduler(settings, batches), samples, failure)
@@ -117,11 +119,13 @@ class Planner:
         tables_of_features: Sequence[int] | None = None,
         ahead: int = 0,
         audience: Audience | None = None,
+        complete: Callable[[Samples, Plan], Samples] = lambda samples, plan: samples,
     ) -> None:
         self._source = iter(samples)
         self._failure = failure
         self._tables_of_features = tables_of_features
         self._audience = audience
+        self._complete = complete
         self._window: deque[Samples] = deque()  # read, not planned yet
         self._scheduler = make_scheduler(self._ids())
         self._allowed = self._scheduler.iteration + ahead - 1
@@ -193,7 +197,7 @@ class Planner:
 
     def _ids(self) -> Iterator[IdBatch]:
         for samples in self._source:
-            _check(samples)
+            check_samples(samples)
             self._window.append(samples)
             tables = self._tables_of_features
             yield IdBatch.from_features(
@@ -234,7 +238,7 @@ class Planner:
             samples = self._window.popleft()
             planned = PlannedBatch(
                 plan=plan,
-                samples=samples,
+                samples=self._complete(samples, plan),
                 samples_digest=samples_digest(samples),
                 plan_digest=plan.digest(),
                 decision_seconds=seconds,
@@ -269,7 +273,8 @@ class Planner:
             close()
 
 
-def _check(samples: Samples) -> None:
+def check_samples(samples: Samples) -> None:
+    """Refuse what is no batch, or one whose parts tell of different numbers of samples."""
     if not isinstance(samples, Samples):
         raise DataError(f"batches must be rowhaul Samples; got a {type(samples).__name__}")
     sizes = {"lengths": samples.lengths.shape[-1], "dense": len(samples.dense), "index": len(samples.index)}

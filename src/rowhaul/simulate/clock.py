@@ -1,40 +1,46 @@
 """How long the iterations of a schedule would take: the time model.
 
-A `Clock` is shown plan after plan and answers with seconds. What it assumes is written in
-`ASSUMPTIONS`, which every table and report of the simulator repeats. In short: an iteration is
+A `Clock` is shown plan after plan and answers with seconds. It follows what the runtime does, turn by
+turn (`rowhaul.schedule.turns`), on links that are fluid (`rowhaul.simulate.timeline`); what it assumes
+is written in `ASSUMPTIONS`, which every table and report of the simulator repeats. In short:
 
-    late pushes of all; then each worker pulls its late rows and computes; then all-reduce
-
-with the early moves of the next iteration beside the last two. A move is late if the plan says
-that it can only be made now (`Moves.ready` is the running iteration), and early otherwise. Links
-are fluid: a node sends and receives at full speed, both at the same time.
+    late first -> late second -> compute -> sum of dense gradients -> after -> next iteration
+                              -> early first, early second of the next iteration ->
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from rowhaul.errors import ConfigError
-from rowhaul.schedule.plan import Kind, Moves, Payload, Plan
+from rowhaul.schedule.plan import Plan
+from rowhaul.schedule.turns import Turn, turns_of
+from rowhaul.simulate.evening import EvenOut
 from rowhaul.simulate.links import Floats, Links
+from rowhaul.simulate.sums import Sums
+from rowhaul.simulate.timeline import Messages, Network, Timeline
 
 ASSUMPTIONS = (
     "Every worker and store has one full-duplex link; nothing between the links is a bottleneck.",
-    "A message is all that one rank sends to another in one phase. It keeps each of its two ends busy for "
-    "that end's latency plus bytes over bandwidth; a link works through its messages without gaps.",
-    "An iteration has phases. Late pushes: all wait until the busiest link is done with them. Late pulls and "
-    "compute: each worker computes once it has its rows, seconds per sample times samples. All-reduce, when "
-    "the last worker is done: a ring over the workers that train, 2(n-1)/n of the bytes over their slowest "
-    "link, and 2(n-1) latencies. Where rows are pushed after training (full synchronisation, no "
-    "look-ahead) the pushes come last; the sum is the same.",
-    "Early moves, of rows at rest since an earlier iteration, run beside pulls, compute and all-reduce of "
-    "the iteration before and share the links with them; only what is left of them then is waited for.",
+    "A message is all that one rank sends to another in one turn. It takes the latencies of both ends, and "
+    "its bytes over the speed of the slower one. A link works through its messages without gaps, in the "
+    "order in which they start; those that start together have equal parts of it.",
+    "An iteration goes from turn to turn. A message starts when both of its ends have come to its turn; a "
+    "rank goes on when all that it receives in a turn is there, and does not wait for what it sends. First "
+    "turn: pushes, and pulls of rows that nobody pushes. Second: pulls of the pushed rows, and what "
+    "gatherers send on to peers. Then a worker computes, seconds per sample times samples.",
+    "Moves of rows at rest are early: they have two such turns of their own beside the iteration before, "
+    "where each rank comes to them once its rows are there, and share the links with all else. The first "
+    "iteration has nothing beside which its early moves could travel: they come before it.",
+    "Then the workers that train sum dense gradients and replicated rows, in the quickest of three ways: "
+    "everyone sends everything to everyone; the first one adds up and sends the sum to all; or each does so "
+    "with one slice, 2(n-1)/n of the bytes each way over each link. Where rows are pushed after training "
+    "(full synchronisation, no look-ahead) that is the last turn.",
+    "All start an iteration together: when all have trained, and their early moves are done.",
     "Steps at the stores, memory copies, serialisation and the decision itself take no time: decisions are "
     "made beside the iteration before, and their time is shown for comparison.",
     "Total cost adds up bytes over bandwidth for every move and every worker link that it crosses, as if "
@@ -44,7 +50,7 @@ ASSUMPTIONS = (
 
 EVENED_OUT = (
     "Evened out: early moves may use the room that links have in any iteration since their rows are at rest, "
-    "as far back as the look-ahead reaches, those needed first going first.",
+    "as far back as the look-ahead reaches, those needed first going first. Training does not do this.",
 )
 
 
@@ -54,14 +60,16 @@ class TimeModel:
 
     links: Links
     compute_seconds: tuple[float, ...]  # per sample, of each worker
-    dense_bytes: int = 0  # all-reduced in every iteration
+    dense_bytes: int = 0  # summed over the workers in every iteration
     early_reach: int = 1  # iterations before its own in which an early move may travel
+    dense_links: Links | None = None  # of the workers, for sums; None: they share the links of the rows
+    dense_seconds: float | None = None  # that a sum takes, as measured, on links of its own; None: modelled
 
     def __post_init__(self) -> None:
-        if len(self.compute_seconds) != len(self.links.workers):
+        num_workers = len(self.links.workers)
+        if len(self.compute_seconds) != num_workers:
             raise ConfigError(
-                f"compute times name {len(self.compute_seconds)} workers, "
-                f"but there are {len(self.links.workers)}"
+                f"compute times name {len(self.compute_seconds)} workers, but there are {num_workers}"
             )
         if not all(0 <= seconds < math.inf for seconds in self.compute_seconds):
             raise ConfigError(f"compute times must be finite and not negative; got {self.compute_seconds}")
@@ -69,11 +77,20 @@ class TimeModel:
             raise ConfigError(f"the bytes of the dense model must not be negative; got {self.dense_bytes}")
         if self.early_reach < 1:
             raise ConfigError(f"early moves need 1 iteration or more to travel in; got {self.early_reach}")
+        if self.dense_links is not None and len(self.dense_links.workers) != num_workers:
+            raise ConfigError(
+                f"dense links name {len(self.dense_links.workers)} workers, but there are {num_workers}"
+            )
+        if self.dense_seconds is not None and not 0 <= self.dense_seconds < math.inf:
+            raise ConfigError(
+                f"seconds of the dense sum must be finite and not negative; got {self.dense_seconds}"
+            )
 
     @property
     def computes(self) -> bool:
         """Whether anything takes time besides bytes on links: computing, or the latency of messages."""
-        return any(self.compute_seconds) or bool(self.links.rank_latencies().any())
+        latencies = self.links.rank_latencies()
+        return any(self.compute_seconds) or bool(self.dense_seconds) or bool(latencies.any())
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -81,14 +98,20 @@ class TimeModel:
         return ASSUMPTIONS + (EVENED_OUT if self.early_reach > 1 else ())
 
 
-@dataclass
-class _Window:
-    """The part of an iteration in which the early moves of later ones may travel."""
+# The turns of a `Timeline`, each pair one after the other.
+_BEFORE, _LATE, _EARLY, _SUMS, _AFTER = (0, 1), (2, 3), (4, 5), (6, 7), 8
 
-    iteration: int
-    push_seconds: float  # before it
-    seconds: float
-    busy: Floats  # 2 x ranks: seconds that each rank has sent and received in it
+
+@dataclass(frozen=True)
+class _Iteration:
+    """What an iteration does by itself, whatever travels beside it."""
+
+    number: int
+    before: tuple[Messages, Messages]  # early moves that have nothing to travel beside
+    late: tuple[Messages, Messages]
+    compute_seconds: Floats  # workers
+    sums: tuple[Messages, Messages]
+    after: Messages
 
 
 class Clock:
@@ -99,111 +122,94 @@ class Clock:
 
     Args:
         model: links and compute speed.
-        training: the workers that train at all; they take part in the all-reduce.
+        training: the workers that train at all; they take part in the sum of dense gradients.
     """
 
     def __init__(self, model: TimeModel, training: Sequence[int]) -> None:
         self._model = model
-        self._speeds = model.links.rank_speeds()
-        self._latencies = model.links.rank_latencies()
-        self._compute_seconds = np.array(model.compute_seconds)
+        self._rows = Network(model.links)
+        self._dense = self._rows if model.dense_links is None else Network(model.dense_links, self._rows.end)
+        self._num_ranks = len(self._rows.speeds)
         self._training = np.array(training, np.int64)
-        self._windows: deque[_Window] = deque(maxlen=model.early_reach)  # the last one is still open
+        self._sums = Sums(self._dense, training if model.dense_seconds is None else ())
+        self._even_out = EvenOut(self._rows, model.early_reach - 1) if model.early_reach > 1 else None
+        self._open: _Iteration | None = None  # observed last
 
     def observe(self, plan: Plan) -> float | None:
         """Seconds of the iteration before this plan's, or None before the first."""
-        moves = plan.moves
-        early = moves.ready < plan.iteration
-        gradients = (moves.payload & Payload.GRADIENT) != 0  # peers put split rows together before they send
-        pushed = (moves.kind == Kind.UPDATE_PUSH) | (moves.kind == Kind.EVICT_PUSH) | gradients
-        previous = None
-        if self._windows:
-            self._place_early(moves, early)
-            previous = self.finish()
+        moves, turns = plan.moves, turns_of(plan).moves
+        pair = moves.source.astype(np.int64) * self._num_ranks + moves.target
+        num_bytes = moves.num_bytes.astype(np.float64)
+        first, second, late_first, late_second, after = (
+            Messages.between(pair[turns == turn], num_bytes[turns == turn], self._num_ranks) for turn in Turn
+        )
+        nothing, previous = Messages.none(), None
+        before = (nothing, nothing)
+        if self._open is None:
+            before = (first, second)
         else:
-            early[:] = False  # nothing runs beside which they could travel
-        push_seconds = float(self._busy(self._pair_bytes(moves, ~early & pushed)).max())
-        pulled = self._pair_bytes(moves, ~early & ~pushed)
+            if self._even_out:
+                first, second = self._even_out.left(moves, turns)
+            previous, timeline = self._close(self._open, (first, second))
+            if self._even_out:
+                self._even_out.add(self._open.number, self._room(previous, timeline))
         samples = np.bincount(plan.worker, minlength=plan.num_workers)
-        computed = float((self._received(pulled)[: plan.num_workers] + samples * self._compute_seconds).max())
-        all_reduce, busy = self._all_reduce(self._model.dense_bytes + plan.all_reduce_bytes)
-        self._windows.append(
-            _Window(plan.iteration, push_seconds, computed + all_reduce, busy + self._busy(pulled))
+        self._open = _Iteration(
+            plan.iteration,
+            before,
+            (late_first, late_second),
+            samples * np.array(self._model.compute_seconds),
+            self._sums.exchanges(self._model.dense_bytes + plan.all_reduce_bytes),
+            after,
         )
         return previous
 
     def finish(self) -> float:
         """Seconds of the iteration observed last, nothing early travelling beside it any more."""
-        last = self._windows[-1]
-        return last.push_seconds + max(last.seconds, float(last.busy.max()))
+        assert self._open is not None
+        return self._close(self._open, (Messages.none(), Messages.none()))[0]
 
     def link_seconds(self, plan: Plan) -> Floats:
         """Each worker's part of the total cost: bytes of rows that cross its link, over bandwidth."""
-        moves, num_ranks = plan.moves, len(self._speeds)
+        moves, num_ranks = plan.moves, self._num_ranks
         crossing = np.zeros(num_ranks)
         for end in (moves.source, moves.target):
             crossing += np.bincount(end, moves.num_bytes, num_ranks)
-        # In a ring every part that is sent crosses its sender's and its receiver's link.
-        crossing[self._training] += 2 * _ring_share(len(self._training)) * plan.all_reduce_bytes
-        return np.asarray((crossing / self._speeds)[: plan.num_workers])
+        # Of a sum, every slice that is sent crosses its sender's and its receiver's link.
+        count = len(self._training)
+        crossing[self._training] += 4 * (count - 1) / max(count, 1) * plan.all_reduce_bytes
+        return np.asarray((crossing / self._rows.speeds)[: plan.num_workers])
 
-    def _pair_bytes(self, moves: Moves, chosen: npt.NDArray[np.bool_]) -> Floats:
-        """Bytes of the chosen moves, source x target."""
-        num_ranks = len(self._speeds)
-        pair = moves.source[chosen].astype(np.int64) * num_ranks + moves.target[chosen]
-        summed = np.bincount(pair, moves.num_bytes[chosen].astype(np.float64), num_ranks**2)
-        return summed.astype(np.float64).reshape(num_ranks, num_ranks)
+    def _close(self, iteration: _Iteration, early: tuple[Messages, Messages]) -> tuple[float, Timeline]:
+        """Seconds of an iteration beside which these early moves travel."""
+        timeline = Timeline(
+            [(messages, self._rows) for messages in (*iteration.before, *iteration.late, *early)]
+            + [(messages, self._dense) for messages in iteration.sums]
+            + [(iteration.after, self._rows)]
+        )
+        workers = slice(len(iteration.compute_seconds))
 
-    def _busy(self, pair_bytes: Floats) -> Floats:
-        """Seconds that each rank's link sends (first row) and receives (second row)."""
-        sent = np.stack([pair_bytes.sum(axis=1), pair_bytes.sum(axis=0)])
-        messages = np.stack([np.count_nonzero(pair_bytes, axis=axis) for axis in (1, 0)])
-        return np.asarray(sent / self._speeds + messages * self._latencies)
+        def end() -> float:
+            ready = self._ready(timeline)
+            computed = ready.copy()
+            computed[workers] += iteration.compute_seconds
+            moved = timeline.arrivals(_EARLY[1], timeline.arrivals(_EARLY[0], ready))
+            summed = timeline.arrivals(_SUMS[1], timeline.arrivals(_SUMS[0], computed))
+            trained = summed[workers].max() + (self._model.dense_seconds or 0.0)
+            begin = moved.copy()
+            begin[workers] = np.maximum(moved[workers], trained)
+            return float(timeline.arrivals(_AFTER, begin).max())
 
-    def _received(self, pair_bytes: Floats) -> Floats:
-        """Seconds until each rank has all that is sent to it: its link and its senders' are done."""
-        sending, receiving = self._busy(pair_bytes)
-        last_sender = np.where(pair_bytes > 0, sending[:, np.newaxis], 0.0).max(axis=0)
-        return np.asarray(np.maximum(receiving, last_sender))
+        return timeline.solve(end), timeline
 
-    def _all_reduce(self, num_bytes: int) -> tuple[float, Floats]:
-        """Seconds of a ring all-reduce, and how long it keeps each link busy, sending and receiving."""
-        busy, training = np.zeros((2, len(self._speeds))), self._training
-        if len(training) < 2 or not num_bytes:
-            return 0.0, busy
-        sent = _ring_share(len(training)) * num_bytes
-        latency = 2 * (len(training) - 1) * self._latencies[training]
-        busy[:, training] = sent / self._speeds[training] + latency
-        return float(sent / self._speeds[training].min() + latency.max()), busy
+    def _room(self, seconds: float, timeline: Timeline) -> Floats:
+        """The seconds of an iteration that each link of the rows has nothing to do beside the training."""
+        busy = timeline.busy_seconds((*_EARLY, *_SUMS, _AFTER))
+        return np.asarray(seconds - np.tile(self._ready(timeline), 2) - busy[: self._rows.end])
 
-    def _place_early(self, moves: Moves, early: npt.NDArray[np.bool_]) -> None:
-        """Put the early moves of an iteration into the windows before it; the last one waits for the rest."""
-        num_ranks = len(self._speeds)
-        waiting = np.zeros((num_ranks, num_ranks))
-        first = np.maximum(moves.ready, self._windows[0].iteration)
-        for window in list(self._windows)[:-1]:
-            waiting += self._pair_bytes(moves, early & (first == window.iteration))
-            self._fill(window, waiting)
-        last = self._windows[-1]
-        waiting += self._pair_bytes(moves, early & (first >= last.iteration))
-        last.busy += self._busy(waiting)
-        last.seconds = max(last.seconds, float(last.busy.max()))
-
-    def _fill(self, window: _Window, waiting: Floats) -> None:
-        """Let what is waiting use the room that both ends of it have left in a window."""
-        for source, target in np.argwhere(waiting):
-            ends = ((0, source), (1, target))
-            room = min(
-                (window.seconds - window.busy[end] - self._latencies[end[1]]) * self._speeds[end[1]]
-                for end in ends
-            )
-            travels = min(room, waiting[source, target])
-            if travels > 0:
-                waiting[source, target] -= travels
-                for end in ends:
-                    window.busy[end] += travels / self._speeds[end[1]] + self._latencies[end[1]]
-
-
-def _ring_share(num_workers: int) -> float:
-    """What part of its bytes each member of a ring all-reduce sends, and receives."""
-    return 2 * (num_workers - 1) / num_workers
+    def _ready(self, timeline: Timeline) -> Floats:
+        """When each rank has the rows of the iteration."""
+        begin = np.zeros(self._num_ranks)
+        for turn in (*_BEFORE, *_LATE):
+            begin = timeline.arrivals(turn, begin)
+        return begin

@@ -45,9 +45,9 @@ class Outcome:
 
     @property
     def moved_bytes(self) -> float:
-        """Bytes that all workers move in an iteration: from rank to rank, and in the ring of replicated rows.
+        """Bytes that all workers move in an iteration: from rank to rank, and to sum up replicated rows.
 
-        In a ring of n workers each sends 2(n-1)/n of the bytes that are all-reduced.
+        In a sum over n workers each sends 2(n-1)/n of the bytes; a little more where sums are small.
         """
         return float(self.bytes.sum()) + 2 * (self.workers_used - 1) * self.all_reduce_bytes
 

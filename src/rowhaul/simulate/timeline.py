@@ -1,0 +1,138 @@
+"""One iteration on the links: when every message starts and arrives.
+
+Every rank comes to its turns one after the other; it goes on when all that it receives in a turn is
+there, and does not wait for what it sends. A message starts when both of its ends have come to its turn.
+It takes each of the two links the latency of that end and its bytes over the speed; links serve messages
+in the order in which they start. So when a message arrives depends on all that started before it, of
+whatever turn: the times are the one solution of these equations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.simulate.kernels import finish_times
+from rowhaul.simulate.links import Floats, Links
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Messages:
+    """What travels in one turn, one element a message: all that one rank sends to another."""
+
+    source: Integers
+    target: Integers
+    num_bytes: Floats
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @classmethod
+    def none(cls) -> Messages:
+        """A turn in which nothing travels."""
+        return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
+
+    @classmethod
+    def between(cls, pair: Integers, num_bytes: Floats, num_ranks: int) -> Messages:
+        """Messages from bytes and the pairs of ranks (source times the number of ranks, plus target)."""
+        pairs, member = np.unique(pair, return_inverse=True)
+        summed = np.bincount(member.reshape(-1), num_bytes, len(pairs))
+        return cls(pairs // num_ranks, pairs % num_ranks, np.asarray(summed, np.float64))
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """One end of every message: the link there, the seconds on it, and the latency of the other end."""
+
+    link: Integers
+    seconds: Floats
+    other_latency: Floats
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Ends]) -> _Ends:
+        return cls(
+            np.concatenate([part.link for part in parts]),
+            np.concatenate([part.seconds for part in parts]),
+            np.concatenate([part.other_latency for part in parts]),
+        )
+
+
+class Network:
+    """Links side by side, each way for itself; numbers are given to them from ``first`` on."""
+
+    def __init__(self, links: Links, first: int = 0) -> None:
+        self.speeds, self.latencies = links.rank_speeds(), links.rank_latencies()
+        self.first, self.end = first, first + 2 * len(self.speeds)
+
+    def senders(self, messages: Messages) -> _Ends:
+        """The sending ends of messages."""
+        return self._ends(self.first, messages, messages.source, messages.target)
+
+    def receivers(self, messages: Messages) -> _Ends:
+        """The receiving ends of messages."""
+        return self._ends(self.first + len(self.speeds), messages, messages.target, messages.source)
+
+    def _ends(self, first: int, messages: Messages, here: Integers, there: Integers) -> _Ends:
+        seconds = self.latencies[here] + messages.num_bytes / self.speeds[here]
+        return _Ends(first + here, seconds, self.latencies[there])
+
+
+class Timeline:
+    """The messages of an iteration on their links.
+
+    Args:
+        turns: what travels in each, and where.
+    """
+
+    def __init__(self, turns: Sequence[tuple[Messages, Network]]) -> None:
+        bounds = np.cumsum([0, *(len(messages) for messages, _ in turns)]).tolist()
+        self._turns = [slice(begin, end) for begin, end in pairwise(bounds)]
+        self._source = np.concatenate([messages.source for messages, _ in turns])
+        self._target = np.concatenate([messages.target for messages, _ in turns])
+        self._ends = (
+            _Ends.joined([network.senders(messages) for messages, network in turns]),
+            _Ends.joined([network.receivers(messages) for messages, network in turns]),
+        )
+        self._num_links = max(network.end for _, network in turns)
+        self._start = np.full(bounds[-1], np.inf)
+
+    def solve(self, end: Callable[[], float]) -> float:
+        """What ``end`` gives, which calls `arrivals` for one turn after the other, once all starts are known.
+
+        What starts in a later turn may hold up what starts, later still, in an earlier one. So all turns are
+        gone through again until no start changes; each time at least one more message has its final one.
+        """
+        while True:
+            before = self._start.copy()
+            seconds = end()
+            if np.array_equal(before, self._start):
+                return seconds
+
+    def arrivals(self, turn: int, begin: Floats) -> Floats:
+        """When each rank has all that it receives in a turn, if it comes to the turn at ``begin``."""
+        here = self._turns[turn]
+        if here.start == here.stop:
+            return begin
+        target = self._target[here]
+        self._start[here] = np.maximum(begin[self._source[here]], begin[target])
+        arrived = begin.copy()
+        for ends in self._ends:
+            order = np.lexsort((ends.seconds, self._start))
+            finish = np.empty(len(order))
+            finish_times(order, self._start, ends.link, ends.seconds, self._num_links, finish)
+            np.maximum.at(arrived, target, finish[here] + ends.other_latency[here])
+        return arrived
+
+    def busy_seconds(self, turns: Iterable[int]) -> Floats:
+        """How long each link is at work for some turns."""
+        busy = np.zeros(self._num_links)
+        for here in (self._turns[turn] for turn in turns):
+            for ends in self._ends:
+                np.add.at(busy, ends.link[here], ends.seconds[here])
+        return busy

@@ -1,0 +1,283 @@
+"""The time model told event by event: the oracle of `rowhaul.simulate.clock`, slow and plain.
+
+Every rank has lanes, as in the runtime: one moves rows, turn after turn, one sums dense gradients, and a
+timer stands for computing. A lane goes on when all that it receives in a turn is there; it never waits
+for what it sends. A message starts when both of its ends have come to its turn. Links serve
+messages in the order in which they start; those that start together have equal parts of the link.
+
+Times are compared for equality, so links and sizes must be such that they add up without rounding.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from rowhaul.schedule.turns import Turn, turns_of
+from rowhaul.simulate.clock import TimeModel
+
+SUM_TURNS = ("sum 1", "sum 2")
+
+
+@dataclass(eq=False)
+class Message:
+    """All that one rank sends to another in a turn."""
+
+    turn: object
+    source: int
+    target: int
+    num_bytes: float = 0.0
+    begun: int = 0  # of its two ends
+
+
+@dataclass(eq=False)
+class Lane:
+    """A thread of a rank: its turns, and what it still waits for."""
+
+    rank: int
+    program: list[object]  # turns; words are places where it waits for or tells something
+    place: int = -1
+    waiting: int = 0
+
+
+@dataclass
+class IterationOfEvents:
+    """Runs one iteration to its end; `seconds` tells how long it took."""
+
+    model: TimeModel
+    messages: list[Message]
+    programs: dict[int, list[object]]
+    compute_seconds: list[float]
+    summing: list[int]
+    seconds: float = 0.0
+    free: dict[tuple[str, str, int], float] = field(default_factory=lambda: defaultdict(float))
+
+    def run(self) -> float:
+        self.prepare()
+        while self.events:
+            self.step()
+        assert all(lane.place == len(lane.program) for lane in self.moving.values()), "a lane is stuck"
+        return self.seconds
+
+    def prepare(self):
+        self.events: list[tuple[float, int, object]] = []
+        self.serial = 0
+        self.moving = {rank: Lane(rank, program) for rank, program in self.programs.items()}
+        self.sums = {rank: Lane(rank, [*SUM_TURNS, "summed"]) for rank in self.summing}
+        self.computing = set(range(len(self.compute_seconds)))
+        self.not_summed = set(self.summing)
+        self.told = self.trained = False
+        for lane in self.moving.values():
+            self.at(0.0, lane)
+
+    def at(self, time, what):
+        self.serial += 1
+        heapq.heappush(self.events, (time, self.serial, what))
+
+    def step(self):
+        """Everything that happens at one moment."""
+        self.now = self.seconds = self.events[0][0]
+        self.starting: list[Message] = []
+        while self.events and self.events[0][0] == self.now:
+            what = heapq.heappop(self.events)[2]
+            if isinstance(what, Message):
+                lanes = self.sums if what.turn in SUM_TURNS else self.moving
+                lane = lanes[what.target]
+                lane.waiting -= 1
+                if not lane.waiting:
+                    self.go_on(lane)
+            elif isinstance(what, Lane):
+                self.go_on(what)
+            else:
+                getattr(self, what[0])(*what[1:])
+        self.start()
+
+    def go_on(self, lane):
+        """Take a lane as far as it gets without anything that has yet to come."""
+        while True:
+            lane.place += 1
+            if lane.place == len(lane.program):
+                return
+            turn = lane.program[lane.place]
+            if turn == "ready":
+                self.at(self.now + self.compute_seconds[lane.rank], ("computed", lane.rank))
+            elif turn == "summed":
+                self.not_summed.discard(lane.rank)
+                self.tell_if_trained()
+            elif turn == "trained":
+                if not self.trained:
+                    return
+            else:
+                lane.waiting = self.begin(turn, lane.rank)
+                if lane.waiting:
+                    return
+
+    def begin(self, turn, rank):
+        """Come to a turn; gives the number of messages to be received."""
+        for message in self.messages:
+            if message.turn == turn and rank in (message.source, message.target):
+                message.begun += 1
+                if message.begun == 2:
+                    self.starting.append(message)
+        return sum(message.turn == turn and message.target == rank for message in self.messages)
+
+    def computed(self, rank):
+        self.computing.discard(rank)
+        if rank in self.sums:
+            self.go_on(self.sums[rank])
+        self.tell_if_trained()
+
+    def tell_if_trained(self):
+        if not self.computing and not self.not_summed and not self.told:
+            self.told = True
+            self.at(self.now + (self.model.dense_seconds or 0.0), ("go_on_after_training",))
+
+    def go_on_after_training(self):
+        self.trained = True
+        for lane in self.moving.values():
+            if lane.place < len(lane.program) and lane.program[lane.place] == "trained":
+                self.go_on(lane)
+
+    def start(self):
+        """Let messages onto their links; all that start now on a link have equal parts of it."""
+        on_link = defaultdict(list)
+        for message in self.starting:
+            for key, link in self.ends(message):
+                on_link[key].append(link.latency_seconds + message.num_bytes / link.bytes_per_second)
+        begin = {key: max(self.free[key], self.now) for key in on_link}
+        for key, each in on_link.items():
+            self.free[key] = begin[key] + sum(each)
+        for message in self.starting:
+            finish = []
+            for key, link in self.ends(message):
+                alone = link.latency_seconds + message.num_bytes / link.bytes_per_second
+                # Until it is done, others have had as much as it has had, or all that they needed.
+                finish.append(begin[key] + sum(min(alone, seconds) for seconds in on_link[key]))
+            (_, source), (_, target) = self.ends(message)
+            self.at(max(finish[0] + target.latency_seconds, finish[1] + source.latency_seconds), message)
+
+    def ends(self, message):
+        own = self.model.dense_links if message.turn in SUM_TURNS else None
+        links, network = (own, "dense") if own else (self.model.links, "rows")
+        ranks = (*links.workers, *links.stores)
+        return (
+            ((network, "sends", message.source), ranks[message.source]),
+            ((network, "receives", message.target), ranks[message.target]),
+        )
+
+
+class FairLinks(IterationOfEvents):
+    """The same with links that all messages share fairly at any time, as TCP would.
+
+    Latencies cost a message time, but keep no link busy.
+    """
+
+    def run(self):
+        self.left = {}  # bytes of each message under way
+        moment = 0.0
+        self.prepare()
+        while self.events or self.left:
+            speeds = self.fair_speeds()
+            following = min(
+                [moment + left / speeds[one] for one, left in self.left.items()], default=math.inf
+            )
+            following = min(following, self.events[0][0] if self.events else math.inf)
+            for message, left in list(self.left.items()):
+                self.left[message] = left - speeds[message] * (following - moment)
+                if self.left[message] <= 1e-9 * message.num_bytes:
+                    del self.left[message]
+                    self.at(following, message)
+            moment = following
+            if self.events and self.events[0][0] <= moment:
+                self.step()
+        return self.seconds
+
+    def start(self):
+        for message in self.starting:
+            (_, source), (_, target) = self.ends(message)
+            self.at(self.now + source.latency_seconds + target.latency_seconds, ("travel", message))
+
+    def travel(self, message):
+        self.left[message] = float(message.num_bytes)
+
+    def fair_speeds(self):
+        """Bytes a second of each message: again and again the scarcest link is divided equally."""
+        room, users, speeds = {}, defaultdict(set), {}
+        for message in self.left:
+            for key, link in self.ends(message):
+                room[key] = link.bytes_per_second
+                users[key].add(message)
+        while users:
+            scarcest = min(users, key=lambda key: room[key] / len(users[key]))
+            each = room[scarcest] / len(users[scarcest])
+            for message in list(users[scarcest]):
+                speeds[message] = each
+                for key, _ in self.ends(message):
+                    room[key] -= each
+                    users[key].discard(message)
+            users = {key: some for key, some in users.items() if some}
+        return speeds
+
+
+def messages_of(plan, chosen, suffix=""):
+    """The messages of some turns of a plan."""
+    found = {}
+    turns, moves = turns_of(plan).moves.tolist(), plan.moves
+    for turn, source, target, num_bytes in zip(
+        turns, moves.source.tolist(), moves.target.tolist(), moves.num_bytes.tolist(), strict=True
+    ):
+        if turn in chosen:
+            key = Turn(turn).name + suffix, source, target
+            found.setdefault(key, Message(*key)).num_bytes += num_bytes
+    return list(found.values())
+
+
+def ways_of_summing(num_bytes, members):
+    """Everything to everyone; everything to the first one, and the sum back; slices, and their sums."""
+    pairs = [(one, other) for one in members for other in members if one != other]
+    first, second = SUM_TURNS
+    yield [Message(first, *pair, num_bytes) for pair in pairs]
+    inwards = [Message(first, one, members[0], num_bytes) for one in members[1:]]
+    yield inwards + [Message(second, members[0], one, num_bytes) for one in members[1:]]
+    yield [Message(turn, *pair, num_bytes / len(members)) for turn in SUM_TURNS for pair in pairs]
+
+
+def messages_of_sum(model, num_bytes, members):
+    """The quickest way where nothing else travels."""
+    if len(members) < 2 or not num_bytes:
+        return []
+    num_workers = len(model.links.workers)
+    programs = {worker: ["ready", "trained"] for worker in range(num_workers)}
+    taken = [
+        IterationOfEvents(model, messages, programs, [0.0] * num_workers, members).run()
+        for messages in ways_of_summing(num_bytes, members)
+    ]
+    ways = list(ways_of_summing(num_bytes, members))
+    return ways[taken.index(min(taken))]
+
+
+def seconds_by_events(plans, model, training, run=IterationOfEvents):
+    """Seconds of each iteration."""
+    num_workers, num_ranks = len(model.links.workers), len(model.links.workers) + len(model.links.stores)
+    seconds = []
+    for plan, following in zip(plans, [*plans[1:], None], strict=True):
+        turns = ["LATE_FIRST", "LATE_SECOND", "ready", "EARLY_FIRST", "EARLY_SECOND", "trained", "AFTER"]
+        messages = messages_of(plan, (Turn.LATE_FIRST, Turn.LATE_SECOND, Turn.AFTER))
+        if plan is plans[0]:  # nothing runs yet beside which its early moves could travel
+            turns = ["EARLY_FIRST before", "EARLY_SECOND before", *turns]
+            messages += messages_of(plan, (Turn.EARLY_FIRST, Turn.EARLY_SECOND), " before")
+        if following is not None:
+            messages += messages_of(following, (Turn.EARLY_FIRST, Turn.EARLY_SECOND))
+        in_sum = list(training) if model.dense_seconds is None else []
+        messages += messages_of_sum(model, model.dense_bytes + plan.all_reduce_bytes, in_sum)
+        only_workers = ("ready", "trained")
+        programs = {
+            rank: [turn for turn in turns if rank < num_workers or turn not in only_workers]
+            for rank in range(num_ranks)
+        }
+        samples = [plan.worker.tolist().count(worker) for worker in range(num_workers)]
+        compute = [count * each for count, each in zip(samples, model.compute_seconds, strict=True)]
+        seconds.append(run(model, messages, programs, compute, in_sum).run())
+    return seconds
