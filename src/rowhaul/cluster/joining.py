@@ -61,9 +61,10 @@ def join(
         num_stores: how many ranks only store; not used when co-located.
         colocated: every rank trains and stores a shard.
         peer_to_peer: workers send rows to each other too.
-        interface: network interface for row moves; by default GLOO_SOCKET_IFNAME, or else the one that
-            leads to the master.
-        side_interface: network interface for dense gradients and control; by default the same.
+        interface: network interface for row moves; by default ROWHAUL_INTERFACE or GLOO_SOCKET_IFNAME of the
+            environment, or else the one that leads to the master.
+        side_interface: network interface for dense gradients and control; by default
+            ROWHAUL_SIDE_INTERFACE, or else the same.
         host: a name that the ranks of one host share, to group them differently from what they find out.
         timeouts: how long to wait for others.
 
@@ -74,6 +75,8 @@ def join(
         >>> with join(num_stores=1) as cluster:
         ...     print(cluster.role, cluster.interface.name)
     """
+    interface = interface or os.environ.get("ROWHAUL_INTERFACE")
+    side_interface = side_interface or os.environ.get("ROWHAUL_SIDE_INTERFACE")
     place = Place.from_environment()
     topology = topology_of(place.world_size, num_stores, colocated, peer_to_peer)
     if place.keeps_store:

@@ -1,0 +1,210 @@
+"""One rank of the experiment: all mechanisms take turns in one process, over the same links.
+
+Every rank prints one JSON object at the end; that of rank 0 has the times.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import json
+import statistics
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from rowhaul._environment import keep_freed_memory
+from rowhaul.cluster import join
+from rowhaul.cluster.cluster import Cluster
+from rowhaul.exchange.mover import Job
+from rowhaul.exchange.runtime import MEASURES
+from rowhaul.schedule import CacheSettings, IdBatch, ScheduleSettings, link_prices
+from rowhaul.schedule.plan import Moves, Plan
+from rowhaul.simulate.clock import Clock, TimeModel
+from rowhaul.train.distributed import distribute
+from rowhaul.train.distributed.shares import TRIED_BATCHES, MeasuredLinks, ShareKeeper, seconds_per_sample
+from rowhaul.train.distributed.training import layout_of
+from testbed_experiment.experiment import (
+    CACHE_SHARE,
+    MECHANISMS,
+    PER_WORKER,
+    STILL,
+    Mechanism,
+    Net,
+    Setting,
+    global_batches,
+)
+
+SKIPPED = 2  # iterations at the beginning of a turn: nothing ran beside which their rows could travel
+COPIED = ("worker", "tables", "keys", "trainers", "states", "lookups", "hits")
+
+
+class Contender:
+    """One mechanism in training."""
+
+    def __init__(
+        self, cluster: Cluster, setting: Setting, mechanism: Mechanism, links: MeasuredLinks
+    ) -> None:
+        self.mechanism, self.setting = mechanism, setting
+        trace = setting.trace_of(mechanism)
+        batches = list(global_batches(trace, setting.batch_size))
+        self.model = Net(trace.columns)
+        workers = cluster.topology.num_workers
+        self.settings = ScheduleSettings(
+            topology=cluster.topology,
+            sizes=layout_of(self.model.rows).sizes(),
+            prices=link_prices(links.bytes_per_second[:workers]),
+            cache=CacheSettings(max(int(CACHE_SHARE * trace.num_rows), trace.num_tables * PER_WORKER * 2)),
+            dispatcher=mechanism.dispatcher,
+            sync=mechanism.sync,
+            shares=mechanism.shares,
+            look_ahead=2,
+        )
+        self.plans: list[Plan] = []
+        self.seconds: list[float | None] = []  # of each iteration; None at the beginning of a turn
+        self.measures: list[np.ndarray] = []
+        self.told: list[str] = []
+        self.num_bytes = 0
+        self.training = distribute(
+            cluster, self.model, batches, settings=self.settings, on_iteration=self._iterated
+        )
+        self.dense = torch.optim.SGD(self.model.parameters(), lr=0.05)
+
+        def ids() -> list[IdBatch]:
+            tables = range(len(trace.columns))
+            some = batches[:TRIED_BATCHES]
+            return [IdBatch.from_features(tables, one.values, one.lengths) for one in some]
+
+        chooses = mechanism.auto and cluster.rank == 0
+        self.keeper = ShareKeeper(self.training, ids, links if chooses else None, self.told.append)
+
+    def turn(self) -> None:
+        """Some iterations."""
+        ended = 0.0
+        for done, batch in enumerate(self.training.batches(self.setting.segment)):
+            logits = self.model(batch)
+            per_sample = binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
+            loss = batch.loss(per_sample)
+            loss.backward()
+            self.training.step(loss)
+            self.dense.step()
+            self.dense.zero_grad()
+            now = time.perf_counter()
+            self.seconds.append(now - ended if done >= SKIPPED else None)
+            ended = now
+
+    def _iterated(self, job: Job) -> None:
+        self.num_bytes += sum(job.num_bytes.values())
+        self.keeper.observe(job)
+        if job.measures is not None:
+            self.measures.append(job.measures.copy())
+        self.plans.append(_without_samples(job.plan))
+
+    def close(self) -> None:
+        self.training.close()
+
+
+def bytes_sent() -> int:
+    """What the kernel has sent over this rank's link."""
+    interface = os.environ.get("ROWHAUL_INTERFACE", "lo")
+    return int(Path(f"/sys/class/net/{interface}/statistics/tx_bytes").read_text())
+
+
+def _without_samples(plan: Plan) -> Plan:
+    """A plan that holds no shared memory: copies of what the clock looks at."""
+    local = plan.local_moves
+    return replace(
+        plan,
+        ids=None,
+        steps=None,
+        moves=Moves(*(one.copy() for one in vars(plan.moves).values())),
+        local_moves=None if local is None else Moves(*(one.copy() for one in vars(local).values())),
+        **{name: getattr(plan, name).copy() for name in COPIED},
+    )
+
+
+def calibrated(contender: Contender, setting: Setting) -> tuple[tuple[float, ...], float]:
+    """Seconds of compute per sample on each worker, and what an iteration takes besides, nothing moving."""
+    counted = [one for one in contender.seconds[setting.warmup :] if one is not None]
+    per_sample = seconds_per_sample(
+        [one[: contender.settings.topology.num_workers] for one in contender.measures[setting.warmup :]]
+    )
+    return per_sample, statistics.median(counted) - max(per_sample) * PER_WORKER
+
+
+def predicted(
+    contender: Contender, links: MeasuredLinks, per_sample: tuple[float, ...], fixed_seconds: float
+) -> list[float]:
+    """What the simulator's clock says that each iteration takes."""
+    model = TimeModel(
+        links.for_time_model(contender.settings), per_sample, dense_seconds=max(fixed_seconds, 0.0)
+    )
+    training = np.flatnonzero(np.bincount(contender.plans[-1].worker, minlength=len(per_sample))).tolist()
+    clock = Clock(model, training)
+    seconds = [clock.observe(plan) for plan in contender.plans]
+    return [one for one in seconds if one is not None] + [clock.finish()]
+
+
+def result_of(contender: Contender, setting: Setting) -> dict[str, Any]:
+    workers = contender.settings.topology.num_workers
+    measured = np.stack(contender.measures[setting.warmup :])[:, :workers]
+    return {
+        "seconds": contender.seconds,
+        "told": contender.told,
+        "measures": {
+            name: np.median(measured[:, :, place], axis=0).tolist() for place, name in enumerate(MEASURES)
+        },
+        "least_slack": float(measured[:, :, MEASURES.index("slack")].min()),
+        "plan_bytes": [int(plan.moves.num_bytes.sum()) for plan in contender.plans],
+        "shares": np.bincount(contender.plans[-1].worker, minlength=workers).tolist(),
+        "dispatcher": next(
+            (str(r.value) for p in reversed(contender.plans) for r in p.controls if r.name == "dispatcher"),
+            contender.mechanism.dispatcher,
+        ),
+    }
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    setting = Setting(**{**given, "mechanisms": tuple(given["mechanisms"])})
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    # One machine, though each rank has a network of its own: they share a scheduler.
+    with join(num_stores=1, host="testbed") as cluster:
+        links = MeasuredLinks.measure(cluster)
+        chosen = [one for one in MECHANISMS if one.name in (STILL, *setting.mechanisms)]
+        contenders = [Contender(cluster, setting, one, links) for one in chosen]
+        sent_before = bytes_sent()
+        for _ in range(0, setting.iterations, setting.segment):
+            for contender in contenders:
+                contender.turn()
+        printed: dict[str, Any] = {
+            "bytes": {one.mechanism.name: one.num_bytes for one in contenders},
+            "cpu_seconds": time.process_time(),
+            "kernel_bytes": bytes_sent() - sent_before,
+        }
+        if cluster.rank == 0:
+            printed["links"] = [links.bytes_per_second, links.latency_seconds]
+            per_sample, fixed = calibrated(contenders[0], setting)
+            printed["compute_seconds"], printed["fixed_seconds"] = per_sample, fixed
+            printed["results"] = {
+                one.mechanism.name: result_of(one, setting)
+                | {"predicted": predicted(one, links, per_sample, fixed)}
+                for one in contenders
+            }
+        for contender in contenders:
+            contender.close()
+    print(json.dumps(printed))
+
+
+if __name__ == "__main__":
+    main()
