@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from rowhaul.checkpoint import CheckpointReader, CheckpointWriter, latest_checkpoint
+from rowhaul.checkpoint import CheckpointReader, CheckpointWriter, Shard, ShardWriter, latest_checkpoint
+from rowhaul.checkpoint.layout import remove_unfinished
+from rowhaul.checkpoint.writer import prepare, publish
 from rowhaul.errors import CheckpointError
 
 
@@ -40,7 +42,7 @@ def test_what_is_written_is_read(tmp_path):
 
 
 def test_large_tables_are_cut_into_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("rowhaul.checkpoint.writer._FILE_BYTES", 1000)
+    monkeypatch.setattr("rowhaul.checkpoint.shard.FILE_BYTES", 1000)
     reader = CheckpointReader(write(tmp_path / "c", sizes=[30] * 10))
     assert len(reader.tables["users/ünï"].files) == 5
     assert np.concatenate([keys for keys, _ in reader.rows("users/ünï")]).tolist() == list(range(-5, 295))
@@ -105,3 +107,68 @@ def test_other_formats_are_refused(tmp_path):
     path.write_text("{")
     with pytest.raises(CheckpointError, match=r"manifest\.json is damaged"):
         CheckpointReader(tmp_path / "c")
+
+
+def write_together(path):
+    """As two processes do that store a part of the rows each, and one that stores none."""
+    folder = prepare(path)
+    writers = [ShardWriter(folder, f"r{rank:04d}") for rank in range(3)]
+    writers[0].tensors("model", {"w": torch.arange(3)})
+    for rank, writer in enumerate(writers[1:], 1):
+        keys = np.arange(10, dtype=np.int64) * 2 + rank
+        for name in ("users", "items"):
+            records = np.repeat(keys[:, None], 3, axis=1) + 0.5
+            writer.table(name, [(keys, records)], dim=2, state_width=1, dtype="float64")
+    plain = {"masks": np.array([1 << 63], np.uint64), "none": np.zeros((0, 4), np.float32)}
+    extra = writers[2].arrays("layout-r0002-00000", plain)
+    shards = [Shard.from_json(writer.written.to_json()) for writer in writers]  # as they travel
+    return extra, shards
+
+
+def test_what_several_write_is_one_checkpoint(tmp_path):
+    path = tmp_path / "step-000000007"
+    extra, shards = write_together(path)
+    assert latest_checkpoint(tmp_path) is None
+    publish(path, {"step": 7}, shards)
+    reader = CheckpointReader(latest_checkpoint(tmp_path))
+    reader.verify()
+    assert reader.tensors("model")["w"].tolist() == [0, 1, 2]
+    assert list(reader.tables) == ["users", "items"]
+    for name, table in reader.tables.items():
+        assert table.num_rows == 20
+        assert np.concatenate(list(reader.keys(name))).tolist() == [*range(1, 21, 2), *range(2, 22, 2)]
+        for keys, records in reader.rows(name):
+            assert records.tolist() == [[key + 0.5] * 3 for key in keys]
+    arrays = reader.arrays(extra)
+    assert (arrays["masks"].tolist(), arrays["none"].shape) == ([1 << 63], (0, 4))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000007"]
+
+
+def test_the_rows_of_one_writer_can_be_read_alone(tmp_path):
+    path = tmp_path / "step-000000007"
+    _, shards = write_together(path)
+    publish(path, {}, shards)
+    for rank in (1, 2):
+        ((keys, _),) = CheckpointReader(path).rows("items", among=shards[rank].files)
+        assert keys.tolist() == list(range(rank, 20 + rank, 2))
+
+
+def test_a_damaged_file_is_only_missed_where_it_is_read(tmp_path):
+    path = tmp_path / "step-000000007"
+    extra, shards = write_together(path)
+    publish(path, {}, shards)
+    (path / extra).write_bytes(b"half")
+    reader = CheckpointReader(path)
+    assert len(list(reader.rows("items"))) == 2
+    with pytest.raises(CheckpointError, match=f"{extra} is damaged"):
+        reader.arrays(extra)
+    with pytest.raises(CheckpointError, match=r"has no file 'other\.safetensors'"):
+        reader.arrays("other.safetensors")
+
+
+def test_what_interrupted_saves_left_can_be_removed(tmp_path):
+    write(tmp_path / "step-000000012")
+    (tmp_path / "step-000000013.unfinished").mkdir()
+    (tmp_path / "notes.unfinished").mkdir()  # somebody else's
+    remove_unfinished(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.unfinished", "step-000000012"]

@@ -2,6 +2,15 @@
 
 from rowhaul.checkpoint.layout import MANIFEST_FILE, TableEntry, latest_checkpoint
 from rowhaul.checkpoint.reader import CheckpointReader
+from rowhaul.checkpoint.shard import Shard, ShardWriter
 from rowhaul.checkpoint.writer import CheckpointWriter
 
-__all__ = ["MANIFEST_FILE", "CheckpointReader", "CheckpointWriter", "TableEntry", "latest_checkpoint"]
+__all__ = [
+    "MANIFEST_FILE",
+    "CheckpointReader",
+    "CheckpointWriter",
+    "Shard",
+    "ShardWriter",
+    "TableEntry",
+    "latest_checkpoint",
+]

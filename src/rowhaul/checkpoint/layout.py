@@ -3,18 +3,21 @@
 ::
 
     step-000001000/
-      manifest.json                    written last: without it the folder is unfinished
-      tensors-model.safetensors        named groups of tensors
-      rows-0000-00000.safetensors      keys, values and state of some rows of table 0
+      manifest.json                        written last: without it the folder is unfinished
+      tensors-model.safetensors            named groups of tensors
+      rows-0000-00000.safetensors          keys, values and state of some rows of table 0
+      rows-0000-r0003-00000.safetensors    the same, where rank 3 of a cluster wrote them
+      layout-r0003-00000.safetensors       only of a cluster: what rank 3 held where, see `rowhaul.train`
       ...
 
-Rows are addressed by key, so a checkpoint says nothing of how many processes wrote it. Every file's
-size and checksum (XXH3, 64 bits) are in the manifest. There is no pickle anywhere.
+Rows are addressed by key, so that whoever reads them need not know how many processes wrote them. Every
+file's size and checksum (XXH3, 64 bits) are in the manifest. There is no pickle anywhere.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +26,7 @@ import xxhash
 MANIFEST_FILE = "manifest.json"
 FORMAT = "rowhaul-checkpoint"
 VERSION = 1
-UNFINISHED_SUFFIX = ".unfinished"
+_UNFINISHED_SUFFIX = ".unfinished"
 _STEP_FOLDER = re.compile(r"step-(\d{9,})")
 
 
@@ -44,6 +47,11 @@ def step_folder(step: int) -> str:
     return f"step-{step:09d}"
 
 
+def unfinished_folder(path: Path) -> Path:
+    """Where a checkpoint is built, beside its final place."""
+    return path.with_name(path.name + _UNFINISHED_SUFFIX)
+
+
 def finished_checkpoints(folder: str | Path) -> list[Path]:
     """Complete checkpoints in a folder, oldest first."""
     root = Path(folder)
@@ -57,6 +65,12 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
     """The newest complete checkpoint in a folder, if there is one."""
     found = finished_checkpoints(folder)
     return found[-1] if found else None
+
+
+def remove_unfinished(folder: str | Path) -> None:
+    """Remove what interrupted saves left in a folder, while none is under way."""
+    for path in Path(folder).glob(f"step-*{_UNFINISHED_SUFFIX}"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def checksum(path: Path) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import safetensors
 import safetensors.numpy
 import safetensors.torch
 from torch import Tensor
@@ -35,6 +36,7 @@ class CheckpointReader:
         tables = [TableEntry(**{**entry, "files": tuple(entry["files"])}) for entry in manifest["tables"]]
         self.tables: dict[str, TableEntry] = {table.name: table for table in tables}
         self._files: dict[str, dict[str, Any]] = manifest["files"]
+        self._believed: set[str] = set()  # files whose checksum agreed
 
     def tensors(self, group: str) -> dict[str, Tensor]:
         """The tensors stored under a group's name."""
@@ -45,27 +47,49 @@ class CheckpointReader:
         )
         return loaded
 
-    def rows(self, table: str) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
-        """A table's rows as blocks of (keys, records), values before state."""
+    def arrays(self, name: str) -> dict[str, npt.NDArray[Any]]:
+        """The arrays of a file that `ShardWriter.arrays` wrote."""
+        loaded: dict[str, npt.NDArray[Any]] = safetensors.numpy.load_file(self._verified(name))
+        return loaded
+
+    def rows(
+        self, table: str, among: Container[str] | None = None
+    ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
+        """A table's rows as blocks of (keys, records), values before state; all, or those of some files."""
         for name in self.tables[table].files:
-            parts = safetensors.numpy.load_file(self._verified(name))
-            columns = [parts["values"]] + ([parts["state"]] if "state" in parts else [])
-            yield parts["keys"], np.concatenate(columns, axis=1)
+            if among is None or name in among:
+                parts = self.arrays(name)
+                columns = [parts["values"]] + ([parts["state"]] if "state" in parts else [])
+                yield parts["keys"], np.concatenate(columns, axis=1)
+
+    def keys(self, table: str) -> Iterator[npt.NDArray[np.int64]]:
+        """The keys of a table's rows, block by block."""
+        for name in self.tables[table].files:
+            with safetensors.safe_open(self._verified(name), framework="numpy") as file:
+                yield file.get_tensor("keys")
 
     def verify(self) -> None:
         """Check every file against the manifest."""
+        self._believed.clear()
         for name in self._files:
             self._verified(name)
 
     def _verified(self, name: str) -> Path:
+        if name not in self._files:
+            raise CheckpointError(
+                f"{self.path} has no file {name!r}: its manifest is damaged; use another one"
+            )
         path, expected = self.path / name, self._files[name]
         if not path.is_file():
             raise CheckpointError(f"{path} is missing: the checkpoint is damaged; use another one")
+        if name in self._believed:
+            return path
         if path.stat().st_size != expected["bytes"] or checksum(path) != expected["xxh3"]:
             raise CheckpointError(
                 f"{path} is damaged: {path.stat().st_size:,} bytes whose checksum differs from the "
                 f"manifest's ({expected['bytes']:,} bytes); use another checkpoint"
             )
+        self._believed.add(name)
         return path
 
     def _read_manifest(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from rowhaul.cli.netcheck import netcheck
 from rowhaul.cli.prepare import prepare
 from rowhaul.cli.simulate import simulate
 from rowhaul.cli.train import train
+from rowhaul.cli.verify import verify
 from rowhaul.errors import RowhaulError
 
 EXIT_ERROR = 2
@@ -31,7 +32,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, generate, prepare, train, evaluate, predict, simulate, doctor, netcheck):
+for command in (demo, generate, prepare, train, evaluate, predict, simulate, verify, doctor, netcheck):
     epilog = "Every option is explained in docs/simulate.md." if command is simulate else None
     app.command(epilog=epilog)(command)
 

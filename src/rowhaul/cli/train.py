@@ -27,6 +27,17 @@ _SETTING_OF_FLAG = {
     "eval_every": "eval_every",
     "checkpoint_every": "checkpoint_every",
     "threads": "threads",
+    "workers": "cluster.workers",
+    "stores": "cluster.stores",
+    "colocated": "cluster.colocated",
+    "peer_to_peer": "cluster.peer_to_peer",
+    "dispatcher": "cluster.dispatcher",
+    "sync": "cluster.sync",
+    "cache": "cluster.cache",
+    "shares": "cluster.shares",
+    "links": "cluster.links",
+    "look_ahead": "cluster.look_ahead",
+    "data_from": "cluster.data_from",
 }
 
 
@@ -62,21 +73,40 @@ def train(
     eval_every: int | None = typer.Option(None, help="Steps between evaluations; 0: at the end only."),
     checkpoint_every: int | None = typer.Option(None, help="Steps between checkpoints; 0: at the end."),
     threads: int | None = typer.Option(None, help="PyTorch threads; 0: PyTorch's choice."),
+    workers: int | None = typer.Option(None, help="Ranks that train; under torchrun: all but the stores."),
+    stores: int | None = typer.Option(None, help="Ranks that only hold rows."),
+    colocated: bool | None = typer.Option(None, "--colocated", help="Workers store the rows themselves."),
+    peer_to_peer: bool | None = typer.Option(None, "--peer-to-peer", help="Workers send rows to each other."),
+    dispatcher: str | None = typer.Option(None, help="Who trains what: joint, esd:1, laia, random, ..."),
+    sync: str | None = typer.Option(None, help="on-demand, full, static or bounded:S (not exact)."),
+    cache: str | None = typer.Option(None, help="What a worker may hold: rows, or bytes such as 512MiB."),
+    shares: str | None = typer.Option(None, help="equal, auto (by links and speed) or weights: 2,1,1"),
+    links: str | None = typer.Option(None, help="equal, measure, or speeds: 50mbit*4,5mbit*4"),
+    look_ahead: int | None = typer.Option(None, help="Batches known beyond the one that is planned."),
+    data_from: str | None = typer.Option(None, help="every_host, or rank0: read once and sent out."),
     settings: list[str] = typer.Option(
         [], "--set", metavar="NAME=VALUE", help="Any other setting, e.g. --set model.options.dropout=0.1"
     ),
 ) -> None:
-    """Train a model on Parquet files, evaluate it and save it."""
+    """Train a model on Parquet files, evaluate it and save it; with --workers, over several processes."""
     flags = {
         flag: value for flag, value in locals().items() if flag in _SETTING_OF_FLAG and value is not None
     }
     from rowhaul.cli.progress import console
+    from rowhaul.cli.ranks import is_first_rank, launch_ranks
+    from rowhaul.cluster import is_launched
     from rowhaul.data.files import find_schema
 
     run_config = read_config(config, flags, settings, out if resume else None)
-    found = find_schema(data, schema, features.split(",") if features else None, label)
-    held_out = eval_data or held_out_beside(data)
+    has_data = not is_launched() or is_first_rank() or run_config.cluster.data_from != "rank0"
+    found = find_schema(data, schema, features.split(",") if features else None, label) if has_data else None
+    if run_config.cluster.workers and not is_launched():
+        launch_ranks(run_config, found)
+        return
+    held_out = (eval_data or held_out_beside(data)) if has_data else []
     result = train_with_progress(run_config, found, data, out, held_out, resume)
+    if is_launched() and not is_first_rank():
+        return
     if not result.steps_taken:
         console.print(f"nothing left to train: the run was finished after {result.step:,} steps")
     print_result(result)
@@ -144,15 +174,22 @@ def held_out_beside(data: list[str]) -> list[str]:
 def train_with_progress(
     config: TrainConfig, schema: Any, data: Any, out: Path | None, eval_data: Any, resume: bool = False
 ) -> RunResult:
-    """Train under a progress bar; Ctrl-C stops after the step under way."""
+    """Train under a progress bar, as one process or as one rank; Ctrl-C stops after the step under way."""
+    from contextlib import nullcontext
+
     from rowhaul._environment import keep_freed_memory
     from rowhaul.cli.progress import StopOnSignal, TrainingProgress, told_when_interrupted
+    from rowhaul.cli.ranks import is_first_rank
+    from rowhaul.cluster import is_launched
     from rowhaul.train import train_run
+    from rowhaul.train.distributed.run import train_on_cluster
 
     keep_freed_memory()
+    train = train_on_cluster if is_launched() else train_run
+    shown = TrainingProgress() if is_first_rank() else nullcontext()
     told = told_when_interrupted("the run was not saved since its last checkpoint")
-    with told, StopOnSignal() as should_stop, TrainingProgress() as listener:
-        return train_run(
+    with told, StopOnSignal() as should_stop, shown as listener:
+        return train(
             config,
             schema,
             data,

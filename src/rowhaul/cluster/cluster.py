@@ -33,13 +33,14 @@ class Cluster:
         roles: of all ranks.
         members: where each rank runs.
         interface: the network interface that row moves use, and why.
-        side_interface: the one that dense gradients and control messages use.
+        side_interface: the one that dense gradients, control messages and data use.
         hosts: the ranks of each host.
         local_ranks: the ranks of this host.
         leader: the highest of them; it plans for its host.
         moves: messages between pairs of ranks.
         dense: what workers do together; None on a store.
         control: what all ranks do together.
+        data: messages between pairs of ranks, for samples that only rank 0 can read.
         store: a few small values shared by all ranks. Used by one thread, as it blocks.
         failure: the first error of this rank.
         heartbeat: tells which ranks are lost.
@@ -66,6 +67,7 @@ class Cluster:
         self.moves: Links = GlooLinks(groups.moves)
         self.dense: Collective | None = None if groups.dense is None else GlooCollective(groups.dense)
         self.control: Collective = GlooCollective(groups.control)
+        self.data: Links = GlooLinks(groups.data)
         self._shared = PrefixStore("shared", store)
         self.store: KeyValueStore = self._shared
         self.failure, self.heartbeat = failure, heartbeat

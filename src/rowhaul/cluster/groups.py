@@ -1,4 +1,4 @@
-"""The three process groups: row moves and control among all ranks, dense gradients among workers.
+"""The process groups: row moves, control and data among all ranks, dense gradients among workers.
 
 They are made in a thread that can be given up, because Gloo waits for its peers without end where a
 firewall drops their packets. A group that is complete too late, or only in part, is destroyed.
@@ -30,6 +30,7 @@ class Groups:
     moves: ProcessGroup
     dense: ProcessGroup | None
     control: ProcessGroup
+    data: ProcessGroup
     owns_default: bool  # torch.distributed was not initialised before
 
     def destroy(self) -> None:
@@ -37,7 +38,7 @@ class Groups:
         if self.owns_default:
             _destroy_everything()
             return
-        for group in (self.control, self.dense, self.moves):
+        for group in (self.data, self.control, self.dense, self.moves):
             if group is not None:
                 dist.destroy_process_group(group)
 
@@ -58,7 +59,7 @@ def form_groups(
         rank: of this process.
         topology: of all ranks.
         interface: for row moves.
-        side_interface: for dense gradients and control.
+        side_interface: for dense gradients, control and data.
         seconds: how long it may take.
         check: raises when a rank is known to be lost.
     """
@@ -90,6 +91,8 @@ def _form(store: Store, rank: int, topology: Topology, interface: str, side_inte
             dense = _new_group(workers)
             made += [dense] if rank in workers else []
             control = _new_group(everyone)
+            made.append(control)
+            data = _new_group(everyone)
     except BaseException:
         if owns_default:
             _destroy_everything()
@@ -97,7 +100,7 @@ def _form(store: Store, rank: int, topology: Topology, interface: str, side_inte
             for group in made:
                 dist.destroy_process_group(group)
         raise
-    return Groups(moves, dense if rank in workers else None, control, owns_default)
+    return Groups(moves, dense if rank in workers else None, control, data, owns_default)
 
 
 def _first_group(store: Store, rank: int, everyone: list[int], owns_default: bool) -> ProcessGroup:

@@ -51,7 +51,6 @@ class Inbox:
         self._dense: deque[Bytes] = deque()
         self._assignments: deque[Workers] = deque()
         self._ended = self._closed = False
-        self._error: Exception | None = None
 
     @property
     def trains(self) -> bool:
@@ -72,10 +71,10 @@ class Inbox:
             self._ids.append(samples)
             self._changed.notify_all()
 
-    def end(self, error: Exception | None = None) -> None:
-        """There are no more batches, perhaps because of an error."""
+    def end(self) -> None:
+        """There are no more batches."""
         with self._changed:
-            self._ended, self._error = True, error
+            self._ended = True
             self._changed.notify_all()
 
     def add_dense(self, payload: Bytes) -> None:
@@ -91,18 +90,16 @@ class Inbox:
     # The planner's side.
 
     def description(self) -> Description:
-        """What the batches will be like; raises the error if not even the first could be read."""
+        """What the batches will be like."""
 
         def take() -> Description:
-            if self._description is None:
-                assert self._error is not None
-                raise self._error
+            assert self._description is not None
             return self._description
 
-        return self._wait_for(lambda: self._description is not None or self._error is not None, take)
+        return self._wait_for(lambda: self._description is not None, take)
 
     def batches(self) -> Iterator[Samples]:
-        """All batches; raises what they could not be read for, after those that could."""
+        """All batches."""
         while (samples := self._wait_for(lambda: bool(self._ids) or self._ended, self._next)) is not None:
             yield samples
 
@@ -127,11 +124,7 @@ class Inbox:
             self._changed.notify_all()
 
     def _next(self) -> Samples | None:
-        if self._ids:
-            return self._ids.popleft()
-        if self._error is not None:
-            raise self._error
-        return None
+        return self._ids.popleft() if self._ids else None
 
     def _wait_for(self, has_come: Callable[[], bool], take: Callable[[], Result]) -> Result:
         with self._changed:

@@ -34,9 +34,8 @@ class Kind(IntEnum):
     DESCRIPTION = 1  # of the batches to come
     IDS = 2  # of one batch
     END = 3  # there are no more batches
-    ERROR = 4  # the next batch could not be read
-    DENSE = 5  # dense values and labels of the samples that a host trains
-    WHOLE = 6  # a batch with all it has, to be evaluated by one worker
+    DENSE = 4  # dense values and labels of the samples that a host trains
+    WHOLE = 5  # a batch with all it has, to be evaluated by one worker
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from rowhaul.exchange.data_messages import (
     unpack_ids,
     without_dense,
 )
-from rowhaul.exchange.error_report import read_report, write_report
 from rowhaul.exchange.lanes import Failure, Lane
 from rowhaul.exchange.planner import check_samples
 from rowhaul.exchange.transport import Bytes, Links, Transfer
@@ -62,6 +61,7 @@ class DataSource:
         failure: Failure,
     ) -> None:
         self.sent: Counter[str] = Counter()  # bytes: ids, dense, evaluation; and what is neither of them
+        self.error: Exception | None = None  # for which there are no more batches
         self.lane = Lane("data", failure)
         self._links, self._leader, self._failure = links, leader, failure
         self._progress = _Progress(look_ahead)
@@ -106,11 +106,10 @@ class DataSource:
             samples = next(self._source, None)
             if samples is not None:
                 self._check(samples)
-        except Exception as error:
-            self._end(error)
-            return
+        except Exception as error:  # all batches before are trained; then whoever trains is to ask for it
+            self.error, samples = error, None
         if samples is None:
-            self._end(None)
+            self._end()
             return
         payload = pack_ids(samples)
         self._tell_leaders(Header(Kind.IDS, len(payload), len(samples)), payload)
@@ -133,24 +132,19 @@ class DataSource:
         if self.inbox is not None:
             self.inbox.describe(description)
 
-    def _end(self, error: Exception | None) -> None:
-        """Tell everyone in the order of batches: those before an error are planned and trained first."""
-        self._progress.end(error)
-        if error is not None:
-            report = np.frombuffer(write_report(error, READER), np.uint8)
-            self._tell_leaders(Header(Kind.ERROR, len(report)), report)
-        else:
-            if self._description is None:
-                self._describe(Description())
-            self._tell_leaders(Header(Kind.END))
+    def _end(self) -> None:
+        self._progress.has_ended = True
+        if self._description is None:
+            self._describe(Description())
+        self._tell_leaders(Header(Kind.END))
         if self.inbox is not None:
-            self.inbox.end(error)
+            self.inbox.end()
 
     def _tell_leaders(self, header: Header, payload: Bytes | None = None) -> None:
         self.tell(dict.fromkeys(self._leaders, (header, payload)))
 
     def _serve(self) -> None:
-        if not self._progress.can_plan:
+        if not self._progress.num_known:
             return
         worker, samples = self._assignment(), self._unassigned.popleft()
         self._progress.num_known -= 1
@@ -254,14 +248,13 @@ class DataReceiver:
             inbox.add(unpack_ids(payload, self._description)[0])
             self._progress.num_known += 1
             return
-        error = _read_error(payload) if header.kind == Kind.ERROR else None
-        self._progress.end(error)
-        inbox.end(error)
+        self._progress.has_ended = True
+        inbox.end()
 
     def _serve(self) -> None:
         inbox = self.inbox
         assert inbox is not None
-        if not self._progress.can_plan:
+        if not self._progress.num_known:
             return
         self._progress.num_known -= 1
         if self._shares_reader:
@@ -279,28 +272,12 @@ class _Progress:
 
     look_ahead: int
     num_known: int = 0  # batches whose ids have been sent, and whose dense values have not
-    _ended: bool = False
-    _is_cut_off: bool = False  # by an error
+    has_ended: bool = False  # there are no more batches
 
     @property
     def wants_more(self) -> bool:
         """Whether one more batch is sent."""
-        return not self._ended and self.num_known < self.look_ahead + AHEAD
-
-    @property
-    def can_plan(self) -> bool:
-        """Whether the next batch will be planned: not if a planner first comes to an error ahead of it."""
-        return self.num_known > (self.look_ahead if self._is_cut_off else 0)
-
-    def end(self, error: Exception | None) -> None:
-        """There are no more batches."""
-        self._ended, self._is_cut_off = True, error is not None
-
-
-def _read_error(report: Bytes) -> Exception:
-    error = read_report(report.tobytes())
-    error.__notes__ = [f"(on rank {READER}, which reads the data for all)"]
-    return error
+        return not self.has_ended and self.num_known < self.look_ahead + AHEAD
 
 
 def _closing_seconds(failure: Failure) -> float:

@@ -159,3 +159,13 @@ def settled_blocks(
         new = locate(there, np.full(len(keys), position), keys) < 0
         if new.any():
             yield keys[new], records[new]
+
+
+def num_settled_rows(home: RowMemory, settled: RowMemory) -> int:
+    """The rows that one home is home of, wherever their latest records are."""
+    count = sum(int(group.index.num_keys.sum()) for group in home.groups)
+    for there, here in zip(home.groups, settled.groups, strict=True):
+        for position in range(len(here.tables)):
+            for keys, _ in here.index.blocks(position):
+                count += int((locate(there, np.full(len(keys), position), keys) < 0).sum())
+    return count

@@ -21,6 +21,7 @@ from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.nn.pooled import FeatureGroup
 from rowhaul.schedule.directory.states import State
 from rowhaul.schedule.plan import Plan
+from rowhaul.store import Lookup
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]
@@ -28,13 +29,14 @@ Floats = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class _GroupGradients:
-    """The gradients of one group's rows, ordered as the plan has the rows."""
+    """The gradients of one group's rows, in the order in which the model has read them."""
 
     number: int
     positions: Ints  # of the table, in the group
     keys: Ints
-    locations: Ints
+    locations: Ints  # negative: a row that is not admitted
     gradients: Floats
+    rows: Ints  # place of each among the rows of the plan
     alone: npt.NDArray[np.bool_]
     states: npt.NDArray[np.uint8]
 
@@ -57,20 +59,57 @@ class WorkerRows:
     ) -> None:
         self._groups = collection.groups
         self._cache, self._worker, self._rates, self._bounded = cache, worker, rates, bounded
+        # By group: from a record's number to its row's place in the plan; only what was just written counts.
+        self._places = [np.empty(0, np.int32) for _ in self._groups]
 
     def take(self, plan: Plan) -> TakenGradients:
         """Everything that backward left, sorted out by the plan."""
         rows, alone = rows_of_worker(plan.trainers, self._worker)
-        tables, keys, states = plan.tables[rows], plan.keys[rows], plan.states[rows]
         parts = []
-        for number, places, positions in self._cache.by_group(tables):
-            found = _sorted_gradients(self._groups[number], positions, keys[places])
-            parts.append(
-                _GroupGradients(number, positions, keys[places], *found, alone[places], states[places])
-            )
+        for number, places, positions in self._cache.by_group(plan.tables[rows]):
+            some = rows[places]
+            parts.append(self._part(number, plan, some, positions, alone[places]))
         for group in self._groups:
             group.pending.clear()
         return TakenGradients(plan, parts, self._cache)
+
+    def _part(
+        self, number: int, plan: Plan, rows: Ints, positions: Ints, alone: npt.NDArray[np.bool_]
+    ) -> _GroupGradients:
+        """The gradients of a group, matched with the rows of the plan that this worker trains."""
+        lookup, gradients = _gradients_of(self._groups[number], len(rows))
+        keys, states = plan.keys[rows], plan.states[rows]
+        admitted = states != State.NOT_ADMITTED
+        if len(lookup.keys) != len(rows) or int((lookup.locations >= 0).sum()) != int(admitted.sum()):
+            raise _other_rows(len(lookup.keys), len(rows))
+        table = np.repeat(np.arange(len(lookup.starts) - 1), np.diff(lookup.starts))
+        if admitted.all():
+            places = self._matched(number, positions, keys, lookup.locations)
+        else:  # some have no record to be found by
+            places = np.empty(len(rows), np.int64)
+            places[np.lexsort((lookup.keys, table))] = np.arange(len(rows))
+        if (keys[places] != lookup.keys).any() or (positions[places] != table).any():
+            raise _other_rows(len(lookup.keys), len(rows))
+        return _GroupGradients(
+            number,
+            table,
+            lookup.keys,
+            lookup.locations,
+            gradients,
+            rows[places],
+            alone[places],
+            states[places],
+        )
+
+    def _matched(self, number: int, positions: Ints, keys: Ints, locations: Ints) -> Ints:
+        """Where each record that was read is among the plan's rows: by its number, without sorting."""
+        planned = self._cache.find(number, positions, keys)
+        most = max(int(planned.max()), int(locations.max())) + 1
+        if len(self._places[number]) < most:
+            self._places[number] = np.zeros(2 * most, np.int32)
+        scratch = self._places[number]
+        scratch[planned] = np.arange(len(planned), dtype=np.int32)
+        return np.minimum(scratch[locations], len(planned) - 1).astype(np.int64)
 
     def step_own(self, taken: TakenGradients) -> TrainedRows:
         """Step the rows that nobody else trained; returns the gradients that are to be handed in."""
@@ -78,7 +117,10 @@ class WorkerRows:
         for part in taken.parts:
             moving = (part.states != State.REPLICATED) & (part.states != State.NOT_ADMITTED)
             own = moving if self._bounded else moving & part.alone
-            self._step(plan, part.number, part.locations[own], part.gradients[own])
+            if own.all():
+                self._step(plan, part.number, part.locations, part.gradients)
+            else:
+                self._step(plan, part.number, part.locations[own], part.gradients[own])
             waiting = moving if self._bounded else moving & ~part.alone
             if waiting.any():
                 handed_in.append(part.some(waiting))
@@ -103,12 +145,14 @@ class TakenGradients:
 
     def __init__(self, plan: Plan, parts: list[_GroupGradients], cache: RowMemory) -> None:
         self.plan, self.parts = plan, parts
-        chosen = plan.states == State.REPLICATED
+        chosen = np.flatnonzero(plan.states == State.REPLICATED)
         tables, keys = plan.tables[chosen], plan.keys[chosen]
         self._replicated: list[tuple[int, Ints, Ints, int]] = []
+        self._place_of_row = np.zeros(len(plan.keys) if len(chosen) else 0, np.int64)
         self.replicated_size = 0  # elements of all replicated rows of the batch, whoever trains them
         for number, places, positions in cache.by_group(tables):
             self._replicated.append((number, positions, keys[places], self.replicated_size))
+            self._place_of_row[chosen[places]] = np.arange(len(places))
             self.replicated_size += len(places) * cache.groups[number].dim
 
     def replicated(self) -> list[tuple[int, Ints, Ints, int]]:
@@ -119,44 +163,28 @@ class TakenGradients:
         """Write this worker's part of the gradients of replicated rows; zeros where it trained none."""
         out[:] = 0
         mine = {part.number: part for part in self.parts}
-        for number, positions, keys, first in self._replicated:
+        for number, _, keys, first in self._replicated:
             part = mine.get(number)
             if part is None:
                 continue
             here = part.states == State.REPLICATED
-            rows = np.stack([positions, keys])
-            own = np.stack([part.positions[here], part.keys[here]])
-            # Both are ordered by (table, key), and a worker's rows are among the batch's.
-            places = np.flatnonzero(_among(rows, own))
             dim = part.gradients.shape[1]
             block = out[first : first + len(keys) * dim].reshape(len(keys), dim)
-            block[places] = part.gradients[here]
+            block[self._place_of_row[part.rows[here]]] = part.gradients[here]
 
 
-def _among(rows: Ints, own: Ints) -> npt.NDArray[np.bool_]:
-    order = np.lexsort((np.concatenate([rows[1], own[1]]), np.concatenate([rows[0], own[0]])))
-    every = np.concatenate([rows, own], axis=1)[:, order]
-    repeated = np.zeros(len(order), np.bool_)
-    repeated[:-1] = (every[:, 1:] == every[:, :-1]).all(axis=0)
-    found = np.zeros(len(order), np.bool_)
-    found[order] = repeated | np.concatenate([[False], repeated[:-1]])
-    return found[: rows.shape[1]]
-
-
-def _sorted_gradients(group: FeatureGroup, positions: Ints, keys: Ints) -> tuple[Ints, Floats]:
-    """A group's locations and gradients in the order of the plan's rows, which they must be."""
+def _gradients_of(group: FeatureGroup, num_rows: int) -> tuple[Lookup, Floats]:
     taken = group.take_gradients()
     if taken is None:
         raise ConfigError(
-            f"{len(keys):,} rows of this worker have no gradient; call backward() on the loss of the batch "
+            f"{num_rows:,} rows of this worker have no gradient; call backward() on the loss of the batch "
             "that was dispatched, then step()"
         )
-    lookup, gradients = taken
-    table = np.repeat(np.arange(len(lookup.starts) - 1), np.diff(lookup.starts))
-    order = np.lexsort((lookup.keys, table))
-    if len(order) != len(keys) or (lookup.keys[order] != keys).any() or (table[order] != positions).any():
-        raise ConfigError(
-            f"the model has read {len(order):,} rows, but the batch that was dispatched to this worker has "
-            f"{len(keys):,} others; train on the dispatched batch, and on nothing else, between two steps"
-        )
-    return lookup.locations[order], gradients[order]
+    return taken
+
+
+def _other_rows(num_read: int, num_planned: int) -> ConfigError:
+    return ConfigError(
+        f"the model has read {num_read:,} rows, but the batch that was dispatched to this worker has "
+        f"{num_planned:,} others; train on the dispatched batch, and on nothing else, between two steps"
+    )

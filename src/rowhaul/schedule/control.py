@@ -57,6 +57,10 @@ class ControlLog:
         """The record that would decide something during an iteration: in force `DELAY` iterations later."""
         return ControlRecord(self._next_number, during + DELAY, name, value)
 
+    def go_on_at(self, number: int) -> None:
+        """Number records on from an earlier log's; there is none yet."""
+        self._next_number = number
+
     def add(self, record: ControlRecord, *, next_iteration: int) -> None:
         """Take a record in; they must arrive in order, each once, before they are in force."""
         if record.number != self._next_number:

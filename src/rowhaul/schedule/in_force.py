@@ -53,6 +53,10 @@ class InForce:
             self._apply(record)
         return tuple(due)
 
+    def go_on_at(self, next_record: int) -> None:
+        """Number records on from an earlier log's."""
+        self._log.go_on_at(next_record)
+
     def export(self) -> Arrays:
         """What is in force, and what will be, as plain arrays."""
         learnt = self.learner.learnt() if self.learner is not None else None

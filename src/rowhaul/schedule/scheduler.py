@@ -122,24 +122,34 @@ class Scheduler:
 
         Masks have bit j for worker j: ``latest`` holds the record, ``partial`` owes a gradient, ``settled``
         has handed it in, ``base`` holds the record from before the step (with bounded staleness: any copy).
-        ``trained`` is the iteration that the gradients of a SPLIT row are from, -1 of all others. Rows not
-        named are at home without a copy, or were never trained.
+        ``trained`` is the iteration that the gradients of a SPLIT row are from (with bounded staleness: the
+        last one, where updates wait), -1 of all others. Rows not named are at home without a copy, or were
+        never trained.
         """
         placed = self._directory.placed_rows()
         columns = ("table", "key", "state", "members", "settled", "base", "trained")
         rows = {name: self._directory.slots[name][placed] for name in columns}
         split = rows["state"] == State.SPLIT
         nobody = np.uint64(0)
+        owing = self._exchange.owing(placed)
+        trained = np.where(owing != nobody, np.int32(self.iteration - 1), np.int32(-1))
         return {
             "tables": rows["table"],
             "keys": rows["key"],
             "state": rows["state"],
             "latest": np.where(split, nobody, rows["members"]),
-            "partial": np.where(split, rows["members"], nobody),
+            "partial": np.where(split, rows["members"], owing),
             "settled": rows["settled"],
             "base": rows["base"],
-            "trained": np.where(split, rows["trained"], np.int32(-1)),
+            "trained": np.where(split, rows["trained"], trained),
         }
+
+    def go_on_at(self, iteration: int, next_record: int) -> None:
+        """Before the first plan: count iterations and control records on from an earlier scheduler's."""
+        if self.iteration > 0:
+            raise ConfigError(f"a scheduler cannot begin anew: it has made {self.iteration} plans")
+        self.iteration = iteration
+        self._in_force.go_on_at(next_record)
 
     def mark_trained(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> None:
         """Before the first plan: these rows have been trained before; they are at home, and admitted."""

@@ -16,6 +16,7 @@ from rowhaul._files import write_text
 from rowhaul.errors import ConfigError
 from rowhaul.optim import RowOptimizerRule, row_optimizer
 from rowhaul.store.tables import ON_UNKNOWN
+from rowhaul.train.cluster_config import ONE_PROCESS, ClusterConfig
 
 PRECISIONS = ("float32", "float64")
 DECAYS = ("constant", "linear", "cosine")
@@ -92,6 +93,7 @@ class TrainConfig:
         keep_checkpoints: how many of the newest checkpoints are kept.
         log_every: steps between lines in the log and in TensorBoard.
         threads: PyTorch threads; 0 leaves PyTorch's choice.
+        cluster: how the run is spread over ranks; by default it is one process.
     """
 
     model: ModelConfig = ModelConfig()
@@ -110,6 +112,7 @@ class TrainConfig:
     keep_checkpoints: int = 2
     log_every: int = 20
     threads: int = 0
+    cluster: ClusterConfig = ONE_PROCESS
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "epochs", "keep_checkpoints", "log_every"):
@@ -224,6 +227,8 @@ def _converted(kind: Any, value: Any, name: str) -> Any:
         return float(value)
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
+    if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)  # cache: 2000 is a text, too
     expected = dict if kind == dict[str, Any] else kind
     if not isinstance(value, expected) or (isinstance(value, bool) and kind is not bool):
         if kind is float and isinstance(value, str):  # YAML reads 1e-3 as text

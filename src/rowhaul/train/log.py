@@ -48,6 +48,17 @@ class RunLog:
         values = {"loss": loss, "samples_per_second": samples_per_second}
         self._write("train", step, values, {"samples": samples})
 
+    def means(self, step: int, values: dict[str, float]) -> None:
+        """What iterations on a cluster were like, on average."""
+        self._write("cluster", step, values, {})
+
+    def note(self, step: int, text: str) -> None:
+        """Something worth knowing, in words."""
+        if self._lines is not None:
+            self._lines.write(json.dumps({"kind": "note", "step": step, "text": text}) + "\n")
+            self._lines.flush()
+            self._board.add_text("note", text, step)
+
     def evaluation(self, step: int, metrics: MetricValues) -> None:
         """One evaluation, unless the run was resumed and has it already."""
         if step in self._evaluated:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from rowhaul.checkpoint import CheckpointReader, latest_checkpoint
-from rowhaul.checkpoint.layout import finished_checkpoints, step_folder
+from rowhaul.checkpoint.layout import finished_checkpoints, remove_unfinished, step_folder
 from rowhaul.data.schema import SCHEMA_FILE, Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ConfigError
@@ -36,8 +36,8 @@ from rowhaul.train.trainer import Trainer
 CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
 EVALUATION_BATCH = 8192
-# Settings that may differ when a run goes on: they change what it tells, not what it learns.
-_MAY_CHANGE = ("eval_every", "checkpoint_every", "keep_checkpoints", "log_every")
+# Settings that may differ when a run goes on: they change what it tells or where, not what it learns.
+_MAY_CHANGE = ("eval_every", "checkpoint_every", "keep_checkpoints", "log_every", "cluster")
 _MAY_CHANGE_AT_CONSTANT_RATES = ("epochs", "max_steps")
 
 
@@ -90,11 +90,9 @@ def train_run(
         raise ConfigError("resume needs the folder of the run: give out")
     folder = Path(out) if out is not None else None
     if folder and resume:
-        _check_same_config(folder, config, schema)
-    elif folder and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(
-            f"{folder} exists and is not empty; go on with it (--resume), or choose another --out"
-        )
+        check_same_config(folder, config, schema)
+    elif folder:
+        check_new_folder(folder)
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)  # for modules of a user's own; ours draw from generators of their own
@@ -113,7 +111,7 @@ def train_run(
     for one in (stream, evaluation) if evaluation else (stream,):
         trainer.check_keys(one)
     if reader is not None:
-        _check_same_data(reader, stream)
+        check_same_data(reader, stream)
     trainer.total_steps = min(trainer.step + stream.num_batches, config.max_steps or sys.maxsize)
     if folder:  # only now: what is wrong with configuration or data leaves no folder behind
         folder.mkdir(parents=True, exist_ok=True)
@@ -203,8 +201,7 @@ class _Run:
         if latest_checkpoint(checkpoints) != path:
             facts = {"samples_per_epoch": self.stream.num_samples, "data": self.stream.fingerprint}
             snapshot.save(self.trainer, path, facts)
-        for old in finished_checkpoints(checkpoints)[: -self.trainer.config.keep_checkpoints]:
-            shutil.rmtree(old)
+        drop_old_checkpoints(checkpoints, self.trainer.config.keep_checkpoints)
 
 
 def load_trained(run: str | Path, on_unknown: str | None = None) -> Trainer:
@@ -226,7 +223,16 @@ def load_trained(run: str | Path, on_unknown: str | None = None) -> Trainer:
     return trainer
 
 
-def _check_same_config(folder: Path, config: TrainConfig, schema: Schema) -> None:
+def check_new_folder(folder: Path) -> None:
+    """Refuse to start a run where something is already."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(
+            f"{folder} exists and is not empty; go on with it (--resume), or choose another --out"
+        )
+
+
+def check_same_config(folder: Path, config: TrainConfig, schema: Schema) -> None:
+    """Refuse to go on with a run under settings that would teach it something else."""
     if not (folder / CONFIG_FILE).is_file() or not (folder / SCHEMA_FILE).is_file():
         raise ConfigError(f"{folder} holds no run to resume: it has no {CONFIG_FILE}; leave out --resume")
     before, now = TrainConfig.read(folder / CONFIG_FILE).to_dict(), config.to_dict()
@@ -241,17 +247,26 @@ def _check_same_config(folder: Path, config: TrainConfig, schema: Schema) -> Non
         raise ConfigError(f"{folder} was trained with another schema; resume on the same data")
 
 
+def drop_old_checkpoints(checkpoints: Path, keep: int) -> None:
+    """Remove all but the newest complete checkpoints, and what interrupted saves left."""
+    remove_unfinished(checkpoints)
+    for old in finished_checkpoints(checkpoints)[:-keep]:
+        shutil.rmtree(old)
+
+
 def _restore(trainer: Trainer, folder: Path) -> CheckpointReader | None:
     """The newest checkpoint, loaded; None if the run stopped before its first."""
     checkpoint = latest_checkpoint(folder / CHECKPOINTS)
     if checkpoint is None:
         return None
     reader = snapshot.restore(trainer, checkpoint)
-    torch.set_num_threads(reader.facts["threads"])  # another number sums in another order
+    if "cluster" not in reader.facts:  # of several processes each had its own
+        torch.set_num_threads(reader.facts["threads"])  # another number sums in another order
     return reader
 
 
-def _check_same_data(reader: CheckpointReader, stream: SampleStream) -> None:
+def check_same_data(reader: CheckpointReader, stream: SampleStream) -> None:
+    """Refuse to go on with a checkpoint on other files than it was trained on."""
     if reader.facts["data"] != stream.fingerprint:
         raise CheckpointError(
             f"{reader.path} was trained on other files ({reader.facts['samples_per_epoch']:,} samples an "

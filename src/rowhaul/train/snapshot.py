@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,13 +15,41 @@ from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.train.trainer import Trainer
 
 
+class Trained(Protocol):
+    """A model in training, as far as a checkpoint is concerned: a `Trainer`, or a loop of one's own."""
+
+    dense: torch.optim.Optimizer
+    step: int
+    samples: int
+    key_kinds: dict[str, str]
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model."""
+
+    @property
+    def model_name(self) -> str:
+        """What the model is called in messages."""
+
+    @property
+    def collection(self) -> EmbeddingBagCollection:
+        """The embedding tables."""
+
+    def count_row_steps(self, steps: int) -> None:
+        """Go on after so many steps of the rows."""
+
+
+class Tensors(Protocol):
+    """Where groups of tensors go: a `CheckpointWriter`, or one rank's `ShardWriter`."""
+
+    def tensors(self, group: str, tensors: Mapping[str, Tensor]) -> None:
+        """Store tensors under a group's name."""
+
+
 def save(trainer: Trainer, path: str | Path, facts: dict[str, Any] | None = None) -> None:
     """Write a checkpoint; ``facts`` are plain values to keep with it."""
     with CheckpointWriter(path) as writer:
-        writer.tensors("model", _dense_tensors(trainer.model))
-        optimizer_tensors, optimizer_plain = _split(trainer.dense.state_dict())
-        writer.tensors("dense-optimizer", optimizer_tensors)
-        writer.tensors("random", {"torch": torch.get_rng_state()})
+        writer.facts = {**(facts or {}), **save_dense(trainer, writer)}
         collection = trainer.collection
         for config in collection.embedding_bag_configs():
             writer.table(
@@ -30,34 +59,46 @@ def save(trainer: Trainer, path: str | Path, facts: dict[str, Any] | None = None
                 collection.optimizer.state_width(config.embedding_dim),
                 str(config.data_type).removeprefix("torch."),
             )
-        writer.facts = {
-            **(facts or {}),
-            "step": trainer.step,
-            "samples": trainer.samples,
-            "threads": torch.get_num_threads(),
-            "key_kinds": trainer.key_kinds,
-            "model": trainer.config.model.name,
-            "row_optimizer": collection.optimizer.name,
-            "row_steps": [group["number"] for group in trainer.rows.param_groups],
-            "dense_optimizer": optimizer_plain,
-        }
+
+
+def save_dense(trainer: Trained, writer: Tensors) -> dict[str, Any]:
+    """Write all but the rows; returns the facts that go into the manifest."""
+    writer.tensors("model", _dense_tensors(trainer.model))
+    optimizer_tensors, optimizer_plain = _split(trainer.dense.state_dict())
+    writer.tensors("dense-optimizer", optimizer_tensors)
+    writer.tensors("random", {"torch": torch.get_rng_state()})
+    return {
+        "step": trainer.step,
+        "samples": trainer.samples,
+        "threads": torch.get_num_threads(),
+        "key_kinds": trainer.key_kinds,
+        "model": trainer.model_name,
+        "row_optimizer": trainer.collection.optimizer.name,
+        "row_steps": [trainer.step],
+        "dense_optimizer": optimizer_plain,
+    }
 
 
 def restore(trainer: Trainer, path: str | Path) -> CheckpointReader:
     """Load a checkpoint into a trainer; one of another model is refused before anything changes."""
     reader = CheckpointReader(path)
+    restore_dense(trainer, reader)
+    load_rows(trainer.collection, reader)
+    return reader
+
+
+def restore_dense(trainer: Trained, reader: CheckpointReader) -> None:
+    """Load all but the rows; a checkpoint of another model is refused before anything changes."""
     model_tensors = reader.tensors("model")
     _check_same_model(trainer, reader, model_tensors)
-    load_rows(trainer.collection, reader)
+    plain, optimizer_tensors = reader.facts["dense_optimizer"], reader.tensors("dense-optimizer")
+    random = reader.tensors("random")
     _load_dense(trainer.model, model_tensors)
-    plain = reader.facts["dense_optimizer"]
-    trainer.dense.load_state_dict(_join(reader.tensors("dense-optimizer"), plain))
-    for group, number in zip(trainer.rows.param_groups, reader.facts["row_steps"], strict=True):
-        group["number"] = number
-    torch.set_rng_state(reader.tensors("random")["torch"])
+    trainer.dense.load_state_dict(_join(optimizer_tensors, plain))
+    trainer.count_row_steps(reader.facts["row_steps"][0])
+    torch.set_rng_state(random["torch"])
     trainer.step, trainer.samples = reader.facts["step"], reader.facts["samples"]
     trainer.key_kinds = reader.facts["key_kinds"]
-    return reader
 
 
 def load_rows(collection: EmbeddingBagCollection, reader: CheckpointReader) -> None:
@@ -79,7 +120,7 @@ def _load_dense(model: torch.nn.Module, tensors: dict[str, Tensor]) -> None:
         tensor.copy_(tensors[name])
 
 
-def _check_same_model(trainer: Trainer, reader: CheckpointReader, tensors: dict[str, Tensor]) -> None:
+def _check_same_model(trainer: Trained, reader: CheckpointReader, tensors: dict[str, Tensor]) -> None:
     collection = trainer.collection
     ours = {
         f"table {config.name!r}": f"dim {config.embedding_dim}, {collection.optimizer.name}, "
@@ -97,7 +138,7 @@ def _check_same_model(trainer: Trainer, reader: CheckpointReader, tensors: dict[
         if found != needed:
             raise CheckpointError(
                 f"{reader.path} is of another model ({reader.facts['model']}): {what} is {found} there and "
-                f"{needed} here ({trainer.config.model.name}); use the configuration it was trained with"
+                f"{needed} here ({trainer.model_name}); use the configuration it was trained with"
             )
 
 

@@ -51,10 +51,20 @@ class Trainer:
         """The model's embedding tables."""
         return self.rows.collections[0]
 
+    @property
+    def model_name(self) -> str:
+        """What the model is called in messages."""
+        return self.config.model.name
+
+    def count_row_steps(self, steps: int) -> None:
+        """Go on after so many steps of the rows."""
+        for group in self.rows.param_groups:
+            group["number"] = steps
+
     def train_step(self, batch: Batch) -> float:
         """One step on one global batch; returns its mean loss."""
         self.model.train()
-        self._set_rates()
+        self.set_rates()
         loss = batch.loss(per_sample_loss(self.model(batch), batch))
         loss.backward()
         self.rows.step()
@@ -63,11 +73,7 @@ class Trainer:
         self.step += 1
         self.samples += len(batch)
         value = loss.item()
-        if not math.isfinite(value):
-            raise DivergedError(
-                f"the loss is {value} at step {self.step:,}: training has diverged. Lower rows.lr "
-                f"({self.config.rows.lr}) or dense.lr ({self.config.dense.lr}) and start again"
-            )
+        check_finite(value, self.step, self.config)
         return value
 
     def evaluate(self, stream: SampleStream, progress: Progress = lambda done, total: None) -> MetricValues:
@@ -105,7 +111,8 @@ class Trainer:
                     f"{trained} ids, which are different keys; write it with the type it had in training"
                 )
 
-    def _set_rates(self) -> None:
+    def set_rates(self) -> None:
+        """Give both optimizers the learning rates of the step that comes next."""
         factor = rate_factor(self.config.rates, self.step, self.total_steps)
         for group in self.rows.param_groups:
             group["lr"] = self.config.rows.lr * factor
@@ -141,6 +148,15 @@ def per_sample_loss(logits: Tensor, batch: Batch) -> Tensor:
     """Cross entropy of each sample."""
     assert batch.labels is not None
     return binary_cross_entropy_with_logits(logits, batch.labels.to(logits.dtype), reduction="none")
+
+
+def check_finite(loss: float, step: int, config: TrainConfig) -> None:
+    """Refuse to go on with a loss that is no number; ``step`` counts from 1."""
+    if not math.isfinite(loss):
+        raise DivergedError(
+            f"the loss is {loss} at step {step:,}: training has diverged. Lower rows.lr "
+            f"({config.rows.lr}) or dense.lr ({config.dense.lr}) and start again"
+        )
 
 
 def rate_factor(rates: RateSchedule, step: int, total_steps: int) -> float:

@@ -76,6 +76,14 @@ class BoundedExchange:
             all_reduce_bytes=int(replicated_bytes),
         )
 
+    def owing(self, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
+        """See `Exchange`."""
+        workers, copied, copies = self._index.items()
+        waits = self._pending[copies] > 0
+        masks = np.zeros(int(max(slots.max(initial=-1), copied.max(initial=-1))) + 1, np.uint64)
+        np.bitwise_or.at(masks, copied[waits], np.uint64(1) << workers[waits].astype(np.uint64))
+        return masks[slots]
+
     def export(self, slots: npt.NDArray[np.int32]) -> Arrays:
         """See `Exchange`."""
         workers, copied, copies = self._index.items()

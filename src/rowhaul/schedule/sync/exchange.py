@@ -94,6 +94,10 @@ class Exchange(Protocol):
         """Plan the moves of one iteration and bring the states to its end."""
         ...
 
+    def owing(self, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
+        """Who has updates of these rows, beyond what row states say, that the home has not."""
+        ...
+
     def export(self, slots: npt.NDArray[np.int32]) -> Arrays:
         """What the mode knows of the rows in these slots (all there are) beside the directory."""
         ...

@@ -1,0 +1,151 @@
+"""The settings of distributed training: who stores and trains, what moves when, and over which links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rowhaul.errors import ConfigError
+from rowhaul.schedule import CacheSettings, HotRows, RowSizes, ScheduleSettings, Topology, link_prices
+from rowhaul.schedule.caches import make_policy
+from rowhaul.schedule.dispatch import make_dispatcher
+from rowhaul.schedule.settings import check_shares
+from rowhaul.schedule.sync import make_sync
+from rowhaul.simulate.links import parse_links
+from rowhaul.simulate.quantities import parse_bytes, parse_number
+
+DATA_FROM = ("every_host", "rank0")
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """How a run is spread over ranks; with ``workers: 0`` it is one process.
+
+    None of this changes what is learned, except by rounding, and ``sync: bounded:S``.
+
+    Args:
+        workers: ranks that train; under torchrun, all ranks but the stores.
+        stores: ranks that only hold rows; not used when co-located.
+        colocated: every worker also stores a part of the rows.
+        peer_to_peer: workers send rows to each other, past the stores.
+        dispatcher: who trains which sample: joint, esd:ALPHA, laia, laia-adaptive, random, round-robin, ...
+        sync: when trained rows go home: on-demand, full, static, or bounded:S, which is not exact.
+        cache: what a worker may hold: a number of rows, or bytes such as 512MiB.
+        cache_policy: what leaves a full cache first: lru, lfu, emark or belady.
+        look_ahead: batches known beyond the one that is planned; 0 pushes rows after every iteration.
+        shares: how samples are divided: equal, auto (by measured links and speed), or weights such as 2,1,1.
+        links: speeds of the workers' links, for dispatchers: equal, measure, or such as 50mbit*4,5mbit*4.
+        hot_rows: how many of the most frequent rows every worker holds (they are all-reduced).
+        hot_profile: batches at the beginning of the data that are counted to find them.
+        first_touch: rows never trained before are made where they are needed, without a transfer.
+        admit_after: sightings before a row is trained at all.
+        data_from: every_host reads the files on each host; rank0 reads them once and sends samples out.
+        interface: network interface of row moves; empty: the one that leads to the master.
+        side_interface: network interface of dense gradients and control; empty: the same.
+    """
+
+    workers: int = 0
+    stores: int = 1
+    colocated: bool = False
+    peer_to_peer: bool = False
+    dispatcher: str = "joint"
+    sync: str = "on-demand"
+    cache: str = "1GiB"
+    cache_policy: str = "lru"
+    look_ahead: int = 2
+    shares: str = "equal"
+    links: str = "equal"
+    hot_rows: int = 0
+    hot_profile: int = 100
+    first_touch: bool = True
+    admit_after: int = 1
+    data_from: str = "every_host"
+    interface: str = ""
+    side_interface: str = ""
+
+    def __post_init__(self) -> None:
+        for name, least in (("workers", 0), ("stores", 0), ("hot_rows", 0), ("hot_profile", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"cluster.{name} must be at least {least}, got {getattr(self, name)}")
+        if self.data_from not in DATA_FROM:
+            given, known = self.data_from, " or ".join(DATA_FROM)
+            raise ConfigError(f"cluster.data_from must be {known}, got {given!r}")
+        make_dispatcher(self.dispatcher)
+        mode = make_sync(self.sync)
+        make_policy(self.cache_policy)
+        self._cache_amount()
+        if mode.name == "static" and not self.hot_rows:
+            raise ConfigError(
+                "cluster.sync is static, which keeps a set of hot rows on every worker, but cluster.hot_rows "
+                "is 0; say how many, for example hot_rows: 10000"
+            )
+
+    def topology(self, num_workers: int | None = None) -> Topology:
+        """Workers and stores."""
+        return Topology(num_workers or max(self.workers, 1), self.stores, self.colocated, self.peer_to_peer)
+
+    def schedule(
+        self,
+        topology: Topology,
+        sizes: RowSizes,
+        *,
+        seed: int = 0,
+        hot: HotRows | None = None,
+        speeds: Sequence[float] | None = None,
+    ) -> ScheduleSettings:
+        """The settings of the scheduler; ``speeds`` are measured bytes a second of the workers' links."""
+        return ScheduleSettings(
+            topology=topology,
+            sizes=sizes,
+            prices=link_prices(speeds or self._speeds(topology.num_workers)),
+            cache=self._cache_settings(sizes),
+            dispatcher=self.dispatcher,
+            sync=self.sync,
+            shares=self.given_shares(topology.num_workers),
+            first_touch=self.first_touch,
+            admit_after=self.admit_after,
+            look_ahead=self.look_ahead,
+            hot=hot,
+            seed=seed,
+        )
+
+    def given_shares(self, num_workers: int) -> tuple[int, ...] | None:
+        """Weights that were given; None where samples are divided equally, to begin with."""
+        if self.shares in ("equal", "auto"):
+            return None
+        try:
+            weights = tuple(int(text) for text in self.shares.split(","))
+        except ValueError:
+            raise ConfigError(
+                f"cluster.shares must be equal, auto or one whole number a worker, such as 2,1,1; got "
+                f"{self.shares!r}"
+            ) from None
+        check_shares(weights, num_workers)
+        return weights
+
+    def _speeds(self, num_workers: int) -> list[float]:
+        if self.links in ("equal", "measure"):
+            return [1.0] * num_workers
+        links = parse_links(self.links, num_workers, "cluster.links")
+        return [link.bytes_per_second for link in links]
+
+    def _cache_amount(self) -> tuple[int, bool]:
+        """How much a cache holds, and whether that is bytes."""
+        text = str(self.cache).strip()
+        if text[-1:].isalpha():
+            return int(parse_bytes(text, "cluster.cache")), True
+        amount = parse_number(text, "cluster.cache")
+        if amount < 1 or amount != int(amount):
+            raise ConfigError(
+                f"cluster.cache must be a whole number of rows, or bytes such as 512MiB; got {self.cache!r}"
+            )
+        return int(amount), False
+
+    def _cache_settings(self, sizes: RowSizes) -> CacheSettings:
+        amount, is_bytes = self._cache_amount()
+        if is_bytes and len(set(sizes.records)) == 1:  # the same, and quicker to decide
+            return CacheSettings(amount // sizes.records[0], "rows", self.cache_policy)
+        return CacheSettings(amount, "bytes" if is_bytes else "rows", self.cache_policy)
+
+
+ONE_PROCESS = ClusterConfig()

@@ -1,0 +1,290 @@
+"""Checkpoints of a cluster: every rank writes what it holds, and all of them go on from it together.
+
+The rows are written settled and by key, by the ranks that store them, in the format that one process
+writes and reads. Beside them is what else the same cluster needs to go on with the same bits (see `sidecar`),
+and the state of its scheduler. Another cluster, or one process, ignores that and has the same model.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rowhaul.checkpoint import MANIFEST_FILE, CheckpointReader, Shard, ShardWriter, latest_checkpoint
+from rowhaul.checkpoint.layout import step_folder, unfinished_folder
+from rowhaul.checkpoint.writer import prepare, publish
+from rowhaul.cluster.checks import gather_texts
+from rowhaul.cluster.cluster import Cluster
+from rowhaul.cluster.waiting import ranks_text, until
+from rowhaul.data.stream import SampleStream
+from rowhaul.errors import CheckpointError, ClusterError
+from rowhaul.exchange.rows import RowMemory
+from rowhaul.exchange.settle import settled_blocks
+from rowhaul.schedule import Scheduler, ScheduleSettings, homes_of
+from rowhaul.schedule.describe import differences
+from rowhaul.train import snapshot
+from rowhaul.train.distributed import sidecar
+from rowhaul.train.distributed.setup import Start
+from rowhaul.train.distributed.training import DistributedTraining
+from rowhaul.train.run import check_same_data
+from rowhaul.train.snapshot import Trained
+
+_SCHEDULE = "schedule"  # file of the scheduler's state
+_PRESENT_SECONDS = 30.0  # in which all ranks must have called
+_WRITING_SECONDS = 24 * 3600.0  # a rank that dies while it writes is noticed by its heartbeat
+_SEEN_SECONDS = 10.0  # network file systems show a new file with a delay
+
+
+def save(
+    cluster: Cluster,
+    training: DistributedTraining,
+    trainer: Trained,
+    checkpoints: str | Path,
+    facts: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a checkpoint into a folder that all ranks share; returns where it is.
+
+    A collective call, between two segments, by stores, too: if ranks are missing, those that called are
+    told which. If one rank cannot write its part, all raise an error that says so, and there is no
+    checkpoint. One that is there already, of the same step, stays as it is.
+    """
+    path = Path(checkpoints) / step_folder(trainer.step)
+    if not _all_begin(cluster, path, trainer.step):
+        return path
+    settled = training.settled()
+    cause = None
+    try:
+        part = _write_part(cluster, training, trainer, unfinished_folder(path), settled)
+    except Exception as error:  # the others must not wait, nor take the checkpoint for whole
+        part, cause = _Part(error=f"{type(error).__name__}: {error}"), error
+    texts = gather_texts(cluster, "writing a checkpoint", part.to_json(), _WRITING_SECONDS)
+    parts = [_Part.from_json(text) for text in texts]
+    trouble = ""
+    if cluster.rank == 0:
+        every = {**(facts or {}), **(part.facts or {}), "cluster": _cluster_facts(training, parts)}
+        trouble = _complete(cluster, path, every, parts)
+        if trouble:
+            shutil.rmtree(unfinished_folder(path), ignore_errors=True)
+    trouble = gather_texts(cluster, "completing a checkpoint", trouble, _WRITING_SECONDS)[0]
+    if trouble:
+        raise CheckpointError(f"there is no checkpoint of step {trainer.step:,}: {trouble}") from cause
+    return path
+
+
+def find(cluster: Cluster, checkpoints: str | Path, trainer: Trained) -> Saved | None:
+    """Load the newest complete checkpoint of a folder into a trainer, all but the rows.
+
+    A collective call: all ranks take the one that rank 0 sees. None where there is none yet. A checkpoint
+    of another model is refused before anything changes.
+    """
+    checkpoints = Path(checkpoints)
+    newest = latest_checkpoint(checkpoints) if cluster.rank == 0 else None
+    name = gather_texts(cluster, "resume", newest.name if newest is not None else "", _PRESENT_SECONDS)[0]
+    if not name:
+        return None
+    path = checkpoints / name
+    until((path / MANIFEST_FILE).is_file, _SEEN_SECONDS, cluster.failure.check)
+    reader = CheckpointReader(path)
+    snapshot.restore_dense(trainer, reader)
+    return Saved(cluster, reader, [one.name for one in trainer.collection.embedding_bag_configs()])
+
+
+class Saved:
+    """A checkpoint from which a cluster goes on.
+
+    Args:
+        cluster: that goes on, which need not be like the one that saved.
+        reader: of the checkpoint.
+        tables: names of the model's tables, in the order that plans number them.
+    """
+
+    def __init__(self, cluster: Cluster, reader: CheckpointReader, tables: list[str]) -> None:
+        self._cluster, self._reader, self._tables = cluster, reader, tables
+        self._written: dict[str, Any] | None = reader.facts.get("cluster")
+        if self._written is not None and len(self._written["threads"]) == cluster.num_ranks:
+            torch.set_num_threads(self._written["threads"][cluster.rank])  # another number sums differently
+
+    @property
+    def start(self) -> Start:
+        """Where `distribute` is to begin."""
+        next_record = self._written["next_record"] if self._written is not None else 0
+        return Start(self._reader.facts["step"], next_record, self._bring_scheduler)
+
+    @property
+    def samples(self) -> int:
+        """Samples trained so far: where the data goes on."""
+        return int(self._reader.facts["samples"])
+
+    def differences(self, settings: ScheduleSettings) -> list[str]:
+        """What keeps the run from going on with the same bits, in words; then the model still is the same,
+        except by rounding.
+        """
+        if self._written is None:
+            return ["it was saved by one process"]
+        return differences(settings.describe(), self._written["settings"])
+
+    def keep_prices(self, settings: ScheduleSettings) -> ScheduleSettings:
+        """The settings with the link prices of the checkpoint, if it has as many: links that are measured
+        anew are never quite the same, and would keep the run from going on with the same bits.
+        """
+        prices = tuple(self._written["prices"]) if self._written is not None else ()
+        return replace(settings, prices=prices) if len(prices) == len(settings.prices) else settings
+
+    def check_same_data(self, stream: SampleStream) -> None:
+        """Refuse other files than those trained on."""
+        check_same_data(self._reader, stream)
+
+    def load_rows(self, training: DistributedTraining) -> None:
+        """Fill this rank's store and cache; every rank does it, after `distribute` and before training."""
+        mover = training.runtime.mover
+        if self.differences(training.settings):
+            self._load_settled(training)
+            return
+        assert self._written is not None
+        mine = self._written["files"][self._cluster.rank]
+        if mover.home is not None:
+            for number, name in enumerate(self._tables):
+                for keys, records in self._reader.rows(name, among=set(mine)):
+                    sidecar.load(mover.home, number, keys, records)
+        sidecars = [name for name in mine if name.startswith(sidecar.PREFIX)]
+        sidecar.read(self._reader, sidecars, mover.cache, mover.home)
+
+    def _bring_scheduler(self, scheduler: Scheduler) -> None:
+        if not self.differences(scheduler.settings):
+            scheduler.restore(self._reader.arrays(f"{_SCHEDULE}.safetensors"))
+            return
+        for number, name in enumerate(self._tables):
+            for keys in self._reader.keys(name):
+                scheduler.mark_trained(np.full(len(keys), number, np.int32), keys)
+        start = self.start
+        scheduler.go_on_at(start.iteration, start.next_record)
+
+    def _load_settled(self, training: DistributedTraining) -> None:
+        """Rows to where they are at home now, and those that all workers hold to every worker."""
+        mover, settings, rank = training.runtime.mover, training.settings, self._cluster.rank
+        hot = settings.hot if mover.cache is not None else None
+        if mover.home is None and hot is None:
+            return
+        for number, name in enumerate(self._tables):
+            for keys, records in self._reader.rows(name):
+                if mover.home is not None:
+                    here = homes_of(np.full(len(keys), number), keys, settings.topology) == rank
+                    sidecar.load(mover.home, number, keys[here], records[here])
+                if mover.cache is not None and hot is not None:
+                    held = np.isin(keys, hot.keys[hot.tables == number])
+                    sidecar.load(mover.cache, number, keys[held], records[held])
+
+
+@dataclass
+class _Part:
+    """What one rank has to say of its part of a checkpoint."""
+
+    shard: Shard = field(default_factory=Shard)
+    threads: int = 0
+    next_record: int = 0  # where the scheduler's state was written
+    error: str = ""
+    facts: Mapping[str, Any] | None = None  # of rank 0, who keeps them
+
+    def to_json(self) -> str:
+        return json.dumps([self.shard.to_json(), self.threads, self.next_record, self.error])
+
+    @classmethod
+    def from_json(cls, text: str) -> _Part:
+        shard, *others = json.loads(text)
+        return cls(Shard.from_json(shard), *others)
+
+
+def _all_begin(cluster: Cluster, path: Path, step: int) -> bool:
+    """Whether there is something to write; false on all ranks where the checkpoint is there already."""
+    is_there, trouble = False, ""
+    if cluster.rank == 0:
+        is_there = (path / MANIFEST_FILE).exists()
+        try:
+            if not is_there:
+                prepare(path)
+        except OSError as error:
+            trouble = f"rank 0 cannot write to {path.parent}: {error}"
+    text = json.dumps({"step": step, "is_there": is_there, "trouble": trouble})
+    said = [json.loads(one) for one in gather_texts(cluster, "save", text, _PRESENT_SECONDS)]
+    steps = [one["step"] for one in said]
+    if len(set(steps)) > 1:
+        raise ClusterError(
+            f"ranks save different steps: {steps} (by rank). Saving is collective: every rank, stores too, "
+            "must call it after the same step"
+        )
+    if said[0]["trouble"]:
+        raise CheckpointError(said[0]["trouble"])
+    return not said[0]["is_there"]
+
+
+def _write_part(
+    cluster: Cluster, training: DistributedTraining, trainer: Trained, folder: Path, settled: RowMemory | None
+) -> _Part:
+    """Write what this rank holds."""
+    folder.mkdir(parents=True, exist_ok=True)  # a network file system may not show it yet
+    label, mover = f"r{cluster.rank:04d}", training.runtime.mover
+    shard = ShardWriter(folder, label)
+    part = _Part(shard.written, torch.get_num_threads())
+    num_workers = cluster.topology.num_workers
+    if mover.home is not None:
+        assert settled is not None
+        layout = mover.home.layout
+        for number, spec in enumerate(layout.specs):
+            blocks = settled_blocks(mover.home, settled, number)
+            width = layout.optimizer.state_width(spec.dim)
+            shard.table(spec.name, blocks, spec.dim, width, layout.dtype)
+    sidecar.write(shard, label, sidecar.pieces(mover.cache, mover.home, settled, num_workers))
+    if cluster.rank == 0:
+        part.facts = snapshot.save_dense(trainer, shard)
+    if cluster.rank == max(next(ranks for ranks in cluster.hosts if 0 in ranks)):
+        state = training.runtime.feed.at_rest(lambda scheduler: scheduler.export())
+        assert state is not None
+        shard.arrays(_SCHEDULE, state)
+        part.next_record = int(state["in_force.next_number"][0])
+    return part
+
+
+def _cluster_facts(training: DistributedTraining, parts: list[_Part]) -> dict[str, Any]:
+    """Which cluster the sidecar is for, and who wrote what."""
+    return {
+        "settings": training.settings.describe(),
+        "prices": list(map(int, training.settings.prices)),
+        "next_record": max(part.next_record for part in parts),
+        "threads": [part.threads for part in parts],
+        "files": [list(part.shard.files) for part in parts],
+    }
+
+
+def _complete(cluster: Cluster, path: Path, facts: Mapping[str, Any], parts: list[_Part]) -> str:
+    """Write the manifest if all parts are there, and seen here; returns what is wrong otherwise."""
+    folder = unfinished_folder(path)
+    for rank, part in enumerate(parts):
+        who = ranks_text([rank], cluster.roles)
+        if part.error:
+            return f"{who} could not write its part of it: {part.error}"
+        sizes = {name: entry["bytes"] for name, entry in part.shard.files.items()}
+        if not until(partial(_are_seen, folder, sizes), _SEEN_SECONDS, cluster.failure.check):
+            return (
+                f"rank 0 does not see in {folder} what {who} wrote there: it is not the same folder; mount "
+                "one folder at the same path on every host"
+            )
+    try:
+        publish(path, facts, [part.shard for part in parts])
+    except OSError as error:
+        return f"{path} cannot be completed: {error}"
+    return ""
+
+
+def _are_seen(folder: Path, sizes: Mapping[str, int]) -> bool:
+    try:
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except OSError:
+        return False

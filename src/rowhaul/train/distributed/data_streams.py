@@ -1,0 +1,214 @@
+"""The files of a run on a cluster: opened where they are, described to the ranks that do not have them.
+
+With ``data_from: every_host`` every rank opens them, and all ranks are told which hosts do not see them. With
+``rank0`` only rank 0 needs them: the others get the schema and what else they must know of the streams.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from rowhaul.cluster.checks import gather_texts, require_all
+from rowhaul.cluster.cluster import Cluster
+from rowhaul.cluster.waiting import ranks_text, within
+from rowhaul.data.samples import Samples
+from rowhaul.data.schema import Schema
+from rowhaul.data.stream import SampleStream
+from rowhaul.errors import ClusterError, DataError
+from rowhaul.exchange.data_evaluation import ReceivedBatches, SentBatches
+from rowhaul.exchange.data_feed import DataFeed
+from rowhaul.exchange.data_sharing import READER, DataSource
+from rowhaul.exchange.error_report import read_report, write_report
+from rowhaul.exchange.transport import Links
+from rowhaul.nn import EmbeddingBagCollection
+from rowhaul.schedule import HotRows
+from rowhaul.train.config import TrainConfig
+from rowhaul.train.distributed.hot import profile_hot_rows
+from rowhaul.train.distributed.training import DistributedTraining
+from rowhaul.train.run import EVALUATION_BATCH
+
+_OPENING_SECONDS = 600.0  # all footers are read; a rank that dies meanwhile is noticed by its heartbeat
+
+
+@dataclass(frozen=True)
+class StreamFacts:
+    """What a rank without the files knows of a stream; the attributes are those of `SampleStream`."""
+
+    files: list[str]  # the first of them, which messages name
+    batch_size: int
+    num_samples: int
+    num_batches: int
+    fingerprint: str
+    key_kinds: dict[str, str]
+
+    @classmethod
+    def of(cls, stream: SampleStream) -> StreamFacts:
+        """The facts of a stream."""
+        return cls(
+            [str(stream.files[0])],
+            stream.batch_size,
+            stream.num_samples,
+            stream.num_batches,
+            stream.fingerprint,
+            stream.key_kinds,
+        )
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The data of a run. On a rank without the files these are `StreamFacts`: they cannot be iterated."""
+
+    training: SampleStream
+    evaluation: SampleStream | None
+
+
+def schema_for_all(cluster: Cluster, config: TrainConfig, schema: Schema | None) -> Schema:
+    """The schema: rank 0's, where it has the files for all; a collective call there."""
+    if config.cluster.data_from == "rank0":
+        text = json.dumps(schema.to_dict()) if schema is not None and cluster.rank == READER else ""
+        text = gather_texts(cluster, "telling the schema", text)[READER]
+        schema = Schema.from_dict(json.loads(text), "the schema of rank 0") if text else None
+    if schema is None:
+        raise DataError("no schema was given; with --data-from rank0, rank 0 must have one, else every rank")
+    return schema
+
+
+def open_streams(
+    cluster: Cluster, config: TrainConfig, schema: Schema, data: Any, eval_data: Any, start: int
+) -> Streams:
+    """The files to train on, from ``start`` on, and those to evaluate on; a collective call.
+
+    Raises:
+        ClusterError: on every rank, if some hosts do not see the files.
+        DataError: on every rank, if nobody does, or the one does not that should.
+    """
+
+    def open_here() -> Streams:
+        stream = SampleStream(
+            data,
+            schema,
+            config.batch_size,
+            epochs=config.epochs,
+            shuffle_rows=config.shuffle_rows,
+            seed=config.seed,
+            start=start,
+        )
+        return Streams(stream, SampleStream(eval_data, schema, EVALUATION_BATCH) if eval_data else None)
+
+    if config.cluster.data_from == "rank0":
+        return _opened_by_reader(cluster, open_here)
+    return _opened_by_all(cluster, open_here)
+
+
+def _opened_by_reader(cluster: Cluster, open_here: Callable[[], Streams]) -> Streams:
+    streams, error, told = None, None, ""
+    if cluster.rank == READER:
+        try:
+            streams = open_here()
+        except Exception as raised:
+            error, told = raised, json.dumps({"error": write_report(raised, READER).decode()})
+        else:
+            given = (streams.training, streams.evaluation)
+            told = json.dumps([None if one is None else asdict(StreamFacts.of(one)) for one in given])
+    facts = json.loads(gather_texts(cluster, "telling of the data", told, _OPENING_SECONDS)[READER])
+    if isinstance(facts, dict):
+        _wait_until_all_know(cluster)
+        if error is None:
+            error = read_report(facts["error"].encode())
+            error.__notes__ = [f"(on rank {READER}, which reads the data for all: --data-from rank0)"]
+        raise error
+    if streams is not None:
+        return streams
+    training, evaluation = (None if one is None else StreamFacts(**one) for one in facts)
+    # Where the files are not, nothing reads them, and all the rest is the same.
+    return Streams(cast(SampleStream, training), cast("SampleStream | None", evaluation))
+
+
+def _opened_by_all(cluster: Cluster, open_here: Callable[[], Streams]) -> Streams:
+    streams, error = None, None
+    try:
+        streams = open_here()
+    except Exception as raised:
+        error = raised
+    texts = gather_texts(
+        cluster, "opening the data", "" if error is None else str(error) or repr(error), _OPENING_SECONDS
+    )
+    blind = [rank for rank, text in enumerate(texts) if text]
+    if blind:
+        _wait_until_all_know(cluster)
+    if error is not None and len(blind) == cluster.num_ranks:
+        raise error
+    if blind:
+        hosts = sorted({cluster.members[rank].host_name for rank in blind})
+        raise ClusterError(
+            f"{ranks_text(blind, cluster.roles)} on {', '.join(hosts)} cannot open the data, which other "
+            f"ranks can: {texts[blind[0]]}. What to do: put the files into a folder that all hosts share, "
+            "copy them to the same path on every host, or have rank 0 read them for all (--data-from rank0)"
+        ) from error
+    assert streams is not None
+    return streams
+
+
+def _wait_until_all_know(cluster: Cluster) -> None:
+    """Let no rank leave, with an error, while others still read what it is: they would see it leave first."""
+    with suppress(ClusterError):  # there is a better one to raise
+        require_all(cluster, "hearing of the data")
+
+
+def hot_rows_for_all(
+    cluster: Cluster, config: TrainConfig, stream: SampleStream, collection: EmbeddingBagCollection
+) -> HotRows | None:
+    """The rows that every worker holds, counted by who has the files; a collective call before training."""
+    settings = config.cluster
+    if settings.data_from != "rank0" or not settings.hot_rows:
+        return profile_hot_rows(stream, settings, collection)
+    mine = profile_hot_rows(stream, settings, collection) if cluster.rank == READER else None
+    # Not in this thread: a rank that waits in the network for one that is gone cannot be interrupted.
+    return within(_OPENING_SECONDS, lambda: _broadcast_rows(cluster.data, mine), check=cluster.failure.check)
+
+
+def _broadcast_rows(links: Links, mine: HotRows | None) -> HotRows:
+    if mine is not None:
+        size = np.array([len(mine)], np.int64)
+        others = [rank for rank in range(links.num_ranks) if rank != READER]
+        transfers = [
+            links.post({}, dict.fromkeys(others, part.view(np.uint8)))
+            for part in (size, mine.tables, mine.keys)
+        ]
+        for transfer in transfers:
+            transfer.wait_sent()
+        return mine
+    size = np.empty(1, np.int64)
+    links.post({READER: size.view(np.uint8)}, {}).wait_received()
+    tables, keys = np.empty(size[0], np.int32), np.empty(size[0], np.int64)
+    for part in (tables, keys):
+        links.post({READER: part.view(np.uint8)}, {}).wait_received()
+    return HotRows(tables, keys)
+
+
+@contextmanager
+def evaluation_batches(training: DistributedTraining, stream: SampleStream) -> Iterator[Iterable[Samples]]:
+    """The batches that `evaluate` takes on this rank, read here or sent by rank 0; collective, as it is."""
+    feed, num_workers = training.runtime.feed, training.settings.topology.num_workers
+    if not isinstance(feed, DataFeed) or not training.runtime.trains:
+        yield stream
+        return
+    if isinstance(feed.data, DataSource):
+        batches: SentBatches | ReceivedBatches = SentBatches(
+            feed.data, stream, num_workers, stream.num_samples
+        )
+    else:
+        batches = ReceivedBatches(feed.data, training.runtime.rank, stream.num_samples)
+    try:
+        yield batches
+    except Exception:  # which all ranks are told of, unless it is a failure
+        if training.runtime.failure.error is None:
+            batches.close()
+        raise
+    batches.close()

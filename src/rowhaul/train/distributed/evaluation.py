@@ -1,0 +1,239 @@
+"""Evaluation on a cluster: the model that all ranks hold together, measured as one process would measure it.
+
+Workers score every n-th batch of the stream each. The rows come from their homes' settled copies into tables
+of the evaluation's own, which stand in for a worker's cache while the model computes: caches, homes and
+waiting gradients stay as they are, so training does not depend on how often one evaluates. Batches are
+those of one process, and so are the logits, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rowhaul.data.samples import Samples
+from rowhaul.exchange.lanes import Promise
+from rowhaul.exchange.lookups import FoundRows, RowLookups, Rows, SettledRows, missing_rows
+from rowhaul.exchange.rows import RowMemory
+from rowhaul.nn import Batch, EmbeddingBagCollection
+from rowhaul.optim import SGD
+from rowhaul.store import TableGroup
+from rowhaul.train.distributed.gathering import Measured, metrics_of_all, raise_first_error
+from rowhaul.train.distributed.samples import as_samples
+from rowhaul.train.distributed.training import DistributedTraining, layout_of
+from rowhaul.train.metrics import MetricValues
+
+Progress = Callable[[int, int], None]
+"""Called with the samples done, by all workers together, and all there are."""
+
+KEPT_BYTES = 256 << 20  # of rows pulled for earlier batches, which later ones need not pull again
+
+
+def evaluate(
+    training: DistributedTraining,
+    stream: Iterable[Samples | Batch],
+    progress: Progress = lambda done, total: None,
+) -> MetricValues:
+    """Metrics over a stream, the same on every rank; the state of training is left as it was, to the bit.
+
+    A collective call between two segments: every rank makes it, stores too, with the same stream.
+
+    Raises:
+        UnknownKeyError: on every rank, if a worker met a key that was never trained, and the collection has
+            ``on_unknown="error"``. Training can go on.
+        ClusterError: if workers have read different streams.
+    """
+    share = EveryNth(stream, training.runtime.rank, training.settings.topology.num_workers)
+    measured = Measured()
+    scored = _scored(training, share, progress)
+    for number, batch, logits in scored:
+        try:
+            measured.add(number, batch.labels, logits)
+        except Exception as error:
+            scored.throw(error)  # which tells the other ranks, and raises it
+    read = (share.num_batches, share.num_samples)
+    return metrics_of_all(training.runtime, training.settings.topology.num_workers, measured, read)
+
+
+def score(
+    training: DistributedTraining,
+    stream: Iterable[Samples | Batch],
+    progress: Progress = lambda done, total: None,
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Yield (batch, logits) for the batches that this worker scores; ``batch.index`` says which they are.
+
+    Collective, as `evaluate`; on a store it serves and yields nothing. All of it must be iterated, or closed,
+    before training goes on.
+    """
+    share = EveryNth(stream, training.runtime.rank, training.settings.topology.num_workers)
+    for _, batch, logits in _scored(training, share, progress):
+        yield batch, logits
+
+
+class Share(Protocol):
+    """The batches that a worker scores, wherever they come from."""
+
+    num_batches: int  # of the stream, read so far
+    num_samples: int  # in these
+
+    @property
+    def total(self) -> int:
+        """Samples of the whole stream, as far as that is known."""
+        ...
+
+    def __iter__(self) -> Iterator[tuple[int, Samples]]:
+        """Batches with their numbers in the stream."""
+        ...
+
+
+class EveryNth:
+    """A worker's share of a stream that every worker reads: each n-th batch, from the worker's number on."""
+
+    def __init__(self, stream: Iterable[Samples | Batch], worker: int, num_workers: int) -> None:
+        self._stream, self._worker, self._num_workers = stream, worker, num_workers
+        self.num_batches = self.num_samples = 0
+
+    @property
+    def total(self) -> int:
+        """Samples of the whole stream, as far as that is known."""
+        return int(getattr(self._stream, "num_samples", self.num_samples))
+
+    def __iter__(self) -> Iterator[tuple[int, Samples]]:
+        for number, given in enumerate(self._stream):
+            self.num_batches += 1
+            self.num_samples += len(given)
+            if number % self._num_workers == self._worker:
+                yield number, as_samples(given)
+
+
+def _scored(
+    training: DistributedTraining, share: Share, progress: Progress
+) -> Generator[tuple[int, Batch, Tensor], None, None]:
+    """This worker's batches, numbered, with logits; when a worker fails, all ranks raise its error."""
+    runtime = training.runtime
+    settled, home = training.settled(), runtime.mover.home
+    answers = SettledRows(home, settled) if home is not None and settled is not None else None
+    lookups = RowLookups(runtime.rank, training.settings.topology, training.settings.sizes, answers)
+    scoring = _Scoring(training, share, lookups)
+    error: Exception | None = None
+    done = 0
+    try:
+        if runtime.trains:
+            for number, batch, logits, done in scoring.batches():
+                yield number, batch, logits
+                progress(done, share.total)
+    except GeneratorExit:
+        pass  # the caller has had enough; the other ranks go on
+    except Exception as raised:
+        error = raised
+    runtime.in_moves(lambda mover: lookups.finish(mover.links, failed=error is not None)).wait()
+    raise_first_error(runtime, scoring.number, error)
+    if done < share.num_samples:
+        progress(share.num_samples, share.total)
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A batch whose rows are on their way."""
+
+    number: int
+    samples: Samples
+    done: int  # samples of the stream up to here
+    rows: _PulledRows
+    found: Promise[FoundRows | None]
+
+
+class _Scoring:
+    """The model of a worker over its share of a stream; rows of the next batch travel meanwhile."""
+
+    def __init__(self, training: DistributedTraining, share: Share, lookups: RowLookups) -> None:
+        self.number = 0  # of the batch in hand
+        self._training, self._share, self._lookups = training, share, lookups
+        self._given = iter(share)
+        self._pulled = _PulledRows(training.collection)
+        self._table_of = {
+            feature: table
+            for table, config in enumerate(training.collection.embedding_bag_configs())
+            for feature in config.feature_names
+        }
+
+    def batches(self) -> Iterator[tuple[int, Batch, Tensor, int]]:
+        """Number, batch and logits, and the samples of the stream that are done with it."""
+        waiting = self._ask()
+        while waiting is not None:
+            found = waiting.found.wait()
+            if found is None:
+                return  # a worker has failed
+            found.write_to(waiting.rows.memory)
+            following = self._ask()
+            self.number = waiting.number
+            batch = Batch.from_samples(waiting.samples)
+            with _evaluating(self._training, waiting.rows.groups):
+                logits = self._training.model(batch)
+            yield waiting.number, batch, logits, waiting.done
+            waiting = following
+
+    def _ask(self) -> _Waiting | None:
+        """Read a batch of this worker and have those of its rows pulled that are not here already."""
+        self.number = self._share.num_batches  # if reading fails, it is that one
+        number, samples = next(self._given, (-1, None))
+        if samples is None:
+            return None
+        if self._pulled.allocated_bytes > KEPT_BYTES:
+            self._pulled = _PulledRows(self._training.collection)
+        wanted = missing_rows(self._pulled.memory, _rows_of(samples, self._table_of))
+        lookups = self._lookups
+        found = self._training.runtime.in_moves(lambda mover: lookups.exchange(mover.links, wanted))
+        return _Waiting(number, samples, self._share.num_samples, self._pulled, found)
+
+
+class _PulledRows:
+    """Tables like a collection's, of rows that are only read: their records are values alone."""
+
+    def __init__(self, collection: EmbeddingBagCollection) -> None:
+        like = [group.tables for group in collection.groups]
+        self.groups = [TableGroup(one.tables, SGD(lr=0.0), one.dtype, collection.seed) for one in like]
+        self.memory = RowMemory(layout_of(collection), self.groups, makes_rows=False)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of rows and index."""
+        return sum(group.allocated_bytes for group in self.groups)
+
+
+def _rows_of(samples: Samples, table_of: dict[str, int]) -> Rows:
+    """The distinct rows that samples read."""
+    ends = np.cumsum(samples.lengths.sum(axis=1, dtype=np.int64)).tolist()
+    keys: dict[int, list[npt.NDArray[np.int64]]] = {}
+    for feature, first, last in zip(samples.features, [0, *ends[:-1]], ends, strict=True):
+        if feature in table_of:
+            keys.setdefault(table_of[feature], []).append(samples.values[first:last])
+    distinct = {table: np.unique(np.concatenate(parts)) for table, parts in keys.items()}
+    tables = np.repeat(np.array(list(distinct), np.int64), [len(some) for some in distinct.values()])
+    return Rows(tables, np.concatenate([np.empty(0, np.int64), *distinct.values()]))
+
+
+@contextmanager
+def _evaluating(training: DistributedTraining, tables: list[TableGroup]) -> Iterator[None]:
+    """Let the model read other tables than the cache, and learn nothing."""
+    groups = training.collection.groups
+    cached = [group.tables for group in groups]
+    modes = [(module, module.training) for module in training.model.modules()]
+    try:
+        training.model.eval()
+        for group, stand_in in zip(groups, tables, strict=True):
+            group.tables = stand_in
+        with torch.no_grad():
+            yield
+    finally:
+        for group, own in zip(groups, cached, strict=True):
+            group.tables = own
+        for module, mode in modes:
+            module.training = mode

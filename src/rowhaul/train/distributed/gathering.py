@@ -1,0 +1,150 @@
+"""What workers have measured, in the order of the stream; and what went wrong, told to all ranks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rowhaul.errors import ClusterError, DataError
+from rowhaul.exchange.error_report import read_report, write_report
+from rowhaul.exchange.runtime import Runtime
+from rowhaul.exchange.transport import Bytes, Collective, Links
+from rowhaul.train.metrics import BinaryMetrics, MetricValues
+
+
+class Measured:
+    """Labels and logits of some batches, 5 bytes a sample."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._labels: list[npt.NDArray[np.uint8]] = []
+        self._logits: list[npt.NDArray[np.float32]] = []
+
+    def add(self, number: int, labels: Tensor | None, logits: Tensor) -> None:
+        """Add a batch; refuses what cannot be measured."""
+        if labels is None:
+            raise DataError("evaluation needs labels; read the stream with require_label=True")
+        BinaryMetrics().update(labels, logits)
+        self._numbers.append(number)
+        self._labels.append(labels.cpu().numpy().ravel().astype(np.uint8))
+        self._logits.append(logits.detach().to("cpu", torch.float32).numpy().ravel())
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Batches and samples."""
+        return len(self._numbers), sum(map(len, self._labels))
+
+    def to_bytes(self) -> Bytes:
+        """Everything in one message."""
+        counts = np.array([self._numbers, [len(labels) for labels in self._labels]], np.int64)
+        parts: list[npt.NDArray[Any]] = [counts.reshape(-1), *self._labels, *self._logits]
+        return np.concatenate([part.view(np.uint8) for part in parts])
+
+    @staticmethod
+    def num_bytes(num_batches: int, num_samples: int) -> int:
+        """The length of `to_bytes`."""
+        return 16 * num_batches + 5 * num_samples
+
+    def add_bytes(self, num_batches: int, data: Bytes) -> None:
+        """Add the batches of another worker."""
+        numbers, sizes = data[: 16 * num_batches].copy().view(np.int64).reshape(2, num_batches)
+        labels, logits = np.split(data[16 * num_batches :], [int(sizes.sum())])
+        ends = np.cumsum(sizes)[:-1]
+        self._numbers += numbers.tolist()
+        self._labels += np.split(labels, ends) if num_batches else []
+        self._logits += np.split(logits.copy().view(np.float32), ends) if num_batches else []
+
+    def metrics(self) -> MetricValues:
+        """Of all batches, in the order of the stream: sums of rounded numbers depend on it."""
+        metrics = BinaryMetrics()
+        for place in np.argsort(self._numbers):
+            metrics.update(self._labels[place], self._logits[place])
+        return metrics.compute()
+
+
+def metrics_of_all(
+    runtime: Runtime, num_workers: int, measured: Measured, read: tuple[int, int]
+) -> MetricValues:
+    """Gather what the workers have measured on rank 0, and tell all ranks the metrics.
+
+    ``read`` are the batches and samples of the stream that this rank has seen: the same on all workers.
+    """
+    mine = np.array([*measured.size, *read], np.int64)
+    every = runtime.in_control(lambda control: control.all_gather(mine.view(np.uint8))).wait()
+    numbers = np.ascontiguousarray(every).view(np.int64)[:num_workers]  # workers x 4
+    _check_same_stream(numbers[:, 2:].tolist())
+    sizes = [(int(batches), int(samples)) for batches, samples in numbers[:, :2]]
+    runtime.in_moves(lambda mover: _gather(mover.links, runtime.rank, measured, sizes)).wait()
+    text = json.dumps(asdict(measured.metrics())).encode() if runtime.rank == 0 else b""
+    return MetricValues(**json.loads(tell_all(runtime, text)[0]))
+
+
+def _check_same_stream(read: list[list[int]]) -> None:
+    for worker, (num_batches, num_samples) in enumerate(read):
+        if [num_batches, num_samples] != read[0]:
+            raise ClusterError(
+                f"workers read different evaluation data: worker 0 has read {read[0][1]:,} samples in "
+                f"{read[0][0]:,} batches, worker {worker} {num_samples:,} in {num_batches:,}; give every "
+                "rank the same files and batch size"
+            )
+
+
+def _gather(links: Links, rank: int, measured: Measured, sizes: list[tuple[int, int]]) -> None:
+    """Send what this worker has measured to rank 0, which adds up everything."""
+    if rank == 0:
+        received = {
+            worker: np.empty(Measured.num_bytes(*size), np.uint8)
+            for worker, size in enumerate(sizes)
+            if worker > 0
+        }
+        links.post(received, {}).wait_received()
+        for worker, data in received.items():
+            measured.add_bytes(sizes[worker][0], data)
+    elif rank < len(sizes):
+        data = measured.to_bytes()
+        links.post({}, {0: data}).wait_sent()
+
+
+def raise_first_error(runtime: Runtime, number: int, error: Exception | None) -> None:
+    """Raise the error of the earliest batch, the same on every rank, if any rank has one.
+
+    Args:
+        runtime: of this rank.
+        number: of the batch that the error is about.
+        error: of this rank.
+    """
+    report = b"" if error is None else f"{number} ".encode() + write_report(error, runtime.rank)
+    texts = tell_all(runtime, report)
+    failed = [(int(text.partition(b" ")[0]), rank) for rank, text in enumerate(texts) if text]
+    if not failed:
+        return
+    _, first = min(failed)
+    if first == runtime.rank and error is not None:
+        raise error
+    raised = read_report(texts[first].partition(b" ")[2])
+    raised.__notes__ = [f"(on rank {first})"]
+    raise raised from error
+
+
+def tell_all(runtime: Runtime, text: bytes) -> list[bytes]:
+    """What every rank has to say, told to all."""
+
+    def tell(control: Collective) -> list[bytes]:
+        length = np.array([len(text)], np.int64)
+        lengths = (
+            np.ascontiguousarray(control.all_gather(length.view(np.uint8))).view(np.int64)[:, 0].tolist()
+        )
+        if not any(lengths):
+            return [b""] * len(lengths)
+        padded = np.zeros(max(lengths), np.uint8)
+        padded[: len(text)] = np.frombuffer(text, np.uint8)
+        rows = control.all_gather(padded)
+        return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
+
+    return runtime.in_control(tell).wait()

@@ -1,0 +1,132 @@
+"""What a run on a cluster tells: where the time goes, and what crosses which link.
+
+Every ``log_every`` steps ``metrics.jsonl`` gets, beside the line of every run, one of kind "cluster":
+means per iteration over the steps since the last one. TensorBoard shows the same numbers.
+
+``seconds/...`` are means over the workers: *dispatch* is the decision of the scheduler; *compute* forward,
+backward and own steps; *all_reduce* waiting for the sum of dense gradients; *push*, *pull* and *early* are
+spent moving rows, the last beside training; *waiting* is how long training waited for rows and plans.
+*slack* is how long before it was needed a plan was agreed on: training never waits for a decision while it
+is positive; ``slack_least`` is the smallest of any worker and iteration.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from rowhaul.exchange.mover import Job
+from rowhaul.exchange.runtime import MEASURES
+from rowhaul.schedule import Topology
+from rowhaul.schedule.plan import KIND_NAMES
+from rowhaul.train.log import RunLog
+from rowhaul.train.metrics import MetricValues
+
+_SECONDS = [name for name in MEASURES if name not in ("cpu", "samples")]
+
+
+class ClusterLog:
+    """The log of rank 0; on other ranks it writes nothing.
+
+    Args:
+        folder: of the run, or None to write nothing.
+        first_step: steps taken before.
+        topology: workers and stores.
+        every: steps between two lines.
+    """
+
+    def __init__(self, folder: Path | None, first_step: int, topology: Topology, every: int) -> None:
+        self._log, self._topology, self._every = RunLog(folder, first_step), topology, every
+        self._writes = folder is not None
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._iterations = 0
+        self._slack_least = np.inf
+        self._cpu, self._step = 0.0, first_step
+        self._began = time.perf_counter()
+        self._seconds, self._samples, self._steps = 0.0, 0, 0  # of training alone, after the first step
+        self._logged = (0.0, 0)
+        self._samples_before = 0
+
+    def __enter__(self) -> ClusterLog:
+        self._log.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._log.__exit__(kind, error, trace)
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of training: without the first step, evaluations and checkpoints."""
+        return self._samples / self._seconds if self._seconds else 0.0
+
+    def segment_began(self, samples: int) -> None:
+        """Training goes on after a pause."""
+        self._began, self._samples_before = time.perf_counter(), samples
+
+    def iterated(self, job: Job) -> None:
+        """Take note of an iteration: its moves, and what the ranks have said of themselves."""
+        if not self._writes:
+            return
+        plan, sums, workers = job.plan, self._sums, self._topology.num_workers
+        self._iterations += 1
+        rows, num_bytes = plan.counts()
+        for kind, name in enumerate(KIND_NAMES):
+            sums[f"rows/{name}"] += int(rows[kind].sum())
+            sums[f"bytes/{name}"] += int(num_bytes[kind].sum())
+        sums["rows/all_reduce"] += plan.all_reduce_rows
+        sums["bytes/all_reduce"] += plan.all_reduce_bytes
+        for way, end in (("sent", plan.moves.source), ("received", plan.moves.target)):
+            crossing = np.bincount(end, plan.moves.num_bytes, self._topology.num_ranks)
+            for rank, value in enumerate(crossing.tolist()):
+                role = f"worker {rank}" if rank < workers else f"store {rank - workers}"
+                sums[f"link/{role} {way} bytes"] += value
+        sums["hits"] += int(plan.hits.sum())
+        sums["lookups"] += int(plan.lookups.sum())
+        if job.measures is not None:
+            measured = dict(zip(MEASURES, job.measures[:workers].T, strict=True))
+            for name in _SECONDS:
+                sums[f"seconds/{name}"] += float(measured[name].mean())
+            if self._steps > 1:
+                self._slack_least = min(self._slack_least, float(measured["slack"].min()))
+            cpu = float(job.measures[:, MEASURES.index("cpu")].sum())
+            sums["seconds/cpu of all ranks"] += cpu - self._cpu if self._cpu else 0.0
+            self._cpu = cpu
+
+    def stepped(self, step: int, samples: int, loss: float) -> None:
+        """A step is done; writes when it is time to."""
+        now = time.perf_counter()
+        self._steps += 1
+        self._step = step
+        if self._steps > 1:  # the first may have compiled kernels
+            self._seconds += now - self._began
+            self._samples += samples - self._samples_before
+        self._began, self._samples_before = now, samples
+        if step % self._every == 0 and self._writes:
+            seconds, trained = self._seconds - self._logged[0], self._samples - self._logged[1]
+            self._log.step(step, samples, loss, trained / seconds if seconds else 0.0)
+            self._logged = (self._seconds, self._samples)
+            self._write_means(step)
+
+    def tell(self, text: str) -> None:
+        """A line of words: what was decided, and why."""
+        self._log.note(self._step, text)
+
+    def evaluation(self, step: int, metrics: MetricValues) -> None:
+        """One evaluation."""
+        self._log.evaluation(step, metrics)
+
+    def _write_means(self, step: int) -> None:
+        sums, count = self._sums, max(self._iterations, 1)
+        means = {name: value / count for name, value in sums.items() if name not in ("hits", "lookups")}
+        means["hit_ratio"] = sums["hits"] / max(sums["lookups"], 1)
+        if np.isfinite(self._slack_least):
+            means["seconds/slack_least"] = self._slack_least
+        self._log.means(step, means)
+        self._sums.clear()
+        self._iterations, self._slack_least = 0, np.inf

@@ -1,0 +1,67 @@
+"""Saving and going on with training in a loop of one's own, where there is no `Trainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rowhaul.cluster.cluster import Cluster
+from rowhaul.nn import EmbeddingBagCollection
+from rowhaul.train.distributed import checkpointing
+from rowhaul.train.distributed.training import DistributedTraining, only_collection
+
+
+@dataclass
+class LoopState:
+    """A model, the optimizer of its dense weights, and how far they have come."""
+
+    model: nn.Module
+    dense: torch.optim.Optimizer
+    step: int = 0
+    samples: int = 0
+    key_kinds: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def model_name(self) -> str:
+        """The model's class."""
+        return type(self.model).__name__
+
+    @property
+    def collection(self) -> EmbeddingBagCollection:
+        """The embedding tables."""
+        return only_collection(self.model)
+
+    def count_row_steps(self, steps: int) -> None:
+        """Nothing: rows step with every iteration, and stores count those."""
+
+
+def save_checkpoint(
+    cluster: Cluster,
+    training: DistributedTraining,
+    optimizer: torch.optim.Optimizer,
+    folder: str | Path,
+    facts: Mapping[str, Any] | None = None,
+) -> Path:
+    """Save rows, dense weights and optimizer into a folder that all ranks share; returns the checkpoint.
+
+    A collective call between two segments: every rank makes it, stores too. ``facts`` are plain values of
+    your own to keep with it.
+    """
+    state = LoopState(training.model, optimizer, training.iteration, training.samples)
+    return checkpointing.save(cluster, training, state, folder, facts)
+
+
+def find_checkpoint(
+    cluster: Cluster, folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> checkpointing.Saved | None:
+    """Load dense weights and optimizer from the newest checkpoint in a folder; rows follow in `distribute`.
+
+    A collective call. Give what it returns to ``distribute(saved=...)``, and let the data begin at its
+    ``samples``. None where there is no checkpoint yet.
+    """
+    return checkpointing.find(cluster, folder, LoopState(model, optimizer))

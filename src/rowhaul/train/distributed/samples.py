@@ -1,0 +1,31 @@
+"""Global batches in whatever form a user's loader has them, as the samples that ranks share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rowhaul.data.samples import Samples
+from rowhaul.errors import DataError
+from rowhaul.nn import Batch
+
+
+def as_samples(given: Samples | Batch) -> Samples:
+    """Samples as they are, or those of a `Batch`."""
+    if isinstance(given, Samples):
+        return given
+    if not isinstance(given, Batch):
+        raise DataError(
+            f"a global batch must be rowhaul.data.samples.Samples or rowhaul.Batch, got {type(given)}"
+        )
+    ids = given.ids
+    if ids.weights_or_none() is not None:
+        raise DataError("ids with weights cannot be dispatched; leave them out, or train in one process")
+    shape = (len(ids.keys()), ids.stride())
+    return Samples(
+        features=tuple(ids.keys()),
+        values=ids.values().cpu().numpy().astype(np.int64, copy=False),
+        lengths=ids.lengths().cpu().numpy().astype(np.int32, copy=False).reshape(shape),
+        dense=given.dense.cpu().numpy().astype(np.float32, copy=False),
+        labels=None if given.labels is None else given.labels.cpu().numpy().astype(np.float32, copy=False),
+        index=given.index.cpu().numpy().astype(np.int64, copy=False),
+    )

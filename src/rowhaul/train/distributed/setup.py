@@ -1,0 +1,269 @@
+"""From a cluster and a model to training: every rank gets its rows, its lanes and its plans."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import xxhash
+from torch import nn
+
+from rowhaul.cluster.checks import check_same, version_facts
+from rowhaul.cluster.cluster import Cluster
+from rowhaul.data.samples import Samples
+from rowhaul.data.stream import SampleStream
+from rowhaul.errors import ConfigError
+from rowhaul.exchange.agreement import Postbox
+from rowhaul.exchange.data_feed import DataFeed
+from rowhaul.exchange.data_sharing import READER, DataReceiver, DataSource
+from rowhaul.exchange.feed import FollowerFeed, LeaderFeed, PlanFeed
+from rowhaul.exchange.mover import Job, Mover
+from rowhaul.exchange.planner import Planner
+from rowhaul.exchange.rows import Rates, RowMemory
+from rowhaul.exchange.runtime import Runtime
+from rowhaul.exchange.sharing import PlanClient, PlanServer
+from rowhaul.nn import Batch
+from rowhaul.nn.batch_norm import set_reducer
+from rowhaul.nn.exactness import check_trainable
+from rowhaul.schedule import IdBatch, Plan, Scheduler, ScheduleSettings
+from rowhaul.train.cluster_config import ClusterConfig
+from rowhaul.train.distributed.data_training import TrainingOnSentData
+from rowhaul.train.distributed.samples import as_samples
+from rowhaul.train.distributed.training import (
+    DistributedTraining,
+    cache_of,
+    layout_of,
+    only_collection,
+    tables_of_features,
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins, if not at its beginning."""
+
+    iteration: int = 0
+    next_record: int = 0  # number of the next control record
+    restore: Callable[[Scheduler], None] = lambda scheduler: None  # brings a new scheduler there
+
+
+class Checkpoint(Protocol):
+    """Where a run goes on; see `rowhaul.train.distributed.checkpointing`."""
+
+    @property
+    def start(self) -> Start:
+        """The iteration, and how to bring a scheduler there."""
+
+    @property
+    def samples(self) -> int:
+        """Samples trained so far."""
+
+    def load_rows(self, training: DistributedTraining) -> None:
+        """Fill this rank's store and cache."""
+
+
+def distribute(
+    cluster: Cluster,
+    model: nn.Module,
+    samples: Iterable[Samples | Batch] | None,
+    config: ClusterConfig | None = None,
+    *,
+    settings: ScheduleSettings | None = None,
+    data_from: str | None = None,
+    rates: Rates | None = None,
+    seed: int = 0,
+    saved: Checkpoint | None = None,
+    on_iteration: Callable[[Job], None] = lambda job: None,
+) -> DistributedTraining:
+    """Spread a model's rows over a cluster; every rank calls it with the same arguments.
+
+    Args:
+        cluster: what `rowhaul.cluster.join` gave.
+        model: with one `EmbeddingBagCollection`; its dense weights must be the same on all workers.
+        samples: the *global* batches, the same on every rank, as `Samples` or `Batch`; with
+            ``data_from="rank0"`` those of rank 0 count, and other ranks may give None.
+        config: dispatcher, caches and all that; the defaults suit most.
+        settings: the scheduler's settings instead, where config does not say enough.
+        data_from: ``every_host`` or ``rank0``, as in `ClusterConfig`; by default what config says.
+        rates: the rows' learning rate in each iteration, counted from 0, because stores take steps, too; by
+            default the rate of the collection's optimizer throughout.
+        seed: of dispatchers that draw.
+        saved: the checkpoint that the run goes on from, if it does.
+        on_iteration: told of every iteration that this worker has trained.
+
+    Example:
+        >>> with rowhaul.cluster.join(num_stores=1) as cluster:
+        ...     training = rowhaul.distribute(cluster, model, rowhaul.SampleStream(files, schema, 4096))
+        ...     for batch in training.batches():
+        ...         loss = batch.loss(per_sample_loss(model(batch), batch))
+        ...         loss.backward()
+        ...         training.step(loss)
+        ...         optimizer.step(); optimizer.zero_grad()
+    """
+    collection = only_collection(model)
+    layout = layout_of(collection)
+    check_trainable(model)
+    config = config or ClusterConfig()
+    if settings is None:
+        settings = config.schedule(cluster.topology, layout.sizes(), seed=seed)
+    data_from = data_from or config.data_from
+    constant = collection.optimizer.lr
+    rates = rates or (lambda iteration: constant)
+    start = saved.start if saved is not None else Start()
+    facts = {**_facts(cluster, model, settings, repr(layout)), "data from": data_from}
+    check_same(cluster, {**version_facts(), **facts})
+    cache = cache_of(collection) if cluster.is_worker else None
+    home = RowMemory(layout) if cluster.topology.colocated or not cluster.is_worker else None
+    if cache is not None and settings.hot is not None:
+        cache.make(settings.hot.tables, settings.hot.keys)
+    runtime = Runtime(
+        cluster.rank,
+        Mover(cluster.rank, cluster.moves, settings.sync_mode, rates, cache, home),
+        _Feeding(cluster, settings, model, start).feed(samples, data_from),
+        cluster.control,
+        cluster.dense,
+        cluster.failure,
+        trains=cluster.is_worker,
+        first=start.iteration,
+        postbox=Postbox(start.next_record),
+    )
+    if cluster.is_worker:
+        set_reducer(model, lambda values: runtime.sum_over_workers(values).wait())
+    make = TrainingOnSentData if data_from == "rank0" else DistributedTraining
+    training = make(model, runtime, rates, settings, on_iteration=on_iteration)
+    if saved is not None:
+        runtime.samples = saved.samples
+        saved.load_rows(training)
+    return training
+
+
+@dataclass(frozen=True)
+class _Feeding:
+    """Where a rank gets its plans from, and the planner of its host its data."""
+
+    cluster: Cluster
+    settings: ScheduleSettings
+    model: nn.Module
+    start: Start
+
+    def feed(self, samples: Iterable[Samples | Batch] | None, data_from: str) -> PlanFeed:
+        """Plans made here, if this rank leads its host, or taken from the one that does."""
+        if data_from == "rank0":
+            return self._fed_by_rank0(samples)
+        if samples is None:
+            raise ConfigError('samples may be None where data_from="rank0" only, on other ranks than 0')
+        if self._leads:
+            batches = (as_samples(one) for one in samples)
+            return self._leader_feed(lambda: _peek(batches))
+        # Files are read once a host. What a user's own loader gives is read everywhere, and compared.
+        own = None if isinstance(samples, SampleStream) else map(as_samples, samples)
+        return FollowerFeed(self._client(), own)
+
+    def _fed_by_rank0(self, samples: Iterable[Samples | Batch] | None) -> PlanFeed:
+        cluster = self.cluster
+        data = self._data(samples)
+        try:
+            inbox = data.inbox
+            if inbox is None:
+                return DataFeed(FollowerFeed(self._client()), data, self.start.iteration)
+            feed = self._leader_feed(
+                lambda: (inbox.description().features, inbox.batches()), complete=inbox.complete
+            )
+            return DataFeed(feed, data, self.start.iteration)
+        except BaseException as error:
+            cluster.failure.set(error)
+            data.close()
+            raise
+
+    def _data(self, samples: Iterable[Samples | Batch] | None) -> DataSource | DataReceiver:
+        """This rank's end of the data."""
+        cluster, look_ahead = self.cluster, self.settings.look_ahead
+        workers = range(cluster.topology.num_workers)
+        hosts = {max(host): [rank for rank in host if rank in workers] for host in cluster.hosts}
+        if cluster.rank != READER:
+            shares_reader = READER in cluster.local_ranks
+            mine = hosts[cluster.rank] if self._leads else None
+            return DataReceiver(cluster.data, mine, look_ahead, cluster.failure, shares_reader=shares_reader)
+        if samples is None:
+            raise ConfigError('samples is None on rank 0, which reads them for all with data_from="rank0"')
+        batches = (as_samples(one) for one in samples)
+        return DataSource(cluster.data, batches, hosts, cluster.leader, look_ahead, cluster.failure)
+
+    @property
+    def _leads(self) -> bool:
+        return self.cluster.rank == self.cluster.leader
+
+    def _key(self) -> str:
+        """Where the leader's address is; a meeting of the leader with the other ranks of its host."""
+        return f"plans/{self.cluster.next_meeting('plans')}/{self.cluster.leader}"
+
+    def _client(self) -> PlanClient:
+        cluster = self.cluster
+        address = cluster.store.get(self._key()).decode()
+        return PlanClient(address, cluster.rank, cluster.leader, cluster.failure)
+
+    def _leader_feed(
+        self,
+        begin: Callable[[], tuple[tuple[str, ...], Iterator[Samples]]],
+        complete: Callable[[Samples, Plan], Samples] = lambda samples, plan: samples,
+    ) -> LeaderFeed:
+        """A planner here; ``begin`` gives the features of the data, and the batches."""
+        cluster = self.cluster
+        others = [rank for rank in cluster.local_ranks if rank != cluster.rank]
+        key = self._key()
+        server = PlanServer(cluster.rank, others, cluster.failure, _address()) if others else None
+        if server is not None:
+            cluster.store.set(key, server.address)
+            server.accept()
+        try:
+            features, batches = begin()
+            planner = Planner(
+                self._scheduler,
+                batches,
+                cluster.failure,
+                tables_of_features=tables_of_features(only_collection(self.model), features),
+                audience=server,
+                complete=complete,
+            )
+        except BaseException as error:
+            if server is not None:
+                server.fail(error)
+                server.close()
+            raise
+        return LeaderFeed(planner, server, cluster.failure)
+
+    def _scheduler(self, ids: Iterator[IdBatch]) -> Scheduler:
+        scheduler = Scheduler(self.settings, ids)
+        self.start.restore(scheduler)
+        return scheduler
+
+
+def _peek(batches: Iterator[Samples]) -> tuple[tuple[str, ...], Iterator[Samples]]:
+    """The features of the data, and all batches."""
+    first = next(batches, None)
+    return ((), iter(())) if first is None else (first.features, _followed(first, batches))
+
+
+def _followed(first: Samples, others: Iterator[Samples]) -> Iterator[Samples]:
+    yield first
+    yield from others
+
+
+def _address() -> str:
+    """A socket with a path: names without one belong to a network namespace, and ranks may be in several."""
+    return os.path.join(tempfile.gettempdir(), f"rowhaul-{secrets.token_hex(8)}")
+
+
+def _facts(cluster: Cluster, model: nn.Module, settings: ScheduleSettings, layout: str) -> dict[str, str]:
+    """What must be equal on all ranks; dense weights matter on workers only."""
+    digest = xxhash.xxh3_64()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(tensor.detach().cpu().numpy()).tobytes())
+    described = {f"setting {name}": text for name, text in settings.describe().items()}
+    return {**described, "tables": layout, "dense weights (seed them alike)": digest.hexdigest()}

@@ -1,0 +1,168 @@
+"""`--shares auto`: how many samples each worker trains, from what its link and its processor can do.
+
+Links are measured before training, compute during the first iterations. Rank 0 then tries shares on the
+first batches of the data in the simulator, beside training, and tells all ranks the best ones
+as a control record: in force in the same iteration everywhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.cluster.cluster import Cluster
+from rowhaul.data.stream import SampleStream
+from rowhaul.exchange.calibrate import measure_links
+from rowhaul.exchange.mover import Job
+from rowhaul.exchange.runtime import MEASURES
+from rowhaul.nn import EmbeddingBagCollection
+from rowhaul.schedule import IdBatch, ScheduleSettings
+from rowhaul.simulate.clock import TimeModel
+from rowhaul.simulate.links import Link, Links
+from rowhaul.simulate.results import Outcome
+from rowhaul.simulate.run import Simulation
+from rowhaul.train.distributed.training import DistributedTraining, tables_of_features
+
+OBSERVED_ITERATIONS = 10  # whose compute times count
+SKIPPED_ITERATIONS = 3  # before them: kernels may compile
+TRIED_BATCHES, WARM_UP_BATCHES = 60, 20
+
+Told = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class MeasuredLinks:
+    """What each rank's link does, workers first."""
+
+    bytes_per_second: tuple[float, ...]
+    latency_seconds: tuple[float, ...]
+
+    @classmethod
+    def measure(cls, cluster: Cluster) -> MeasuredLinks:
+        """Measure the links of all ranks; a collective call before training.
+
+        A store is taken to be as fast as all workers together, unless it is slower than one of them: from
+        the other end of a slower link nobody can tell.
+        """
+        measured = measure_links(cluster.moves, cluster.control)
+        speeds, workers = measured.rank_speeds(), cluster.topology.num_workers
+        fastest = max(speeds[:workers])
+        stores = [sum(speeds[:workers]) if speed > 0.9 * fastest else speed for speed in speeds[workers:]]
+        others = np.where(np.eye(len(speeds), dtype=bool), np.inf, measured.latency_seconds)
+        # A message keeps both of its ends busy; what it takes is divided between them.
+        return cls((*speeds[:workers], *stores), tuple((others.min(axis=1) / 2).tolist()))
+
+    def for_time_model(self, settings: ScheduleSettings) -> Links:
+        """The links as the simulator has them."""
+        links = [
+            Link(speed, latency)
+            for speed, latency in zip(self.bytes_per_second, self.latency_seconds, strict=True)
+        ]
+        workers = settings.topology.num_workers
+        stores = None if settings.topology.colocated else tuple(links[workers:])
+        return Links.make(settings.topology, tuple(links[:workers]), stores)
+
+
+class ShareKeeper:
+    """Watches the first iterations on rank 0 and decides the shares.
+
+    Args:
+        training: whose shares they are.
+        first_batches: gives the ids of the first global batches of the data.
+        links: measured; None where shares are not chosen.
+        told: gets a line about what was chosen and why.
+    """
+
+    def __init__(
+        self,
+        training: DistributedTraining,
+        first_batches: Callable[[], list[IdBatch]],
+        links: MeasuredLinks | None,
+        told: Told = lambda text: None,
+    ) -> None:
+        self.decided = False  # the shares are on their way to all ranks
+        self._training, self._first_batches, self._links = training, first_batches, links
+        self._told = told
+        self._observed: list[npt.NDArray[np.float64]] = []
+        self._num_seen = 0
+        self._thread: threading.Thread | None = None
+
+    def observe(self, job: Job) -> None:
+        """Take note of an iteration; after enough of them, decide in a thread of its own."""
+        if self._links is None or self._thread is not None or job.measures is None:
+            return
+        self._num_seen += 1
+        if self._num_seen > SKIPPED_ITERATIONS:
+            self._observed.append(job.measures[: self._training.settings.topology.num_workers])
+        if len(self._observed) >= OBSERVED_ITERATIONS:
+            self._thread = threading.Thread(target=self._decide, name="rowhaul-shares", daemon=True)
+            self._thread.start()
+
+    def _decide(self) -> None:
+        settings, postbox = self._training.settings, self._training.runtime.postbox
+        try:
+            assert self._links is not None
+            seconds = seconds_per_sample(self._observed)
+            batches = self._first_batches()
+            outcome = choose_shares(settings, batches, self._links, seconds, sum_seconds(self._observed))
+            if outcome.dispatch != settings.dispatcher:
+                postbox.post("dispatcher", outcome.dispatch)
+            postbox.post("shares", tuple(outcome.shares))
+            self.decided = True
+            self._told(
+                f"shares {list(outcome.shares)} with {outcome.dispatch}: "
+                f"{outcome.iteration_seconds * 1e3:.1f} ms an iteration are expected"
+            )
+        except Exception as error:  # equal shares are never wrong, only slower
+            self._told(f"shares stay equal: {error}")
+
+
+def first_batches(stream: SampleStream, collection: EmbeddingBagCollection) -> list[IdBatch]:
+    """The ids of the batches that shares are tried on."""
+    return [
+        IdBatch.from_features(
+            tables_of_features(collection, samples.features), samples.values, samples.lengths
+        )
+        for samples in stream.from_beginning(TRIED_BATCHES * stream.batch_size)
+    ]
+
+
+def seconds_per_sample(observed: list[npt.NDArray[np.float64]]) -> tuple[float, ...]:
+    """What a sample takes each worker; one that has trained none is taken to be like the others."""
+    compute, samples = MEASURES.index("compute"), MEASURES.index("samples")
+    every = np.stack(observed)  # iterations x workers x measures
+    trained = every[:, :, samples]
+    each = np.divide(every[:, :, compute], trained, out=np.full(trained.shape, np.nan), where=trained > 0)
+    typical = np.nanmedian(each, axis=0) if np.isfinite(each).any() else np.zeros(each.shape[1])
+    return tuple(np.where(np.isfinite(typical), typical, np.nanmedian(typical)).tolist())
+
+
+def sum_seconds(observed: list[npt.NDArray[np.float64]]) -> float:
+    """What the sum of dense gradients takes: the last worker to come to it waits for nothing else."""
+    waited = np.stack(observed)[:, :, MEASURES.index("all_reduce")]
+    return float(np.median(waited.min(axis=1)))
+
+
+def choose_shares(
+    settings: ScheduleSettings,
+    batches: list[IdBatch],
+    links: MeasuredLinks,
+    compute_seconds: tuple[float, ...],
+    dense_seconds: float,
+) -> Outcome:
+    """The best shares for some batches, as the simulator sees it."""
+    settings = replace(settings, shares=None)
+    simulation = Simulation(
+        batches=lambda: batches,
+        batch_size=len(batches[0].offsets) - 1,
+        schedule=settings,
+        model=TimeModel(links.for_time_model(settings), compute_seconds, dense_seconds=dense_seconds),
+        iterations=len(batches),
+        warmup=min(WARM_UP_BATCHES, len(batches) - 1),
+    )
+    (outcome,) = simulation.run([str(settings.dispatcher)], "auto", compare=False)
+    return outcome

@@ -1,0 +1,145 @@
+"""What a checkpoint keeps of where rows were, so that the same ranks go on with the same bits.
+
+The rows of a checkpoint are settled, and say nothing of who held them. The sidecar says the rest, a few
+files a rank: the records in a worker's cache; the gradients that wait, here or there, for their step; and
+what a home really has of those rows that had to be settled for the checkpoint: the record from
+before their step, or nothing at all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.checkpoint import CheckpointReader, ShardWriter
+from rowhaul.checkpoint import shard as shards
+from rowhaul.errors import CheckpointError
+from rowhaul.exchange.rows import RowMemory
+from rowhaul.store.keyed import locate
+
+PREFIX = "layout-"
+_CACHE, _HOME, _ABSENT = "cache", "home", "absent"
+_WAITING = {"cache": "waiting-in-cache", "home": "waiting-at-home"}
+
+
+class Piece(NamedTuple):
+    """Some rows of one table that a rank holds, or some gradients of one worker."""
+
+    kind: str
+    worker: int  # whose gradients they are; 0 of records
+    table: int
+    keys: npt.NDArray[np.int64]
+    records: npt.NDArray[Any]
+
+
+def pieces(
+    cache: RowMemory | None, home: RowMemory | None, settled: RowMemory | None, num_workers: int
+) -> Iterator[Piece]:
+    """All that a rank holds, but for what the settled rows of the checkpoint tell."""
+    if cache is not None:
+        yield from _pieces_of_cache(cache, num_workers)
+    if home is not None and settled is not None:
+        yield from _pieces_of_home(home, settled, num_workers)
+
+
+def write(shard: ShardWriter, label: str, every: Iterable[Piece]) -> None:
+    """Write pieces into files of a size that memory has room for."""
+    held: defaultdict[str, list[Piece]] = defaultdict(list)
+    num_files = held_bytes = 0
+    for piece in every:
+        if len(piece.keys):
+            held[f"{piece.kind}.{piece.worker}.{piece.table}"].append(piece)
+            held_bytes += piece.keys.nbytes + piece.records.nbytes
+        if held_bytes >= shards.FILE_BYTES:
+            shard.arrays(f"{PREFIX}{label}-{num_files:05d}", _joined(held))
+            held_bytes, num_files = 0, num_files + 1
+            held.clear()
+    if held:
+        shard.arrays(f"{PREFIX}{label}-{num_files:05d}", _joined(held))
+
+
+def read(
+    reader: CheckpointReader, names: Iterable[str], cache: RowMemory | None, home: RowMemory | None
+) -> None:
+    """Bring a rank's memory, its home's settled rows loaded already, to where `write` found it."""
+    memories = {_CACHE: cache, _HOME: home, _ABSENT: home}
+    memories |= {_WAITING[_CACHE]: cache, _WAITING[_HOME]: home}
+    for name in names:
+        for piece in _read_pieces(reader, name):
+            memory = memories.get(piece.kind)
+            if memory is None or not 0 <= piece.table < len(memory.layout.specs):
+                raise CheckpointError(f"{reader.path / name} is of another rank or model; use another one")
+            if piece.kind in _WAITING.values():
+                number, position = memory.place_of(piece.table)
+                positions = np.full(len(piece.keys), position)
+                memory.shelve(number, positions, piece.keys, piece.worker, piece.records)
+            elif piece.kind == _ABSENT:
+                memory.remove(np.full(len(piece.keys), piece.table), piece.keys)
+            else:
+                load(memory, piece.table, piece.keys, piece.records)
+
+
+def load(memory: RowMemory, table: int, keys: npt.NDArray[np.int64], records: npt.NDArray[Any]) -> None:
+    """Set rows of a table to the given records."""
+    number, position = memory.place_of(table)
+    memory.groups[number].load(position, np.ascontiguousarray(keys), records)
+
+
+def _pieces_of_cache(cache: RowMemory, num_workers: int) -> Iterator[Piece]:
+    for table in range(len(cache.layout.specs)):
+        number, position = cache.place_of(table)
+        for keys, records in cache.groups[number].blocks(position):
+            yield Piece(_CACHE, 0, table, keys, records)
+    yield from _waiting(_CACHE, cache, num_workers)
+
+
+def _pieces_of_home(home: RowMemory, settled: RowMemory, num_workers: int) -> Iterator[Piece]:
+    for table in range(len(home.layout.specs)):
+        number, position = home.place_of(table)
+        group = home.groups[number]
+        for keys, records in settled.groups[number].blocks(position):
+            found = locate(group, np.full(len(keys), position), keys)
+            there = np.flatnonzero(found >= 0)
+            held = group.arena.read(found[there])
+            differs = np.flatnonzero((_as_bytes(held) != _as_bytes(records[there])).any(axis=1))
+            yield Piece(_HOME, 0, table, keys[there[differs]], held[differs])
+            yield Piece(_ABSENT, 0, table, keys[found < 0], records[:0])
+    yield from _waiting(_HOME, home, num_workers)
+
+
+def _waiting(where: str, memory: RowMemory, num_workers: int) -> Iterator[Piece]:
+    """Gradients that wait for their step."""
+    if not memory.num_waiting:
+        return
+    for table in range(len(memory.layout.specs)):
+        number, position = memory.place_of(table)
+        for worker in range(num_workers):
+            shelf = memory.shelf(worker, number)
+            for keys, locations in shelf.index.blocks(position):
+                yield Piece(_WAITING[where], worker, table, keys, shelf.arena.read(locations))
+
+
+def _joined(held: Mapping[str, list[Piece]]) -> dict[str, npt.NDArray[Any]]:
+    keys = {f"{name}.keys": np.concatenate([one.keys for one in some]) for name, some in held.items()}
+    records = {
+        f"{name}.records": np.concatenate([one.records for one in some]) for name, some in held.items()
+    }
+    return keys | records
+
+
+def _read_pieces(reader: CheckpointReader, name: str) -> Iterator[Piece]:
+    arrays = reader.arrays(name)
+    for key in arrays:
+        stem, _, what = key.rpartition(".")
+        if what == "keys":
+            kind, worker, table = stem.split(".")
+            yield Piece(kind, int(worker), int(table), arrays[key], arrays[f"{stem}.records"])
+
+
+def _as_bytes(records: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Compared so, what is no number equals itself."""
+    return np.ascontiguousarray(records).view(np.uint8)

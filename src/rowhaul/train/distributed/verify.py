@@ -1,0 +1,312 @@
+"""Trains a few steps on a cluster and again in one process, and finds the largest difference.
+
+There are two comparisons. *Plain*: one process trains whole batches; sums are taken in another order, so the
+numbers are equal but for rounding. *Replay*: one process trains the very parts that the workers were
+given, one after the other, and takes one step a batch; everything is added up in the same order, so not a bit
+may differ. The first shows that the cluster trains the right model, the second that nothing is
+lost in rounding: a stale row or a gradient that is counted twice cannot hide in it.
+
+Ranks leave what they have trained in a folder, as NumPy files: `train_and_record`. Whoever compares reads
+it: `Recorded.read`, `train_alone`, `comparison.compare`. PyTorch gets one thread everywhere: with another
+number it would add up in another order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from rowhaul.cluster import join
+from rowhaul.cluster.checks import check_shared_folder, gather_texts, require_all
+from rowhaul.data.samples import Samples
+from rowhaul.data.schema import Schema
+from rowhaul.data.stream import SampleStream
+from rowhaul.errors import RowhaulError
+from rowhaul.exchange.mover import Job
+from rowhaul.exchange.rows import TableLayout
+from rowhaul.exchange.settle import settled_blocks
+from rowhaul.nn import Batch
+from rowhaul.schedule import IdBatch
+from rowhaul.schedule.plan import KIND_NAMES
+from rowhaul.train.config import TrainConfig
+from rowhaul.train.distributed.comparison import TableRows, Trained
+from rowhaul.train.distributed.hot import profile_hot_rows
+from rowhaul.train.distributed.run import ClusterRun
+from rowhaul.train.distributed.training import layout_of, tables_of_features
+from rowhaul.train.metrics import MetricValues
+from rowhaul.train.trainer import Trainer, check_finite, per_sample_loss
+
+Stepped = Callable[[int], None]
+"""Called with the number of steps taken so far."""
+
+_TRAINED, _HOME = "trained.npz", "home-{rank}.npz"
+_WRITING_SECONDS = 600.0  # that ranks wait for each other's files
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a cluster has trained, who trained which sample, and what moved."""
+
+    trained: Trained
+    workers: list[npt.NDArray[np.int32]]  # of each batch: who trained each sample
+    num_bytes: dict[str, int]  # moved, by kind
+    hits: int
+    lookups: int
+    num_workers: int
+    num_stores: int  # dedicated ones
+
+    @classmethod
+    def read(cls, folder: Path, layout: TableLayout) -> Recorded:
+        """What `train_and_record` has left in a folder."""
+        with np.load(folder / _TRAINED) as arrays:
+            ends = np.cumsum(arrays["batch_sizes"])[:-1]
+            moved = dict(zip((*KIND_NAMES, "all_reduce"), arrays["num_bytes"].tolist(), strict=True))
+            hits, lookups = arrays["hits"].tolist()
+            ranks = arrays["ranks"].tolist()
+            dense = {
+                name.removeprefix("dense."): arrays[name] for name in arrays if name.startswith("dense.")
+            }
+            workers, losses = np.split(arrays["workers"], ends), arrays["losses"]
+        return cls(Trained(_read_rows(folder, layout), dense, losses), workers, moved, hits, lookups, *ranks)
+
+
+def train_and_record(
+    config: TrainConfig,
+    schema: Schema,
+    data: Any,
+    folder: Path | None,
+    *,
+    stepped: Stepped = lambda steps: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Train as one rank of a cluster and leave what was trained in a folder; every rank calls it.
+
+    Args:
+        config: with ``max_steps``; the same on all ranks, as are schema and data.
+        schema: of the data.
+        data: files as `SampleStream` takes them.
+        folder: of rank 0, for files of all ranks; what other ranks give is not used.
+        stepped: told of every step, on rank 0.
+        should_stop: asked in every iteration; when a rank stops, nothing is written.
+
+    Returns:
+        Whether training came to its end.
+    """
+    torch.set_num_threads(1)
+    settings = config.cluster
+    with join(
+        settings.stores,
+        settings.colocated,
+        settings.peer_to_peer,
+        interface=settings.interface or None,
+        side_interface=settings.side_interface or None,
+    ) as cluster:
+        shared = Path(gather_texts(cluster, "choosing a folder", str(folder or ""))[0])
+        if len(cluster.hosts) > 1:
+            instead = "give a folder that all hosts share, such as --work /mnt/shared"
+            check_shared_folder(cluster, shared, "the comparison", instead)
+        run = _RecordedRun(cluster, config, schema, data, None, None, False)
+        try:
+            losses = _Losses(stepped)
+            if run.loop(losses if cluster.rank == 0 else None, should_stop).interrupted:
+                return False
+            run.write(shared, losses.values)
+            require_all(cluster, "writing what was trained", _WRITING_SECONDS)
+        finally:
+            run.close()
+    return True
+
+
+class _Losses:
+    """A run's listener that keeps the losses."""
+
+    def __init__(self, stepped: Stepped) -> None:
+        self.values: list[float] = []
+        self._stepped = stepped
+
+    def started(self, samples: int, total_samples: int) -> None:
+        pass
+
+    def stepped(self, samples: int, loss: float) -> None:
+        self.values.append(loss)
+        self._stepped(len(self.values))
+
+    def evaluating(self, total_samples: int) -> None:
+        pass
+
+    def evaluated(self, step: int, metrics: MetricValues) -> None:
+        pass
+
+
+class _RecordedRun(ClusterRun):
+    """The run that `rowhaul train` makes, with a note of who trained what."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._workers: list[npt.NDArray[np.int32]] = []
+        self._num_bytes = np.zeros(len(KIND_NAMES) + 1, np.int64)
+        self._hits = np.zeros(2, np.int64)  # and lookups
+        super().__init__(*arguments)
+
+    def iterated(self, job: Job) -> None:
+        super().iterated(job)
+        plan = job.plan
+        self._workers.append(plan.worker.copy())
+        self._num_bytes += [*plan.counts()[1].sum(axis=1).tolist(), plan.all_reduce_bytes]
+        self._hits += [plan.hits.sum(), plan.lookups.sum()]
+
+    def write(self, folder: Path, losses: Sequence[float]) -> None:
+        """Write the settled rows of this home; on rank 0 also all that is no row. A collective call."""
+        settled, home = self.training.settled(), self.training.runtime.mover.home
+        if home is not None and settled is not None:
+            blocks: dict[str, Any] = {}
+            for table in range(len(home.layout.specs)):
+                for number, (keys, records) in enumerate(settled_blocks(home, settled, table)):
+                    blocks |= {f"{table}.{number}.keys": keys, f"{table}.{number}.records": records}
+            np.savez(folder / _HOME.format(rank=self.cluster.rank), **blocks)
+        if self.cluster.rank == 0:
+            arrays: dict[str, Any] = {
+                f"dense.{name}": array for name, array in _dense_of(self.trainer.model).items()
+            }
+            topology = self.cluster.topology
+            arrays["ranks"] = [topology.num_workers, topology.num_ranks - topology.num_workers]
+            arrays["workers"] = np.concatenate(self._workers)
+            arrays["batch_sizes"] = [len(one) for one in self._workers]
+            arrays["num_bytes"], arrays["hits"], arrays["losses"] = self._num_bytes, self._hits, losses
+            np.savez(folder / _TRAINED, **arrays)
+
+
+def _read_rows(folder: Path, layout: TableLayout) -> list[TableRows]:
+    """The rows of all homes, by table."""
+    blocks: list[list[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]] = [[] for _ in layout.specs]
+    for path in sorted(folder.glob(_HOME.format(rank="*"))):
+        with np.load(path) as arrays:
+            for name in arrays:
+                stem, _, what = name.rpartition(".")
+                if what == "keys":
+                    blocks[int(stem.partition(".")[0])].append((arrays[name], arrays[f"{stem}.records"]))
+    rows = [TableRows.join(layout, table, some) for table, some in enumerate(blocks)]
+    for spec, one in zip(layout.specs, rows, strict=True):
+        twice = one.keys[:-1][one.keys[1:] == one.keys[:-1]]
+        if len(twice):
+            raise RowhaulError(
+                f"{len(twice):,} rows of table {spec.name!r} are at home on two ranks, first key "
+                f"{int(twice[0])}; please report this"
+            )
+    return rows
+
+
+def open_stream(config: TrainConfig, schema: Schema, data: Any) -> SampleStream:
+    """The global batches of a run, as every rank of it reads them."""
+    return SampleStream(
+        data,
+        schema,
+        config.batch_size,
+        epochs=config.epochs,
+        shuffle_rows=config.shuffle_rows,
+        seed=config.seed,
+    )
+
+
+def train_alone(
+    config: TrainConfig,
+    schema: Schema,
+    data: Any,
+    workers: Sequence[npt.NDArray[np.int32]] | None = None,
+    *,
+    stepped: Stepped = lambda steps: None,
+) -> Trained:
+    """Train in this process: whole batches or, where workers are given, the part of each in rank order."""
+    torch.set_num_threads(1)
+    torch.manual_seed(config.seed)
+    trainer, stream = Trainer(config, schema), open_stream(config, schema, data)
+    trainer.check_keys(stream)
+    trainer.total_steps = min(stream.num_batches, config.max_steps)
+    admission = _Admission(config, trainer, stream) if config.cluster.admit_after > 1 else None
+    losses = []
+    for samples in islice(stream, trainer.total_steps):
+        parts = [samples] if workers is None else _parts(samples, workers[trainer.step])
+        losses.append(_step(trainer, samples, parts, admission))
+        stepped(trainer.step)
+    layout = layout_of(trainer.collection)
+    rows = [
+        TableRows.join(layout, table, list(trainer.collection.rows(spec.name)))
+        for table, spec in enumerate(layout.specs)
+    ]
+    return Trained(rows, _dense_of(trainer.model), np.array(losses))
+
+
+def _parts(samples: Samples, worker: npt.NDArray[np.int32]) -> list[Samples]:
+    return [samples.take(np.flatnonzero(worker == one)) for one in np.unique(worker)]
+
+
+def _step(
+    trainer: Trainer, samples: Samples, parts: Sequence[Samples], admission: _Admission | None
+) -> float:
+    """One step on a global batch that comes in parts; returns its loss."""
+    trainer.model.train()
+    trainer.set_rates()
+    total = torch.zeros((), dtype=getattr(torch, trainer.config.precision))
+    for part in parts:
+        batch = Batch.from_samples(part, global_size=len(samples))
+        loss = batch.loss(per_sample_loss(trainer.model(batch), batch))
+        loss.backward()
+        total += loss.detach()
+    if admission is not None:
+        admission.step(samples)
+    trainer.rows.step()
+    trainer.dense.step()
+    trainer.dense.zero_grad()
+    trainer.step += 1
+    trainer.samples += len(samples)
+    check_finite(float(total), trainer.step, trainer.config)
+    return float(total)
+
+
+class _Admission:
+    """With ``admit_after``, which rows learn: hot ones, and those named often enough, counted once more."""
+
+    def __init__(self, config: TrainConfig, trainer: Trainer, stream: SampleStream) -> None:
+        self._least, self._trainer = config.cluster.admit_after, trainer
+        self._sightings: Counter[tuple[int, int]] = Counter()
+        names = [one.name for one in trainer.collection.embedding_bag_configs()]
+        self._number_of = {name: number for number, name in enumerate(names)}
+        hot = profile_hot_rows(stream, config.cluster, trainer.collection)
+        if hot is not None:
+            rows = zip(hot.tables.tolist(), hot.keys.tolist(), strict=True)
+            self._sightings.update(dict.fromkeys(rows, self._least))
+
+    def step(self, samples: Samples) -> None:
+        """Count a batch, a row once a sample; step the rows that are admitted, forget other gradients."""
+        tables = tables_of_features(self._trainer.collection, samples.features)
+        ids = IdBatch.from_features(tables, samples.values, samples.lengths)
+        sample = np.repeat(np.arange(len(ids)), np.diff(ids.offsets))
+        named = np.unique(np.stack([sample, ids.tables.astype(np.int64), ids.keys]), axis=1)
+        self._sightings.update(map(tuple, named[1:].T.tolist()))
+        rate = float(self._trainer.rows.param_groups[0]["lr"])
+        for group in self._trainer.collection.groups:
+            taken = group.take_gradients()
+            if taken is None:
+                continue
+            lookup, gradients = taken
+            numbers = [self._number_of[spec.name] for spec in group.tables.tables]
+            table = np.repeat(numbers, np.diff(lookup.starts)).tolist()
+            rows = zip(table, lookup.keys.tolist(), strict=True)
+            some = np.array([self._sightings[row] >= self._least for row in rows], np.bool_)
+            if some.any():
+                number = self._trainer.step + 1
+                group.tables.update(lookup.locations[some], gradients[some], rate, number)
+
+
+def _dense_of(model: nn.Module) -> dict[str, npt.NDArray[Any]]:
+    """Dense weights, and buffers that may learn, by name."""
+    both = (*model.named_parameters(), *model.named_buffers())
+    return {name: one.detach().cpu().numpy().copy() for name, one in both if one.is_floating_point()}

@@ -1,0 +1,136 @@
+"""Compiles the kernels of a run once, before several processes would each do it at the same time.
+
+A tiny cluster of threads trains a few made-up samples with the optimizer, type, dispatcher and caches of the
+run. A stamp beside Numba's cache remembers that it was done, until a file of this package changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rowhaul.data.samples import Samples
+from rowhaul.data.schema import Schema
+from rowhaul.exchange.feed import LeaderFeed
+from rowhaul.exchange.in_process import InProcessNetwork
+from rowhaul.exchange.kernels import rows_of_worker
+from rowhaul.exchange.lanes import Failure
+from rowhaul.exchange.mover import Mover
+from rowhaul.exchange.planner import Planner
+from rowhaul.exchange.rows import RowMemory
+from rowhaul.exchange.runtime import Runtime
+from rowhaul.schedule import Scheduler, ScheduleSettings, Topology
+from rowhaul.train.config import TrainConfig
+from rowhaul.train.distributed.training import (
+    DistributedTraining,
+    cache_of,
+    layout_of,
+    only_collection,
+    tables_of_features,
+)
+from rowhaul.train.trainer import make_model, per_sample_loss
+
+_SAMPLES, _BATCHES, _KEYS = 64, 6, 40
+
+
+def compile_kernels(config: TrainConfig, schema: Schema, told: Callable[[], None] = lambda: None) -> None:
+    """Have all kernels of a run compiled and cached; ``told`` is called if there is something to do."""
+    stamp = _stamp(config, schema)
+    if stamp is not None and stamp.exists():
+        return
+    told()
+    topology = replace(config.cluster.topology(2), num_stores=1)
+    sizes = layout_of(only_collection(make_model(config, schema))).sizes()
+    given = replace(config.cluster, shares="equal", links="equal", cache="64MiB").schedule(topology, sizes)
+    network = InProcessNetwork(topology.num_ranks)
+    threads = [
+        threading.Thread(target=_train, args=(config, schema, given, topology, network, rank), daemon=True)
+        for rank in range(topology.num_ranks)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if stamp is not None:
+        stamp.touch()
+
+
+def _train(
+    config: TrainConfig,
+    schema: Schema,
+    settings: ScheduleSettings,
+    topology: Topology,
+    network: InProcessNetwork,
+    rank: int,
+) -> None:
+    try:
+        model = make_model(config, schema)
+        collection = only_collection(model)
+        trains, failure = rank < topology.num_workers, Failure()
+        cache = cache_of(collection) if trains else None
+        home = RowMemory(layout_of(collection)) if topology.colocated or not trains else None
+        batches = _batches(schema)
+        planner = Planner(
+            lambda ids: Scheduler(settings, ids),
+            batches,
+            failure,
+            tables_of_features=tables_of_features(collection, batches[0].features),
+        )
+        runtime = Runtime(
+            rank,
+            Mover(rank, network.links(rank), settings.sync_mode, lambda iteration: 0.1, cache, home),
+            LeaderFeed(planner, None, failure),
+            network.collective(rank),
+            network.collective(rank, range(topology.num_workers)) if trains else None,
+            failure,
+            trains=trains,
+        )
+        training = DistributedTraining(model, runtime, lambda iteration: 0.1, settings)
+        for batch in training.batches():
+            loss = batch.loss(per_sample_loss(model(batch), batch))
+            loss.backward()
+            training.step(loss)
+        training.settled()
+        training.close()
+    except BaseException as error:  # what cannot run will say so in the run itself
+        network.fail(error)
+
+
+def _batches(schema: Schema) -> list[Samples]:
+    generator = np.random.default_rng(0)
+    features = tuple(schema.features)
+    lengths = np.ones((len(features), _SAMPLES), np.int32)
+    return [
+        Samples(
+            features,
+            generator.integers(0, _KEYS, lengths.size),
+            lengths,
+            np.zeros((_SAMPLES, len(schema.dense)), np.float32),
+            np.zeros(_SAMPLES, np.float32),
+            np.arange(_SAMPLES) + number * _SAMPLES,
+        )
+        for number in range(_BATCHES)
+    ]
+
+
+def _stamp(config: TrainConfig, schema: Schema) -> Path | None:
+    """The file that says that the kernels of such a run are cached; None where nothing can be."""
+    folder = getattr(getattr(rows_of_worker, "_cache", None), "cache_path", None)
+    if folder is None:
+        return None
+    package = Path(__file__).parents[2]
+    contents = sorted((path.stat().st_mtime_ns, str(path)) for path in package.rglob("*.py"))
+    cluster = config.cluster
+    what = (
+        config.rows, config.precision, cluster.dispatcher, cluster.sync, cluster.cache_policy,
+        cluster.hot_rows > 0, cluster.colocated, cluster.peer_to_peer, cluster.admit_after > 1,
+        cluster.look_ahead > 0, torch.__version__,
+    )  # fmt: skip
+    digest = hashlib.blake2b(repr((what, contents)).encode(), digest_size=12).hexdigest()
+    return Path(folder) / f"rowhaul-{digest}.compiled"

@@ -1,0 +1,408 @@
+"""Evaluating on a cluster: the numbers of one process, and no trace in training.
+
+Ranks are threads over the in-process network, with their real lanes; one test runs real processes.
+"""
+
+import json
+import random
+import sys
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "exact"))
+from in_process_cluster import Case, Rank, no_delay, row_sizes, train_batch
+
+from rowhaul.cluster import launch
+from rowhaul.data.samples import Samples
+from rowhaul.errors import ClusterError, DataError, UnknownKeyError
+from rowhaul.exchange.in_process import InProcessNetwork
+from rowhaul.nn import Batch, EmbeddingBagConfig
+from rowhaul.optim import row_optimizer
+from rowhaul.schedule import CacheSettings, HotRows, ScheduleSettings, Topology
+from rowhaul.schedule.directory.states import State
+from rowhaul.train.distributed import evaluation
+from rowhaul.train.distributed.evaluation import evaluate, score
+from rowhaul.train.metrics import BinaryMetrics, MetricValues
+
+TABLES = (
+    EmbeddingBagConfig(embedding_dim=3, name="a", feature_names=["f0", "f1"]),
+    EmbeddingBagConfig(embedding_dim=2, name="b", feature_names=["f2"]),
+    EmbeddingBagConfig(embedding_dim=3, name="c", feature_names=["f3"]),
+)
+TRAINED_KEYS, ALL_KEYS = 14, 25
+STORE = Topology(num_workers=3)
+TOPOLOGIES = {
+    "one store": STORE,
+    "two stores": Topology(num_workers=3, num_stores=2),
+    "peer to peer": Topology(num_workers=3, peer_to_peer=True),
+    "co-located": Topology(num_workers=3, colocated=True),
+    "co-located, peer to peer": Topology(num_workers=3, colocated=True, peer_to_peer=True),
+}
+HOT = HotRows(np.array([0, 0, 1]), np.array([1, 2, 3]))
+
+
+def some_batches(sizes, num_keys, seed=0):
+    numbers = np.random.default_rng(seed)
+    batches, first = [], 0
+    for size in sizes:
+        lengths = numbers.integers(0, 3, (4, size)).astype(np.int32)
+        batches.append(
+            Samples(
+                features=("f3", "f0", "f1", "f2"),
+                values=numbers.integers(0, num_keys, lengths.sum()),
+                lengths=lengths,
+                dense=numbers.standard_normal((size, 2)).astype(np.float32),
+                labels=numbers.integers(0, 2, size).astype(np.float32),
+                index=np.arange(first, first + size),
+            )
+        )
+        first += size
+    return batches
+
+
+def a_case(topology=STORE, sync="on-demand", hot=None, dtype=torch.float32, optimizer="adagrad"):
+    rule = row_optimizer(optimizer, lr=0.1)
+    settings = ScheduleSettings(
+        topology=topology,
+        sizes=row_sizes(TABLES, rule, dtype),
+        prices=(1, 1, 10),
+        cache=CacheSettings(capacity=28),
+        sync=sync,
+        hot=hot,
+    )
+    batches = tuple(some_batches([9] * 9, TRAINED_KEYS))
+    return Case(TABLES, rule, settings, batches, dtype=dtype, segments=(3, 3, None))
+
+
+@dataclass
+class Evaluated:
+    """What one rank saw between two segments."""
+
+    metrics: MetricValues | None = None
+    logits: dict[int, np.ndarray] = field(default_factory=dict)  # by the first sample of the batch
+    progress: list[tuple[int, int]] = field(default_factory=list)
+    error: Exception | None = None
+
+
+class EvaluatingRank(Rank):
+    """A rank that does something after every segment, once it is known what it has."""
+
+    between = staticmethod(lambda rank: None)
+
+    def _rest(self):
+        rest = super()._rest()
+        self.between(self)
+        return rest
+
+
+def run(case, between=lambda rank: None, on_unknown="init", delay=None):
+    """Train a case on threads; every rank calls ``between`` after each segment. Returns the ranks."""
+    num_ranks = case.settings.topology.num_ranks
+    network = InProcessNetwork(num_ranks, delay=delay, timeout_seconds=60)
+    ranks = []
+    for number in range(num_ranks):
+        rank = EvaluatingRank(case, number, network, no_delay, train_batch, lambda rank, iteration: False)
+        rank.between, rank.evaluated = between, []
+        rank.model.rows.on_unknown = on_unknown
+        ranks.append(rank)
+    threads = [threading.Thread(target=rank.run, daemon=True) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(80)
+    assert not any(thread.is_alive() for thread in threads), "ranks hang"
+    for rank in ranks:
+        if rank.error is not None:
+            raise rank.error
+    return ranks
+
+
+def evaluating(batches):
+    """Evaluate and score, and remember what came of it."""
+
+    def between(rank):
+        seen = Evaluated()
+        rank.evaluated.append(seen)
+        try:
+            seen.metrics = evaluate(rank.training, batches, lambda *done: seen.progress.append(done))
+        except (UnknownKeyError, DataError, ClusterError) as error:
+            seen.error = error
+            return
+        for batch, logits in score(rank.training, batches):
+            seen.logits[int(batch.index[0])] = logits.numpy()
+
+    return between
+
+
+def alone(case, ranks, segment, on_unknown="init"):
+    """A single process that holds the rows and weights that the ranks had after a segment."""
+    model = case.model()
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), ranks[0].rests[segment].dense, strict=True):
+            parameter.copy_(torch.from_numpy(value))
+    for number, table in enumerate(case.tables):
+        rows = {
+            key: record
+            for rank in ranks
+            for (of, key), record in rank.rests[segment].rows.items()
+            if of == number
+        }
+        if rows:
+            model.rows.load_rows(table.name, np.array(list(rows), np.int64), np.stack(list(rows.values())))
+    model.rows.on_unknown = on_unknown
+    return model.eval()
+
+
+def measured_alone(model, batches):
+    metrics, logits = BinaryMetrics(), {}
+    with torch.no_grad():
+        for samples in batches:
+            batch = Batch.from_samples(samples)
+            logits[int(batch.index[0])] = model(batch).numpy()
+            metrics.update(batch.labels, torch.from_numpy(logits[int(batch.index[0])]))
+    return metrics.compute(), logits
+
+
+def assert_equals_one_process(case, ranks, batches, on_unknown="init"):
+    for segment in range(len(case.segments)):
+        metrics, logits = measured_alone(alone(case, ranks, segment, on_unknown), batches)
+        seen = [rank.evaluated[segment] for rank in ranks]
+        for one in seen:
+            assert repr(one.metrics) == repr(metrics)  # NaN is not equal to itself
+        scored = [first for one in seen for first in one.logits]
+        assert sorted(scored) == sorted(logits)
+        for one in seen:
+            for first, values in one.logits.items():
+                assert values.dtype == logits[first].dtype
+                assert values.tobytes() == logits[first].tobytes()
+
+
+def assert_same_bits(ranks, others):
+    """Everything that two runs left, and what they had after each segment."""
+    for rank, other in zip(ranks, others, strict=True):
+        assert rank.losses == other.losses
+        for mine, theirs in zip(rank.rests, other.rests, strict=True):
+            assert mine.rows.keys() == theirs.rows.keys()
+            assert all(mine.rows[row].tobytes() == theirs.rows[row].tobytes() for row in mine.rows)
+            assert all(map(np.array_equal, mine.dense, theirs.dense))
+            assert (mine.cached, mine.waiting) == (theirs.cached, theirs.waiting)
+            for name in ("states", "scheduler"):
+                assert all(map(np.array_equal, getattr(mine, name).values(), getattr(theirs, name).values()))
+
+
+def check(case):
+    batches = some_batches([8, 8, 8, 8, 8, 8, 8, 5], ALL_KEYS, seed=1)
+    ranks = run(case, evaluating(batches))
+    assert_equals_one_process(case, ranks, batches)
+    assert_same_bits(ranks, run(case))
+    return ranks
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
+def test_numbers_are_those_of_one_process_and_training_does_not_notice(topology):
+    ranks = check(a_case(topology))
+    states = np.concatenate([rest.states["state"] for rest in ranks[0].rests])
+    assert {State.OWNED, State.SPLIT} <= set(states.tolist())  # it was not at rest when it was measured
+    assert any(rest.waiting for rank in ranks for rest in rank.rests)
+
+
+@pytest.mark.parametrize(
+    ("sync", "hot"), [("full", None), ("static", HOT), ("on-demand", HOT), ("bounded:1", None)]
+)
+def test_numbers_are_those_of_one_process_however_rows_are_synchronised(sync, hot):
+    check(a_case(TOPOLOGIES["two stores"], sync, hot, torch.float64, "adam"))
+
+
+@pytest.mark.parametrize("topology", [STORE, TOPOLOGIES["co-located"]])
+@pytest.mark.parametrize("sizes", [[], [7], [4, 4], [3, 3, 3, 2]], ids=str)
+def test_any_number_of_batches_is_shared(sizes, topology):
+    case, batches = replace(a_case(topology), segments=(3,)), some_batches(sizes, ALL_KEYS)
+    ranks = run(case, evaluating(batches))
+    assert_equals_one_process(case, ranks, batches)
+    assert all(rank.evaluated[0].metrics.num_samples == sum(sizes) for rank in ranks)
+    if sizes:
+        assert ranks[0].evaluated[0].progress[-1][0] == sum(sizes)
+    assert [len(rank.evaluated[0].logits) for rank in ranks[:3]] == [
+        len(range(worker, len(sizes), 3)) for worker in range(3)
+    ]
+
+
+def test_a_model_that_was_never_trained_is_measured():
+    case = replace(a_case(), segments=(0, 2))
+    ranks = run(case, evaluating(batches := some_batches([6, 6], ALL_KEYS)))
+    assert_equals_one_process(case, ranks, batches)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
+def test_ranks_may_dawdle_anywhere(topology):
+    case, batches = replace(a_case(topology), segments=(3,)), some_batches([3] * 20, ALL_KEYS)
+    ranks = run(case, evaluating(batches), delay=lambda: time.sleep(random.choice([0, 0, 0, 0.002])))
+    assert_equals_one_process(case, ranks, batches)
+
+
+def test_rows_need_not_be_kept_from_batch_to_batch(monkeypatch):
+    monkeypatch.setattr(evaluation, "KEPT_BYTES", 0)
+    check(a_case(TOPOLOGIES["two stores"]))
+
+
+def test_rows_that_are_kept_are_not_pulled_again():
+    batches = some_batches([8] * 3, TRAINED_KEYS)
+    sent = []
+    for many in (batches, batches * 4):
+        case = replace(a_case(), segments=(3,))
+        ranks = run(case, evaluating(many))
+        sent.append(sum(ranks[3].links.posted[3, worker] for worker in range(3)))
+    # A tenth: bits and sizes of empty answers, but no rows.
+    assert sent[1] < 1.1 * sent[0]
+
+
+@pytest.mark.parametrize("topology", [STORE, TOPOLOGIES["co-located"]])
+def test_unknown_keys_read_as_the_collection_says(topology):
+    case, batches = a_case(topology), some_batches([8] * 5, ALL_KEYS)
+    ranks = run(case, evaluating(batches), "default")
+    assert_equals_one_process(case, ranks, batches, "default")
+    read_as_init, _ = measured_alone(alone(case, ranks, 0), batches)
+    assert ranks[0].evaluated[0].metrics.log_loss != read_as_init.log_loss
+
+
+@pytest.mark.parametrize("topology", [STORE, TOPOLOGIES["co-located"], TOPOLOGIES["two stores"]])
+def test_an_unknown_key_that_is_an_error_is_raised_on_every_rank_and_training_goes_on(topology):
+    case = a_case(topology)
+    batches = [*some_batches([8] * 4, 5), *some_batches([8] * 30, ALL_KEYS)]
+    ranks = run(case, evaluating(batches), "error")
+    for segment in range(len(case.segments)):
+        with pytest.raises(UnknownKeyError) as raised:
+            measured_alone(alone(case, ranks, segment, "error"), batches)
+        for rank in ranks:
+            error = rank.evaluated[segment].error
+            assert type(error) is UnknownKeyError
+            assert str(error) == str(raised.value)
+    assert_same_bits(ranks, run(case))
+
+
+def test_an_error_in_one_worker_ends_the_evaluation_of_all():
+    """Of a stream that never ends: the others are told at once, not when they are through."""
+    case = replace(a_case(), segments=(3,))
+    good = some_batches([8], TRAINED_KEYS)[0]
+    bad = replace(good, labels=np.full(8, 0.5, np.float32))
+
+    def endless(rank):
+        yield from [good] * 7
+        yield bad if rank == 1 else good
+        while True:
+            yield good
+
+    ranks = run(case, lambda rank: evaluating(endless(rank.rank))(rank))
+    assert [str(rank.evaluated[0].error) for rank in ranks] == ["labels for metrics must be 0 or 1"] * 4
+
+
+def test_samples_without_labels_are_refused_on_every_rank():
+    case = replace(a_case(), segments=(3,))
+    ranks = run(case, evaluating([replace(one, labels=None) for one in some_batches([8] * 4, TRAINED_KEYS)]))
+    assert all("evaluation needs labels" in str(rank.evaluated[0].error) for rank in ranks)
+
+
+def test_workers_that_read_different_streams_are_told():
+    case, batches = replace(a_case(), segments=(3,)), some_batches([8] * 5, TRAINED_KEYS)
+    ranks = run(case, lambda rank: evaluating(batches[: 4 if rank.rank == 2 else 5])(rank))
+    for rank in ranks:
+        assert "worker 0 has read 40 samples in 5 batches, worker 2 32 in 4" in str(rank.evaluated[0].error)
+
+
+def test_a_score_that_is_closed_early_leaves_the_others_to_finish():
+    case, batches = replace(a_case(), segments=(3, 2)), some_batches([8] * 9, TRAINED_KEYS)
+
+    def between(rank):
+        scored = score(rank.training, batches)
+        if rank.rank == 1:
+            next(scored)
+            scored.close()
+        rank.evaluated.append([int(batch.index[0]) for batch, _ in scored])
+
+    ranks = run(case, between)
+    assert [len(rank.evaluated[0]) for rank in ranks] == [3, 0, 3, 0]
+    assert_same_bits(ranks, run(case))
+
+
+def test_the_model_is_left_as_it_was():
+    case, batches = replace(a_case(), segments=(3,)), some_batches([8] * 4, ALL_KEYS)
+
+    def between(rank):
+        model = rank.model
+        model.frozen, model.free = torch.nn.Dropout(0.5).eval(), torch.nn.Dropout(0.5)
+        tables = [group.tables for group in model.rows.groups]
+        for _ in score(rank.training, batches):
+            assert torch.is_grad_enabled()
+            assert [group.tables for group in model.rows.groups] == tables
+            assert (model.training, model.free.training, model.frozen.training) == (True, True, False)
+        rank.evaluated.append(True)
+
+    assert all(rank.evaluated for rank in run(case, between))
+
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+import numpy as np
+import torch
+torch.set_num_threads(1)
+import rowhaul
+from rowhaul.cluster import join
+from rowhaul.exchange.settle import settled_blocks
+from rowhaul.train.distributed import distribute
+from rowhaul.train.distributed.evaluation import evaluate, score
+sys.path[:0] = [sys.argv[1], sys.argv[2]]
+from test_distributed_evaluation import a_case, some_batches, ALL_KEYS
+from in_process_cluster import per_sample_loss
+
+case, folder = a_case(), Path(sys.argv[3])
+batches = some_batches([8, 8, 8, 8, 5], ALL_KEYS, seed=1)
+with join(colocated=True) as cluster:
+    model = case.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    training = distribute(cluster, model, case.batches)
+    while not training.finished:
+        for batch in training.batches(5):
+            loss = batch.loss(per_sample_loss(model(batch), batch))
+            loss.backward()
+            training.step(loss)
+            optimizer.step(); optimizer.zero_grad()
+        metrics = evaluate(training, batches)
+    logits = {int(batch.index[0]): logits.tolist() for batch, logits in score(training, batches)}
+    settled, home, rows = training.settled(), training.runtime.mover.home, []
+    if home is not None:
+        for table in range(3):
+            for keys, records in settled_blocks(home, settled, table):
+                rows += [(table, key, record) for key, record in zip(keys.tolist(), records.tolist())]
+    dense = [one.detach().tolist() for one in model.parameters()]
+    training.close()
+report = {"metrics": repr(metrics), "logits": logits, "rows": rows, "dense": dense}
+(folder / f"{cluster.rank}.json").write_text(json.dumps(report))
+"""
+
+
+@pytest.mark.timeout(300)  # processes import and compile on machines that may be busy
+def test_real_processes_measure_what_one_process_does(tmp_path):
+    (tmp_path / "evaluate_it.py").write_text(SCRIPT)
+    here = Path(__file__).parent
+    arguments = [str(tmp_path / "evaluate_it.py"), str(here), str(here.parent / "exact"), str(tmp_path)]
+    launch(arguments, 2, colocated=True, command=[sys.executable], environment={"OMP_NUM_THREADS": "1"})
+    reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    model = a_case().model()
+    for parameter, value in zip(model.parameters(), reports[0]["dense"], strict=True):
+        parameter.data.copy_(torch.tensor(value))
+    for number, table in enumerate(TABLES):
+        rows = {key: record for one in reports for of, key, record in one["rows"] if of == number}
+        model.rows.load_rows(
+            table.name, np.array(list(rows)), np.array(list(rows.values()), dtype=np.float32)
+        )
+    metrics, logits = measured_alone(model.eval(), some_batches([8, 8, 8, 8, 5], ALL_KEYS, seed=1))
+    assert [report["metrics"] for report in reports] == [repr(metrics)] * 2
+    got = {int(first): values for report in reports for first, values in report["logits"].items()}
+    assert got == {first: values.tolist() for first, values in logits.items()}
