@@ -100,7 +100,7 @@ def train(
     run_config = read_config(config, flags, settings, out if resume else None)
     has_data = not is_launched() or is_first_rank() or run_config.cluster.data_from != "rank0"
     found = find_schema(data, schema, features.split(",") if features else None, label) if has_data else None
-    if run_config.cluster.workers and not is_launched():
+    if found is not None and run_config.cluster.workers and not is_launched():
         launch_ranks(run_config, found)
         return
     held_out = (eval_data or held_out_beside(data)) if has_data else []
