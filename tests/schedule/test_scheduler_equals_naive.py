@@ -126,12 +126,19 @@ def directory_entries(scheduler: Scheduler) -> dict[Row, Entry]:
     }
 
 
-def check_split_since(scheduler: Scheduler, trained: dict[Row, int]) -> None:
-    """The states of split rows name the iteration that their gradients are from."""
+def check_owed(scheduler: Scheduler, oracle: Naive, trained: dict[Row, int]) -> None:
+    """States name who owes gradients, and the iteration that those of split rows are from."""
     states = scheduler.states()
     rows = zip(states["tables"].tolist(), states["keys"].tolist(), strict=True)
-    for row, state, since in zip(rows, states["state"], states["trained"].tolist(), strict=True):
-        assert since == (trained[row] if state == State.SPLIT else -1)
+    columns = (states["state"], states["trained"].tolist(), states["partial"].tolist())
+    copies = getattr(oracle, "copies", [])
+    for row, state, since, owing in zip(rows, *columns, strict=True):
+        if state == State.SPLIT:
+            assert since == trained[row]
+            continue
+        waits = {worker for worker, held in enumerate(copies) if row in held and held[row].pending}
+        assert set(workers_of(owing)) == waits
+        assert since == (scheduler.iteration - 1 if waits else -1)
 
 
 def whereabouts(entry: Entry, peer_to_peer: bool) -> tuple[set[int], int, set[int]]:
@@ -239,7 +246,7 @@ def check(case: Case) -> Counter[str]:
         check_payloads(actual, case)
         trained = check_steps(actual, expected, case, before, oracle.entries, trained)
         assert placed(directory_entries(scheduler)) == placed(oracle.entries)
-        check_split_since(scheduler, trained)
+        check_owed(scheduler, oracle, trained)
         assert dispatcher.task is not None
         assert dispatcher.task.next_use.tolist() == [next_uses[row] for row in sorted(next_uses)]
         check_task(dispatcher.task, case, oracle, expected, before)

@@ -21,6 +21,8 @@ def plan(iteration, moves=(), worker=(), num_workers=2, all_reduce_bytes=0):
     kind, source, target, num_bytes, ready, key, after = columns
     key = [10_000 + number if one is None else one for number, one in enumerate(key)]
     keys = np.unique(np.array(key, np.int64))
+    pushed = {k for k, kd, a in zip(key, kind, after, strict=True) if kd == Kind.UPDATE_PUSH and not a}
+    second = [k in pushed and kd == Kind.MISS_PULL for k, kd in zip(key, kind, strict=True)]
     none = np.zeros(0, np.int64)
     return Plan(
         iteration=iteration,
@@ -40,6 +42,7 @@ def plan(iteration, moves=(), worker=(), num_workers=2, all_reduce_bytes=0):
             num_bytes=np.array(num_bytes, np.int64),
             ready=np.array(ready, np.int32),
             after=np.array(after, np.uint8),
+            second=np.array(second, np.uint8),
         ),
         lookups=np.full(num_workers, 4),
         hits=np.full(num_workers, 1),

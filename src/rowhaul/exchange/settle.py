@@ -62,6 +62,7 @@ def settling_plan(states: Mapping[str, npt.NDArray[Any]], topology: Topology, si
         np.concatenate(columns["bytes"]).astype(np.int64),
         np.zeros(len(row), np.int32),
         np.zeros(len(row), np.uint8),
+        np.zeros(len(row), np.uint8),
     )
     local = source == homes[row]
     stepped = partial != 0
@@ -90,6 +91,7 @@ def settling_plan(states: Mapping[str, npt.NDArray[Any]], topology: Topology, si
             trained=states["trained"][unsettled][stepped],
             ready=np.zeros(int(stepped.sum()), np.int32),
             after=np.zeros(int(stepped.sum()), np.uint8),
+            by_peer=np.zeros(int(stepped.sum()), np.uint8),
         ),
     )
 

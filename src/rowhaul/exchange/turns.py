@@ -6,18 +6,17 @@ turn is one message, its payloads in the order of the plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul.exchange.kernels import sort_out
 from rowhaul.schedule.plan import Kind, Moves, Payload, Plan, Steps
 from rowhaul.schedule.turns import Turn, Turns, turns_of
 
 __all__ = ["DueSteps", "Parcels", "Turn", "TurnsOfRank", "from_home", "pushed_rows", "to_home"]
-
-Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,9 @@ class TurnsOfRank:
     """One plan, seen from one rank."""
 
     def __init__(self, plan: Plan, rank: int) -> None:
-        moves, turns = _with_local(plan), turns_of(plan)
-        when = np.concatenate([turns.moves, turns.local_moves])
-        self._sent = _by_turn(moves, when, moves.source == rank, moves.target)
-        self._received = _by_turn(moves, when, moves.target == rank, moves.source)
+        turns = turns_of(plan)
+        self._sent = _by_turn(plan, turns, rank, sends=True)
+        self._received = _by_turn(plan, turns, rank, sends=False)
         self._steps = _steps_of_rank(plan, turns, rank)
 
     def sent(self, turn: Turn) -> Parcels:
@@ -73,49 +71,63 @@ class TurnsOfRank:
         return self._steps[turn, by_peer]
 
 
-def _with_local(plan: Plan) -> Moves:
-    """The moves between ranks, and those between the two halves of a rank."""
+def _by_turn(plan: Plan, turns: Turns, rank: int, *, sends: bool) -> list[Parcels]:
+    """What a rank sends or receives in each turn; what stays on it comes last."""
+    between = _sorted_out(plan.moves, turns.moves, rank, sends)
     if plan.local_moves is None or not len(plan.local_moves):
-        return plan.moves
-    parts = (plan.moves, plan.local_moves)
-    return Moves(*(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(Moves)))
+        return between
+    within = _sorted_out(plan.local_moves, turns.local_moves, rank, sends)
+    return [_joined(first, last) for first, last in zip(between, within, strict=True)]
 
 
-def _by_turn(
-    moves: Moves, turns: npt.NDArray[np.int64], chosen: npt.NDArray[np.bool_], peers: npt.NDArray[np.int16]
-) -> list[Parcels]:
-    places = np.flatnonzero(chosen)
-    order = np.lexsort((peers[places], turns[places]))
-    places = places[order]
-    bounds = np.searchsorted(turns[places], np.arange(len(Turn) + 1))
-    return [_parcels(moves, places[bounds[turn] : bounds[turn + 1]], peers) for turn in Turn]
+def _sorted_out(moves: Moves, turns: npt.NDArray[np.int64], rank: int, sends: bool) -> list[Parcels]:
+    num_ranks = 1 + max(int(moves.source.max(initial=0)), int(moves.target.max(initial=0)))
+    kind, payload, table, key, source, offsets, per_turn, ends = sort_out(
+        moves.kind, moves.payload, moves.table, moves.key, moves.source, moves.target, moves.num_bytes,
+        turns, rank, num_ranks, len(Turn), sends,
+    )  # fmt: skip
+    found, first = [], 0
+    for count, ends_of_turn in zip(per_turn.tolist(), ends.tolist(), strict=True):
+        part = slice(first, first + count)
+        messages, begin = {}, 0
+        for peer, end in enumerate(ends_of_turn):
+            if end:
+                messages[peer], begin = slice(begin, end), end
+        found.append(
+            Parcels(
+                kind[part],
+                payload[part],
+                table[part],
+                key[part],
+                source[part],
+                offsets[part],
+                begin,
+                messages,
+            )
+        )
+        first += count
+    return found
 
 
-def _parcels(moves: Moves, places: Places, peers: npt.NDArray[np.int16]) -> Parcels:
-    ends = np.cumsum(moves.num_bytes[places])
-    begins = ends - moves.num_bytes[places]
-    messages = {
-        peer: slice(int(begins[first]), int(ends[last - 1])) for peer, first, last in _runs(peers[places])
+def _joined(first: Parcels, last: Parcels) -> Parcels:
+    """The parcels of one turn from two sources, in one buffer."""
+    if not len(last):
+        return first
+    names = ("kind", "payload", "table", "key", "source")
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(first, name), getattr(last, name)]) for name in names
+    }
+    offsets = np.concatenate([first.offsets, last.offsets + first.num_bytes])
+    moved = {
+        peer: slice(part.start + first.num_bytes, part.stop + first.num_bytes)
+        for peer, part in last.messages.items()
     }
     return Parcels(
-        kind=moves.kind[places],
-        payload=moves.payload[places],
-        table=moves.table[places],
-        key=moves.key[places],
-        source=moves.source[places],
-        offsets=begins,
-        num_bytes=int(ends[-1]) if len(ends) else 0,
-        messages=messages,
+        **columns,
+        offsets=offsets,
+        num_bytes=first.num_bytes + last.num_bytes,
+        messages={**first.messages, **moved},
     )
-
-
-def _runs(values: npt.NDArray[np.int16]) -> Iterator[tuple[int, int, int]]:
-    """Each value of an ordered array with the places where it begins and ends."""
-    if not len(values):
-        return
-    begins = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]])).tolist()
-    for begin, end in zip(begins, [*begins[1:], len(values)], strict=True):
-        yield int(values[begin]), begin, end
 
 
 def _steps_of_rank(plan: Plan, turns: Turns, rank: int) -> dict[tuple[Turn, bool], DueSteps]:
@@ -139,6 +151,7 @@ _NO_STEPS = Steps(
     trained=np.empty(0, np.int32),
     ready=np.empty(0, np.int32),
     after=np.empty(0, np.uint8),
+    by_peer=np.empty(0, np.uint8),
 )
 
 

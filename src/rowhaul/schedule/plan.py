@@ -55,6 +55,7 @@ class Moves:
     # Of one row, gradients come first, then the step they are for, then what is pulled or sent on.
     ready: npt.NDArray[np.int32]
     after: npt.NDArray[np.uint8]  # 1: made once the iteration has been trained, with what that brought
+    second: npt.NDArray[np.uint8]  # 1: needs what other moves of the row bring, or the step they are for
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -75,6 +76,7 @@ class Steps:
     trained: npt.NDArray[np.int32]  # the iteration that they are from: its learning rate counts
     ready: npt.NDArray[np.int32]  # as of the moves that bring them
     after: npt.NDArray[np.uint8]  # as of the moves that bring them
+    by_peer: npt.NDArray[np.uint8]  # 1: taken by a worker, in its cache, instead of the home
 
     def __len__(self) -> int:
         return len(self.key)

@@ -41,7 +41,7 @@ class KeyIndex:
         self._shards = [_empty_shard(_SMALLEST_SHARD) for _ in range(num_tables * NUM_SHARDS)]
         self._addresses = self._find_addresses()
         self._masks = np.full(len(self._shards), _SMALLEST_SHARD - 1, dtype=np.int64)
-        self._used = np.zeros(len(self._shards), dtype=np.int64)  # slots not EMPTY, deleted ones too
+        self._used = np.zeros(len(self._shards), dtype=np.int64)  # slots not EMPTY
         self._num_keys = np.zeros(num_tables, dtype=np.int64)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -96,7 +96,9 @@ class KeyIndex:
         locations, num_absent = self.find(keys, starts)
         if num_absent.any():
             raise KeyError(int(keys[np.flatnonzero(locations == EMPTY)[0]]))
-        delete_keys(self._addresses, self._masks, keys, starts)
+        num_deleted = np.zeros(len(self._shards), dtype=np.int64)
+        delete_keys(self._addresses, self._masks, keys, starts, num_deleted)
+        self._used -= num_deleted
         self._num_keys -= np.diff(starts)
         return locations
 

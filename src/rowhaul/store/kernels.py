@@ -12,7 +12,6 @@ from rowhaul._kernels import kernel
 from rowhaul._memory import copy_bytes, memory_at, prefetch_to_read, record_address
 
 EMPTY = -1  # location of a slot that never held a key
-DELETED = -2  # location of a slot whose key was deleted: probing goes on past it
 SHARD_BITS = 4  # shards of one table's index: they grow one at a time
 _KEYS_AHEAD = 16  # how far ahead of its use a key's first slot is asked for
 
@@ -93,7 +92,7 @@ def find_keys(shard_addresses, shard_masks, keys, table_starts, locations, num_a
             slot = probe & mask
             while True:
                 location = entries[2 * slot + 1]
-                if location == EMPTY or (entries[2 * slot] == key and location != DELETED):
+                if location == EMPTY or entries[2 * slot] == key:
                     break
                 slot = (slot + 1) & mask
             locations[i] = location
@@ -118,7 +117,7 @@ def find_each(shard_addresses, shard_masks, tables, keys, locations):
         slot = probe & mask
         while True:
             location = entries[2 * slot + 1]
-            if location == EMPTY or (entries[2 * slot] == key and location != DELETED):
+            if location == EMPTY or entries[2 * slot] == key:
                 break
             slot = (slot + 1) & mask
         locations[i] = location
@@ -148,8 +147,8 @@ def insert_keys(shard_addresses, shard_masks, keys, table_starts, locations, new
 
 
 @kernel
-def delete_keys(shard_addresses, shard_masks, keys, table_starts):
-    """Mark the slots of the given keys as deleted; absent keys are passed over."""
+def delete_keys(shard_addresses, shard_masks, keys, table_starts, num_deleted):
+    """Take the given keys out, and close the gaps they leave; counts them by shard, absent ones are not."""
     for table in range(len(table_starts) - 1):
         for i in range(table_starts[table], table_starts[table + 1]):
             shard, probe = _shard_and_probe(keys[i])
@@ -157,11 +156,23 @@ def delete_keys(shard_addresses, shard_masks, keys, table_starts):
             mask = shard_masks[shard]
             entries = memory_at(shard_addresses[shard], 2 * (mask + 1), keys.dtype)
             slot = probe & mask
-            while entries[2 * slot + 1] != EMPTY:
-                if entries[2 * slot] == keys[i] and entries[2 * slot + 1] != DELETED:
-                    entries[2 * slot + 1] = DELETED
-                    break
+            while entries[2 * slot + 1] != EMPTY and entries[2 * slot] != keys[i]:
                 slot = (slot + 1) & mask
+            if entries[2 * slot + 1] == EMPTY:
+                continue
+            num_deleted[shard] += 1
+            # What follows moves up as far as its own first slot allows, so that no probe ends too early.
+            gap, later = slot, slot
+            while True:
+                later = (later + 1) & mask
+                if entries[2 * later + 1] == EMPTY:
+                    break
+                _, first = _shard_and_probe(entries[2 * later])
+                if (later - (first & mask)) & mask >= (later - gap) & mask:
+                    entries[2 * gap] = entries[2 * later]
+                    entries[2 * gap + 1] = entries[2 * later + 1]
+                    gap = later
+            entries[2 * gap + 1] = EMPTY
 
 
 @kernel

@@ -9,7 +9,18 @@ from rowhaul.schedule.directory.codes import FRESH, HOME, NOT_ADMITTED, REPLICAT
 from rowhaul.schedule.directory.index_kernels import index_delete, index_find, index_set, index_value
 from rowhaul.schedule.kernels import home_shard
 from rowhaul.schedule.masks import NOBODY, ONE, bit, lowest
-from rowhaul.schedule.sync.kernels import AFTER, EVICT_PUSH, GRADIENT, MISS_PULL, RECORD, UPDATE_PUSH, emit
+from rowhaul.schedule.sync.kernels import (
+    AFTER,
+    BEFORE,
+    EVICT_PUSH,
+    FIRST,
+    GRADIENT,
+    MISS_PULL,
+    RECORD,
+    SECOND,
+    UPDATE_PUSH,
+    emit,
+)
 
 
 @kernel
@@ -61,6 +72,7 @@ def refresh(
             versions[slot] = 0  # nobody remembers another one
         home = first_store + home_shard(record.table, record.key, num_shards)
         ready = min(iteration, max(record.touched + 1, iteration - look_ahead, 0))
+        turn = FIRST
         rest = by & record.base & ~record.members
         while rest != NOBODY:
             w = lowest(rest)
@@ -69,13 +81,15 @@ def refresh(
                 count = emit(moves, count, UPDATE_PUSH, GRADIENT, record, w, home, values, iteration)
                 versions[slot] += pending[copy]
                 pending[copy] = 0
-                ready = iteration  # what is pulled has this update in it
+                ready, turn = iteration, SECOND  # what is pulled has this update in it
             rest &= rest - ONE
         rest = by & ~record.members
         while rest != NOBODY:
             w = lowest(rest)
             if record.state != FRESH:
-                count = emit(moves, count, MISS_PULL, RECORD, record, home, w, values + state, ready)
+                count = emit(
+                    moves, count, MISS_PULL, RECORD, record, home, w, values + state, ready, BEFORE, turn
+                )
             place = index_find(index, w, slot)
             if index[place, 1] == 0:
                 num_free -= 1

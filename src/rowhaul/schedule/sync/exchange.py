@@ -25,6 +25,7 @@ MOVE = np.dtype(
         ("kind", np.uint8),
         ("payload", np.uint8),
         ("after", np.uint8),
+        ("second", np.uint8),
     ],
     align=True,
 )
@@ -38,6 +39,7 @@ STEP = np.dtype(
         ("ready", np.int32),
         ("rank", np.int16),
         ("after", np.uint8),
+        ("by_peer", np.uint8),
     ],
     align=True,
 )

@@ -21,10 +21,11 @@ EVICT_PUSH, PEER_SEND = np.uint8(Kind.EVICT_PUSH), np.uint8(Kind.PEER_SEND)
 VALUES, GRADIENT = np.uint8(Payload.VALUES), np.uint8(Payload.GRADIENT)
 RECORD = np.uint8(Payload.VALUES | Payload.STATE)
 BEFORE, AFTER = np.uint8(0), np.uint8(1)  # the training of the iteration
+FIRST, SECOND = np.uint8(0), np.uint8(1)  # what others need, and what needs others
 
 
 @kernel
-def emit(moves, count, kind, payload, record, source, target, num_bytes, ready, after=BEFORE):
+def emit(moves, count, kind, payload, record, source, target, num_bytes, ready, after=BEFORE, turn=FIRST):
     """Write down a move; returns the number of moves so far."""
     move = moves[count]
     move.kind = kind
@@ -36,11 +37,12 @@ def emit(moves, count, kind, payload, record, source, target, num_bytes, ready, 
     move.num_bytes = num_bytes
     move.ready = ready
     move.after = after
+    move.second = turn
     return count + 1
 
 
 @kernel
-def note_step(steps, count, record, rank, contributors, ready, after=BEFORE):
+def note_step(steps, count, record, rank, contributors, ready, after=BEFORE, by_peer=False):
     """Write down that a split row's gradients are summed and applied; returns the number of steps so far."""
     step = steps[count]
     step.table = record.table
@@ -50,6 +52,7 @@ def note_step(steps, count, record, rank, contributors, ready, after=BEFORE):
     step.trained = record.trained
     step.ready = ready
     step.after = after
+    step.by_peer = by_peer
     return count + 1
 
 
@@ -87,7 +90,7 @@ def take_up(slots, appearances, batch_slots, next_use, occurrences, trainers, ke
 
 
 @kernel
-def spread(moves, count, record, sender, trainers, values, state, ready):
+def spread(moves, count, record, sender, trainers, values, state, ready, turn):
     """Peer to peer: the holder of the latest record sends it to the trainers.
 
     Returns the number of moves and who holds the record from before the step (the new base).
@@ -98,9 +101,10 @@ def spread(moves, count, record, sender, trainers, values, state, ready):
     while rest != NOBODY:
         v = lowest(rest)
         if single or v == heir:
-            count = emit(moves, count, PEER_SEND, RECORD, record, sender, v, values + state, ready)
+            size = values + state
+            count = emit(moves, count, PEER_SEND, RECORD, record, sender, v, size, ready, BEFORE, turn)
         else:
-            count = emit(moves, count, PEER_SEND, VALUES, record, sender, v, values, ready)
+            count = emit(moves, count, PEER_SEND, VALUES, record, sender, v, values, ready, BEFORE, turn)
         rest &= rest - ONE
     if state == 0:
         return count, trainers
@@ -178,7 +182,7 @@ def exchange(
             owner = lowest(record.members)
             if by != record.members:
                 if peer_to_peer:
-                    count, base = spread(moves, count, record, owner, by, values, state, ready)
+                    count, base = spread(moves, count, record, owner, by, values, state, ready, FIRST)
                 else:
                     count = emit(
                         moves, count, UPDATE_PUSH, RECORD, record, owner, home, values + state, ready
@@ -192,16 +196,17 @@ def exchange(
                     u = lowest(rest)
                     count = emit(moves, count, PEER_SEND, GRADIENT, record, u, gatherer, values, ready)
                     rest &= rest - ONE
-                num_steps = note_step(steps, num_steps, record, gatherer, record.members, ready)
-                count, base = spread(moves, count, record, gatherer, by, values, state, ready)
+                num_steps = note_step(steps, num_steps, record, gatherer, record.members, ready, BEFORE, True)
+                count, base = spread(moves, count, record, gatherer, by, values, state, ready, SECOND)
             else:
                 count = settle_at_home(moves, count, record, home, values, state, ready)
                 summed = record.members | record.settled
                 num_steps = note_step(steps, num_steps, record, home, summed, ready)
                 pullers = by
+        turn = FIRST if before == HOME else SECOND
         while pullers != NOBODY:
             v = lowest(pullers)
-            count = emit(moves, count, MISS_PULL, pulled, record, home, v, num_bytes, ready)
+            count = emit(moves, count, MISS_PULL, pulled, record, home, v, num_bytes, ready, BEFORE, turn)
             pullers &= pullers - ONE
 
         record.touched = iteration
@@ -293,6 +298,7 @@ def move_columns(moves, first, end):
     num_bytes = np.empty(count, np.int64)
     ready = np.empty(count, np.int32)
     after = np.empty(count, np.uint8)
+    second = np.empty(count, np.uint8)
     for m in range(count):
         move = moves[first + m]
         kind[m] = move.kind
@@ -304,4 +310,5 @@ def move_columns(moves, first, end):
         num_bytes[m] = move.num_bytes
         ready[m] = move.ready
         after[m] = move.after
-    return kind, payload, table, key, source, target, num_bytes, ready, after
+        second[m] = move.second
+    return kind, payload, table, key, source, target, num_bytes, ready, after, second
