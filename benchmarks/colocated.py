@@ -3,6 +3,9 @@
 Both sides use two processes of one thread each, the same model, the same log and the same samples a
 worker. The independent trainers never talk: they learn two different models. The cluster learns one,
 exactly. The ratio is what the exchange of rows, plans and gradients costs when the network costs nothing.
+
+Two models: the default, whose layers are small, and one with the layers of the DLRM that benchmarks
+of recommendation train (512-256 below, 1024-1024-512-256 above).
 """
 
 from __future__ import annotations
@@ -24,9 +27,20 @@ from report import console, print_machine, print_table
 
 WARM_UP, REPEATS = 8, 3
 WORKERS = 2
+MODELS = {
+    "default": {},
+    "large": {"bottom": [512, 256], "top": [1024, 1024, 512, 256]},
+}
 
 
-def alone(folder: str, per_worker: int, steps: int, part: int) -> None:
+def configured(model: str, batch_size: int):
+    from rowhaul.train import TrainConfig
+    from rowhaul.train.config import ModelConfig
+
+    return TrainConfig(model=ModelConfig("dlrm", options=MODELS[model]), batch_size=batch_size)
+
+
+def alone(folder: str, model: str, per_worker: int, steps: int, part: int) -> None:
     """One independent trainer; prints its samples per second."""
     import torch
 
@@ -34,12 +48,12 @@ def alone(folder: str, per_worker: int, steps: int, part: int) -> None:
     from rowhaul.data.schema import Schema
     from rowhaul.data.stream import SampleStream
     from rowhaul.nn import Batch
-    from rowhaul.train import TrainConfig, Trainer
+    from rowhaul.train import Trainer
 
     torch.set_num_threads(1)
     keep_freed_memory()
     schema = Schema.read(f"{folder}/schema.yaml")
-    trainer = Trainer(TrainConfig(batch_size=per_worker), schema)
+    trainer = Trainer(configured(model, per_worker), schema)
     stream = SampleStream(folder, schema, per_worker, start=part * steps * per_worker, epochs=9)
     for number, samples in enumerate(stream):
         if number == WARM_UP:
@@ -50,7 +64,7 @@ def alone(folder: str, per_worker: int, steps: int, part: int) -> None:
     print(json.dumps((steps - WARM_UP) * per_worker / (time.perf_counter() - began)))
 
 
-def together(folder: str, per_worker: int, steps: int, dispatcher: str) -> None:
+def together(folder: str, model: str, per_worker: int, steps: int, dispatcher: str) -> None:
     """One rank of the cluster; rank 0 prints the samples per second of both."""
     import torch
 
@@ -58,7 +72,7 @@ def together(folder: str, per_worker: int, steps: int, dispatcher: str) -> None:
     from rowhaul.cluster import join
     from rowhaul.data.schema import Schema
     from rowhaul.data.stream import SampleStream
-    from rowhaul.train import TrainConfig, Trainer
+    from rowhaul.train import Trainer
     from rowhaul.train.cluster_config import ClusterConfig
     from rowhaul.train.distributed import distribute
     from rowhaul.train.trainer import per_sample_loss
@@ -66,7 +80,7 @@ def together(folder: str, per_worker: int, steps: int, dispatcher: str) -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     schema = Schema.read(f"{folder}/schema.yaml")
-    config = TrainConfig(batch_size=WORKERS * per_worker)
+    config = configured(model, WORKERS * per_worker)
     trainer = Trainer(config, schema)
     stream = SampleStream(folder, schema, config.batch_size, epochs=9)
     jobs = []
@@ -96,63 +110,80 @@ def run(command: list[str], env: dict[str, str] | None = None) -> subprocess.Pop
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(env or {})})
 
 
-def measure_alone(folder: str, per_worker: int, steps: int) -> float:
+def measure_alone(folder: str, model: str, per_worker: int, steps: int) -> float:
     """Samples per second of both trainers, running at the same time."""
     children = [
-        run([sys.executable, __file__, "--as", "alone", folder, str(per_worker), str(steps), str(part)])
+        run(
+            [sys.executable, __file__, "--as", "alone", folder, model, str(per_worker), str(steps), str(part)]
+        )
         for part in range(WORKERS)
     ]
     return sum(json.loads(child.communicate(timeout=300)[0]) for child in children)
 
 
-def measure_together(folder: str, per_worker: int, steps: int, dispatcher: str):
+def measure_together(folder: str, model: str, per_worker: int, steps: int, dispatcher: str):
     program = "from rowhaul.cluster import launch; import sys; launch([], 2, 0, True, command=sys.argv[1:])"
-    command = [sys.executable, __file__, "--as", "together", folder, str(per_worker), str(steps), dispatcher]
+    command = [
+        sys.executable,
+        __file__,
+        "--as",
+        "together",
+        folder,
+        model,
+        str(per_worker),
+        str(steps),
+        dispatcher,
+    ]
     child = run([sys.executable, "-c", program, *command])
     return json.loads(child.communicate(timeout=300)[0].strip().splitlines()[-1])
+
+
+def compare(folder: str, model: str, per_worker: int, dispatcher: str) -> list[object]:
+    """A line of the table: both sides in turns, medians."""
+    steps = min(400_000 // per_worker // WORKERS, 40 if per_worker > 1000 else 200)
+    ratios, apart, joined, details = [], [], [], None
+    for _ in range(REPEATS):
+        apart.append(measure_alone(folder, model, per_worker, steps))
+        speed, *details = measure_together(folder, model, per_worker, steps, dispatcher)
+        joined.append(speed)
+        ratios.append(speed / apart[-1])
+    parts = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in details[0].items())
+    console.print(f"{model}, {per_worker:,} a worker, ms an iteration: {parts}; slack {details[1] * 1e3:.1f}")
+    medians = [statistics.median(one) for one in (apart, joined, ratios)]
+    return [f"{model}, {per_worker:,}", *medians]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--as", dest="role", default="")
     parser.add_argument("--per-worker", default="2048,4096,128")
-    parser.add_argument("--dispatcher", default="joint")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--dispatcher", default="round-robin", help="there is no network to save on")
     parser.add_argument("rest", nargs="*")
     given = parser.parse_args()
     if given.role:
-        folder, per_worker, steps, last = given.rest
+        folder, model, per_worker, steps, last = given.rest
         if given.role == "alone":
-            alone(folder, int(per_worker), int(steps), int(last))
+            alone(folder, model, int(per_worker), int(steps), int(last))
         else:
-            together(folder, int(per_worker), int(steps), last)
+            together(folder, model, int(per_worker), int(steps), last)
         return
     print_machine()
-    rows = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = str(Path(temporary) / "log")
-        rowhaul = [sys.executable, "-m", "rowhaul", "generate", "--rows", "400000", "--out", folder]
-        subprocess.run(rowhaul, check=True, stdout=subprocess.DEVNULL)
-        for per_worker in map(int, given.per_worker.split(",")):
-            steps = min(400_000 // per_worker // WORKERS, 60 if per_worker > 1000 else 300)
-            ratios, apart, joined, details = [], [], [], None
-            for _ in range(REPEATS):
-                apart.append(measure_alone(folder, per_worker, steps))
-                speed, *details = measure_together(folder, per_worker, steps, given.dispatcher)
-                joined.append(speed)
-                ratios.append(speed / apart[-1])
-            rows.append(
-                [
-                    f"{per_worker:,}",
-                    statistics.median(apart),
-                    statistics.median(joined),
-                    statistics.median(ratios),
-                ]
-            )
-            parts = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in details[0].items())
-            console.print(
-                f"{per_worker:,} a worker, ms of an iteration: {parts}; slack {details[1] * 1e3:.1f}"
-            )
-    columns = ["samples a worker", "two that share nothing, samples/s", "one model, samples/s", "ratio"]
+        command = [sys.executable, "-m", "rowhaul", "generate", "--rows", "400000", "--out", folder]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        rows = [
+            compare(folder, model, int(per_worker), given.dispatcher)
+            for model in given.models.split(",")
+            for per_worker in given.per_worker.split(",")
+        ]
+    columns = [
+        "model, samples a worker",
+        "two that share nothing, samples/s",
+        "one model, samples/s",
+        "ratio",
+    ]
     print_table(f"{WORKERS} co-located workers, {given.dispatcher}, loopback", columns, rows)
 
 

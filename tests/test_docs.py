@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,6 +26,9 @@ CHAINS = [
     ["docs/generator.md"],
     ["docs/scheduling.md"],
     ["docs/simulate.md"],
+    ["docs/what-moves-and-why.md"],
+    ["docs/three-machines.md"],
+    ["docs/own-loop.md"],
 ]
 
 
@@ -33,6 +37,22 @@ def blocks_of(page):
     return _BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
 
 
+def run_line(line, monkeypatch):
+    """Run one line of a shell block: `rowhaul` in this process, other programs as they are installed."""
+    words = shlex.split(line)
+    if words[0] == "rowhaul":
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert not end.value.code, line
+        return
+    program = Path(sys.executable).parent / words[0]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    done = subprocess.run([program, *words[1:]], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.timeout(300)  # some pages start clusters, and the machine may be busy
 @pytest.mark.parametrize("pages", CHAINS, ids=lambda pages: pages[-1])
 def test_snippets_run(pages, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -40,18 +60,15 @@ def test_snippets_run(pages, tmp_path, monkeypatch):
     for page in pages:
         names = {"__name__": "__main__"}
         for language, text, note, value in blocks_of(page):
-            if language == "python":
+            if note == "file":  # a line of a shell block will run it
+                Path(value).write_text(text)
+            elif language == "python":
                 exec(compile(text, page, "exec"), names)
                 num_run += 1
             elif language == "sh":
                 for line in text.splitlines():
-                    monkeypatch.setattr(sys, "argv", shlex.split(line))
-                    with pytest.raises(SystemExit) as end:
-                        main()
-                    assert not end.value.code, line
+                    run_line(line, monkeypatch)
                     num_run += 1
-            elif note == "file":
-                Path(value).write_text(text)
     assert num_run or not any(
         language in ("python", "sh") for page in pages for language, *_ in blocks_of(page)
     )
@@ -70,8 +87,16 @@ def test_the_documented_configuration_is_the_default():
     assert documented == TrainConfig().to_dict()
 
 
+def anchors_of(page):
+    """What a link can point to in a page: its headings, as GitHub writes them in addresses."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_between_pages_lead_somewhere():
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8")):
+        for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([\w-]+))?\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+                found = page.parent / target if target else page
+                assert found.exists(), f"{page.name} links to {target}"
+                assert not anchor or anchor in anchors_of(found), f"{page.name} links to {target}#{anchor}"

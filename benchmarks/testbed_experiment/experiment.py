@@ -14,9 +14,9 @@ from rowhaul.nn import Batch, EmbeddingBagCollection, EmbeddingBagConfig
 from rowhaul.optim import SGD
 
 NUM_FAST, NUM_SLOW = 4, 4
-FAST_MBIT, SLOW_MBIT, STORE_MBIT = 50, 5, 500
+FAST_MBIT, SLOW_MBIT, STORE_MBIT = 80, 8, 800  # chosen so that transfer is 90 % of vanilla's iteration
 PER_WORKER = 128
-DIM = 64
+DIM = 256  # wide rows, so that what a shaped link lets through at once, two frames, is little of a message
 CACHE_SHARE = 0.10  # of all rows, on each worker
 
 
@@ -85,12 +85,13 @@ class Net(torch.nn.Module):
         super().__init__()
         torch.manual_seed(0)
         tables = [EmbeddingBagConfig(embedding_dim=DIM, name=name, feature_names=[name]) for name in features]
+        self.num_features = len(features)
         self.rows = EmbeddingBagCollection(tables, optimizer=SGD(lr=0.05))
         self.hidden = torch.nn.Linear(DIM, 64)
         self.last = torch.nn.Linear(64, 1)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        pooled = self.rows(batch.ids).values().reshape(len(batch), -1, DIM)
+        pooled = self.rows(batch.ids).values().reshape(len(batch), self.num_features, DIM)
         return self.last(torch.relu(self.hidden(pooled.sum(dim=1)))).squeeze(1)
 
 

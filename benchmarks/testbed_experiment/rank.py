@@ -16,6 +16,7 @@ import json
 import statistics
 import time
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ from testbed_experiment.experiment import (
 )
 
 SKIPPED = 2  # iterations at the beginning of a turn: nothing ran beside which their rows could travel
+DENSE_TRIALS = 30
 COPIED = ("worker", "tables", "keys", "trainers", "states", "lookups", "hits")
 
 
@@ -132,26 +134,40 @@ def _without_samples(plan: Plan) -> Plan:
     )
 
 
-def calibrated(contender: Contender, setting: Setting) -> tuple[tuple[float, ...], float]:
-    """Seconds of compute per sample on each worker, and what an iteration takes besides, nothing moving."""
-    counted = [one for one in contender.seconds[setting.warmup :] if one is not None]
-    per_sample = seconds_per_sample(
-        [one[: contender.settings.topology.num_workers] for one in contender.measures[setting.warmup :]]
-    )
-    return per_sample, statistics.median(counted) - max(per_sample) * PER_WORKER
+def seconds_of_dense_sum(cluster: Cluster, size: int) -> float:
+    """What the sum of the dense gradients takes when all workers are there and do nothing else."""
+    assert cluster.dense is not None
+    taken = []
+    for _ in range(DENSE_TRIALS):
+        cluster.dense.all_gather(np.zeros(1, np.uint8))
+        began = time.perf_counter()
+        cluster.dense.sum_in_rank_order(torch.zeros(size))
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+def cpu_seconds(contender: Contender, first: int, last: int) -> float:
+    """CPU seconds of all ranks in an iteration, over the cores that they share."""
+    place = MEASURES.index("cpu")
+    used = [float(one[:, place].sum()) for one in contender.measures[first:last]]
+    each = [after - before for before, after in pairwise(used)]
+    return statistics.median(each) / len(os.sched_getaffinity(0))
 
 
 def predicted(
-    contender: Contender, links: MeasuredLinks, per_sample: tuple[float, ...], fixed_seconds: float
+    contender: Contender, setting: Setting, links: MeasuredLinks, per_sample: tuple[float, ...], dense: float
 ) -> list[float]:
-    """What the simulator's clock says that each iteration takes."""
-    model = TimeModel(
-        links.for_time_model(contender.settings), per_sample, dense_seconds=max(fixed_seconds, 0.0)
-    )
+    """What the simulator's clock says that each iteration takes.
+
+    All ranks share this machine's cores, so that no iteration is shorter than its CPU seconds over the cores;
+    those are measured in the warm-up.
+    """
+    model = TimeModel(links.for_time_model(contender.settings), per_sample, dense_seconds=dense)
     training = np.flatnonzero(np.bincount(contender.plans[-1].worker, minlength=len(per_sample))).tolist()
     clock = Clock(model, training)
     seconds = [clock.observe(plan) for plan in contender.plans]
-    return [one for one in seconds if one is not None] + [clock.finish()]
+    least = cpu_seconds(contender, setting.warmup // 2, setting.warmup)
+    return [max(one, least) for one in (*seconds[1:], clock.finish()) if one is not None]
 
 
 def result_of(contender: Contender, setting: Setting) -> dict[str, Any]:
@@ -183,6 +199,8 @@ def main() -> None:
         links = MeasuredLinks.measure(cluster)
         chosen = [one for one in MECHANISMS if one.name in (STILL, *setting.mechanisms)]
         contenders = [Contender(cluster, setting, one, links) for one in chosen]
+        size = sum(one.numel() for one in contenders[0].model.parameters())
+        dense = seconds_of_dense_sum(cluster, size) if cluster.is_worker else 0.0
         sent_before = bytes_sent()
         for _ in range(0, setting.iterations, setting.segment):
             for contender in contenders:
@@ -194,11 +212,13 @@ def main() -> None:
         }
         if cluster.rank == 0:
             printed["links"] = [links.bytes_per_second, links.latency_seconds]
-            per_sample, fixed = calibrated(contenders[0], setting)
-            printed["compute_seconds"], printed["fixed_seconds"] = per_sample, fixed
+            workers = cluster.topology.num_workers
+            still = [one[:workers] for one in contenders[0].measures[setting.warmup :]]
+            per_sample = seconds_per_sample(still)
+            printed["compute_seconds"], printed["dense_seconds"] = per_sample, dense
             printed["results"] = {
                 one.mechanism.name: result_of(one, setting)
-                | {"predicted": predicted(one, links, per_sample, fixed)}
+                | {"predicted": predicted(one, setting, links, per_sample, dense)}
                 for one in contenders
             }
         for contender in contenders:

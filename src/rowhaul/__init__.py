@@ -1,8 +1,8 @@
 """Rowhaul trains recommendation models whose embedding tables outgrow one worker, exactly.
 
 The names below are the public interface, with the sub-packages `rowhaul.nn`, `rowhaul.optim`,
-`rowhaul.data`, `rowhaul.schedule`, `rowhaul.simulate`, `rowhaul.train` and `rowhaul.checkpoint`. They
-are imported when first used, so that ``import rowhaul`` costs nothing.
+`rowhaul.data`, `rowhaul.schedule`, `rowhaul.simulate`, `rowhaul.train`, `rowhaul.checkpoint` and
+`rowhaul.cluster`. They are imported when first used, so that ``import rowhaul`` costs nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rowhaul import checkpoint, data, errors, nn, optim, schedule, simulate, store, train
+    from rowhaul import checkpoint, cluster, data, errors, nn, optim, schedule, simulate, store, train
     from rowhaul.data.schema import Schema
     from rowhaul.data.stream import SampleStream
     from rowhaul.errors import RowhaulError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         KeyedTensor,
         RowOptimizer,
     )
+    from rowhaul.train.distributed import distribute
 
 _HOME = {
     "Schema": "rowhaul.data.schema",
@@ -34,8 +35,20 @@ _HOME = {
     "KeyedJaggedTensor": "rowhaul.nn",
     "KeyedTensor": "rowhaul.nn",
     "RowOptimizer": "rowhaul.nn",
+    "distribute": "rowhaul.train.distributed",
 }
-_PACKAGES = ("checkpoint", "data", "errors", "nn", "optim", "schedule", "simulate", "store", "train")
+_PACKAGES = (
+    "checkpoint",
+    "cluster",
+    "data",
+    "errors",
+    "nn",
+    "optim",
+    "schedule",
+    "simulate",
+    "store",
+    "train",
+)
 
 __all__ = [
     "Batch",
@@ -48,7 +61,9 @@ __all__ = [
     "SampleStream",
     "Schema",
     "checkpoint",
+    "cluster",
     "data",
+    "distribute",
     "errors",
     "nn",
     "optim",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from importlib.metadata import version
 
@@ -21,6 +22,7 @@ from rowhaul.cli.prepare import prepare
 from rowhaul.cli.simulate import simulate
 from rowhaul.cli.train import train
 from rowhaul.cli.verify import verify
+from rowhaul.cluster import is_launched
 from rowhaul.errors import RowhaulError
 
 EXIT_ERROR = 2
@@ -82,4 +84,8 @@ def _explained(error: OSError) -> str | None:
 def _fail(message: str, code: int) -> None:
     console = Console(stderr=True, soft_wrap=True, emoji=False)
     console.print(f"[bold red]error:[/] {escape(message)}", highlight=False)
+    if is_launched():  # threads may be stuck in the network, and would abort an orderly exit
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)

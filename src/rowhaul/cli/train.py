@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,8 +114,11 @@ def train(
     if result.interrupted:
         if out:
             again = " ".join(f"--data '{one}'" for one in data)
+            command = f"rowhaul train --resume --out {out} {again}"
+            if is_launched() and "TORCHELASTIC_RUN_ID" in os.environ:
+                command = "the same torchrun command with --resume"
             console.print(
-                f"\nStopped and saved. To go on: rowhaul train --resume --out {out} {again}",
+                f"\nStopped and saved. To go on: {command}",
                 highlight=False,
                 markup=False,
                 soft_wrap=True,

@@ -118,6 +118,8 @@ class Mover:
 
     def _turn(self, job: Job, turn: Turn) -> None:
         sent, received = job.turns.sent(turn), job.turns.received(turn)
+        if not len(sent) and not len(received) and not self._has_steps(job, turn):
+            return
         arrived = self._exchange(job, sent, received)
         if len(received):
             self._take_in(received, arrived)
@@ -127,6 +129,9 @@ class Mover:
                 memory.step(steps, self._rates)
         if self._bounded and self.home is not None and len(received):
             self.home.step(pushed_rows(received), self._rates, job.plan.iteration)
+
+    def _has_steps(self, job: Job, turn: Turn) -> bool:
+        return bool(len(job.turns.steps(turn, by_peer=False)) or len(job.turns.steps(turn, by_peer=True)))
 
     def _exchange(self, job: Job, sent: Parcels, received: Parcels) -> Bytes:
         """Send and receive the messages of a turn; returns what came."""
@@ -181,13 +186,15 @@ class Mover:
 
 def _count(job: Job, sent: Parcels, rank: int) -> None:
     """Add up bytes by kind and peer; what stays on this rank is not counted."""
-    lengths = np.diff(np.append(sent.offsets, sent.num_bytes))
+    ends = np.append(sent.offsets[1:], sent.num_bytes)
+    lengths = (ends - sent.offsets).astype(np.float64)
+    first = 0
     for peer, part in sent.messages.items():
-        if peer == rank:
-            continue
-        here = (sent.offsets >= part.start) & (sent.offsets < part.stop)
-        for kind in np.unique(sent.kind[here]).tolist():
-            job.num_bytes[kind, peer] += int(lengths[here & (sent.kind == kind)].sum())
+        last = int(np.searchsorted(sent.offsets, part.stop))
+        if peer != rank:
+            of_kinds = np.bincount(sent.kind[first:last], lengths[first:last]).tolist()
+            job.num_bytes.update({(kind, peer): int(size) for kind, size in enumerate(of_kinds) if size})
+        first = last
 
 
 @contextmanager

@@ -68,7 +68,7 @@ class TurnsOfRank:
 
     def steps(self, turn: Turn, *, by_peer: bool) -> DueSteps:
         """The steps that are due once the turn's moves are here: on rows at home, or in a peer's cache."""
-        return self._steps[turn, by_peer]
+        return self._steps.get((turn, by_peer), NO_DUE_STEPS)
 
 
 def _by_turn(plan: Plan, turns: Turns, rank: int, *, sends: bool) -> list[Parcels]:
@@ -133,7 +133,9 @@ def _joined(first: Parcels, last: Parcels) -> Parcels:
 def _steps_of_rank(plan: Plan, turns: Turns, rank: int) -> dict[tuple[Turn, bool], DueSteps]:
     steps = plan.steps if plan.steps is not None else _NO_STEPS
     here = steps.rank == rank
-    found = {}
+    found: dict[tuple[Turn, bool], DueSteps] = {}
+    if not here.any():
+        return found
     for turn in Turn:
         for peer in (False, True):
             places = np.flatnonzero(here & (turns.steps == turn) & (turns.by_peer == peer))
@@ -153,6 +155,9 @@ _NO_STEPS = Steps(
     after=np.empty(0, np.uint8),
     by_peer=np.empty(0, np.uint8),
 )
+
+
+NO_DUE_STEPS = DueSteps(_NO_STEPS.table, _NO_STEPS.key, _NO_STEPS.contributors, _NO_STEPS.trained)
 
 
 def pushed_rows(parcels: Parcels) -> DueSteps:

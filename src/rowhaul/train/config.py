@@ -14,6 +14,7 @@ import yaml
 
 from rowhaul._files import write_text
 from rowhaul.errors import ConfigError
+from rowhaul.nn.exactness import refuse_clipping, refuse_scaler
 from rowhaul.optim import RowOptimizerRule, row_optimizer
 from rowhaul.store.tables import ON_UNKNOWN
 from rowhaul.train.cluster_config import ONE_PROCESS, ClusterConfig
@@ -204,6 +205,7 @@ def _build(kind: type[Built], given: Mapping[str, Any], where: str) -> Built:
     values: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
+            _refuse_inexact(str(name))
             near = difflib.get_close_matches(str(name), known, n=1)
             hint = f"did you mean {where}{near[0]}?" if near else f"known are {', '.join(known)}"
             raise ConfigError(f"unknown setting {where}{name}; {hint}")
@@ -212,6 +214,14 @@ def _build(kind: type[Built], given: Mapping[str, Any], where: str) -> Built:
         else:
             values[name] = _converted(types[name], value, where + name)
     return kind(**values)
+
+
+def _refuse_inexact(name: str) -> None:
+    """Say why there is no such setting, where people know it from elsewhere."""
+    if "clip" in name:
+        refuse_clipping(name)
+    if "scaler" in name or name in ("amp", "mixed_precision"):
+        refuse_scaler(name)
 
 
 def _merge(kind: type[Any], default: Any, given: Mapping[str, Any], where: str) -> Any:

@@ -26,6 +26,7 @@ from rowhaul.schedule.plan import KIND_NAMES
 from rowhaul.train.log import RunLog
 from rowhaul.train.metrics import MetricValues
 
+_STARTING_STEPS = 10  # whose plans had nothing to be made beside, and kernels to compile
 _SECONDS = [name for name in MEASURES if name not in ("cpu", "samples")]
 
 
@@ -92,7 +93,7 @@ class ClusterLog:
             measured = dict(zip(MEASURES, job.measures[:workers].T, strict=True))
             for name in _SECONDS:
                 sums[f"seconds/{name}"] += float(measured[name].mean())
-            if self._steps > 1:
+            if self._steps > _STARTING_STEPS:
                 self._slack_least = min(self._slack_least, float(measured["slack"].min()))
             cpu = float(job.measures[:, MEASURES.index("cpu")].sum())
             sums["seconds/cpu of all ranks"] += cpu - self._cpu if self._cpu else 0.0

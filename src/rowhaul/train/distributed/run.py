@@ -96,7 +96,9 @@ class ClusterRun:
         schema = schema_for_all(cluster, config, schema)
         self.cluster, self.config, self.schema, self.folder = cluster, config, schema, folder
         if folder and cluster.rank == 0:
-            check_same_config(folder, config, schema) if resume else check_new_folder(folder)
+            # torchrun repeats one command when it restarts ranks: --resume may find nothing yet.
+            begins = not resume or not folder.exists() or not any(folder.iterdir())
+            check_new_folder(folder) if begins else check_same_config(folder, config, schema)
         if folder and len(cluster.hosts) > 1:
             instead = "mount one folder (NFS, for instance) on every host, or leave out --out"
             check_shared_folder(cluster, folder.parent, "the run", instead)

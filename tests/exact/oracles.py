@@ -1,0 +1,160 @@
+"""Training in one process, two ways: whole batches, and the parts that a cluster's plans dispatched."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from in_process_cluster import Outcome
+from training_case import Case, Row, Rows, TinyModel, per_sample_loss
+
+from rowhaul.data.samples import Samples
+from rowhaul.nn import Batch
+
+
+@dataclass
+class Alone:
+    """What training in one process left: after each segment, and the loss of each batch."""
+
+    rows: list[Rows]
+    dense: list[list[np.ndarray]]
+    losses: list[float]
+
+
+def replay(case: Case, outcome: Outcome) -> Alone:
+    """Train the parts that the cluster's workers trained, gradients added up in the order of the workers."""
+    return _train(case, _ends(outcome), outcome.workers)
+
+
+def plain(case: Case, outcome: Outcome) -> Alone:
+    """Train whole batches."""
+    return _train(case, _ends(outcome), None)
+
+
+def _ends(outcome: Outcome) -> list[int]:
+    return [rest.iteration for rest in outcome.rests[0]]
+
+
+def _train(case: Case, ends: Sequence[int], workers: Sequence[np.ndarray] | None) -> Alone:
+    model = case.model()
+    dense = torch.optim.SGD(model.parameters(), lr=case.dense_lr)
+    admission = Admission(case)
+    alone = Alone([], [], [])
+    for iteration in range(max(ends) + 1):
+        for _ in range(ends.count(iteration)):
+            alone.rows.append(_trained_rows(case, model, admission))
+            alone.dense.append([one.detach().numpy().copy() for one in model.parameters()])
+        if iteration == max(ends):
+            break
+        samples, total = case.batches[iteration], torch.zeros((), dtype=case.dtype)
+        admission.see(samples)
+        for part in _parts(samples, None if workers is None else workers[iteration]):
+            batch = Batch.from_samples(part, global_size=len(samples))
+            loss = batch.loss(per_sample_loss(model(batch), batch))
+            loss.backward()
+            total += loss.detach()
+        _step_rows(case, model, admission, iteration)
+        dense.step()
+        dense.zero_grad()
+        alone.losses.append(float(total))
+    return alone
+
+
+def _parts(samples: Samples, worker: np.ndarray | None) -> list[Samples]:
+    if worker is None:
+        return [samples]
+    return [samples.take(np.flatnonzero(worker == one)) for one in np.unique(worker)]
+
+
+class Admission:
+    """Which rows may learn: those that enough samples have named, and hot ones."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self._table_of = {
+            name: number for number, table in enumerate(case.tables) for name in table.feature_names
+        }
+        self._sightings: Counter[Row] = Counter()
+        hot = case.settings.hot
+        self._hot = set(zip(hot.tables.tolist(), hot.keys.tolist(), strict=True)) if hot else set()
+
+    def see(self, samples: Samples) -> None:
+        """Count a batch: a row once a sample, however often the sample names it."""
+        named: list[set[Row]] = [set() for _ in range(len(samples))]
+        place = 0
+        for feature, lengths in zip(samples.features, samples.lengths.tolist(), strict=True):
+            for sample, length in enumerate(lengths):
+                keys = samples.values[place : place + length].tolist()
+                named[sample] |= {(self._table_of[feature], key) for key in keys}
+                place += length
+        self._sightings.update(row for rows in named for row in rows)
+
+    def admits(self, rows: Iterable[Row]) -> np.ndarray:
+        least = self._case.settings.admit_after
+        return np.array([row in self._hot or self._sightings[row] >= least for row in rows], np.bool_)
+
+
+def _step_rows(case: Case, model: TinyModel, admission: Admission, iteration: int) -> None:
+    """Step the rows that are admitted; the gradients of the others are dropped."""
+    number_of = {table.name: number for number, table in enumerate(case.tables)}
+    for group in model.rows.groups:
+        taken = group.take_gradients()
+        if taken is None:
+            continue
+        lookup, gradients = taken
+        tables = [number_of[table.name] for table in group.tables.tables]
+        rows = zip(np.repeat(tables, np.diff(lookup.starts)).tolist(), lookup.keys.tolist(), strict=True)
+        some = admission.admits(rows)
+        if some.any():
+            group.tables.update(lookup.locations[some], gradients[some], case.rates(iteration), iteration + 1)
+
+
+def _trained_rows(case: Case, model: TinyModel, admission: Admission) -> Rows:
+    every = {
+        (number, int(key)): record
+        for number, table in enumerate(case.tables)
+        for keys, records in model.rows.rows(table.name)
+        for key, record in zip(keys, records, strict=True)
+    }
+    return {row: every[row] for row, admitted in zip(every, admission.admits(every), strict=True) if admitted}
+
+
+def assert_bit_equal(case: Case, outcome: Outcome, alone: Alone) -> None:
+    """Rows with their state, dense weights and losses are the same numbers, after every segment."""
+    assert outcome.losses == alone.losses
+    for segment, (rows, dense) in enumerate(zip(alone.rows, alone.dense, strict=True)):
+        found = outcome.rows(segment)
+        _assert_same_names(case, found, rows)
+        different = [row for row, record in rows.items() if not np.array_equal(found[row], record)]
+        assert not different, f"after segment {segment} rows {different} differ"
+        assert all(map(np.array_equal, outcome.rests[0][segment].dense, dense))
+
+
+def assert_close(case: Case, outcome: Outcome, alone: Alone, tolerance: float = 1e-9) -> None:
+    """The same, within rounding."""
+    np.testing.assert_allclose(outcome.losses, alone.losses, rtol=0, atol=tolerance)
+    for segment, (rows, dense) in enumerate(zip(alone.rows, alone.dense, strict=True)):
+        found = outcome.rows(segment)
+        _assert_same_names(case, found, rows)
+        for row, record in rows.items():
+            np.testing.assert_allclose(found[row], record, rtol=0, atol=tolerance, err_msg=str(row))
+        for one, other in zip(outcome.rests[0][segment].dense, dense, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
+
+
+def _assert_same_names(case: Case, found: Rows, expected: Rows) -> None:
+    """Homes hold what was trained, and hot rows, which may not have been: those are as they were made."""
+    assert expected.keys() <= found.keys()
+    untouched = case.model().rows
+    for table, key in found.keys() - expected.keys():
+        hot = case.settings.hot
+        assert hot is not None
+        assert ((hot.tables == table) & (hot.keys == key)).any(), (
+            f"row {key} of table {table} was not trained"
+        )
+        group, position = untouched._table(case.tables[table].name)
+        location = group.tables.make_fresh(np.array([position]), np.array([key]))
+        assert np.array_equal(found[table, key], group.tables.arena.read(location)[0])

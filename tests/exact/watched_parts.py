@@ -1,0 +1,76 @@
+"""Parts of a rank that may dawdle, wherever a test wants them to, and that tell what they have done."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from rowhaul.exchange.in_process import InProcessLinks, InProcessTransfer
+from rowhaul.exchange.mover import Job, Mover, TrainedRows
+from rowhaul.exchange.runtime import Runtime
+from rowhaul.exchange.turns import Turn
+from rowhaul.schedule import IdBatch, Plan, Scheduler, ScheduleSettings
+
+Delay = Callable[[int, str], None]  # rank, phase
+PHASES = ("network", "read", "plan", "control", "turn", "forward", "step", "end")
+NETWORK = -1  # the rank of delays in the network, which does not know whose they are
+
+
+def no_delay(rank: int, phase: str) -> None:
+    pass
+
+
+class CountedLinks:
+    """Links that count the bytes they are given to send."""
+
+    def __init__(self, links: InProcessLinks) -> None:
+        self._links = links
+        self.posted: Counter[tuple[int, int]] = Counter()
+
+    def post(self, receives: Mapping[int, np.ndarray], sends: Mapping[int, np.ndarray]) -> InProcessTransfer:
+        for peer, data in sends.items():
+            self.posted[self._links.rank, peer] += data.nbytes
+        return self._links.post(receives, sends)
+
+
+class DelayedMover(Mover):
+    """A mover that may dawdle, and remembers its jobs."""
+
+    def __init__(self, rank: int, *arguments: object, delay: Delay) -> None:
+        super().__init__(rank, *arguments)
+        self.jobs: list[Job] = []
+        self._delay = delay
+
+    def finish(self, job: Job, trained: TrainedRows | None) -> None:
+        super().finish(job, trained)
+        self.jobs.append(job)
+
+    def _turn(self, job: Job, turn: Turn) -> None:
+        self._delay(self.rank, "turn")
+        super()._turn(job, turn)
+
+
+class DelayedRuntime(Runtime):
+    """A runtime whose control lane may dawdle."""
+
+    delay: Delay = staticmethod(no_delay)
+
+    def _agree_on(self, number: int) -> Job | None:
+        self.delay(self.rank, "control")
+        return super()._agree_on(number)
+
+
+class DelayedScheduler(Scheduler):
+    """A scheduler that may dawdle."""
+
+    def __init__(
+        self, settings: ScheduleSettings, batches: Iterator[IdBatch], delay: Callable[[], None]
+    ) -> None:
+        super().__init__(settings, batches)
+        self._delay = delay
+
+    def plan(self) -> Plan:
+        self._delay()
+        return super().plan()
