@@ -117,13 +117,13 @@ def run_cluster(
         RankErrorsError: with what every rank raised, once all of them have ended.
     """
     num_workers, num_ranks = case.settings.topology.num_workers, case.settings.topology.num_ranks
-    network = InProcessNetwork(num_ranks, delay=lambda: delay(NETWORK, "network"), timeout_seconds=30)
+    network = InProcessNetwork(num_ranks, delay=lambda: delay(NETWORK, "network"), timeout_seconds=60)
     ranks = [Rank(case, rank, network, delay, train, should_stop) for rank in range(num_ranks)]
     threads = [threading.Thread(target=one.run, daemon=True) for one in ranks]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(90)
     assert not any(thread.is_alive() for thread in threads), "ranks hang"
     errors = [one.error for one in ranks]
     if any(errors):

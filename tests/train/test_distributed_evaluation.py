@@ -16,7 +16,9 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "exact"))
-from in_process_cluster import Case, Rank, no_delay, row_sizes, train_batch
+from in_process_cluster import Rank, train_batch
+from training_case import Case, row_sizes
+from watched_parts import no_delay
 
 from rowhaul.cluster import launch
 from rowhaul.data.samples import Samples

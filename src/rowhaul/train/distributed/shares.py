@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.data.stream import SampleStream
-from rowhaul.exchange.calibrate import measure_links
+from rowhaul.exchange.calibrate import LinkMeasurements, measure_links
 from rowhaul.exchange.mover import Job
 from rowhaul.exchange.runtime import MEASURES
 from rowhaul.nn import EmbeddingBagCollection
-from rowhaul.schedule import IdBatch, ScheduleSettings
+from rowhaul.schedule import IdBatch, ScheduleSettings, Topology
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.links import Link, Links
 from rowhaul.simulate.results import Outcome
@@ -30,6 +30,7 @@ from rowhaul.train.distributed.training import DistributedTraining, tables_of_fe
 OBSERVED_ITERATIONS = 10  # whose compute times count
 SKIPPED_ITERATIONS = 3  # before them: kernels may compile
 TRIED_BATCHES, WARM_UP_BATCHES = 60, 20
+SLOW_STORE = 2.0  # how many times faster among themselves workers are whom a store holds back
 
 Told = Callable[[str], None]
 
@@ -43,18 +44,12 @@ class MeasuredLinks:
 
     @classmethod
     def measure(cls, cluster: Cluster) -> MeasuredLinks:
-        """Measure the links of all ranks; a collective call before training.
-
-        A store is taken to be as fast as all workers together, unless it is slower than one of them: from
-        the other end of a slower link nobody can tell.
-        """
+        """Measure the links of all ranks; a collective call before training."""
         measured = measure_links(cluster.moves, cluster.control)
-        speeds, workers = measured.rank_speeds(), cluster.topology.num_workers
-        fastest = max(speeds[:workers])
-        stores = [sum(speeds[:workers]) if speed > 0.9 * fastest else speed for speed in speeds[workers:]]
-        others = np.where(np.eye(len(speeds), dtype=bool), np.inf, measured.latency_seconds)
+        others = np.where(np.eye(measured.num_ranks, dtype=bool), np.inf, measured.latency_seconds)
         # A message keeps both of its ends busy; what it takes is divided between them.
-        return cls((*speeds[:workers], *stores), tuple((others.min(axis=1) / 2).tolist()))
+        latencies = tuple((others.min(axis=1) / 2).tolist())
+        return cls(_own_speeds(measured, cluster.topology), latencies)
 
     def for_time_model(self, settings: ScheduleSettings) -> Links:
         """The links as the simulator has them."""
@@ -65,6 +60,25 @@ class MeasuredLinks:
         workers = settings.topology.num_workers
         stores = None if settings.topology.colocated else tuple(links[workers:])
         return Links.make(settings.topology, tuple(links[:workers]), stores)
+
+
+def _own_speeds(measured: LinkMeasurements, topology: Topology) -> tuple[float, ...]:
+    """What the link of each rank does by itself, from what pairs of ranks do.
+
+    A pair is as fast as the slower of its links. Workers are judged by their pairs with stores, unless
+    they are much faster among themselves: then it is the store that is slow. A store that is not is
+    taken to be as fast as all workers together: from the other end of a slower link nobody can tell.
+    """
+    workers = topology.num_workers
+    if topology.colocated:
+        return measured.rank_speeds()
+    pairs = measured.both_ways_bytes_per_second
+    with_stores = np.median(pairs[:workers, workers:], axis=1)
+    among = np.where(np.eye(workers, dtype=bool), 0.0, pairs[:workers, :workers]).max(axis=1)
+    held_back = among > SLOW_STORE * with_stores
+    speeds = np.where(held_back, among, with_stores)
+    store = float(with_stores.max()) if held_back.any() else float(speeds.sum())
+    return (*speeds.tolist(), *([store] * topology.num_stores))
 
 
 class ShareKeeper:
