@@ -58,23 +58,24 @@ def run(setting: Setting, timeout: float) -> list[dict[str, Any]]:
     return [json.loads(one.stdout.strip().splitlines()[-1]) for one in done.outputs]
 
 
-def counted(setting: Setting, result: dict[str, Any], name: str) -> list[float]:
+def counted(setting: Setting, mechanism: str, result: dict[str, Any], name: str) -> list[float]:
     """A series over the iterations that count: not warming up, and not at the beginning of a turn."""
-    pairs = zip(result[name], result["seconds"], strict=True)
-    return [value for value, seconds in list(pairs)[setting.warmup :] if seconds is not None]
+    (one,) = (one for one in MECHANISMS if one.name == mechanism)
+    pairs = list(zip(result[name], result["seconds"], strict=True))
+    return [value for value, seconds in pairs[setting.warmup_of(one) :] if seconds is not None]
 
 
 def report(setting: Setting, printed: list[dict[str, Any]]) -> None:
     first = printed[0]
     results: dict[str, Any] = first["results"]
-    means = {name: statistics.mean(counted(setting, one, "seconds")) for name, one in results.items()}
+    means = {name: statistics.mean(counted(setting, name, one, "seconds")) for name, one in results.items()}
     speeds = ", ".join(f"{speed * 8 / 1e6:.3g}" for speed in first["links"][0])
     fixed = means[STILL]
     rows = []
     for name, one in results.items():
         if name == STILL:
             continue
-        predicted = statistics.mean(counted(setting, one, "predicted"))
+        predicted = statistics.mean(counted(setting, name, one, "predicted"))
         rows.append(
             [
                 name,
@@ -84,7 +85,7 @@ def report(setting: Setting, printed: list[dict[str, Any]]) -> None:
                 f"{100 * (means[name] / predicted - 1):+.0f} %",
                 means["laia"] / means[name] if "laia" in means else float("nan"),
                 means["vanilla"] / means[name] if "vanilla" in means else float("nan"),
-                statistics.mean(counted(setting, one, "plan_bytes")) / 1e3,
+                statistics.mean(counted(setting, name, one, "plan_bytes")) / 1e3,
                 one["least_slack"] * 1e3,
             ]
         )

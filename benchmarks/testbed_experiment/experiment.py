@@ -54,6 +54,10 @@ class Setting:
     warmup: int  # iterations of each mechanism that do not count
     mechanisms: tuple[str, ...] = tuple(one.name for one in MECHANISMS)
 
+    def warmup_of(self, mechanism: Mechanism) -> int:
+        """Iterations of a mechanism that do not count; one that tries shares needs longer."""
+        return max(self.warmup, 2 * self.iterations // 3) if mechanism.auto else self.warmup
+
     @property
     def batch_size(self) -> int:
         return PER_WORKER * (NUM_FAST + NUM_SLOW)

@@ -93,10 +93,12 @@ class Contender:
         """Some iterations."""
         ended = 0.0
         for done, batch in enumerate(self.training.batches(self.setting.segment)):
-            logits = self.model(batch)
-            per_sample = binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
-            loss = batch.loss(per_sample)
-            loss.backward()
+            loss = torch.zeros(())
+            if len(batch):  # a worker without samples has nothing to compute
+                logits = self.model(batch)
+                per_sample = binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
+                loss = batch.loss(per_sample)
+                loss.backward()
             self.training.step(loss)
             self.dense.step()
             self.dense.zero_grad()
@@ -166,13 +168,14 @@ def predicted(
     training = np.flatnonzero(np.bincount(contender.plans[-1].worker, minlength=len(per_sample))).tolist()
     clock = Clock(model, training)
     seconds = [clock.observe(plan) for plan in contender.plans]
-    least = cpu_seconds(contender, setting.warmup // 2, setting.warmup)
+    warmup = setting.warmup_of(contender.mechanism)
+    least = cpu_seconds(contender, warmup - setting.warmup // 2, warmup)
     return [max(one, least) for one in (*seconds[1:], clock.finish()) if one is not None]
 
 
 def result_of(contender: Contender, setting: Setting) -> dict[str, Any]:
     workers = contender.settings.topology.num_workers
-    measured = np.stack(contender.measures[setting.warmup :])[:, :workers]
+    measured = np.stack(contender.measures[setting.warmup_of(contender.mechanism) :])[:, :workers]
     return {
         "seconds": contender.seconds,
         "told": contender.told,

@@ -20,6 +20,7 @@ from rowhaul.data.schema import SCHEMA_FILE, Schema
 from rowhaul.errors import ConfigError
 from rowhaul.exchange.data_feed import data_bytes
 from rowhaul.exchange.mover import Job
+from rowhaul.nn import BatchNorm1d
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed import checkpointing
 from rowhaul.train.distributed.data_streams import (
@@ -116,6 +117,8 @@ class ClusterRun:
             self.trainer.step + self.stream.num_batches, config.max_steps or sys.maxsize
         )
         self.first_step = self.trainer.step
+        # A worker without samples has nothing to compute, unless layers need all workers at once.
+        self.joins_empty = any(isinstance(one, BatchNorm1d) for one in self.trainer.model.modules())
         wanted = config.cluster.links == "measure" or config.cluster.shares == "auto"
         self.links = MeasuredLinks.measure(cluster) if wanted else None
         self.training = self._distribute(saved)
@@ -205,8 +208,10 @@ class ClusterRun:
         for batch in training.batches(count):
             trainer.model.train()
             trainer.set_rates()
-            loss = batch.loss(per_sample_loss(trainer.model(batch), batch))
-            loss.backward()
+            loss = torch.zeros((), dtype=getattr(torch, self.config.precision))
+            if len(batch) or self.joins_empty:
+                loss = batch.loss(per_sample_loss(trainer.model(batch), batch))
+                loss.backward()
             value = training.step(loss)
             assert value is not None
             trainer.dense.step()

@@ -1,13 +1,16 @@
 """`--shares auto`: how many samples each worker trains, from what its link and its processor can do.
 
 Links are measured before training, compute during the first iterations. Rank 0 then tries shares on the
-first batches of the data in the simulator, beside training, and tells all ranks the best ones
-as a control record: in force in the same iteration everywhere.
+first batches of the data in the simulator, beside training. The best of those, equal shares, and equal
+shares on the best workers alone are each tried in training itself, for a few iterations, and the
+quickest stay. Ranks hear of shares by control records: in force in the same iteration everywhere.
 """
 
 from __future__ import annotations
 
+import statistics
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -29,7 +32,8 @@ from rowhaul.train.distributed.training import DistributedTraining, tables_of_fe
 
 OBSERVED_ITERATIONS = 10  # whose compute times count
 SKIPPED_ITERATIONS = 3  # before them: kernels may compile
-TRIED_BATCHES, WARM_UP_BATCHES = 60, 20
+TRIED_BATCHES, WARM_UP_BATCHES = 60, 20  # in the simulator
+TRIAL_ITERATIONS = 16  # of training, with each candidate
 SLOW_STORE = 2.0  # how many times faster among themselves workers are whom a store holds back
 
 Told = Callable[[str], None]
@@ -104,35 +108,100 @@ class ShareKeeper:
         self._observed: list[npt.NDArray[np.float64]] = []
         self._num_seen = 0
         self._thread: threading.Thread | None = None
+        self._candidates: list[Outcome] = []
+        self._trial: _Trial | None = None
+        self._dispatcher = str(training.settings.dispatcher)
+        self._last = time.perf_counter()
 
     def observe(self, job: Job) -> None:
-        """Take note of an iteration; after enough of them, decide in a thread of its own."""
-        if self._links is None or self._thread is not None or job.measures is None:
+        """Take note of an iteration; after enough of them, find candidates beside training, and try them."""
+        if self._links is None or job.measures is None:
             return
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        if self._trial is not None:
+            self._try(job, seconds)
+        elif self._thread is None:
+            self._watch(job.measures)
+        elif self._candidates:
+            self._trial = _Trial(self._candidates)
+            self._post(self._trial.candidate)
+
+    def _watch(self, measures: npt.NDArray[np.float64]) -> None:
         self._num_seen += 1
         if self._num_seen > SKIPPED_ITERATIONS:
-            self._observed.append(job.measures[: self._training.settings.topology.num_workers])
+            self._observed.append(measures[: self._training.settings.topology.num_workers])
         if len(self._observed) >= OBSERVED_ITERATIONS:
-            self._thread = threading.Thread(target=self._decide, name="rowhaul-shares", daemon=True)
+            self._thread = threading.Thread(target=self._find, name="rowhaul-shares", daemon=True)
             self._thread.start()
 
-    def _decide(self) -> None:
-        settings, postbox = self._training.settings, self._training.runtime.postbox
+    def _find(self) -> None:
+        """The shares that the simulator likes best."""
         try:
             assert self._links is not None
-            seconds = seconds_per_sample(self._observed)
-            batches = self._first_batches()
-            outcome = choose_shares(settings, batches, self._links, seconds, sum_seconds(self._observed))
-            if outcome.dispatch != settings.dispatcher:
-                postbox.post("dispatcher", outcome.dispatch)
-            postbox.post("shares", tuple(outcome.shares))
-            self.decided = True
-            self._told(
-                f"shares {list(outcome.shares)} with {outcome.dispatch}: "
-                f"{outcome.iteration_seconds * 1e3:.1f} ms an iteration are expected"
-            )
+            seconds, sums = seconds_per_sample(self._observed), sum_seconds(self._observed)
+            settings = self._training.settings
+            self._candidates = candidates(settings, self._first_batches(), self._links, seconds, sums)
         except Exception as error:  # equal shares are never wrong, only slower
             self._told(f"shares stay equal: {error}")
+
+    def _try(self, job: Job, seconds: float) -> None:
+        """Time the candidate that is in force; then the next one, and in the end use the quickest."""
+        trial = self._trial
+        assert trial is not None
+        shares = np.bincount(job.plan.worker, minlength=job.plan.num_workers)
+        if self.decided or not trial.is_in_force(shares, seconds):
+            return
+        trial.place += 1
+        if trial.place < len(trial.candidates):
+            self._post(trial.candidate)
+            return
+        best, typical = trial.quickest()
+        self._post(best)
+        self.decided = True
+        tried = ", ".join(
+            f"{list(one.shares)} {trial.median(n) * 1e3:.1f} ms" for n, one in enumerate(trial.candidates)
+        )
+        self._told(
+            f"shares {list(best.shares)} with {best.dispatch}: {typical * 1e3:.1f} ms an iteration, "
+            f"the quickest of those tried ({tried})"
+        )
+
+    def _post(self, outcome: Outcome) -> None:
+        postbox = self._training.runtime.postbox
+        if outcome.dispatch != self._dispatcher:
+            postbox.post("dispatcher", outcome.dispatch)
+            self._dispatcher = outcome.dispatch
+        postbox.post("shares", tuple(outcome.shares))
+
+
+class _Trial:
+    """Candidates timed one after the other."""
+
+    def __init__(self, candidates: list[Outcome]) -> None:
+        self.candidates, self.place = candidates, 0
+        self._seconds: list[list[float]] = [[] for _ in candidates]
+
+    @property
+    def candidate(self) -> Outcome:
+        """The one that is tried."""
+        return self.candidates[self.place]
+
+    def is_in_force(self, shares: npt.NDArray[np.int64], seconds: float) -> bool:
+        """Take note of an iteration with these samples a worker; true when the candidate was timed enough."""
+        if sum(shares) == sum(self.candidate.shares) and shares.tolist() == list(self.candidate.shares):
+            self._seconds[self.place].append(seconds)
+        return len(self._seconds[self.place]) >= TRIAL_ITERATIONS
+
+    def median(self, number: int) -> float:
+        """What an iteration took, without the first ones: rows were still on their way to other workers."""
+        return statistics.median(self._seconds[number][TRIAL_ITERATIONS // 2 :])
+
+    def quickest(self) -> tuple[Outcome, float]:
+        """The candidate with the shortest iterations."""
+        medians = [self.median(number) for number in range(len(self.candidates))]
+        best = int(np.argmin(medians))
+        return self.candidates[best], medians[best]
 
 
 def first_batches(stream: SampleStream, collection: EmbeddingBagCollection) -> list[IdBatch]:
@@ -161,14 +230,14 @@ def sum_seconds(observed: list[npt.NDArray[np.float64]]) -> float:
     return float(np.median(waited.min(axis=1)))
 
 
-def choose_shares(
+def candidates(
     settings: ScheduleSettings,
     batches: list[IdBatch],
     links: MeasuredLinks,
     compute_seconds: tuple[float, ...],
     dense_seconds: float,
-) -> Outcome:
-    """The best shares for some batches, as the simulator sees it."""
+) -> list[Outcome]:
+    """Shares worth a trial: the best in the simulator, equal ones, and equal ones on the best workers."""
     settings = replace(settings, shares=None)
     simulation = Simulation(
         batches=lambda: batches,
@@ -178,5 +247,5 @@ def choose_shares(
         iterations=len(batches),
         warmup=min(WARM_UP_BATCHES, len(batches) - 1),
     )
-    (outcome,) = simulation.run([str(settings.dispatcher)], "auto", compare=False)
-    return outcome
+    outcomes = simulation.run([str(settings.dispatcher)], "auto")
+    return list({outcome.shares: outcome for outcome in outcomes}.values())
