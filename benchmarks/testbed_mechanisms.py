@@ -26,7 +26,6 @@ from testbed.cluster import run_in
 from testbed.errors import TestbedUnavailable
 from testbed.network import ShapedNetwork
 from testbed_experiment.experiment import (
-    DIM,
     FAST_MBIT,
     MECHANISMS,
     NUM_FAST,
@@ -40,8 +39,15 @@ from testbed_experiment.experiment import (
 
 RANK = Path(__file__).parent / "testbed_experiment" / "rank.py"
 SETTINGS = {
-    "movielens-1m": Setting("movielens-1m", iterations=240, segment=40, warmup=40),
-    "criteo": Setting("criteo", iterations=90, segment=30, warmup=30),
+    "movielens-1m": Setting("movielens-1m", iterations=240, segment=40, warmup=40, dim=512),
+    "criteo": Setting(
+        "criteo",
+        iterations=60,
+        segment=20,
+        warmup=20,
+        dim=64,
+        mechanisms=("vanilla", "laia", "esd:1", "joint"),
+    ),
 }
 
 
@@ -49,10 +55,10 @@ def mbit(speed: float) -> Link:
     return Link(speed * 1e6 / 8)
 
 
-def run(setting: Setting, timeout: float) -> list[dict[str, Any]]:
-    """What every rank printed."""
-    links = [mbit(FAST_MBIT)] * NUM_FAST + [mbit(SLOW_MBIT)] * NUM_SLOW
-    with ShapedNetwork(links, [mbit(STORE_MBIT)]) as network:
+def run(setting: Setting, timeout: float, speed: float) -> list[dict[str, Any]]:
+    """What every rank printed, on links of so many times the usual speed."""
+    links = [mbit(speed * FAST_MBIT)] * NUM_FAST + [mbit(speed * SLOW_MBIT)] * NUM_SLOW
+    with ShapedNetwork(links, [mbit(speed * STORE_MBIT)]) as network:
         command = [sys.executable, str(RANK), json.dumps(setting.plain())]
         done = run_in(network, lambda rank: command, timeout, environment={"OMP_NUM_THREADS": "1"})
     return [json.loads(one.stdout.strip().splitlines()[-1]) for one in done.outputs]
@@ -86,14 +92,16 @@ def report(setting: Setting, printed: list[dict[str, Any]]) -> None:
                 means["laia"] / means[name] if "laia" in means else float("nan"),
                 means["vanilla"] / means[name] if "vanilla" in means else float("nan"),
                 statistics.mean(counted(setting, name, one, "plan_bytes")) / 1e3,
-                one["least_slack"] * 1e3,
+                min(counted(setting, name, one, "slacks")) * 1e3,
             ]
         )
     columns = [
         "mechanism", "iterations/s", "ms measured", "ms predicted", "off", "x LAIA", "x vanilla",
         "KB planned", "least slack, ms",
     ]  # fmt: skip
-    print_table(f"{setting.data}, {setting.batch_size:,} samples an iteration, dim {DIM}, SGD", columns, rows)
+    print_table(
+        f"{setting.data}, {setting.batch_size:,} samples an iteration, dim {setting.dim}, SGD", columns, rows
+    )
     console.print(f"links measured, Mbit/s, workers then store: {speeds}")
     console.print(f"an iteration in which nothing moves: {fixed * 1e3:.1f} ms")
     if "vanilla" in means:
@@ -114,16 +122,18 @@ def report(setting: Setting, printed: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default=",".join(SETTINGS), help="comma-separated")
+    parser.add_argument("--speed", type=float, default=1.0, help="of all links, times the usual one")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for each data set")
     given = parser.parse_args()
     print_machine()
     console.print(
-        f"{NUM_FAST} links of {FAST_MBIT} Mbit/s, {NUM_SLOW} of {SLOW_MBIT}, the store's {STORE_MBIT}; "
-        f"{PER_WORKER} samples a worker on average; {len(MECHANISMS) - 1} mechanisms in turns"
+        f"{NUM_FAST} links of {given.speed * FAST_MBIT:g} Mbit/s, {NUM_SLOW} of {given.speed * SLOW_MBIT:g}, "
+        f"the store's {given.speed * STORE_MBIT:g}; "
+        f"{PER_WORKER} samples a worker on average; mechanisms in turns"
     )
     for name in given.data.split(","):
         try:
-            report(SETTINGS[name], run(SETTINGS[name], given.timeout))
+            report(SETTINGS[name], run(SETTINGS[name], given.timeout, given.speed))
         except TestbedUnavailable as reason:
             console.print(f"skipped: {reason}")
             return

@@ -201,7 +201,7 @@ def _rank_lines(network: Network, rank: int) -> Iterator[str]:
 def _shape(device: str, link: Link) -> Iterator[str]:
     """Let no more leave a device than the link carries."""
     rate = f"{round(link.bytes_per_second * 8)}bit"
-    burst = round(max(2 * _FRAME_BYTES, link.bytes_per_second * _BURST_SECONDS))
+    burst = round(max(_FRAME_BYTES, link.bytes_per_second * _BURST_SECONDS))
     yield f"qdisc add dev {device} root handle 1: htb default 1"
     yield (
         f"class add dev {device} parent 1: classid 1:1 htb rate {rate} ceil {rate} "

@@ -14,9 +14,8 @@ from rowhaul.nn import Batch, EmbeddingBagCollection, EmbeddingBagConfig
 from rowhaul.optim import SGD
 
 NUM_FAST, NUM_SLOW = 4, 4
-FAST_MBIT, SLOW_MBIT, STORE_MBIT = 80, 8, 800  # chosen so that transfer is 90 % of vanilla's iteration
+FAST_MBIT, SLOW_MBIT, STORE_MBIT = 80, 8, 800
 PER_WORKER = 128
-DIM = 256  # wide rows, so that what a shaped link lets through at once, two frames, is little of a message
 CACHE_SHARE = 0.10  # of all rows, on each worker
 
 
@@ -52,6 +51,7 @@ class Setting:
     iterations: int  # of each mechanism, the warm-up included
     segment: int  # iterations of one mechanism before the next has its turn
     warmup: int  # iterations of each mechanism that do not count
+    dim: int  # wide where few rows move, so that the frame a shaped link lets through at once matters little
     mechanisms: tuple[str, ...] = tuple(one.name for one in MECHANISMS)
 
     def warmup_of(self, mechanism: Mechanism) -> int:
@@ -85,17 +85,17 @@ class Setting:
 class Net(torch.nn.Module):
     """Pooled rows and one small hidden layer: what moves is rows."""
 
-    def __init__(self, features: tuple[str, ...]) -> None:
+    def __init__(self, features: tuple[str, ...], dim: int) -> None:
         super().__init__()
         torch.manual_seed(0)
-        tables = [EmbeddingBagConfig(embedding_dim=DIM, name=name, feature_names=[name]) for name in features]
-        self.num_features = len(features)
+        tables = [EmbeddingBagConfig(embedding_dim=dim, name=name, feature_names=[name]) for name in features]
+        self.num_features, self.dim = len(features), dim
         self.rows = EmbeddingBagCollection(tables, optimizer=SGD(lr=0.05))
-        self.hidden = torch.nn.Linear(DIM, 64)
+        self.hidden = torch.nn.Linear(dim, 64)
         self.last = torch.nn.Linear(64, 1)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        pooled = self.rows(batch.ids).values().reshape(len(batch), self.num_features, DIM)
+        pooled = self.rows(batch.ids).values().reshape(len(batch), self.num_features, self.dim)
         return self.last(torch.relu(self.hidden(pooled.sum(dim=1)))).squeeze(1)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from rowhaul._environment import keep_freed_memory
+from rowhaul._environment import keep_freed_memory, let_threads_take_turns
 from rowhaul.cluster import join
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.exchange.mover import Job
@@ -59,7 +59,7 @@ class Contender:
         self.mechanism, self.setting = mechanism, setting
         trace = setting.trace_of(mechanism)
         batches = list(global_batches(trace, setting.batch_size))
-        self.model = Net(trace.columns)
+        self.model = Net(trace.columns, setting.dim)
         workers = cluster.topology.num_workers
         self.settings = ScheduleSettings(
             topology=cluster.topology,
@@ -74,6 +74,7 @@ class Contender:
         self.plans: list[Plan] = []
         self.seconds: list[float | None] = []  # of each iteration; None at the beginning of a turn
         self.measures: list[np.ndarray] = []
+        self.slacks: list[float] = []
         self.told: list[str] = []
         self.num_bytes = 0
         self.training = distribute(
@@ -108,6 +109,7 @@ class Contender:
 
     def _iterated(self, job: Job) -> None:
         self.num_bytes += sum(job.num_bytes.values())
+        self.slacks.append(job.slack_seconds)
         self.keeper.observe(job)
         if job.measures is not None:
             self.measures.append(job.measures.copy())
@@ -156,20 +158,31 @@ def cpu_seconds(contender: Contender, first: int, last: int) -> float:
     return statistics.median(each) / len(os.sched_getaffinity(0))
 
 
+def seconds_of_a_cpu_second(still: Contender, setting: Setting) -> float:
+    """How long this machine, whose cores all ranks share, takes for a CPU second a core where nothing moves."""
+    taken = [one for one in still.seconds[setting.warmup :] if one is not None]
+    return statistics.median(taken) / cpu_seconds(still, setting.warmup, len(still.measures))
+
+
 def predicted(
-    contender: Contender, setting: Setting, links: MeasuredLinks, per_sample: tuple[float, ...], dense: float
+    contender: Contender,
+    setting: Setting,
+    links: MeasuredLinks,
+    per_sample: tuple[float, ...],
+    dense: float,
+    cpu_scale: float,
 ) -> list[float]:
     """What the simulator's clock says that each iteration takes.
 
     All ranks share this machine's cores, so that no iteration is shorter than its CPU seconds over the cores;
-    those are measured in the warm-up.
+    those are measured in the warm-up, and how long they keep the machine busy where nothing moves.
     """
     model = TimeModel(links.for_time_model(contender.settings), per_sample, dense_seconds=dense)
     training = np.flatnonzero(np.bincount(contender.plans[-1].worker, minlength=len(per_sample))).tolist()
     clock = Clock(model, training)
     seconds = [clock.observe(plan) for plan in contender.plans]
     warmup = setting.warmup_of(contender.mechanism)
-    least = cpu_seconds(contender, warmup - setting.warmup // 2, warmup)
+    least = cpu_scale * cpu_seconds(contender, warmup - setting.warmup // 2, warmup)
     return [max(one, least) for one in (*seconds[1:], clock.finish()) if one is not None]
 
 
@@ -182,7 +195,7 @@ def result_of(contender: Contender, setting: Setting) -> dict[str, Any]:
         "measures": {
             name: np.median(measured[:, :, place], axis=0).tolist() for place, name in enumerate(MEASURES)
         },
-        "least_slack": float(measured[:, :, MEASURES.index("slack")].min()),
+        "slacks": contender.slacks,
         "plan_bytes": [int(plan.moves.num_bytes.sum()) for plan in contender.plans],
         "shares": np.bincount(contender.plans[-1].worker, minlength=workers).tolist(),
         "dispatcher": next(
@@ -197,6 +210,7 @@ def main() -> None:
     setting = Setting(**{**given, "mechanisms": tuple(given["mechanisms"])})
     torch.set_num_threads(1)
     keep_freed_memory()
+    let_threads_take_turns()
     # One machine, though each rank has a network of its own: they share a scheduler.
     with join(num_stores=1, host="testbed") as cluster:
         links = MeasuredLinks.measure(cluster)
@@ -218,10 +232,11 @@ def main() -> None:
             workers = cluster.topology.num_workers
             still = [one[:workers] for one in contenders[0].measures[setting.warmup :]]
             per_sample = seconds_per_sample(still)
+            cpu_scale = seconds_of_a_cpu_second(contenders[0], setting)
             printed["compute_seconds"], printed["dense_seconds"] = per_sample, dense
             printed["results"] = {
                 one.mechanism.name: result_of(one, setting)
-                | {"predicted": predicted(one, setting, links, per_sample, dense)}
+                | {"predicted": predicted(one, setting, links, per_sample, dense, cpu_scale)}
                 for one in contenders
             }
         for contender in contenders:

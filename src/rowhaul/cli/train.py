@@ -181,7 +181,7 @@ def train_with_progress(
     """Train under a progress bar, as one process or as one rank; Ctrl-C stops after the step under way."""
     from contextlib import nullcontext
 
-    from rowhaul._environment import keep_freed_memory
+    from rowhaul._environment import keep_freed_memory, let_threads_take_turns
     from rowhaul.cli.progress import StopOnSignal, TrainingProgress, told_when_interrupted
     from rowhaul.cli.ranks import is_first_rank
     from rowhaul.cluster import is_launched
@@ -189,6 +189,8 @@ def train_with_progress(
     from rowhaul.train.distributed.run import train_on_cluster
 
     keep_freed_memory()
+    if is_launched():
+        let_threads_take_turns()
     train = train_on_cluster if is_launched() else train_run
     shown = TrainingProgress() if is_first_rank() else nullcontext()
     told = told_when_interrupted("the run was not saved since its last checkpoint")
