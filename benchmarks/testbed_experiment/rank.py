@@ -159,7 +159,7 @@ def cpu_seconds(contender: Contender, first: int, last: int) -> float:
 
 
 def seconds_of_a_cpu_second(still: Contender, setting: Setting) -> float:
-    """How long this machine, whose cores all ranks share, takes for a CPU second a core where nothing moves."""
+    """Seconds that this machine, whose cores all ranks share, takes for a CPU second of each core."""
     taken = [one for one in still.seconds[setting.warmup :] if one is not None]
     return statistics.median(taken) / cpu_seconds(still, setting.warmup, len(still.measures))
 
@@ -174,8 +174,8 @@ def predicted(
 ) -> list[float]:
     """What the simulator's clock says that each iteration takes.
 
-    All ranks share this machine's cores, so that no iteration is shorter than its CPU seconds over the cores;
-    those are measured in the warm-up, and how long they keep the machine busy where nothing moves.
+    All ranks share this machine's cores, so that no iteration is shorter than its CPU seconds over the cores:
+    those are measured in the warm-up; how long they keep the machine busy, where nothing moves.
     """
     model = TimeModel(links.for_time_model(contender.settings), per_sample, dense_seconds=dense)
     training = np.flatnonzero(np.bincount(contender.plans[-1].worker, minlength=len(per_sample))).tolist()
