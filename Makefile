@@ -31,7 +31,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile  # many tests wait for processes that they start
+	$(BIN)/python -m pytest
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run_all.py

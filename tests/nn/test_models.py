@@ -370,7 +370,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "models.md"
 
 
 def test_the_guides_example_runs() -> None:
-    (snippet,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    snippet, *_ = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, object] = {}
     exec(snippet, names)
     assert names["logits"].shape == (2,)

@@ -73,6 +73,7 @@ def test_peers_get_a_row_from_the_one_that_gathered_it():
     record = (Kind.PEER_SEND, 1, 0, 60, 0, 7, 0)
     gathered = plan(0, [gradient, record], worker=[0])
     gathered.moves.payload[:] = Payload.GRADIENT, Payload.VALUES
+    gathered.moves.second[:] = 0, 1
     assert seconds_of([gathered], model(compute=(1.0, 0.0))) == [4 + 6 + 1]
 
 

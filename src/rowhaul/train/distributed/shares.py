@@ -220,8 +220,11 @@ def seconds_per_sample(observed: list[npt.NDArray[np.float64]]) -> tuple[float, 
     every = np.stack(observed)  # iterations x workers x measures
     trained = every[:, :, samples]
     each = np.divide(every[:, :, compute], trained, out=np.full(trained.shape, np.nan), where=trained > 0)
-    typical = np.nanmedian(each, axis=0) if np.isfinite(each).any() else np.zeros(each.shape[1])
-    return tuple(np.where(np.isfinite(typical), typical, np.nanmedian(typical)).tolist())
+    typical = np.full(each.shape[1], np.nan)
+    active = np.isfinite(each).any(axis=0)
+    typical[active] = np.nanmedian(each[:, active], axis=0)
+    others = float(np.median(typical[active])) if active.any() else 0.0
+    return tuple(np.where(active, typical, others).tolist())
 
 
 def sum_seconds(observed: list[npt.NDArray[np.float64]]) -> float:
