@@ -97,6 +97,7 @@ class _Exchange:
         for probe in self._probes:
             said, complaint = probe.communicate(timeout=self._timeout)
             if probe.returncode:
-                raise TestbedError(f"`{' '.join(probe.args)}` failed: {complaint.strip()}")  # type: ignore[arg-type]
+                command = " ".join(map(str, probe.args)) if isinstance(probe.args, list) else str(probe.args)
+                raise TestbedError(f"`{command}` failed: {complaint.strip()}")
             arrived.append(float(said))
         return Speeds(sent=arrived[0], received=arrived[1])

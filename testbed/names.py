@@ -70,7 +70,7 @@ def leftovers() -> list[str]:
 
 def _owner_is_dead(namespace: str) -> bool:
     match = _NAMESPACE.fullmatch(namespace)
-    return bool(match and match[2]) and _start_of(int(match[2])) != match[3]  # type: ignore[index]
+    return match is not None and bool(match[2]) and _start_of(int(match[2])) != match[3]
 
 
 def _start_of(pid: int) -> str | None:

@@ -167,9 +167,8 @@ def _from_text(text: bytes) -> Member:
     return _from_dict(json.loads(text))
 
 
-def _from_dict(entry: dict[str, object]) -> Member:
-    topology = Topology(**entry.pop("topology"))  # type: ignore[arg-type]  # as written by asdict
-    return Member(**entry, topology=topology)  # type: ignore[arg-type]
+def _from_dict(entry: dict[str, Any]) -> Member:
+    return Member(**{**entry, "topology": Topology(**entry["topology"])})
 
 
 def _check_num_ranks(theirs: int, me: Member) -> None:

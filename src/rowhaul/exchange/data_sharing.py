@@ -87,7 +87,7 @@ class DataSource:
         self.lane.submit(self._wait_sent)
         self.lane.close(_closing_seconds(self._failure))
         with contextlib.suppress(AttributeError, ValueError):  # cannot be closed, or is just being read
-            self._source.close()  # type: ignore[attr-defined]
+            self._source.close()  # type: ignore[attr-defined]  # generators have it, other iterators may not
 
     def tell(self, messages: Mapping[int, tuple[Header, Bytes | None]]) -> None:
         """In the lane: send messages of one kind to some ranks; payloads must not be changed any more."""

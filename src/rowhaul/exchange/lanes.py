@@ -69,7 +69,7 @@ class Promise(Generic[Result]):
         """The value, once it is there."""
         while not self._done.wait(_PATIENCE):
             self._failure.check()
-        return self._value  # type: ignore[return-value]
+        return self._value  # type: ignore[return-value]  # set before the event was
 
 
 class Lane:

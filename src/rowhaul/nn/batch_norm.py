@@ -54,11 +54,13 @@ class BatchNorm1d(nn.BatchNorm1d):
                 f"BatchNorm1d({self.num_features}) got an input of shape {tuple(input.shape)}, which has "
                 f"{input.shape[1]} features; build it with that number"
             )
+        # torch's Function.apply has no types.
         output, mean, variance, count = _NormaliseGlobally.apply(  # type: ignore[no-untyped-call]
             input, self.weight, self.bias, self.eps, self.reducer
         )
         self._track(mean, variance, count)
-        return output  # type: ignore[no-any-return]
+        normalised: Tensor = output
+        return normalised
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, count: int) -> None:

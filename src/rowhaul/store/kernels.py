@@ -75,6 +75,18 @@ def deduplicate(values, starts, tables, slots, unique, inverse, table_starts):
     return num_unique
 
 
+@register_jitable
+def _location_of(key, probe, address, mask, keys):
+    """Where a shard says that a key's record is, or EMPTY."""
+    entries = memory_at(address, 2 * (mask + 1), keys.dtype)
+    slot = probe & mask
+    while True:
+        location = entries[2 * slot + 1]
+        if location == EMPTY or entries[2 * slot] == key:
+            return location
+        slot = (slot + 1) & mask
+
+
 @kernel
 def find_keys(shard_addresses, shard_masks, keys, table_starts, locations, num_absent):
     """Location of each key of each table, EMPTY if absent; counts the absent ones per shard."""
@@ -87,14 +99,7 @@ def find_keys(shard_addresses, shard_masks, keys, table_starts, locations, num_a
             key = keys[i]
             shard, probe = _shard_and_probe(key)
             shard += table << SHARD_BITS
-            mask = shard_masks[shard]
-            entries = memory_at(shard_addresses[shard], 2 * (mask + 1), keys.dtype)
-            slot = probe & mask
-            while True:
-                location = entries[2 * slot + 1]
-                if location == EMPTY or entries[2 * slot] == key:
-                    break
-                slot = (slot + 1) & mask
+            location = _location_of(key, probe, shard_addresses[shard], shard_masks[shard], keys)
             locations[i] = location
             if location == EMPTY:
                 num_absent[shard] += 1
@@ -112,14 +117,7 @@ def find_each(shard_addresses, shard_masks, tables, keys, locations):
         key = keys[i]
         shard, probe = _shard_and_probe(key)
         shard += tables[i] << SHARD_BITS
-        mask = shard_masks[shard]
-        entries = memory_at(shard_addresses[shard], 2 * (mask + 1), keys.dtype)
-        slot = probe & mask
-        while True:
-            location = entries[2 * slot + 1]
-            if location == EMPTY or entries[2 * slot] == key:
-                break
-            slot = (slot + 1) & mask
+        location = _location_of(key, probe, shard_addresses[shard], shard_masks[shard], keys)
         locations[i] = location
 
 

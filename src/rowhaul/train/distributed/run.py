@@ -21,6 +21,7 @@ from rowhaul.errors import ConfigError
 from rowhaul.exchange.data_feed import data_bytes
 from rowhaul.exchange.mover import Job
 from rowhaul.nn import BatchNorm1d
+from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed import checkpointing
 from rowhaul.train.distributed.data_streams import (
@@ -66,19 +67,23 @@ def train_on_cluster(
         raise ConfigError("resume needs the folder of the run: give out")
     if config.threads:
         torch.set_num_threads(config.threads)
-    settings = config.cluster
-    with join(
-        settings.stores,
-        settings.colocated,
-        settings.peer_to_peer,
-        interface=settings.interface or None,
-        side_interface=settings.side_interface or None,
-    ) as cluster:
+    with join_as_configured(config.cluster) as cluster:
         run = ClusterRun(cluster, config, schema, data, Path(out) if out else None, eval_data, resume)
         try:
             return run.loop(listener if cluster.rank == 0 else None, should_stop)
         finally:
             run.close()
+
+
+def join_as_configured(settings: ClusterConfig) -> Cluster:
+    """Join the other ranks in the roles, and over the interfaces, that a configuration says."""
+    return join(
+        settings.stores,
+        settings.colocated,
+        settings.peer_to_peer,
+        interface=settings.interface or None,
+        side_interface=settings.side_interface or None,
+    )
 
 
 class ClusterRun:

@@ -25,7 +25,6 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from rowhaul.cluster import join
 from rowhaul.cluster.checks import check_shared_folder, gather_texts, require_all
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
@@ -40,7 +39,7 @@ from rowhaul.schedule.plan import KIND_NAMES
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.comparison import TableRows, Trained
 from rowhaul.train.distributed.hot import profile_hot_rows
-from rowhaul.train.distributed.run import ClusterRun
+from rowhaul.train.distributed.run import ClusterRun, join_as_configured
 from rowhaul.train.distributed.training import layout_of, tables_of_features
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.trainer import Trainer, check_finite, per_sample_loss
@@ -102,14 +101,7 @@ def train_and_record(
         Whether training came to its end.
     """
     torch.set_num_threads(1)
-    settings = config.cluster
-    with join(
-        settings.stores,
-        settings.colocated,
-        settings.peer_to_peer,
-        interface=settings.interface or None,
-        side_interface=settings.side_interface or None,
-    ) as cluster:
+    with join_as_configured(config.cluster) as cluster:
         shared = Path(gather_texts(cluster, "choosing a folder", str(folder or ""))[0])
         if len(cluster.hosts) > 1:
             instead = "give a folder that all hosts share, such as --work /mnt/shared"
