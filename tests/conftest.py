@@ -10,6 +10,13 @@ from rowhaul.data.schema import Schema
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items):
+    """A file's tests run in one process; all that shape links do so too, since there is one bridge."""
+    for item in items:
+        folder = item.path.parent.name
+        item.add_marker(pytest.mark.xdist_group("testbed" if folder == "testbed" else str(item.path)))
+
+
 @pytest.fixture(scope="session")
 def log_schema():
     return Schema.from_dict({"label": "click", "dense": ["price"], "ids": ["user", "item", "tags"]})

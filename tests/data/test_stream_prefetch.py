@@ -11,8 +11,22 @@ import pytest
 from rowhaul.data.prefetch import prefetch
 
 
+_older: set[threading.Thread] = set()  # that other tests of this process have left to end by themselves
+
+
+@pytest.fixture(autouse=True)
+def _remember_older_threads() -> None:
+    _older.clear()
+    _older.update(threading.enumerate())
+
+
 def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "rowhaul-prefetch"]
+    """The prefetching threads of this test."""
+    return [
+        thread
+        for thread in threading.enumerate()
+        if thread.name == "rowhaul-prefetch" and thread not in _older
+    ]
 
 
 def test_everything_comes_in_order_and_the_thread_ends() -> None:
