@@ -46,6 +46,7 @@ SETTINGS = {
         segment=20,
         warmup=20,
         dim=64,
+        log_samples=250_000,
         mechanisms=("vanilla", "laia", "esd:1", "joint"),
     ),
 }

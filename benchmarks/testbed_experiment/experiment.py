@@ -16,7 +16,7 @@ from rowhaul.optim import SGD
 NUM_FAST, NUM_SLOW = 4, 4
 FAST_MBIT, SLOW_MBIT, STORE_MBIT = 80, 8, 800
 PER_WORKER = 128
-CACHE_SHARE = 0.10  # of all rows, on each worker
+CACHE_SHARE = 0.10  # of all rows of the log, on each worker
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Setting:
     segment: int  # iterations of one mechanism before the next has its turn
     warmup: int  # iterations of each mechanism that do not count
     dim: int  # wide where few rows move, so that the frame a shaped link lets through at once matters little
+    log_samples: int = 0  # of the log whose beginning is trained, where it is longer: caches go by its rows
     mechanisms: tuple[str, ...] = tuple(one.name for one in MECHANISMS)
 
     def warmup_of(self, mechanism: Mechanism) -> int:
@@ -64,7 +65,11 @@ class Setting:
 
     def trace(self) -> Trace:
         samples = self.iterations * self.batch_size
-        return movielens(samples) if self.data == "movielens-1m" else generated(self.data, samples)
+        if self.data == "movielens-1m":
+            return movielens(samples)
+        log = generated(self.data, max(samples, self.log_samples))
+        beginning = tuple(keys[:samples] for keys in log.keys), tuple(has[:samples] for has in log.present)
+        return Trace(log.name, *beginning, log.columns, log.num_rows)
 
     def trace_of(self, mechanism: Mechanism) -> Trace:
         """What a mechanism trains on; for the one that calibrates, rows that no two samples share."""
