@@ -25,10 +25,14 @@ CHAINS = [
     ["docs/data.md"],
     ["docs/generator.md"],
     ["docs/scheduling.md"],
+    ["docs/tables-that-grow.md"],
     ["docs/simulate.md"],
     ["docs/what-moves-and-why.md"],
+    ["docs/hot-rows.md"],
     ["docs/three-machines.md"],
     ["docs/own-loop.md"],
+    ["docs/size.md"],
+    ["docs/database.md"],
 ]
 
 

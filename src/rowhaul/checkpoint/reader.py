@@ -15,6 +15,7 @@ import safetensors.torch
 from torch import Tensor
 
 from rowhaul.checkpoint.layout import FORMAT, MANIFEST_FILE, VERSION, TableEntry, checksum
+from rowhaul.checkpoint.pruned import is_pruned, whole_rows
 from rowhaul.errors import CheckpointError
 
 _ENTRIES = {"format", "version", "facts", "groups", "tables", "files"}
@@ -38,18 +39,21 @@ class CheckpointReader:
         self._files: dict[str, dict[str, Any]] = manifest["files"]
         self._believed: set[str] = set()  # files whose checksum agreed
 
+    @property
+    def file_bytes(self) -> dict[str, int]:
+        """Size of every file but the manifest, by name."""
+        return {name: int(entry["bytes"]) for name, entry in self._files.items()}
+
     def tensors(self, group: str) -> dict[str, Tensor]:
         """The tensors stored under a group's name."""
         if group not in self.groups:
             raise CheckpointError(f"{self.path}: no tensors called {group!r}; there are {self.groups}")
-        loaded: dict[str, Tensor] = safetensors.torch.load_file(
-            self._verified(f"tensors-{group}.safetensors")
-        )
+        loaded: dict[str, Tensor] = safetensors.torch.load_file(self.verified(f"tensors-{group}.safetensors"))
         return loaded
 
     def arrays(self, name: str) -> dict[str, npt.NDArray[Any]]:
         """The arrays of a file that `ShardWriter.arrays` wrote."""
-        loaded: dict[str, npt.NDArray[Any]] = safetensors.numpy.load_file(self._verified(name))
+        loaded: dict[str, npt.NDArray[Any]] = safetensors.numpy.load_file(self.verified(name))
         return loaded
 
     def rows(
@@ -59,22 +63,31 @@ class CheckpointReader:
         for name in self.tables[table].files:
             if among is None or name in among:
                 parts = self.arrays(name)
+                if is_pruned(parts):  # values alone: chunks have state of their own
+                    yield parts["keys"], whole_rows(parts, self.tables[table].dim)
+                    continue
                 columns = [parts["values"]] + ([parts["state"]] if "state" in parts else [])
                 yield parts["keys"], np.concatenate(columns, axis=1)
+
+    def pruned_rows(self, table: str) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """The rows of a pruned table as they were written, see `rowhaul.checkpoint.pruned`."""
+        for name in self.tables[table].files:
+            yield self.arrays(name)
 
     def keys(self, table: str) -> Iterator[npt.NDArray[np.int64]]:
         """The keys of a table's rows, block by block."""
         for name in self.tables[table].files:
-            with safetensors.safe_open(self._verified(name), framework="numpy") as file:
+            with safetensors.safe_open(self.verified(name), framework="numpy") as file:
                 yield file.get_tensor("keys")
 
     def verify(self) -> None:
         """Check every file against the manifest."""
         self._believed.clear()
         for name in self._files:
-            self._verified(name)
+            self.verified(name)
 
-    def _verified(self, name: str) -> Path:
+    def verified(self, name: str) -> Path:
+        """Where a file is, once its checksum agrees with the manifest; that is looked at only once."""
         if name not in self._files:
             raise CheckpointError(
                 f"{self.path} has no file {name!r}: its manifest is damaged; use another one"

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rowhaul._files import sync
 from rowhaul.checkpoint.layout import TableEntry, checksum
+from rowhaul.checkpoint.pruned import Arrays, joined
 from rowhaul.errors import CheckpointError
 
 Block = tuple[npt.NDArray[np.int64], npt.NDArray[Any]]
@@ -80,6 +81,18 @@ class ShardWriter:
             names.append(self.arrays(f"{prefix}{len(names):05d}", parts))
             num_rows += len(keys)
         self.written.tables.append(TableEntry(name, dim, state_width, dtype, num_rows, tuple(names)))
+
+    def pruned_table(
+        self, name: str, blocks: Iterable[Arrays], columns: Arrays, dim: int, dtype: str
+    ) -> None:
+        """Store a table's pruned rows as `rowhaul.checkpoint.pruned` has them, ``columns`` with each file."""
+        prefix = f"rows-{len(self.written.tables):04d}-{self._label}"
+        names: list[str] = []
+        num_rows = 0
+        for parts in joined(blocks, FILE_BYTES):
+            names.append(self.arrays(f"{prefix}{len(names):05d}", {**parts, **columns}))
+            num_rows += len(parts["keys"])
+        self.written.tables.append(TableEntry(name, dim, 0, dtype, num_rows, tuple(names)))
 
     def _write(self, name: str, save: Callable[[Path], object]) -> None:
         path = self._folder / name

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rowhaul._files import sync
 from rowhaul.checkpoint.layout import FORMAT, MANIFEST_FILE, VERSION, TableEntry, unfinished_folder
+from rowhaul.checkpoint.pruned import Arrays
 from rowhaul.checkpoint.shard import Block, Shard, ShardWriter
 from rowhaul.errors import CheckpointError
 
@@ -54,6 +55,16 @@ class CheckpointWriter:
     def table(self, name: str, blocks: Iterable[Block], dim: int, state_width: int, dtype: str) -> None:
         """Store a table's rows, given as blocks of (keys, records), values before state."""
         self._shard.table(name, blocks, dim, state_width, dtype)
+
+    def arrays(self, name: str, arrays: Arrays) -> str:
+        """Store arrays as a file of their own; returns the file's name."""
+        return self._shard.arrays(name, arrays)
+
+    def pruned_table(
+        self, name: str, blocks: Iterable[Arrays], columns: Arrays, dim: int, dtype: str
+    ) -> None:
+        """Store a table's pruned rows, see `rowhaul.checkpoint.pruned`."""
+        self._shard.pruned_table(name, blocks, columns, dim, dtype)
 
 
 def prepare(path: Path) -> Path:

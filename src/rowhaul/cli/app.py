@@ -12,14 +12,17 @@ from rich.console import Console
 from rich.markup import escape
 
 from rowhaul import _environment
+from rowhaul.cli.ckpt import ckpt
 from rowhaul.cli.demo import demo
 from rowhaul.cli.doctor import doctor
 from rowhaul.cli.evaluate import evaluate, predict
+from rowhaul.cli.export import export
 from rowhaul.cli.generate import generate
 from rowhaul.cli.interruption import is_interruption
 from rowhaul.cli.netcheck import netcheck
 from rowhaul.cli.prepare import prepare
 from rowhaul.cli.simulate import simulate
+from rowhaul.cli.size import size
 from rowhaul.cli.train import train
 from rowhaul.cli.verify import verify
 from rowhaul.cluster import is_launched
@@ -34,9 +37,23 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, generate, prepare, train, evaluate, predict, simulate, verify, doctor, netcheck):
+for command in (
+    demo,
+    generate,
+    prepare,
+    train,
+    evaluate,
+    predict,
+    export,
+    size,
+    simulate,
+    verify,
+    doctor,
+    netcheck,
+):
     epilog = "Every option is explained in docs/simulate.md." if command is simulate else None
     app.command(epilog=epilog)(command)
+app.add_typer(ckpt, name="ckpt")
 
 
 @app.callback()

@@ -1,0 +1,90 @@
+"""What a checkpoint holds, in numbers: tables, tensors, the layout of a cluster; and what is damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rowhaul.checkpoint.reader import CheckpointReader
+from rowhaul.errors import CheckpointError
+
+Progress = Callable[[int, int], None]
+"""Called with how much is done, and of how much."""
+
+_LAYOUT, _SCHEDULE = "layout-", "schedule."  # what only the cluster that saved can use
+
+
+@dataclass(frozen=True)
+class TableContents:
+    """One table: its rows, and what they take on disk."""
+
+    name: str
+    rows: int
+    dim: int
+    state_width: int  # elements of optimizer state in a row
+    dtype: str
+    bytes: int
+    files: int
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A checkpoint at a glance; facts that were not saved are None."""
+
+    path: str
+    step: int | None
+    samples: int | None
+    model: str | None
+    row_optimizer: str | None
+    tables: tuple[TableContents, ...]
+    tensors: dict[str, int]  # bytes by group
+    layout: dict[str, int]  # bytes by file of the sidecar; empty where one process saved
+    saved_by: dict[str, Any] | None  # workers, stores, ... of the cluster
+    bytes: int
+    files: int
+
+
+def describe(reader: CheckpointReader) -> Contents:
+    """Read off the manifest, no file is opened."""
+    sizes, facts = reader.file_bytes, reader.facts
+    cluster = facts.get("cluster")
+    return Contents(
+        path=str(reader.path),
+        step=facts.get("step"),
+        samples=facts.get("samples"),
+        model=facts.get("model"),
+        row_optimizer=facts.get("row_optimizer"),
+        tables=tuple(
+            TableContents(
+                table.name,
+                table.num_rows,
+                table.dim,
+                table.state_width,
+                table.dtype,
+                sum(sizes[name] for name in table.files),
+                len(table.files),
+            )
+            for table in reader.tables.values()
+        ),
+        tensors={group: sizes[f"tensors-{group}.safetensors"] for group in reader.groups},
+        layout={name: size for name, size in sizes.items() if name.startswith((_LAYOUT, _SCHEDULE))},
+        saved_by=cluster.get("settings") if isinstance(cluster, dict) else None,
+        bytes=sum(sizes.values()),
+        files=len(sizes),
+    )
+
+
+def damaged_files(reader: CheckpointReader, progress: Progress = lambda done, total: None) -> dict[str, str]:
+    """What is wrong with each file that does not agree with the manifest; progress is in bytes."""
+    sizes = reader.file_bytes
+    done, total = 0, sum(sizes.values())
+    damaged: dict[str, str] = {}
+    for name, size in sizes.items():
+        try:
+            reader.verified(name)
+        except CheckpointError as error:
+            damaged[name] = str(error)
+        done += size
+        progress(done, total)
+    return damaged

@@ -1,0 +1,148 @@
+"""`rowhaul ckpt cat`: the rows of some keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
+
+if TYPE_CHECKING:
+    from rowhaul.checkpoint import CheckpointReader
+    from rowhaul.cli.ckpt_keys import Reading
+
+EXIT_ABSENT = 1  # as grep
+_WORTH_A_BAR = 8  # files
+
+
+def cat(
+    path: Path = typer.Argument(..., help="A checkpoint, or the --out of a `train`: its newest one."),
+    keys: list[str] = typer.Argument(..., metavar="KEY...", help="Ids as they are in the data."),
+    table: list[str] = typer.Option([], "--table", help="Look in this table only; repeatable."),
+    state: bool = typer.Option(False, "--state", help="Show the optimizer's state, too."),
+    raw: bool = typer.Option(False, "--raw", help="Keys are stored 64-bit keys, even of text ids."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Print the rows of keys in the tables that have them; ends with 1 where a key is in none."""
+    import json
+
+    from rowhaul.checkpoint.opening import open_checkpoint
+    from rowhaul.cli.ckpt_keys import check_raw
+    from rowhaul.errors import ConfigError
+    from rowhaul.train.exporting import ids_of_tables
+
+    if raw:
+        check_raw(keys)
+    reader = open_checkpoint(path)
+    for name in table:
+        if name not in reader.tables:
+            raise ConfigError(
+                f"{reader.path} has no table {name!r}; its tables are {', '.join(reader.tables)}"
+            )
+    searched = [name for name in reader.tables if not table or name in table]
+    found = _Search(reader, ids_of_tables(reader), keys, searched, raw).run(quiet=as_json)
+    absent = [typed for typed in keys if not any(hit.reading.typed == typed for hit in found.hits)]
+    if as_json:
+        rows = [hit.to_dict(state) for hit in found.hits]
+        typer.echo(json.dumps({"checkpoint": str(reader.path), "rows": rows, "absent": absent}))
+    else:
+        _print(found, absent, searched, reader.tables, state)
+    if absent:
+        raise typer.Exit(EXIT_ABSENT)
+
+
+class Hit(NamedTuple):
+    """A row that was found."""
+
+    table: str
+    reading: Reading
+    values: Any
+    state: Any
+
+    def to_dict(self, with_state: bool) -> dict[str, Any]:
+        """For JSON."""
+        row = {"id": self.reading.typed, "ids": self.reading.kind, "key": self.reading.key}
+        vectors = {"values": self.values.tolist()} | ({"state": self.state.tolist()} if with_state else {})
+        return {"table": self.table, **row, **vectors}
+
+
+class Found(NamedTuple):
+    """What a search came to: rows, and those that other ways to read the keys would have found."""
+
+    hits: list[Hit]
+    near: list[Hit]
+
+
+class _Search:
+    def __init__(
+        self,
+        reader: CheckpointReader,
+        ids: dict[str, tuple[str, ...]],
+        keys: list[str],
+        tables: list[str],
+        raw: bool,
+    ) -> None:
+        self._reader, self._ids, self._keys, self._tables, self._raw = reader, ids, keys, tables, raw
+
+    def run(self, quiet: bool) -> Found:
+        from rowhaul.cli.ckpt_keys import meant, readings
+        from rowhaul.cli.progress import counting_bar, told_when_interrupted
+
+        found = Found([], [])
+        num_files = sum(len(self._reader.tables[name].files) for name in self._tables)
+        bar = counting_bar()
+        bar.disable = quiet or num_files < _WORTH_A_BAR
+        with told_when_interrupted("not all files were searched"), bar:
+            task = bar.add_task("searching files", total=num_files, note="")
+            for name in self._tables:
+                records = self._find(name, lambda file: bar.advance(task))
+                for typed in dict.fromkeys(self._keys):
+                    asked = meant(typed, self._ids[name], self._raw)
+                    for reading in readings(typed):
+                        if reading.key in records:
+                            dim = self._reader.tables[name].dim
+                            record = records[reading.key]
+                            hit = Hit(name, reading, record[:dim], record[dim:])
+                            (found.hits if reading in asked else found.near).append(hit)
+        return found
+
+    def _find(self, table: str, progress: Any) -> dict[int, Any]:
+        from rowhaul.checkpoint.finding import find_rows
+        from rowhaul.cli.ckpt_keys import readings
+
+        wanted = [reading.key for typed in self._keys for reading in readings(typed)]
+        return find_rows(self._reader, table, wanted, progress)
+
+
+def _print(
+    found: Found, absent: list[str], searched: list[str], tables: Iterable[str], with_state: bool
+) -> None:
+    from rowhaul.cli.progress import console
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    for hit in found.hits:
+        key = f"key {hit.reading.key}"
+        say(f"{hit.table}: {hit.reading} ({key})" if hit.reading.kind == "text" else f"{hit.table}: {key}")
+        say(f"  values {_numbers(hit.values)}")
+        if with_state:
+            say(f"  state  {_numbers(hit.state)}")
+    others = [name for name in tables if name not in searched]
+    not_searched = f" (without --table also: {', '.join(others)})" if others else ""
+    for typed in absent:
+        say(f"{typed!r} is in none of the tables searched: {', '.join(searched)}{not_searched}")
+        for hit in found.near:
+            if hit.reading.typed == typed:
+                say(f"  but table {hit.table!r} holds {hit.reading}: {_explained(hit)}")
+
+
+def _explained(hit: Hit) -> str:
+    if hit.reading.kind == "integer":
+        return "it was trained on text ids, so that is a stored key; to see it, add --raw"
+    return "it was trained on integer ids, so this may be another id's"
+
+
+def _numbers(array: Any) -> str:
+    return " ".join(f"{value:.6g}" for value in array.tolist()) or "none"

@@ -1,0 +1,98 @@
+"""`rowhaul ckpt ls`: what a checkpoint holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from rowhaul.checkpoint import CheckpointReader
+    from rowhaul.checkpoint.describing import Contents
+
+EXIT_DAMAGED = 2
+
+
+def ls(
+    path: Path = typer.Argument(..., help="A checkpoint, or the --out of a `train`: its newest one."),
+    verify: bool = typer.Option(False, "--verify", help="Read every file and compare its checksum."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """List what a checkpoint holds: step, model, tables, tensors, the layout of a cluster."""
+    import json
+    from dataclasses import asdict
+
+    from rowhaul.checkpoint.describing import describe
+    from rowhaul.checkpoint.opening import beside, open_checkpoint
+
+    reader = open_checkpoint(path)
+    contents = describe(reader)
+    others = [str(one) for one in beside(reader) if one != reader.path]
+    damaged = _verify(reader, as_json) if verify else None
+    if as_json:
+        found = {"verified": damaged is not None, "damaged": damaged or {}}
+        typer.echo(json.dumps({**asdict(contents), "other_checkpoints": others, **found}))
+    else:
+        _print(contents, others, damaged)
+    if damaged:
+        raise typer.Exit(EXIT_DAMAGED)
+
+
+def _verify(reader: CheckpointReader, quiet: bool) -> dict[str, str]:
+    from rowhaul.checkpoint.describing import damaged_files
+    from rowhaul.cli.progress import share_bar, told_when_interrupted
+
+    bar = share_bar()
+    bar.disable = quiet
+    with told_when_interrupted("not all files were verified"), bar:
+        task = bar.add_task("verifying", total=1.0, note="")
+        return damaged_files(reader, lambda done, total: bar.update(task, completed=done, total=total))
+
+
+def _print(contents: Contents, others: list[str], damaged: dict[str, str] | None) -> None:
+    from rowhaul.cli.progress import console
+    from rowhaul.cli.size_text import bytes_text, counted
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    facts = [f"step {contents.step:,}"] if contents.step is not None else []
+    facts += [f"{contents.samples:,} samples"] if contents.samples is not None else []
+    facts += [f"model {contents.model}"] if contents.model else []
+    facts += [f"rows by {contents.row_optimizer}"] if contents.row_optimizer else []
+    say(contents.path)
+    say("; ".join([*facts, f"{bytes_text(contents.bytes)} in {counted(contents.files, 'file')}"]) + "\n")
+    console.print(_tables(contents), highlight=False)
+    if contents.tensors:
+        sizes = ", ".join(f"{group} {bytes_text(size)}" for group, size in contents.tensors.items())
+        say(f"\ntensors: {sizes}")
+    if contents.layout:
+        say(
+            f"layout: {bytes_text(sum(contents.layout.values()))} in {counted(len(contents.layout), 'file')} "
+            "of the cluster that saved; any other ignores them"
+        )
+    if others:
+        say("also there: " + ", ".join(Path(one).name for one in others))
+    if damaged:
+        say(f"\n{counted(len(damaged), 'file')} of {contents.files:,} damaged:")
+        for reason in damaged.values():
+            say(f"  {reason}")
+    elif damaged is not None:
+        say(f"\nverified: all {counted(contents.files, 'file')} agree with their checksums")
+
+
+def _tables(contents: Contents) -> RenderableType:
+    from rowhaul.cli.size_text import bytes_text, plain_table
+
+    table = plain_table("table", "rows", "dim", "state", "type", "size", "files")
+    for one in contents.tables:
+        numbers = (f"{one.rows:,}", str(one.dim), str(one.state_width), one.dtype)
+        table.add_row(one.name, *numbers, bytes_text(one.bytes), f"{one.files:,}")
+    if len(contents.tables) > 1:
+        rows, size = sum(one.rows for one in contents.tables), sum(one.bytes for one in contents.tables)
+        files = sum(one.files for one in contents.tables)
+        table.add_row("all", f"{rows:,}", "", "", "", bytes_text(size), f"{files:,}", style="bold")
+    return table

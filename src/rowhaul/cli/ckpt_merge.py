@@ -1,0 +1,89 @@
+"""`rowhaul ckpt merge`: several checkpoints into one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rowhaul.checkpoint import CheckpointReader
+    from rowhaul.checkpoint.merging import Merged, Progress
+
+
+def merge(
+    paths: list[Path] = typer.Argument(
+        ..., metavar="A B ...", help="Checkpoints or runs; a row that several have is taken from the last."
+    ),
+    to: Path = typer.Option(
+        ..., "--to", help="New folder: a run like that of the last one, or else a checkpoint."
+    ),
+) -> None:
+    """Join the tables and rows of checkpoints; of one alone, put its many files into few.
+
+    Later checkpoints win: a row, and all dense weights, come from the last one that has them.
+    """
+    from rowhaul.checkpoint.opening import open_checkpoint
+    from rowhaul.cli.progress import counting_bar, told_when_interrupted
+
+    sources = [open_checkpoint(path) for path in paths]
+    with told_when_interrupted("nothing was written"), counting_bar() as bar:
+        task = bar.add_task("merging", total=0, note="")
+        merged = merge_into_folder(
+            sources, to, lambda done, total: bar.update(task, completed=done // 2, total=total // 2)
+        )
+    _print(merged, sources, to)
+
+
+def merge_into_folder(sources: Sequence[CheckpointReader], to: Path, progress: Progress) -> Merged:
+    """Merge into a checkpoint, or into a run with one checkpoint where the last source is of a run."""
+    import shutil
+    from dataclasses import replace
+
+    from rowhaul._files import temporary_beside, whole
+    from rowhaul.checkpoint.layout import step_folder
+    from rowhaul.checkpoint.merging import merge as merge_checkpoints
+    from rowhaul.checkpoint.opening import run_of
+    from rowhaul.data.schema import SCHEMA_FILE
+    from rowhaul.errors import ConfigError
+    from rowhaul.train.run import CHECKPOINTS, CONFIG_FILE
+
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ConfigError(f"{to} exists and is not empty; choose another folder for the result")
+    last = next((one for one in reversed(sources) if one.groups), sources[-1])
+    run = run_of(last)
+    if run is None or not (run / CONFIG_FILE).is_file() or to.resolve().parent.name == CHECKPOINTS:
+        return merge_checkpoints(sources, to, progress)
+    place = Path(CHECKPOINTS) / step_folder(last.facts["step"])
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(temporary_beside(to), ignore_errors=True)  # what a killed merge left
+    with whole(to) as folder:
+        merged = merge_checkpoints(sources, folder / place, progress)
+        for name in (CONFIG_FILE, SCHEMA_FILE):
+            shutil.copyfile(run / name, folder / name)
+    return replace(merged, path=to / place)
+
+
+def _print(merged: Merged, sources: Sequence[CheckpointReader], to: Path) -> None:
+    from rowhaul.cli.progress import console
+    from rowhaul.cli.size_text import plain_table
+
+    numbers = range(1, len(sources) + 1)
+    origins = [f"from {number}" for number in numbers] if len(sources) > 1 else []
+    table = plain_table("table", "rows", *origins, "replaced", "files before", "files")
+    for one in merged.tables:
+        counts = [f"{count:,}" for count in one.rows_from] if len(sources) > 1 else []
+        files = (f"{one.files_before:,}", f"{one.files:,}")
+        table.add_row(one.name, f"{one.rows:,}", *counts, f"{one.replaced:,}", *files)
+    lines = [f"{number}: {reader.path}" for number, reader in zip(numbers, sources, strict=True)]
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    console.print(table, highlight=False)
+    dense = f"Dense weights and counters are of {merged.dense_from}. " if merged.dense_from else ""
+    rule = "Of a row in several checkpoints, the last one's was taken. " if len(sources) > 1 else ""
+    text = f"{rule}{dense}Merged into {merged.path}"
+    if merged.path != to:
+        text += f"\nNext: rowhaul evaluate {to} --data …, or rowhaul train --resume --out {to} --data …"
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,46 @@
+"""`rowhaul export`, also as `rowhaul ckpt export`: a trained model in files that other tools read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+
+def export(
+    path: Path = typer.Argument(..., help="The --out of a `train`: its newest checkpoint; or a checkpoint."),
+    to: Path = typer.Option(..., "--to", help="New folder to write."),
+    format: str = typer.Option("parquet", "--format", help="Of the tables: parquet, safetensors or npz."),
+    table: list[str] = typer.Option([], "--table", help="Export this table only; repeatable."),
+    state: bool = typer.Option(False, "--state", help="With the optimizer's state of every row."),
+) -> None:
+    """Write tables as keys and vectors, and dense weights as safetensors; all is read back and compared."""
+    from rowhaul.checkpoint.opening import open_checkpoint
+    from rowhaul.cli.progress import console, counting_bar, told_when_interrupted
+    from rowhaul.cli.size_text import bytes_text, counted, plain_table
+    from rowhaul.train.exporting import export as export_checkpoint
+
+    reader = open_checkpoint(path)
+    with told_when_interrupted("nothing was written"), counting_bar() as bar:
+        task = bar.add_task("exporting", total=0, note="")
+        made = export_checkpoint(
+            reader,
+            to,
+            format=format,
+            tables=table,
+            with_state=state,
+            progress=lambda done, total: bar.update(task, completed=done // 2, total=total // 2),
+        )
+    shown = plain_table("table", "rows", "dim", "state", "type", "size", "file")
+    for one in made.tables:
+        numbers = (f"{one.num_rows:,}", str(one.dim), str(one.state_width), one.dtype, bytes_text(one.bytes))
+        shown.add_row(one.name, *numbers, one.file)
+    console.print(shown, highlight=False)
+    dense = f" and {counted(len(made.dense), 'dense weight')}" if made.dense else ""
+    console.print(
+        f"Exported {reader.path} to {to}: {counted(len(made.tables), 'table')}{dense}, read back and equal "
+        f"to the bit. {to}/README.md says how to read them.",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )

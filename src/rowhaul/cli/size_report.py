@@ -1,0 +1,121 @@
+"""What `rowhaul size` prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rowhaul.train.sizing import RankSize, Run, SizeEstimate
+    from rowhaul.train.sizing_count import RowCounts
+    from rowhaul.train.sizing_fit import Suggestion
+
+_NO_WAY = (
+    "No single change would do: take machines with more memory, or combine a smaller embedding_dim, a row "
+    "optimizer with less state, fewer rows and more machines."
+)
+
+
+def print_json(
+    run: Run, counts: RowCounts, estimate: SizeEstimate, memory: int, ways: list[Suggestion]
+) -> None:
+    """One object with all numbers, in bytes."""
+    import json
+    from dataclasses import asdict
+
+    import typer
+
+    from rowhaul.train.sizing_count import ERROR
+
+    found: dict[str, Any] = {
+        "fits": estimate.needed <= memory,
+        "needed": estimate.needed,
+        "memory": memory,
+        "tables": [{**asdict(table), "total": table.total} for table in estimate.tables],
+        "ranks": [{**asdict(rank), "total": rank.total} for rank in estimate.ranks],
+        "machines": [
+            {"ranks": list(ranks), "total": total}
+            for ranks, total in zip(estimate.machines, estimate.machine_bytes, strict=True)
+        ],
+        "samples": {"trained": counts.samples, "read": counts.read, "extrapolated": counts.is_sample},
+        "standard_error_of_rows": ERROR,
+        "suggestions": [asdict(way) for way in ways],
+    }
+    typer.echo(json.dumps(found))
+
+
+def print_report(
+    run: Run, counts: RowCounts, estimate: SizeEstimate, memory: int, ways: list[Suggestion]
+) -> None:
+    """Tables, ranks, the verdict, and what would help."""
+    from rowhaul.cli.progress import console
+    from rowhaul.cli.size_text import bytes_text
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    console.print(_tables(estimate), highlight=False)
+    say(f"\n{_how_counted(counts)}\n")
+    console.print(_ranks(estimate), highlight=False)
+    where = "It needs" if len(estimate.machines) == 1 else "The fullest machine needs"
+    has = f"{bytes_text(estimate.needed)} of {bytes_text(memory)}"
+    if estimate.needed <= memory:
+        say(f"\n{where} {has}: it fits.")
+        return
+    say(f"\n{where} {has}: it does not fit. " + ("Any of these alone would do:" if ways else _NO_WAY))
+    for way in ways:
+        say(f"  {way.text} ({bytes_text(way.needed)})")
+
+
+def _tables(estimate: SizeEstimate) -> Table:
+    from rowhaul.cli.size_text import bytes_text, plain_table
+
+    table = plain_table("table", "rows", "dim", "values", "state", "index", "all")
+    for one in estimate.tables:
+        sizes = [bytes_text(count) for count in (one.values, one.state, one.index, one.total)]
+        table.add_row(one.name, f"{one.rows:,}", str(one.dim), *sizes)
+    if len(estimate.tables) > 1:
+        names = ("values", "state", "index", "total")
+        sums = [bytes_text(sum(getattr(one, name) for one in estimate.tables)) for name in names]
+        table.add_row("all", f"{sum(one.rows for one in estimate.tables):,}", "", *sums, style="bold")
+    return table
+
+
+def _how_counted(counts: RowCounts) -> str:
+    from rowhaul.train.sizing_count import ERROR
+
+    accuracy = f"counted to about {2 * ERROR:.1%} (two standard errors)"
+    if not counts.is_sample:
+        return f"Distinct keys of {counts.samples:,} samples, {accuracy}."
+    return (
+        f"Extrapolated from the first {counts.read:,} of {counts.samples:,} samples, {accuracy}: for each "
+        "table the growth at their end, by a power law. Rather too many than too few; leave out --sample to "
+        "count all."
+    )
+
+
+def _ranks(estimate: SizeEstimate) -> Table:
+    """A column for each kind of rank, ranks that need the same together."""
+    from rowhaul.cli.size_text import bytes_text, plain_table
+
+    alike: dict[tuple[Any, ...], list[RankSize]] = {}
+    for rank in estimate.ranks:
+        alike.setdefault((rank.role, *rank.parts.items()), []).append(rank)
+    groups = list(alike.values())
+    table = plain_table("at the peak", *(_title(group) for group in groups))
+    names = list(dict.fromkeys(name for group in groups for name in group[0].parts))
+    for name in names:
+        cells = [group[0].parts.get(name) for group in groups]
+        table.add_row(name, *("-" if cell is None else bytes_text(cell) for cell in cells))
+    table.add_row("all", *(bytes_text(group[0].total) for group in groups), style="bold")
+    return table
+
+
+def _title(group: list[RankSize]) -> str:
+    role = group[0].role
+    if role == "the process":
+        return role
+    if len(group) == 1:
+        return f"{role}, rank {group[0].rank}"
+    return f"{role}, each of {len(group)}"

@@ -1,0 +1,126 @@
+"""Finding a checkpoint, saying what it holds, and single rows by their keys."""
+
+import json
+
+import numpy as np
+import pytest
+from row_checkpoints import block, record, write
+
+from rowhaul.checkpoint import CheckpointReader, CheckpointWriter
+from rowhaul.checkpoint import shard as shards
+from rowhaul.checkpoint.describing import damaged_files, describe
+from rowhaul.checkpoint.finding import find_rows
+from rowhaul.checkpoint.merging import merge
+from rowhaul.checkpoint.opening import beside, open_checkpoint, run_of
+from rowhaul.checkpoint.writer import prepare, publish
+from rowhaul.errors import CheckpointError
+
+EDGES = {0: 1, -1: 2, 2**63 - 1: 3, -(2**63): 4, 77: 5}
+
+
+@pytest.fixture
+def run(tmp_path):
+    for step in (3, 12):
+        write(tmp_path / "run" / "checkpoints" / f"step-{step:09d}", {"t": EDGES}, facts={"step": step})
+    return tmp_path / "run"
+
+
+def test_a_run_means_its_newest_checkpoint(run):
+    newest = run / "checkpoints" / "step-000000012"
+    assert [open_checkpoint(path).path for path in (run, run / "checkpoints", newest)] == [newest] * 3
+    assert [path.name for path in beside(open_checkpoint(run))] == ["step-000000003", "step-000000012"]
+    assert run_of(open_checkpoint(run)) == run
+
+
+def test_what_is_no_checkpoint_is_told_so(tmp_path):
+    with pytest.raises(CheckpointError, match="no such file or folder"):
+        open_checkpoint(tmp_path / "x")
+    with pytest.raises(CheckpointError, match="is no checkpoint, and holds no complete one"):
+        open_checkpoint(tmp_path)
+
+
+def test_sizes_are_those_of_the_files(run):
+    reader = open_checkpoint(run)
+    contents = describe(reader)
+    assert (contents.step, contents.row_optimizer, contents.model) == (12, "rowwise_adagrad", None)
+    (table,) = contents.tables
+    assert (table.rows, table.dim, table.state_width, table.dtype) == (5, 2, 1, "float32")
+    on_disk = {path.name: path.stat().st_size for path in reader.path.iterdir()}
+    assert contents.bytes == sum(on_disk.values()) - on_disk["manifest.json"]
+    assert table.bytes == sum(on_disk[name] for name in reader.tables["t"].files)
+
+
+def test_the_layout_of_a_cluster_is_told_apart(tmp_path):
+    folder = prepare(tmp_path / "c")
+    writer = shards.ShardWriter(folder, "r0000")
+    writer.table("t", [block(EDGES)], dim=2, state_width=1, dtype="float32")
+    for name in ("layout-r0000-00000", "schedule"):
+        writer.arrays(name, {"x": np.zeros(3)})
+    publish(tmp_path / "c", {"cluster": {"settings": {"workers": "2"}}}, [writer.written])
+    contents = describe(CheckpointReader(tmp_path / "c"))
+    assert list(contents.layout) == ["layout-r0000-00000.safetensors", "schedule.safetensors"]
+    assert contents.saved_by == {"workers": "2"}
+
+
+def test_all_damaged_files_are_named(run, monkeypatch):
+    monkeypatch.setattr(shards, "FILE_BYTES", 1)
+    reader = write(run / "checkpoints" / "step-000000013", {"t": {key: key for key in range(9)}}, blocks_of=3)
+    first, second, third = reader.tables["t"].files
+    (reader.path / first).write_bytes(b"half")
+    (reader.path / third).unlink()
+    told = []
+    damaged = damaged_files(reader, lambda done, total: told.append(done / total))
+    assert list(damaged) == [first, third]
+    assert "is damaged" in damaged[first]
+    assert "is missing" in damaged[third]
+    assert told[-1] == 1
+    assert second not in damaged
+
+
+def test_rows_are_found_by_key_in_any_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "FILE_BYTES", 1)
+    reader = write(tmp_path / "c", {"t": EDGES, "other": {5: 50}}, blocks_of=2)
+    assert len(reader.tables["t"].files) == 3
+    files = []
+    found = find_rows(reader, "t", [*EDGES, 5, -2, 77], files.append)
+    assert {key: row.tolist() for key, row in found.items()} == {
+        key: record(value).tolist() for key, value in EDGES.items()
+    }
+    assert files == list(reader.tables["t"].files)
+
+
+def test_a_row_of_a_damaged_file_is_not_shown(tmp_path):
+    reader = write(tmp_path / "c", {"t": EDGES})
+    path = reader.path / reader.tables["t"].files[0]
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{path.name} is damaged"):
+        find_rows(CheckpointReader(reader.path), "t", [0])
+
+
+def test_facts_that_were_not_saved_are_none(tmp_path):
+    write(tmp_path / "c", {})
+    manifest = json.loads((tmp_path / "c" / "manifest.json").read_text())
+    (tmp_path / "c" / "manifest.json").write_text(json.dumps({**manifest, "facts": {}}))
+    contents = describe(CheckpointReader(tmp_path / "c"))
+    assert (contents.step, contents.samples, contents.saved_by, contents.tables) == (None, None, None, ())
+
+
+def test_pruned_rows_are_shown_with_zeros_and_not_merged(tmp_path):
+    parts = {
+        "keys": np.array([5, 7]),
+        "present": np.array([[True, False], [True, True]]),
+        "chunks": np.array([[1, 2], [3, 4], [5, 6]], np.float32),
+    }
+    columns = {"starts": np.array([0, 2, 4]), "columns": np.arange(4)}
+    with CheckpointWriter(tmp_path / "c") as writer:
+        writer.pruned_table("t", [parts], columns, dim=4, dtype="float32")
+    reader = CheckpointReader(tmp_path / "c")
+    assert {key: row.tolist() for key, row in find_rows(reader, "t", [5, 7, 9]).items()} == {
+        5: [1, 2, 0, 0],
+        7: [3, 4, 5, 6],
+    }
+    assert find_rows(reader, "t", [9]) == {}
+    with pytest.raises(CheckpointError, match="the rows of table 't' are pruned"):
+        merge([reader], tmp_path / "to")

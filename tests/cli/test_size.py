@@ -1,0 +1,88 @@
+"""`rowhaul size` as a person types it."""
+
+import json
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+TABLES = ("user", "item", "tags")
+SMALL = ("--batch-size", "500", "--embedding-dim", "4", "--set", "model.options.top=[16]")
+
+
+@pytest.fixture
+def size(rowhaul, log_folder):
+    def run(*arguments):
+        code, out, err = rowhaul("size", "--data", f"{log_folder}/*.parquet", *SMALL, *arguments)
+        return code, out, " ".join(err.split())
+
+    return run
+
+
+def test_tables_and_the_process_are_told(size):
+    code, out, _ = size("--memory", "16GiB")
+    assert code == 0
+    for words in ("user", "item", "tags", "dense model", "process", "of 16.0 GiB: it fits."):
+        assert words in out
+    assert "Distinct keys of 6,000 samples, counted to about 0.8%" in out
+
+
+def test_json_has_all_numbers(size, log_folder):
+    code, out, _ = size("--json")
+    assert code == 0
+    found = json.loads(out)
+    log = pq.read_table(sorted(log_folder.glob("*.parquet")))
+    distinct = {
+        name: len(pc.unique(pc.list_flatten(log[name]) if name == "tags" else log[name])) for name in TABLES
+    }
+    assert {one["name"]: one["rows"] for one in found["tables"]} == pytest.approx(distinct, rel=0.016)
+    assert found["fits"]
+    assert found["needed"] == found["ranks"][0]["total"] == sum(found["ranks"][0]["parts"].values())
+
+
+def test_what_does_not_fit_is_refused_with_what_would_help(size):
+    code, out, _ = size("--memory", "1MiB")
+    assert code == 1
+    assert "it does not fit. No single change would do" in out
+    code, out, _ = size("--set", "model.embedding_dim=60000", "--row-optimizer", "adam", "--memory", "1GiB")
+    assert code == 1
+    assert "Any of these alone would do:" in out
+    assert "model.embedding_dim: " in out
+    code, out, _ = size("--memory", "1MiB", "--json")
+    assert code == 1
+    assert json.loads(out)["fits"] is False
+
+
+def test_a_cluster_is_told_rank_by_rank(size):
+    code, out, _ = size("--workers", "2", "--stores", "2", "--cache", "1000", "--machines", "2", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert [one["role"] for one in found["ranks"]] == ["worker", "worker", "store", "store"]
+    assert [one["ranks"] for one in found["machines"]] == [[0, 1], [2, 3]]
+    code, out, _ = size("--workers", "2", "--stores", "2", "--machines", "4", "--memory", "16GiB")
+    assert code == 0
+    assert "The fullest machine needs" in out
+
+
+def test_a_sample_says_that_it_is_one(size):
+    code, out, _ = size("--sample", "1000", "--memory", "16GiB")
+    assert code == 0
+    assert "Extrapolated from the first 1,000 of 6,000 samples" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--machines", "2"], "--machines is 2, but the ranks to put on them are 1"),
+        (["--machines", "0"], "--machines is 0"),
+        (["--sample", "1"], "--sample is 1; it must be at least 2"),
+        (["--memory", "16"], "'16' has no unit"),
+        (["--memory", "0"], "a machine needs memory"),
+        (["--workers", "2", "--stores", "0"], "the number of stores must be at least 1"),
+        (["--set", "batch=3"], "unknown setting batch"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, named, size):
+    code, _, err = size(*arguments)
+    assert code == 2
+    assert named in err
