@@ -10,7 +10,6 @@ import pytest
 
 from rowhaul.data.prefetch import prefetch
 
-
 _older: set[threading.Thread] = set()  # that other tests of this process have left to end by themselves
 
 
