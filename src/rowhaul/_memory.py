@@ -103,3 +103,95 @@ def store8(typing_context, address, byte):
         return context.get_dummy_value()
 
     return types.void(types.uint64, types.uint8), generate
+
+
+# Aligned 64-bit words, by addresses as plain integers, and what orders them where several threads share them.
+
+_WORD = ir.IntType(64)
+
+
+@intrinsic
+def read_word(typing_context, address):
+    """The word at an address."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.load(builder.inttoptr(arguments[0], _WORD.as_pointer()), align=8)
+
+    return types.uint64(types.int64), generate
+
+
+@intrinsic
+def write_word(typing_context, address, word):
+    """Replace the word at an address."""
+
+    def generate(context, builder, signature, arguments):
+        builder.store(arguments[1], builder.inttoptr(arguments[0], _WORD.as_pointer()), align=8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.uint64), generate
+
+
+@intrinsic
+def pairs_below(typing_context, line, word):
+    """How many of the four pairs of words of a cache line have a first word below the given one."""
+
+    def generate(context, builder, signature, arguments):
+        vector = ir.VectorType(_WORD, 8)
+        undefined = ir.Constant(vector, ir.Undefined)
+        words = builder.load(builder.inttoptr(arguments[0], vector.as_pointer()), align=64)
+        once = builder.insert_element(undefined, arguments[1], ir.IntType(32)(0))
+        eight_times = builder.shuffle_vector(
+            once, undefined, ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8)
+        )
+        below = builder.bitcast(builder.icmp_unsigned("<", words, eight_times), ir.IntType(8))
+        first_words = builder.and_(below, ir.IntType(8)(0b01010101))
+        return builder.zext(builder.ctpop(first_words), _WORD)
+
+    return types.int64(types.int64, types.uint64), generate
+
+
+@intrinsic
+def load_acquire(typing_context, address):
+    """Read an integer; nothing later is read before it."""
+
+    def generate(context, builder, signature, arguments):
+        pointer = builder.inttoptr(arguments[0], _WORD.as_pointer())
+        return builder.load_atomic(pointer, "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def store_release(typing_context, address, value):
+    """Write an integer; everything earlier is written before it."""
+
+    def generate(context, builder, signature, arguments):
+        pointer = builder.inttoptr(arguments[0], _WORD.as_pointer())
+        builder.store_atomic(arguments[1], pointer, "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def compare_exchange(typing_context, address, expected, replacement):
+    """Replace an integer if it is the expected one; says whether it was. Everything later comes after it."""
+
+    def generate(context, builder, signature, arguments):
+        pointer = builder.inttoptr(arguments[0], _WORD.as_pointer())
+        pair = builder.cmpxchg(pointer, arguments[1], arguments[2], "seq_cst", "monotonic")
+        builder.fence("seq_cst")
+        return builder.extract_value(pair, 1)
+
+    return types.boolean(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def order_reads(typing_context):
+    """Everything read so far is read before anything that follows."""
+
+    def generate(context, builder, signature, arguments):
+        builder.fence("acquire")
+        return context.get_dummy_value()
+
+    return types.void(), generate

@@ -1,5 +1,8 @@
 """The index against plain dictionaries, with the keys that break hash tables."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -7,15 +10,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rowhaul.store.index import KeyIndex
-from rowhaul.store.kernels import SHARD_BITS, mix
+from rowhaul.store.shard_memory import SPLIT_KEYS
+from rowhaul.store.shards import MOST_SHARD_BITS, unmix
 
 NUM_TABLES = 3
 EXTREMES = [0, -1, 1, 2**63 - 1, -(2**63), 2**32]
-keys_strategy = st.lists(
-    st.one_of(st.sampled_from(EXTREMES), st.integers(0, 40), st.integers(-(2**63), 2**63 - 1)),
-    max_size=40,
-    unique=True,
+# Mixed keys that all want the same line, the last one, and the one that looks like an empty slot.
+CROWDED = unmix(np.uint64(2**64 - 1) - np.arange(40, dtype=np.uint64)).view(np.int64).tolist()
+one_key = st.one_of(
+    st.sampled_from(EXTREMES),
+    st.sampled_from(CROWDED),
+    st.integers(0, 40),
+    st.integers(-(2**63), 2**63 - 1),
 )
+keys_strategy = st.lists(one_key, max_size=40, unique=True)
 
 
 class IndexMachine(RuleBasedStateMachine):
@@ -35,7 +43,7 @@ class IndexMachine(RuleBasedStateMachine):
     def insert(self, by_table):
         keys, starts = self.batch(by_table)
         locations, num_absent = self.index.find(keys, starts)
-        records = np.arange(self.next_record, self.next_record + num_absent.sum())
+        records = np.arange(self.next_record, self.next_record + num_absent)
         self.next_record += len(records)
         absent = self.index.insert(keys, starts, locations, num_absent, records)
         np.testing.assert_array_equal(locations[absent], records)
@@ -45,6 +53,43 @@ class IndexMachine(RuleBasedStateMachine):
                 self.expected[table].setdefault(key, int(locations[at]))
                 assert self.expected[table][key] == locations[at]
                 at += 1
+
+    @rule(by_table=st.tuples(*[st.lists(one_key, max_size=60)] * NUM_TABLES))
+    def find_or_insert(self, by_table):
+        """Keys may repeat: one of them is new, the record of the other is given back."""
+        keys, starts = self.batch(by_table)
+        handed_out, returned = [], []
+
+        def allocate(absent):
+            records = np.arange(self.next_record, self.next_record + len(absent))
+            self.next_record += len(absent)
+            handed_out.extend(records.tolist())
+            return records
+
+        locations, is_new = self.index.find_or_insert(keys, starts, allocate, returned.extend)
+        assert sorted([*locations[is_new].tolist(), *returned]) == handed_out
+        names = [(table, key) for table, keys in enumerate(by_table) for key in keys]
+        new = [name for name, flag in zip(names, is_new, strict=True) if flag]
+        assert sorted(new) == sorted({name for name in names if name[1] not in self.expected[name[0]]})
+        for (table, key), location in zip(names, locations.tolist(), strict=True):
+            assert self.expected[table].setdefault(key, location) == location
+
+    @rule(data=st.data(), by_table=st.tuples(*[keys_strategy] * NUM_TABLES))
+    def relocate_and_discard_whatever_is_there(self, data, by_table):
+        keys, starts = self.batch(by_table)
+        expected = [self.expected[t].get(key, -1) for t, keys in enumerate(by_table) for key in keys]
+        elsewhere = np.arange(self.next_record, self.next_record + len(keys))
+        self.next_record += len(keys)
+        assert self.index.relocate(keys, starts, elsewhere).tolist() == expected
+        moved = np.where(np.array(expected, dtype=np.int64) < 0, -1, elsewhere).tolist()
+        assert self.index.discard(keys, starts).tolist() == moved
+        for table, table_keys in enumerate(by_table):
+            for key in table_keys:
+                self.expected[table].pop(key, None)
+
+    @rule(more=st.integers(0, 3000))
+    def reserve(self, more):
+        self.index.reserve([more, 0, 2 * more])
 
     @rule(data=st.data())
     def delete(self, data):
@@ -61,7 +106,7 @@ class IndexMachine(RuleBasedStateMachine):
         locations, num_absent = self.index.find(*self.batch(by_table))
         expected = [self.expected[t].get(key, -1) for t, keys in enumerate(by_table) for key in keys]
         assert locations.tolist() == expected
-        assert num_absent.sum() == expected.count(-1)
+        assert num_absent == expected.count(-1)
 
     @invariant()
     def blocks_hold_everything_once(self):
@@ -76,20 +121,67 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndex = IndexMachine.TestCase
-TestIndex.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
+TestIndex.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
+
+
+def inserted(keys, index=None):
+    """An index of one table that knows these keys; key ``i`` is at location ``i``."""
+    index = index or KeyIndex(1)
+    locations, is_new = index.find_or_insert(keys, np.array([0, len(keys)]), lambda absent: absent, no_spare)
+    assert is_new.all()
+    np.testing.assert_array_equal(locations, np.arange(len(keys)))
+    return index
+
+
+def no_spare(records):
+    raise AssertionError(f"{len(records)} records came back")
 
 
 def test_keys_that_all_fall_into_one_shard():
     """Adversarial keys make the index slow, never wrong."""
-    candidates = np.arange(50_000, dtype=np.int64)
-    with np.errstate(over="ignore"):
-        hashed = mix(candidates.astype(np.uint64))
-    keys = candidates[(hashed >> np.uint64(64 - SHARD_BITS)) == 5]
-    index, starts = KeyIndex(1), np.array([0, len(keys)])
-    locations, num_absent = index.find(keys, starts)
-    assert np.count_nonzero(num_absent) == 1
-    index.insert(keys, starts, locations, num_absent, np.arange(len(keys)))
-    np.testing.assert_array_equal(index.find(keys, starts)[0], np.arange(len(keys)))
+    mixed = np.random.default_rng(0).integers(0, 1 << (64 - MOST_SHARD_BITS), 50_000, dtype=np.uint64)
+    keys = unmix(np.unique(mixed | np.uint64(5 << (64 - MOST_SHARD_BITS)))).view(np.int64)
+    others = np.arange(SPLIT_KEYS + 1)  # enough for the table to have several shards
+    index, starts = inserted(others), np.array([0, len(keys)])
+    locations, _ = index.find_or_insert(keys, starts, lambda absent: absent + len(others), no_spare)
+    np.testing.assert_array_equal(locations, np.arange(len(keys)) + len(others))
+    np.testing.assert_array_equal(index.find(keys, starts)[0], locations)
+    assert max(len(block) for block, _ in index.blocks(0)) > len(keys)
+
+
+def test_keys_that_all_want_the_same_line():
+    """The last line of all, where those that find no room have nowhere to go but the end."""
+    keys = unmix(np.uint64(2**64 - 1) - np.arange(3000, dtype=np.uint64)).view(np.int64)
+    keys = np.random.default_rng(1).permutation(keys)
+    index, starts = inserted(keys), np.array([0, len(keys)])
+    index.delete(keys[::2].copy(), np.array([0, 1500]))
+    expected = np.where(np.arange(3000) % 2, np.arange(3000), -1)
+    np.testing.assert_array_equal(index.find(keys, starts)[0], expected)
+
+
+def test_a_table_is_split_while_others_stay_small():
+    keys = np.arange(SPLIT_KEYS * 5 // 4)
+    index = KeyIndex(2)
+    for first in range(0, len(keys), 50_000):
+        some = np.append(keys[first : first + 50_000], first)  # the last one is of the second table
+        starts = np.array([0, len(some) - 1, len(some)])
+        index.find_or_insert(some, starts, lambda absent, first=first: absent + first, no_spare)
+    assert [len(list(index.blocks(table))) for table in range(2)] == [1 << MOST_SHARD_BITS, 1]
+    assert index.num_keys.tolist() == [len(keys), -(-len(keys) // 50_000)]
+    np.testing.assert_array_equal(index.find(keys, np.array([0, len(keys), len(keys)]))[0], keys)
+    found = index.find_each(np.tile([1, 0], 100), np.repeat(keys[:100], 2))
+    np.testing.assert_array_equal(found[1::2], keys[:100])
+    assert (found[2::2] == -1).all()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda index: pickle.loads(pickle.dumps(index))])
+def test_a_copy_is_independent(copied):
+    keys, starts = np.arange(5000) * 7, np.array([0, 5000])
+    index = inserted(keys)
+    other = copied(index)
+    index.discard(keys, starts)
+    np.testing.assert_array_equal(other.find(keys, starts)[0], np.arange(5000))
+    assert index.find(keys, starts)[1] == 5000
 
 
 def test_deleting_an_absent_key_is_an_error_and_changes_nothing():

@@ -2,10 +2,16 @@
 
 Chunks have a fixed size and are allocated one by one, so growing never copies or moves a record.
 A record is known by its number; freed numbers are used again before new memory is touched.
+
+Records may be allocated and released in several threads. Growing replaces the array of chunk addresses, whose
+beginning never changes: who takes it after the records' numbers finds them all.
 """
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import threading
 from typing import Any
 
 import numpy as np
@@ -14,8 +20,11 @@ import numpy.typing as npt
 from rowhaul.errors import RowhaulError
 from rowhaul.store.kernels import read_records, write_records
 
-# From this size on NumPy asks Linux for huge pages, which random reads of large tables gain from.
 CHUNK_BYTES = 4 << 20
+# Chunks are cut from larger slabs that Linux backs with huge pages: random steps over a large table are
+# half as fast again. Memory of a slab that no chunk has touched is not there yet, and costs nothing.
+_SLAB_BYTES = 64 << 20
+_HUGE_PAGE = 2 << 20
 _CACHE_LINE = 64
 
 Records = npt.NDArray[np.int64]
@@ -34,12 +43,20 @@ class RecordArena:
         self.shift = max(0, (chunk_bytes // self.record_bytes).bit_length() - 1)
         self.addresses: Records = np.empty(0, dtype=np.int64)
         self._chunks: list[npt.NDArray[np.uint8]] = []
+        self._uncut: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)  # rest of the last slab
         self._num_used = 0  # numbers handed out at least once
-        self._free: Records = np.empty(0, dtype=np.int64)
+        self._free: Records = np.empty(0, dtype=np.int64)  # a stack, of which the first ones count
+        self._num_free = 0
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_uncut")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A copy (pickle, deepcopy) has chunks of its own, at other addresses.
         self.__dict__.update(state)
+        self._lock = threading.Lock()
+        self._uncut = np.empty(0, dtype=np.uint8)
         self.addresses = _addresses(self._chunks)
 
     @property
@@ -50,7 +67,7 @@ class RecordArena:
     @property
     def num_records(self) -> int:
         """Records in use."""
-        return self._num_used - len(self._free)
+        return self._num_used - self._num_free
 
     @property
     def allocated_bytes(self) -> int:
@@ -59,17 +76,27 @@ class RecordArena:
 
     def allocate(self, count: int) -> Records:
         """Numbers of ``count`` records whose contents are undefined; all or none are allocated."""
-        num_reused = min(count, len(self._free))
-        num_new = count - num_reused
-        self._grow(self._num_used + num_new)
-        self._free, reused = np.split(self._free, [len(self._free) - num_reused])
-        fresh = np.arange(self._num_used, self._num_used + num_new, dtype=np.int64)
-        self._num_used += num_new
-        return np.concatenate([reused[::-1], fresh])
+        with self._lock:
+            num_reused = min(count, self._num_free)
+            num_new = count - num_reused
+            self._grow(self._num_used + num_new)
+            records = np.empty(count, dtype=np.int64)
+            records[:num_reused] = self._free[self._num_free - num_reused : self._num_free][::-1]
+            records[num_reused:] = np.arange(self._num_used, self._num_used + num_new)
+            self._num_free -= num_reused
+            self._num_used += num_new
+            return records
 
     def release(self, records: Records) -> None:
         """Give records back; their numbers are handed out again, last released first."""
-        self._free = np.concatenate([self._free, records])
+        with self._lock:
+            end = self._num_free + len(records)
+            if end > len(self._free):  # by half, so that each number is copied a few times at most
+                grown = np.empty(max(end, 3 * len(self._free) // 2), dtype=np.int64)
+                grown[: self._num_free] = self._free[: self._num_free]
+                self._free = grown
+            self._free[self._num_free : end] = records
+            self._num_free = end
 
     def read(self, records: Records) -> npt.NDArray[Any]:
         """A copy of the given records, one a row."""
@@ -86,8 +113,8 @@ class RecordArena:
         num_chunks = (num_records + (1 << self.shift) - 1) >> self.shift
         chunk_bytes = self.record_bytes << self.shift
         try:
-            more = [_aligned(chunk_bytes) for _ in range(num_chunks - len(self._chunks))]
-        except MemoryError:
+            more = [self._cut(chunk_bytes) for _ in range(num_chunks - len(self._chunks))]
+        except (MemoryError, OSError, OverflowError):
             raise OutOfMemoryError(
                 f"no memory for {num_records:,} rows of {self.record_bytes} bytes "
                 f"({self.num_records:,} are held); use a smaller embedding_dim or a larger machine"
@@ -96,13 +123,25 @@ class RecordArena:
             self._chunks += more
             self.addresses = np.concatenate([self.addresses, _addresses(more)])
 
+    def _cut(self, num_bytes: int) -> npt.NDArray[np.uint8]:
+        """A chunk that begins with a cache line, so that a row of 64 bytes is one line and not two."""
+        stride = num_bytes + -num_bytes % _CACHE_LINE
+        if len(self._uncut) < stride:
+            self._uncut = _slab(max(stride, _SLAB_BYTES))
+        chunk, self._uncut = self._uncut[:num_bytes], self._uncut[stride:]
+        return chunk
+
 
 def _addresses(chunks: list[npt.NDArray[np.uint8]]) -> Records:
     return np.array([chunk.ctypes.data for chunk in chunks], dtype=np.int64)
 
 
-def _aligned(num_bytes: int) -> npt.NDArray[np.uint8]:
-    """Memory that begins with a cache line, so that a row of 64 bytes is one line and not two."""
-    memory = np.empty(num_bytes + _CACHE_LINE, dtype=np.uint8)
-    first = -memory.ctypes.data % _CACHE_LINE
-    return memory[first : first + num_bytes]
+def _slab(num_bytes: int) -> npt.NDArray[np.uint8]:
+    """Memory that begins with a huge page; private, since shared memory would not get any."""
+    memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    array = np.frombuffer(memory, dtype=np.uint8)
+    first = -array.ctypes.data % _HUGE_PAGE
+    return array[first : first + num_bytes]

@@ -1,129 +1,296 @@
-"""From any int64 key to the record that holds its row: open addressing, in shards.
+"""From any int64 key to the location of its row's record: sorted shards with gaps (see `shards`).
 
-Nothing is pre-indexed and nothing collides: a slot keeps the whole key. Several tables share one
-index object, so that a batch over all of them is one pass. Each table has a few shards that grow
-one at a time, which bounds both the pause and the extra memory of growing.
+Nothing is pre-indexed and nothing collides: a slot keeps the whole key. Several tables share one index
+object, so that a batch over all of them is one pass. A table begins as one shard, so that many small tables
+take little room, and is split into 32 once it is large; these grow one at a time and by a fifth, which
+bounds both the pause and the extra memory of growing.
+
+Every call may run beside any other, in any thread. Lookups take no locks; changes lock a shard once for all
+of a batch's keys in it. Two threads that insert the same new key get the same location.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.store.kernels import (
-    EMPTY,
-    SHARD_BITS,
-    delete_keys,
-    find_each,
+from rowhaul.errors import ConfigError
+from rowhaul.store.arena import OutOfMemoryError
+from rowhaul.store.index_kernels import (
+    BUSY,
+    DISCARD,
+    INSERT,
+    RELOCATE,
+    change_keys,
+    find_each_key,
     find_keys,
-    insert_keys,
-    rehash,
+    group_keys,
+)
+from rowhaul.store.location import ABSENT
+from rowhaul.store.shard_memory import NUM_SHARDS, ShardMemory, wait
+from rowhaul.store.shards import (
+    ADDRESS,
+    MOST_KEYS,
+    MOST_SHARD_BITS,
+    NUM_KEYS,
+    SHARD_BITS,
+    SLOTS,
+    list_entries,
 )
 
 Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
-NUM_SHARDS = 1 << SHARD_BITS
-_SMALLEST_SHARD = 8
-_MOST_FULL = 0.6  # of the slots; beyond, probes for absent keys get long
+_NONE = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class _Grouped:
+    """Keys of a batch brought together by shard, as `group_keys` describes it."""
+
+    table_bits: Int64s
+    mixed: npt.NDArray[np.uint64]
+    items: Int64s
+    bounds: Int64s  # rows x (next, end)
+    pending: Int64s
 
 
 class KeyIndex:
     """Locations of the keys of ``num_tables`` tables.
 
-    Batches give keys table by table: those of table ``t`` are ``keys[starts[t]:starts[t + 1]]``.
+    Batches give keys table by table: those of table ``t`` are ``keys[starts[t]:starts[t + 1]]``. A location
+    is any number that is not negative.
     """
 
     def __init__(self, num_tables: int) -> None:
         self.num_tables = num_tables
-        self._shards = [_empty_shard(_SMALLEST_SHARD) for _ in range(num_tables * NUM_SHARDS)]
-        self._addresses = self._find_addresses()
-        self._masks = np.full(len(self._shards), _SMALLEST_SHARD - 1, dtype=np.int64)
-        self._used = np.zeros(len(self._shards), dtype=np.int64)  # slots not EMPTY
-        self._num_keys = np.zeros(num_tables, dtype=np.int64)
+        self._memory = ShardMemory(num_tables)
+        self._turns = itertools.count()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"num_tables": self.num_tables, "_memory": self._memory}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # A copy (pickle, deepcopy) has shards of its own, at other addresses.
         self.__dict__.update(state)
-        self._addresses = self._find_addresses()
-
-    def _find_addresses(self) -> Int64s:
-        return np.array([shard.ctypes.data for shard in self._shards], dtype=np.int64)
+        self._turns = itertools.count()
 
     @property
     def num_keys(self) -> Int64s:
         """Keys held, by table."""
-        return self._num_keys.copy()
+        counts: Int64s = self._memory.rows[:, NUM_KEYS].reshape(self.num_tables, NUM_SHARDS).sum(axis=1)
+        return counts
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of all tables, used or not."""
+        return int(self._memory.rows[:, SLOTS].sum())
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of all slots, used or not."""
-        return sum(shard.nbytes for shard in self._shards)
+        """Bytes of all slots, used or not, and of what describes the shards."""
+        return self._memory.allocated_bytes
 
-    def find(self, keys: Int64s, starts: Int64s) -> tuple[Int64s, Int64s]:
-        """Location of each key (-1 where absent), and the number of absent keys by shard."""
+    def find(self, keys: Int64s, starts: Int64s) -> tuple[Int64s, np.int64]:
+        """Location of each key (-1 where absent), and the number of absent keys."""
         locations = np.empty(len(keys), dtype=np.int64)
-        num_absent = np.zeros(len(self._shards), dtype=np.int64)
-        find_keys(self._addresses, self._masks, keys, starts, locations, num_absent)
-        return locations, num_absent
+        seen, *_in_use = self._memory.seen  # what is read stays alive with it
+        if find_keys(self._memory.address, seen, starts, keys, locations):
+            left = np.flatnonzero(locations == BUSY)
+            tables = np.searchsorted(starts, left, side="right") - 1
+            locations[left] = self.find_each(tables, keys[left])
+        return locations, np.int64(np.count_nonzero(locations == ABSENT))
 
     def find_each(self, tables: Int64s, keys: Int64s) -> Int64s:
         """Location of each key of the table given with it (-1 where absent), in any order."""
         locations = np.empty(len(keys), dtype=np.int64)
-        find_each(self._addresses, self._masks, tables, keys, locations)
+        seen, *_in_use = self._memory.seen
+        num_busy = find_each_key(self._memory.address, seen, tables, keys, locations)
+        attempt = 0
+        while num_busy:
+            wait(attempt)
+            attempt += 1
+            left = np.flatnonzero(locations == BUSY)
+            seen, *_in_use = self._memory.seen
+            again = np.empty(len(left), dtype=np.int64)
+            num_busy = find_each_key(self._memory.address, seen, tables[left], keys[left], again)
+            locations[left] = again
+        return locations
+
+    def find_or_insert(
+        self,
+        keys: Int64s,
+        starts: Int64s,
+        allocate: Callable[[Int64s], Int64s],
+        release: Callable[[Int64s], object],
+    ) -> tuple[Int64s, Bools]:
+        """Location of each key, absent ones inserted; and which are new. Keys may repeat.
+
+        ``allocate`` gets the positions of absent keys, in order, and returns a location for each. Others may
+        find a key as soon as it is inserted, so the records should be filled in there. ``release`` gets
+        those back that were not needed, because another thread was first or a key repeats; or all, if the
+        index finds no memory: nothing is inserted then.
+        """
+        locations, num_absent = self.find(keys, starts)
+        is_new = np.zeros(len(keys), dtype=np.bool_)
+        if num_absent:
+            absent = np.flatnonzero(locations == ABSENT)
+            records = allocate(absent)
+            try:
+                held = self.add(keys, starts, absent, records)
+            except BaseException:
+                release(records)
+                raise
+            locations[absent] = held
+            was_added = held == records
+            is_new[absent] = was_added
+            if not was_added.all():
+                release(records[~was_added])
+        return locations, is_new
+
+    def add(self, keys: Int64s, starts: Int64s, absent: Int64s, records: Int64s) -> Int64s:
+        """Give key ``keys[absent[i]]`` location ``records[i]``, unless it has one; returns what it has.
+
+        All or nothing: without memory, no key is added. ``absent`` ascends.
+        """
+        locations = np.full(len(absent), ABSENT, dtype=np.int64)
+        try:
+            self._change(INSERT, keys, starts, absent, records, locations)
+        except MemoryError:
+            added = np.flatnonzero(locations == records)
+            self._change(DISCARD, keys, starts, absent[added], records, np.empty(len(added), np.int64))
+            raise OutOfMemoryError(
+                f"no memory for the index of {int(self.num_keys.sum()) + len(absent):,} keys "
+                f"({self.allocated_bytes:,} bytes are held); use a larger machine"
+            ) from None
         return locations
 
     def insert(
-        self, keys: Int64s, starts: Int64s, locations: Int64s, num_absent: Int64s, records: Int64s
+        self, keys: Int64s, starts: Int64s, locations: Int64s, num_absent: np.int64, records: Int64s
     ) -> Int64s:
         """Give the keys that `find` did not find, which must differ, the ``records`` in order.
 
-        Fills their ``locations`` and returns which keys they are.
+        Fills their ``locations`` and returns which keys they are. For one writer: nobody may have inserted
+        them since.
         """
-        used = self._used + num_absent
-        for shard in np.flatnonzero(used > _MOST_FULL * (self._masks + 1)):
-            self._make_room(int(shard), int(num_absent[shard]))
-        absent = np.empty(len(records), dtype=np.int64)
-        insert_keys(self._addresses, self._masks, keys, starts, locations, records, absent)
-        self._used += num_absent
-        self._num_keys += num_absent.reshape(self.num_tables, NUM_SHARDS).sum(axis=1)
+        absent = np.flatnonzero(locations == ABSENT) if num_absent else _NONE
+        locations[absent] = self.add(keys, starts, absent, records)
         return absent
+
+    def discard(self, keys: Int64s, starts: Int64s) -> Int64s:
+        """Forget keys; returns the locations they had, -1 where absent. Of several threads one gets it."""
+        locations = np.empty(len(keys), dtype=np.int64)
+        self._change(DISCARD, keys, starts, np.arange(len(keys)), locations, locations)
+        return locations
 
     def delete(self, keys: Int64s, starts: Int64s) -> Int64s:
         """Forget the given keys, which must be there and differ; returns the locations they had."""
         locations, num_absent = self.find(keys, starts)
-        if num_absent.any():
-            raise KeyError(int(keys[np.flatnonzero(locations == EMPTY)[0]]))
-        num_deleted = np.zeros(len(self._shards), dtype=np.int64)
-        delete_keys(self._addresses, self._masks, keys, starts, num_deleted)
-        self._used -= num_deleted
-        self._num_keys -= np.diff(starts)
-        return locations
+        if num_absent:
+            raise KeyError(int(keys[np.flatnonzero(locations == ABSENT)[0]]))
+        return self.discard(keys, starts)
+
+    def relocate(self, keys: Int64s, starts: Int64s, locations: Int64s) -> Int64s:
+        """Give known keys other locations, as rows have moved; returns the old ones, -1 where absent."""
+        old = np.empty(len(keys), dtype=np.int64)
+        self._change(RELOCATE, keys, starts, np.arange(len(keys)), locations, old)
+        return old
+
+    def reserve(self, num_keys: npt.ArrayLike) -> None:
+        """Make room for so many keys in each table at once, so that inserting them grows nothing."""
+        wanted = np.asarray(num_keys, dtype=np.int64)
+        if wanted.shape != (self.num_tables,):
+            raise ConfigError(
+                f"reserve was given numbers of keys of shape {wanted.shape}; it needs one for each of the "
+                f"{self.num_tables} tables"
+            )
+        try:
+            for table, count in enumerate(wanted.tolist()):
+                self._memory.reserve(table, count)
+        except MemoryError:
+            raise OutOfMemoryError(
+                f"no memory to reserve the index of {int(wanted.sum()):,} keys (about 23 bytes each); "
+                f"reserve fewer or use a larger machine"
+            ) from None
+        finally:
+            self._memory.publish()
 
     def blocks(self, table: int) -> Iterator[tuple[Int64s, Int64s]]:
         """All (keys, locations) of a table, a shard at a time, in no meaningful order."""
-        for shard in range(table * NUM_SHARDS, (table + 1) * NUM_SHARDS):
-            entries = self._shards[shard].reshape(-1, 2)
-            live = entries[entries[:, 1] >= 0]
-            yield np.ascontiguousarray(live[:, 0]), np.ascontiguousarray(live[:, 1])
+        row, end = table * NUM_SHARDS, table * NUM_SHARDS + 1
+        while row < end:
+            with self._memory.locked(row) as state:
+                end = table * NUM_SHARDS + self._memory.num_shards(table)
+                keys, locations = (np.empty(state[NUM_KEYS], np.int64) for _ in range(2))
+                list_entries(int(state[ADDRESS]), int(state[SLOTS]), keys, locations)
+            yield keys, locations
+            row += 1
 
-    def _make_room(self, shard: int, num_more: int) -> None:
-        old = self._shards[shard]
-        num_live = int(np.count_nonzero(old[1::2] >= 0))
-        # Each growth is a call, so small shards take long strides; large ones double.
-        spare = 4 if num_live < 1 << 14 else 1.25
-        num_slots = _SMALLEST_SHARD
-        while _MOST_FULL * num_slots < spare * (num_live + num_more):
-            num_slots *= 2
-        grown = _empty_shard(num_slots)
-        rehash(old, grown)
-        self._shards[shard] = grown
-        self._addresses[shard] = grown.ctypes.data
-        self._masks[shard] = num_slots - 1
-        self._used[shard] = num_live
+    def _change(
+        self, operation: int, keys: Int64s, starts: Int64s, positions: Int64s, given: Int64s, results: Int64s
+    ) -> None:
+        """Insert, discard or relocate the keys at ``positions``; fills ``results`` as far as it comes."""
+        grouped = self._group(keys, starts, positions)
+        if operation == INSERT:
+            while self._make_room(grouped):  # all of it first: later there is nothing to fail
+                grouped = self._group(keys, starts, positions)
+        # Batches that begin with different shards do not wait for each other at the first.
+        begin = next(self._turns) * 5 % max(1, len(grouped.pending))
+        pending = np.concatenate([grouped.pending[begin:], grouped.pending[:begin]])
+        attempt = 0
+        while len(pending):
+            num_pending, stopped = change_keys(
+                operation, self._memory.address, grouped.table_bits, grouped.mixed, grouped.items,
+                grouped.bounds, pending, given, results,
+            )  # fmt: skip
+            pending = pending[:num_pending]
+            if stopped < 0:
+                if num_pending:
+                    wait(attempt)
+                    attempt += 1
+                continue
+            first, end = grouped.bounds[stopped]
+            table = stopped >> MOST_SHARD_BITS
+            if self._memory.num_shards(table) == 1 << grouped.table_bits[table]:
+                self._memory.make_room(stopped, end - first, end_is_full=True)
+                self._memory.publish()
+            if self._memory.num_shards(table) != 1 << grouped.table_bits[table]:
+                items = grouped.items[first:end]
+                rest = np.empty(len(items), np.int64)
+                self._change(operation, keys, starts, positions[items], given[items], rest)
+                results[items] = rest
+                pending = pending[pending != stopped]
 
+    def _group(self, keys: Int64s, starts: Int64s, positions: Int64s) -> _Grouped:
+        num_rows = self.num_tables * NUM_SHARDS
+        grouped = _Grouped(
+            table_bits=np.empty(self.num_tables, np.int64),
+            mixed=np.empty(len(positions), np.uint64),
+            items=np.empty(len(positions), np.int64),
+            bounds=np.zeros((num_rows, 2), np.int64),
+            pending=np.empty(num_rows, np.int64),
+        )
+        num_pending = group_keys(
+            self._memory.address, keys, starts, positions, grouped.table_bits, grouped.mixed, grouped.items,
+            grouped.bounds, grouped.pending,
+        )  # fmt: skip
+        return replace(grouped, pending=grouped.pending[:num_pending])
 
-def _empty_shard(num_slots: int) -> Int64s:
-    return np.full(2 * num_slots, EMPTY, dtype=np.int64)  # key, location, key, location, ...
+    def _make_room(self, grouped: _Grouped) -> bool:
+        """Let the shards grow that lack room; True if a table has other shards now."""
+        rows, bounds = grouped.pending, grouped.bounds[grouped.pending]
+        counts = bounds[:, 1] - bounds[:, 0]
+        lacking = self._memory.rows[rows, NUM_KEYS] + counts > self._memory.rows[rows, MOST_KEYS]
+        if not lacking.any():
+            return False
+        try:
+            for row, count in zip(rows[lacking].tolist(), counts[lacking].tolist(), strict=True):
+                self._memory.make_room(row, count)
+        finally:
+            self._memory.publish()
+        bits = self._memory.rows[::NUM_SHARDS, SHARD_BITS]
+        return bool((bits != grouped.table_bits).any())

@@ -45,9 +45,13 @@ def locate_or_add(records: KeyedRecords, tables: Tables, keys: Int64s) -> tuple[
         locations = np.empty(len(keys), np.int64)
         locations[order], added = locate_or_add(records, tables[order], keys[order])
         return locations, order[added]
-    starts = np.searchsorted(tables, np.arange(records.index.num_tables + 1))
+    return find_or_add(records, keys, np.searchsorted(tables, np.arange(records.index.num_tables + 1)))
+
+
+def find_or_add(records: KeyedRecords, keys: Int64s, starts: Int64s) -> tuple[Int64s, Int64s]:
+    """The same for keys that come table by table: those of table ``t`` are ``starts[t]:starts[t + 1]``."""
     locations, num_absent = records.index.find(keys, starts)
-    count = int(num_absent.sum())
+    count = int(num_absent)
     if not count:
         return locations, np.empty(0, np.int64)
     new = records.arena.allocate(count)

@@ -116,7 +116,7 @@ class TableGroup:
         """
         keys, key_starts, inverse = self._distinct(values, starts, feature_tables)
         locations, num_absent = self.index.find(keys, key_starts)
-        num_unknown = int(num_absent.sum())
+        num_unknown = int(num_absent)
         spare = np.empty((0, self.dim), dtype=self.dtype)
         if num_unknown and insert:
             absent = self._insert(keys, key_starts, locations, num_absent)
@@ -127,6 +127,12 @@ class TableGroup:
             locations[absent] = -1 - np.arange(num_unknown)
         return Lookup(keys, key_starts, inverse, locations, spare)
 
+    def distinct(
+        self, values: Int64s, starts: Int64s, feature_tables: Int64s
+    ) -> tuple[Int64s, Int64s, npt.NDArray[np.int32]]:
+        """The distinct keys of a batch given as to `lookup`, table by table; where tables begin; each id's."""
+        return self._distinct(values, starts, feature_tables)
+
     def make_fresh(self, tables: Int64s, keys: Int64s) -> Int64s:
         """Where rows are that may not exist yet: those that do not are made with their first values."""
         locations, added = locate_or_add(self, tables, keys)
@@ -135,6 +141,18 @@ class TableGroup:
             new_keys = keys[added]
             starts = np.searchsorted(tables[added], np.arange(len(self.tables) + 1))
             self._write_initial(self.arena, locations[added], new_keys, starts, np.arange(len(added)))
+        return locations
+
+    def find_or_make(
+        self, keys: Int64s, starts: Int64s, *, unwritten: npt.NDArray[np.bool_] | None = None
+    ) -> Int64s:
+        """The same for rows given table by table, all different; some may be left without any values."""
+        locations, num_absent = self.index.find(keys, starts)
+        if num_absent.any():
+            new = self._insert(keys, starts, locations, num_absent)
+            if unwritten is not None:
+                new = new[~unwritten[new]]
+            self._write_initial(self.arena, locations[new], keys, starts, new)
         return locations
 
     def update(self, records: Int64s, gradients: npt.NDArray[Any], lr: float, number: int) -> None:
@@ -171,9 +189,9 @@ class TableGroup:
         )
         return unique[:num_unique], key_starts, inverse
 
-    def _insert(self, keys: Int64s, starts: Int64s, locations: Int64s, num_absent: Int64s) -> Int64s:
+    def _insert(self, keys: Int64s, starts: Int64s, locations: Int64s, num_absent: np.int64) -> Int64s:
         """Give every absent key a record, all or none, and say which keys those are."""
-        records = self.arena.allocate(int(num_absent.sum()))
+        records = self.arena.allocate(int(num_absent))
         try:
             return self.index.insert(keys, starts, locations, num_absent, records)
         except MemoryError:
