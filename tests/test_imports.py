@@ -18,10 +18,14 @@ TABLE = {
     "optim": (set(), {"numpy", "numba"}),
     "schedule": (set(), {"numpy", "numba", "xxhash"}),
     "simulate": ({"schedule"}, {"numpy", "matplotlib"}),
-    "store": ({"optim"}, {"numpy", "numba", "xxhash"}),
+    # checkpoint, data (its keys) and torch are for the database that is used on its own
+    "store": ({"optim", "checkpoint", "data"}, {"numpy", "numba", "xxhash", "torch"}),
     "nn": ({"data", "optim", "store"}, {"numpy", "torch"}),
     "checkpoint": (set(), {"numpy", "torch", "safetensors", "xxhash"}),
-    "exchange": ({"schedule", "store", "optim", "data", "nn"}, {"numpy", "torch", "numba", "xxhash"}),
+    "exchange": (
+        {"schedule", "store", "optim", "data", "nn", "checkpoint"},
+        {"numpy", "torch", "numba", "xxhash"},
+    ),
     "cluster": ({"schedule", "exchange"}, {"numpy", "torch", "psutil"}),
     "train": (
         {

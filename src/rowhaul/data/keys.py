@@ -8,6 +8,7 @@ the probability that this happens anywhere is about n²/2^65 (100 million string
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,11 @@ def hash_string(text: str) -> int:
     """The key of one string."""
     unsigned = xxhash.xxh64_intdigest(text.encode())
     return unsigned - (1 << 64) if unsigned >> 63 else unsigned
+
+
+def hash_texts(texts: Sequence[str]) -> npt.NDArray[np.int64]:
+    """The keys of Python strings."""
+    return hash_strings(pa.array(texts, pa.large_string()))
 
 
 def hash_strings(array: pa.Array | pa.ChunkedArray, seed: int = 0) -> npt.NDArray[np.int64]:

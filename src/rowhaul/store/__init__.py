@@ -1,5 +1,23 @@
-"""Memory for embedding rows: an index from raw keys to records, and the chunks that hold them."""
+"""Memory for embedding rows: an index from raw keys to records, and the chunks that hold them.
+
+`EmbeddingDatabase` is the whole of it behind four calls; it is imported when first used, as it needs PyTorch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from rowhaul.store.tables import Lookup, TableGroup, TableSpec
 
-__all__ = ["Lookup", "TableGroup", "TableSpec"]
+if TYPE_CHECKING:
+    from rowhaul.store.database import EmbeddingDatabase
+
+__all__ = ["EmbeddingDatabase", "Lookup", "TableGroup", "TableSpec"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "EmbeddingDatabase":
+        from rowhaul.store.database import EmbeddingDatabase
+
+        return EmbeddingDatabase
+    raise AttributeError(f"module 'rowhaul.store' has no attribute {name!r}")
