@@ -18,9 +18,9 @@ def profile_hot_rows(
     """The ``hot_rows`` most frequent rows of the first batches; the same on every rank that reads them.
 
     A run that is resumed must keep its hot rows, so they are counted from the beginning, not from where it
-    goes on.
+    goes on. With ``hot_rows: auto`` none are given: see `hot_keeper`.
     """
-    if not config.hot_rows:
+    if not config.num_hot_rows:
         return None
     counter = RowCounter(len(collection.embedding_bag_configs()))
     beginning = stream.from_beginning(config.hot_profile * stream.batch_size)
@@ -31,4 +31,4 @@ def profile_hot_rows(
             last = first + int(lengths.sum())
             counter.add(table, samples.values[first:last])
             first = last
-    return counter.most_frequent(config.hot_rows)
+    return counter.most_frequent(config.num_hot_rows)

@@ -1,0 +1,185 @@
+"""How many rows to replicate on every worker: the performance model of two-fold parallelism.
+
+Replicated rows save their moves and cost a sum over the workers. HypeReca (section 5.2) prices both by
+frequencies alone: L(R) = R C_ar + N (1 - rho(R)) C_a2a. Here only the rows that a batch touches are summed,
+rows move once a worker, caches hold them and dispatchers gather them; so what is summed and what moves with
+R rows comes from the very scheduler, run over some batches, and what that takes from the clock of the
+simulator, whose links and sums are those measured. The search is theirs: ternary, then all that is near.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rowhaul.errors import CacheTooSmallError, DataError
+from rowhaul.schedule import HotRows, IdBatch, ScheduleSettings
+from rowhaul.simulate.clock import TimeModel
+from rowhaul.simulate.counting import RowCounter
+from rowhaul.simulate.measure import Span, measure
+
+FEWEST = 16  # rows of the smallest set that is tried
+FINENESS = 3  # steps of sizes tried near the best, between it and each of its neighbours
+AS_GOOD = 1.005  # a set this near the best is as good, and the smallest of those is chosen
+
+
+@dataclass(frozen=True)
+class Processors:
+    """What ranks that share processors keep them busy with: no iteration is shorter than that."""
+
+    seconds: float = 0.0  # of an iteration in which no row moves and none is summed
+    per_moved_row: float = 0.0
+    per_summed_row: float = 0.0
+
+    def busy(self, moved_rows: float, summed_rows: float) -> float:
+        """Seconds of an iteration."""
+        return self.seconds + self.per_moved_row * moved_rows + self.per_summed_row * summed_rows
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What replicating some rows comes to, per iteration."""
+
+    num_rows: int
+    coverage: float  # rho: the share of accesses that name a replicated row
+    summed_rows: float  # replicated rows that a batch touches
+    summed_bytes: float
+    moved_rows: float  # of all kinds, between ranks
+    moved_bytes: float
+    seconds: float
+
+
+class HotModel:
+    """Predicts iterations with different numbers of replicated rows, the most frequent ones first.
+
+    Args:
+        batches: ids of consecutive global batches, all of which are counted.
+        schedule: the settings of the scheduler; its hot rows do not count.
+        model: links, compute and sums, as measured.
+        scheduled: how many of the batches, the last ones, are scheduled for every prediction.
+        warmup: of these, those at the beginning that fill the caches and do not count.
+        processors: what keeps them busy, where several ranks share them.
+    """
+
+    def __init__(
+        self,
+        batches: Sequence[IdBatch],
+        schedule: ScheduleSettings,
+        model: TimeModel,
+        scheduled: int,
+        warmup: int,
+        processors: Processors = Processors(),
+    ) -> None:
+        if not warmup < scheduled <= len(batches):
+            raise DataError(
+                f"of {len(batches)} batches {scheduled} cannot be scheduled, {warmup} of them to warm up"
+            )
+        self._batches, self._model, self._warmup = batches[-scheduled:], model, warmup
+        self._schedule, self._processors = replace(schedule, hot=None), processors
+        self._counter = RowCounter(len(schedule.sizes.values))
+        for batch in batches:
+            order = np.argsort(batch.tables, kind="stable")
+            tables, starts = np.unique(batch.tables[order], return_index=True)
+            for table, keys in zip(tables.tolist(), np.split(batch.keys[order], starts[1:]), strict=True):
+                self._counter.add(table, keys)
+        self.overhead = 0.0  # seconds of every iteration that nothing here explains; whoever measures may say
+        self.num_accesses = sum(len(batch.keys) for batch in batches)
+        self._predictions: dict[int, Prediction] = {}
+
+    def rows(self, count: int) -> HotRows:
+        """The most frequent rows."""
+        return self._counter.most_frequent(count)
+
+    def most(self, largest: int) -> int:
+        """As many rows as may be replicated: no more than ``largest``, and than there are."""
+        return min(largest, int(self._counter.num_distinct().sum()))
+
+    def predict(self, count: int) -> Prediction:
+        """An iteration with so many replicated rows."""
+        if count not in self._predictions:
+            self._predictions[count] = self.predict_rows(self.rows(count))
+        return self._predictions[count]
+
+    def predict_rows(self, hot: HotRows) -> Prediction:
+        """An iteration with these replicated rows."""
+        size = max(len(batch) for batch in self._batches)
+        schedule = replace(self._schedule, hot=hot if len(hot) else None)
+        span = Span(len(self._batches), self._warmup)
+        coverage = self._coverage(hot)
+        try:
+            outcome = measure(lambda: self._batches, size, schedule, self._model, span)
+        except CacheTooSmallError:  # with more replicated rows it may do
+            return Prediction(len(hot), coverage, 0.0, 0.0, 0.0, 0.0, math.inf)
+        moved_rows = float(outcome.rows.sum())
+        return Prediction(
+            len(hot),
+            coverage,
+            outcome.all_reduce_rows,
+            outcome.all_reduce_bytes,
+            moved_rows,
+            float(outcome.bytes.sum()),
+            self.overhead
+            + max(outcome.iteration_seconds, self._processors.busy(moved_rows, outcome.all_reduce_rows)),
+        )
+
+    def choose(self, largest: int) -> Prediction:
+        """The number of rows with the shortest predicted iteration, as a prediction; it may be 0."""
+        most = self.most(largest)
+        sizes = _sizes(most)
+        if sizes:
+            best = _ternary(sizes, lambda size: self.predict(size).seconds)
+            for size in _near(sizes, best):
+                self.predict(size)
+        self.predict(0)
+        shortest = min(one.seconds for one in self._predictions.values())
+        good = [one for one in self._predictions.values() if one.seconds <= AS_GOOD * shortest]
+        return min(good, key=lambda one: one.num_rows)
+
+    @property
+    def tried(self) -> list[Prediction]:
+        """All predictions so far, the smallest set first."""
+        return sorted(self._predictions.values(), key=lambda one: one.num_rows)
+
+    def _coverage(self, hot: HotRows) -> float:
+        ranked, times = self._counter.ranked(int(self._counter.num_distinct().sum()))
+        covered = 0
+        for table in np.unique(hot.tables):
+            here = ranked.tables == table
+            held = np.isin(ranked.keys[here], hot.keys[hot.tables == table])
+            covered += int(times[here][held].sum())
+        return covered / max(self.num_accesses, 1)
+
+
+def _sizes(most: int) -> list[int]:
+    """Powers of two up to the largest set, and that."""
+    if most < 1:
+        return []
+    powers = [FEWEST << shift for shift in range(64) if FEWEST << shift < most]
+    return [*powers, most]
+
+
+def _ternary(sizes: Sequence[int], seconds: Callable[[int], float]) -> int:
+    """The place of the smallest value of a function that falls, then rises."""
+    low, high = 0, len(sizes) - 1
+    while high - low > 2:
+        third = (high - low) // 3
+        left, right = low + third, high - third
+        if seconds(sizes[left]) <= seconds(sizes[right]):
+            high = right - 1
+        else:
+            low = left + 1
+    return min(range(low, high + 1), key=lambda place: seconds(sizes[place]))
+
+
+def _near(sizes: Sequence[int], best: int) -> list[int]:
+    """Sizes between the best one and its neighbours, evenly by their logarithms."""
+    ends = [sizes[max(best - 1, 0)], sizes[best], sizes[min(best + 1, len(sizes) - 1)]]
+    found = {
+        round(math.exp(math.log(low) + (math.log(high) - math.log(low)) * step / FINENESS))
+        for low, high in ((ends[0], ends[1]), (ends[1], ends[2]))
+        for step in range(1, FINENESS)
+    }
+    return sorted(found - {0})

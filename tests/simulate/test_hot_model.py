@@ -1,0 +1,124 @@
+"""The model that says how many rows to replicate: its counts are the scheduler's, its choice the best."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulate_cases import links, plan
+
+from rowhaul.errors import DataError
+from rowhaul.schedule import CacheSettings, IdBatch, RowSizes, Scheduler, ScheduleSettings, Topology
+from rowhaul.simulate import hot
+from rowhaul.simulate.clock import Clock, TimeModel
+from rowhaul.simulate.hot import HotModel, Processors
+
+WORKERS = 3
+SCHEDULE = ScheduleSettings(
+    topology=Topology(WORKERS, num_stores=1),
+    sizes=RowSizes(values=(64, 64), state=(0, 0)),
+    prices=(1,) * WORKERS,
+    cache=CacheSettings(500),
+    dispatcher="round-robin",
+    first_touch=False,
+)
+SLOW_STORE = TimeModel(links([1e6] * WORKERS, [1e6]), (0.0,) * WORKERS)
+
+
+def skewed_batches(count: int = 12, size: int = 30, seed: int = 0) -> list[IdBatch]:
+    rng = np.random.default_rng(seed)
+    tables = [0, 1]
+    return [
+        IdBatch.from_features(tables, np.minimum(rng.zipf(1.3, 2 * size), 400), np.ones((2, size), np.int32))
+        for _ in range(count)
+    ]
+
+
+def model(batches: list[IdBatch], time: TimeModel = SLOW_STORE, **given: object) -> HotModel:
+    return HotModel(batches, SCHEDULE, time, len(batches), 2, **given)
+
+
+def test_predicted_counts_are_those_of_the_scheduler() -> None:
+    batches = skewed_batches()
+    made = model(batches)
+    for count in (0, 5, 40):
+        predicted = made.predict(count)
+        scheduler = Scheduler(replace(SCHEDULE, hot=made.rows(count) if count else None), batches)
+        plans = []
+        while scheduler.fill():
+            plans.append(scheduler.plan())
+        assert predicted.num_rows == count
+        assert predicted.summed_rows == np.mean([one.all_reduce_rows for one in plans[2:]])
+        assert predicted.summed_bytes == np.mean([one.all_reduce_bytes for one in plans[2:]])
+        assert predicted.moved_rows == pytest.approx(np.mean([len(one.moves) for one in plans[2:]]))
+        assert predicted.moved_bytes == pytest.approx(
+            np.mean([one.moves.num_bytes.sum() for one in plans[2:]])
+        )
+
+
+def test_coverage_is_the_share_of_accesses() -> None:
+    batches = skewed_batches()
+    made = model(batches)
+    hot_rows = made.rows(7)
+    chosen = set(zip(hot_rows.tables.tolist(), hot_rows.keys.tolist(), strict=True))
+    named = [row for one in batches for row in zip(one.tables.tolist(), one.keys.tolist(), strict=True)]
+    assert made.predict(7).coverage == pytest.approx(sum(row in chosen for row in named) / len(named))
+    assert made.predict(made.most(10**9)).coverage == 1.0
+
+
+def test_a_busy_store_is_relieved_by_hot_rows() -> None:
+    made = model(skewed_batches())
+    chosen = made.choose(10**6)
+    assert chosen.num_rows > 0
+    assert chosen.seconds < made.predict(0).seconds
+    assert chosen.seconds <= hot.AS_GOOD * min(one.seconds for one in made.tried)
+
+
+def test_nothing_is_replicated_where_sums_are_dear_or_memory_is_short() -> None:
+    assert model(skewed_batches(), replace(SLOW_STORE, sum_weight=1000.0)).choose(10**6).num_rows == 0
+    assert model(skewed_batches()).choose(0).num_rows == 0
+    assert model(skewed_batches()).choose(20).num_rows <= 20
+
+
+def test_processors_bound_an_iteration_from_below() -> None:
+    busy = Processors(1.0, 0.001, 0.01)
+    made = model(skewed_batches(), processors=busy)
+    one = made.predict(10)
+    assert one.seconds == pytest.approx(busy.busy(one.moved_rows, one.summed_rows))
+
+
+def test_caches_that_are_too_small_without_hot_rows_do_not_end_the_search() -> None:
+    schedule = replace(SCHEDULE, cache=CacheSettings(14))
+    batches = skewed_batches()
+    made = HotModel(batches, schedule, SLOW_STORE, len(batches), 2)
+    assert made.predict(0).seconds == math.inf
+    assert made.choose(10**6).seconds < math.inf
+
+
+def test_too_few_batches_are_refused() -> None:
+    with pytest.raises(DataError, match="of 3 batches 4 cannot be scheduled"):
+        HotModel(skewed_batches(3), SCHEDULE, SLOW_STORE, 4, 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 5000), st.integers(0, 60), st.floats(0.1, 10))
+def test_ternary_search_finds_the_bottom(most: int, bottom: int, steepness: float) -> None:
+    sizes = hot._sizes(most)
+    assert sizes[-1] == most
+    values = {size: abs(place - bottom) * steepness for place, size in enumerate(sizes)}
+    found = hot._ternary(sizes, values.__getitem__)
+    assert values[sizes[found]] == min(values.values())
+    assert all(sizes[0] <= near <= most for near in hot._near(sizes, found))
+
+
+def test_a_weight_of_two_makes_a_sum_take_as_long_as_one_of_twice_the_bytes() -> None:
+    def seconds(weight: float, num_bytes: int) -> float:
+        clock = Clock(TimeModel(links([10.0, 10.0], [10.0]), (0.0, 0.0), sum_weight=weight), training=(0, 1))
+        clock.observe(plan(0, all_reduce_bytes=num_bytes))
+        return clock.finish()
+
+    assert seconds(2.0, 400) == seconds(1.0, 800) > seconds(1.0, 400)

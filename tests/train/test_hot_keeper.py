@@ -1,0 +1,148 @@
+"""Hot rows that change under way: saved, resumed, chosen by a model, and never noticed by what is learned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpointed_ranks import (
+    CLUSTER,
+    CONFIG,
+    STEPS,
+    Session,
+    contents,
+    largest_difference,
+    on_threads,
+    same_bits,
+)
+
+from rowhaul.data.stream import SampleStream
+from rowhaul.errors import ConfigError
+from rowhaul.exchange import collectives
+from rowhaul.schedule import RowPolicy
+from rowhaul.train.cluster_config import ClusterConfig
+from rowhaul.train.distributed import hot_keeper
+from rowhaul.train.distributed.hot_keeper import HotKeeper
+from rowhaul.train.distributed.setup import distribute
+from rowhaul.train.distributed.shares import MeasuredLinks
+from rowhaul.train.distributed.training import layout_of
+from rowhaul.train.trainer import Trainer, per_sample_loss
+
+FIRST, SECOND = [0, 7919, 2 * 7919, 5 * 7919], [7919, 3 * 7919, 4 * 7919, 10**9]
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory, log_schema: Any) -> Session:
+    return Session.on_log(tmp_path_factory.mktemp("log"), log_schema)
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [CLUSTER, ClusterConfig(3, colocated=True, cache="190"), replace(CLUSTER, stores=2, peer_to_peer=True)],
+    ids=["stores", "co-located", "peers"],
+)
+def test_a_resumed_run_keeps_the_rows_that_were_replicated(
+    cluster: ClusterConfig, session: Session, tmp_path: Path
+) -> None:
+    chosen = replace(
+        session,
+        cluster=cluster,
+        hot=FIRST,
+        pauses=(4, 6, 9, STEPS),
+        replicated={4: SECOND, 6: FIRST[:2], 9: []},
+    )
+    chosen.on_threads(tmp_path / "a")
+    chosen.interrupted(tmp_path / "b", at=6)
+    assert same_bits(contents(tmp_path / "a"), contents(tmp_path / "b"))
+    replace(session, cluster=cluster).on_threads(tmp_path / "c")
+    expected, found = contents(tmp_path / "c"), contents(tmp_path / "a")
+    found.pop(f"user/{10**9}", None)  # it was hot, and in no batch
+    assert largest_difference(expected, found) < 1e-9
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collectives, "SPREAD_ROWS", 2048)
+    monkeypatch.setattr(hot_keeper, "SCHEDULED", (4, 6))
+
+
+def run_kept(cluster: Any, session: Session, told: list[str]) -> tuple[list[tuple[int, int]], list[float]]:
+    """Train with a keeper that thinks its rows over at two pauses; returns the sets' sizes, and losses."""
+    cluster.interface = cluster.side_interface = "lo"
+    trainer = Trainer(session.config, session.schema)
+    trainer.total_steps = STEPS
+    stream = SampleStream(session.data, session.schema, session.config.batch_size)
+    links = MeasuredLinks((1e6,) * cluster.num_ranks, (1e-4,) * cluster.num_ranks)
+    layout = layout_of(trainer.collection)
+    keeper = HotKeeper(cluster, stream, trainer.collection, layout, profile=10, dense_bytes=1000, links=links)
+    if cluster.rank == 0:
+        keeper.speak(told.append)
+    settings = keeper.first(session.cluster.schedule(cluster.topology, layout.sizes()))
+    sizes = [_described(settings.hot)]
+    training = distribute(cluster, trainer.model, stream, settings=settings, on_iteration=keeper.observe)
+    losses = []
+    try:
+        for count in (5, 5, 2):
+            for batch in training.batches(count):
+                trainer.set_rates()
+                loss = batch.loss(per_sample_loss(trainer.model(batch), batch))
+                loss.backward()
+                losses.append(training.step(loss))
+                trainer.dense.step()
+                trainer.dense.zero_grad()
+                trainer.step += 1
+            keeper.review(training, training.samples)
+            sizes.append(_described(training.settings.hot))
+    finally:
+        training.close()
+    return sizes, losses
+
+
+def _described(hot: Any) -> tuple[int, int]:
+    return (0, 0) if hot is None else (len(hot), int(hot.keys.sum() % 1000003))
+
+
+def test_all_ranks_hear_of_the_rows_that_rank_0_chooses(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hot_keeper, "LEAST_GAIN", -1.0)  # any other set will do
+    config = replace(CONFIG, model=replace(CONFIG.model, options={}))
+    chosen = replace(session, config=config, cluster=replace(CLUSTER, dispatcher="round-robin"))
+    told: list[str] = []
+    results = on_threads(CLUSTER.topology(), lambda cluster: run_kept(cluster, chosen, told))
+    assert all(sizes == results[0][0] for sizes, _ in results), "ranks have different hot rows"
+    alone = replace(chosen, cluster=replace(CLUSTER, workers=1, dispatcher="round-robin"))
+    monkeypatch.setattr(hot_keeper.HotModel, "choose", lambda self, largest: self.predict(0))
+    (_, losses), *_ = on_threads(alone.cluster.topology(), lambda cluster: run_kept(cluster, alone, []))
+    np.testing.assert_allclose(results[0][1], losses, rtol=0, atol=1e-9)
+    assert "of accesses" in told[0]
+    assert "sizes tried" in told[0]
+    assert sum("hot rows exchanged" in text for text in told) >= 2
+
+
+def test_rows_stay_where_others_gain_too_little(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hot_keeper, "LEAST_GAIN", 2.0)
+    told: list[str] = []
+    results = on_threads(CLUSTER.topology(), lambda cluster: run_kept(cluster, session, told))
+    assert all(len(set(sizes)) == 1 for sizes, _ in results)
+    assert "hot rows stay" in told[-1]
+
+
+def test_tables_that_forget_do_not_go_with_auto(session: Session) -> None:
+    def begin(cluster: Any) -> None:
+        cluster.interface = cluster.side_interface = "lo"
+        trainer = Trainer(session.config, session.schema)
+        layout = layout_of(trainer.collection)
+        links = MeasuredLinks((1e6,) * 2, (1e-4,) * 2)
+        stream = SampleStream(session.data, session.schema, 64)
+        keeper = HotKeeper(cluster, stream, trainer.collection, layout, profile=4, dense_bytes=8, links=links)
+        sizes = layout.sizes()
+        forgetful = (RowPolicy(ttl=5),) * len(sizes.values)
+        keeper.first(replace(session.cluster.schedule(cluster.topology, sizes), policies=forgetful))
+
+    topology = ClusterConfig(workers=1).topology()
+    with pytest.raises(ConfigError, match="would depend on measured times"):
+        on_threads(topology, begin)
