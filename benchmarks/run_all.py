@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NOT_BENCHMARKS = {"run_all.py", "report.py", "datasets.py"}
+NOT_BENCHMARKS = {"run_all.py", "report.py", "datasets.py", "torchrec_peer.py"}
 ARGUMENTS = {"papers.py": ["--quick"]}  # the whole of it takes a quarter of an hour
 
 

@@ -1,0 +1,169 @@
+"""What one rank makes of a plan, against the obvious way to say the same."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rowhaul.data.samples import Samples
+from rowhaul.exchange.address_kernels import sort_by_role
+from rowhaul.exchange.kernels import index_rows, pick_gradients, pick_records, rows_of_plan, sort_out
+from rowhaul.schedule.directory.states import State
+from rowhaul.schedule.plan import Kind
+from rowhaul.schedule.turns import Turn
+from rowhaul.train.distributed.samples import part_of
+
+SEEDS = st.integers(0, 2**32 - 1)
+EXAMPLES = settings(max_examples=30, deadline=None)
+
+
+def some_moves(random, count, num_ranks, *, within=False):
+    source = random.integers(0, num_ranks, count).astype(np.int16)
+    target = source.copy() if within else ((source + 1) % num_ranks).astype(np.int16)
+    return (
+        random.integers(0, len(Kind), count).astype(np.uint8),
+        random.choice([1, 3, 4, 7], count).astype(np.uint8),
+        random.integers(0, 4, count).astype(np.int32),
+        random.integers(-9, 9, count),
+        source,
+        target,
+        4 * random.integers(1, 9, count),
+        random.integers(0, len(Turn), count),
+        np.arange(count, dtype=np.int32),
+    )
+
+
+@EXAMPLES
+@given(SEEDS, st.integers(2, 4), st.booleans())
+def test_moves_are_sorted_by_turn_and_peer_in_the_order_of_the_plan(seed, num_ranks, sends):
+    random = np.random.default_rng(seed)
+    rank = int(random.integers(0, num_ranks))
+    parts = [some_moves(random, int(random.integers(0, 40)), num_ranks, within=one) for one in (False, True)]
+    every = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
+    ours, theirs = (every[4], every[5]) if sends else (every[5], every[4])
+    peers = [peer for peer in range(num_ranks) if peer != rank] + [rank]
+    columns, offsets, counts, begins, ends, kind_bytes = sort_out(
+        *parts[0], *parts[1], rank, num_ranks, len(Kind), len(Turn), sends
+    )
+    place = 0
+    for turn in range(len(Turn)):
+        end = 0
+        for peer in peers:
+            chosen = np.flatnonzero((ours == rank) & (theirs == peer) & (every[7] == turn))
+            assert counts[turn, peer] == len(chosen)
+            assert begins[turn, peer] == end
+            for m in chosen:
+                assert [column[place] for column in columns] == [every[c][m] for c in (0, 1, 2, 3, 4, 8)]
+                assert offsets[place] == end
+                end += every[6][m]
+                place += 1
+            assert ends[turn, peer] == end
+            expected = np.bincount(every[0][chosen], every[6][chosen], len(Kind))
+            assert kind_bytes[turn, peer].tolist() == expected.tolist()
+    assert place == len(offsets)
+
+
+@EXAMPLES
+@given(SEEDS, st.integers(0, 60))
+def test_rows_of_moves_are_found_in_the_plan_and_others_are_not(seed, num_rows):
+    random = np.random.default_rng(seed)
+    rows = sorted({(int(t), int(k)) for t, k in random.integers(-20, 20, (num_rows, 2))})
+    tables = np.array([t for t, _ in rows], np.int32)
+    keys = np.array([k for _, k in rows], np.int64)
+    table, key = random.integers(-20, 20, 80).astype(np.int32), random.integers(-20, 20, 80)
+    ranks = random.integers(0, 3, 80).astype(np.int16)
+    found = rows_of_plan(index_rows(tables, keys), tables, keys, ranks, ranks, 1, table, key)
+    for m in range(80):
+        name = int(table[m]), int(key[m])
+        assert found[m] == (rows.index(name) if ranks[m] == 1 and name in rows else -1)
+
+
+@EXAMPLES
+@given(SEEDS, st.integers(0, 50))
+def test_payloads_of_a_group_come_table_by_table_with_their_places(seed, count):
+    random = np.random.default_rng(seed)
+    kind, payload, table, key, source, *_ = some_moves(random, count, 3)
+    row, offsets = random.integers(-1, 3, count).astype(np.int32), 10 * np.arange(count)
+    group_of, position_of = np.array([0, 1, 0, 0]), np.array([1, 0, 0, 2])
+    chosen, done = np.array([True, False, True, True]), random.integers(0, 2, count).astype(np.uint8)
+    fits = chosen[kind] & (group_of[table] == 0)
+    keys, starts, lengths, begins = pick_records(
+        kind, payload, table, key, row, offsets, chosen, 2, group_of, position_of, 0, 3, 16, 20
+    )
+    expected = [
+        (position_of[table[i]], key[i], 20 if payload[i] & 2 else 16, offsets[i])
+        for position in range(3)
+        for i in np.flatnonzero(fits & (payload & 1 != 0) & (row < 2) & (position_of[table] == position))
+    ]
+    tables = np.repeat(np.arange(3), np.diff(starts))
+    assert list(zip(tables, keys, lengths, begins, strict=True)) == expected
+    keys, starts, begins = pick_gradients(
+        kind, payload, table, key, source, offsets, chosen, done, group_of, position_of, 0, 3, 16, 20
+    )
+    fits &= (payload & 4 != 0) & (done == 0)
+    for worker in range(len(starts)):
+        for position in range(3):
+            some = np.flatnonzero(fits & (source == worker) & (position_of[table] == position))
+            part = slice(*starts[worker, position : position + 2])
+            behind = np.where(payload[some] & 1, np.where(payload[some] & 2, 20, 16), 0)
+            assert keys[part].tolist() == key[some].tolist()
+            assert begins[part].tolist() == (offsets[some] + behind).tolist()
+    assert len(keys) == fits.sum()
+
+
+@EXAMPLES
+@given(SEEDS, st.integers(0, 60), st.booleans())
+def test_roles_are_slices_of_all_rows_that_a_worker_trains(seed, num_rows, bounded):
+    random = np.random.default_rng(seed)
+    tables = np.sort(random.integers(0, 4, num_rows)).astype(np.int32)
+    keys = random.permutation(num_rows)
+    trainers = random.integers(1, 8, num_rows).astype(np.uint64)
+    states = random.integers(0, len(State), num_rows).astype(np.uint8)
+    group_of, position_of = np.array([0, 1, 0, 0]), np.array([1, 0, 0, 2])
+    chosen, positions, roles, order, planned, starts, copied, copy_starts, here = sort_by_role(
+        tables, keys, trainers, states, 1, bounded, group_of, position_of, 0, 3,
+        int(State.REPLICATED), int(State.NOT_ADMITTED),
+    )  # fmt: skip
+    in_group = group_of[tables] == 0
+    mine = in_group & (trainers & np.uint64(2) != 0)
+    special = (states == State.REPLICATED) | (states == State.NOT_ADMITTED)
+    alone = np.full(num_rows, True) if bounded else trainers == 2
+    expected = [
+        mine & ~special & alone,
+        mine & ~special & ~alone,
+        mine & (states == State.REPLICATED),
+        mine & (states == State.NOT_ADMITTED),
+    ]
+    for role, rows in enumerate(expected):
+        part = slice(roles[role], roles[role + 1])
+        assert sorted(chosen[part]) == sorted(keys[rows])
+        if role < 3:
+            assert (np.diff(positions[part]) >= 0).all()
+    row_of = {int(key): row for row, key in enumerate(keys)}
+    assert all(position_of[tables[row_of[int(k)]]] == p for k, p in zip(chosen, positions, strict=True))
+    assert chosen[order].tolist() == keys[planned].tolist()
+    assert positions[order].tolist() == np.repeat(np.arange(3), np.diff(starts)).tolist()
+    assert sorted(copied) == sorted(keys[in_group & (states == State.REPLICATED)])
+    assert copied[here].tolist() == chosen[roles[2] : roles[3]].tolist()
+    assert copy_starts[-1] == len(copied)
+
+
+@EXAMPLES
+@given(SEEDS, st.integers(0, 30), st.integers(1, 4))
+def test_a_workers_samples_are_those_that_take_gives(seed, num_samples, num_features):
+    random = np.random.default_rng(seed)
+    lengths = random.integers(0, 4, (num_features, num_samples)).astype(np.int32)
+    samples = Samples(
+        tuple(map(str, range(num_features))),
+        random.integers(0, 99, int(lengths.sum())),
+        lengths,
+        random.random((num_samples, 2)).astype(np.float32),
+        random.random(num_samples).astype(np.float32),
+        np.arange(num_samples),
+    )
+    worker = random.integers(0, 3, num_samples).astype(np.int32)
+    expected, found = samples.take(np.flatnonzero(worker == 1)), part_of(samples, worker, 1)
+    for name in ("values", "lengths", "dense", "labels", "index"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+        assert getattr(found, name).dtype == getattr(expected, name).dtype
