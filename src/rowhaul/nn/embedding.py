@@ -19,9 +19,12 @@ from torch import Tensor, nn
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.nn.config import EmbeddingBagConfig
 from rowhaul.nn.jagged import KeyedJaggedTensor, KeyedTensor, as_keyed_jagged
-from rowhaul.nn.pooled import FeatureGroup, PoolRows, is_worth_threads
+from rowhaul.nn.pooled import FeatureGroup, PooledRead, PoolRows, is_worth_threads
+from rowhaul.nn.pruned import CollectionPruning, make_pruned_groups
+from rowhaul.nn.pruned_state import load_state, names_of_state, state_of
 from rowhaul.nn.threads import run_all
 from rowhaul.optim import Adagrad, RowOptimizerRule
+from rowhaul.store.pruning import PruneSettings
 from rowhaul.store.tables import ON_UNKNOWN
 
 
@@ -40,6 +43,8 @@ class EmbeddingBagCollection(nn.Module):
         optimizer: the row optimizer; its state lives in the row's record.
         seed: with table name and key it determines every initial value.
         on_unknown: see above.
+        pruning: keep only the useful parts of rows in memory. Whatever is pruned reads as zeros; keys without
+            a row, too, since rows that hold nothing are forgotten.
 
     Example:
         >>> tables = [EmbeddingBagConfig(embedding_dim=4, name="t", feature_names=["user", "item"])]
@@ -59,6 +64,7 @@ class EmbeddingBagCollection(nn.Module):
         optimizer: RowOptimizerRule | None = None,
         seed: int = 0,
         on_unknown: str = "init",
+        pruning: PruneSettings | None = None,
     ) -> None:
         super().__init__()
         _check_tables(tables)
@@ -71,7 +77,16 @@ class EmbeddingBagCollection(nn.Module):
         self.device = torch.device(device) if device is not None else torch.device("cpu")
         self._configs, self._is_weighted = list(tables), is_weighted
         self._keys, self._dims = _output_names_and_dims(tables)
-        self._groups = _make_groups(tables, self.optimizer, seed)
+        self.prune_settings = pruning
+        self.pruning: CollectionPruning | None = None  # of rows in this process
+        self._groups: list[FeatureGroup]
+        if pruning is None:
+            grouped = _grouped(tables)
+            self._groups = [FeatureGroup(*some, self.optimizer, seed) for some in grouped]
+        else:
+            _check_prunable(on_unknown)
+            self.pruning = make_pruned_groups(tables, _grouped(tables), self.optimizer, seed, pruning)
+            self._groups = list(self.pruning.groups)
         # Backward reaches the rows through this: autograd needs an input that requires a gradient.
         self.anchor = torch.zeros((), requires_grad=True)
 
@@ -91,7 +106,8 @@ class EmbeddingBagCollection(nn.Module):
     @property
     def allocated_bytes(self) -> int:
         """Bytes held by rows, optimizer state and index."""
-        return sum(group.tables.allocated_bytes for group in self._groups)
+        pools = self.pruning.pool_bytes if self.pruning else 0
+        return sum(group.tables.allocated_bytes for group in self._groups) + pools
 
     def num_rows(self, table: str) -> int:
         """Rows that a table holds now."""
@@ -99,13 +115,18 @@ class EmbeddingBagCollection(nn.Module):
         return int(group.tables.index.num_keys[position])
 
     def rows(self, table: str) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
-        """All rows of a table as blocks of (keys, records); a record is values, then optimizer state."""
+        """All rows of a table as blocks of (keys, records); a record is values, then optimizer state.
+
+        Of pruned tables it is the whole row's values alone, zeros where pruned.
+        """
         group, position = self._table(table)
         return group.tables.blocks(position)
 
     def load_rows(self, table: str, keys: npt.NDArray[np.int64], records: npt.NDArray[Any]) -> None:
         """Set rows of a table, creating those it lacks; the inverse of `rows`."""
         group, position = self._table(table)
+        if self.pruning is not None:
+            raise ConfigError(f"table {table!r} is pruned: its rows come from a checkpoint or a state_dict")
         keys, records = np.asarray(keys), np.asarray(records)
         self._check_records(table, keys, records)
         group.tables.load(position, np.ascontiguousarray(keys), records)
@@ -126,6 +147,9 @@ class EmbeddingBagCollection(nn.Module):
     def clear(self) -> None:
         """Forget every row of every table, and gradients that no step has used."""
         self.drop_gradients()
+        if self.pruning is not None:
+            self.pruning.clear()
+            return
         for group in self._groups:
             group.tables.clear()
 
@@ -147,10 +171,18 @@ class EmbeddingBagCollection(nn.Module):
         shape = (features.stride(), sum(self._dims))
         insert = self.training and self.inserts_rows
         on_unknown = "init" if self.training else self.on_unknown
-        reads = run_all(
-            [partial(group.read, features, insert=insert, on_unknown=on_unknown) for group in self._groups],
-            is_worth_threads(shape[0] * shape[1]),
-        )
+        in_parallel = is_worth_threads(shape[0] * shape[1])
+        reads: list[PooledRead]
+        if self.pruning is not None:
+            reads = self.pruning.read(features, insert, in_parallel)
+        else:
+            reads = run_all(
+                [
+                    partial(group.read, features, insert=insert, on_unknown=on_unknown)
+                    for group in self._groups
+                ],
+                in_parallel,
+            )
         anchor = self.anchor if self.training else self.anchor.detach()
         pooled: Tensor = PoolRows.apply(anchor, weights, shape, reads)  # type: ignore[no-untyped-call]
         return KeyedTensor(keys=self._keys, length_per_key=self._dims, values=pooled.to(self.device))
@@ -159,6 +191,17 @@ class EmbeddingBagCollection(nn.Module):
         """Step every row touched since the last call; ``number`` counts steps from 1."""
         num_values = sum(gradients.size for group in self._groups for _, gradients in group.pending)
         run_all([partial(group.step, lr, number) for group in self._groups], is_worth_threads(num_values))
+        if self.pruning is not None:
+            self.pruning.finish_step(number)
+
+    def spread(self) -> None:
+        """Have pruned rows come from a cluster, which prunes them, instead of tables here.
+
+        Rows are forgotten. Whoever brings others tells every group where to get them from.
+        """
+        self.drop_gradients()
+        self.pruning = None
+        self._groups = [FeatureGroup(*some, self.optimizer, self.seed) for some in _grouped(self._configs)]
 
     def drop_gradients(self) -> None:
         """Forget row gradients that were not applied."""
@@ -185,6 +228,10 @@ class EmbeddingBagCollection(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.pruning is not None:
+            for name, array in state_of(self.pruning, [one.name for one in self._configs]).items():
+                destination[f"{prefix}{name}"] = torch.from_numpy(array.copy())
+            return
         for config in self._configs:
             blocks = list(self.rows(config.name))
             width = self._table(config.name)[0].tables.arena.width
@@ -196,6 +243,10 @@ class EmbeddingBagCollection(nn.Module):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
         _, _, missing, *_ = arguments
+        if self.pruning is not None:
+            missing += self._load_pruned(self.pruning, state_dict, prefix)
+            super()._load_from_state_dict(state_dict, prefix, *arguments)
+            return
         given: dict[str, list[npt.NDArray[Any]]] = {}
         for config in self._configs:
             names = [f"{prefix}{config.name}.{part}" for part in ("keys", "records")]
@@ -209,6 +260,16 @@ class EmbeddingBagCollection(nn.Module):
             for table, (keys, records) in given.items():
                 self.load_rows(table, keys, records)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    def _load_pruned(self, pruning: CollectionPruning, state_dict: Any, prefix: str) -> list[str]:
+        """Replace all pruned rows, unless some part is missing; returns what is."""
+        tables = [config.name for config in self._configs]
+        names = names_of_state(pruning, tables)
+        absent = [prefix + name for name in names if prefix + name not in state_dict]
+        if not absent:
+            self.drop_gradients()
+            load_state(pruning, tables, {name: state_dict.pop(prefix + name).cpu().numpy() for name in names})
+        return absent
 
 
 def _check_tables(tables: Sequence[EmbeddingBagConfig]) -> None:
@@ -233,10 +294,11 @@ def _output_names_and_dims(tables: Sequence[EmbeddingBagConfig]) -> tuple[list[s
     return names, [config.embedding_dim for config in tables for _ in config.feature_names]
 
 
-def _make_groups(
-    tables: Sequence[EmbeddingBagConfig], optimizer: RowOptimizerRule, seed: int
-) -> list[FeatureGroup]:
-    """Tables of one row size together, but in as many groups as threads can share the work of."""
+def _grouped(tables: Sequence[EmbeddingBagConfig]) -> list[tuple[list[EmbeddingBagConfig], list[int]]]:
+    """Tables of one row size together, but in as many groups as threads can share the work of.
+
+    Each group's tables and the columns of the output where their vectors begin.
+    """
     widths = [config.embedding_dim * len(config.feature_names) for config in tables]
     first_columns = [sum(widths[:position]) for position in range(len(tables))]
     num_threads = torch.get_num_threads()
@@ -246,6 +308,13 @@ def _make_groups(
         size = -(-len(members) // num_threads)
         for begin in range(0, len(members), size):
             some = members[begin : begin + size]
-            configs, firsts = [tables[p] for p in some], [first_columns[p] for p in some]
-            groups.append(FeatureGroup(configs, firsts, optimizer, seed))
+            groups.append(([tables[p] for p in some], [first_columns[p] for p in some]))
     return groups
+
+
+def _check_prunable(on_unknown: str) -> None:
+    if on_unknown == "error":
+        raise ConfigError(
+            "on_unknown='error' does not go with pruning: rows that were pruned away cannot be told from "
+            "unknown ones, and read as zeros; use 'init' or 'default'"
+        )

@@ -6,7 +6,7 @@ of it, and `PoolRows` strings several of them into one differentiable step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from rowhaul.nn.jagged import KeyedJaggedTensor
 from rowhaul.nn.threads import run_all
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.store import Lookup, TableGroup, TableSpec
+from rowhaul.store.matching import KnownLookup, KnownRows, match_keys
 from rowhaul.store.pooling import pool_rows, sum_row_gradients, sum_weight_gradients
 
 Int64s = npt.NDArray[np.int64]
@@ -41,11 +42,12 @@ class FeatureGroup:
         first_columns: Sequence[int],
         optimizer: RowOptimizerRule,
         seed: int,
+        make_tables: Callable[[Sequence[TableSpec], RowOptimizerRule, str, int], TableGroup] = TableGroup,
     ) -> None:
         dim = configs[0].embedding_dim
         self.dtype: torch.dtype = configs[0].data_type
         specs = [TableSpec(config.name, dim, *config.initial_range) for config in configs]
-        self.tables = TableGroup(specs, optimizer, str(self.dtype).removeprefix("torch."), seed)
+        self.tables = make_tables(specs, optimizer, str(self.dtype).removeprefix("torch."), seed)
         self.features = [name for config in configs for name in config.feature_names]
         num_features = [len(config.feature_names) for config in configs]
         self.feature_tables = np.repeat(np.arange(len(configs)), num_features)
@@ -55,21 +57,36 @@ class FeatureGroup:
         is_mean = [config.pooling is PoolingType.MEAN for config in configs]
         self.is_mean = np.repeat(np.array(is_mean, dtype=np.bool_), num_features)
         self.pending: list[tuple[Lookup, Floats]] = []
+        self.known: KnownRows | None = None  # the rows of the batch that is read next, where they are known
+        # Makes the rows of distinct keys, given table by table, where the tables do not hold them.
+        self.assemble: Callable[[Int64s, Int64s], Floats] | None = None
 
     def read(self, features: KeyedJaggedTensor, *, insert: bool, on_unknown: str) -> PooledRead:
         """Locate the rows that a batch reads."""
+        ids, entries, offsets = self.ids_of(features)
+        lookup: Lookup | None = None
+        if self.assemble is not None:
+            keys, starts, inverse = self.tables.distinct(*ids)
+            rows = self.assemble(keys, starts)
+            return PooledRead(
+                self, Lookup(keys, starts, inverse, -1 - np.arange(len(keys)), rows), entries, offsets
+            )
+        if self.known is not None:
+            lookup = match_keys(self.known, *ids, np.empty((0, self.tables.dim), self.tables.dtype))
+        if lookup is None:  # nothing is known, or this is another batch
+            lookup = self.tables.lookup(*ids, insert=insert, on_unknown=on_unknown)
+        return PooledRead(self, lookup, entries, offsets)
+
+    def ids_of(
+        self, features: KeyedJaggedTensor
+    ) -> tuple[tuple[Int64s, Int64s, Int64s], slice | Int64s, Int64s]:
+        """The group's ids of a batch as `TableGroup.lookup` takes them, which they are, and their bags."""
         entries, offsets = _select(features, self.features)
         values = features.values().detach().cpu().numpy()[entries]
         num_samples = features.stride()
         starts = offsets[::num_samples] if num_samples else np.zeros(len(self.features) + 1, dtype=np.int64)
-        lookup = self.tables.lookup(
-            np.ascontiguousarray(values, dtype=np.int64),
-            np.ascontiguousarray(starts),
-            self.feature_tables,
-            insert=insert,
-            on_unknown=on_unknown,
-        )
-        return PooledRead(self, lookup, entries, offsets)
+        ids = np.ascontiguousarray(values, dtype=np.int64), np.ascontiguousarray(starts), self.feature_tables
+        return ids, entries, offsets
 
     def take_gradients(self) -> tuple[Lookup, Floats] | None:
         """All gradients left by backward passes, summed per row, with the rows they are for."""
@@ -77,7 +94,7 @@ class FeatureGroup:
             return None
         lookup, gradients = self.pending[0]
         if len(self.pending) > 1:
-            lookup, gradients = _summed(self.pending, self.tables)
+            lookup, gradients = summed(self.pending, self.tables)
         self.pending.clear()
         return lookup, gradients
 
@@ -88,9 +105,16 @@ class FeatureGroup:
             self.tables.update(taken[0].locations, taken[1], lr, number)
 
 
-def _summed(parts: list[tuple[Lookup, Floats]], tables: TableGroup) -> tuple[Lookup, Floats]:
+def tables_of_keys(lookup: Lookup) -> Int64s:
+    """The position of each distinct key's table."""
+    if isinstance(lookup, KnownLookup):
+        return lookup.tables
+    return np.repeat(np.arange(len(lookup.starts) - 1), np.diff(lookup.starts))
+
+
+def summed(parts: list[tuple[Lookup, Floats]], tables: TableGroup) -> tuple[Lookup, Floats]:
     """The gradients of several passes as those of one: each row once, parts added in order."""
-    table_of_key = [np.repeat(np.arange(len(tables.tables)), np.diff(lookup.starts)) for lookup, _ in parts]
+    table_of_key = [tables_of_keys(lookup) for lookup, _ in parts]
     rows = np.stack([np.concatenate(table_of_key), np.concatenate([lookup.keys for lookup, _ in parts])])
     distinct, first, where = np.unique(rows, axis=1, return_index=True, return_inverse=True)
     gradients = np.zeros((len(first), tables.dim), dtype=tables.dtype)

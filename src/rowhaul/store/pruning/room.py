@@ -1,0 +1,59 @@
+"""How much a pruned model may hold, from a ratio or from a budget in bytes.
+
+Entries cost memory too, so their number is limited as well: with a ratio ``r`` to ``sqrt(1 - r)`` of all rows
+ever seen (a tenth of them at 99 %), with a budget to one for each chunk. Between prunings a full index turns
+new rows away.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rowhaul.errors import ConfigError
+from rowhaul.store.pruning.decision import Room
+from rowhaul.store.pruning.settings import PruneSettings
+
+# What an entry is reckoned to take in the index: 16 bytes at the load that its shards are grown to.
+INDEX_BYTES = 40
+# However few rows are known, this many entries are allowed: about a megabyte.
+LEAST_ENTRIES = 1 << 14
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of the parts of a pruned row."""
+
+    chunk: int  # with its state
+    entry: int
+    num_chunks: int
+
+    @property
+    def of_budgeted_chunk(self) -> int:
+        """A chunk with the entry that a budget allows for it."""
+        return self.chunk + self.entry + INDEX_BYTES
+
+
+def room_for(
+    settings: PruneSettings, budget: int, sizes: Sizes, num_rows: int, least_entries: int = LEAST_ENTRIES
+) -> Room:
+    """What may be held when ``num_rows`` different rows have been seen."""
+    if settings.budget:
+        affordable = budget // sizes.of_budgeted_chunk
+        return Room(affordable, affordable, num_rows)
+    kept = 1 - settings.ratio
+    # A little more than nothing, so that 0.1 * 10 rows is one row although 1 - 0.9 is below 0.1.
+    num_chunks = math.floor(kept * sizes.num_chunks * num_rows + 1e-6)
+    num_entries = max(least_entries, math.ceil(math.sqrt(kept) * num_rows))
+    return Room(num_chunks, num_entries, num_rows)
+
+
+def check_batch(settings: PruneSettings, budget: int, sizes: Sizes, num_rows: int) -> None:
+    """Refuse a budget that has no chunk for each row of one batch."""
+    if settings.budget and budget // sizes.of_budgeted_chunk < num_rows:
+        needed = math.ceil(num_rows * sizes.of_budgeted_chunk / budget * settings.budget)
+        raise ConfigError(
+            f"prune.budget is {settings.budget:,} bytes, but one batch reads {num_rows:,} different rows, "
+            f"which take {needed:,} with one chunk each ({sizes.chunk} bytes and {sizes.entry + INDEX_BYTES} "
+            "to find it); raise the budget, or make batches or chunks smaller"
+        )

@@ -1,0 +1,89 @@
+"""What a user decides about pruning: how much goes, how it is measured, how often it is looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rowhaul.errors import ConfigError
+
+UTILITIES = ("gradient", "access")
+RATIOS = ("adaptive", "linear", "power")
+
+# Names of the settings in messages, as the configuration file has them.
+_WHERE = "prune"
+
+
+@dataclass(frozen=True)
+class PruneSettings:
+    """How rows are pruned while they are trained (FIITED; one chunk a row is AdaEmbed).
+
+    A row is ``chunks`` pieces. Each piece has a utility, ``u <- decay * u + accesses * norm of its
+    gradient``; every ``period`` steps the pieces of highest utility get the memory there is.
+
+    Args:
+        ratio: the share of all pieces that is pruned, at least 0 and below 1.
+        budget: bytes for rows, optimizer state and index together, instead of a ratio; 0: none.
+        chunks: pieces of a row, at most its number of values.
+        period: steps between two prunings.
+        decay: of utilities, by step; above 0 and at most 1.
+        sample: utilities that are looked at to find the threshold.
+        enforcement: pieces below the threshold go when more than this share of all is on its wrong side.
+        utility: ``gradient`` (accesses times norm) or ``access`` (accesses alone).
+        ratios: ``adaptive`` (one threshold for all pieces), or given by a piece's place in its row:
+            ``linear`` or ``power``, later pieces more often pruned.
+        dims: values kept of every row, chosen for each table after ``cold_start`` steps; 0: all.
+        cold_start: steps after which they are chosen.
+    """
+
+    ratio: float = 0.0
+    budget: int = 0
+    chunks: int = 4
+    period: int = 1000
+    decay: float = 0.98
+    sample: int = 100_000
+    enforcement: float = 0.05
+    utility: str = "gradient"
+    ratios: str = "adaptive"
+    dims: int = 0
+    cold_start: int = 1000
+
+    def __post_init__(self) -> None:
+        _check(
+            0 <= self.ratio < 1, "ratio", "a share of at least 0 and below 1, such as 0.9 or 90%", self.ratio
+        )
+        _check(self.budget >= 0, "budget", "bytes, such as 2GiB", self.budget)
+        if self.ratio and self.budget:
+            raise ConfigError(
+                f"{_WHERE}: a ratio ({self.ratio:g}) and a budget ({self.budget:,} bytes) cannot both be "
+                "kept; give one of them"
+            )
+        for name in ("chunks", "period", "sample", "cold_start"):
+            _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        _check(0 < self.decay <= 1, "decay", "above 0 and at most 1", self.decay)
+        _check(0 <= self.enforcement <= 1, "enforcement", "a share from 0 to 1", self.enforcement)
+        _check(self.utility in UTILITIES, "utility", f"one of {', '.join(UTILITIES)}", self.utility)
+        _check(self.ratios in RATIOS, "ratios", f"one of {', '.join(RATIOS)}", self.ratios)
+        if self.dims and self.dims < self.chunks:
+            raise ConfigError(
+                f"{_WHERE}.dims keeps {self.dims} values of a row, fewer than its {self.chunks} chunks; "
+                f"keep more, or set {_WHERE}.chunks to at most {self.dims}"
+            )
+
+    def check_dim(self, table: str, dim: int) -> None:
+        """Refuse rows that cannot be cut as these settings say."""
+        if self.chunks > dim:
+            raise ConfigError(
+                f"{_WHERE}.chunks is {self.chunks}, but rows of table {table!r} have {dim} values; a chunk "
+                f"needs one at least: set {_WHERE}.chunks to at most {dim}"
+            )
+        if self.dims > dim:
+            raise ConfigError(
+                f"{_WHERE}.dims keeps {self.dims} values of a row, but rows of table {table!r} have {dim}; "
+                f"keep fewer, or 0 for all"
+            )
+
+
+def _check(holds: bool, name: str, needed: str, given: Any) -> None:
+    if not holds:
+        raise ConfigError(f"{_WHERE}.{name} must be {needed}, got {given!r}")

@@ -1,0 +1,192 @@
+"""Pruned tables against the slow and obvious version: the same rows, step for step."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pruning_oracle import SlowPruning
+
+from rowhaul.optim import SGD, Adagrad, Adam, RowwiseAdagrad
+from rowhaul.store import TableGroup, TableSpec
+from rowhaul.store.pruning import ChunkPool, PrunedTables, Pruner, PruneSettings
+
+RULES = [SGD(lr=0.1), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1, weight_decay=0.01), Adam(lr=0.01)]
+
+
+class Fast:
+    """Pruned tables in one or two groups, driven as a collection drives them."""
+
+    def __init__(self, prune, dim, optimizer, dtype=np.float64, num_tables=3, split=None, seed=5, least=4):
+        self.specs = [TableSpec(f"t{t}", dim, -1, 1) for t in range(num_tables)]
+        self.num_tables, self.cuts = num_tables, [0, split or num_tables, num_tables]
+        self.pool = ChunkPool(dim, prune.chunks, optimizer, dtype)
+        self.groups = [
+            PrunedTables(self.specs[a:b], optimizer, dtype, seed, self.pool)
+            for a, b in zip(self.cuts, self.cuts[1:], strict=False)
+            if b > a
+        ]
+        self.pruner = Pruner(self.pool, self.groups, prune, prune.budget, seed, least)
+        self.lookups = []
+
+    def read(self, batch):
+        located = []
+        for first, group in zip(self.cuts, self.groups, strict=False):
+            keys = [[key for t, key in batch if t == first + table] for table in range(len(group.tables))]
+            starts = np.cumsum([0, *map(len, keys)])
+            values = np.array([key for some in keys for key in some], dtype=np.int64)
+            located.append(group.locate(values, starts, np.arange(len(group.tables))))
+        self.pruner.add_new(located)
+        self.lookups = [group.read(one) for group, one in zip(self.groups, located, strict=True)]
+        rows = {}
+        for first, group, lookup in zip(self.cuts, self.groups, self.lookups, strict=False):
+            for name, row in zip(self.names(first, lookup), group.rows(lookup), strict=True):
+                rows[name] = row
+        return rows
+
+    def names(self, first, lookup):
+        tables = np.repeat(np.arange(len(lookup.starts) - 1), np.diff(lookup.starts)) + first
+        return list(zip(tables.tolist(), lookup.keys.tolist(), strict=True))
+
+    def step(self, gradients, lr, number):
+        for first, group, lookup in zip(self.cuts, self.groups, self.lookups, strict=False):
+            names = self.names(first, lookup)
+            of_rows = np.array([gradients[name] for name in names]).reshape(len(names), group.dim)
+            of_rows = of_rows.astype(group.dtype)
+            group.step(lookup, of_rows, lr, number)
+            self.pruner.learn(group, lookup, None, of_rows, number)
+        return self.pruner.finish_step(number)
+
+    def rows(self):
+        """{(table, key): (whole row, which chunks are there, utilities, touched, records)}"""
+        found = {}
+        for first, group in zip(self.cuts, self.groups, strict=False):
+            for table in range(len(group.tables)):
+                for keys, rows in group.blocks(table):
+                    for key, row in zip(keys.tolist(), rows, strict=True):
+                        found[first + table, key] = [row]
+                for block in group.row_blocks(table):
+                    ends = np.cumsum(block.present.sum(axis=1))
+                    parts = np.split(block.records, ends[:-1])
+                    for i, key in enumerate(block.keys.tolist()):
+                        found[first + table, key] += [
+                            block.present[i],
+                            block.utilities[i],
+                            block.touched[i],
+                            parts[i],
+                        ]
+        return found
+
+
+def unpruned_first_values(specs, seed, dtype):
+    group = TableGroup(specs, SGD(lr=1), dtype, seed)
+
+    def first_values(table, key):
+        starts = np.array([0, 1])
+        found = group.lookup(np.array([key]), starts, np.array([table]), insert=False, on_unknown="init")
+        return found.spare[0]
+
+    return first_values
+
+
+def slow_twin(fast, prune, optimizer, dtype, seed=5, least=4):
+    hashes = {}
+
+    def row_hash(table, key):
+        for first, group in zip(fast.cuts, fast.groups, strict=False):
+            if first <= table < first + len(group.tables):
+                hashes[table, key] = group.row_hashes(np.array([table - first]), np.array([key]))[0]
+        return hashes[table, key]
+
+    dim = fast.specs[0].dim
+    first_values = unpruned_first_values(fast.specs, seed, dtype)
+    return SlowPruning(prune, dim, optimizer, dtype, seed, least, first_values, row_hash, fast.num_tables)
+
+
+def assert_same(fast, slow):
+    rows = fast.rows()
+    assert rows.keys() == slow.rows.keys()
+    for name, (whole, present, utilities, touched, records) in rows.items():
+        expected = slow.rows[name]
+        assert present.tolist() == [chunk is not None for chunk in expected.chunks]
+        assert utilities.tolist() == [float(u) for u in expected.utilities]
+        assert touched == expected.touched
+        np.testing.assert_allclose(whole, slow.whole_row(name), rtol=1e-12, atol=1e-14)
+        there = [chunk for chunk in expected.chunks if chunk is not None]
+        for record, (values, state) in zip(records, there, strict=True):
+            whole_chunk = np.concatenate([values, state])
+            np.testing.assert_allclose(record[: len(whole_chunk)], whole_chunk, rtol=1e-12, atol=1e-14)
+
+
+@st.composite
+def cases(draw):
+    chunks = draw(st.integers(1, 5))
+    dim = draw(st.integers(chunks, 11))
+    by_budget = draw(st.booleans())
+    dims = draw(st.sampled_from([0, 0, draw(st.integers(chunks, dim))]))
+    prune = PruneSettings(
+        ratio=0.0 if by_budget else draw(st.sampled_from([0.0, 0.3, 0.5, 0.75, 0.9])),
+        budget=draw(st.integers(4000, 40_000)) if by_budget else 0,
+        chunks=chunks,
+        period=draw(st.integers(1, 6)),
+        decay=draw(st.sampled_from([0.5, 0.98, 1.0])),
+        sample=draw(st.sampled_from([7, 1000])),
+        enforcement=draw(st.sampled_from([0.0, 0.05, 0.3])),
+        utility=draw(st.sampled_from(["gradient", "access"])),
+        ratios=draw(st.sampled_from(["adaptive", "adaptive", "linear", "power"])),
+        dims=dims,
+        cold_start=draw(st.integers(1, 6)),
+    )
+    return prune, dim, draw(st.sampled_from(RULES)), draw(st.integers(0, 2**32 - 1)), draw(st.integers(1, 3))
+
+
+@given(cases())
+@settings(max_examples=25, deadline=None)
+def test_the_fast_version_equals_the_slow_one_step_for_step(case):
+    prune, dim, optimizer, seed, split = case
+    fast = Fast(prune, dim, optimizer, split=split)
+    slow = slow_twin(fast, prune, optimizer, np.float64)
+    random = np.random.default_rng(seed)
+    for number in range(1, 11):
+        popular = np.minimum(random.geometric(0.15, size=random.integers(1, 25)), 40) + number // 5
+        batch = [(int(random.integers(0, 3)), int(key)) for key in popular]
+        counts = {name: batch.count(name) for name in batch}
+        expected = slow.read(batch)
+        read = fast.read(batch)
+        assert read.keys() == expected.keys()
+        for name, row in read.items():
+            np.testing.assert_allclose(row, expected[name], rtol=1e-12, atol=1e-14)
+        gradients = {name: random.normal(size=dim) * random.choice([0.01, 1.0]) for name in sorted(counts)}
+        slow.step(gradients, counts, 0.1, number)
+        fast.step(gradients, 0.1, number)
+        fast.pruner.background.wait()
+        assert_same(fast, slow)
+        assert fast.pool.num_used == slow.num_present() <= fast.pool.capacity == slow.room()[0]
+        assert fast.pruner.num_entries <= fast.pruner.room.num_entries
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_one_chunk_and_nothing_pruned_is_the_unpruned_model_bit_for_bit(rule, dtype):
+    fast = Fast(PruneSettings(chunks=1, period=2), 7, rule, dtype)
+    plain = TableGroup(fast.specs, rule, dtype, 5)
+    random = np.random.default_rng(3)
+    for number in range(1, 9):
+        batch = [
+            (int(t), int(k))
+            for t, k in zip(random.integers(0, 3, 30), random.integers(0, 20, 30), strict=True)
+        ]
+        rows = fast.read(batch)
+        names = list(rows)
+        gradients = {name: random.normal(size=7).astype(dtype) for name in names}
+        tables, keys = (np.array(part) for part in zip(*names, strict=True))
+        records = plain.make_fresh(tables, keys)
+        assert (plain.arena.read(records)[:, :7] == np.array([rows[name] for name in names])).all()
+        plain.update(records, np.array([gradients[name] for name in names]), 0.1, number)
+        fast.step(gradients, 0.1, number)
+    for table in range(3):
+        expected = {k: row for ks, rs in plain.blocks(table) for k, row in zip(ks.tolist(), rs, strict=True)}
+        for block in fast.groups[0].row_blocks(table):
+            assert block.present.all()
+            for key, record in zip(block.keys.tolist(), block.records, strict=True):
+                assert (record == expected.pop(key)).all()
+        assert not expected
