@@ -20,6 +20,7 @@ CHAINS = [
     ["README.md"],
     ["docs/tutorial.md"],
     ["docs/optimizers.md"],
+    ["docs/pruning.md"],
     ["docs/your-parquet.md", "docs/checkpoints.md"],
     ["docs/models.md"],
     ["docs/data.md"],

@@ -54,12 +54,11 @@ def check_bytes(outcome: Outcome) -> None:
 
 def check_memory(case: Case, outcome: Outcome) -> None:
     """At rest ranks hold the rows and gradients that schedulers know of: nothing is lost or left behind."""
-    hot, topology = case.settings.hot, case.settings.topology
-    pinned = set(zip(hot.tables.tolist(), hot.keys.tolist(), strict=True)) if hot else set()
+    topology = case.settings.topology
     for rank, rests in enumerate(outcome.rests):
         for rest in rests:
             expected = {row for worker, row in _copies(rest, "caches") if worker == rank}
-            assert rest.cached == (expected | pinned if rank < topology.num_workers else set())
+            assert rest.cached == (expected | rest.hot if rank < topology.num_workers else set())
             assert rest.waiting == set(_owed(case, rest, rank)), f"rank {rank} at {rest.iteration}"
 
 

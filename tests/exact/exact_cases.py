@@ -15,7 +15,7 @@ from rowhaul.data.samples import Samples
 from rowhaul.errors import CacheTooSmallError
 from rowhaul.nn import EmbeddingBagConfig, PoolingType
 from rowhaul.optim import RowOptimizerRule, row_optimizer
-from rowhaul.schedule import CacheSettings, HotRows, ScheduleSettings, Topology
+from rowhaul.schedule import CacheSettings, HotRows, RowPolicy, ScheduleSettings, Topology
 
 KEYS = (0, 1, -1, 1 << 40, -(1 << 63), (1 << 63) - 1, 7, 8, 9, 10, 11, 12)
 DISPATCHERS = (
@@ -109,7 +109,7 @@ def cases(draw: st.DrawFn, sync: str, peer_to_peer: bool = False, *, undecided: 
         sync=sync,
         shares=draw(st.one_of(st.none(), st.none(), _numbers(num_workers, 0, 3).filter(any))),
         first_touch=draw(st.booleans()),
-        admit_after=draw(st.sampled_from([1, 1, 1, 2, 3])),
+        policies=draw(_policies(len(tables))),
         look_ahead=draw(st.sampled_from([1, 2, 3, 4] if sync == "on-demand" else [1, 2, 3, 4, 0])),
         hot=draw(st.one_of(st.none(), st.none(), _hot_rows(len(tables)))),
         seed=draw(st.integers(0, 3)),
@@ -130,7 +130,10 @@ def cases(draw: st.DrawFn, sync: str, peer_to_peer: bool = False, *, undecided: 
     )
     if decisions:
         return with_capacity(case, most_capacity(case))
-    return with_capacity(case, least_capacity(case), draw(_numbers(num_workers, 0, 2)))
+    least = least_capacity(case)
+    more = with_capacity(case, least, draw(_numbers(num_workers, 0, 2)))
+    # With more room dispatchers may ask for even more.
+    return more if _can_be_planned(more) else with_capacity(case, least)
 
 
 def with_capacity(case: Case, capacity: int, more: tuple[int, ...] = ()) -> Case:
@@ -169,8 +172,12 @@ def _step(case: Case) -> int:
 
 
 def _fits(capacity: int, case: Case) -> bool:
+    return _can_be_planned(with_capacity(case, capacity))
+
+
+def _can_be_planned(case: Case) -> bool:
     try:
-        with_capacity(case, capacity).plans()
+        case.plans()
     except CacheTooSmallError:
         return False
     return True
@@ -178,6 +185,18 @@ def _fits(capacity: int, case: Case) -> bool:
 
 def _numbers(count: int, least: int, most: int) -> st.SearchStrategy[tuple[int, ...]]:
     return st.tuples(*[st.integers(least, most)] * count)
+
+
+def _policies(num_tables: int) -> st.SearchStrategy[tuple[RowPolicy, ...]]:
+    """For half of the cases none; then some tables that keep all rows, and some that forget them soon."""
+    policy = st.builds(
+        RowPolicy,
+        admit_after=st.sampled_from([1, 1, 1, 2, 3]),
+        ttl=st.sampled_from([None, None, 1, 2, 3]),
+        max_rows=st.sampled_from([None, None, 1, 3, 5]),
+        evict=st.sampled_from(["lru", "lfu"]),
+    )
+    return st.just(()) | st.tuples(*[policy] * num_tables)
 
 
 @st.composite

@@ -33,7 +33,7 @@ from rowhaul.exchange.planner import Planner
 from rowhaul.exchange.rows import RowMemory
 from rowhaul.exchange.settle import settled_blocks
 from rowhaul.nn import Batch
-from rowhaul.schedule import Plan
+from rowhaul.schedule import HotRows, IdBatch, Plan, Scheduler
 from rowhaul.train.distributed.training import (
     DistributedTraining,
     cache_of,
@@ -54,6 +54,7 @@ class AtRest:
     waiting: set[tuple[str, int, int, int]]  # gradients: cache or home, worker, table, key
     states: dict[str, np.ndarray]
     scheduler: dict[str, np.ndarray]
+    hot: set[Row]
 
 
 @dataclass
@@ -108,6 +109,7 @@ def run_cluster(
     delay: Delay = no_delay,
     train: Callable[[Rank, Batch], float] = train_batch,
     should_stop: Callable[[int, int], bool] = lambda rank, iteration: False,
+    kind: type[Rank] | None = None,
 ) -> Outcome:
     """Train a case on threads, a few for each rank.
 
@@ -118,7 +120,8 @@ def run_cluster(
     """
     num_workers, num_ranks = case.settings.topology.num_workers, case.settings.topology.num_ranks
     network = InProcessNetwork(num_ranks, delay=lambda: delay(NETWORK, "network"), timeout_seconds=60)
-    ranks = [Rank(case, rank, network, delay, train, should_stop) for rank in range(num_ranks)]
+    make = kind or Rank
+    ranks = [make(case, rank, network, delay, train, should_stop) for rank in range(num_ranks)]
     threads = [threading.Thread(target=one.run, daemon=True) for one in ranks]
     for thread in threads:
         thread.start()
@@ -168,7 +171,7 @@ class Rank:
             rank, self.links, case.settings.sync_mode, case.rates, cache, home, delay=delay
         )
         planner = Planner(
-            lambda ids: DelayedScheduler(case.settings, ids, lambda: delay(rank, "plan")),
+            self._scheduler,
             self._samples(),
             failure,
             tables_of_features=tables_of_features(collection, case.batches[0].features),
@@ -190,19 +193,26 @@ class Rank:
     def run(self) -> None:
         try:
             self._decide(FIRST)
-            for count in self.case.segments:
+            for segment, count in enumerate(self.case.segments):
                 for batch in self.training.batches(count):
                     self._decide(self.training.iteration)
                     self.delay(self.rank, "forward")
                     self.losses.append(self._train(self, batch))
                     self.delay(self.rank, "end")
                 self.rests.append(self._rest())
+                if (hot := self.case.hot_after(segment)) is not None:
+                    posted = Counter(self.links.posted)  # what this sends is no move of an iteration
+                    self.training.replicate(hot)
+                    self.links.posted = posted
         except BaseException as error:
             self.error = error
             self._network.fail(error)
         finally:
             self.training.close()
             self.feed.close()
+
+    def _scheduler(self, ids: Iterator[IdBatch]) -> Scheduler:
+        return DelayedScheduler(self.case.settings, ids, lambda: self.delay(self.rank, "plan"))
 
     def _samples(self) -> Iterator[Samples]:
         for samples in self.case.batches:
@@ -223,7 +233,7 @@ class Rank:
         rows: Rows = {}
         if home is not None:
             assert settled is not None
-            for table in range(len(self.case.tables)):
+            for table in range(len(home.layout.specs)):
                 for keys, records in settled_blocks(home, settled, table):
                     for key, record in zip(keys.tolist(), records, strict=True):
                         assert (table, key) not in rows, "a row is twice at home"
@@ -237,7 +247,13 @@ class Rank:
             {(name, *one) for name, memory in memories for one in _gradients_held(memory)},
             states,
             exported,
+            rows_of(self.training.settings.hot),
         )
+
+
+def rows_of(hot: HotRows | None) -> set[Row]:
+    """Replicated rows as a set."""
+    return set(zip(hot.tables.tolist(), hot.keys.tolist(), strict=True)) if hot is not None else set()
 
 
 def _rows_held(memory: RowMemory) -> Iterator[Row]:

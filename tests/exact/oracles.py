@@ -8,11 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from in_process_cluster import Outcome
+from in_process_cluster import Outcome, rows_of
 from training_case import Case, Row, Rows, TinyModel, per_sample_loss
 
+from naive_lifetimes import Life, NaiveLifetimes
 from rowhaul.data.samples import Samples
 from rowhaul.nn import Batch
+from rowhaul.schedule import HotRows
+from rowhaul.store.keyed import locate, remove
 
 
 @dataclass
@@ -47,16 +50,19 @@ def _train(case: Case, ends: Sequence[int], workers: Sequence[np.ndarray] | None
         for _ in range(ends.count(iteration)):
             alone.rows.append(_trained_rows(case, model, admission))
             alone.dense.append([one.detach().numpy().copy() for one in model.parameters()])
+            admission.replicate(case.hot_after(len(alone.rows) - 1), iteration)
         if iteration == max(ends):
             break
         samples, total = case.batches[iteration], torch.zeros((), dtype=case.dtype)
-        admission.see(samples)
+        admission.see(iteration, samples)
         for part in _parts(samples, None if workers is None else workers[iteration]):
             batch = Batch.from_samples(part, global_size=len(samples))
             loss = batch.loss(per_sample_loss(model(batch), batch))
             loss.backward()
             total += loss.detach()
         _step_rows(case, model, admission, iteration)
+        for row in admission.forget(iteration):
+            _delete_row(case, model, row)
         dense.step()
         dense.zero_grad()
         alone.losses.append(float(total))
@@ -70,18 +76,32 @@ def _parts(samples: Samples, worker: np.ndarray | None) -> list[Samples]:
 
 
 class Admission:
-    """Which rows may learn: those that enough samples have named, and hot ones."""
+    """Which rows may learn, and which are forgotten: as the policies of tables say, but for hot ones."""
 
     def __init__(self, case: Case) -> None:
         self._case = case
         self._table_of = {
             name: number for number, table in enumerate(case.tables) for name in table.feature_names
         }
-        self._sightings: Counter[Row] = Counter()
-        hot = case.settings.hot
-        self._hot = set(zip(hot.tables.tolist(), hot.keys.tolist(), strict=True)) if hot else set()
+        self._lifetimes = NaiveLifetimes(case.settings.row_policies)
+        self._lifetimes.exempt = rows_of(case.settings.hot)
 
-    def see(self, samples: Samples) -> None:
+    def replicate(self, hot: HotRows | None, iteration: int) -> None:
+        """Rows that are replicated are left alone; those that were, are admitted and as if just named."""
+        if hot is None:
+            return
+        lives, before = self._lifetimes.lives, self._lifetimes.exempt
+        self._lifetimes.exempt = rows_of(hot)
+        lives.update({row: Life(iteration - 1, 1, True) for row in before - rows_of(hot)})
+        for row in rows_of(hot):
+            lives.pop(row, None)
+
+    def forget(self, iteration: int) -> set[Row]:
+        """The rows that are forgotten after an iteration."""
+        expired, over = self._lifetimes.forget(iteration)
+        return expired | over
+
+    def see(self, iteration: int, samples: Samples) -> None:
         """Count a batch: a row once a sample, however often the sample names it."""
         named: list[set[Row]] = [set() for _ in range(len(samples))]
         place = 0
@@ -90,11 +110,10 @@ class Admission:
                 keys = samples.values[place : place + length].tolist()
                 named[sample] |= {(self._table_of[feature], key) for key in keys}
                 place += length
-        self._sightings.update(row for rows in named for row in rows)
+        self._lifetimes.see(iteration, Counter(row for rows in named for row in rows))
 
     def admits(self, rows: Iterable[Row]) -> np.ndarray:
-        least = self._case.settings.admit_after
-        return np.array([row in self._hot or self._sightings[row] >= least for row in rows], np.bool_)
+        return np.array([self._lifetimes.knows(row) for row in rows], np.bool_)
 
 
 def _step_rows(case: Case, model: TinyModel, admission: Admission, iteration: int) -> None:
@@ -110,6 +129,13 @@ def _step_rows(case: Case, model: TinyModel, admission: Admission, iteration: in
         some = admission.admits(rows)
         if some.any():
             group.tables.update(lookup.locations[some], gradients[some], case.rates(iteration), iteration + 1)
+
+
+def _delete_row(case: Case, model: TinyModel, row: Row) -> None:
+    group, position = model.rows._table(case.tables[row[0]].name)
+    where = np.array([position]), np.array([row[1]])
+    if locate(group.tables, *where)[0] >= 0:  # one that was only ever replicated was not trained here
+        remove(group.tables, *where)
 
 
 def _trained_rows(case: Case, model: TinyModel, admission: Admission) -> Rows:
@@ -149,12 +175,9 @@ def _assert_same_names(case: Case, found: Rows, expected: Rows) -> None:
     """Homes hold what was trained, and hot rows, which may not have been: those are as they were made."""
     assert expected.keys() <= found.keys()
     untouched = case.model().rows
+    hot = set().union(*map(rows_of, (case.settings.hot, *case.replicated)))
     for table, key in found.keys() - expected.keys():
-        hot = case.settings.hot
-        assert hot is not None
-        assert ((hot.tables == table) & (hot.keys == key)).any(), (
-            f"row {key} of table {table} was not trained"
-        )
+        assert (table, key) in hot, f"row {key} of table {table} was not trained"
         group, position = untouched._table(case.tables[table].name)
         location = group.tables.make_fresh(np.array([position]), np.array([key]))
         assert np.array_equal(found[table, key], group.tables.arena.read(location)[0])

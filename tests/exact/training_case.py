@@ -11,8 +11,9 @@ import torch
 from rowhaul.data.samples import Samples
 from rowhaul.nn import Batch, EmbeddingBagCollection, EmbeddingBagConfig
 from rowhaul.optim import RowOptimizerRule
-from rowhaul.schedule import IdBatch, Plan, RowSizes, Scheduler, ScheduleSettings
+from rowhaul.schedule import HotRows, IdBatch, Plan, RowSizes, Scheduler, ScheduleSettings
 from rowhaul.schedule.control import Value
+from rowhaul.store.pruning import PruneSettings
 
 Row = tuple[int, int]  # table, key
 Rows = dict[Row, np.ndarray]  # records
@@ -26,7 +27,10 @@ class TinyModel(torch.nn.Module):
         super().__init__()
         tables, dtype = case.tables, case.dtype
         self.rows = EmbeddingBagCollection(
-            [replace(table, data_type=dtype) for table in tables], optimizer=case.optimizer, seed=case.seed
+            [replace(table, data_type=dtype) for table in tables],
+            optimizer=case.optimizer,
+            seed=case.seed,
+            pruning=case.pruning,
         )
         width = sum(table.embedding_dim * len(table.feature_names) for table in tables)
         width += case.batches[0].dense.shape[1]
@@ -60,8 +64,15 @@ class Case:
     segments: tuple[int | None, ...] = (None,)
     # Control records, by the iteration before whose training rank 0 decides them; see `FIRST`.
     decisions: Mapping[int, tuple[tuple[str, Value], ...]] = field(default_factory=dict)
+    # Rows that are replicated instead of those before, after each segment; None where they stay.
+    replicated: tuple[HotRows | None, ...] = ()
     dense_lr: float = 0.05
     seed: int = 0
+    pruning: PruneSettings | None = None
+
+    def hot_after(self, segment: int) -> HotRows | None:
+        """The rows that replace the replicated ones after a segment, if any do."""
+        return self.replicated[segment] if segment < len(self.replicated) else None
 
     def model(self) -> TinyModel:
         return TinyModel(self)
@@ -69,9 +80,13 @@ class Case:
     def plans(self) -> list[Plan]:
         """What a scheduler by itself makes of the case, decisions aside."""
         scheduler = Scheduler(self.settings, self.id_batches())
-        plans = []
-        while scheduler.fill():
-            plans.append(scheduler.plan())
+        plans: list[Plan] = []
+        for segment, count in enumerate(self.segments):
+            end = None if count is None else len(plans) + count
+            while len(plans) != end and scheduler.fill():
+                plans.append(scheduler.plan())
+            if (hot := self.hot_after(segment)) is not None:
+                scheduler.replicate(hot)
         return plans
 
     def id_batches(self) -> Iterator[IdBatch]:

@@ -12,7 +12,8 @@ What the description of the modes leaves open is read here as follows:
 * Dropping a clean or outdated copy, or a copy of a row that only others train now, moves nothing.
 * All workers choose their victims in the directory as it is after the update pushes; then they hand them
   over in rank order.
-* Replicated rows are never cached, fresh or kept out.
+* Replicated rows are never cached, fresh, kept out or forgotten.
+* A row is forgotten when its last iteration is over: copies and what they owe are gone, and nothing moves.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from naive_caches import NaiveCache
+from naive_lifetimes import NaiveLifetimes
 
 from rowhaul.schedule.directory.states import State
+from rowhaul.schedule.lifetimes import RowPolicy
 from rowhaul.schedule.plan import Kind
 
 Row = tuple[int, int]
@@ -47,6 +50,7 @@ class NaiveSettings:
     peer_to_peer: bool = False
     first_touch: bool = True
     admit_after: int = 1
+    policies: tuple[RowPolicy, ...] = ()  # tables; none: all as ``admit_after`` says
     look_ahead: int = 1
     hot: frozenset[Row] = frozenset()
 
@@ -74,6 +78,9 @@ class NaivePlan:
     all_reduce_rows: int
     all_reduce_bytes: int
     moves: Counter[NaiveMove] = field(default_factory=Counter)
+    admitted: int = 0
+    expired: set[Row] = field(default_factory=set)
+    over_limit: set[Row] = field(default_factory=set)
 
 
 @dataclass
@@ -98,7 +105,10 @@ class Naive(abc.ABC):
         capacities = settings.capacity or (10**9,) * settings.num_workers
         self.caches = [NaiveCache(capacity, settings.unit, settings.policy) for capacity in capacities]
         self.entries: dict[Row, Entry] = {}  # rows that were trained
-        self.sightings: Counter[Row] = Counter()
+        default = (RowPolicy(settings.admit_after),) * len(settings.values)
+        self.lifetimes = NaiveLifetimes(settings.policies or default)
+        self.lifetimes.exempt = set(settings.hot)
+        self.before_forgetting: dict[Row, Entry] = {}  # what `entries` was when the last iteration had ended
         self.touched: dict[Row, int] = {}  # the last iteration that trained or evicted the row
         self.iteration = 0
         self.has_trained = False  # the iteration that is being planned
@@ -107,10 +117,12 @@ class Naive(abc.ABC):
         """Decide the next iteration and step to the boundary after it."""
         t, settings = self.iteration, self.settings
         trainers: defaultdict[Row, set[int]] = defaultdict(set)
+        sightings: Counter[Row] = Counter()
         for sample, worker in zip(self.batches[t], self.assignments[t], strict=True):
             for row in set(sample):
                 trainers[row].add(worker)
-                self.sightings[row] += 1
+                sightings[row] += 1
+        new = self.lifetimes.see(t, sightings)
         states = {row: self.state_of(row) for row in sorted(trainers)}
         replicated = [row for row, state in states.items() if state == State.REPLICATED]
         passive = (State.REPLICATED, State.NOT_ADMITTED)
@@ -140,13 +152,28 @@ class Naive(abc.ABC):
             self.after_training(row, workers)
         self.has_trained = False
         self.touched.update((row, t) for rows in (self.trained, *self.current.evicted) for row in rows)
+        self.current.admitted = len([row for row in new if not self.keeps_all(row)])
+        self.before_forgetting = dict(self.entries)
+        self.current.expired, self.current.over_limit = self.lifetimes.forget(t)
+        for row in self.current.expired | self.current.over_limit:
+            self.forget(row)
         self.iteration += 1
         return self.current
+
+    def forget(self, row: Row) -> None:
+        """As if it had never been; whatever is made of it from now on can only be made after this."""
+        for cache in self.caches:
+            cache.copies.pop(row, None)
+        self.entries.pop(row, None)
+        self.touched[row] = self.iteration
+
+    def keeps_all(self, row: Row) -> bool:
+        return self.lifetimes.policies[row[0]].keeps_all
 
     def state_of(self, row: Row) -> State:
         if row in self.settings.hot:
             return State.REPLICATED
-        if self.sightings[row] < self.settings.admit_after:
+        if not self.lifetimes.knows(row):
             return State.NOT_ADMITTED
         if row not in self.entries:
             return State.FRESH if self.settings.first_touch else State.HOME

@@ -167,6 +167,12 @@ class Bounded(Naive):
             if self.copies[worker][row].pending > self.bound:
                 self.hand_over(Kind.UPDATE_PUSH, worker, row)
 
+    def forget(self, row: Row) -> None:
+        super().forget(row)
+        for copies in self.copies:
+            copies.pop(row, None)
+        del self.versions[row]
+
     def hand_over(self, kind: Kind, worker: int, row: Row) -> None:
         copy = self.copies[worker][row]
         self.push(kind, row, worker, self.sizes(row)[0], self.iteration)

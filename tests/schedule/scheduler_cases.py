@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 from naive import Batch, NaiveSettings
 from naive_modes import naive_scheduler
 
-from rowhaul.schedule import (
-    Topology,
-    home_of,
-)
+from rowhaul.schedule import RowPolicy, Topology, home_of
 
 POLICIES = ["lru", "lfu", "emark", "emark:frequency,latest,mark", "belady"]
 KEYS = [0, 1, -1, 1 << 40, -(1 << 63), (1 << 63) - 1]
@@ -58,6 +55,15 @@ def assignment(shuffle: random.Random, num_samples: int, shares: Sequence[int]) 
     return shuffle.sample(places, num_samples)
 
 
+row_policies = st.builds(
+    RowPolicy,
+    admit_after=st.sampled_from([1, 1, 1, 2, 3]),
+    ttl=st.sampled_from([None, None, 1, 2, 3, 5]),
+    max_rows=st.sampled_from([None, None, 1, 2, 4]),
+    evict=st.sampled_from(["lru", "lfu"]),
+)
+
+
 @st.composite
 def cases(draw: st.DrawFn, sync: str, peer_to_peer: bool) -> Case:
     num_workers = draw(st.integers(1, 6))
@@ -92,7 +98,7 @@ def cases(draw: st.DrawFn, sync: str, peer_to_peer: bool) -> Case:
         sync=sync,
         peer_to_peer=peer_to_peer,
         first_touch=draw(st.booleans()),
-        admit_after=draw(st.sampled_from([1, 1, 1, 2, 3])),
+        policies=draw(st.just(()) | st.tuples(*[row_policies] * num_tables)),
         look_ahead=draw(st.sampled_from([0, 1, 1, 2, 2, 3])),
         hot=draw(st.just(frozenset()) | st.frozensets(row, max_size=3)),
     )
@@ -146,3 +152,16 @@ def long_case(seed: int, sync: str, peer_to_peer: bool, num_workers: int = 4, nu
     )
     least = tuple(max(1, least) for least in least_capacity(naive, batches, assignments))
     return Case(topology, dataclasses.replace(naive, capacity=least), None, batches, assignments)
+
+
+def forgetful_case(seed: int, sync: str, peer_to_peer: bool) -> Case:
+    """The same, with tables that forget."""
+    case = long_case(seed, sync, peer_to_peer)
+    evict = "lfu" if seed % 2 else "lru"
+    policies = (
+        RowPolicy(1 + seed % 2, ttl=2 + seed),
+        RowPolicy(1 + seed % 3, max_rows=3 + seed, evict=evict),
+    )
+    naive = dataclasses.replace(case.naive, admit_after=1, policies=policies, capacity=())
+    least = tuple(max(1, least) for least in least_capacity(naive, case.batches, case.assignments))
+    return dataclasses.replace(case, naive=dataclasses.replace(naive, capacity=least))

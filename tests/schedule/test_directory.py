@@ -6,6 +6,7 @@ from rowhaul.schedule.batch import IdBatch
 from rowhaul.schedule.directory import Directory, State
 from rowhaul.schedule.directory.kernels import NEVER, sorted_rows
 from rowhaul.schedule.directory.seen import SeenRows
+from rowhaul.schedule.lifetimes import Lifetimes, RowPolicy
 
 KEYS = st.one_of(st.integers(-3, 3), st.sampled_from([-(2**63), 2**63 - 1, 2**32, -(2**32)]))
 ROWS = st.tuples(st.integers(0, 2), KEYS)
@@ -27,7 +28,7 @@ def names(directory, slots):
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.lists(st.lists(ROWS, max_size=4), max_size=4), min_size=1, max_size=6))
 def test_rows_are_found_again_sorted_and_counted_once_per_sample(stream):
-    directory = Directory(first_touch=True, admit_after=1)
+    directory = Directory(first_touch=True)
     last_batch = {}
     for number, samples in enumerate(stream):
         batch, previous = directory.locate(number, id_batch(samples))
@@ -48,7 +49,7 @@ def test_rows_are_found_again_sorted_and_counted_once_per_sample(stream):
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.lists(ROWS, min_size=1, max_size=8), min_size=1, max_size=12))
 def test_slots_given_back_leave_the_index_whole(stream):
-    directory = Directory(first_touch=False, admit_after=1)
+    directory = Directory(first_touch=False)
     alive = {}
     for number, rows in enumerate(stream):
         batch, _ = directory.locate(number, id_batch([rows]))
@@ -65,7 +66,7 @@ def test_slots_given_back_leave_the_index_whole(stream):
 
 
 def test_a_row_in_the_window_or_a_cache_keeps_its_slot():
-    directory = Directory(first_touch=False, admit_after=1)
+    directory = Directory(first_touch=False)
     batch, _ = directory.locate(0, id_batch([[(0, 1), (0, 2)]]))
     directory.release(batch.slots)
     assert directory.num_rows == 2
@@ -77,10 +78,10 @@ def test_a_row_in_the_window_or_a_cache_keeps_its_slot():
 
 
 def test_rows_are_fresh_until_trained_and_never_again():
-    directory = Directory(first_touch=True, admit_after=1)
+    directory = Directory(first_touch=True)
     batch, _ = directory.locate(0, id_batch([[(0, 1)]]))
     assert directory.slots["state"][batch.slots] == [State.FRESH]
-    directory.remember_trained(batch)
+    directory.remember_trained(batch, np.array([0], np.int32))
     directory.slots["window"][batch.slots] = 0
     directory.release(batch.slots)
     batch, _ = directory.locate(1, id_batch([[(0, 1), (1, 1)]]))
@@ -88,7 +89,7 @@ def test_rows_are_fresh_until_trained_and_never_again():
 
 
 def test_rows_are_admitted_when_samples_have_named_them_often_enough():
-    directory = Directory(first_touch=True, admit_after=3)
+    directory = Directory(first_touch=True, lifetimes=Lifetimes([RowPolicy(3)]))
     states = []
     for number, samples in enumerate([[[(0, 1)], [(0, 1), (0, 1)]], [[(0, 2)]], [[(0, 1)]], [[(0, 1)]]]):
         batch, _ = directory.locate(number, id_batch(samples))

@@ -7,7 +7,15 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from rowhaul.schedule import CacheSettings, IdBatch, RowSizes, Scheduler, ScheduleSettings, Topology
+from rowhaul.schedule import (
+    CacheSettings,
+    IdBatch,
+    RowPolicy,
+    RowSizes,
+    Scheduler,
+    ScheduleSettings,
+    Topology,
+)
 from rowhaul.schedule.control import ControlRecord
 from rowhaul.schedule.digest import digest
 from rowhaul.schedule.plan import Moves, Plan, Steps
@@ -16,7 +24,7 @@ RANDOM = np.random.default_rng(0)
 
 
 def example() -> Plan:
-    """A plan with moves, local moves, steps and evictions."""
+    """A plan with moves, local moves, steps, evictions and rows that are forgotten."""
     ids = [RANDOM.zipf(1.3, 16) % 40 for _ in range(12)]
     settings = ScheduleSettings(
         topology=Topology(2, colocated=True),
@@ -24,19 +32,22 @@ def example() -> Plan:
         prices=(1, 1),
         cache=CacheSettings(12),
         dispatcher="round-robin",
+        policies=(RowPolicy(ttl=4, max_rows=20),),
     )
     scheduler = Scheduler(
         settings, [IdBatch.from_features([0], one, np.ones((1, 16), np.int32)) for one in ids]
     )
     while scheduler.fill():
         plan = scheduler.plan()
-        if len(plan.moves) and len(plan.local_moves) and len(plan.steps) and len(plan.evicted_keys):
+        parts = (plan.moves, plan.local_moves, plan.steps, plan.evicted_keys, plan.forgotten_keys)
+        if all(part is not None and len(part) for part in parts):
             return plan
     raise AssertionError("no iteration had everything in it")
 
 
 PLAN = example()
 SCALARS = {"iteration": 99, "num_workers": 9, "all_reduce_rows": 9, "all_reduce_bytes": 9}
+SCALARS |= {"num_expired": 99, "num_admitted": 99}
 
 
 def changed(array: np.ndarray) -> list[np.ndarray]:

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from naive import Batch, Entry, Naive, NaiveMove, NaivePlan, Row
 from naive_modes import naive_scheduler
-from scheduler_cases import MODES, Case, capacities, cases, long_case
+from scheduler_cases import MODES, Case, capacities, cases, forgetful_case, long_case
 
 from rowhaul.schedule import (
     CacheSettings,
@@ -68,6 +68,7 @@ def real_scheduler(case: Case, dispatcher: Prescribed) -> Scheduler:
             shares=case.shares,
             first_touch=naive.first_touch,
             admit_after=naive.admit_after,
+            policies=naive.policies,
             look_ahead=naive.look_ahead,
             hot=HotRows(
                 np.array([row[0] for row in hot], np.int32), np.array([row[1] for row in hot], np.int64)
@@ -93,6 +94,10 @@ def as_naive(plan: Plan) -> NaivePlan:
     ):
         assert tuple(row) not in evicted[worker], "a copy is evicted once"
         evicted[worker].add(tuple(row))
+    assert plan.forgotten_tables is not None
+    assert plan.forgotten_keys is not None
+    forgotten = list(zip(plan.forgotten_tables.tolist(), plan.forgotten_keys.tolist(), strict=True))
+    assert len(forgotten) == len(set(forgotten)), "a row is forgotten once"
     return NaivePlan(
         iteration=plan.iteration,
         trainers=dict(zip(rows, map(workers_of, plan.trainers), strict=True)),
@@ -103,6 +108,9 @@ def as_naive(plan: Plan) -> NaivePlan:
         all_reduce_rows=plan.all_reduce_rows,
         all_reduce_bytes=plan.all_reduce_bytes,
         moves=Counter(NaiveMove(Kind(kind), *rest) for kind, *rest in zip(*columns, strict=True)),
+        admitted=plan.num_admitted,
+        expired=set(forgotten[: plan.num_expired]),
+        over_limit=set(forgotten[plan.num_expired :]),
     )
 
 
@@ -244,18 +252,18 @@ def check(case: Case) -> Counter[str]:
         assert as_naive(actual) == expected
         assert actual.worker.tolist() == list(assignment)
         check_payloads(actual, case)
-        trained = check_steps(actual, expected, case, before, oracle.entries, trained)
+        trained = check_steps(actual, expected, case, before, oracle.before_forgetting, trained)
         assert placed(directory_entries(scheduler)) == placed(oracle.entries)
         check_owed(scheduler, oracle, trained)
         assert dispatcher.task is not None
         assert dispatcher.task.next_use.tolist() == [next_uses[row] for row in sorted(next_uses)]
         check_task(dispatcher.task, case, oracle, expected, before)
-        seen += features(expected, before)
+        seen += features(expected, before, oracle.before_forgetting)
     assert not scheduler.fill()
     return seen
 
 
-def features(plan: NaivePlan, before: dict[Row, Entry]) -> Counter[str]:
+def features(plan: NaivePlan, before: dict[Row, Entry], after: dict[Row, Entry]) -> Counter[str]:
     """What happened in an iteration, in a few words each."""
     seen: Counter[str] = Counter()
 
@@ -269,6 +277,10 @@ def features(plan: NaivePlan, before: dict[Row, Entry]) -> Counter[str]:
         if row not in plan.states:
             seen[f"evicted {name(row, before[row].state)}"] += times
             seen[f"evicted {before[row].state.name} twice at once"] += times > 1
+    for row in plan.expired | plan.over_limit:
+        entry = after.get(row, Entry())
+        seen[f"forgotten {entry.state.name}" + " settled" * bool(entry.settled)] += 1
+        seen["forgotten at once"] += row in plan.states
     for move in plan.moves:
         seen[("early " if move.ready < plan.iteration else "late ") + move.kind.name] += 1
     return +seen
@@ -295,6 +307,15 @@ def test_plans_of_long_traces(sync: str, peer_to_peer: bool) -> None:
     if sync.startswith("bounded:") and sync != "bounded:0":
         expected |= {"late EVICT_PUSH"}
     assert expected <= seen.keys()
+
+
+@pytest.mark.parametrize(("sync", "peer_to_peer"), MODES)
+def test_plans_of_long_traces_whose_rows_are_forgotten(sync: str, peer_to_peer: bool) -> None:
+    seen = sum((check(forgetful_case(seed, sync, peer_to_peer)) for seed in range(5)), Counter())
+    expected = {"needed NOT_ADMITTED", "needed FRESH", "forgotten HOME", "forgotten at once"}
+    if sync == "on-demand":
+        expected |= {"forgotten OWNED", "forgotten SPLIT", "forgotten SPLIT settled"}
+    assert expected - {"forgotten HOME" if sync == "on-demand" else ""} <= seen.keys()
 
 
 @pytest.mark.parametrize(("sync", "peer_to_peer"), MODES)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scheduler_cases import row_policies
 
 from rowhaul.errors import CheckpointError, ConfigError, DataError
 from rowhaul.schedule import (
@@ -97,7 +98,7 @@ def runs(draw: st.DrawFn, sync: str) -> Run:
         dispatcher=draw(st.sampled_from(DISPATCHERS)),
         sync=sync,
         first_touch=draw(st.booleans()),
-        admit_after=draw(st.sampled_from([1, 1, 2, 3])),
+        policies=draw(st.just(()) | st.tuples(row_policies, row_policies, row_policies)),
         look_ahead=draw(st.sampled_from([0, 1, 1, 2, 3])),
         hot=HotRows(np.zeros(len(hot), np.int32), np.array(hot, np.int64)) if hot else None,
         seed=draw(st.integers(0, 3)),

@@ -10,6 +10,7 @@ import pytest
 from rowhaul.schedule import (
     CacheSettings,
     HotRows,
+    RowPolicy,
     RowSizes,
     ScheduleSettings,
     Topology,
@@ -41,6 +42,7 @@ CHANGES = {
     "shares": (1, 1, 1, 2),
     "first_touch": False,
     "admit_after": 2,
+    "policies": (RowPolicy(ttl=5), RowPolicy()),
     "look_ahead": 2,
     "hot": HotRows(np.array([0]), np.array([1])),
     "seed": 1,

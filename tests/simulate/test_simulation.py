@@ -7,12 +7,14 @@ from rowhaul.errors import ConfigError, DataError
 from rowhaul.schedule import (
     CacheSettings,
     IdBatch,
+    RowPolicy,
     RowSizes,
     Scheduler,
     ScheduleSettings,
     Topology,
     link_prices,
 )
+from rowhaul.schedule.row_counts import RowCounts
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.links import Links, parse_links
 from rowhaul.simulate.run import Simulation, names_compared
@@ -187,3 +189,17 @@ def test_the_best_subset_is_never_worse_than_all_workers():
     one = simulation(batches, iterations=100, links="1gbit", cache=CacheSettings(150))
     everyone, subset = one.run(["random"])
     assert subset.slowest_link_seconds <= everyone.slowest_link_seconds
+
+
+def test_what_policies_of_tables_do_is_counted():
+    policies = (RowPolicy(2, ttl=2), RowPolicy(max_rows=20))
+    one = simulation(policies=policies)
+    (outcome,) = one.run(["random"], compare=False)
+    scheduler = Scheduler(one.schedule.with_dispatcher("random"), trace(12))
+    counts = RowCounts()
+    while scheduler.fill():
+        plan = scheduler.plan()
+        counts += RowCounts.of_plan(plan) if plan.iteration >= 3 else RowCounts()
+    assert outcome.row_counts == {name: pytest.approx(count / 9) for name, count in vars(counts).items()}
+    assert min(vars(counts).values()) > 0
+    assert outcome.to_dict()["policies"] == outcome.row_counts

@@ -45,7 +45,8 @@ CLUSTER = ClusterConfig(workers=3, cache="190")
 class Session:
     """What every rank of a run does: train, pausing after some steps, and save after the last, or after each.
 
-    ``posted`` are control records that rank 0 decides at a pause.
+    ``posted`` are control records that rank 0 decides at a pause, ``replicated`` rows that are hot from one
+    on. Such a run, when resumed, keeps the rows that were hot.
     """
 
     schema: Schema
@@ -56,6 +57,7 @@ class Session:
     pauses: Sequence[int] = (STEPS,)
     save_at: Sequence[int] = (STEPS,)
     posted: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    replicated: dict[int, Sequence[int]] = field(default_factory=dict)  # keys of the first table
     resume: bool = False
 
     @classmethod
@@ -81,12 +83,19 @@ class Session:
         if saved is not None:
             saved.check_same_data(stream)
         trainer.total_steps = self.config.max_steps
-        hot = HotRows(np.zeros(len(self.hot), np.int32), np.array(self.hot)) if self.hot else None
+        settings = self.cluster.schedule(
+            cluster.topology,
+            layout_of(trainer.collection).sizes(),
+            hot=rows_of_first_table(self.hot) if self.hot else None,
+            policies=trainer.policies,
+        )
+        if self.replicated and saved is not None:
+            settings = saved.keep_hot(settings)
         training = distribute(
             cluster,
             trainer.model,
             stream,
-            settings=self.cluster.schedule(cluster.topology, layout_of(trainer.collection).sizes(), hot=hot),
+            settings=settings,
             rates=lambda step: self.config.rows.lr * rate_factor(self.config.rates, step, STEPS),
             saved=saved,
         )
@@ -96,6 +105,8 @@ class Session:
                 if trainer.step in self.posted and cluster.rank == 0:
                     training.runtime.postbox.post(*self.posted[trainer.step])
                 _train(trainer, training, pause)
+                if pause in self.replicated:
+                    training.replicate(rows_of_first_table(self.replicated[pause]))
                 if pause in self.save_at:
                     checkpointing.save(cluster, training, trainer, folder / CHECKPOINTS, facts)
         finally:
@@ -114,6 +125,11 @@ class Session:
         """Save at a step and end; begin again, perhaps otherwise, and go on from there."""
         replace(self, save_at=[at], pauses=[p for p in self.pauses if p <= at]).on_threads(folder)
         replace(self, resume=True, **changes).on_threads(folder)
+
+
+def rows_of_first_table(keys: Sequence[int]) -> HotRows:
+    """Rows that may be hot."""
+    return HotRows(np.zeros(len(keys), np.int32), np.array(keys, np.int64))
 
 
 def _train(trainer: Trainer, training: Any, until: int) -> None:

@@ -56,7 +56,14 @@ LAYOUTS: dict[str, dict[str, object]] = {
     "shares, laia-adaptive": {
         "cluster": ClusterConfig(workers=3, shares="3,1,0", dispatcher="laia-adaptive:1", cache="190")
     },
-    "admission": {"cluster": ClusterConfig(workers=3, admit_after=2, cache="70")},
+    "admission": {
+        "cluster": ClusterConfig(workers=3, cache="70"),
+        "config": replace(CONFIG, tables={"default": {"admit_after": 2}}),
+    },
+    "rows that are forgotten": {
+        "cluster": replace(TIGHT, peer_to_peer=True),
+        "config": replace(CONFIG, tables={"default": {"ttl": 3}, "item": {"max_rows": 30, "evict": "lfu"}}),
+    },
     "all rows count": {"cluster": ClusterConfig(workers=2, stores=2, first_touch=False, cache="70")},
 }
 
@@ -224,6 +231,7 @@ def _initial_rows(config, schema, settled):
         names = [name for name in settled if name.startswith(f"{spec.name}/")]
         keys = np.array([int(name.partition("/")[2]) for name in names])
         number, position = memory.place_of(table)
-        locations = memory.find(number, np.full(len(keys), position), keys)
+        starts = np.where(np.arange(len(memory.groups[number].tables) + 1) > position, len(keys), 0)
+        locations = memory.find(number, keys, starts)
         rows |= dict(zip(names, memory.groups[number].arena.read(locations), strict=True))
     return rows

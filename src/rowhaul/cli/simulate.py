@@ -80,6 +80,9 @@ def simulate(
         "on", help="on: a row never trained before is made where it is needed; off: it is pulled."
     ),
     admit_after: int = typer.Option(1, help="Train a row from its K-th sighting on."),
+    ttl: int | None = typer.Option(None, help="Forget rows that N iterations have not named."),
+    max_rows: int | None = typer.Option(None, help="Most rows of each table."),
+    evict: str = typer.Option("lru", help="Rows that --max-rows forgets: lru or lfu."),
     hot: int | None = typer.Option(
         None,
         help="Replicate the N most frequent rows on all workers; default 0, with --sync static the cache.",
@@ -139,7 +142,7 @@ def _simulate(given: dict[str, Any]) -> Results:
     from rowhaul.cli import simulate_notes as notes
     from rowhaul.cli import simulate_options as options
     from rowhaul.cli.simulate_data import IdFiles
-    from rowhaul.schedule import CacheSettings, ScheduleSettings, link_prices
+    from rowhaul.schedule import CacheSettings, RowPolicy, ScheduleSettings, link_prices
     from rowhaul.simulate.results import Results
     from rowhaul.simulate.run import Simulation, names_compared
     from rowhaul.simulate.shares import Objective
@@ -172,6 +175,7 @@ def _simulate(given: dict[str, Any]) -> Results:
     options.check_warmup(given["warmup"], asked, available, batch_size)
     if shares is None and available > 1:
         options.check_brute_force(mechanisms, topology.num_workers, batch_size)
+    policy = (given[name] for name in ("admit_after", "ttl", "max_rows", "evict"))
     schedule = ScheduleSettings(
         topology=topology,
         sizes=options.row_sizes(options.parse_dims(given["dim"], ids.tables), given["optimizer"]),
@@ -180,7 +184,7 @@ def _simulate(given: dict[str, Any]) -> Results:
         dispatcher=mechanisms[0],
         sync=given["sync"],
         first_touch=given["first_touch"] == "on",
-        admit_after=given["admit_after"],
+        policies=(RowPolicy(*policy),) * len(ids.tables),
         look_ahead=given["look_ahead"],
         seed=given["seed"],
     )
@@ -207,6 +211,7 @@ def _simulate(given: dict[str, Any]) -> Results:
             *notes.notes_on_data(asked, available, batch_size, given["hot"], num_rows),
             *notes.notes_on_shares(shares, batch_size, Objective(model.computes)),
             *notes.notes_on_effects(given, schedule, mechanisms),
+            *notes.notes_on_policies(schedule, outcomes[0]),
         ),
     )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from rowhaul.schedule import ScheduleSettings
+    from rowhaul.simulate.results import Outcome
     from rowhaul.simulate.shares import Shares
 
 
@@ -24,6 +25,17 @@ def notes_on_effects(
         yield f"--even-out has no effect with --look-ahead {look_ahead}: moves spread over 2 batches or more."
     if given["decision_budget"] and not any("laia-adaptive" in name.split(":") for name in mechanisms):
         yield "--decision-budget has no effect: of the mechanisms only laia-adaptive looks at it."
+
+
+def notes_on_policies(schedule: ScheduleSettings, outcome: Outcome) -> Iterator[str]:
+    """What the policies of tables did, which is the same whoever trains what."""
+    if not all(one.keeps_all for one in schedule.row_policies):
+        counts = outcome.row_counts
+        yield (
+            f"In an iteration {counts['admitted']:,.1f} rows are admitted, {counts['expired']:,.1f} expire "
+            f"and {counts['over_limit']:,.1f} are over their table's limit, on average; of "
+            f"{counts['gradients_dropped']:,.1f} others, not admitted, the gradient is dropped."
+        )
 
 
 def notes_on_data(

@@ -39,7 +39,16 @@ _SETTING_OF_FLAG = {
     "links": "cluster.links",
     "look_ahead": "cluster.look_ahead",
     "data_from": "cluster.data_from",
+    "prune": "prune.ratio",
+    "memory_budget": "prune.budget",
+    "admit_after": "tables.default.admit_after",
+    "ttl": "tables.default.ttl",
+    "max_rows": "tables.default.max_rows",
+    "evict": "tables.default.evict",
+    "hot": "cluster.hot_rows",
 }
+
+TOPOLOGIES = ("stores", "colocated")
 
 
 def train(
@@ -85,6 +94,14 @@ def train(
     links: str | None = typer.Option(None, help="equal, measure, or speeds: 50mbit*4,5mbit*4"),
     look_ahead: int | None = typer.Option(None, help="Batches known beyond the one that is planned."),
     data_from: str | None = typer.Option(None, help="every_host, or rank0: read once and sent out."),
+    admit_after: int | None = typer.Option(None, help="Rows of a table learn from the N-th sighting on."),
+    ttl: int | None = typer.Option(None, help="Forget rows that N steps have not named."),
+    max_rows: int | None = typer.Option(None, help="Most rows of a table; see --evict."),
+    evict: str | None = typer.Option(None, help="Rows that go where there are more: lru or lfu."),
+    hot: str | None = typer.Option(None, help="Rows that every worker holds: auto, or how many."),
+    topology: str | None = typer.Option(None, help="stores, or colocated: the same as --colocated."),
+    prune: str | None = typer.Option(None, help="Share of the rows' values to prune, such as 90%."),
+    memory_budget: str | None = typer.Option(None, help="Or memory for rows, such as 2GiB."),
     settings: list[str] = typer.Option(
         [], "--set", metavar="NAME=VALUE", help="Any other setting, e.g. --set model.options.dropout=0.1"
     ),
@@ -93,6 +110,7 @@ def train(
     flags = {
         flag: value for flag, value in locals().items() if flag in _SETTING_OF_FLAG and value is not None
     }
+    flags |= topology_flag(topology, colocated)
     from rowhaul.cli.progress import console
     from rowhaul.cli.ranks import is_first_rank, launch_ranks
     from rowhaul.cluster import is_launched
@@ -134,6 +152,18 @@ def train(
             markup=False,
             soft_wrap=True,
         )
+
+
+def topology_flag(topology: str | None, colocated: bool | None) -> dict[str, Any]:
+    """What ``--topology`` says as the flag that it stands for."""
+    from rowhaul.errors import ConfigError
+
+    if topology is None:
+        return {}
+    if topology not in TOPOLOGIES or (colocated and topology != "colocated"):
+        beside = " beside --colocated" if colocated else ""
+        raise ConfigError(f"--topology must be {' or '.join(TOPOLOGIES)}; got {topology!r}{beside}")
+    return {"colocated": topology == "colocated"}
 
 
 def read_config(
@@ -207,6 +237,29 @@ def train_with_progress(
         )
 
 
+def pruning_lines(result: RunResult) -> list[tuple[str, str]]:
+    """What pruning has left, in a few lines."""
+    report = result.pruning
+    if report is None:
+        return []
+    held = sum(report.rows_by_chunks[1:])
+    by_chunks = ", ".join(f"{count:,} with {chunks}" for chunks, count in enumerate(report.rows_by_chunks))
+    fullest = sorted(report.tables, key=lambda one: -one.mean_dims)
+    return [
+        (
+            "pruned",
+            f"{report.ratio:.1%} of the values: {report.value_bytes / 2**20:,.1f} MiB are left of "
+            f"{report.unpruned_value_bytes / 2**20:,.1f}, in {held:,} of {report.num_rows:,} rows",
+        ),
+        ("rows by chunks", by_chunks),
+        (
+            "values a row holds",
+            f"from {fullest[-1].mean_dims:.1f} in {fullest[-1].name!r} to {fullest[0].mean_dims:.1f} in "
+            f"{fullest[0].name!r}, of rows in the index",
+        ),
+    ]
+
+
 def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
     """The numbers a user trained for, and what they cost."""
     import resource
@@ -232,7 +285,16 @@ def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
             table.add_row("", metrics.note)
     table.add_row("samples per second", f"{result.samples_per_second:,.0f}")
     table.add_row("trained", f"{result.samples:,} samples in {result.step:,} steps")
+    if result.row_counts is not None:
+        counts = result.row_counts
+        table.add_row(
+            "rows came and went",
+            f"{counts.admitted:,} admitted, {counts.expired:,} expired, {counts.over_limit:,} over a limit; "
+            f"{counts.gradients_dropped:,} gradients of others dropped",
+        )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    for name, text in pruning_lines(result):
+        table.add_row(name, text)
     row_mib, peak_mib = result.row_bytes / 2**20, peak / 2**20
     table.add_row("rows", f"{result.num_rows:,} in {row_mib:,.0f} MiB with optimizer state and index")
     table.add_row("peak memory", f"{peak_mib:,.0f} MiB for the whole process")

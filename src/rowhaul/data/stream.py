@@ -107,6 +107,20 @@ class SampleStream:
             require_label=self._require_label,
         )
 
+    def part(self, start: int, end: int) -> SampleStream:
+        """Another stream over samples ``start`` to ``end``, counted from the beginning, in the same order."""
+        return SampleStream(
+            self.files,
+            self.schema,
+            self.batch_size,
+            epochs=-(-end // self.num_samples),
+            shuffle_rows=self._shuffle_rows,
+            seed=self._seed,
+            start=start,
+            limit=end,
+            require_label=self._require_label,
+        )
+
     def __iter__(self) -> Iterator[Samples]:
         self.position = self._start
         for batch in prefetch(self._batches(), PREFETCHED_BATCHES):

@@ -35,7 +35,9 @@ class DenseGradients:
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters = [one for one in model.parameters() if one.requires_grad]
-        self._size = sum(one.numel() for one in self._parameters)
+        self._sizes = [one.numel() for one in self._parameters]
+        self._size = sum(self._sizes)
+        self._kept = torch.empty(0)
         kinds = {one.dtype for one in self._parameters}
         if len(kinds) > 1:
             raise ConfigError(
@@ -51,22 +53,44 @@ class DenseGradients:
                 f"dense parameters are {dtype}, rows {row_dtype}; replicated rows need both to be the same"
             )
         count = len(self._parameters)
-        buffer = torch.zeros(1 + count + self._size + num_replicated, dtype=dtype)
+        buffer = self._room(1 + count + self._size + num_replicated, dtype)
+        head = buffer[: 1 + count].zero_()
         if loss is not None:
-            buffer[0] = loss.detach().cpu()
-        place = 1 + count
-        for number, parameter in enumerate(self._parameters):
-            if parameter.grad is not None:
-                buffer[1 + number] = 1
-                buffer[place : place + parameter.numel()] = parameter.grad.detach().reshape(-1).cpu()
-            place += parameter.numel()
-        return SharedGradients(buffer, buffer[place:].numpy(), loss is not None)
+            head[0] = loss.detach().cpu()
+        views = self._views(buffer)
+        given = [number for number, one in enumerate(self._parameters) if one.grad is not None]
+        if len(given) == count:
+            head[1:] = 1
+        else:  # zeros where there is no gradient
+            buffer[1 + count : 1 + count + self._size].zero_()
+            head[[1 + number for number in given]] = 1
+        if given:
+            gradients = [one.grad for one in self._parameters if one.grad is not None]
+            torch._foreach_copy_([views[number] for number in given], gradients)
+        return SharedGradients(buffer, buffer[1 + count + self._size :].numpy(), loss is not None)
+
+    def _room(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Memory that is kept from call to call; what is in it is whatever was."""
+        if self._kept.dtype != dtype or self._kept.numel() < size:
+            self._kept = torch.empty(size, dtype=dtype)
+        return self._kept[:size]
+
+    def _views(self, buffer: Tensor) -> list[Tensor]:
+        """Each parameter's part of the buffer, in the parameter's shape."""
+        first = 1 + len(self._parameters)
+        parts = buffer[first : first + self._size].split(self._sizes) if self._sizes else ()
+        return [part.view(one.shape) for part, one in zip(parts, self._parameters, strict=True)]
 
     def spread(self, shared: SharedGradients) -> None:
         """Set every parameter's gradient to the sum over the workers."""
-        place = 1 + len(self._parameters)
-        for number, parameter in enumerate(self._parameters):
-            if shared.buffer[1 + number] > 0:
-                summed = shared.buffer[place : place + parameter.numel()].reshape(parameter.shape)
-                parameter.grad = summed.to(parameter.device, copy=True)
-            place += parameter.numel()
+        flags = shared.buffer[1 : 1 + len(self._parameters)].tolist()
+        views = self._views(shared.buffer)
+        there, sums = [], []
+        for flag, parameter, view in zip(flags, self._parameters, views, strict=True):
+            if flag > 0:
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+                there.append(parameter.grad)
+                sums.append(view)
+        if there:
+            torch._foreach_copy_(there, sums)

@@ -18,12 +18,22 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.data.samples import Samples
-from rowhaul.exchange.kernels import rows_of_worker
+from rowhaul.exchange.batch_rows import BatchRows, batch_rows
+from rowhaul.exchange.due_steps import StepsOfTurn
 from rowhaul.exchange.rows import Rates, RowMemory
 from rowhaul.exchange.transport import Bytes, Links, Transfer
-from rowhaul.exchange.turns import Parcels, Turn, TurnsOfRank, from_home, pushed_rows, to_home
-from rowhaul.schedule.directory.states import State
-from rowhaul.schedule.plan import Payload, Plan
+from rowhaul.exchange.turns import (
+    FROM_CACHE,
+    FROM_HOME,
+    TO_CACHE,
+    TO_HOME,
+    Parcels,
+    Turn,
+    TurnsOfRank,
+    pushed_rows,
+)
+from rowhaul.exchange.whereabouts import Whereabouts
+from rowhaul.schedule.plan import Plan
 from rowhaul.schedule.sync import SyncMode
 
 _SENDS_UNDER_WAY = 8  # turns whose sent buffers may still be in use
@@ -39,6 +49,8 @@ class Job:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     num_bytes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (kind, peer) sent
     num_samples: int = 0  # that this rank trains
+    rows: list[BatchRows] = field(default_factory=list)  # that this rank trains, by group
+    where: Whereabouts | None = None  # the rows of the plan on this rank
     measures: npt.NDArray[np.float64] | None = None  # ranks x `runtime.MEASURES`, of earlier iterations
     ready_at: float = 0.0  # when all ranks had agreed on the plan
     slack_seconds: float = 0.0  # how long before it was needed that was
@@ -75,7 +87,7 @@ class Mover:
         self.rank, self.cache, self.home = rank, cache, home
         self._links, self._mode, self._rates = links, mode, rates
         self._bounded = mode.name == "bounded"
-        self._arrivals: list[tuple[Parcels, npt.NDArray[np.bool_], Bytes]] = []
+        self._arrivals: list[tuple[Parcels, Bytes]] = []
         self._under_way: deque[Transfer] = deque()
 
     @property
@@ -86,30 +98,39 @@ class Mover:
     def early(self, job: Job) -> None:
         """What may travel beside the training of the iteration before."""
         with _timed(job, "early"):
+            self._look_up(job)
             self._turn(job, Turn.EARLY_FIRST)
             self._turn(job, Turn.EARLY_SECOND)
 
     def late(self, job: Job) -> None:
         """What the iteration waits for; afterwards all its rows are in the cache."""
         with _timed(job, "push"):
+            self._look_up(job)  # again only if rows have left since
             self._turn(job, Turn.LATE_FIRST)
         with _timed(job, "pull"):
             self._turn(job, Turn.LATE_SECOND)
         if self.cache is not None:
-            self._change_cache(job.plan, self.cache)
+            self._change_cache(job, self.cache)
+            assert job.where is not None
+            job.rows = batch_rows(self.cache, job.plan, job.where.cache, self.rank, bounded=self._bounded)
 
     def finish(self, job: Job, trained: TrainedRows | None) -> None:
-        """Take over the gradients that training left, and push what is to be pushed at once."""
+        """Take over the gradients that training left, push what is to be pushed at once, and forget rows."""
         if self.cache is not None and trained is not None:
             for number, positions, keys, gradients in trained.parts:
                 self.cache.shelve(number, positions, keys, self.rank, gradients, accumulate=self._bounded)
         with _timed(job, "push"):
             self._turn(job, Turn.AFTER)
         if self.cache is not None and not self._mode.caches_rows:
-            plan = job.plan
-            rows, _ = rows_of_worker(plan.trainers, self.rank)
-            kept = np.isin(plan.states[rows], (State.REPLICATED, State.NOT_ADMITTED))
-            self.cache.remove(plan.tables[rows[~kept]], plan.keys[rows[~kept]])
+            for part in job.rows:
+                moving = part.rows.tables[part.moving], part.rows.keys[part.moving]
+                self.cache.remove_of_group(part.number, *moving)
+        job.rows, job.where = [], None  # whoever keeps jobs need not keep these
+        plan = job.plan
+        if plan.num_forgotten and plan.forgotten_tables is not None and plan.forgotten_keys is not None:
+            for memory in (self.cache, self.home):
+                if memory is not None:
+                    memory.forget(plan.forgotten_tables, plan.forgotten_keys)
 
     def settle_sends(self) -> None:
         """Wait until everything sent has left."""
@@ -120,13 +141,24 @@ class Mover:
         sent, received = job.turns.sent(turn), job.turns.received(turn)
         if not len(sent) and not len(received) and not self._has_steps(job, turn):
             return
+        where = job.where
+        assert where is not None
         arrived = self._exchange(job, sent, received)
+        done = np.zeros(len(received), np.uint8)  # gradients that are stepped at once
+        due, later = [], []
+        for by_peer, located, kinds in ((False, where.home, TO_HOME), (True, where.cache, TO_CACHE)):
+            steps, others = job.turns.steps(turn, by_peer=by_peer).apart()
+            if len(steps) and located.memory is not None:
+                due.append(StepsOfTurn(steps, where, located))
+                due[-1].note(received, kinds, arrived, done)
+            if len(others) and located.memory is not None:
+                later.append((others, located.memory))
         if len(received):
-            self._take_in(received, arrived)
-        for by_peer, memory in ((False, self.home), (True, self.cache)):
-            steps = job.turns.steps(turn, by_peer=by_peer)
-            if len(steps) and memory is not None:
-                memory.step(steps, self._rates)
+            self._take_in(where, received, arrived, done)
+        for some in due:
+            some.take(self._rates)
+        for others, memory in later:
+            memory.step(others, self._rates)
         if self._bounded and self.home is not None and len(received):
             self.home.step(pushed_rows(received), self._rates, job.plan.iteration)
 
@@ -137,12 +169,14 @@ class Mover:
         """Send and receive the messages of a turn; returns what came."""
         out = np.empty(sent.num_bytes, np.uint8)
         if len(sent):
-            stored = from_home(sent)
-            if self.home is not None:
-                self.home.pack(sent, stored, self.rank, out)
-            if self.cache is not None:
-                self.cache.pack(sent, ~stored, self.rank, out)
-            _count(job, sent, self.rank)
+            assert job.where is not None
+            job.where.pack(sent, out)
+            for memory, kinds in ((self.home, FROM_HOME), (self.cache, FROM_CACHE)):
+                if memory is not None and sent.has_others:
+                    memory.pack_records(sent, kinds, out, others=True)
+            if self.cache is not None and sent.has_gradients:
+                self.cache.pack_gradients(sent, FROM_CACHE, out)
+            job.num_bytes.update(sent.crossing_bytes)
         return self.swap(sent, received, out)
 
     def swap(self, sent: Parcels, received: Parcels, out: Bytes) -> Bytes:
@@ -160,41 +194,35 @@ class Mover:
             self._under_way.popleft().wait_sent()
         return arrived
 
-    def _take_in(self, received: Parcels, arrived: Bytes) -> None:
-        stored = to_home(received)
+    def _take_in(
+        self, where: Whereabouts, received: Parcels, arrived: Bytes, done: npt.NDArray[np.uint8]
+    ) -> None:
+        """Put away what came, but for gradients that are done; records for the cache wait."""
         if self.home is not None:
-            self.home.unpack(received, stored, arrived)
+            where.unpack(received, TO_HOME, arrived, to=where.home)
+            if received.has_others:
+                self.home.unpack_records(received, TO_HOME, arrived, others=True)
+        if received.has_gradients:
+            for memory, kinds in ((self.home, TO_HOME), (self.cache, TO_CACHE)):
+                if memory is not None:
+                    memory.unpack_gradients(received, kinds, arrived, done)
         if self.cache is not None:
-            gradients = ~stored & ((received.payload & int(Payload.GRADIENT)) != 0)
-            self.cache.unpack(received, gradients, arrived)
-            records = ~stored & ~gradients
-            if records.any():
-                self._arrivals.append((received, records, arrived))
+            self._arrivals.append((received, arrived))
 
-    def _change_cache(self, plan: Plan, cache: RowMemory) -> None:
-        """Let evicted rows go, and in what came and what is trained for the first time."""
-        evicted = plan.evicted_from == self.rank
-        cache.remove(plan.evicted_tables[evicted], plan.evicted_keys[evicted])
-        for received, records, arrived in self._arrivals:
-            cache.unpack(received, records, arrived)
+    def _look_up(self, job: Job) -> None:
+        if job.where is None:
+            job.where = Whereabouts(job.plan, job.turns.needed, self.rank, self.cache, self.home)
+        job.where.look_up()
+
+    def _change_cache(self, job: Job, cache: RowMemory) -> None:
+        """Let evicted rows go, and those in that came or are trained for the first time."""
+        plan, where = job.plan, job.where
+        assert where is not None
+        if len(plan.evicted_keys):
+            evicted = plan.evicted_from == self.rank
+            cache.remove(plan.evicted_tables[evicted], plan.evicted_keys[evicted])
+        where.arrive(self._arrivals)
         self._arrivals.clear()
-        mask = np.uint64(1) << np.uint64(self.rank)
-        mine = (plan.trainers & mask) != 0
-        fresh = (plan.states == State.FRESH) & mine
-        cache.make(plan.tables[fresh], plan.keys[fresh])
-
-
-def _count(job: Job, sent: Parcels, rank: int) -> None:
-    """Add up bytes by kind and peer; what stays on this rank is not counted."""
-    ends = np.append(sent.offsets[1:], sent.num_bytes)
-    lengths = (ends - sent.offsets).astype(np.float64)
-    first = 0
-    for peer, part in sent.messages.items():
-        last = int(np.searchsorted(sent.offsets, part.stop))
-        if peer != rank:
-            of_kinds = np.bincount(sent.kind[first:last], lengths[first:last]).tolist()
-            job.num_bytes.update({(kind, peer): int(size) for kind, size in enumerate(of_kinds) if size})
-        first = last
 
 
 @contextmanager

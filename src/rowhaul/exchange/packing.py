@@ -22,10 +22,12 @@ import numpy.typing as npt
 from rowhaul.data.samples import Samples
 from rowhaul.exchange.planner import PlannedBatch
 from rowhaul.schedule import ControlRecord, IdBatch, Moves, Plan, Steps
+from rowhaul.schedule.plan import LiveRows
 
 # What a planned batch is made of; anything else inside it is refused when it is packed.
 _CLASSES: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (PlannedBatch, Plan, Moves, Steps, IdBatch, ControlRecord, Samples)
+    kind.__name__: kind
+    for kind in (PlannedBatch, Plan, Moves, Steps, LiveRows, IdBatch, ControlRecord, Samples)
 }
 _PREFIX = struct.Struct("<8sQ")  # what the file is, and the length of the description that follows
 _MAGIC = b"rowhaul1"

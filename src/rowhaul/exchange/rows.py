@@ -15,20 +15,21 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import RowhaulError
+from rowhaul.exchange.kernels import pick_gradients, pick_records, pick_rows, rows_of_contributor
 from rowhaul.exchange.transport import Bytes
-from rowhaul.exchange.turns import DueSteps, Parcels
+from rowhaul.exchange.turns import DueSteps, Kinds, Parcels
 from rowhaul.optim import RowOptimizerRule
-from rowhaul.schedule.plan import Payload
 from rowhaul.schedule.sizes import RowSizes
 from rowhaul.store import TableGroup, TableSpec
 from rowhaul.store.kernels import add_records
-from rowhaul.store.keyed import Shelf, copy_in, copy_out, locate, locate_or_add, remove
+from rowhaul.store.keyed import Shelf, copy_in, copy_out, find_or_add, locate_or_add, remove
 
 Ints = npt.NDArray[np.int64]
 Rates = Callable[[int], float]
 """The learning rate of rows in an iteration, counted from 0; the same on every rank."""
 
-VALUES, STATE, GRADIENT = int(Payload.VALUES), int(Payload.STATE), int(Payload.GRADIENT)
+
+_ALL_ROWS = 2**31  # more than a plan can have
 
 
 class MissingRowError(RowhaulError):
@@ -84,6 +85,7 @@ class RowMemory:
         for table, spec in enumerate(layout.specs):
             self._group_of[table], self._position_of[table] = places[spec.name]
         self._shelves: dict[tuple[int, int], Shelf] = {}
+        self.num_removals = 0  # calls of `remove`: what was found before must be found again
 
     def by_group(self, tables: npt.NDArray[Any]) -> Iterator[tuple[int, Ints, Ints]]:
         """The places of rows whose records are together: group, places, position of each one's table."""
@@ -93,83 +95,86 @@ class RowMemory:
             if len(places):
                 yield number, places, self._position_of[tables[places]]
 
+    @property
+    def places(self) -> tuple[Ints, Ints]:
+        """By table: the group that its rows are in, and its position there."""
+        return self._group_of, self._position_of
+
     def place_of(self, table: int) -> tuple[int, int]:
         """The group that a table's rows are in, and the table's position there."""
         return int(self._group_of[table]), int(self._position_of[table])
 
-    def find(self, number: int, positions: Ints, keys: Ints) -> Ints:
-        """Where rows of a group are: there, or made where this memory makes rows."""
+    def find(self, number: int, keys: Ints, starts: Ints) -> Ints:
+        """Where rows of a group, given table by table, are: there, or made where this memory makes rows."""
         group = self.groups[number]
-        locations = locate(group, positions, keys)
-        absent = np.flatnonzero(locations < 0)
-        if not len(absent):
+        locations, num_absent = group.index.find(keys, starts)
+        if not num_absent.any():
             return locations
+        absent = np.flatnonzero(locations < 0)
+        positions = np.searchsorted(starts, absent, side="right") - 1
         if not self.makes_rows:
-            spec = group.tables[int(positions[absent[0]])]
             raise MissingRowError(
                 f"{len(absent)} rows are not in the cache where the plan has them, first key "
-                f"{int(keys[absent[0]])} of table {spec.name!r}; please report this"
+                f"{keys[absent[0]]} of table {group.tables[int(positions[0])].name!r}; please report this"
             )
-        distinct = np.unique(np.stack([positions[absent], keys[absent]]), axis=1)
+        distinct = np.unique(np.stack([positions, keys[absent]]), axis=1)  # several workers may ask for one
         group.make_fresh(np.ascontiguousarray(distinct[0]), np.ascontiguousarray(distinct[1]))
-        return locate(group, positions, keys)
+        return group.index.find(keys, starts)[0]
 
-    def pack(
-        self,
-        parcels: Parcels,
-        chosen: npt.NDArray[np.bool_],
-        worker: int,
-        out: Bytes,
-        *,
-        keep: bool = False,
-    ) -> None:
-        """Write the chosen payloads into the buffer.
+    def pack_records(self, parcels: Parcels, kinds: Kinds, out: Bytes, *, others: bool = False) -> None:
+        """Write the records among the payloads of some kinds into the buffer.
 
-        Gradients, which are those of ``worker``, leave their shelf unless they are to be kept.
+        With ``others`` only those of rows that are none of the batch: see `Whereabouts` for the rest.
         """
-        chosen_places = np.flatnonzero(chosen)
-        for number, some, positions in self.by_group(parcels.table[chosen_places]):
-            places = chosen_places[some]
-            keys, offsets = parcels.key[places], parcels.offsets[places]
-            lengths = self._record_lengths(number, parcels.payload[places])
-            has_record = np.flatnonzero(lengths)
-            if len(has_record):
-                locations = self.find(number, positions[has_record], keys[has_record])
-                copy_out(self.groups[number], locations, lengths[has_record], offsets[has_record], out)
-            has_gradient = np.flatnonzero(parcels.payload[places] & GRADIENT)
-            if len(has_gradient):
-                rows = positions[has_gradient], keys[has_gradient]
-                self._take_gradients(number, *rows, worker, (offsets + lengths)[has_gradient], out, keep)
+        for number, group in enumerate(self.groups):
+            keys, starts, lengths, offsets = self._records_among(number, parcels, kinds, others)
+            if len(keys):
+                copy_out(group, self.find(number, keys, starts), lengths, offsets, out)
 
-    def unpack(self, parcels: Parcels, chosen: npt.NDArray[np.bool_], given: Bytes) -> None:
-        """Take in the chosen payloads: records replace those held, gradients wait by worker."""
-        chosen_places = np.flatnonzero(chosen)
-        for number, some, positions in self.by_group(parcels.table[chosen_places]):
-            places = chosen_places[some]
-            keys, offsets, payload = parcels.key[places], parcels.offsets[places], parcels.payload[places]
-            lengths = self._record_lengths(number, payload)
-            has_record = np.flatnonzero(lengths)
-            if len(has_record):
-                group = self.groups[number]
-                locations, _ = locate_or_add(group, positions[has_record], keys[has_record])
-                copy_in(group, locations, lengths[has_record], offsets[has_record], given)
-            gradient = (payload & GRADIENT) != 0
-            for worker in np.unique(parcels.source[places][gradient]).tolist():
-                here = np.flatnonzero(gradient & (parcels.source[places] == worker))
+    def pack_gradients(self, parcels: Parcels, kinds: Kinds, out: Bytes, *, keep: bool = False) -> None:
+        """Write gradients, which are the sender's, into the buffer; they leave their shelf unless kept."""
+        for number in range(len(self.groups)):
+            nothing = np.zeros(len(parcels), np.uint8)
+            for worker, keys, starts, offsets in self._gradients_among(number, parcels, kinds, nothing):
                 shelf = self.shelf(worker, number)
-                locations, _ = locate_or_add(shelf, positions[here], keys[here])
-                width = np.full(len(here), shelf.arena.record_bytes)
-                copy_in(shelf, locations, width, (offsets + lengths)[here], given)
+                locations = self.take_from_shelf(worker, number, keys, starts, keep=keep)
+                copy_out(shelf, locations, np.full(len(keys), shelf.arena.record_bytes), offsets, out)
+                if not keep:
+                    shelf.arena.release(locations)
+
+    def unpack_records(self, parcels: Parcels, kinds: Kinds, given: Bytes, *, others: bool = False) -> None:
+        """Take in the records among the payloads of some kinds; see `pack_records`."""
+        for number, group in enumerate(self.groups):
+            keys, starts, lengths, offsets = self._records_among(number, parcels, kinds, others)
+            if len(keys):
+                locations, _ = find_or_add(group, keys, starts)
+                copy_in(group, locations, lengths, offsets, given)
+
+    def unpack_gradients(
+        self, parcels: Parcels, kinds: Kinds, given: Bytes, done: npt.NDArray[np.uint8] | None = None
+    ) -> None:
+        """Let the gradients among the payloads of some kinds wait by worker, but for those that are done."""
+        done = np.zeros(len(parcels), np.uint8) if done is None else done
+        for number in range(len(self.groups)):
+            for worker, keys, starts, offsets in self._gradients_among(number, parcels, kinds, done):
+                shelf = self.shelf(worker, number)
+                locations, _ = find_or_add(shelf, keys, starts)
+                copy_in(shelf, locations, np.full(len(keys), shelf.arena.record_bytes), offsets, given)
 
     def step(self, steps: DueSteps, rates: Rates, iteration: int | None = None) -> None:
         """Sum the gradients of each row in rank order and apply one optimizer step.
 
         The learning rate is that of the iteration that the gradients are from, or of ``iteration``.
         """
-        for number, places, positions in self.by_group(steps.table):
-            group, keys = self.groups[number], steps.key[places]
-            locations = self.find(number, positions, keys)
-            sums = self._summed(number, positions, keys, steps.contributors[places])
+        for number, group in enumerate(self.groups):
+            places, starts = pick_rows(
+                steps.table, self._group_of, self._position_of, number, len(group.tables)
+            )
+            if not len(places):
+                continue
+            keys = steps.key[places]
+            locations = self.find(number, keys, starts)
+            sums = self._summed(number, keys, starts, steps.contributors[places])
             trained = steps.trained[places] if iteration is None else np.full(len(places), iteration)
             self.apply(group, locations, sums, trained, rates)
 
@@ -217,7 +222,30 @@ class RowMemory:
     def remove(self, tables: npt.NDArray[Any], keys: Ints) -> None:
         """Forget records."""
         for number, places, positions in self.by_group(tables):
-            remove(self.groups[number], positions, keys[places])
+            self.remove_of_group(number, positions, keys[places])
+
+    def forget(self, tables: npt.NDArray[Any], keys: Ints) -> None:
+        """Hold nothing any more of rows: neither records nor gradients that wait, wherever there are any."""
+        self.num_removals += 1
+        for number, places, positions in self.by_group(tables):
+            some = keys[places]
+            held = np.flatnonzero(self.groups[number].index.find_each(positions, some) >= 0)
+            self.remove_of_group(number, positions[held], some[held])
+            for shelf in (shelf for (_, group), shelf in self._shelves.items() if group == number):
+                waiting = np.flatnonzero(shelf.index.find_each(positions, some) >= 0)
+                remove(shelf, positions[waiting], some[waiting])
+
+    def clear(self) -> None:
+        """Forget every record, and give the memory back; no gradient may wait."""
+        self.num_removals += 1
+        for group in self.groups:
+            group.clear()
+        self._shelves.clear()
+
+    def remove_of_group(self, number: int, positions: Ints, keys: Ints) -> None:
+        """Forget records of a group."""
+        self.num_removals += 1
+        remove(self.groups[number], positions, keys)
 
     def make(self, tables: npt.NDArray[Any], keys: Ints) -> None:
         """Have rows that may never have been trained; new ones get their first values."""
@@ -236,43 +264,64 @@ class RowMemory:
         """Gradients that wait here."""
         return sum(int(shelf.index.num_keys.sum()) for shelf in self._shelves.values())
 
-    def _record_lengths(self, number: int, payload: npt.NDArray[np.uint8]) -> Ints:
+    def _records_among(
+        self, number: int, parcels: Parcels, kinds: Kinds, others: bool
+    ) -> tuple[Ints, Ints, Ints, Ints]:
+        """The records of a group among payloads: keys table by table, starts, lengths and offsets."""
         group = self.groups[number]
-        values = group.dim * group.dtype.itemsize
-        lengths = np.where(payload & STATE, group.arena.record_bytes, values)
-        return np.where(payload & VALUES, lengths, 0)
+        found: tuple[Ints, Ints, Ints, Ints] = pick_records(
+            parcels.kind, parcels.payload, parcels.table, parcels.key, parcels.row, parcels.offsets, kinds,
+            0 if others else _ALL_ROWS, self._group_of, self._position_of, number, len(group.tables),
+            group.dim * group.dtype.itemsize, group.arena.record_bytes,
+        )  # fmt: skip
+        return found
 
-    def _take_gradients(
-        self, number: int, positions: Ints, keys: Ints, worker: int, offsets: Ints, out: Bytes, keep: bool
-    ) -> None:
-        shelf = self.shelf(worker, number)
-        locations = self._on_shelf(shelf, number, positions, keys)
-        copy_out(shelf, locations, np.full(len(keys), shelf.arena.record_bytes), offsets, out)
-        if not keep:
-            remove(shelf, positions, keys)
+    def _gradients_among(
+        self, number: int, parcels: Parcels, kinds: Kinds, done: npt.NDArray[np.uint8]
+    ) -> Iterator[tuple[int, Ints, Ints, Ints]]:
+        """The gradients of a group among payloads: by worker, keys table by table, starts and offsets."""
+        group = self.groups[number]
+        keys, starts, offsets = pick_gradients(
+            parcels.kind, parcels.payload, parcels.table, parcels.key, parcels.source, parcels.offsets, kinds,
+            done, self._group_of, self._position_of, number, len(group.tables),
+            group.dim * group.dtype.itemsize, group.arena.record_bytes,
+        )  # fmt: skip
+        for worker in range(len(starts)):
+            first, last = starts[worker, [0, -1]].tolist()
+            if first < last:
+                yield worker, keys[first:last], starts[worker] - first, offsets[first:last]
 
     def _summed(
-        self, number: int, positions: Ints, keys: Ints, contributors: npt.NDArray[np.uint64]
+        self, number: int, keys: Ints, starts: Ints, contributors: npt.NDArray[np.uint64]
     ) -> npt.NDArray[Any]:
         """The gradients of rows, added up from worker 0 on; they leave their shelves."""
         group = self.groups[number]
         sums = np.zeros((len(keys), group.dim), group.dtype)
         everyone = int(np.bitwise_or.reduce(contributors)) if len(contributors) else 0
         for worker in (j for j in range(everyone.bit_length()) if everyone >> j & 1):
-            rows = np.flatnonzero((contributors >> np.uint64(worker)) & np.uint64(1))
+            places, some, begins = rows_of_contributor(contributors, keys, starts, worker)
             shelf = self.shelf(worker, number)
-            locations = self._on_shelf(shelf, number, positions[rows], keys[rows])
-            add_records(shelf.arena.addresses, shelf.arena.shift, locations, rows, sums)
-            remove(shelf, positions[rows], keys[rows])
+            locations = self.take_from_shelf(worker, number, some, begins)
+            add_records(shelf.arena.addresses, shelf.arena.shift, locations, places, sums)
+            shelf.arena.release(locations)
         return sums
 
-    def _on_shelf(self, shelf: Shelf, number: int, positions: Ints, keys: Ints) -> Ints:
-        locations = locate(shelf, positions, keys)
-        absent = np.flatnonzero(locations < 0)
-        if len(absent):
-            spec = self.groups[number].tables[int(positions[absent[0]])]
+    def take_from_shelf(
+        self, worker: int, number: int, keys: Ints, starts: Ints, *, keep: bool = False
+    ) -> Ints:
+        """Where gradients are; unless they are kept they are forgotten, their records not yet released."""
+        shelf = self.shelf(worker, number)
+        if not keep:
+            try:
+                return shelf.index.delete(keys, starts)
+            except KeyError:
+                pass  # nothing was deleted; what is missing is told below
+        locations, num_absent = shelf.index.find(keys, starts)
+        if num_absent.any():
+            absent = np.flatnonzero(locations < 0)
+            table = self.groups[number].tables[int(np.searchsorted(starts, absent[0], side="right")) - 1]
             raise MissingRowError(
                 f"{len(absent)} gradients are not where the plan has them, first of key "
-                f"{int(keys[absent[0]])} of table {spec.name!r}; please report this"
+                f"{int(keys[absent[0]])} of table {table.name!r}; please report this"
             )
         return locations

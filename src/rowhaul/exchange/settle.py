@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from rowhaul.exchange.mover import Mover
 from rowhaul.exchange.rows import Rates, RowMemory
-from rowhaul.exchange.turns import Turn, TurnsOfRank, from_home, to_home
+from rowhaul.exchange.turns import FROM_CACHE, TO_HOME, Turn, TurnsOfRank
 from rowhaul.schedule.directory.states import State
 from rowhaul.schedule.plan import Kind, Moves, Payload, Plan, Steps
 from rowhaul.schedule.sizes import RowSizes
@@ -105,7 +105,8 @@ def settle(mover: Mover, plan: Plan, rates: Rates) -> RowMemory | None:
     sent, received = turns.sent(Turn.LATE_FIRST), turns.received(Turn.LATE_FIRST)
     out = np.empty(sent.num_bytes, np.uint8)
     if mover.cache is not None and len(sent):
-        mover.cache.pack(sent, ~from_home(sent), mover.rank, out, keep=True)
+        mover.cache.pack_records(sent, FROM_CACHE, out)
+        mover.cache.pack_gradients(sent, FROM_CACHE, out, keep=True)
     arrived = mover.swap(sent, received, out)
     if mover.home is None:
         return None
@@ -113,7 +114,8 @@ def settle(mover: Mover, plan: Plan, rates: Rates) -> RowMemory | None:
     steps = turns.steps(Turn.LATE_FIRST, by_peer=False)
     _copy_for_steps(mover.home, settled, steps.table, steps.key, steps.contributors)
     if len(received):
-        settled.unpack(received, to_home(received), arrived)
+        settled.unpack_records(received, TO_HOME, arrived)
+        settled.unpack_gradients(received, TO_HOME, arrived)
     settled.step(steps, rates)
     return settled
 

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from rowhaul.errors import ClusterError
 from rowhaul.exchange.error_report import read_report, write_report
@@ -88,10 +89,10 @@ class PlanServer:
             self._stop_listening()
 
     def send(self, planned: PlannedBatch) -> None:
-        """Send a plan to all subscribers."""
+        """Send a plan to all subscribers, without the ids by sample: they have them in the samples."""
         if not self._sockets:
             return
-        file, size = pack(planned)
+        file, size = pack(replace(planned, plan=replace(planned.plan, ids=None)))
         try:
             self._tell_all(_FRAME.pack(_PLAN, size), [file])
         finally:

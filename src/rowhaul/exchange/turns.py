@@ -12,11 +12,33 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.exchange.kernels import sort_out
-from rowhaul.schedule.plan import Kind, Moves, Payload, Plan, Steps
+from rowhaul.exchange.kernels import index_rows, mark_needed, rows_of_plan, sort_out, sort_steps
+from rowhaul.schedule.plan import Kind, Moves, Payload, Plan
 from rowhaul.schedule.turns import Turn, Turns, turns_of
 
-__all__ = ["DueSteps", "Parcels", "Turn", "TurnsOfRank", "from_home", "pushed_rows", "to_home"]
+__all__ = [
+    "FROM_CACHE",
+    "FROM_HOME",
+    "TO_CACHE",
+    "TO_HOME",
+    "DueSteps",
+    "Kinds",
+    "Parcels",
+    "Turn",
+    "TurnsOfRank",
+    "pushed_rows",
+]
+
+Slots = npt.NDArray[np.int32]
+Kinds = npt.NDArray[np.bool_]  # by `Kind`: whether it is one of them
+
+
+def _kinds(*chosen: Kind) -> Kinds:
+    return np.array([kind in chosen for kind in Kind])
+
+
+FROM_HOME, FROM_CACHE = _kinds(Kind.MISS_PULL), ~_kinds(Kind.MISS_PULL)
+TO_HOME, TO_CACHE = _kinds(Kind.UPDATE_PUSH, Kind.EVICT_PUSH), ~_kinds(Kind.UPDATE_PUSH, Kind.EVICT_PUSH)
 
 
 @dataclass(frozen=True)
@@ -28,9 +50,13 @@ class Parcels:
     table: npt.NDArray[np.int32]
     key: npt.NDArray[np.int64]
     source: npt.NDArray[np.int16]
+    row: npt.NDArray[np.int32]  # place among the rows of the plan; -1 where it is none of the batch
     offsets: npt.NDArray[np.int64]  # where each begins in the buffer of the turn
     num_bytes: int  # of all
     messages: dict[int, slice]  # the part of the buffer that each peer has
+    crossing_bytes: dict[tuple[int, int], int]  # by kind and peer; what stays on the rank is not counted
+    has_gradients: bool
+    has_others: bool  # than rows of the batch
 
     def __len__(self) -> int:
         return len(self.key)
@@ -44,19 +70,51 @@ class DueSteps:
     key: npt.NDArray[np.int64]
     contributors: npt.NDArray[np.uint64]
     trained: npt.NDArray[np.int32]
+    row: npt.NDArray[np.int32]  # as of parcels
 
     def __len__(self) -> int:
         return len(self.key)
+
+    def some(self, part: slice | npt.NDArray[np.int64]) -> DueSteps:
+        """A part of them."""
+        return DueSteps(
+            self.table[part], self.key[part], self.contributors[part], self.trained[part], self.row[part]
+        )
+
+    def apart(self) -> tuple[DueSteps, DueSteps]:
+        """Those on rows of the batch, and those on others, whose last gradient came with an eviction."""
+        if not len(self) or self.row.min() >= 0:
+            return self, NO_DUE_STEPS
+        return self.some(np.flatnonzero(self.row >= 0)), self.some(np.flatnonzero(self.row < 0))
 
 
 class TurnsOfRank:
     """One plan, seen from one rank."""
 
     def __init__(self, plan: Plan, rank: int) -> None:
-        turns = turns_of(plan)
-        self._sent = _by_turn(plan, turns, rank, sends=True)
-        self._received = _by_turn(plan, turns, rank, sends=False)
-        self._steps = _steps_of_rank(plan, turns, rank)
+        turns, slots = turns_of(plan), index_rows(plan.tables, plan.keys)
+        within = plan.local_moves if plan.local_moves is not None else _NO_MOVES
+        parts = (
+            *_columns(plan, slots, plan.moves, turns.moves, rank),
+            *_columns(plan, slots, within, turns.local_moves, rank),
+        )
+        num_ranks = 1 + max(
+            rank, int(plan.moves.source.max(initial=0)), int(plan.moves.target.max(initial=0))
+        )
+        sent = sort_out(*parts, rank, num_ranks, len(Kind), len(Turn), True)
+        received = sort_out(*parts, rank, num_ranks, len(Kind), len(Turn), False)
+        self._sent, self._received = _by_turn(sent, rank), _by_turn(received, rank)
+        steps, starts, by_peer = _steps_of_rank(plan, slots, turns, rank)
+        self._steps = {
+            (turn, peer): steps.some(slice(*starts[2 * turn + peer : 2 * turn + peer + 2]))
+            for turn in Turn
+            for peer in (False, True)
+            if starts[2 * turn + peer] < starts[2 * turn + peer + 1]
+        }
+        mask = np.uint64(1 << rank if rank < plan.num_workers else 0)
+        self.needed: npt.NDArray[np.uint8] = mark_needed(
+            plan.trainers, mask, sent[0][0], sent[0][5], received[0][0], received[0][5], steps.row, by_peer
+        )  # by row of the plan: 1, its record in this rank's cache; 2, that of its home; or both
 
     def sent(self, turn: Turn) -> Parcels:
         """What this rank sends; to itself, too, where it both stores and trains."""
@@ -71,112 +129,103 @@ class TurnsOfRank:
         return self._steps.get((turn, by_peer), NO_DUE_STEPS)
 
 
-def _by_turn(plan: Plan, turns: Turns, rank: int, *, sends: bool) -> list[Parcels]:
-    """What a rank sends or receives in each turn; what stays on it comes last."""
-    between = _sorted_out(plan.moves, turns.moves, rank, sends)
-    if plan.local_moves is None or not len(plan.local_moves):
-        return between
-    within = _sorted_out(plan.local_moves, turns.local_moves, rank, sends)
-    return [_joined(first, last) for first, last in zip(between, within, strict=True)]
-
-
-def _sorted_out(moves: Moves, turns: npt.NDArray[np.int64], rank: int, sends: bool) -> list[Parcels]:
-    num_ranks = 1 + max(int(moves.source.max(initial=0)), int(moves.target.max(initial=0)))
-    kind, payload, table, key, source, offsets, per_turn, ends = sort_out(
-        moves.kind, moves.payload, moves.table, moves.key, moves.source, moves.target, moves.num_bytes,
-        turns, rank, num_ranks, len(Turn), sends,
+def _columns(
+    plan: Plan, slots: Slots, moves: Moves, turns: npt.NDArray[np.int64], rank: int
+) -> tuple[npt.NDArray[Any], ...]:
+    rows = rows_of_plan(
+        slots, plan.tables, plan.keys, moves.source, moves.target, rank, moves.table, moves.key
+    )
+    return (
+        moves.kind, moves.payload, moves.table, moves.key, moves.source, moves.target, moves.num_bytes, turns,
+        rows,
     )  # fmt: skip
+
+
+def _by_turn(sorted_out: Any, rank: int) -> list[Parcels]:
+    """What a rank sends or receives in each turn; what stays on it comes last."""
+    columns, offsets, counts, begins, ends, kind_bytes = sorted_out
     found, first = [], 0
-    for count, ends_of_turn in zip(per_turn.tolist(), ends.tolist(), strict=True):
-        part = slice(first, first + count)
-        messages, begin = {}, 0
-        for peer, end in enumerate(ends_of_turn):
-            if end:
-                messages[peer], begin = slice(begin, end), end
+    for turn in range(len(Turn)):
+        peers = np.flatnonzero(counts[turn]).tolist()
+        if not peers:
+            found.append(_NOTHING)
+            continue
+        last = first + int(counts[turn].sum())
+        part = slice(first, last)
+        kind, payload, table, key, source, row = (column[part] for column in columns)
         found.append(
             Parcels(
-                kind[part],
-                payload[part],
-                table[part],
-                key[part],
-                source[part],
-                offsets[part],
-                begin,
-                messages,
+                kind=kind,
+                payload=payload,
+                table=table,
+                key=key,
+                source=source,
+                row=row,
+                offsets=offsets[part],
+                num_bytes=int(ends[turn].max()),
+                messages={peer: slice(int(begins[turn, peer]), int(ends[turn, peer])) for peer in peers},
+                crossing_bytes={
+                    (kind_sent, peer): size
+                    for peer in peers
+                    if peer != rank
+                    for kind_sent, size in enumerate(kind_bytes[turn, peer].tolist())
+                    if size
+                },
+                has_gradients=bool((payload & int(Payload.GRADIENT)).any()),
+                has_others=bool(row.min() < 0),
             )
         )
-        first += count
+        first = last
     return found
 
 
-def _joined(first: Parcels, last: Parcels) -> Parcels:
-    """The parcels of one turn from two sources, in one buffer."""
-    if not len(last):
-        return first
-    names = ("kind", "payload", "table", "key", "source")
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(first, name), getattr(last, name)]) for name in names
-    }
-    offsets = np.concatenate([first.offsets, last.offsets + first.num_bytes])
-    moved = {
-        peer: slice(part.start + first.num_bytes, part.stop + first.num_bytes)
-        for peer, part in last.messages.items()
-    }
-    return Parcels(
-        **columns,
-        offsets=offsets,
-        num_bytes=first.num_bytes + last.num_bytes,
-        messages={**first.messages, **moved},
-    )
+def _steps_of_rank(
+    plan: Plan, slots: Slots, turns: Turns, rank: int
+) -> tuple[DueSteps, list[int], npt.NDArray[np.bool_]]:
+    """The steps that a rank takes, by turn and whether as a peer; where those begin; and the latter."""
+    steps = plan.steps
+    if steps is None or not len(steps):
+        return NO_DUE_STEPS, [0] * (2 * len(Turn) + 1), np.empty(0, np.bool_)
+    places, starts = sort_steps(steps.rank, turns.steps, turns.by_peer, rank, len(Turn))
+    rows = rows_of_plan(slots, plan.tables, plan.keys, steps.rank, steps.rank, rank, steps.table, steps.key)
+    columns = (steps.table, steps.key, steps.contributors, steps.trained, rows)
+    return DueSteps(*(column[places] for column in columns)), starts.tolist(), turns.by_peer[places]
 
 
-def _steps_of_rank(plan: Plan, turns: Turns, rank: int) -> dict[tuple[Turn, bool], DueSteps]:
-    steps = plan.steps if plan.steps is not None else _NO_STEPS
-    here = steps.rank == rank
-    found: dict[tuple[Turn, bool], DueSteps] = {}
-    if not here.any():
-        return found
-    for turn in Turn:
-        for peer in (False, True):
-            places = np.flatnonzero(here & (turns.steps == turn) & (turns.by_peer == peer))
-            found[turn, peer] = DueSteps(
-                steps.table[places], steps.key[places], steps.contributors[places], steps.trained[places]
-            )
-    return found
+def _empty(*kinds: Any) -> Any:
+    return [np.empty(0, kind) for kind in kinds]
 
 
-_NO_STEPS = Steps(
+_NO_MOVES = Moves(
+    *_empty(np.uint8, np.uint8, np.int32, np.int64, np.int16, np.int16, np.int64),
+    *_empty(np.int32, np.uint8, np.uint8),
+)
+_NOTHING = Parcels(
+    kind=np.empty(0, np.uint8),
+    payload=np.empty(0, np.uint8),
     table=np.empty(0, np.int32),
     key=np.empty(0, np.int64),
-    rank=np.empty(0, np.int16),
-    contributors=np.empty(0, np.uint64),
-    trained=np.empty(0, np.int32),
-    ready=np.empty(0, np.int32),
-    after=np.empty(0, np.uint8),
-    by_peer=np.empty(0, np.uint8),
+    source=np.empty(0, np.int16),
+    row=np.empty(0, np.int32),
+    offsets=np.empty(0, np.int64),
+    num_bytes=0,
+    messages={},
+    crossing_bytes={},
+    has_gradients=False,
+    has_others=False,
 )
-
-
-NO_DUE_STEPS = DueSteps(_NO_STEPS.table, _NO_STEPS.key, _NO_STEPS.contributors, _NO_STEPS.trained)
+NO_DUE_STEPS = DueSteps(*_empty(np.int32, np.int64, np.uint64, np.int32, np.int32))
 
 
 def pushed_rows(parcels: Parcels) -> DueSteps:
     """Bounded staleness: every row that gradients came for in a turn is stepped once, by their sum."""
     chosen = np.flatnonzero((parcels.payload & int(Payload.GRADIENT)) != 0)
-    rows = np.stack([parcels.table[chosen].astype(np.int64), parcels.key[chosen]])
-    distinct, where = np.unique(rows, axis=1, return_inverse=True)
+    pairs = np.stack([parcels.table[chosen].astype(np.int64), parcels.key[chosen]])
+    distinct, where = np.unique(pairs, axis=1, return_inverse=True)
     contributors = np.zeros(distinct.shape[1], np.uint64)
     bits = np.uint64(1) << parcels.source[chosen].astype(np.uint64)
     np.bitwise_or.at(contributors, where.reshape(-1), bits)
     nothing = np.zeros(distinct.shape[1], np.int32)
-    return DueSteps(distinct[0].astype(np.int32), np.ascontiguousarray(distinct[1]), contributors, nothing)
-
-
-def to_home(parcels: Parcels) -> npt.NDArray[np.bool_]:
-    """Which payloads go to a home store; the others go to a worker's cache."""
-    return np.asarray((parcels.kind == Kind.UPDATE_PUSH) | (parcels.kind == Kind.EVICT_PUSH))
-
-
-def from_home(parcels: Parcels) -> npt.NDArray[np.bool_]:
-    """Which payloads come from a home store; the others come from a worker's cache."""
-    return np.asarray(parcels.kind == Kind.MISS_PULL)
+    rows = np.full(distinct.shape[1], -1, np.int32)  # of this no plan tells
+    keys = np.ascontiguousarray(distinct[1])
+    return DueSteps(distinct[0].astype(np.int32), keys, contributors, nothing, rows)

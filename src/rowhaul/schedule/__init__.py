@@ -8,6 +8,7 @@ from rowhaul.schedule.control import ControlRecord
 from rowhaul.schedule.directory import State
 from rowhaul.schedule.dispatch import make_dispatcher
 from rowhaul.schedule.dispatch.task import Dispatcher, DispatchTask
+from rowhaul.schedule.lifetimes import Lifetimes, RowPolicy
 from rowhaul.schedule.plan import Kind, Moves, Payload, Plan, Steps
 from rowhaul.schedule.scheduler import Scheduler
 from rowhaul.schedule.settings import CacheSettings, HotRows, ScheduleSettings
@@ -23,9 +24,11 @@ __all__ = [
     "HotRows",
     "IdBatch",
     "Kind",
+    "Lifetimes",
     "Moves",
     "Payload",
     "Plan",
+    "RowPolicy",
     "RowSizes",
     "ScheduleSettings",
     "Scheduler",

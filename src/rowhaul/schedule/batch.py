@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from rowhaul.errors import DataError
 from rowhaul.schedule.digest import digest
-from rowhaul.schedule.kernels import to_sample_major
+from rowhaul.schedule.kernels import least_and_sum, to_sample_major
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,14 @@ class IdBatch:
                 f"lengths must be features x samples, with {len(feature_tables)} features; "
                 f"got {lengths.shape}"
             )
-        if lengths.size and lengths.min() < 0:
-            raise DataError(f"lengths must not be negative; got {int(lengths.min())}")
-        if lengths.sum() != len(values):
-            raise DataError(f"lengths add up to {int(lengths.sum())}, but there are {len(values)} ids")
-        return cls(
-            *to_sample_major(
-                np.asarray(feature_tables, np.int32),
-                np.asarray(values, np.int64),
-                np.asarray(lengths, np.int32),
-            )
-        )
+        lengths = np.asarray(lengths, np.int32)
+        least, total = least_and_sum(lengths)
+        if least < 0:
+            raise DataError(f"lengths must not be negative; got {least}")
+        if total != len(values):
+            raise DataError(f"lengths add up to {total}, but there are {len(values)} ids")
+        made = object.__new__(cls)  # past its checks: what follows has passed them
+        turned = to_sample_major(np.asarray(feature_tables, np.int32), np.asarray(values, np.int64), lengths)
+        for name, array in zip(("offsets", "tables", "keys"), turned, strict=True):
+            object.__setattr__(made, name, array)
+        return made

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from rowhaul.schedule.digest import digest
 from rowhaul.schedule.dispatch import make_dispatcher, text_of
 from rowhaul.schedule.dispatch.task import Dispatcher
+from rowhaul.schedule.lifetimes.policy import RowPolicy
 
 LONGEST = 80  # characters; what is longer is cut and told apart by a hash
 
@@ -29,6 +30,12 @@ def rows_text(tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> str
     return (
         f"{new.sum()} rows, hash {digest('', (tables[new], keys[new])).hex()[:16]}" if len(keys) else "none"
     )
+
+
+def policies_text(policies: Sequence[RowPolicy]) -> str:
+    """The policies of all tables, in order, each with how often it follows itself."""
+    runs = [(text, len(list(run))) for text, run in groupby(policy.text() for policy in policies)]
+    return shortened("; ".join(f"{text} x{times}" if times > 1 else text for text, times in runs))
 
 
 def dispatcher_text(dispatcher: str | Dispatcher) -> str:

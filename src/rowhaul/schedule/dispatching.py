@@ -12,7 +12,7 @@ from rowhaul.schedule.dispatch.task import DispatchTask
 from rowhaul.schedule.in_force import InForce
 from rowhaul.schedule.masks import trainers_of
 from rowhaul.schedule.settings import ScheduleSettings
-from rowhaul.schedule.tasks import TaskBuilder
+from rowhaul.schedule.tasks import TaskBuilder, blind_task
 
 SEEDS = 1 << 62  # kernels take a seed as a signed 64-bit integer
 
@@ -59,6 +59,8 @@ class Dispatching:
     def _task(self, batch: LocatedBatch) -> DispatchTask:
         capacities = apportion(batch.num_samples, self._in_force.shares)
         seed = (self._settings.seed * 0x9E3779B1 + batch.number) % SEEDS
+        if self._in_force.blind:
+            return blind_task(batch, self._in_force.prices, capacities, seed)
         return self._tasks.build(self._directory, batch, self._in_force.prices, capacities, seed)
 
     def _task_after(

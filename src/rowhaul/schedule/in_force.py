@@ -8,7 +8,7 @@ import numpy.typing as npt
 from rowhaul.errors import CheckpointError
 from rowhaul.schedule.control import ControlLog, ControlRecord, Value
 from rowhaul.schedule.dispatch import make_dispatcher, text_of, with_settings
-from rowhaul.schedule.dispatch.task import Dispatcher, Learns, LooksAhead
+from rowhaul.schedule.dispatch.task import Dispatcher, Learns, LooksAhead, is_blind
 from rowhaul.schedule.saved import Arrays, Saved, text_array
 from rowhaul.schedule.settings import ScheduleSettings, check_prices, check_shares
 
@@ -19,6 +19,7 @@ class InForce:
     dispatcher: Dispatcher
     learner: Learns | None  # the dispatcher, if it learns
     far_sighted: LooksAhead | None  # the dispatcher, if it looks ahead
+    blind: bool  # whether the dispatcher need not know where rows are
 
     def __init__(self, settings: ScheduleSettings) -> None:
         self._num_workers = settings.topology.num_workers
@@ -34,6 +35,7 @@ class InForce:
         self.dispatcher = dispatcher
         self.learner = dispatcher if isinstance(dispatcher, Learns) else None
         self.far_sighted = dispatcher if isinstance(dispatcher, LooksAhead) else None
+        self.blind = is_blind(dispatcher)
 
     def post(self, name: str, value: Value, *, next_iteration: int) -> ControlRecord:
         """Decide a record after the last plan; see `ControlLog`."""

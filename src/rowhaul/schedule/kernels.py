@@ -6,6 +6,19 @@ import numpy as np
 
 from rowhaul._kernels import kernel
 
+TURNED_AT_ONCE = 64  # samples: what is written of them stays in the fastest memory
+
+
+@kernel
+def least_and_sum(lengths):
+    """The least of all numbers, at most 0, and their sum."""
+    least, total = np.int32(0), np.int64(0)
+    for f in range(lengths.shape[0]):
+        for i in range(lengths.shape[1]):
+            least = min(least, lengths[f, i])
+            total += lengths[f, i]
+    return least, total
+
 
 @kernel
 def to_sample_major(feature_tables, values, lengths):
@@ -17,21 +30,33 @@ def to_sample_major(feature_tables, values, lengths):
             offsets[i + 1] += lengths[f, i]
     for i in range(num_samples):
         offsets[i + 1] += offsets[i]
-    tables = np.empty(len(values), np.int32)
-    keys = np.empty(len(values), np.int64)
-    cursor = offsets[:-1].copy()
-    at = 0
-    for f in range(num_features):
-        table = feature_tables[f]
+    reading = np.zeros(num_features, np.int64)  # features: the next id
+    for f in range(1, num_features):
+        reading[f] = reading[f - 1]
         for i in range(num_samples):
-            place = cursor[i]
-            for _ in range(lengths[f, i]):
-                tables[place] = table
-                keys[place] = values[at]
-                place += 1
-                at += 1
-            cursor[i] = place
-    return offsets, tables, keys
+            reading[f] += lengths[f - 1, i]
+    num_ids = len(values)
+    tables = np.empty(num_ids + 1, np.int32)  # one more: what is written there counts for nothing
+    keys = np.empty(num_ids + 1, np.int64)
+    writing = offsets[:-1].copy()
+    for first in range(0, num_samples, TURNED_AT_ONCE):
+        end = min(first + TURNED_AT_ONCE, num_samples)
+        for f in range(num_features):
+            table, at = feature_tables[f], reading[f]
+            for i in range(first, end):
+                place, length = writing[i], np.int64(lengths[f, i])
+                writing[i] = place + length
+                if length > 1:
+                    for n in range(length):
+                        tables[place + n] = table
+                        keys[place + n] = values[at + n]
+                else:  # without a branch: which ids are missing cannot be foreseen
+                    place = place if length == 1 else num_ids
+                    tables[place] = table
+                    keys[place] = values[min(at, num_ids - 1)] if num_ids > 0 else 0
+                at += length
+            reading[f] = at
+    return offsets, tables[:num_ids], keys[:num_ids]
 
 
 @kernel
@@ -44,17 +69,24 @@ def row_hash(table, key):
 
 
 @kernel
-def home_shard(table, key, num_shards):
-    """Which of the shards stores a row. High bits: the directory's index uses the low ones."""
+def home_shard(table, key, sharding):
+    """Which of the shards stores a row; ``sharding`` as of `Topology`.
+
+    High bits of the hash: the directory's index uses the low ones.
+    """
+    num_shards = sharding & 0xFFFF
     if num_shards == 1:
         return 0
+    others = sharding >> 16
+    if others > 0:
+        table = table // (others + 1)
     return np.int64((row_hash(table, key) >> np.uint64(32)) % np.uint64(num_shards))
 
 
 @kernel
-def home_shards(tables, keys, first_store, num_shards):
+def home_shards(tables, keys, first_store, sharding):
     """The ranks that store these rows."""
     homes = np.empty(len(keys), np.int16)
     for r in range(len(keys)):
-        homes[r] = first_store + home_shard(tables[r], keys[r], num_shards)
+        homes[r] = first_store + home_shard(tables[r], keys[r], sharding)
     return homes

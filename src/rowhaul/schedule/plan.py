@@ -83,6 +83,22 @@ class Steps:
 
 
 @dataclass(frozen=True)
+class LiveRows:
+    """Rows in chunks: those that a batch reads and that are kept track of, whatever chunks are there.
+
+    The plan's rows are chunks; who measures how useful they are goes by these.
+    """
+
+    tables: npt.NDArray[np.int32]  # of whole rows
+    keys: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int32]  # by which ranks tell each other of rows
+    accesses: npt.NDArray[np.int32]  # ids of the batch that name each
+    # Of all rows at once, for whoever saves them: which chunks there are, and how useful they have been.
+    present: npt.NDArray[np.bool_] | None = None  # rows x chunks
+    utilities: npt.NDArray[np.float32] | None = None  # rows x chunks
+
+
+@dataclass(frozen=True)
 class Plan:
     """One iteration, decided."""
 
@@ -107,6 +123,12 @@ class Plan:
     local_moves: Moves | None = None  # between the two halves of a rank that trains and stores: free
     steps: Steps | None = None
     ids: IdBatch | None = None  # what each sample names, in order
+    # Rows that nobody has any more once the iteration is over: whoever holds something of them drops it.
+    forgotten_tables: npt.NDArray[np.int32] | None = None
+    forgotten_keys: npt.NDArray[np.int64] | None = None
+    num_expired: int = 0  # the first of them; the others were over their table's limit
+    num_admitted: int = 0  # rows of the batch that are admitted with it
+    live: LiveRows | None = None  # where rows are in chunks
 
     def counts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Rows and bytes moved, kinds x workers, each counted at the worker that `Kind` says."""
@@ -118,12 +140,18 @@ class Plan:
         np.add.at(num_bytes, cell, moves.num_bytes)
         return rows.reshape(shape), num_bytes.reshape(shape)
 
+    @property
+    def num_forgotten(self) -> int:
+        """Rows that are forgotten after the iteration."""
+        return 0 if self.forgotten_keys is None else len(self.forgotten_keys)
+
     def digest(self) -> bytes:
         """A hash of the ids and of everything in the plan: ranks compare it before they act."""
         ids = self.ids.digest().hex() if self.ids else ""
         text = (
             f"{self.iteration},{self.num_workers},{self.all_reduce_rows},{self.all_reduce_bytes},{ids},"
-            f"{self.local_moves is None},{self.steps is None},{self.controls!r}"
+            f"{self.local_moves is None},{self.steps is None},{self.controls!r},"
+            f"{self.num_expired},{self.num_admitted}"
         )
         arrays: list[npt.NDArray[Any]] = [
             self.worker, self.tables, self.keys, self.trainers, self.states, self.lookups, self.hits,
@@ -132,4 +160,7 @@ class Plan:
         for part in (self.moves, self.local_moves, self.steps):
             if part is not None:
                 arrays += vars(part).values()
+        arrays += [one for one in (self.forgotten_tables, self.forgotten_keys) if one is not None]
+        if self.live is not None:
+            arrays += [one for one in vars(self.live).values() if one is not None]
         return digest(text, arrays)

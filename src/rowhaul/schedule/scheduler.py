@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,18 @@ from rowhaul.schedule.batch import IdBatch
 from rowhaul.schedule.caches import Caches
 from rowhaul.schedule.control import ControlRecord, Value
 from rowhaul.schedule.directory import Directory, LocatedBatch, State
+from rowhaul.schedule.directory.kernels import link_uses
 from rowhaul.schedule.dispatching import Dispatching
 from rowhaul.schedule.growing import extended
 from rowhaul.schedule.in_force import InForce
+from rowhaul.schedule.lifetimes import Forgotten, Lifetimes
 from rowhaul.schedule.masks import trainers_of
 from rowhaul.schedule.origin import check_origin, check_window, origin
 from rowhaul.schedule.plan import Plan
+from rowhaul.schedule.replication import NO_ROWS, Replacement, difference
+from rowhaul.schedule.row_states import row_states
 from rowhaul.schedule.saved import Arrays, Saved, named
-from rowhaul.schedule.settings import ScheduleSettings
+from rowhaul.schedule.settings import HotRows, ScheduleSettings
 from rowhaul.schedule.sync import Step, Wiring, make_exchange
 from rowhaul.schedule.sync.kernels import take_up
 
@@ -53,6 +58,7 @@ class Scheduler:
     def __init__(self, settings: ScheduleSettings, batches: Iterable[IdBatch]) -> None:
         self.settings = settings
         self.iteration = 0  # the next one to plan
+        self._first = 0  # the first one that it plans
         topology, sizes = settings.topology, settings.sizes
         self._source: Iterator[IdBatch] = iter(batches)
         self._exhausted = False
@@ -65,10 +71,9 @@ class Scheduler:
         self._wiring = Wiring(topology, sizes, settings.look_ahead)
         self._exchange = make_exchange(mode, self._wiring)
         self._slot_bytes: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # record bytes of each slot
-        self._directory = Directory(first_touch=settings.first_touch, admit_after=settings.admit_after)
+        self._lifetimes = Lifetimes(settings.row_policies)
+        self._directory = Directory(first_touch=settings.first_touch, lifetimes=self._lifetimes)
         self._dispatching = Dispatching(settings, self._directory, self._in_force)
-        if settings.hot is not None:
-            self._directory.pin(settings.hot.tables, settings.hot.keys, State.REPLICATED)
         self._caches = (
             Caches(
                 settings.cache.capacities(topology.num_workers), settings.cache.unit, settings.cache.policy
@@ -76,6 +81,9 @@ class Scheduler:
             if mode.caches_rows
             else None
         )
+        if settings.hot is not None:
+            pinned, _ = self._directory.pin(settings.hot.tables, settings.hot.keys, State.REPLICATED)
+            self._know(pinned)
 
     def fill(self) -> bool:
         """Read batches until the window is full; false when there is nothing left to plan.
@@ -108,10 +116,10 @@ class Scheduler:
         self._failed = True  # unless this one succeeds: half of an iteration may have been carried out
         controls = self._in_force.advance(self.iteration)
         batch = self._window.popleft()
-        self._directory.admit(batch)
+        num_admitted = self._directory.admit(batch)
         self._dispatching.learn(self.iteration, self._samples_planned)
         worker = self._dispatching.assign(batch, self._window[0] if self._window else None)
-        plan = self._carry_out(batch, worker, controls)
+        plan = self._carry_out(batch, worker, controls, num_admitted)
         self.iteration += 1
         self._samples_planned += batch.num_samples
         self._failed = False
@@ -126,40 +134,82 @@ class Scheduler:
         last one, where updates wait), -1 of all others. Rows not named are at home without a copy, or were
         never trained.
         """
-        placed = self._directory.placed_rows()
-        columns = ("table", "key", "state", "members", "settled", "base", "trained")
-        rows = {name: self._directory.slots[name][placed] for name in columns}
-        split = rows["state"] == State.SPLIT
-        nobody = np.uint64(0)
-        owing = self._exchange.owing(placed)
-        trained = np.where(owing != nobody, np.int32(self.iteration - 1), np.int32(-1))
-        return {
-            "tables": rows["table"],
-            "keys": rows["key"],
-            "state": rows["state"],
-            "latest": np.where(split, nobody, rows["members"]),
-            "partial": np.where(split, rows["members"], owing),
-            "settled": rows["settled"],
-            "base": rows["base"],
-            "trained": np.where(split, rows["trained"], trained),
-        }
+        return row_states(self._directory, self._exchange, self.iteration)
 
     def go_on_at(self, iteration: int, next_record: int) -> None:
         """Before the first plan: count iterations and control records on from an earlier scheduler's."""
         if self.iteration > 0:
             raise ConfigError(f"a scheduler cannot begin anew: it has made {self.iteration} plans")
-        self.iteration = iteration
+        self.iteration = self._first = iteration
         self._in_force.go_on_at(next_record)
 
     def mark_trained(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> None:
-        """Before the first plan: these rows have been trained before; they are at home, and admitted."""
-        if self.iteration > 0:
-            raise ConfigError(
-                f"rows can be marked as trained before the first plan; {self.iteration} are made"
-            )
+        """Before the first plan: these rows have been trained before; they are at home, and admitted.
+
+        To rows of tables that forget it is as if the iteration before had named them, if nothing else is
+        known of them (see `recall`).
+        """
+        self._check_beginning("rows can be marked as trained")
         rows = IdBatch(np.array([0, len(keys)]), tables, keys)
         self._check(rows)
         self._directory.mark_trained(rows.tables, rows.keys)
+        self._lifetimes.know(self.iteration - 1, rows.tables, rows.keys)
+        self._exempt_replicated()
+
+    def recall(self, lifetimes: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Before the first plan: know of rows what another scheduler, or one process, has exported of theirs.
+
+        Policies may be others: see `Lifetimes.restore`.
+        """
+        self._check_beginning("what is known of rows can be restored")
+        self._lifetimes.restore(Saved(lifetimes))
+        self._exempt_replicated()
+
+    def _check_beginning(self, what: str) -> None:
+        if self.iteration > self._first:
+            made = self.iteration - self._first
+            raise ConfigError(f"{what} before the first plan; {made} are made")
+
+    def _exempt_replicated(self) -> None:
+        if self.settings.hot is not None:
+            self._lifetimes.drop(self.settings.hot.tables, self.settings.hot.keys)
+
+    def replicate(self, hot: HotRows) -> Replacement:
+        """Between two plans: from now on these rows, and no others, are replicated.
+
+        Whoever carries plans out brings the rows there; those that enter are admitted, those that leave are
+        at home afterwards. See `rowhaul.exchange.replacing`.
+        """
+        if self._failed or self.settings.sync_mode.name == "bounded":
+            raise ConfigError(
+                "replicated rows can be exchanged where planning goes on, and rows are exact; not after an "
+                "error, and not with sync: bounded"
+            )
+        before = self.settings.hot or NO_ROWS
+        entering, leaving = difference(hot, before), difference(before, hot)
+        left = self._directory.unpin(leaving.tables, leaving.keys, self.iteration - 1)
+        entered, states = self._directory.pin(entering.tables, entering.keys, State.REPLICATED)
+        self._know(entered)
+        if self._caches is not None:
+            self._caches.drop(entered, self._slot_bytes)
+        self._leaving = np.concatenate([self._leaving, left])
+        self._lifetimes.know(self.iteration - 1, leaving.tables, leaving.keys)
+        self._lifetimes.drop(entering.tables, entering.keys)
+        self.settings = replace(self.settings, hot=hot if len(hot) else None)
+        return Replacement(entering, states, leaving)
+
+    def come_home(self) -> None:
+        """Between two plans: all rows are at home from now on, and no cache holds any; go on reading.
+
+        Whoever carries plans out has brought them there: see `rowhaul.exchange.chunks.homecoming`.
+        """
+        slots = self._directory.held_rows()
+        if self._caches is not None:
+            self._caches.drop(slots, self._slot_bytes)
+        self._exchange.forget(slots)
+        self._directory.forget(slots, self.iteration - 1)
+        self._leaving = np.concatenate([self._leaving, slots])
+        self._exhausted = False
 
     def export(self) -> Arrays:
         """All that decides later plans, besides settings and ids, as plain arrays: see `restore`.
@@ -178,6 +228,7 @@ class Scheduler:
             **named("caches", self._caches.export(slots) if self._caches is not None else {}),
             **named("exchange", self._exchange.export(slots)),
             **named("in_force", self._in_force.export()),
+            **named("lifetimes", self._lifetimes.export()),
         }
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -203,6 +254,8 @@ class Scheduler:
             self._caches.restore(saved.part("caches"), slots, self._slot_bytes)
         self._exchange.restore(saved.part("exchange"), slots)
         self._in_force.restore(saved.part("in_force"))
+        self._lifetimes.restore(saved.part("lifetimes"))
+        self._first = self.iteration
         self.fill()
         check_window(saved, [batch.ids for batch in self._window], self.iteration)
         self._failed = False
@@ -223,17 +276,14 @@ class Scheduler:
         """Put a batch into the window, and link each row's use to its use before."""
         self._check(ids)
         number = self.iteration + len(self._window)
-        batch, previous = self._directory.locate(number, ids)
-        self._know(batch.slots)
-        in_window = previous[0] >= self.iteration
-        self._directory.slots["next_use"][batch.slots[~in_window]] = number
+        batch, (named_by, place) = self._directory.locate(number, ids, self.iteration)
+        self._know(batch.slots[batch.new])
         for earlier in self._window:
-            here = previous[0] == earlier.number
-            earlier.next_use[previous[1][here]] = number
+            link_uses(named_by, place, earlier.number, earlier.next_use, number)
         self._window.append(batch)
 
     def _know(self, slots: npt.NDArray[np.int32]) -> None:
-        """Keep up with the directory: some of these slots are new, and all of them may have moved."""
+        """Keep up with the directory: these slots are new, and all slots may have moved."""
         every = self._directory.slots
         if len(self._slot_bytes) < len(every):
             if self._caches is not None:
@@ -242,12 +292,16 @@ class Scheduler:
         self._slot_bytes[slots] = self._wiring.record_bytes[every["table"][slots]]
 
     def _carry_out(
-        self, batch: LocatedBatch, worker: npt.NDArray[np.int32], controls: tuple[ControlRecord, ...]
+        self,
+        batch: LocatedBatch,
+        worker: npt.NDArray[np.int32],
+        controls: tuple[ControlRecord, ...],
+        num_admitted: int,
     ) -> Plan:
         """Turn an assignment into moves, evictions and the states after the iteration."""
         slots = self._directory.slots
         trainers = trainers_of(batch.offsets, batch.rows, worker, len(batch.slots))
-        cached, by, current, uncached, most_moves = take_up(
+        cached, by, current, uncached, fresh, most_moves = take_up(
             slots,
             self._directory.appearances if self._in_force.learner is not None else NO_EVICTIONS[1],
             batch.slots,
@@ -264,7 +318,7 @@ class Scheduler:
                 batch.number, cached, by, current, self._slot_bytes, slots["next_use"]
             )
             evicted_from, victims = evictions.workers, evictions.slots
-        self._directory.remember_trained(batch)
+        self._directory.remember_trained(batch, fresh)
         outcome = self._exchange.step(
             Step(
                 iteration=batch.number,
@@ -277,6 +331,7 @@ class Scheduler:
             )
         )
         evicted_tables, evicted_keys = self._directory.names(victims)
+        forgotten, emptied = self._forget(batch.number)
         plan = Plan(
             iteration=batch.number,
             num_workers=self.settings.topology.num_workers,
@@ -297,6 +352,22 @@ class Scheduler:
             evicted_keys=evicted_keys,
             controls=controls,
             ids=batch.ids,
+            forgotten_tables=forgotten.tables,
+            forgotten_keys=forgotten.keys,
+            num_expired=forgotten.num_expired,
+            num_admitted=num_admitted,
         )
-        self._leaving = np.concatenate([uncached, victims])
+        self._leaving = np.concatenate([uncached, victims, emptied])
         return plan
+
+    def _forget(self, iteration: int) -> tuple[Forgotten, npt.NDArray[np.int32]]:
+        """Forget the rows that are due: nobody has anything of them then. Returns them, and their slots."""
+        forgotten = self._lifetimes.forget(iteration)
+        if not len(forgotten):
+            return forgotten, NO_EVICTIONS[1]
+        slots = self._directory.find(forgotten.tables, forgotten.keys)
+        if self._caches is not None:
+            self._caches.drop(slots, self._slot_bytes)
+        self._exchange.forget(slots)
+        self._directory.forget(slots, iteration)
+        return forgotten, slots

@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from rowhaul.errors import ConfigError
 from rowhaul.schedule.caches import make_policy
-from rowhaul.schedule.describe import dispatcher_text, numbers_text, rows_text
+from rowhaul.schedule.describe import dispatcher_text, numbers_text, policies_text, rows_text
 from rowhaul.schedule.dispatch import make_dispatcher
 from rowhaul.schedule.dispatch.task import Dispatcher
+from rowhaul.schedule.lifetimes.policy import RowPolicy
 from rowhaul.schedule.sizes import RowSizes
 from rowhaul.schedule.sync import SyncMode, make_sync
 from rowhaul.schedule.topology import Topology
@@ -77,7 +78,8 @@ class ScheduleSettings:
         sync: ``"on-demand"``, ``"full"``, ``"bounded:S"`` or ``"static"``.
         shares: a weight per worker; ``None`` divides batches equally. 0 leaves a worker out.
         first_touch: rows never trained before are made where they are needed, without a transfer.
-        admit_after: sightings before a row is trained at all.
+        admit_after: sightings before a row is trained at all, where no policies are given.
+        policies: how rows come and go, one for each table; see `RowPolicy`.
         look_ahead: batches known beyond the one that is planned; 0 pushes rows after every iteration.
         hot: rows replicated on every worker.
         seed: of everything that is drawn.
@@ -92,6 +94,7 @@ class ScheduleSettings:
     shares: tuple[int, ...] | None = None
     first_touch: bool = True
     admit_after: int = 1
+    policies: tuple[RowPolicy, ...] = ()
     look_ahead: int = 1
     hot: HotRows | None = None
     seed: int = 0
@@ -110,6 +113,11 @@ class ScheduleSettings:
         if self.seed < 0:
             raise ConfigError(f"seed must not be negative; got {self.seed}")
         num_tables = len(self.sizes.values)
+        if self.policies and (len(self.policies) != num_tables or self.admit_after > 1):
+            raise ConfigError(
+                f"{len(self.policies)} row policies were given for {num_tables} tables, with admit_after "
+                f"{self.admit_after}: give one policy a table, and let it say after how many sightings"
+            )
         if self.hot and not 0 <= self.hot.tables.min() <= self.hot.tables.max() < num_tables:
             raise ConfigError(
                 f"hot rows name tables {self.hot.tables.min()} to {self.hot.tables.max()}, "
@@ -128,6 +136,11 @@ class ScheduleSettings:
             return make_sync("full")
         return mode
 
+    @property
+    def row_policies(self) -> tuple[RowPolicy, ...]:
+        """How the rows of each table come and go."""
+        return self.policies or (RowPolicy(int(self.admit_after)),) * len(self.sizes.values)
+
     def describe(self) -> dict[str, str]:
         """Every setting as a short text; schedulers whose texts are equal make equal plans of equal ids.
 
@@ -138,6 +151,7 @@ class ScheduleSettings:
             "num_workers": str(topology.num_workers),
             "num_stores": "beside the workers" if topology.colocated else str(topology.num_stores),
             "peer_to_peer": str(topology.peer_to_peer),
+            **({"tables_per_row": str(topology.tables_per_row)} if topology.tables_per_row > 1 else {}),
             "sizes.values": numbers_text(self.sizes.values),
             "sizes.state": numbers_text(self.sizes.state),
             "prices": numbers_text(self.prices),
@@ -148,7 +162,7 @@ class ScheduleSettings:
             "sync": f"bounded:{mode.staleness}" if mode.name == "bounded" else mode.name,
             "shares": numbers_text(self.shares or (1,) * topology.num_workers),
             "first_touch": str(self.first_touch),
-            "admit_after": str(self.admit_after),
+            "policies": policies_text(self.row_policies),
             "look_ahead": str(self.look_ahead),
             "hot": "none" if self.hot is None else rows_text(self.hot.tables, self.hot.keys),
             "seed": str(self.seed),

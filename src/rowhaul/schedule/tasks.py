@@ -13,6 +13,29 @@ from rowhaul.schedule.sync.mode import SyncMode
 from rowhaul.schedule.topology import Topology
 
 
+def blind_task(
+    batch: LocatedBatch, prices: npt.NDArray[np.int64], capacities: npt.NDArray[np.int64], seed: int
+) -> DispatchTask:
+    """The task of dividing ``batch`` without a look at where its rows are (see `is_blind`)."""
+    masks, sizes = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    return DispatchTask(
+        offsets=batch.offsets,
+        rows=batch.rows,
+        tables=batch.tables,
+        latest=masks,
+        owner=np.zeros(0, np.int16),
+        partial=masks,
+        free=np.zeros(0, np.uint8),
+        home=np.zeros(0, np.int16),
+        record_size=sizes,
+        value_size=sizes,
+        next_use=batch.next_use,
+        prices=prices,
+        capacities=capacities,
+        seed=seed,
+    )
+
+
 class TaskBuilder:
     """Describes batches to dispatchers."""
 
@@ -31,7 +54,7 @@ class TaskBuilder:
         seed: int,
     ) -> DispatchTask:
         """The task of dividing ``batch`` as the directory stands."""
-        num_shards = self._topology.num_workers if self._topology.colocated else 0
+        num_shards = self._topology.sharding if self._topology.colocated else 0
         tables, latest, owner, partial, free, home, record_size, value_size, next_use = describe(
             directory.slots,
             batch.slots,
@@ -83,7 +106,7 @@ class TaskBuilder:
         """
         describe_after(
             trainers, task.owner, task.record_size > task.value_size, states, shared, places,
-            mode.name == "on-demand", mode.name != "static", mode.name == "bounded",
+            mode.name == "on-demand", mode.name != "static", mode.staleness > 0,
             self._topology.peer_to_peer, following.latest, following.owner, following.partial, following.free,
         )  # fmt: skip
         return following

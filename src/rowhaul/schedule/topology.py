@@ -25,6 +25,7 @@ class Topology:
     num_stores: int = 1  # dedicated stores; not used when colocated
     colocated: bool = False
     peer_to_peer: bool = False
+    tables_per_row: int = 1  # so many tables in succession hold parts of the same rows, at one home
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_workers <= MAX_WORKERS:
@@ -50,10 +51,15 @@ class Topology:
         """How many ranks share the rows; row x is at home on first_store + hash(x) mod num_shards."""
         return self.num_workers if self.colocated else self.num_stores
 
+    @property
+    def sharding(self) -> int:
+        """How rows find their homes, for kernels: shards; from bit 16 on, the other tables of a row."""
+        return self.num_shards | (self.tables_per_row - 1) << 16
+
 
 def home_of(table: int, key: int, topology: Topology) -> int:
     """The rank that stores a row."""
-    return topology.first_store + int(home_shard(np.int32(table), np.int64(key), topology.num_shards))
+    return topology.first_store + int(home_shard(np.int32(table), np.int64(key), topology.sharding))
 
 
 def homes_of(tables: npt.ArrayLike, keys: npt.ArrayLike, topology: Topology) -> npt.NDArray[np.int16]:
@@ -61,5 +67,5 @@ def homes_of(tables: npt.ArrayLike, keys: npt.ArrayLike, topology: Topology) -> 
     tables, keys = np.asarray(tables, np.int32), np.asarray(keys, np.int64)
     if tables.ndim != 1 or tables.shape != keys.shape:
         raise DataError(f"one table for each key is needed; got {tables.shape} tables and {keys.shape} keys")
-    homes: npt.NDArray[np.int16] = home_shards(tables, keys, topology.first_store, topology.num_shards)
+    homes: npt.NDArray[np.int16] = home_shards(tables, keys, topology.first_store, topology.sharding)
     return homes

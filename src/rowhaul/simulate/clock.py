@@ -64,6 +64,7 @@ class TimeModel:
     early_reach: int = 1  # iterations before its own in which an early move may travel
     dense_links: Links | None = None  # of the workers, for sums; None: they share the links of the rows
     dense_seconds: float | None = None  # that a sum takes, as measured, on links of its own; None: modelled
+    sum_weight: float = 1.0  # what a byte of a sum costs, as measured, of a byte that travels
 
     def __post_init__(self) -> None:
         num_workers = len(self.links.workers)
@@ -159,7 +160,9 @@ class Clock:
             before,
             (late_first, late_second),
             samples * np.array(self._model.compute_seconds),
-            self._sums.exchanges(self._model.dense_bytes + plan.all_reduce_bytes),
+            self._sums.exchanges(
+                round(self._model.sum_weight * (self._model.dense_bytes + plan.all_reduce_bytes))
+            ),
             after,
         )
         return previous

@@ -34,10 +34,14 @@ class RowCounter:
 
     def most_frequent(self, count: int) -> HotRows:
         """The ``count`` rows seen most often; of equals, those of the lower table, then key."""
+        return self.ranked(count)[0]
+
+    def ranked(self, count: int) -> tuple[HotRows, Int64s]:
+        """As `most_frequent`, and how often each was seen; the rows are ordered by (table, key)."""
         tables = np.repeat(np.arange(len(self._keys), dtype=np.int32), self.num_distinct())
         keys, times = np.concatenate(self._keys), np.concatenate(self._times)
         chosen = np.sort(np.argsort(-times, kind="stable")[:count])
-        return HotRows(tables=tables[chosen], keys=keys[chosen])
+        return HotRows(tables=tables[chosen], keys=keys[chosen]), times[chosen]
 
     def _merge(self, table: int) -> None:
         if not self._waiting[table]:

@@ -15,6 +15,7 @@ from rowhaul.schedule.apportion import apportion
 from rowhaul.schedule.dispatch import make_dispatcher
 from rowhaul.schedule.dispatch.adaptive import LaiaAdaptive
 from rowhaul.schedule.plan import Kind, Plan
+from rowhaul.schedule.row_counts import RowCounts
 from rowhaul.simulate.budget import TablesBudget
 from rowhaul.simulate.clock import Clock, TimeModel
 from rowhaul.simulate.links import Floats
@@ -142,6 +143,7 @@ class _Tally:
         self._samples = np.zeros(num_workers)
         self._all_reduce = np.zeros(2)  # rows, bytes
         self._hits = self._lookups = 0
+        self._row_counts = RowCounts()
 
     def add(self, plan: Plan, link_seconds: Floats) -> None:
         rows, num_bytes = plan.counts()
@@ -153,6 +155,7 @@ class _Tally:
         self._all_reduce += plan.all_reduce_rows, plan.all_reduce_bytes
         self._hits += int(plan.hits.sum())
         self._lookups += int(plan.lookups.sum())
+        self._row_counts += RowCounts.of_plan(plan)
 
     def outcome(self, dispatch: str, shares: tuple[int, ...], series: list[Floats]) -> Outcome:
         each = 1 / self.iterations
@@ -175,4 +178,5 @@ class _Tally:
             iteration_series=seconds,
             decision_series=decisions,
             lookup_series=lookups,
+            row_counts={name: count * each for name, count in vars(self._row_counts).items()},
         )

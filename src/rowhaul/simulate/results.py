@@ -37,6 +37,7 @@ class Outcome:
     iteration_series: Floats = field(repr=False)
     decision_series: Floats = field(repr=False)  # seconds, measured
     lookup_series: Floats = field(repr=False)  # seconds, measured: to find the batch's rows
+    row_counts: Mapping[str, float] = field(default_factory=dict)  # as in `RowCounts`
 
     @property
     def workers_used(self) -> int:
@@ -100,6 +101,7 @@ class Outcome:
             "link_seconds": self.link_seconds.tolist(),
             "compute_seconds": self.compute_seconds.tolist(),
             "hit_ratio": self.hit_ratio,
+            "policies": dict(self.row_counts),
             "decision_ms": dict(zip(("median", "p99"), self.decision_ms, strict=True)),
             "lookup_ms": dict(zip(("median", "p99"), self.lookup_ms, strict=True)),
             "series": {

@@ -130,7 +130,7 @@ class TableGroup:
     def distinct(
         self, values: Int64s, starts: Int64s, feature_tables: Int64s
     ) -> tuple[Int64s, Int64s, npt.NDArray[np.int32]]:
-        """The distinct keys of a batch given as to `lookup`, table by table; where tables begin; each id's."""
+        """The distinct keys of a batch, given as to `lookup`, table by table; their starts; each id's key."""
         return self._distinct(values, starts, feature_tables)
 
     def make_fresh(self, tables: Int64s, keys: Int64s) -> Int64s:

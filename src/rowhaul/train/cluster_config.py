@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rowhaul.errors import ConfigError
-from rowhaul.schedule import CacheSettings, HotRows, RowSizes, ScheduleSettings, Topology, link_prices
+from rowhaul.schedule import (
+    CacheSettings,
+    HotRows,
+    RowPolicy,
+    RowSizes,
+    ScheduleSettings,
+    Topology,
+    link_prices,
+)
 from rowhaul.schedule.caches import make_policy
 from rowhaul.schedule.dispatch import make_dispatcher
 from rowhaul.schedule.settings import check_shares
@@ -15,6 +23,7 @@ from rowhaul.simulate.links import parse_links
 from rowhaul.simulate.quantities import parse_bytes, parse_number
 
 DATA_FROM = ("every_host", "rank0")
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -35,10 +44,10 @@ class ClusterConfig:
         look_ahead: batches known beyond the one that is planned; 0 pushes rows after every iteration.
         shares: how samples are divided: equal, auto (by measured links and speed), or weights such as 2,1,1.
         links: speeds of the workers' links, for dispatchers: equal, measure, or such as 50mbit*4,5mbit*4.
-        hot_rows: how many of the most frequent rows every worker holds (they are all-reduced).
+        hot_rows: how many of the most frequent rows every worker holds (they are all-reduced); auto: as many
+            as a model of the measured cluster finds best, thought over at every checkpoint.
         hot_profile: batches at the beginning of the data that are counted to find them.
         first_touch: rows never trained before are made where they are needed, without a transfer.
-        admit_after: sightings before a row is trained at all.
         data_from: every_host reads the files on each host; rank0 reads them once and sends samples out.
         interface: network interface of row moves; empty: the one that leads to the master.
         side_interface: network interface of dense gradients and control; empty: the same.
@@ -55,16 +64,17 @@ class ClusterConfig:
     look_ahead: int = 2
     shares: str = "equal"
     links: str = "equal"
-    hot_rows: int = 0
+    hot_rows: int | str = 0
     hot_profile: int = 100
     first_touch: bool = True
-    admit_after: int = 1
     data_from: str = "every_host"
     interface: str = ""
     side_interface: str = ""
 
     def __post_init__(self) -> None:
-        for name, least in (("workers", 0), ("stores", 0), ("hot_rows", 0), ("hot_profile", 1)):
+        if not self.hot_is_auto:
+            object.__setattr__(self, "hot_rows", _whole_number(self.hot_rows, "cluster.hot_rows", "auto"))
+        for name, least in (("workers", 0), ("stores", 0), ("hot_profile", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"cluster.{name} must be at least {least}, got {getattr(self, name)}")
         if self.data_from not in DATA_FROM:
@@ -80,6 +90,16 @@ class ClusterConfig:
                 "is 0; say how many, for example hot_rows: 10000"
             )
 
+    @property
+    def hot_is_auto(self) -> bool:
+        """Whether a model says how many rows are hot."""
+        return self.hot_rows == AUTO
+
+    @property
+    def num_hot_rows(self) -> int:
+        """How many rows were said to be hot; 0 where a model is to say."""
+        return 0 if isinstance(self.hot_rows, str) else self.hot_rows
+
     def topology(self, num_workers: int | None = None) -> Topology:
         """Workers and stores."""
         return Topology(num_workers or max(self.workers, 1), self.stores, self.colocated, self.peer_to_peer)
@@ -92,6 +112,7 @@ class ClusterConfig:
         seed: int = 0,
         hot: HotRows | None = None,
         speeds: Sequence[float] | None = None,
+        policies: tuple[RowPolicy, ...] = (),
     ) -> ScheduleSettings:
         """The settings of the scheduler; ``speeds`` are measured bytes a second of the workers' links."""
         return ScheduleSettings(
@@ -103,7 +124,7 @@ class ClusterConfig:
             sync=self.sync,
             shares=self.given_shares(topology.num_workers),
             first_touch=self.first_touch,
-            admit_after=self.admit_after,
+            policies=policies,
             look_ahead=self.look_ahead,
             hot=hot,
             seed=seed,
@@ -146,6 +167,14 @@ class ClusterConfig:
         if is_bytes and len(set(sizes.records)) == 1:  # the same, and quicker to decide
             return CacheSettings(amount // sizes.records[0], "rows", self.cache_policy)
         return CacheSettings(amount, "bytes" if is_bytes else "rows", self.cache_policy)
+
+
+def _whole_number(given: int | str, name: str, word: str) -> int:
+    """A number that is not negative, where a word may stand as well."""
+    text = str(given).strip()
+    if not text.isdecimal():
+        raise ConfigError(f"{name} must be a whole number, at least 0, or {word}; got {given!r}")
+    return int(text)
 
 
 ONE_PROCESS = ClusterConfig()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
@@ -16,8 +16,10 @@ from rowhaul._files import write_text
 from rowhaul.errors import ConfigError
 from rowhaul.nn.exactness import refuse_clipping, refuse_scaler
 from rowhaul.optim import RowOptimizerRule, row_optimizer
+from rowhaul.schedule.lifetimes.policy import DEFAULT, RowPolicy, check_policies, policies_by_table
 from rowhaul.store.tables import ON_UNKNOWN
 from rowhaul.train.cluster_config import ONE_PROCESS, ClusterConfig
+from rowhaul.train.prune_config import UNPRUNED, PruneConfig
 
 PRECISIONS = ("float32", "float64")
 DECAYS = ("constant", "linear", "cosine")
@@ -32,6 +34,14 @@ def _check_options(where: str, options: dict[str, Any], reserved: tuple[str, ...
     for name in options:
         if not isinstance(name, str) or name in reserved:
             raise ConfigError(f"{where}: {name!r} is no option to set here")
+
+
+def _check_prunable(keeps_all: bool) -> None:
+    if not keeps_all:
+        raise ConfigError(
+            "prune decides by itself which rows are forgotten, but tables have policies by which rows come "
+            "and go; leave out one of them"
+        )
 
 
 @dataclass(frozen=True)
@@ -94,6 +104,8 @@ class TrainConfig:
         keep_checkpoints: how many of the newest checkpoints are kept.
         log_every: steps between lines in the log and in TensorBoard.
         threads: PyTorch threads; 0 leaves PyTorch's choice.
+        tables: how rows come and go, by table; what ``default`` says holds for all others. See `RowPolicy`.
+        prune: which part of the rows is kept in memory; by default all of it.
         cluster: how the run is spread over ranks; by default it is one process.
     """
 
@@ -113,6 +125,8 @@ class TrainConfig:
     keep_checkpoints: int = 2
     log_every: int = 20
     threads: int = 0
+    tables: dict[str, Any] = field(default_factory=dict)
+    prune: PruneConfig = UNPRUNED
     cluster: ClusterConfig = ONE_PROCESS
 
     def __post_init__(self) -> None:
@@ -126,11 +140,21 @@ class TrainConfig:
         _check(
             self.on_unknown in ON_UNKNOWN, "on_unknown", f"one of {', '.join(ON_UNKNOWN)}", self.on_unknown
         )
+        check_policies(self.tables)
+        policies = policies_by_table(self.tables, list(self.tables))
+        if self.prune.settings() is not None:
+            _check_prunable(all(one.keeps_all for one in policies))
+        if self.cluster.hot_is_auto and not all(one.keeps_all for one in policies):
+            raise ConfigError(
+                "cluster.hot_rows is auto, but hot rows learn from their first sighting on and are never "
+                "forgotten, and tables have policies by which others are: what is learned would depend on "
+                "measured times. Say how many rows are hot, or leave out the policies in tables"
+            )
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> TrainConfig:
         """Build from nested dictionaries, as read from a file; unknown names are refused."""
-        return _build(cls, given, "")
+        return _build(cls, _where_they_are_now(given), "")
 
     @classmethod
     def read(cls, path: str | Path) -> TrainConfig:
@@ -144,6 +168,10 @@ class TrainConfig:
     def write(self, path: str | Path) -> None:
         """Write the YAML file that `read` reads."""
         write_text(path, yaml.safe_dump(self.to_dict(), sort_keys=False))
+
+    def row_policies(self, tables: Sequence[str]) -> tuple[RowPolicy, ...]:
+        """How the rows of each of these tables come and go."""
+        return policies_by_table(self.tables, tables)
 
     def row_rule(self) -> RowOptimizerRule:
         """The row optimizer that ``rows`` describes."""
@@ -181,6 +209,19 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     if given is not None and not isinstance(given, dict):
         raise ConfigError(f"{path}: expected settings by name, got {type(given).__name__}")
     return given or {}
+
+
+def _where_they_are_now(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings, those that files of earlier versions have elsewhere where they belong today."""
+    cluster = given.get("cluster") if isinstance(given, Mapping) else None
+    if not isinstance(cluster, Mapping) or "admit_after" not in cluster:
+        return given
+    moved: dict[str, Any] = {**given, "cluster": dict(cluster)}
+    sightings = moved["cluster"].pop("admit_after")
+    if sightings != 1:
+        tables = moved["tables"] = dict(given.get("tables") or {})
+        tables[DEFAULT] = {"admit_after": sightings, **(tables.get(DEFAULT) or {})}
+    return moved
 
 
 def override(given: dict[str, Any], name: str, value: Any) -> None:
@@ -246,5 +287,6 @@ def _converted(kind: Any, value: Any, name: str) -> Any:
                 return float(value)
             except ValueError:
                 pass
-        raise ConfigError(f"{name}: expected {expected.__name__}, got {value!r}")
+        known = getattr(expected, "__name__", str(expected))  # of a union there is no name
+        raise ConfigError(f"{name}: expected {known}, got {value!r}")
     return value

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from rowhaul._files import write_text
+from rowhaul.store.pruning.report import PruneReport
 from rowhaul.train.metrics import MetricValues
 
 METRICS_FILE = "metrics.jsonl"
@@ -51,6 +52,29 @@ class RunLog:
     def means(self, step: int, values: dict[str, float]) -> None:
         """What iterations on a cluster were like, on average."""
         self._write("cluster", step, values, {})
+
+    def rows(self, step: int, values: dict[str, float]) -> None:
+        """How rows came and went, a step, on average."""
+        self._write("tables", step, values, {})
+
+    def pruning(self, step: int, report: PruneReport) -> None:
+        """What a pruning has left: totals, the values a row of each table holds, and rows by their chunks."""
+        values = {
+            "rows": float(report.num_rows),
+            "ratio": report.ratio,
+            "chunks": float(report.num_chunks),
+            "bytes": float(report.allocated_bytes),
+            **{f"dims/{table.name}": table.mean_dims for table in report.tables},
+        }
+        counts = report.rows_by_chunks
+        self._write("prune", step, values, {"rows_by_chunks": list(counts)})
+        if self._board is not None:
+            numbers = range(len(counts))
+            sums = [sum(number**power * count for number, count in enumerate(counts)) for power in (1, 2)]
+            self._board.add_histogram_raw(
+                "prune/chunks of a row", 0, len(counts) - 1, sum(counts), *sums,
+                [number + 0.5 for number in numbers], list(counts), step,
+            )  # fmt: skip
 
     def note(self, step: int, text: str) -> None:
         """Something worth knowing, in words."""

@@ -27,6 +27,8 @@ from rowhaul.data.schema import SCHEMA_FILE, Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.nn import Batch
+from rowhaul.schedule.row_counts import RowCounts
+from rowhaul.store.pruning.report import PruneReport
 from rowhaul.train import snapshot
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.log import RunLog
@@ -69,6 +71,8 @@ class RunResult:
     interrupted: bool
     num_rows: int
     row_bytes: int  # values, optimizer state and index
+    row_counts: RowCounts | None = None  # of this call, where rows of some tables come and go
+    pruning: PruneReport | None = None  # what is left of rows, where they are pruned
 
 
 def train_run(
@@ -140,6 +144,7 @@ class _Run:
         seconds, timed_samples, interrupted = 0.0, 0, False
         logged = (0, 0.0)  # samples and seconds at the latest line of the log
         metrics = None
+        counted, pruning = RowCounts(), trainer.collection.pruning
         if self.listener:
             whole = config.epochs * self.stream.num_samples
             last = trainer.samples + (total_steps - trainer.step) * config.batch_size
@@ -157,6 +162,12 @@ class _Run:
                 rate = (timed_samples - logged[0]) / (seconds - logged[1])
                 self.log.step(trainer.step, trainer.samples, loss, rate)
                 logged = (timed_samples, seconds)
+                if trainer.keeper is not None:
+                    since, counted = trainer.keeper.counts - counted, trainer.keeper.counts
+                    means = {name: one / config.log_every for name, one in since.by_name().items()}
+                    self.log.rows(trainer.step, means)
+            if pruning is not None and pruning.pruned_at == trainer.step:
+                self.log.pruning(trainer.step, pruning.report())
             if trainer.step >= total_steps:
                 break
             interrupted = should_stop()
@@ -180,6 +191,8 @@ class _Run:
             interrupted=interrupted,
             num_rows=sum(collection.num_rows(one.name) for one in collection.embedding_bag_configs()),
             row_bytes=collection.allocated_bytes,
+            row_counts=None if trainer.keeper is None else trainer.keeper.counts,
+            pruning=None if pruning is None else pruning.report(),
         )
 
     def evaluate(self) -> MetricValues | None:
@@ -219,6 +232,8 @@ def load_trained(run: str | Path, on_unknown: str | None = None) -> Trainer:
     if on_unknown is not None:
         config = replace(config, on_unknown=on_unknown)
     trainer = Trainer(config, Schema.read(folder / SCHEMA_FILE))
+    if trainer.collection.pruning is not None:
+        trainer.collection.pruning.serve()  # before rows come: utilities and state are not even loaded
     snapshot.restore(trainer, checkpoint)
     return trainer
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +11,10 @@ from torch import Tensor
 from rowhaul.checkpoint import CheckpointReader, CheckpointWriter
 from rowhaul.errors import CheckpointError
 from rowhaul.nn import EmbeddingBagCollection
+from rowhaul.schedule.saved import Saved
+from rowhaul.train import saved_lifetimes, saved_pruning
+from rowhaul.train.row_keeper import RowKeeper
+from rowhaul.train.saved_lifetimes import Tensors
 from rowhaul.train.trainer import Trainer
 
 
@@ -39,18 +42,16 @@ class Trained(Protocol):
         """Go on after so many steps of the rows."""
 
 
-class Tensors(Protocol):
-    """Where groups of tensors go: a `CheckpointWriter`, or one rank's `ShardWriter`."""
-
-    def tensors(self, group: str, tensors: Mapping[str, Tensor]) -> None:
-        """Store tensors under a group's name."""
-
-
 def save(trainer: Trainer, path: str | Path, facts: dict[str, Any] | None = None) -> None:
     """Write a checkpoint; ``facts`` are plain values to keep with it."""
     with CheckpointWriter(path) as writer:
         writer.facts = {**(facts or {}), **save_dense(trainer, writer)}
         collection = trainer.collection
+        if trainer.keeper is not None:
+            saved_lifetimes.write(writer, trainer.keeper.lifetimes.export(), _table_names(collection))
+        if collection.pruning is not None:
+            saved_pruning.write(writer, collection, collection.pruning)
+            return
         for config in collection.embedding_bag_configs():
             writer.table(
                 config.name,
@@ -84,6 +85,12 @@ def restore(trainer: Trainer, path: str | Path) -> CheckpointReader:
     reader = CheckpointReader(path)
     restore_dense(trainer, reader)
     load_rows(trainer.collection, reader)
+    if trainer.keeper is not None:
+        trainer.keeper = RowKeeper(trainer.collection, trainer.policies)
+        known = saved_lifetimes.read(reader, _table_names(trainer.collection))
+        if known is not None:
+            trainer.keeper.lifetimes.restore(Saved(known))
+        trainer.keeper.know_rows(trainer.step - 1)
     return reader
 
 
@@ -103,10 +110,18 @@ def restore_dense(trainer: Trained, reader: CheckpointReader) -> None:
 
 def load_rows(collection: EmbeddingBagCollection, reader: CheckpointReader) -> None:
     """Replace every row of a collection by the checkpoint's."""
+    if collection.pruning is not None:
+        collection.drop_gradients()
+        saved_pruning.read(reader, collection, collection.pruning)
+        return
     collection.clear()
     for name in reader.tables:
         for keys, records in reader.rows(name):
             collection.load_rows(name, keys, records)
+
+
+def _table_names(collection: EmbeddingBagCollection) -> list[str]:
+    return [config.name for config in collection.embedding_bag_configs()]
 
 
 def _dense_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
@@ -122,6 +137,7 @@ def _load_dense(model: torch.nn.Module, tensors: dict[str, Tensor]) -> None:
 
 def _check_same_model(trainer: Trained, reader: CheckpointReader, tensors: dict[str, Tensor]) -> None:
     collection = trainer.collection
+    saved_pruning.check(reader, collection.pruning)
     ours = {
         f"table {config.name!r}": f"dim {config.embedding_dim}, {collection.optimizer.name}, "
         + str(config.data_type).removeprefix("torch.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,6 +17,7 @@ from rowhaul.nn import Batch, EmbeddingBagCollection, EmbeddingBagConfig, RowOpt
 from rowhaul.nn.models import RecommendationModel, build_model
 from rowhaul.train.config import RateSchedule, TrainConfig
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
+from rowhaul.train.row_keeper import RowKeeper
 
 Progress = Callable[[int, int], None]
 """Called with the samples done and all there are."""
@@ -45,6 +46,10 @@ class Trainer:
         self.samples = 0  # samples consumed
         self.total_steps = 0  # when known, what the learning rates decay towards
         self.key_kinds: dict[str, str] = {}  # "integer" or "text", as trained on
+        self.policies = config.row_policies([one.name for one in self.collection.embedding_bag_configs()])
+        self.keeper: RowKeeper | None = None  # of rows that come and go, where tables have policies
+        if not all(one.keeps_all for one in self.policies):
+            self.keeper = RowKeeper(self.collection, self.policies)
 
     @property
     def collection(self) -> EmbeddingBagCollection:
@@ -63,16 +68,29 @@ class Trainer:
 
     def train_step(self, batch: Batch) -> float:
         """One step on one global batch; returns its mean loss."""
+        return self.train_parts(batch, [batch])
+
+    def train_parts(self, batch: Batch, parts: Sequence[Batch]) -> float:
+        """One step on a global batch that is trained in parts, one after the other; returns its mean loss."""
         self.model.train()
         self.set_rates()
-        loss = batch.loss(per_sample_loss(self.model(batch), batch))
-        loss.backward()
+        if self.keeper is not None:
+            self.keeper.begin(self.step, batch.ids)
+        total = torch.zeros((), dtype=getattr(torch, self.config.precision))
+        for part in parts:
+            loss = part.loss(per_sample_loss(self.model(part), part))
+            loss.backward()
+            total += loss.detach()
+        if self.keeper is not None:
+            self.keeper.drop_gradients()
         self.rows.step()
+        if self.keeper is not None:
+            self.keeper.end(self.step)
         self.dense.step()
         self.dense.zero_grad()
         self.step += 1
         self.samples += len(batch)
-        value = loss.item()
+        value = total.item()
         check_finite(value, self.step, self.config)
         return value
 
@@ -130,6 +148,7 @@ def make_model(config: TrainConfig, schema: Schema) -> RecommendationModel:
             optimizer=config.row_rule(),
             seed=config.seed,
             on_unknown=config.on_unknown,
+            pruning=config.prune.settings(),
         )
 
     model = build_model(

@@ -134,6 +134,23 @@ class Caches:
         self.used += demand["missing_room"]
         return evictions
 
+    def drop(self, slots: Int32s, size: Int64s) -> None:
+        """Give up all copies of these rows, on every worker, between two steps; ``size`` is as in `step`."""
+        pool, copies = self._pool, []
+        some = pool.head[slots]
+        while len(some := some[some >= 0]):
+            copies.append(some)
+            some = pool.copies["next"][some]
+        if not copies:
+            return
+        dropped = np.concatenate(copies)
+        room = size[pool.copies["slot"][dropped]] if self._in_bytes else np.ones(len(dropped), np.int64)
+        np.subtract.at(self.used, pool.copies["worker"][dropped], room)
+        self._order.forget(dropped, pool)
+        pool.head[slots] = -1
+        pool.free[pool.num_free : pool.num_free + len(dropped)] = dropped
+        pool.num_free += len(dropped)
+
     def export(self, slots: Int32s) -> Arrays:
         """All copies and what orders them as plain arrays, rows named by their places in ``slots``."""
         pool = self._pool

@@ -60,6 +60,10 @@ class Order(Protocol):
         """Take the batch's copies in, old and new; no pair is without one now."""
         ...
 
+    def forget(self, copies: Int32s, pool: CopyPool) -> None:
+        """These copies are given up outside of any step; the pool still has them."""
+        ...
+
     def export(self, copies: Int32s) -> Arrays:
         """What the order knows beside the pool, of these copies (all there are) and of workers."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul.schedule.directory.finding_kernels import find_values
 from rowhaul.schedule.directory.index_kernels import index_fill, index_items, index_rehash
 
 SMALLEST = 1024
@@ -29,6 +30,11 @@ class RowIndex:
             index_rehash(self.places, larger)
             self.places = larger
 
+    def find(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """The values of rows, -1 of those that are not there."""
+        values: npt.NDArray[np.int32] = find_values(self.places, tables, keys)
+        return values
+
     def items(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """All rows by (table, key), and their values: tables, keys, values."""
         tables, keys, values = index_items(self.places)
@@ -40,4 +46,10 @@ class RowIndex:
     ) -> None:
         """Put rows into an empty map."""
         self.reserve(len(keys))
+        self.add_more(tables, keys, values)
+
+    def add_more(
+        self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64], values: npt.NDArray[np.int64]
+    ) -> None:
+        """Put rows into a map that has room for them; those that are there get other values."""
         index_fill(self.places, tables, keys, values)

@@ -16,130 +16,87 @@ AHEAD = 16  # ids between asking for a cache line and using it
 
 
 @kernel
-def locate(offsets, tables, keys, index, slots, free_slots, num_free, number):
-    """Name the distinct rows of a batch by their slots, making slots for rows not known yet.
+def locate(tables, keys, index, slots, free_slots, num_free, number, window_begins):
+    """Find the slots of the distinct rows of a batch, making slots for rows not known yet.
 
-    Returns the samples' offsets and their rows as indices into the distinct ones (a row once per
-    sample); of the distinct rows, ordered by (table, key), the slots, tables, keys, how many samples
-    name each, which batch named it before, where it stands there, and whether it is new; and the
-    free slots left.
+    A row that no batch since ``window_begins`` has named is used next in this one.
+    Returns the slots; which batch named each row before, and where it stands there; the rows that are
+    new; and the free slots left.
     """
-    num_ids = len(keys)
-    num_samples = len(offsets) - 1
-    new_offsets = np.zeros(num_samples + 1, np.int64)
-    rows = np.empty(num_ids, np.int32)
-    distinct = np.empty(num_ids, np.int32)
-    occurrences = np.empty(num_ids, np.int32)
-    previous_batch = np.empty(num_ids, np.int32)
-    previous_local = np.empty(num_ids, np.int32)
-    last_sample = np.empty(num_ids, np.int32)
-    is_new = np.empty(num_ids, np.bool_)
-    distinct_tables = np.empty(num_ids, np.int32)
-    distinct_keys = np.empty(num_ids, np.int64)
-    slot_of = np.empty(num_ids, np.int64)
-    num_known = find_or_make(tables, keys, index, slots, free_slots, num_free, slot_of)
-    slots_address = np.int64(slots.ctypes.data)
-    count = 0
-    filled = 0
-    for i in range(num_samples):
-        for at in range(offsets[i], offsets[i + 1]):
-            if at + AHEAD < num_ids:
-                prefetch_to_write(slots_address + slot_of[at + AHEAD] * slots.itemsize)
-            slot = slot_of[at]
-            record = slots[slot]
-            if record.stamp != number:
-                is_new[count] = record.stamp == NEVER
-                previous_batch[count] = record.stamp
-                previous_local[count] = record.local
-                record.stamp = number
-                record.local = count
-                distinct[count] = slot
-                distinct_tables[count] = tables[at]
-                distinct_keys[count] = keys[at]
-                occurrences[count] = 0
-                last_sample[count] = -1
-                count += 1
-            local = record.local
-            if last_sample[local] != i:
-                last_sample[local] = i
-                occurrences[local] += 1
-                rows[filled] = local
-                filled += 1
-        new_offsets[i + 1] = filled
-    order = sorted_rows(distinct_tables, distinct_keys, count)
-    rank = np.empty(count, np.int32)
-    for r in range(count):
-        rank[order[r]] = r
-    for at in range(filled):
-        rows[at] = rank[rows[at]]
-    ordered = np.empty(count, np.int32)
-    ordered_tables = np.empty(count, np.int32)
-    ordered_keys = np.empty(count, np.int64)
-    ordered_occurrences = np.empty(count, np.int32)
-    ordered_previous_batch = np.empty(count, np.int32)
-    ordered_previous_local = np.empty(count, np.int32)
-    ordered_new = np.empty(count, np.bool_)
-    for r in range(count):
-        d = order[r]
-        ordered[r] = distinct[d]
-        ordered_tables[r] = distinct_tables[d]
-        ordered_keys[r] = distinct_keys[d]
-        ordered_occurrences[r] = occurrences[d]
-        ordered_previous_batch[r] = previous_batch[d]
-        ordered_previous_local[r] = previous_local[d]
-        ordered_new[r] = is_new[d]
-        record = slots[distinct[d]]
-        record.local = r
-        record.window += 1
-    return (
-        new_offsets,
-        rows[:filled].copy(),
-        ordered,
-        ordered_tables,
-        ordered_keys,
-        ordered_occurrences,
-        ordered_previous_batch,
-        ordered_previous_local,
-        ordered_new,
-        num_known,
-    )
-
-
-@kernel
-def find_or_make(tables, keys, index, slots, free_slots, num_free, slot_of):
-    """The slot of every id, making slots for rows not known yet; returns the free slots left."""
+    count = len(keys)
     mask = np.int64(len(index) - 1)
-    index_address = np.int64(index.ctypes.data)
-    first_place = np.empty(len(keys), np.int64)
-    for at in range(len(keys)):
-        first_place[at] = np.int64(row_hash(tables[at], keys[at])) & mask
-    for at in range(len(keys)):
-        if at + AHEAD < len(keys):
-            prefetch_to_read(index_address + first_place[at + AHEAD] * 16)
-        table, key, place = tables[at], keys[at], first_place[at]
+    index_address, slots_address = np.int64(index.ctypes.data), np.int64(slots.ctypes.data)
+    first_place = np.empty(count, np.int64)
+    for r in range(count):
+        first_place[r] = np.int64(row_hash(tables[r], keys[r])) & mask
+    batch_slots = np.empty(count, np.int32)
+    previous_batch = np.empty(count, np.int32)
+    previous_local = np.empty(count, np.int32)
+    new = np.empty(count, np.int32)
+    num_new = 0
+    for r in range(count):
+        # Two stages: ask for the place in the index, then, when it has come, for the slot that it names.
+        if r + 2 * AHEAD < count:
+            prefetch_to_read(index_address + first_place[r + 2 * AHEAD] * 16)
+        if r + AHEAD < count:
+            likely = index_value(index[first_place[r + AHEAD], 1])
+            prefetch_to_write(slots_address + max(likely, 0) * slots.itemsize)
+        table, key, place = tables[r], keys[r], first_place[r]
         word = index[place, 1]
         while word != 0 and not (index[place, 0] == key and (word >> 32) == table):
             place = (place + 1) & mask
             word = index[place, 1]
         if word != 0:
-            slot_of[at] = index_value(word)
-            continue
-        num_free -= 1
-        slot = free_slots[num_free]
-        slot_of[at] = slot
-        index_set(index, place, table, key, slot)
-        record = slots[slot]
-        record.key = key
-        record.table = table
-        record.state = HOME
-        record.members = NOBODY
-        record.settled = NOBODY
-        record.base = NOBODY
-        record.touched = -1
-        record.next_use = 0
-        record.window = 0
-        record.stamp = NEVER
-    return num_free
+            slot = index_value(word)
+            record = slots[slot]
+        else:
+            num_free -= 1
+            slot = np.int64(free_slots[num_free])
+            prefetch_to_write(slots_address + free_slots[max(num_free - AHEAD, 0)] * slots.itemsize)
+            index_set(index, place, table, key, slot)
+            record = slots[slot]
+            begin_slot(record, table, key)
+            new[num_new] = r
+            num_new += 1
+        batch_slots[r] = slot
+        previous_batch[r] = record.stamp
+        previous_local[r] = record.local
+        if record.stamp < window_begins:
+            record.next_use = number
+        record.stamp = number
+        record.local = r
+        record.window += 1
+    return batch_slots, previous_batch, previous_local, new[:num_new].copy(), num_free
+
+
+@kernel
+def begin_slot(record, table, key):
+    """A row that was not known is at home, as far as its slot can tell."""
+    record.key = key
+    record.table = table
+    record.state = HOME
+    record.members = NOBODY
+    record.settled = NOBODY
+    record.base = NOBODY
+    record.touched = -1
+    record.next_use = 0
+    record.window = 0
+    record.stamp = NEVER
+
+
+@kernel
+def link_uses(previous_batch, previous_local, earlier, next_use, number):
+    """Note in an earlier batch of the window which of its rows batch ``number`` names next."""
+    for r in range(len(previous_batch)):
+        if previous_batch[r] == earlier:
+            next_use[previous_local[r]] = number
+
+
+@kernel
+def set_state(slots, batch_slots, state):
+    """Put rows into a state."""
+    for slot in batch_slots:
+        slots[slot].state = state
 
 
 @kernel

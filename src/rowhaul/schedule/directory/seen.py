@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul._kernels import kernel
+from rowhaul._memory import prefetch_to_read, prefetch_to_write
 from rowhaul.schedule.kernels import row_hash
 from rowhaul.schedule.saved import Arrays, Saved
 
@@ -18,6 +19,7 @@ BITS_PER_ROW = 16
 SMALLEST_ROWS = 1 << 15
 PROBES = 6
 BLOCK_WORDS = 8  # all probes of a row fall into one cache line
+AHEAD = 16  # rows between asking for a cache line and using it
 
 
 class SeenRows:
@@ -33,23 +35,29 @@ class SeenRows:
         """Bytes that the set takes."""
         return sum(words.nbytes for words in self._filters)
 
-    def add(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> None:
-        """Add rows; those already there take no room."""
-        new = ~self.contains(tables, keys)
-        tables, keys = tables[new], keys[new]
-        while len(keys):
-            added, used = insert_rows(self._filters[-1], tables, keys, self._room)
+    @property
+    def num_full(self) -> int:
+        """Filters that never change any more."""
+        return len(self._filters) - 1
+
+    def add(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64], absent_from: int = 0) -> None:
+        """Add rows; those already there take no room.
+
+        So many of the filters, the first, are known to contain none of them: `num_full` at a time when
+        `contains` said so.
+        """
+        hashes = filter_hashes(tables, keys)
+        hashes = hashes[~self._contains(hashes, absent_from)]
+        while len(hashes):
+            added, used = insert_rows(self._filters[-1], hashes, self._room)
             self._room -= added
-            tables, keys = tables[used:], keys[used:]
+            hashes = hashes[used:]
             if self._room == 0:
                 self._add_filter(2 * len(self._filters[-1]) * 64 // BITS_PER_ROW)
 
     def contains(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Whether each row was added (or, rarely, looks as if)."""
-        found = np.zeros(len(keys), np.bool_)
-        for words in reversed(self._filters):  # most rows are in the largest
-            find_rows(words, tables, keys, found)
-        return found
+        return self._contains(filter_hashes(tables, keys))
 
     def export(self) -> Arrays:
         """The filters as plain arrays."""
@@ -66,54 +74,82 @@ class SeenRows:
             rows *= 2
         self._room = int(saved.array("room", np.int64, 1, below=rows // 2 + 1)[0])
 
+    def _contains(self, hashes: npt.NDArray[np.uint64], absent_from: int = 0) -> npt.NDArray[np.bool_]:
+        found = np.zeros(len(hashes), np.bool_)
+        for words in self._filters[absent_from:]:
+            find_rows(words, hashes, found)
+        return found
+
     def _add_filter(self, rows: int) -> None:
         self._filters.append(np.zeros(rows * BITS_PER_ROW // 64, np.uint64))
         self._room = rows
 
 
 @kernel
-def insert_rows(words, tables, keys, room):
-    """Set the bits of rows until ``room`` new ones are in; returns the new ones and the rows handled."""
-    added = 0
+def filter_hashes(tables, keys):
+    """Hashes of rows that all filters take their bits from."""
+    hashes = np.empty(len(keys), np.uint64)
     for r in range(len(keys)):
+        h = row_hash(tables[r], keys[r])
+        # A second mix: the block must not repeat the bits that choose a row's home or its place in the index.
+        h = (h ^ np.uint64(0xD6E8FEB86659FD93)) * np.uint64(0xD6E8FEB86659FD93)
+        hashes[r] = h ^ (h >> np.uint64(32))
+    return hashes
+
+
+@kernel
+def insert_rows(words, hashes, room):
+    """Set the bits of rows until ``room`` new ones are in; returns the new ones and the rows handled."""
+    words_address = np.int64(words.ctypes.data)
+    added = 0
+    for r in range(len(hashes)):
         if added == room:
             return added, r
-        first, bits = _block(words, tables[r], keys[r])
+        if r + AHEAD < len(hashes):
+            prefetch_to_write(words_address + _first_word(words, hashes[r + AHEAD]) * 8)
+        first, bits = _first_word(words, hashes[r]), _bits(hashes[r])
         new = False
         for _ in range(PROBES):
             word = first + np.int64((bits >> np.uint64(6)) & np.uint64(BLOCK_WORDS - 1))
             bit = np.uint64(1) << (bits & np.uint64(63))
-            if words[word] & bit == 0:
-                words[word] |= bit
-                new = True
+            new |= words[word] & bit == 0
+            words[word] |= bit
             bits >>= np.uint64(9)
         added += new
-    return added, len(keys)
+    return added, len(hashes)
 
 
 @kernel
-def find_rows(words, tables, keys, found):
+def find_rows(words, hashes, found):
     """Mark as found the rows all of whose bits are set."""
-    for r in range(len(keys)):
-        if found[r]:
-            continue
-        first, bits = _block(words, tables[r], keys[r])
-        everything = True
-        for _ in range(PROBES):
-            word = first + np.int64((bits >> np.uint64(6)) & np.uint64(BLOCK_WORDS - 1))
-            if words[word] & (np.uint64(1) << (bits & np.uint64(63))) == 0:
-                everything = False
-                break
-            bits >>= np.uint64(9)
-        found[r] = everything
+    words_address = np.int64(words.ctypes.data)
+    for r in range(len(hashes)):
+        if r + AHEAD < len(hashes):
+            prefetch_to_read(words_address + _first_word(words, hashes[r + AHEAD]) * 8)
+        first, bits = _first_word(words, hashes[r]), _bits(hashes[r])
+        # Two bits tell most rows that are not there; one alone would be a guess that fails too often.
+        if _are_set(words, first, bits, 2):
+            found[r] |= _are_set(words, first, bits >> np.uint64(18), PROBES - 2)
 
 
 @kernel
-def _block(words, table, key):
-    h = row_hash(table, key)
+def _are_set(words, first, bits, probes):
+    every = np.uint64(1)
+    for _ in range(probes):
+        word = first + np.int64((bits >> np.uint64(6)) & np.uint64(BLOCK_WORDS - 1))
+        every &= words[word] >> (bits & np.uint64(63))
+        bits >>= np.uint64(9)
+    return every != 0
+
+
+@kernel
+def _first_word(words, filter_hash):
+    """Where a row's block begins; filters have a power of two of them."""
     blocks = np.uint64(len(words) // BLOCK_WORDS)
-    # A second mix: the block must not repeat the bits that choose a row's home or its place in the index.
-    h = (h ^ np.uint64(0xD6E8FEB86659FD93)) * np.uint64(0xD6E8FEB86659FD93)
-    h ^= h >> np.uint64(32)
-    first = np.int64((h % blocks) * np.uint64(BLOCK_WORDS))
-    return first, h * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(9)
+    return np.int64((filter_hash & (blocks - np.uint64(1))) * np.uint64(BLOCK_WORDS))
+
+
+@kernel
+def _bits(filter_hash):
+    """Nine bits for each probe, the lowest first."""
+    return filter_hash * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(9)

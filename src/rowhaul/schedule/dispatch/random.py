@@ -17,6 +17,7 @@ class Random:
     """Deals all places that the workers have in random order."""
 
     name: ClassVar[str] = "random"
+    blind: ClassVar[bool] = True
 
     def assign(self, task: DispatchTask) -> npt.NDArray[np.int32]:
         """The worker of each sample."""

@@ -73,6 +73,14 @@ class Dispatcher(Protocol):
         ...
 
 
+def is_blind(dispatcher: Dispatcher) -> bool:
+    """Whether a dispatcher cares for numbers of samples only, and says so by ``blind = True``.
+
+    It is not told where rows are, which takes longer to find out than such a dispatcher needs.
+    """
+    return bool(getattr(dispatcher, "blind", False))
+
+
 @runtime_checkable
 class LooksAhead(Dispatcher, Protocol):
     """A dispatcher that can weigh what an assignment does to the next batch."""

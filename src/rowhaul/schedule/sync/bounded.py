@@ -84,6 +84,13 @@ class BoundedExchange:
         np.bitwise_or.at(masks, copied[waits], np.uint64(1) << workers[waits].astype(np.uint64))
         return masks[slots]
 
+    def forget(self, slots: npt.NDArray[np.int32]) -> None:
+        """See `Exchange`."""
+        num_free = self._num_free
+        for worker in range(self._wiring.num_workers):
+            num_free = kernels.forget(worker, slots, self._index.places, self._free, num_free)
+        self._num_free = num_free
+
     def export(self, slots: npt.NDArray[np.int32]) -> Arrays:
         """See `Exchange`."""
         workers, copied, copies = self._index.items()

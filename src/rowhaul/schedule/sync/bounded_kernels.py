@@ -130,6 +130,18 @@ def drop(
 
 
 @kernel
+def forget(worker, slots, index, free, num_free):
+    """Give up a worker's copies of rows, and what waits in them; returns the free copies."""
+    for slot in slots:
+        place = index_find(index, worker, slot)
+        if index[place, 1] != 0:
+            free[num_free] = index_value(index[place, 1])
+            num_free += 1
+            index_delete(index, place)
+    return num_free
+
+
+@kernel
 def hand_in(
     slots, batch_slots, trainers, index, seen, pending, versions, staleness,
     value_bytes, first_store, num_shards, iteration, moves, count,

@@ -55,6 +55,9 @@ class ExactExchange:
         """See `Exchange`."""
         return np.zeros(len(slots), np.uint64)
 
+    def forget(self, slots: npt.NDArray[np.int32]) -> None:
+        """See `Exchange`: the directory knows everything."""
+
     def export(self, slots: npt.NDArray[np.int32]) -> Arrays:
         """See `Exchange`: the directory knows everything."""
         return {}

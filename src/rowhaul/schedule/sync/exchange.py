@@ -52,7 +52,7 @@ class Wiring:
         self.num_workers = topology.num_workers
         self.colocated = topology.colocated
         self.first_store = topology.first_store
-        self.num_shards = topology.num_shards
+        self.num_shards = topology.sharding
         self.peer_to_peer = topology.peer_to_peer
         self.value_bytes = np.array(sizes.values, np.int64)  # tables
         self.state_bytes = np.array(sizes.state, np.int64)  # tables
@@ -100,6 +100,10 @@ class Exchange(Protocol):
         """Who has updates of these rows, beyond what row states say, that the home has not."""
         ...
 
+    def forget(self, slots: npt.NDArray[np.int32]) -> None:
+        """Know nothing any more, beyond the row states, of the rows in these slots."""
+        ...
+
     def export(self, slots: npt.NDArray[np.int32]) -> Arrays:
         """What the mode knows of the rows in these slots (all there are) beside the directory."""
         ...
@@ -127,9 +131,10 @@ class Notebook:
     def moves_written(self, count: int, colocated: bool) -> tuple[Moves, Moves | None]:
         """The first moves, copied out: those between ranks, and those within one where that can be."""
         if not colocated:
-            return Moves(*move_columns(self.moves, 0, count)), None
-        apart = local_last(self.moves, count)
-        return Moves(*move_columns(self.moves, 0, apart)), Moves(*move_columns(self.moves, apart, count))
+            return Moves(*move_columns(self.moves, np.arange(count, dtype=np.int32))), None
+        order, apart = local_last(self.moves, count)
+        between, within = order[:apart], order[apart:]
+        return Moves(*move_columns(self.moves, between)), Moves(*move_columns(self.moves, within))
 
     def steps_written(self, count: int) -> Steps:
         """The first steps, copied out."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from rowhaul._kernels import kernel
 from rowhaul._memory import prefetch_to_write
-from rowhaul.schedule.directory.codes import HOME, NOT_ADMITTED, OWNED, REPLICATED, SPLIT
+from rowhaul.schedule.directory.codes import FRESH, HOME, NOT_ADMITTED, OWNED, REPLICATED, SPLIT
 from rowhaul.schedule.directory.kernels import AHEAD
 from rowhaul.schedule.kernels import home_shard
 from rowhaul.schedule.masks import NOBODY, ONE, bit, lowest, popcount
@@ -63,20 +63,27 @@ def take_up(slots, appearances, batch_slots, next_use, occurrences, trainers, ke
     ``appearances`` is empty where nobody learns from them.
     Returns the slots, the trainers and the workers whose copies stay worth something of the rows
     that do; the slots of those that do not (replicated rows live beside the caches, rows not admitted
-    nowhere); and how many moves all of them can cause at most.
+    nowhere); which rows are fresh; and how many moves all of them can cause at most.
     """
     cached = np.empty(len(batch_slots), np.int32)
     by = np.empty(len(batch_slots), np.uint64)
     current = np.empty(len(batch_slots), np.uint64)
     others = np.empty(len(batch_slots), np.int32)
+    fresh = np.empty(len(batch_slots), np.int32)
     count = 0
+    num_fresh = 0
     most_moves = 0
+    slots_address = np.int64(slots.ctypes.data)
     for r in range(len(batch_slots)):
+        if r + AHEAD < len(batch_slots):
+            prefetch_to_write(slots_address + np.int64(batch_slots[r + AHEAD]) * slots.itemsize)
         record = slots[batch_slots[r]]
         record.next_use = next_use[r]
         if len(appearances) > 0:
             appearances[batch_slots[r]] = min(appearances[batch_slots[r]], MOST_APPEARANCES) + occurrences[r]
         record.window -= 1
+        fresh[num_fresh] = r
+        num_fresh += record.state == FRESH
         if record.state == REPLICATED or record.state == NOT_ADMITTED:
             others[r - count] = batch_slots[r]
             continue
@@ -86,7 +93,8 @@ def take_up(slots, appearances, batch_slots, next_use, occurrences, trainers, ke
         single = trainers[r] & (trainers[r] - ONE) == NOBODY
         current[count] = trainers[r] if keep_split or single else NOBODY
         count += 1
-    return cached[:count], by[:count], current[:count], others[: len(batch_slots) - count], most_moves
+    others = others[: len(batch_slots) - count]
+    return cached[:count], by[:count], current[:count], others, fresh[:num_fresh], most_moves
 
 
 @kernel
@@ -142,7 +150,10 @@ def exchange(
     num_steps = 0
     replicated_rows = 0
     replicated_bytes = np.int64(0)
+    slots_address = np.int64(slots.ctypes.data)
     for r in range(len(batch_slots)):
+        if r + AHEAD < len(batch_slots):
+            prefetch_to_write(slots_address + np.int64(batch_slots[r + AHEAD]) * slots.itemsize)
         record = slots[batch_slots[r]]
         by = trainers[r]
         before = record.state
@@ -273,22 +284,21 @@ def evict(
 
 @kernel
 def local_last(moves, count):
-    """Put moves between two ranks before those within one; returns how many they are."""
+    """An order of moves with those between two ranks before those within one; and how many they are."""
+    order = np.arange(count).astype(np.int32)
     apart = 0
     for m in range(count):
         if moves[m].source != moves[m].target:
-            if m != apart:
-                swapped = moves[apart : apart + 1].copy()
-                moves[apart] = moves[m]
-                moves[m] = swapped[0]
+            order[m] = order[apart]
+            order[apart] = m
             apart += 1
-    return apart
+    return order, apart
 
 
 @kernel
-def move_columns(moves, first, end):
-    """Moves field by field, in the order of `Moves`."""
-    count = end - first
+def move_columns(moves, order):
+    """Moves field by field, in the order of `Moves`, those that ``order`` names."""
+    count = len(order)
     kind = np.empty(count, np.uint8)
     payload = np.empty(count, np.uint8)
     table = np.empty(count, np.int32)
@@ -300,7 +310,7 @@ def move_columns(moves, first, end):
     after = np.empty(count, np.uint8)
     second = np.empty(count, np.uint8)
     for m in range(count):
-        move = moves[first + m]
+        move = moves[order[m]]
         kind[m] = move.kind
         payload[m] = move.payload
         table[m] = move.table

@@ -26,18 +26,23 @@ from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.waiting import ranks_text, until
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ClusterError
+from rowhaul.exchange.chunks.scheduling import ChunkScheduler
 from rowhaul.exchange.rows import RowMemory
 from rowhaul.exchange.settle import settled_blocks
-from rowhaul.schedule import Scheduler, ScheduleSettings, homes_of
+from rowhaul.schedule import HotRows, Scheduler, ScheduleSettings, homes_of
 from rowhaul.schedule.describe import differences
-from rowhaul.train import snapshot
-from rowhaul.train.distributed import sidecar
+from rowhaul.schedule.plan import LiveRows
+from rowhaul.schedule.saved import named
+from rowhaul.train import saved_lifetimes, snapshot
+from rowhaul.train.distributed import pruned_checkpoint, sidecar
 from rowhaul.train.distributed.setup import Start
 from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.run import check_same_data
 from rowhaul.train.snapshot import Trained
 
 _SCHEDULE = "schedule"  # file of the scheduler's state
+_LIFETIMES = "lifetimes"  # the part of it that is not bound to the cluster
+_HOT = "hot"  # file of the replicated rows
 _PRESENT_SECONDS = 30.0  # in which all ranks must have called
 _WRITING_SECONDS = 24 * 3600.0  # a rank that dies while it writes is noticed by its heartbeat
 _SEEN_SECONDS = 10.0  # network file systems show a new file with a delay
@@ -60,9 +65,10 @@ def save(
     if not _all_begin(cluster, path, trainer.step):
         return path
     settled = training.settled()
+    live = training.pruning.saved_rows(training.runtime) if training.pruning is not None else None
     cause = None
     try:
-        part = _write_part(cluster, training, trainer, unfinished_folder(path), settled)
+        part = _write_part(cluster, training, trainer, unfinished_folder(path), settled, live)
     except Exception as error:  # the others must not wait, nor take the checkpoint for whole
         part, cause = _Part(error=f"{type(error).__name__}: {error}"), error
     texts = gather_texts(cluster, "writing a checkpoint", part.to_json(), _WRITING_SECONDS)
@@ -138,6 +144,14 @@ class Saved:
         prices = tuple(self._written["prices"]) if self._written is not None else ()
         return replace(settings, prices=prices) if len(prices) == len(settings.prices) else settings
 
+    def keep_hot(self, settings: ScheduleSettings) -> ScheduleSettings:
+        """The settings with the replicated rows of the checkpoint: where a model chose them, they stay."""
+        num_hot = self._written.get("num_hot", 0) if self._written is not None else 0
+        if not num_hot:
+            return replace(settings, hot=None)
+        rows = self._reader.arrays(f"{_HOT}.safetensors")
+        return replace(settings, hot=HotRows(rows["tables"], rows["keys"]))
+
     def check_same_data(self, stream: SampleStream) -> None:
         """Refuse other files than those trained on."""
         check_same_data(self._reader, stream)
@@ -150,7 +164,12 @@ class Saved:
             return
         assert self._written is not None
         mine = self._written["files"][self._cluster.rank]
-        if mover.home is not None:
+        if training.pruning is not None:
+            topology, rank = training.settings.topology, self._cluster.rank
+            if mover.home is not None:
+                pruned_checkpoint.load_rows(self._reader, mover.home, topology, rank, set(mine))
+            pruned_checkpoint.load_ledger(self._reader, training, mine)
+        elif mover.home is not None:
             for number, name in enumerate(self._tables):
                 for keys, records in self._reader.rows(name, among=set(mine)):
                     sidecar.load(mover.home, number, keys, records)
@@ -158,19 +177,34 @@ class Saved:
         sidecar.read(self._reader, sidecars, mover.cache, mover.home)
 
     def _bring_scheduler(self, scheduler: Scheduler) -> None:
+        known = saved_lifetimes.read(self._reader, self._tables)
         if not self.differences(scheduler.settings):
-            scheduler.restore(self._reader.arrays(f"{_SCHEDULE}.safetensors"))
+            state = self._reader.arrays(f"{_SCHEDULE}.safetensors")
+            scheduler.restore({**state, **named(_LIFETIMES, known or {})})
+            if isinstance(scheduler, ChunkScheduler):
+                pruned_checkpoint.restore_utilities(scheduler, self._reader)
+            return
+        start = self.start
+        scheduler.go_on_at(start.iteration, start.next_record)
+        if known is not None:
+            scheduler.recall(known)
+        if isinstance(scheduler, ChunkScheduler):
+            written = self._written is not None
+            saved = self._reader.arrays(f"{_SCHEDULE}.safetensors") if written else None
+            pruned_checkpoint.bring(scheduler, self._reader, self._tables, saved)
             return
         for number, name in enumerate(self._tables):
             for keys in self._reader.keys(name):
                 scheduler.mark_trained(np.full(len(keys), number, np.int32), keys)
-        start = self.start
-        scheduler.go_on_at(start.iteration, start.next_record)
 
     def _load_settled(self, training: DistributedTraining) -> None:
         """Rows to where they are at home now, and those that all workers hold to every worker."""
         mover, settings, rank = training.runtime.mover, training.settings, self._cluster.rank
         hot = settings.hot if mover.cache is not None else None
+        if training.pruning is not None:
+            if mover.home is not None:
+                pruned_checkpoint.load_rows(self._reader, mover.home, settings.topology, rank)
+            return
         if mover.home is None and hot is None:
             return
         for number, name in enumerate(self._tables):
@@ -191,7 +225,7 @@ class _Part:
     threads: int = 0
     next_record: int = 0  # where the scheduler's state was written
     error: str = ""
-    facts: Mapping[str, Any] | None = None  # of rank 0, who keeps them
+    facts: dict[str, Any] | None = None  # of rank 0, who keeps them
 
     def to_json(self) -> str:
         return json.dumps([self.shard.to_json(), self.threads, self.next_record, self.error])
@@ -226,7 +260,12 @@ def _all_begin(cluster: Cluster, path: Path, step: int) -> bool:
 
 
 def _write_part(
-    cluster: Cluster, training: DistributedTraining, trainer: Trained, folder: Path, settled: RowMemory | None
+    cluster: Cluster,
+    training: DistributedTraining,
+    trainer: Trained,
+    folder: Path,
+    settled: RowMemory | None,
+    live: LiveRows | None,
 ) -> _Part:
     """Write what this rank holds."""
     folder.mkdir(parents=True, exist_ok=True)  # a network file system may not show it yet
@@ -234,7 +273,11 @@ def _write_part(
     shard = ShardWriter(folder, label)
     part = _Part(shard.written, torch.get_num_threads())
     num_workers = cluster.topology.num_workers
-    if mover.home is not None:
+    if live is not None:
+        pruned_checkpoint.write_beside(shard, label, training)
+        if settled is not None:
+            pruned_checkpoint.write_rows(shard, training, settled, live, trainer.step)
+    elif mover.home is not None:
         assert settled is not None
         layout = mover.home.layout
         for number, spec in enumerate(layout.specs):
@@ -244,10 +287,21 @@ def _write_part(
     sidecar.write(shard, label, sidecar.pieces(mover.cache, mover.home, settled, num_workers))
     if cluster.rank == 0:
         part.facts = snapshot.save_dense(trainer, shard)
+        if live is not None:
+            part.facts |= pruned_checkpoint.facts(training)
     if cluster.rank == max(next(ranks for ranks in cluster.hosts if 0 in ranks)):
         state = training.runtime.feed.at_rest(lambda scheduler: scheduler.export())
         assert state is not None
+        known = {name: state.pop(name) for name in list(state) if name.startswith(f"{_LIFETIMES}.")}
         shard.arrays(_SCHEDULE, state)
+        if live is not None:
+            pruned_checkpoint.write_scheduler(shard, training)
+        if known:  # for any number of ranks: in a file of its own
+            tables = [one.name for one in trainer.collection.embedding_bag_configs()]
+            plain = {name.removeprefix(f"{_LIFETIMES}."): array for name, array in known.items()}
+            saved_lifetimes.write(shard, plain, tables)
+        if (hot := training.settings.hot) is not None:
+            shard.arrays(_HOT, {"tables": hot.tables, "keys": hot.keys})
         part.next_record = int(state["in_force.next_number"][0])
     return part
 
@@ -257,6 +311,7 @@ def _cluster_facts(training: DistributedTraining, parts: list[_Part]) -> dict[st
     return {
         "settings": training.settings.describe(),
         "prices": list(map(int, training.settings.prices)),
+        "num_hot": 0 if training.settings.hot is None else len(training.settings.hot),
         "next_record": max(part.next_record for part in parts),
         "threads": [part.threads for part in parts],
         "files": [list(part.shard.files) for part in parts],

@@ -157,7 +157,7 @@ def _filled(
     records = np.empty((len(keys), rows.records.shape[1]), rows.records.dtype)
     records[~lacking] = rows.records
     number, position = fresh.place_of(table)
-    made = fresh.find(number, np.full(int(lacking.sum()), position), keys[lacking])
+    made = fresh.groups[number].make_fresh(np.full(int(lacking.sum()), position), keys[lacking])
     records[lacking] = fresh.groups[number].arena.read(made)
     return records, lacking
 

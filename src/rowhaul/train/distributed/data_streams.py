@@ -166,7 +166,7 @@ def hot_rows_for_all(
 ) -> HotRows | None:
     """The rows that every worker holds, counted by who has the files; a collective call before training."""
     settings = config.cluster
-    if settings.data_from != "rank0" or not settings.hot_rows:
+    if settings.data_from != "rank0" or not settings.num_hot_rows:
         return profile_hot_rows(stream, settings, collection)
     mine = profile_hot_rows(stream, settings, collection) if cluster.rank == READER else None
     # Not in this thread: a rank that waits in the network for one that is gone cannot be interrupted.

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from rowhaul.data.samples import Samples
+from rowhaul.exchange.chunks.layout import ChunkLayout
+from rowhaul.exchange.chunks.worker import ChunkReader
 from rowhaul.exchange.lanes import Promise
 from rowhaul.exchange.lookups import FoundRows, RowLookups, Rows, SettledRows, missing_rows
 from rowhaul.exchange.rows import RowMemory
@@ -175,7 +177,7 @@ class _Scoring:
             following = self._ask()
             self.number = waiting.number
             batch = Batch.from_samples(waiting.samples)
-            with _evaluating(self._training, waiting.rows.groups):
+            with _evaluating(self._training, waiting.rows):
                 logits = self._training.model(batch)
             yield waiting.number, batch, logits, waiting.done
             waiting = following
@@ -188,7 +190,7 @@ class _Scoring:
             return None
         if self._pulled.allocated_bytes > KEPT_BYTES:
             self._pulled = _PulledRows(self._training.collection)
-        wanted = missing_rows(self._pulled.memory, _rows_of(samples, self._table_of))
+        wanted = missing_rows(self._pulled.memory, self._pulled.parts(_rows_of(samples, self._table_of)))
         lookups = self._lookups
         found = self._training.runtime.in_moves(lambda mover: lookups.exchange(mover.links, wanted))
         return _Waiting(number, samples, self._share.num_samples, self._pulled, found)
@@ -198,9 +200,23 @@ class _PulledRows:
     """Tables like a collection's, of rows that are only read: their records are values alone."""
 
     def __init__(self, collection: EmbeddingBagCollection) -> None:
-        like = [group.tables for group in collection.groups]
+        layout = layout_of(collection)
+        self._num_chunks = layout.num_chunks if isinstance(layout, ChunkLayout) else 1
+        like = (
+            layout.groups() if isinstance(layout, ChunkLayout) else [one.tables for one in collection.groups]
+        )
         self.groups = [TableGroup(one.tables, SGD(lr=0.0), one.dtype, collection.seed) for one in like]
-        self.memory = RowMemory(layout_of(collection), self.groups, makes_rows=False)
+        self.memory = RowMemory(layout, self.groups, makes_rows=False)
+        # Where rows are pruned, they are put together from what was pulled of them.
+        self.reader = ChunkReader(collection, self.memory) if isinstance(layout, ChunkLayout) else None
+
+    def parts(self, rows: Rows) -> Rows:
+        """What homes are asked for: rows, or all chunks that they may have."""
+        if self.reader is None:
+            return rows
+        places = np.tile(np.arange(self._num_chunks), len(rows))
+        tables = np.repeat(rows.tables * self._num_chunks, self._num_chunks) + places
+        return Rows(tables, np.repeat(rows.keys, self._num_chunks))
 
     @property
     def allocated_bytes(self) -> int:
@@ -221,19 +237,22 @@ def _rows_of(samples: Samples, table_of: dict[str, int]) -> Rows:
 
 
 @contextmanager
-def _evaluating(training: DistributedTraining, tables: list[TableGroup]) -> Iterator[None]:
+def _evaluating(training: DistributedTraining, rows: _PulledRows) -> Iterator[None]:
     """Let the model read other tables than the cache, and learn nothing."""
     groups = training.collection.groups
-    cached = [group.tables for group in groups]
+    cached = [(group.tables, group.assemble) for group in groups]
     modes = [(module, module.training) for module in training.model.modules()]
     try:
         training.model.eval()
-        for group, stand_in in zip(groups, tables, strict=True):
-            group.tables = stand_in
+        if rows.reader is not None:
+            rows.reader.attach()
+        else:
+            for group, stand_in in zip(groups, rows.groups, strict=True):
+                group.tables = stand_in
         with torch.no_grad():
             yield
     finally:
-        for group, own in zip(groups, cached, strict=True):
-            group.tables = own
+        for group, (own, assemble) in zip(groups, cached, strict=True):
+            group.tables, group.assemble = own, assemble
         for module, mode in modes:
             module.training = mode

@@ -23,6 +23,7 @@ from rowhaul.exchange.mover import Job
 from rowhaul.exchange.runtime import MEASURES
 from rowhaul.schedule import Topology
 from rowhaul.schedule.plan import KIND_NAMES
+from rowhaul.schedule.row_counts import RowCounts
 from rowhaul.train.log import RunLog
 from rowhaul.train.metrics import MetricValues
 
@@ -38,9 +39,18 @@ class ClusterLog:
         first_step: steps taken before.
         topology: workers and stores.
         every: steps between two lines.
+        has_policies: whether rows of some tables come and go, so that this is told, too.
     """
 
-    def __init__(self, folder: Path | None, first_step: int, topology: Topology, every: int) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        first_step: int,
+        topology: Topology,
+        every: int,
+        *,
+        has_policies: bool = False,
+    ) -> None:
         self._log, self._topology, self._every = RunLog(folder, first_step), topology, every
         self._writes = folder is not None
         self._sums: defaultdict[str, float] = defaultdict(float)
@@ -51,6 +61,7 @@ class ClusterLog:
         self._seconds, self._samples, self._steps = 0.0, 0, 0  # of training alone, after the first step
         self._logged = (0.0, 0)
         self._samples_before = 0
+        self.row_counts = RowCounts() if has_policies else None  # of all steps
 
     def __enter__(self) -> ClusterLog:
         self._log.__enter__()
@@ -72,6 +83,11 @@ class ClusterLog:
 
     def iterated(self, job: Job) -> None:
         """Take note of an iteration: its moves, and what the ranks have said of themselves."""
+        if self.row_counts is not None:
+            counts = RowCounts.of_plan(job.plan)
+            self.row_counts += counts
+            for name, value in counts.by_name().items():
+                self._sums[name] += value
         if not self._writes:
             return
         plan, sums, workers = job.plan, self._sums, self._topology.num_workers

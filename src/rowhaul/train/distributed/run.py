@@ -31,7 +31,9 @@ from rowhaul.train.distributed.data_streams import (
     schema_for_all,
 )
 from rowhaul.train.distributed.evaluation import evaluate
+from rowhaul.train.distributed.hot_keeper import FIRST_REVIEW, HotKeeper
 from rowhaul.train.distributed.log import ClusterLog
+from rowhaul.train.distributed.pruned_settings import schedule_settings
 from rowhaul.train.distributed.setup import distribute
 from rowhaul.train.distributed.shares import MeasuredLinks, ShareKeeper, first_batches
 from rowhaul.train.distributed.training import DistributedTraining, layout_of
@@ -126,13 +128,18 @@ class ClusterRun:
         self.joins_empty = any(isinstance(one, BatchNorm1d) for one in self.trainer.model.modules())
         wanted = config.cluster.links == "measure" or config.cluster.shares == "auto"
         self.links = MeasuredLinks.measure(cluster) if wanted else None
+        self.hot = self._hot_keeper() if config.cluster.hot_is_auto else None
         self.training = self._distribute(saved)
         if folder and cluster.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             config.write(folder / CONFIG_FILE)
             schema.write(folder / SCHEMA_FILE)
         self.log = ClusterLog(
-            folder if cluster.rank == 0 else None, self.trainer.step, cluster.topology, config.log_every
+            folder if cluster.rank == 0 else None,
+            self.trainer.step,
+            cluster.topology,
+            config.log_every,
+            has_policies=self.trainer.keeper is not None,
         )
         chooses = config.cluster.shares == "auto" and cluster.rank == 0
         self.shares = ShareKeeper(
@@ -150,15 +157,19 @@ class ClusterRun:
     def _distribute(self, saved: checkpointing.Saved | None) -> DistributedTraining:
         config, cluster, trainer = self.config, self.cluster, self.trainer
         speeds = self.links.bytes_per_second[: cluster.topology.num_workers] if self.links else None
-        settings = config.cluster.schedule(
+        settings = schedule_settings(
+            config.cluster,
             cluster.topology,
-            layout_of(trainer.collection).sizes(),
+            layout_of(trainer.collection),
             seed=config.seed,
             hot=hot_rows_for_all(cluster, config, self.stream, trainer.collection),
             speeds=speeds,
+            policies=trainer.policies,
         )
         if saved is not None and self.links is not None:
             settings = saved.keep_prices(settings)  # measured anew they differ a little, and so would bits
+        if self.hot is not None:
+            settings = saved.keep_hot(settings) if saved is not None else self.hot.first(settings)
 
         def rates(iteration: int) -> float:
             return config.rows.lr * rate_factor(config.rates, iteration, trainer.total_steps)
@@ -172,6 +183,19 @@ class ClusterRun:
             rates=rates,
             saved=saved,
             on_iteration=self.iterated,
+            on_prune=lambda note: self.log.tell(note.text()),
+        )
+
+    def _hot_keeper(self) -> HotKeeper:
+        collection, parameters = self.trainer.collection, self.trainer.model.parameters()
+        return HotKeeper(
+            self.cluster,
+            self.stream,
+            collection,
+            layout_of(collection),
+            profile=self.config.cluster.hot_profile,
+            dense_bytes=sum(one.numel() * one.element_size() for one in parameters),
+            links=self.links,
         )
 
     def loop(self, listener: Listener | None, should_stop: Callable[[], bool]) -> RunResult:
@@ -184,6 +208,8 @@ class ClusterRun:
             last = trainer.samples + (total - trainer.step) * self.config.batch_size
             listener.started(trainer.samples, min(whole, last))
         with self.log:
+            if self.hot is not None:
+                self.hot.speak(self.log.tell)
             while trainer.step < total and not training.finished:
                 self._train(self._next_pause() - trainer.step, listener)
                 if training.runtime.stopped:
@@ -191,6 +217,8 @@ class ClusterRun:
                 if trainer.step < total:
                     if self._is_due(self.config.eval_every):
                         metrics = self._evaluate(listener)
+                    if self.hot is not None and self._hot_is_due():
+                        self.hot.review(training, trainer.samples)
                     if self._is_due(self.config.checkpoint_every):
                         self._save()
             interrupted = training.runtime.stopped and trainer.step < total
@@ -235,12 +263,22 @@ class ClusterRun:
         """An iteration is over on this worker."""
         self.log.iterated(job)
         self.shares.observe(job)
+        if self.hot is not None:
+            self.hot.observe(job)
 
     def _next_pause(self) -> int:
         """The step after which something is to be done, counted from the beginning of the run."""
         step, total = self.trainer.step, self.trainer.total_steps
         every = [one for one in (self.config.eval_every, self.config.checkpoint_every) if one]
-        return min([total, *((step // one + 1) * one for one in every)])
+        pauses = [total, *((step // one + 1) * one for one in every)]
+        if self.hot is not None and step < self.first_step + FIRST_REVIEW:
+            pauses.append(self.first_step + FIRST_REVIEW)
+        return min(pauses)
+
+    def _hot_is_due(self) -> bool:
+        """Hot rows are thought over at checkpoints, which then have them, and once compute is known."""
+        knows_compute = self.trainer.step == self.first_step + FIRST_REVIEW
+        return knows_compute or self._is_due(self.config.checkpoint_every)
 
     def _is_due(self, every: int) -> bool:
         return bool(every) and self.trainer.step % every == 0
@@ -277,4 +315,5 @@ class ClusterRun:
             interrupted=interrupted,
             num_rows=num_rows,
             row_bytes=row_bytes,
+            row_counts=self.log.row_counts,
         )

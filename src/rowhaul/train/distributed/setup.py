@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -19,6 +19,7 @@ from rowhaul.data.samples import Samples
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
 from rowhaul.exchange.agreement import Postbox
+from rowhaul.exchange.chunks.pruning import PruneNote
 from rowhaul.exchange.data_feed import DataFeed
 from rowhaul.exchange.data_sharing import READER, DataReceiver, DataSource
 from rowhaul.exchange.feed import FollowerFeed, LeaderFeed, PlanFeed
@@ -31,8 +32,10 @@ from rowhaul.nn import Batch
 from rowhaul.nn.batch_norm import set_reducer
 from rowhaul.nn.exactness import check_trainable
 from rowhaul.schedule import IdBatch, Plan, Scheduler, ScheduleSettings
+from rowhaul.schedule.lifetimes import policies_by_table
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.distributed.data_training import TrainingOnSentData
+from rowhaul.train.distributed.pruned_settings import make_scheduler, schedule_settings
 from rowhaul.train.distributed.samples import as_samples
 from rowhaul.train.distributed.training import (
     DistributedTraining,
@@ -73,12 +76,14 @@ def distribute(
     samples: Iterable[Samples | Batch] | None,
     config: ClusterConfig | None = None,
     *,
+    policies: Mapping[str, Any] | None = None,
     settings: ScheduleSettings | None = None,
     data_from: str | None = None,
     rates: Rates | None = None,
     seed: int = 0,
     saved: Checkpoint | None = None,
     on_iteration: Callable[[Job], None] = lambda job: None,
+    on_prune: Callable[[PruneNote], None] = lambda note: None,
 ) -> DistributedTraining:
     """Spread a model's rows over a cluster; every rank calls it with the same arguments.
 
@@ -88,13 +93,16 @@ def distribute(
         samples: the *global* batches, the same on every rank, as `Samples` or `Batch`; with
             ``data_from="rank0"`` those of rank 0 count, and other ranks may give None.
         config: dispatcher, caches and all that; the defaults suit most.
-        settings: the scheduler's settings instead, where config does not say enough.
+        policies: how rows come and go, by table name or "default", as ``tables`` in a configuration file:
+            ``{"default": {"admit_after": 2}, "user": {"ttl": 10_000}}``; by default all are kept.
+        settings: the scheduler's settings instead, where config and policies do not say enough.
         data_from: ``every_host`` or ``rank0``, as in `ClusterConfig`; by default what config says.
         rates: the rows' learning rate in each iteration, counted from 0, because stores take steps, too; by
             default the rate of the collection's optimizer throughout.
         seed: of dispatchers that draw.
         saved: the checkpoint that the run goes on from, if it does.
         on_iteration: told of every iteration that this worker has trained.
+        on_prune: told of every pruning, where the collection prunes its rows.
 
     Example:
         >>> with rowhaul.cluster.join(num_stores=1) as cluster:
@@ -110,7 +118,9 @@ def distribute(
     check_trainable(model)
     config = config or ClusterConfig()
     if settings is None:
-        settings = config.schedule(cluster.topology, layout.sizes(), seed=seed)
+        tables = [one.name for one in collection.embedding_bag_configs()]
+        by_table = policies_by_table(policies or {}, tables)
+        settings = schedule_settings(config, cluster.topology, layout, seed=seed, policies=by_table)
     data_from = data_from or config.data_from
     constant = collection.optimizer.lr
     rates = rates or (lambda iteration: constant)
@@ -135,7 +145,7 @@ def distribute(
     if cluster.is_worker:
         set_reducer(model, lambda values: runtime.sum_over_workers(values).wait())
     make = TrainingOnSentData if data_from == "rank0" else DistributedTraining
-    training = make(model, runtime, rates, settings, on_iteration=on_iteration)
+    training = make(model, runtime, rates, settings, on_iteration=on_iteration, on_prune=on_prune)
     if saved is not None:
         runtime.samples = saved.samples
         saved.load_rows(training)
@@ -238,7 +248,7 @@ class _Feeding:
         return LeaderFeed(planner, server, cluster.failure)
 
     def _scheduler(self, ids: Iterator[IdBatch]) -> Scheduler:
-        scheduler = Scheduler(self.settings, ids)
+        scheduler = make_scheduler(self.settings, layout_of(only_collection(self.model)), ids)
         self.start.restore(scheduler)
         return scheduler
 

@@ -7,23 +7,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rowhaul.errors import ConfigError
+from rowhaul.exchange.chunks.layout import chunk_layout
+from rowhaul.exchange.chunks.ledger import Ledger
+from rowhaul.exchange.chunks.pruning import ClusterPruning, PruneNote
+from rowhaul.exchange.chunks.worker import ChunkedWorkerRows
 from rowhaul.exchange.dense import DenseGradients
 from rowhaul.exchange.mover import Job
+from rowhaul.exchange.replacing import carry_out, replacing_plan
 from rowhaul.exchange.rows import Rates, RowMemory, TableLayout
 from rowhaul.exchange.runtime import Runtime
 from rowhaul.exchange.settle import num_settled_rows, settle, settling_plan
 from rowhaul.exchange.trained import WorkerRows
 from rowhaul.nn import Batch, EmbeddingBagCollection
-from rowhaul.schedule import ScheduleSettings
+from rowhaul.schedule import HotRows, Plan, ScheduleSettings
 from rowhaul.store import TableSpec
+from rowhaul.train.distributed.samples import part_of
 
 OnIteration = Callable[[Job], None]
+OnPrune = Callable[[PruneNote], None]
 
 
 class DistributedTraining:
@@ -48,20 +56,30 @@ class DistributedTraining:
         settings: ScheduleSettings,
         *,
         on_iteration: OnIteration = lambda job: None,
+        on_prune: OnPrune = lambda note: None,
     ) -> None:
         self.model, self.runtime, self.settings = model, runtime, settings
         self._rates = rates
         bounded = settings.sync_mode.name == "bounded"
         self.collection = only_collection(model)
-        self._on_iteration = on_iteration
+        self.pruning: ClusterPruning | None = None
+        self._on_iteration, self._on_prune = on_iteration, on_prune
         self._job: Job | None = None
         self._compute_began = 0.0
         cache = runtime.mover.cache
         self._rows: WorkerRows | None = None
+        prune = self.collection.prune_settings
+        if prune is not None:
+            self.collection.spread()
+            ledger = Ledger(prune.chunks, prune.decay) if cache is not None else None
+            self.pruning = ClusterPruning(prune.period, prune.chunks, ledger)
         if cache is not None:
             self.collection.inserts_rows = False
-            self._rows = WorkerRows(self.collection, cache, runtime.rank, rates, bounded=bounded)
             self._dense = DenseGradients(model)
+            if self.pruning is not None and self.pruning.ledger is not None:
+                self._rows = ChunkedWorkerRows(self.collection, cache, rates, self.pruning.ledger)
+            else:
+                self._rows = WorkerRows(self.collection, cache, rates, bounded=bounded)
 
     @property
     def iteration(self) -> int:
@@ -81,8 +99,23 @@ class DistributedTraining:
     def batches(self, count: int | None = None) -> Iterator[Batch]:
         """This rank's part of each of the next ``count`` global batches, or of all; may have no sample.
 
-        Call `step` once for each. Yields nothing on a store.
+        Call `step` once for each. Yields nothing on a store. Rows are pruned on the way where they are.
         """
+        if self.pruning is None:
+            yield from self._segment(count)
+            return
+        runtime, end = self.runtime, None if count is None else self.runtime.iteration + count
+        while not runtime.ended and (end is None or runtime.iteration < end):
+            before = runtime.iteration
+            most = self.pruning.until_next(before)
+            yield from self._segment(most if end is None else min(most, end - before))
+            if runtime.iteration == before + most:
+                self._on_prune(self.pruning.prune(runtime, self.settings.topology))
+            if runtime.stopped:
+                break
+
+    def _segment(self, count: int | None) -> Iterator[Batch]:
+        """Iterations during which chunks stay as they are."""
         self.runtime.start_segment(count)
         if self._rows is not None:
             previous = None
@@ -108,7 +141,7 @@ class DistributedTraining:
         if job is None or rows is None:
             raise ConfigError("step() belongs to a batch: call it once for every batch that batches() yields")
         job.seconds["compute"] += time.perf_counter() - self._compute_began
-        taken = rows.take(job.plan)
+        taken = rows.take(job.plan.iteration, job.rows)
         shared = self._dense.collect(loss, taken.replicated_size, self._dtype())
         taken.write_replicated(shared.replicated)
         summing = self.runtime.sum_over_workers(shared.buffer)
@@ -140,11 +173,23 @@ class DistributedTraining:
         )
         return runtime.in_moves(lambda mover: settle(mover, plan, self._rates)).wait()
 
+    def replicate(self, hot: HotRows) -> Plan:
+        """From now on every worker holds these rows, and no others are replicated; nothing is learned by it.
+
+        A collective call, between two segments, with the same rows on all ranks. Returns what was moved.
+        """
+        plan = self.runtime.feed.share(lambda scheduler: replacing_plan(scheduler, hot))
+        self.runtime.in_moves(lambda mover: carry_out(mover, plan)).wait()
+        self.settings = replace(self.settings, hot=hot if len(hot) else None)
+        return plan
+
     def held(self) -> tuple[int, int]:
         """Rows of the model, and bytes of rows and indexes on all ranks; a collective call."""
         cache, home, settled = self.runtime.mover.cache, self.runtime.mover.home, self.settled()
         groups = [*(cache.groups if cache else ()), *(home.groups if home else ())]
         num_rows = num_settled_rows(home, settled) if home is not None and settled is not None else 0
+        if self.pruning is not None:
+            num_rows = self.pruning.num_rows_here(self.runtime)
         mine = np.array([num_rows, sum(group.allocated_bytes for group in groups)])
         gathered = self.runtime.in_control(lambda control: control.all_gather(mine.view(np.uint8))).wait()
         rows, num_bytes = np.ascontiguousarray(gathered).view(np.int64).sum(axis=0).tolist()
@@ -156,10 +201,14 @@ class DistributedTraining:
 
     def _part(self, job: Job) -> Batch:
         assert job.samples is not None
+        assert self._rows is not None
         self._compute_began = time.perf_counter()
-        mine = np.flatnonzero(job.plan.worker == self.runtime.rank)
+        if isinstance(self._rows, ChunkedWorkerRows):
+            self._rows.begin(job.plan)
+        self._rows.expect(job.rows)
+        mine = part_of(job.samples, job.plan.worker, self.runtime.rank)
         job.num_samples = len(mine)
-        return Batch.from_samples(job.samples.take(mine), global_size=len(job.samples))
+        return Batch.from_samples(mine, global_size=len(job.samples))
 
     def _dtype(self) -> torch.dtype:
         return self.collection.groups[0].dtype
@@ -177,7 +226,7 @@ def only_collection(model: nn.Module) -> EmbeddingBagCollection:
 
 
 def layout_of(collection: EmbeddingBagCollection) -> TableLayout:
-    """What every rank must know of a collection's tables."""
+    """What every rank must know of a collection's tables: those of chunks, where rows are pruned."""
     configs = collection.embedding_bag_configs()
     features = [feature for config in configs for feature in config.feature_names]
     twice = sorted({feature for feature in features if features.count(feature) > 1})
@@ -186,17 +235,18 @@ def layout_of(collection: EmbeddingBagCollection) -> TableLayout:
             f"feature {twice[0]!r} reads two tables; distributed training needs one table a feature: "
             "give the second one a feature of its own"
         )
-    return TableLayout(
+    whole = TableLayout(
         tuple(TableSpec(one.name, one.embedding_dim, *one.initial_range) for one in configs),
         collection.optimizer,
         str(configs[0].data_type).removeprefix("torch."),
         collection.seed,
     )
+    return whole if collection.prune_settings is None else chunk_layout(whole, collection.prune_settings)
 
 
 def cache_of(collection: EmbeddingBagCollection) -> RowMemory:
-    """A collection's rows as a worker's cache."""
-    groups = [group.tables for group in collection.groups]
+    """A collection's rows as a worker's cache; where they are pruned, a cache beside it."""
+    groups = None if collection.prune_settings is not None else [one.tables for one in collection.groups]
     return RowMemory(layout_of(collection), groups, makes_rows=False)
 
 

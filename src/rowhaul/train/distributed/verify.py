@@ -13,7 +13,6 @@ number it would add up in another order.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -34,15 +33,15 @@ from rowhaul.exchange.mover import Job
 from rowhaul.exchange.rows import TableLayout
 from rowhaul.exchange.settle import settled_blocks
 from rowhaul.nn import Batch
-from rowhaul.schedule import IdBatch
 from rowhaul.schedule.plan import KIND_NAMES
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.comparison import TableRows, Trained
 from rowhaul.train.distributed.hot import profile_hot_rows
 from rowhaul.train.distributed.run import ClusterRun, join_as_configured
-from rowhaul.train.distributed.training import layout_of, tables_of_features
+from rowhaul.train.distributed.training import layout_of
 from rowhaul.train.metrics import MetricValues
-from rowhaul.train.trainer import Trainer, check_finite, per_sample_loss
+from rowhaul.train.row_keeper import RowKeeper
+from rowhaul.train.trainer import Trainer
 
 Stepped = Callable[[int], None]
 """Called with the number of steps taken so far."""
@@ -222,11 +221,14 @@ def train_alone(
     trainer, stream = Trainer(config, schema), open_stream(config, schema, data)
     trainer.check_keys(stream)
     trainer.total_steps = min(stream.num_batches, config.max_steps)
-    admission = _Admission(config, trainer, stream) if config.cluster.admit_after > 1 else None
+    if trainer.keeper is not None:  # hot rows are trained and kept, whatever policies say
+        hot = profile_hot_rows(stream, config.cluster, trainer.collection)
+        trainer.keeper = RowKeeper(trainer.collection, trainer.policies, hot)
     losses = []
     for samples in islice(stream, trainer.total_steps):
         parts = [samples] if workers is None else _parts(samples, workers[trainer.step])
-        losses.append(_step(trainer, samples, parts, admission))
+        batches = [Batch.from_samples(part, global_size=len(samples)) for part in parts]
+        losses.append(trainer.train_parts(Batch.from_samples(samples), batches))
         stepped(trainer.step)
     layout = layout_of(trainer.collection)
     rows = [
@@ -238,64 +240,6 @@ def train_alone(
 
 def _parts(samples: Samples, worker: npt.NDArray[np.int32]) -> list[Samples]:
     return [samples.take(np.flatnonzero(worker == one)) for one in np.unique(worker)]
-
-
-def _step(
-    trainer: Trainer, samples: Samples, parts: Sequence[Samples], admission: _Admission | None
-) -> float:
-    """One step on a global batch that comes in parts; returns its loss."""
-    trainer.model.train()
-    trainer.set_rates()
-    total = torch.zeros((), dtype=getattr(torch, trainer.config.precision))
-    for part in parts:
-        batch = Batch.from_samples(part, global_size=len(samples))
-        loss = batch.loss(per_sample_loss(trainer.model(batch), batch))
-        loss.backward()
-        total += loss.detach()
-    if admission is not None:
-        admission.step(samples)
-    trainer.rows.step()
-    trainer.dense.step()
-    trainer.dense.zero_grad()
-    trainer.step += 1
-    trainer.samples += len(samples)
-    check_finite(float(total), trainer.step, trainer.config)
-    return float(total)
-
-
-class _Admission:
-    """With ``admit_after``, which rows learn: hot ones, and those named often enough, counted once more."""
-
-    def __init__(self, config: TrainConfig, trainer: Trainer, stream: SampleStream) -> None:
-        self._least, self._trainer = config.cluster.admit_after, trainer
-        self._sightings: Counter[tuple[int, int]] = Counter()
-        names = [one.name for one in trainer.collection.embedding_bag_configs()]
-        self._number_of = {name: number for number, name in enumerate(names)}
-        hot = profile_hot_rows(stream, config.cluster, trainer.collection)
-        if hot is not None:
-            rows = zip(hot.tables.tolist(), hot.keys.tolist(), strict=True)
-            self._sightings.update(dict.fromkeys(rows, self._least))
-
-    def step(self, samples: Samples) -> None:
-        """Count a batch, a row once a sample; step the rows that are admitted, forget other gradients."""
-        tables = tables_of_features(self._trainer.collection, samples.features)
-        ids = IdBatch.from_features(tables, samples.values, samples.lengths)
-        sample = np.repeat(np.arange(len(ids)), np.diff(ids.offsets))
-        named = np.unique(np.stack([sample, ids.tables.astype(np.int64), ids.keys]), axis=1)
-        self._sightings.update(map(tuple, named[1:].T.tolist()))
-        rate = float(self._trainer.rows.param_groups[0]["lr"])
-        for group in self._trainer.collection.groups:
-            taken = group.take_gradients()
-            if taken is None:
-                continue
-            lookup, gradients = taken
-            numbers = [self._number_of[spec.name] for spec in group.tables.tables]
-            table = np.repeat(numbers, np.diff(lookup.starts)).tolist()
-            rows = zip(table, lookup.keys.tolist(), strict=True)
-            some = np.array([self._sightings[row] >= self._least for row in rows], np.bool_)
-            if some.any():
-                number = self._trainer.step + 1
-                group.tables.update(lookup.locations[some], gradients[some], rate, number)
 
 
 def _dense_of(model: nn.Module) -> dict[str, npt.NDArray[Any]]:

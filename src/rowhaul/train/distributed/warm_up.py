@@ -19,14 +19,15 @@ from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
 from rowhaul.exchange.feed import LeaderFeed
 from rowhaul.exchange.in_process import InProcessNetwork
-from rowhaul.exchange.kernels import rows_of_worker
+from rowhaul.exchange.kernels import sort_out
 from rowhaul.exchange.lanes import Failure
 from rowhaul.exchange.mover import Mover
 from rowhaul.exchange.planner import Planner
 from rowhaul.exchange.rows import RowMemory
 from rowhaul.exchange.runtime import Runtime
-from rowhaul.schedule import Scheduler, ScheduleSettings, Topology
+from rowhaul.schedule import ScheduleSettings, Topology
 from rowhaul.train.config import TrainConfig
+from rowhaul.train.distributed.pruned_settings import make_scheduler, schedule_settings
 from rowhaul.train.distributed.training import (
     DistributedTraining,
     cache_of,
@@ -46,8 +47,14 @@ def compile_kernels(config: TrainConfig, schema: Schema, told: Callable[[], None
         return
     told()
     topology = replace(config.cluster.topology(2), num_stores=1)
-    sizes = layout_of(only_collection(make_model(config, schema))).sizes()
-    given = replace(config.cluster, shares="equal", links="equal", cache="64MiB").schedule(topology, sizes)
+    collection = only_collection(make_model(config, schema))
+    layout = layout_of(collection)
+    given_policies = config.row_policies([one.name for one in collection.embedding_bag_configs()])
+    policies = tuple(  # that forget within the few batches that there are
+        replace(one, ttl=one.ttl and 1, max_rows=one.max_rows and 3) for one in given_policies
+    )
+    plain = replace(config.cluster, shares="equal", links="equal", cache="64MiB")
+    given = schedule_settings(plain, topology, layout, policies=policies)
     network = InProcessNetwork(topology.num_ranks)
     threads = [
         threading.Thread(target=_train, args=(config, schema, given, topology, network, rank), daemon=True)
@@ -77,7 +84,7 @@ def _train(
         home = RowMemory(layout_of(collection)) if topology.colocated or not trains else None
         batches = _batches(schema)
         planner = Planner(
-            lambda ids: Scheduler(settings, ids),
+            lambda ids: make_scheduler(settings, layout_of(collection), ids),
             batches,
             failure,
             tables_of_features=tables_of_features(collection, batches[0].features),
@@ -121,7 +128,7 @@ def _batches(schema: Schema) -> list[Samples]:
 
 def _stamp(config: TrainConfig, schema: Schema) -> Path | None:
     """The file that says that the kernels of such a run are cached; None where nothing can be."""
-    folder = getattr(getattr(rows_of_worker, "_cache", None), "cache_path", None)
+    folder = getattr(getattr(sort_out, "_cache", None), "cache_path", None)
     if folder is None:
         return None
     package = Path(__file__).parents[2]
@@ -129,8 +136,8 @@ def _stamp(config: TrainConfig, schema: Schema) -> Path | None:
     cluster = config.cluster
     what = (
         config.rows, config.precision, cluster.dispatcher, cluster.sync, cluster.cache_policy,
-        cluster.hot_rows > 0, cluster.colocated, cluster.peer_to_peer, cluster.admit_after > 1,
-        cluster.look_ahead > 0, torch.__version__,
+        bool(cluster.hot_rows), cluster.colocated, cluster.peer_to_peer, config.tables,
+        cluster.look_ahead > 0, config.prune, torch.__version__,
     )  # fmt: skip
     digest = hashlib.blake2b(repr((what, contents)).encode(), digest_size=12).hexdigest()
     return Path(folder) / f"rowhaul-{digest}.compiled"

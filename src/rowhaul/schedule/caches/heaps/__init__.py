@@ -120,6 +120,16 @@ class PriorityHeaps:
             pool.copies, self._notes, heaps.entries, heaps.start, self._num_entries,
         )  # fmt: skip
 
+    def forget(self, copies: Int32s, pool: CopyPool) -> None:
+        """See `Order`: entries that carry an older ticket do not count."""
+        notes, workers = self._notes, pool.copies["worker"][copies]
+        marked = workers[notes["mark"][copies] == self._target[workers]]
+        self._num_copies -= np.bincount(workers, minlength=len(self._target))
+        self._num_marked -= np.bincount(marked, minlength=len(self._target))
+        notes["ticket"][copies] += 1
+        notes["frequency"][copies] = 0
+        notes["queued"][copies] = 0
+
     def export(self, copies: Int32s) -> Arrays:
         """See `Order`; heaps follow from what is known of the copies, ranks from the order of their rows."""
         known = {name: self._notes[name][copies] for name in ("frequency", "mark", "outdated")}

@@ -67,6 +67,10 @@ class RecencyLogs:
             step.size, self._sizes, self._num_workers, logs.entries, logs.start, logs.capacity, self._last,
         )  # fmt: skip
 
+    def forget(self, copies: Int32s, pool: CopyPool) -> None:
+        """See `Order`: an entry counts only with the last use of its copy, and these have none any more."""
+        pool.copies["last_use"][copies] = -1
+
     def export(self, copies: Int32s) -> Arrays:
         """See `Order`: the last uses, which the pool knows, are everything."""
         return {}

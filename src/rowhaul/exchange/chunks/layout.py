@@ -1,0 +1,102 @@
+"""The tables of a pruned model as a cluster has them: every table is so many tables of chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.errors import ConfigError
+from rowhaul.exchange.rows import TableLayout
+from rowhaul.schedule import ScheduleSettings
+from rowhaul.store import TableGroup, TableSpec
+from rowhaul.store.pruning import PruneSettings
+from rowhaul.store.pruning.chunk_tables import ChunkTables
+from rowhaul.store.pruning.pool import chunk_starts
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ChunkLayout(TableLayout):
+    """What every rank knows of pruned tables; ``specs`` are those of chunks, in the order of plans."""
+
+    rows: tuple[TableSpec, ...]  # tables of whole rows
+    pruning: PruneSettings
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of a row."""
+        return self.pruning.chunks
+
+    @property
+    def starts(self) -> Ints:
+        """Where the chunks of a row begin, and where the last one ends."""
+        return chunk_starts(self.rows[0].dim, self.num_chunks)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of the largest chunk with its state."""
+        return max(self.sizes().records)
+
+    def groups(self) -> list[TableGroup]:
+        """Empty tables of chunks, those of one size together."""
+        firsts = np.tile(self.starts[:-1], len(self.rows)).tolist()
+        names = [spec.name for spec in self.rows for _ in range(self.num_chunks)]
+        found: list[TableGroup] = []
+        for dim in dict.fromkeys(spec.dim for spec in self.specs):
+            some = [number for number, spec in enumerate(self.specs) if spec.dim == dim]
+            found.append(
+                ChunkTables(
+                    [self.specs[number] for number in some],
+                    self.optimizer,
+                    self.dtype,
+                    self.seed,
+                    [names[number] for number in some],
+                    [firsts[number] for number in some],
+                )
+            )
+        return found
+
+
+def chunk_layout(whole: TableLayout, pruning: PruneSettings) -> ChunkLayout:
+    """The tables of chunks for tables of whole rows."""
+    if len({spec.dim for spec in whole.specs}) > 1:
+        dims = sorted({spec.dim for spec in whole.specs})
+        raise ConfigError(
+            f"the tables have rows of {', '.join(map(str, dims))} values; on a cluster, pruning needs rows "
+            "of one size so far: give all tables one embedding_dim, or prune in one process"
+        )
+    if pruning.dims:
+        raise ConfigError(
+            f"prune.dims keeps {pruning.dims} values of a row; columns are pruned in one process so far: set "
+            "it to 0, or leave out workers"
+        )
+    for spec in whole.specs:
+        pruning.check_dim(spec.name, spec.dim)
+    sizes = np.diff(chunk_starts(whole.specs[0].dim, pruning.chunks)).tolist()
+    specs = [
+        TableSpec(f"{spec.name}#{place}", size, spec.initial_low, spec.initial_high)
+        for spec in whole.specs
+        for place, size in enumerate(sizes)
+    ]
+    return ChunkLayout(tuple(specs), whole.optimizer, whole.dtype, whole.seed, whole.specs, pruning)
+
+
+def check_schedule(settings: ScheduleSettings, layout: ChunkLayout) -> None:
+    """Refuse what pruning does not go together with, and sizes of whole rows."""
+    what = None
+    if settings.sync_mode.name in ("bounded", "static"):
+        what = f"cluster.sync {settings.sync_mode.name}: use on-demand or full"
+    elif settings.hot is not None:
+        what = "cluster.hot_rows: leave them out"
+    elif not all(policy.keeps_all for policy in settings.row_policies):
+        what = "policies of tables, since pruning decides which rows stay: leave them out"
+    if what is not None:
+        raise ConfigError(f"on a cluster, prune does not go together with {what}")
+    if settings.sizes != layout.sizes() or settings.topology.tables_per_row != layout.num_chunks:
+        raise ConfigError(
+            f"the schedule's settings are of whole rows, but rows are pruned in {layout.num_chunks} chunks: "
+            "take sizes of layout_of(collection).sizes(), and a topology with tables_per_row of as many"
+        )

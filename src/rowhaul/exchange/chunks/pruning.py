@@ -1,0 +1,227 @@
+"""A pruning on a cluster, between two segments: all ranks call it together.
+
+Everything goes home. Workers then tell one rank what they have seen of the usefulness of rows: a number and
+as many utilities as a row has chunks, for each row they trained since the last time. That rank decides for
+all what one process would; the others hear of the chunks that change, a few bits each. One rank of a host
+tells the rest of it which chunks nobody has any more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rowhaul.exchange.chunks import homecoming
+from rowhaul.exchange.chunks.ledger import Ledger
+from rowhaul.exchange.chunks.map import Told
+from rowhaul.exchange.chunks.scheduling import ChunkScheduler
+from rowhaul.exchange.mover import Mover
+from rowhaul.exchange.runtime import Runtime
+from rowhaul.exchange.transport import Bytes
+from rowhaul.schedule import Plan, Scheduler, Topology, homes_of
+from rowhaul.schedule.plan import LiveRows
+
+
+@dataclass(frozen=True)
+class PruneNote:
+    """What one pruning did and took; the same on all ranks, but for the seconds."""
+
+    iteration: int
+    num_evicted: int  # chunks
+    num_admitted: int
+    num_forgotten: int  # rows
+    num_rows: int  # kept track of, afterwards
+    num_chunks: int  # held, afterwards
+    capacity: int  # chunks that may be held
+    home_bytes: int  # sent to bring rows home
+    told_bytes: int  # sent by workers to say what was useful
+    decision_bytes: int  # sent to other hosts, and kept in one of them
+    seconds: float
+
+    def text(self) -> str:
+        """A line for the log."""
+        changed = self.num_evicted + self.num_admitted
+        each = f", {8 * self.decision_bytes / changed:.1f} bits each" if changed else ""
+        return (
+            f"pruned after step {self.iteration:,}: {self.num_evicted:,} chunks left, {self.num_admitted:,} "
+            f"came ({self.decision_bytes:,} bytes tell a host which{each}), {self.num_forgotten:,} rows "
+            f"forgotten; {self.num_rows:,} rows hold {self.num_chunks:,} of {self.capacity:,} chunks. "
+            f"{self.told_bytes:,} bytes of utilities and {self.home_bytes:,} of rows were sent, in "
+            f"{self.seconds * 1e3:.0f} ms"
+        )
+
+
+class ClusterPruning:
+    """The part of one rank in prunings.
+
+    Args:
+        period: iterations between two.
+        num_chunks: of a row.
+        ledger: of a worker; None on a rank that only stores.
+    """
+
+    def __init__(self, period: int, num_chunks: int, ledger: Ledger | None) -> None:
+        self.period, self.num_chunks, self.ledger = period, num_chunks, ledger
+        self.latest: PruneNote | None = None
+
+    def until_next(self, iteration: int) -> int:
+        """Iterations before the next pruning, at least one."""
+        return self.period - iteration % self.period
+
+    def prune(self, runtime: Runtime, topology: Topology) -> PruneNote:
+        """Prune after the iterations trained so far; a collective call."""
+        began, now = time.perf_counter(), runtime.iteration
+        home_plan = runtime.feed.share(lambda scheduler: _chunked(scheduler).bring_home())
+        runtime.in_moves(lambda mover: homecoming.carry_out(mover, home_plan)).wait()
+        told, sizes, leaders = self._tell(runtime, now)
+        if self.ledger is not None:
+            self.ledger.clear()
+        mine = b""
+        if runtime.rank == leaders[0]:
+            decided = runtime.feed.at_rest(lambda scheduler: _decide(_chunked(scheduler), told, now))
+            assert decided is not None
+            mine = decided
+        facts = _gathered(runtime, [len(mine), *self._facts(runtime)])
+        decision = _from_first(runtime, leaders, mine, facts[leaders[0]][0])
+        plan = runtime.feed.share(lambda scheduler: _chunked(scheduler).prune(decision))
+        assert plan.forgotten_keys is not None
+        runtime.in_moves(lambda mover: _change(mover, plan, topology)).wait()
+        _, num_rows, num_held, capacity = _gathered(runtime, [0, *self._facts(runtime)])[leaders[0]]
+        self.latest = PruneNote(
+            now,
+            len(plan.forgotten_keys),
+            len(plan.keys),
+            plan.num_expired,
+            num_rows,
+            num_held,
+            capacity,
+            int(home_plan.moves.num_bytes.sum()),
+            sum(size for rank, size in enumerate(sizes) if rank != leaders[0]),
+            len(decision),
+            time.perf_counter() - began,
+        )
+        return self.latest
+
+    def saved_rows(self, runtime: Runtime) -> LiveRows:
+        """All rows that are kept track of, with utilities as of now; a collective call, nothing changes."""
+        now = runtime.iteration
+        told, _, leaders = self._tell(runtime, now)
+        total = np.zeros((0, self.num_chunks), np.float32)
+        if runtime.rank == leaders[0]:
+            found = runtime.feed.at_rest(lambda scheduler: _chunked(scheduler).chunks.total(told, now))
+            assert found is not None
+            total = found
+        length = _gathered(runtime, [total.nbytes])[leaders[0]][0]
+        data = _from_first(runtime, leaders, total.tobytes(), length)
+        plan = runtime.feed.share(lambda scheduler: _with_rows(_chunked(scheduler), data))
+        assert plan.live is not None
+        return plan.live
+
+    def _tell(self, runtime: Runtime, now: int) -> tuple[list[Told], list[int], list[int]]:
+        """What workers have seen, by rank, where it is decided; bytes of each; and who leads a host."""
+        mine = self.ledger.told(now) if self.ledger is not None else None
+        leads = runtime.feed.at_rest(lambda scheduler: True) is not None
+        gathered = _gathered(runtime, [0 if mine is None else len(mine[0]), leads])
+        leaders = [rank for rank, (_, is_leader) in enumerate(gathered) if is_leader]
+        each = 4 + 4 * self.num_chunks
+        sizes = [each * count for count, _ in gathered]
+        data = np.empty(0, np.uint8)
+        if mine is not None:
+            data = np.concatenate([mine[0].view(np.uint8), mine[1].reshape(-1).view(np.uint8)])
+        come = runtime.in_moves(lambda mover: _collect(mover, leaders[0], data, sizes)).wait()
+        return [self._read(come[rank]) for rank in sorted(come)], sizes, leaders
+
+    def _read(self, data: Bytes) -> Told:
+        count = len(data) // (4 + 4 * self.num_chunks)
+        numbers, utilities = data[: 4 * count].copy(), data[4 * count :].copy()
+        return numbers.view(np.int32), utilities.view(np.float32).reshape(count, self.num_chunks)
+
+    def num_rows_here(self, runtime: Runtime) -> int:
+        """Rows that are kept track of, on rank 0, and 0 on others; a collective call."""
+        every = _gathered(runtime, self._facts(runtime))
+        most = max(numbers[0] for numbers in every)
+        return most if runtime.rank == 0 else 0
+
+    def _facts(self, runtime: Runtime) -> list[int]:
+        """Rows, chunks held and chunks that may be, where they are known."""
+        found = runtime.feed.at_rest(lambda scheduler: _facts(_chunked(scheduler)))
+        return found if found is not None else [0, 0, 0]
+
+
+def _chunked(scheduler: Scheduler) -> ChunkScheduler:
+    assert isinstance(scheduler, ChunkScheduler)
+    return scheduler
+
+
+def _decide(scheduler: ChunkScheduler, told: list[Told], now: int) -> bytes:
+    scheduler.chunks.learn(told, now)
+    return scheduler.chunks.decide(now)
+
+
+def _facts(scheduler: ChunkScheduler) -> list[int]:
+    chunks = scheduler.chunks
+    return [chunks.num_entries, chunks.num_held, chunks.room.num_chunks]
+
+
+def _with_rows(scheduler: ChunkScheduler, utilities: bytes) -> Plan:
+    """A plan of nothing that names all rows."""
+    chunks = scheduler.chunks
+    numbers = np.frombuffer(utilities, np.float32).reshape(-1, chunks.num_chunks)
+    return scheduler.nothing(chunks.rows(numbers))
+
+
+def _gathered(runtime: Runtime, numbers: list[int]) -> list[list[int]]:
+    """Some whole numbers of every rank."""
+    mine = np.array(numbers, np.int64)
+    every = runtime.in_control(lambda control: control.all_gather(mine.view(np.uint8))).wait()
+    gathered: list[list[int]] = np.ascontiguousarray(every).view(np.int64).tolist()
+    return gathered
+
+
+def _collect(mover: Mover, target: int, data: Bytes, sizes: list[int]) -> dict[int, Bytes]:
+    """Bring what ranks have to tell to one of them; what is its own it has."""
+    if mover.rank != target:
+        if len(data):
+            mover.links.post({}, {target: data}).wait_sent()
+        return {}
+    come: dict[int, Bytes] = {
+        rank: np.empty(size, np.uint8) for rank, size in enumerate(sizes) if size and rank != target
+    }
+    if come:
+        mover.links.post(come, {}).wait_received()
+    if len(data):
+        come[target] = data
+    return come
+
+
+def _from_first(runtime: Runtime, leaders: list[int], mine: bytes, length: int) -> bytes:
+    """What the first of some ranks has, on all of them; nothing on other ranks."""
+    if runtime.rank not in leaders or length == 0:
+        return b""
+
+    def tell(mover: Mover) -> bytes:
+        if mover.rank == leaders[0]:
+            sends: Mapping[int, Any] = dict.fromkeys(leaders[1:], np.frombuffer(mine, np.uint8).copy())
+            if sends:
+                mover.links.post({}, sends).wait_sent()
+            return mine
+        data = np.empty(length, np.uint8)
+        mover.links.post({leaders[0]: data}, {}).wait_received()
+        return data.tobytes()
+
+    return runtime.in_moves(tell).wait()
+
+
+def _change(mover: Mover, plan: Plan, topology: Topology) -> None:
+    """Forget chunks, and make others, at their home; caches are empty."""
+    if mover.home is None:
+        return
+    assert plan.forgotten_tables is not None
+    assert plan.forgotten_keys is not None
+    mover.home.forget(plan.forgotten_tables, plan.forgotten_keys)
+    here = homes_of(plan.tables, plan.keys, topology) == mover.rank
+    mover.home.make(plan.tables[here], plan.keys[here])

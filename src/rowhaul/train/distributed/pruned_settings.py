@@ -1,0 +1,73 @@
+"""The scheduler of a cluster whose rows may be pruned: sizes, caches and homes of chunks instead of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from rowhaul.errors import ConfigError
+from rowhaul.exchange.chunks.layout import ChunkLayout, check_schedule
+from rowhaul.exchange.chunks.map import ChunkMap
+from rowhaul.exchange.chunks.scheduling import ChunkScheduler
+from rowhaul.exchange.rows import TableLayout
+from rowhaul.schedule import HotRows, IdBatch, RowPolicy, Scheduler, ScheduleSettings, Topology
+from rowhaul.train.cluster_config import ClusterConfig
+
+
+def schedule_settings(
+    config: ClusterConfig,
+    topology: Topology,
+    layout: TableLayout,
+    *,
+    seed: int = 0,
+    hot: HotRows | None = None,
+    speeds: Sequence[float] | None = None,
+    policies: tuple[RowPolicy, ...] = (),
+) -> ScheduleSettings:
+    """The settings of the scheduler for tables, in chunks or not; see `ClusterConfig.schedule`.
+
+    A cache of so many rows holds as many times their chunks.
+    """
+    if not isinstance(layout, ChunkLayout):
+        sizes = layout.sizes()
+        return config.schedule(topology, sizes, seed=seed, hot=hot, speeds=speeds, policies=policies)
+    check_cluster(config)
+    if not all(policy.keeps_all for policy in policies):
+        raise ConfigError(
+            "prune decides by itself which rows are forgotten, but tables have policies by which rows come "
+            "and go; leave out one of them"
+        )
+    if not str(config.cache).strip()[-1:].isalpha():
+        config = replace(config, cache=str(int(config.cache) * layout.num_chunks))
+    chunked = replace(topology, tables_per_row=layout.num_chunks)
+    return config.schedule(chunked, layout.sizes(), seed=seed, speeds=speeds)
+
+
+def check_cluster(config: ClusterConfig) -> None:
+    """Refuse what pruning does not go together with."""
+    refused = {
+        "hot_rows": bool(config.hot_rows),
+        "sync": config.sync.partition(":")[0] in ("bounded", "static"),
+        "shares": config.shares == "auto",
+        "data_from": config.data_from == "rank0",
+    }
+    instead = {
+        "hot_rows": "0",
+        "sync": "on-demand or full",
+        "shares": "equal, or weights such as 2,1,1",
+        "data_from": "every_host",
+    }
+    for name, is_refused in refused.items():
+        if is_refused:
+            raise ConfigError(
+                f"cluster.{name} is {getattr(config, name)}, which does not go together with prune; set it "
+                f"to {instead[name]}, or leave out prune"
+            )
+
+
+def make_scheduler(settings: ScheduleSettings, layout: TableLayout, ids: Iterable[IdBatch]) -> Scheduler:
+    """A new scheduler for tables, in chunks or not; ids are those of rows."""
+    if not isinstance(layout, ChunkLayout):
+        return Scheduler(settings, ids)
+    check_schedule(settings, layout)
+    return ChunkScheduler(settings, ChunkMap(layout), ids)

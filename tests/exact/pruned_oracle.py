@@ -1,0 +1,263 @@
+"""Pruned training in one process, in plain Python: what a cluster must equal to the bit.
+
+It trains the parts that the cluster's workers trained, sums the gradients of chunks in the order of the
+workers, keeps a ledger of utilities for each of them, and prunes when it is time. Rows are read and pooled by
+the collection; everything else is dictionaries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+from training_case import Case, Row, per_sample_loss
+
+from rowhaul.data.samples import Samples
+from rowhaul.nn import Batch
+from rowhaul.nn.pooled import tables_of_keys
+from rowhaul.store.arena import RecordArena
+from rowhaul.store.pruning.chunk_tables import row_seeds
+from rowhaul.store.pruning.counter import DistinctCounter
+from rowhaul.store.pruning.decision import KnownRows, decide
+from rowhaul.store.pruning.hashing import mixed, salt_of
+from rowhaul.store.pruning.pool import chunk_starts
+from rowhaul.store.pruning.room import Sizes, room_for
+from rowhaul.store.pruning.tables import decay_powers
+
+LEAST_ENTRIES = 3
+
+
+@dataclass
+class PrunedAlone:
+    """What training in one process left: after each of some iterations, and the loss of each batch."""
+
+    records: dict[int, dict[tuple[int, int], np.ndarray]] = field(default_factory=dict)  # chunks
+    present: dict[int, dict[Row, tuple[bool, ...]]] = field(default_factory=dict)
+    utilities: dict[int, dict[Row, np.ndarray]] = field(default_factory=dict)  # of the latest pruning
+    dense: dict[int, list[np.ndarray]] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    num_held: list[tuple[int, int]] = field(default_factory=list)  # chunks, and how many there may be
+
+
+class PrunedOracle:
+    """One process that trains and prunes."""
+
+    def __init__(self, case: Case) -> None:
+        assert case.pruning is not None
+        self.case, self.settings = case, case.pruning
+        self.model = case.model()
+        self.model.rows.spread()
+        self.fresh = case.model().rows
+        self.fresh.spread()
+        self.num_chunks, dim = case.pruning.chunks, case.tables[0].embedding_dim
+        self.starts = chunk_starts(dim, self.num_chunks).tolist()
+        self.numbers = {table.name: number for number, table in enumerate(case.tables)}
+        self.seeds = row_seeds([table.name for table in case.tables], case.seed)
+        self.powers = decay_powers(case.pruning.decay)
+        itemsize = case.dtype.itemsize
+        widest = max(self._width(place) for place in range(self.num_chunks))
+        self.sizes = Sizes(widest * itemsize, 4 * (2 * self.num_chunks + 1), self.num_chunks)
+        self.present: dict[Row, list[bool]] = {}
+        self.records: dict[tuple[Row, int], np.ndarray] = {}  # chunks that were trained, or came back
+        self.base: dict[Row, np.ndarray] = {}
+        self.pruned_at = 0
+        self.ledgers: list[dict[Row, tuple[np.ndarray, int]]] = [
+            {} for _ in range(case.settings.topology.num_workers)
+        ]
+        self.counter, self.num_rows, self.is_complete = DistinctCounter(), 0, True
+        for group in self.model.rows.groups:
+            group.assemble = partial(self._assemble, group)
+
+    def run(self, workers: list[np.ndarray], ends: set[int]) -> PrunedAlone:
+        """Train all batches that were dispatched so, and tell what there is after some of them."""
+        alone = PrunedAlone()
+        dense = torch.optim.SGD(self.model.parameters(), lr=self.case.dense_lr)
+        if 0 in ends:
+            self._note(alone, 0)
+        for iteration, worker in enumerate(workers):
+            samples = self.case.batches[iteration]
+            accesses = self._accesses(samples)
+            self._add_new(accesses, iteration)
+            alone.num_held.append((sum(map(sum, self.present.values())), self._room().num_chunks))
+            alone.losses.append(self._train(samples, worker, accesses, iteration))
+            dense.step()
+            dense.zero_grad()
+            if (iteration + 1) % self.settings.period == 0:
+                self._prune(iteration + 1)
+            if iteration + 1 in ends:
+                self._note(alone, iteration + 1)
+        return alone
+
+    def _note(self, alone: PrunedAlone, iteration: int) -> None:
+        alone.records[iteration] = {
+            (row[0] * self.num_chunks + place, row[1]): record.copy()
+            for (row, place), record in self.records.items()
+        }
+        alone.present[iteration] = {row: tuple(some) for row, some in self.present.items()}
+        alone.utilities[iteration] = {row: one.copy() for row, one in self.base.items() if one.any()}
+        alone.dense[iteration] = [one.detach().numpy().copy() for one in self.model.parameters()]
+
+    def _width(self, place: int) -> int:
+        size = self.starts[place + 1] - self.starts[place]
+        return size + self.case.optimizer.state_width(size)
+
+    def _room(self):
+        return room_for(self.settings, self.settings.budget, self.sizes, self.num_rows, LEAST_ENTRIES)
+
+    def _accesses(self, samples: Samples) -> Counter[Row]:
+        table_of = {
+            name: number for number, table in enumerate(self.case.tables) for name in table.feature_names
+        }
+        counts: Counter[Row] = Counter()
+        place = 0
+        for feature, lengths in zip(samples.features, samples.lengths.tolist(), strict=True):
+            for length in lengths:
+                for key in samples.values[place : place + length].tolist():
+                    counts[table_of[feature], key] += 1
+                place += length
+        return counts
+
+    def _add_new(self, accesses: Counter[Row], iteration: int) -> None:
+        new = [row for row in accesses if row not in self.present]
+        if not new:
+            return
+        hashes = np.array(
+            [mixed(np.array([key], np.int64).view(np.uint64) ^ self.seeds[table])[0] for table, key in new]
+        )
+        self.counter.add(hashes)
+        if self.is_complete:
+            self.num_rows = len(self.present) + len(new)
+        else:
+            self.num_rows = max(self.num_rows, self.counter.estimate())
+        drawn = mixed(hashes ^ salt_of(self.case.seed, iteration)).tolist()
+        order = sorted(range(len(new)), key=lambda place: (-accesses[new[place]], drawn[place]))
+        num_free = self._room().num_entries - len(self.present)
+        if len(order) > num_free:
+            self.is_complete = False
+            order = order[: max(num_free, 0)]
+        free = self._room().num_chunks - sum(map(sum, self.present.values()))
+        for place in order:
+            num_given = min(max(free, 0), self.num_chunks)
+            free -= num_given
+            self.present[new[place]] = [k < num_given for k in range(self.num_chunks)]
+
+    def _first(self, row: Row, place: int) -> np.ndarray:
+        """A chunk as it begins."""
+        group, position = self.fresh._table(self.case.tables[row[0]].name)
+        location = group.tables.make_fresh(np.array([position]), np.array([row[1]]))
+        values = group.tables.arena.read(location)[0][self.starts[place] : self.starts[place + 1]]
+        record = np.full(self._width(place), self.case.optimizer.initial_state, values.dtype)
+        record[: len(values)] = values
+        return record
+
+    def _assemble(self, group, keys: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        rows = np.zeros((len(keys), group.tables.dim), group.tables.dtype)
+        tables = np.repeat([self.numbers[one.name] for one in group.tables.tables], np.diff(starts))
+        for number, row in enumerate(zip(tables.tolist(), keys.tolist(), strict=True)):
+            for place, is_there in enumerate(self.present.get(row, ())):
+                if is_there:
+                    record = self.records.get((row, place))
+                    record = self._first(row, place) if record is None else record
+                    first, end = self.starts[place : place + 2]
+                    rows[number, first:end] = record[: end - first]
+        return rows
+
+    def _train(self, samples: Samples, worker: np.ndarray, accesses: Counter[Row], iteration: int) -> float:
+        total = torch.zeros((), dtype=self.case.dtype)
+        parts: dict[Row, list[np.ndarray]] = {}
+        for one in np.unique(worker).tolist():
+            some = samples.take(np.flatnonzero(worker == one))
+            batch = Batch.from_samples(some, global_size=len(samples))
+            loss = batch.loss(per_sample_loss(self.model(batch), batch))
+            loss.backward()
+            total += loss.detach()
+            own = self._accesses(some)
+            for group in self.model.rows.groups:
+                taken = group.take_gradients()
+                if taken is None:
+                    continue
+                names = [self.numbers[table.name] for table in group.tables.tables]
+                tables = np.array(names)[tables_of_keys(taken[0])].tolist()
+                for row, gradient in zip(
+                    zip(tables, taken[0].keys.tolist(), strict=True), taken[1], strict=True
+                ):
+                    if row in self.present:
+                        parts.setdefault(row, []).append(gradient)
+                        self._learn(one, row, gradient, accesses[row], own[row], iteration + 1)
+        for row, gradients in parts.items():
+            summed = gradients[0]
+            if len(gradients) > 1:
+                summed = np.zeros_like(gradients[0])
+                for gradient in gradients:
+                    summed = summed + gradient
+            for place, is_there in enumerate(self.present[row]):
+                if is_there:
+                    self._step(row, place, summed[self.starts[place] : self.starts[place + 1]], iteration)
+        return float(total)
+
+    def _decay(self, steps: int) -> float:
+        return float(self.powers[0, steps & 1023] * self.powers[1, min(steps >> 10, 1023)])
+
+    def _learn(self, worker: int, row: Row, gradient: np.ndarray, total: int, own: int, now: int) -> None:
+        before, touched = self.ledgers[worker].get(row, (np.zeros(self.num_chunks, np.float32), now))
+        after = np.empty(self.num_chunks, np.float32)
+        for place in range(self.num_chunks):
+            amount = float(own)
+            if self.settings.utility == "gradient":
+                squares = 0.0
+                for number in gradient[self.starts[place] : self.starts[place + 1]].tolist():
+                    squares += number * number
+                amount = float(total) * math.sqrt(squares)
+            after[place] = np.float32(self._decay(now - touched) * float(before[place]) + amount)
+        self.ledgers[worker][row] = after, now
+
+    def _step(self, row: Row, place: int, gradient: np.ndarray, iteration: int) -> None:
+        record = self.records.get((row, place))
+        record = self._first(row, place) if record is None else record
+        arena = RecordArena(len(record), record.dtype)
+        at = arena.allocate(1)
+        arena.write(at, record[None])
+        gradients = np.ascontiguousarray(gradient)[None]
+        self.case.optimizer.step(arena, at, gradients, self.case.rates(iteration), iteration + 1)
+        self.records[row, place] = arena.read(at)[0]
+
+    def _prune(self, now: int) -> None:
+        kept = self._decay(now - self.pruned_at)
+        rows = list(self.present)
+        nothing = np.zeros(self.num_chunks, np.float32)
+        utilities = np.array(
+            [(kept * self.base.get(row, nothing).astype(np.float64)) for row in rows], np.float32
+        )
+        utilities = utilities.reshape(len(rows), self.num_chunks)
+        for ledger in self.ledgers:
+            for number, row in enumerate(rows):
+                if row in ledger:
+                    one, touched = ledger[row]
+                    utilities[number] += (self._decay(now - touched) * one.astype(np.float64)).astype(
+                        np.float32
+                    )
+            ledger.clear()
+        known = KnownRows(
+            np.array([row[0] for row in rows], np.int64),
+            np.array([row[1] for row in rows], np.int64),
+            utilities,
+            np.array([self.present[row] for row in rows], np.bool_).reshape(len(rows), self.num_chunks),
+        )
+        decision = decide(known, self.settings, self._room(), self.case.seed, now)
+        self.base = dict(zip(rows, utilities, strict=True))
+        for names, is_there in ((decision.evict, False), (decision.admit, True)):
+            columns = names.tables.tolist(), names.keys.tolist(), names.places.tolist()
+            for table, key, place in zip(*columns, strict=True):
+                self.present[table, key][place] = is_there
+                self.records.pop(((table, key), place), None)
+                if is_there:
+                    self.records[(table, key), place] = self._first((table, key), place)
+        for row in zip(decision.forget_tables.tolist(), decision.forget_keys.tolist(), strict=True):
+            assert not any(self.present.pop(row))
+            self.base.pop(row)
+            self.is_complete = False
+        self.pruned_at = now

@@ -1,0 +1,79 @@
+"""Pruned rows on a cluster: chunks, records and decisions are those of one process, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from exact_cases import cases
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from in_process_cluster import run_cluster
+from pruned_cluster import PrunedRank, check_pruned
+from pruned_oracle import PrunedOracle
+from training_case import Case
+
+from rowhaul.schedule import RowSizes
+from rowhaul.store.pruning import PruneSettings
+from rowhaul.train.distributed.training import layout_of, only_collection
+
+
+@st.composite
+def prunings(draw: st.DrawFn, dim: int) -> PruneSettings:
+    """How rows are pruned: often, and much."""
+    return PruneSettings(
+        ratio=draw(st.sampled_from([0.5, 0.75, 0.9, 0.3])),
+        chunks=draw(st.integers(1, dim)),
+        period=draw(st.sampled_from([2, 3, 1, 4])),
+        decay=draw(st.sampled_from([0.9, 0.5, 1.0])),
+        sample=draw(st.sampled_from([100_000, 8])),
+        enforcement=draw(st.sampled_from([0.0, 0.05, 0.5])),
+        utility=draw(st.sampled_from(["gradient", "gradient", "access"])),
+        ratios=draw(st.sampled_from(["adaptive", "adaptive", "linear", "power"])),
+    )
+
+
+@st.composite
+def pruned_cases(draw: st.DrawFn, sync: str, peer_to_peer: bool) -> Case:
+    """A case of the exact tests, its tables of one row size, with pruning and none of what that excludes."""
+    case = draw(cases(sync, peer_to_peer, undecided=True))
+    dim = draw(st.integers(1, 3))
+    tables = tuple(replace(table, embedding_dim=dim) for table in case.tables)
+    return as_pruned(replace(case, tables=tables), draw(prunings(dim)))
+
+
+def as_pruned(case: Case, pruning: PruneSettings) -> Case:
+    """A case with pruned rows; its caches hold any batch, and a few chunks more."""
+    case = replace(case, pruning=pruning)
+    sizes = layout_of(only_collection(case.model())).sizes()
+    settings = replace(
+        case.settings,
+        topology=replace(case.settings.topology, tables_per_row=pruning.chunks),
+        sizes=sizes,
+        hot=None,
+        policies=(),
+        cache=replace(case.settings.cache, capacity=_most(case, sizes)),
+    )
+    return replace(case, settings=settings)
+
+
+def _most(case: Case, sizes: RowSizes) -> int:
+    per_row = case.pruning.chunks if case.settings.cache.unit == "rows" else sum(sizes.records)
+    rows = max(
+        len(set(zip(one.tables.tolist(), one.keys.tolist(), strict=True))) for one in case.id_batches()
+    )
+    return max(rows, 1) * per_row + 1
+
+
+@pytest.mark.parametrize(
+    ("sync", "peer_to_peer"), [("on-demand", False), ("on-demand", True), ("full", False)]
+)
+@settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@given(data=st.data())
+def test_a_cluster_prunes_as_one_process(sync, peer_to_peer, data):
+    torch.set_num_threads(1)
+    case = data.draw(pruned_cases(sync, peer_to_peer))
+    outcome = run_cluster(case, kind=PrunedRank)
+    ends = {rest.iteration for rest in outcome.rests[0]}
+    check_pruned(case, outcome, PrunedOracle(case).run(outcome.workers, ends))
