@@ -7,19 +7,30 @@ is dropped with a warning instead.
 Numba takes a cached kernel as good while the kernel's own file has not changed. But kernels take in
 functions and constants of other files, so here a cached kernel is good while none of the files of
 this package that its module imports, directly or not, has changed.
+
+And Numba numbers the files of a kernel's cache, so that processes that start together may save under one
+number: code for one type, said to be for another, which then reads and writes past the end of arrays, in
+every later process too. Here a file is named by what is in it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import glob
 import hashlib
+import os
 import re
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core.caching import IndexDataCacheFile
+
+_BEGAN = time.time()  # modules with kernels are imported from now on
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -29,9 +40,42 @@ def kernel(function: Callable[..., Any]) -> Any:
     except RuntimeError as error:  # "cannot cache function ...: no locator available"
         _warn_without_cache(error)
         return numba.njit(function, nogil=True, error_model="numpy")
-    compiled._cache._cache_file._source_stamp = _fingerprint(function.__code__.co_filename)
+    stamp, cache = _fingerprint(function.__code__.co_filename), compiled._cache
+    if not stamp:
+        return numba.njit(function, nogil=True, error_model="numpy")
+    cache._cache_file = _CacheFiles(cache.cache_path, cache._impl.filename_base, stamp)
     _tolerate_failing_saves(compiled)
     return compiled
+
+
+class _CacheFiles(IndexDataCacheFile):  # type: ignore[misc]
+    """The cached files of one kernel: one for each signature, without an index."""
+
+    def __init__(self, folder: str, base: str, stamp: str) -> None:
+        super().__init__(folder, base, stamp)
+        self._base = os.path.join(folder, base)
+
+    def save(self, key: Any, data: Any) -> None:
+        self._save_data(self._name_of(key), data)
+        for path in glob.glob(f"{glob.escape(self._base)}.*.nb[ci]"):
+            if not path.startswith(f"{self._base}.{self._source_stamp}."):  # of a source that has changed
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+
+    def load(self, key: Any) -> Any:
+        try:
+            return self._load_data(self._name_of(key))
+        except OSError:
+            return None
+
+    def flush(self) -> None:
+        for path in glob.glob(f"{glob.escape(self._base)}.*.nb[ci]"):
+            os.unlink(path)
+
+    def _name_of(self, key: Any) -> str:
+        """By the source, the signature, the machine and Numba's version."""
+        digest = hashlib.blake2b(repr((self._version, key)).encode(), digest_size=16).hexdigest()
+        return f"{self._base}.{self._source_stamp}.{digest}.nbc"
 
 
 _PACKAGE = Path(__file__).parent
@@ -40,13 +84,18 @@ _IMPORT = re.compile(r"^\s*(?:from|import) rowhaul\.?([\w.]*)(?: import (?:\(([^
 
 @functools.cache
 def _fingerprint(path: str) -> str:
-    """A hash of a file and of all files of this package that it imports."""
+    """A hash of a file and of all files of this package that it imports.
+
+    Nothing, if one of them was changed since this process began: it may have imported another text.
+    """
     files = {Path(path)}
     unread = set(files)
     while unread:
         found = set().union(*map(_imported_files, unread))
         unread = found - files
         files |= found
+    if any(file.stat().st_mtime > _BEGAN for file in files):
+        return ""
     contents = b"".join(hashlib.blake2b(file.read_bytes()).digest() for file in sorted(files))
     return hashlib.blake2b(contents, digest_size=16).hexdigest()
 

@@ -130,3 +130,50 @@ def test_a_shard_that_is_busy_is_taken_later():
         assert thread.is_alive()
     thread.join(10)
     assert index.num_keys.tolist() == [5, 5, 5]
+
+
+@pytest.mark.parametrize(("split", "key_range", "num_keys"), [(10**9, 300, 100), (500, 10**5, 4000)])
+def test_everything_at_once_gives_nobody_the_location_of_another_key(monkeypatch, split, key_range, num_keys):
+    """Insert, discard, relocate, look up, list, reserve; few keys in tiny shards, and many in split ones."""
+    monkeypatch.setattr(shard_memory, "SPLIT_KEYS", split)
+    index, held = KeyIndex(NUM_TABLES), (1 << 32) - 1
+
+    def locations(tables, keys, version):
+        return tables << 56 | version << 32 | keys
+
+    def check(tables, keys, found):
+        assert ((found == -1) | ((found >> 56 == tables) & (found & held == keys))).all()
+
+    def insert(tables, keys, starts):
+        found, _ = index.find_or_insert(
+            keys, starts, lambda absent: locations(tables[absent], keys[absent], 1), lambda records: None
+        )
+        assert (found >= 0).all()
+        return found
+
+    def look_up(tables, keys, starts):
+        check(tables[::-1], keys[::-1], index.find_each(tables[::-1], keys[::-1]))
+        return index.find(keys, starts)[0]
+
+    def list_all(tables, keys, starts):
+        index.reserve([num_keys * 2, 0, num_keys])
+        for table in range(NUM_TABLES):
+            for listed, found in index.blocks(table):
+                check(np.full(len(listed), table), listed, found)
+        return np.full(len(keys), -1)
+
+    def discard(tables, keys, starts):
+        return index.discard(keys, starts)
+
+    def relocate(tables, keys, starts):
+        return index.relocate(keys, starts, locations(tables, keys, 2))
+
+    def repeat(operation, seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(120):
+            keys, starts, tables = batch_of(rng, int(rng.integers(0, num_keys)), key_range)
+            check(tables, keys, operation(tables, keys, starts))
+
+    operations = [insert, insert, discard, relocate, look_up, list_all]
+    in_threads(*(lambda one=one, seed=seed: repeat(one, seed) for seed, one in enumerate(operations)))
+    assert len(contents(index)) == index.num_keys.sum()

@@ -57,3 +57,16 @@ def test_blocks_and_load_are_inverses():
         }
         assert before.keys() == after.keys()
         assert all((after[key] == before[key] + 1).all() for key in before)
+
+
+def test_gradients_of_another_precision_step_the_rows_they_are_for():
+    """Records are found by address: eight bytes a value would step others, and memory behind them."""
+    keys, starts = np.arange(50), np.array([0, 50, 50])
+    gradients = np.random.default_rng(0).normal(size=(1, 3))
+    stepped = []
+    for dtype in (np.float32, np.float64):
+        tables = group()
+        locations = tables.find_or_make(keys, starts)
+        tables.update(locations[20:21], gradients.astype(dtype), 1.0, 1)
+        stepped.append(tables.arena.read(locations))
+    np.testing.assert_array_equal(stepped[0], stepped[1])

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rowhaul.exchange.address_kernels import note_gradients, note_shelved, rows_on_shelf, sum_gradients
 from rowhaul.exchange.kernels import pick_rows
-from rowhaul.exchange.rows import Rates
+from rowhaul.exchange.rows import MissingRowError, Rates
 from rowhaul.exchange.transport import Bytes
 from rowhaul.exchange.turns import DueSteps, Kinds, Parcels
 from rowhaul.exchange.whereabouts import Located, Whereabouts
@@ -75,4 +75,9 @@ class StepsOfTurn:
             for arena, locations in taken:
                 arena.release(locations)
             records = self._located.records[self._steps.row[places]]
+            if records.min() < 0:  # an address would be made of it all the same
+                raise MissingRowError(
+                    f"key {int(keys[records.argmin()])} is to be stepped and is not there, table "
+                    f"{int(self._steps.table[places][records.argmin()])}; please report this"
+                )
             memory.apply(group, records, sums, self._steps.trained[places], rates)

@@ -154,7 +154,7 @@ class Mover:
             if len(others) and located.memory is not None:
                 later.append((others, located.memory))
         if len(received):
-            self._take_in(where, received, arrived, done)
+            self._take_in(turn, where, received, arrived, done)
         for some in due:
             some.take(self._rates)
         for others, memory in later:
@@ -195,7 +195,7 @@ class Mover:
         return arrived
 
     def _take_in(
-        self, where: Whereabouts, received: Parcels, arrived: Bytes, done: npt.NDArray[np.uint8]
+        self, turn: Turn, where: Whereabouts, received: Parcels, arrived: Bytes, done: npt.NDArray[np.uint8]
     ) -> None:
         """Put away what came, but for gradients that are done; records for the cache wait."""
         if self.home is not None:
@@ -206,7 +206,7 @@ class Mover:
             for memory, kinds in ((self.home, TO_HOME), (self.cache, TO_CACHE)):
                 if memory is not None:
                     memory.unpack_gradients(received, kinds, arrived, done)
-        if self.cache is not None:
+        if self.cache is not None and turn is not Turn.AFTER:  # then rows go home, and the plan is over
             self._arrivals.append((received, arrived))
 
     def _look_up(self, job: Job) -> None:

@@ -21,10 +21,13 @@ from rowhaul.errors import RowhaulError
 from rowhaul.store.kernels import read_records, write_records
 
 CHUNK_BYTES = 4 << 20
-# Chunks are cut from larger slabs that Linux backs with huge pages: random steps over a large table are
-# half as fast again. Memory of a slab that no chunk has touched is not there yet, and costs nothing.
+# Chunks of a large arena are cut from slabs that Linux backs with huge pages: random steps over a large table
+# are half as fast again. Of these a row takes a whole one, so small arenas, of which there may be hundreds,
+# have none. A slab is a quarter of its arena at most: its memory is given back when all its chunks are.
 _SLAB_BYTES = 64 << 20
 _HUGE_PAGE = 2 << 20
+_SMALL_BYTES = 4 * _HUGE_PAGE
+_SMALL_SLAB_BYTES = 1 << 16
 _CACHE_LINE = 64
 
 Records = npt.NDArray[np.int64]
@@ -111,10 +114,11 @@ class RecordArena:
 
     def _grow(self, num_records: int) -> None:
         num_chunks = (num_records + (1 << self.shift) - 1) >> self.shift
-        chunk_bytes = self.record_bytes << self.shift
+        chunk_bytes, uncut = self.record_bytes << self.shift, self._uncut
         try:
-            more = [self._cut(chunk_bytes) for _ in range(num_chunks - len(self._chunks))]
+            more = [self._cut(chunk_bytes, num_chunks) for _ in range(num_chunks - len(self._chunks))]
         except (MemoryError, OSError, OverflowError):
+            self._uncut = uncut
             raise OutOfMemoryError(
                 f"no memory for {num_records:,} rows of {self.record_bytes} bytes "
                 f"({self.num_records:,} are held); use a smaller embedding_dim or a larger machine"
@@ -123,11 +127,13 @@ class RecordArena:
             self._chunks += more
             self.addresses = np.concatenate([self.addresses, _addresses(more)])
 
-    def _cut(self, num_bytes: int) -> npt.NDArray[np.uint8]:
-        """A chunk that begins with a cache line, so that a row of 64 bytes is one line and not two."""
+    def _cut(self, num_bytes: int, num_chunks: int) -> npt.NDArray[np.uint8]:
+        """One of so many chunks; begins with a cache line, so that a row of 64 bytes is one and not two."""
         stride = num_bytes + -num_bytes % _CACHE_LINE
         if len(self._uncut) < stride:
-            self._uncut = _slab(max(stride, _SLAB_BYTES))
+            is_small = stride * num_chunks <= _SMALL_BYTES
+            size = _SMALL_SLAB_BYTES if is_small else min(stride * num_chunks // 4, _SLAB_BYTES)
+            self._uncut = _slab(max(1, size // stride) * stride, huge_pages=not is_small)
         chunk, self._uncut = self._uncut[:num_bytes], self._uncut[stride:]
         return chunk
 
@@ -136,12 +142,13 @@ def _addresses(chunks: list[npt.NDArray[np.uint8]]) -> Records:
     return np.array([chunk.ctypes.data for chunk in chunks], dtype=np.int64)
 
 
-def _slab(num_bytes: int) -> npt.NDArray[np.uint8]:
-    """Memory that begins with a huge page; private, since shared memory would not get any."""
-    memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def _slab(num_bytes: int, *, huge_pages: bool) -> npt.NDArray[np.uint8]:
+    """Memory that is not there until it is touched, whole pages of it; private: shared has no huge ones."""
+    alignment = _HUGE_PAGE if huge_pages else 1
+    memory = mmap.mmap(-1, num_bytes + alignment - 1, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
+            memory.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
     array = np.frombuffer(memory, dtype=np.uint8)
-    first = -array.ctypes.data % _HUGE_PAGE
+    first = -array.ctypes.data % alignment
     return array[first : first + num_bytes]

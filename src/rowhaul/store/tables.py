@@ -157,6 +157,8 @@ class TableGroup:
 
     def update(self, records: Int64s, gradients: npt.NDArray[Any], lr: float, number: int) -> None:
         """One optimizer step on the given records, which must differ."""
+        # Kernels take the gradients' type for that of the records, which they find by address.
+        gradients = np.asarray(gradients, dtype=self.dtype)
         self.optimizer.step(self.arena, records, gradients, lr, number)
 
     def blocks(self, table: int) -> Iterator[tuple[Int64s, npt.NDArray[Any]]]:
