@@ -1,9 +1,11 @@
 """Two co-located ranks of Rowhaul against two of TorchRec on Gloo: the same tables, ids, batches and model.
 
 26 tables of 100,000 rows of 16, one layer above them, row-wise Adagrad in the tables. TorchRec holds every
-table sharded over the two ranks, table by table or row by row, and steps rows in its fused backward;
-Rowhaul moves rows to where they are trained, peer to peer, and plans that in one of the two processes.
-Both use two processes of one thread on this machine, take turns, and get their ids from memory.
+table sharded over the two ranks, table by table or row by row, and steps rows in its fused backward.
+Rowhaul has two ways: its embedding database, which every rank asks for the rows of its own samples, located
+while the batch before is trained; and scheduled training, which moves rows to where they are trained, peer
+to peer, and plans that in one of the two processes. All use two processes of one thread on this machine,
+take turns, and get their ids from memory.
 
 Ids come in two kinds: drawn evenly over each table, the hardest case for who moves rows; and with a few
 frequent ones, as logs have them. Before the clock starts most rows have been seen.
@@ -43,6 +45,7 @@ PACKAGES = (
 )
 RANKS, TABLES, ROWS, DIM, REPEATS = 2, 26, 100_000, 16, 3
 LR = 0.05
+AHEAD = 2  # batches whose rows the database has been asked for before they are trained
 WAYS = ("table", "row")
 
 
@@ -155,6 +158,52 @@ def rowhaul_rank(path: str, warm_up: int, dispatcher: str, hot_rows: int) -> Non
     print(json.dumps([one / (steps - warm_up) for one in (seconds, cpu)]), flush=True)
 
 
+def database_rank(path: str, warm_up: int) -> None:
+    """One rank of the embedding database; prints the same."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    from rowhaul._environment import keep_freed_memory, let_threads_take_turns
+    from rowhaul.exchange.database import DatabaseBags, DenseGradients, DistributedEmbeddingDatabase
+
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    let_threads_take_turns()
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    every = np.load(path, mmap_mode="r")
+    steps, global_batch, num_tables = every.shape
+    mine = slice(rank * global_batch // ranks, (rank + 1) * global_batch // ranks)
+    batches = [np.ascontiguousarray(every[step, mine].T) for step in range(steps)]  # as a reader has them
+    names = [f"t{n}" for n in range(num_tables)]
+    labels = torch.from_numpy(np.random.default_rng(0).integers(0, 2, global_batch)).float()[mine]
+    torch.manual_seed(0)
+    top = nn.Linear(num_tables * DIM, 1)
+    dense = torch.optim.SGD(top.parameters(), lr=LR)
+    with DistributedEmbeddingDatabase(dict.fromkeys(names, DIM), "rowwise_adagrad", lr=LR) as database:
+        bags, sums = DatabaseBags(database), DenseGradients(top.parameters())
+        tickets = [database.prefetch(dict(zip(names, batch, strict=True))) for batch in batches[:AHEAD]]
+        for step in range(steps):
+            if step == warm_up:
+                dist.barrier()
+                began, used = time.perf_counter(), time.process_time()
+            if step + AHEAD < steps:
+                tickets.append(database.prefetch(dict(zip(names, batches[step + AHEAD], strict=True))))
+            logits = top(bags(tickets.pop(0))).squeeze(1)
+            loss = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+            (loss / global_batch).backward()
+            sums.start()
+            bags.step()
+            sums.finish()
+            dense.step()
+            dense.zero_grad()
+        seconds, cpu = time.perf_counter() - began, time.process_time() - used
+        dist.barrier()
+    print(json.dumps([one / (steps - warm_up) for one in (seconds, cpu)]), flush=True)
+    dist.destroy_process_group()
+
+
 def most_frequent(ids: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Tables and keys of the most frequent rows."""
     rows = ids.reshape(-1, TABLES) + np.arange(TABLES) * ROWS
@@ -196,9 +245,9 @@ def torchrec_seconds(python: Path, path: str, warm_up: int) -> dict[str, list[fl
     return {way: [max(one[way][0] for one in found), sum(one[way][1] for one in found)] for way in WAYS}
 
 
-def rowhaul_seconds(path: str, warm_up: int, dispatcher: str, hot_rows: int) -> list[float]:
-    """Seconds a step, and those of both processors."""
-    found = as_ranks([sys.executable, __file__, "--rank", path, str(warm_up), dispatcher, str(hot_rows)])
+def rowhaul_seconds(path: str, warm_up: int, *how: str) -> list[float]:
+    """Seconds a step, and those of both processors: of the database, or by dispatcher and hot rows."""
+    found = as_ranks([sys.executable, __file__, "--rank", path, str(warm_up), *how])
     return [max(one[0] for one in found), sum(one[1] for one in found)]
 
 
@@ -213,10 +262,11 @@ def compare(python: Path, kind: str, per_rank: int, given: argparse.Namespace) -
         for _ in range(given.repeats):
             for way, taken in torchrec_seconds(python, path, warm_up).items():
                 seconds.setdefault(f"TorchRec, {way}-wise", []).append(taken)
-            for dispatcher in given.dispatchers.split(","):
+            seconds.setdefault("Rowhaul's database", []).append(rowhaul_seconds(path, warm_up))
+            for dispatcher in filter(None, given.dispatchers.split(",")):
                 for hot in [0] if kind == "even" else map(int, given.hot_rows.split(",")):
                     name = f"Rowhaul, {dispatcher}" + (f", {hot:,} hot rows" if hot else "")
-                    taken = rowhaul_seconds(path, warm_up, dispatcher, hot)
+                    taken = rowhaul_seconds(path, warm_up, dispatcher, str(hot))
                     seconds.setdefault(name, []).append(taken)
     medians = {
         name: [statistics.median(one) for one in zip(*runs, strict=True)] for name, runs in seconds.items()
@@ -236,13 +286,16 @@ def compare(python: Path, kind: str, per_rank: int, given: argparse.Namespace) -
 
 def main() -> None:
     if sys.argv[1:2] == ["--rank"]:
-        path, warm_up, dispatcher, hot_rows = sys.argv[2:]
-        rowhaul_rank(path, int(warm_up), dispatcher, int(hot_rows))
+        path, warm_up, *how = sys.argv[2:]
+        if how:
+            rowhaul_rank(path, int(warm_up), how[0], int(how[1]))
+        else:
+            database_rank(path, int(warm_up))
         return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--per-rank", default="512,2048")
     parser.add_argument("--ids", default="even,skewed")
-    parser.add_argument("--dispatchers", default="round-robin")
+    parser.add_argument("--dispatchers", default="round-robin", help="of scheduled training; '' for none")
     parser.add_argument("--hot-rows", default="0,2000")
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--steps", type=int, default=200, help="of 512 samples a rank; fewer of larger ones")

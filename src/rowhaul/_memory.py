@@ -36,6 +36,31 @@ def record_address(addresses: Any, shift: int, record_bytes: int, record: int) -
 
 
 @intrinsic
+def data_address(typing_context: Any, array: Any) -> Any:
+    """Where an array's first element is: loops that follow addresses carry integers instead of arrays."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(array)(context, builder, arguments[0]).data
+        return builder.ptrtoint(data, ir.IntType(64))
+
+    return types.int64(array), generate
+
+
+@intrinsic
+def _load_address(typing_context: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), align=8)
+
+    return types.int64(types.int64), generate
+
+
+@register_jitable
+def record_at(chunks: int, shift: int, record_bytes: int, record: int) -> Any:
+    """`record_address` where ``chunks`` is the address of the array of chunk addresses."""
+    return _load_address(chunks + 8 * (record >> shift)) + (record & ((1 << shift) - 1)) * record_bytes
+
+
+@intrinsic
 def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
     """``memcpy`` by address: for a row of a few dozen bytes, much faster than a loop over its values."""
 
@@ -148,6 +173,16 @@ def pairs_below(typing_context, line, word):
         return builder.zext(builder.ctpop(first_words), _WORD)
 
     return types.int64(types.int64, types.uint64), generate
+
+
+@intrinsic
+def leading_zeros(typing_context, word):
+    """How many bits of a word are zero before the first that is not."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.ctlz(arguments[0], ir.IntType(1)(0))
+
+    return types.int64(types.uint64), generate
 
 
 @intrinsic

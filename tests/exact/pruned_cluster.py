@@ -28,11 +28,18 @@ class PrunedRank(Rank):
         self.sent_to_prune = 0
         pruning = self.training.pruning
         self._prune, pruning.prune = pruning.prune, self._prune_apart
+        self._narrow, pruning.narrow = pruning.narrow, self._narrow_apart
 
     def _scheduler(self, ids: Iterator[IdBatch]) -> Scheduler:
         layout = layout_of(only_collection(self.model))
         assert isinstance(layout, ChunkLayout)
         return ChunkScheduler(self.case.settings, ChunkMap(layout, LEAST_ENTRIES), ids)
+
+    def _narrow_apart(self, *arguments) -> bool:
+        posted = Counter(self.links.posted)
+        is_done = self._narrow(*arguments)
+        self.links.posted = posted
+        return is_done
 
     def _prune_apart(self, *arguments) -> PruneNote:
         posted = Counter(self.links.posted)
@@ -40,9 +47,6 @@ class PrunedRank(Rank):
         self.sent_to_prune = (self.links.posted - posted).total()
         self.links.posted = posted
         self.notes.append(note)
-        if self.mover.cache is not None:
-            assert not sum(int(group.index.num_keys.sum()) for group in self.mover.cache.groups)
-            assert not self.mover.cache.num_waiting
         return note
 
 

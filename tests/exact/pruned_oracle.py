@@ -24,9 +24,9 @@ from rowhaul.store.pruning.chunk_tables import row_seeds
 from rowhaul.store.pruning.counter import DistinctCounter
 from rowhaul.store.pruning.decision import KnownRows, decide
 from rowhaul.store.pruning.hashing import mixed, salt_of
+from rowhaul.store.pruning.lookups import decay_powers
 from rowhaul.store.pruning.pool import chunk_starts
 from rowhaul.store.pruning.room import Sizes, room_for
-from rowhaul.store.pruning.tables import decay_powers
 
 LEAST_ENTRIES = 3
 
@@ -54,7 +54,9 @@ class PrunedOracle:
         self.fresh = case.model().rows
         self.fresh.spread()
         self.num_chunks, dim = case.pruning.chunks, case.tables[0].embedding_dim
-        self.starts = chunk_starts(dim, self.num_chunks).tolist()
+        self._keep(np.tile(np.arange(dim), (len(case.tables), 1)))
+        self.squares = [np.zeros((len(case.tables), dim)) for _ in range(case.settings.topology.num_workers)]
+        self.awaits_columns = bool(case.pruning.dims)
         self.numbers = {table.name: number for number, table in enumerate(case.tables)}
         self.seeds = row_seeds([table.name for table in case.tables], case.seed)
         self.powers = decay_powers(case.pruning.decay)
@@ -72,6 +74,14 @@ class PrunedOracle:
         for group in self.model.rows.groups:
             group.assemble = partial(self._assemble, group)
 
+    def _keep(self, columns: np.ndarray) -> None:
+        """Have so many columns of each table, in chunks."""
+        self.columns = columns
+        self.starts = chunk_starts(columns.shape[1], self.num_chunks).tolist()
+
+    def _columns(self, row: Row, place: int) -> np.ndarray:
+        return self.columns[row[0], self.starts[place] : self.starts[place + 1]]
+
     def run(self, workers: list[np.ndarray], ends: set[int]) -> PrunedAlone:
         """Train all batches that were dispatched so, and tell what there is after some of them."""
         alone = PrunedAlone()
@@ -86,6 +96,8 @@ class PrunedOracle:
             alone.losses.append(self._train(samples, worker, accesses, iteration))
             dense.step()
             dense.zero_grad()
+            if self.awaits_columns and iteration + 1 >= self.settings.cold_start:
+                self._shrink()
             if (iteration + 1) % self.settings.period == 0:
                 self._prune(iteration + 1)
             if iteration + 1 in ends:
@@ -149,7 +161,7 @@ class PrunedOracle:
         """A chunk as it begins."""
         group, position = self.fresh._table(self.case.tables[row[0]].name)
         location = group.tables.make_fresh(np.array([position]), np.array([row[1]]))
-        values = group.tables.arena.read(location)[0][self.starts[place] : self.starts[place + 1]]
+        values = group.tables.arena.read(location)[0][self._columns(row, place)]
         record = np.full(self._width(place), self.case.optimizer.initial_state, values.dtype)
         record[: len(values)] = values
         return record
@@ -162,8 +174,8 @@ class PrunedOracle:
                 if is_there:
                     record = self.records.get((row, place))
                     record = self._first(row, place) if record is None else record
-                    first, end = self.starts[place : place + 2]
-                    rows[number, first:end] = record[: end - first]
+                    columns = self._columns(row, place)
+                    rows[number, columns] = record[: len(columns)]
         return rows
 
     def _train(self, samples: Samples, worker: np.ndarray, accesses: Counter[Row], iteration: int) -> float:
@@ -196,20 +208,23 @@ class PrunedOracle:
                     summed = summed + gradient
             for place, is_there in enumerate(self.present[row]):
                 if is_there:
-                    self._step(row, place, summed[self.starts[place] : self.starts[place + 1]], iteration)
+                    self._step(row, place, summed[self._columns(row, place)], iteration)
         return float(total)
 
     def _decay(self, steps: int) -> float:
         return float(self.powers[0, steps & 1023] * self.powers[1, min(steps >> 10, 1023)])
 
     def _learn(self, worker: int, row: Row, gradient: np.ndarray, total: int, own: int, now: int) -> None:
+        if self.awaits_columns:
+            for column, number in enumerate(gradient.tolist()):
+                self.squares[worker][row[0], column] += number * number
         before, touched = self.ledgers[worker].get(row, (np.zeros(self.num_chunks, np.float32), now))
         after = np.empty(self.num_chunks, np.float32)
         for place in range(self.num_chunks):
             amount = float(own)
             if self.settings.utility == "gradient":
                 squares = 0.0
-                for number in gradient[self.starts[place] : self.starts[place + 1]].tolist():
+                for number in gradient[self._columns(row, place)].tolist():
                     squares += number * number
                 amount = float(total) * math.sqrt(squares)
             after[place] = np.float32(self._decay(now - touched) * float(before[place]) + amount)
@@ -224,6 +239,46 @@ class PrunedOracle:
         gradients = np.ascontiguousarray(gradient)[None]
         self.case.optimizer.step(arena, at, gradients, self.case.rates(iteration), iteration + 1)
         self.records[row, place] = arena.read(at)[0]
+
+    def _shrink(self) -> None:
+        """Keep the columns with the largest squares; what a chunk holds then comes from where it was."""
+        total = np.zeros(self.squares[0].shape)
+        for one in self.squares:
+            total += one
+        before = {key: record.copy() for key, record in self.records.items()}
+        rows = {row for row, some in self.present.items() if any(some)}
+        whole = {row: self._whole(row, before) for row in rows}
+        self._keep(np.sort(np.argsort(-total, axis=1, kind="stable")[:, : self.settings.dims], axis=1))
+        self.awaits_columns = False
+        widest = max(self._width(place) for place in range(self.num_chunks))
+        self.sizes = Sizes(widest * self.case.dtype.itemsize, self.sizes.entry, self.num_chunks)
+        for row in rows:
+            for place, is_there in enumerate(self.present[row]):
+                if is_there:
+                    parts = [plane[self._columns(row, place)] for plane in whole[row]]
+                    if self.case.optimizer.state_width(8) == 1:
+                        parts[1] = parts[1][None].mean(axis=1, dtype=parts[1].dtype)
+                    self.records[row, place] = np.concatenate(parts)
+
+    def _whole(self, row: Row, records: dict) -> list[np.ndarray]:
+        """Values of all columns, then planes of state."""
+        rule, dim = self.case.optimizer, self.starts[-1]
+        one_number = rule.state_width(8) == 1
+        values = np.concatenate(
+            [self._first(row, k)[: self.starts[k + 1] - self.starts[k]] for k in range(self.num_chunks)]
+        )
+        planes = [values]
+        for _ in range(1 if one_number else rule.state_width(8) // 8):
+            planes.append(np.full(dim, rule.initial_state, values.dtype))
+        for place, is_there in enumerate(self.present[row]):
+            if is_there:
+                first, end = self.starts[place : place + 2]
+                record, size = records[row, place], end - first
+                values[first:end] = record[:size]
+                for number, plane in enumerate(planes[1:]):
+                    begin = size + number * size
+                    plane[first:end] = record[begin : begin + (1 if one_number else size)]
+        return planes
 
     def _prune(self, now: int) -> None:
         kept = self._decay(now - self.pruned_at)

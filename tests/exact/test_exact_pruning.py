@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from exact_cases import cases
@@ -11,9 +12,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from in_process_cluster import run_cluster
 from pruned_cluster import PrunedRank, check_pruned
-from pruned_oracle import PrunedOracle
+from pruned_oracle import LEAST_ENTRIES, PrunedOracle
 from training_case import Case
 
+from rowhaul.exchange.chunks.simulated import SimulatedPruning
 from rowhaul.schedule import RowSizes
 from rowhaul.store.pruning import PruneSettings
 from rowhaul.train.distributed.training import layout_of, only_collection
@@ -22,15 +24,18 @@ from rowhaul.train.distributed.training import layout_of, only_collection
 @st.composite
 def prunings(draw: st.DrawFn, dim: int) -> PruneSettings:
     """How rows are pruned: often, and much."""
+    chunks = draw(st.integers(1, dim))
     return PruneSettings(
         ratio=draw(st.sampled_from([0.5, 0.75, 0.9, 0.3])),
-        chunks=draw(st.integers(1, dim)),
+        chunks=chunks,
         period=draw(st.sampled_from([2, 3, 1, 4])),
         decay=draw(st.sampled_from([0.9, 0.5, 1.0])),
         sample=draw(st.sampled_from([100_000, 8])),
         enforcement=draw(st.sampled_from([0.0, 0.05, 0.5])),
         utility=draw(st.sampled_from(["gradient", "gradient", "access"])),
         ratios=draw(st.sampled_from(["adaptive", "adaptive", "linear", "power"])),
+        dims=draw(st.sampled_from([0, 0, max(chunks, dim - 1)])),
+        cold_start=draw(st.sampled_from([2, 3, 5])),
     )
 
 
@@ -69,7 +74,7 @@ def _most(case: Case, sizes: RowSizes) -> int:
 @pytest.mark.parametrize(
     ("sync", "peer_to_peer"), [("on-demand", False), ("on-demand", True), ("full", False)]
 )
-@settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=6, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(data=st.data())
 def test_a_cluster_prunes_as_one_process(sync, peer_to_peer, data):
     torch.set_num_threads(1)
@@ -77,3 +82,23 @@ def test_a_cluster_prunes_as_one_process(sync, peer_to_peer, data):
     outcome = run_cluster(case, kind=PrunedRank)
     ends = {rest.iteration for rest in outcome.rests[0]}
     check_pruned(case, outcome, PrunedOracle(case).run(outcome.workers, ends))
+
+
+@settings(max_examples=4, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@given(data=st.data())
+def test_the_simulator_plans_what_a_cluster_does(data):
+    """Where accesses are what is useful: then ids are all it takes."""
+    torch.set_num_threads(1)
+    case = data.draw(pruned_cases("on-demand", False))
+    case = as_pruned(case, replace(case.pruning, utility="access", dims=0))
+    outcome = run_cluster(case, kind=PrunedRank)
+    layout = layout_of(only_collection(case.model()))
+    simulated = SimulatedPruning(case.settings, layout, case.id_batches(), LEAST_ENTRIES)
+    for plan in outcome.plans:
+        assert simulated.fill()
+        found = simulated.plan()
+        num_told = len(found.moves) - len(plan.moves)  # of utilities, after a pruning
+        assert num_told >= 0
+        for name, column in vars(plan.moves).items():
+            assert np.array_equal(getattr(found.moves, name)[num_told:], column), name
+        assert np.array_equal(found.worker, plan.worker)

@@ -18,7 +18,7 @@ from rowhaul.schedule import (
 )
 from rowhaul.schedule.control import ControlRecord
 from rowhaul.schedule.digest import digest
-from rowhaul.schedule.plan import Moves, Plan, Steps
+from rowhaul.schedule.plan import LiveRows, Moves, Plan, Steps
 
 RANDOM = np.random.default_rng(0)
 
@@ -45,7 +45,10 @@ def example() -> Plan:
     raise AssertionError("no iteration had everything in it")
 
 
-PLAN = example()
+LIVE = LiveRows(
+    np.array([0, 0], np.int32), np.array([3, 5]), np.array([0, 1], np.int32), np.array([2, 1], np.int32)
+)
+PLAN = replace(example(), live=LIVE)
 SCALARS = {"iteration": 99, "num_workers": 9, "all_reduce_rows": 9, "all_reduce_bytes": 9}
 SCALARS |= {"num_expired": 99, "num_admitted": 99}
 
@@ -67,10 +70,11 @@ def test_the_digest_covers_every_field_of_a_plan(field: str) -> None:
         others = [(ControlRecord(0, 1, "shares", (1, 1)),)]
     elif field == "ids":
         others = [None, replace(value, keys=value.keys + 1)]
-    elif isinstance(value, Moves | Steps):
+    elif isinstance(value, Moves | Steps | LiveRows):
         others = [
             replace(value, **{column.name: other})
             for column in fields(value)
+            if getattr(value, column.name) is not None
             for other in changed(getattr(value, column.name))
         ]
         others += [] if field == "moves" else [None]

@@ -22,6 +22,7 @@ from rowhaul.schedule import HotRows, Topology
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import ModelConfig, OptimizerConfig, RateSchedule, TrainConfig
 from rowhaul.train.distributed import checkpointing
+from rowhaul.train.distributed.pruned_settings import schedule_settings
 from rowhaul.train.distributed.setup import distribute
 from rowhaul.train.distributed.training import layout_of
 from rowhaul.train.run import CHECKPOINTS, CONFIG_FILE
@@ -83,9 +84,10 @@ class Session:
         if saved is not None:
             saved.check_same_data(stream)
         trainer.total_steps = self.config.max_steps
-        settings = self.cluster.schedule(
+        settings = schedule_settings(
+            self.cluster,
             cluster.topology,
-            layout_of(trainer.collection).sizes(),
+            layout_of(trainer.collection),
             hot=rows_of_first_table(self.hot) if self.hot else None,
             policies=trainer.policies,
         )

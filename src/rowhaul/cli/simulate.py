@@ -12,6 +12,7 @@ import typer
 if TYPE_CHECKING:
     from rowhaul.cli.simulate_data import IdFiles
     from rowhaul.schedule import ScheduleSettings
+    from rowhaul.simulate.measure import MakeScheduler
     from rowhaul.simulate.results import Results
     from rowhaul.simulate.run import Progress
 
@@ -83,6 +84,11 @@ def simulate(
     ttl: int | None = typer.Option(None, help="Forget rows that N iterations have not named."),
     max_rows: int | None = typer.Option(None, help="Most rows of each table."),
     evict: str = typer.Option("lru", help="Rows that --max-rows forgets: lru or lfu."),
+    prune: str | None = typer.Option(
+        None, help="Prune this share of all rows' chunks, such as 90%, by how often they are read."
+    ),
+    prune_chunks: int = typer.Option(4, help="With --prune: pieces of a row."),
+    prune_period: int = typer.Option(1000, help="With --prune: iterations between two prunings."),
     hot: int | None = typer.Option(
         None,
         help="Replicate the N most frequent rows on all workers; default 0, with --sync static the cache.",
@@ -142,7 +148,7 @@ def _simulate(given: dict[str, Any]) -> Results:
     from rowhaul.cli import simulate_notes as notes
     from rowhaul.cli import simulate_options as options
     from rowhaul.cli.simulate_data import IdFiles
-    from rowhaul.schedule import CacheSettings, RowPolicy, ScheduleSettings, link_prices
+    from rowhaul.schedule import CacheSettings, RowPolicy, Scheduler, ScheduleSettings, link_prices
     from rowhaul.simulate.results import Results
     from rowhaul.simulate.run import Simulation, names_compared
     from rowhaul.simulate.shares import Objective
@@ -192,11 +198,26 @@ def _simulate(given: dict[str, Any]) -> Results:
         schedule.with_dispatcher(name)  # complains before the pass over the data
     schedule, num_rows = _size_caches(schedule, ids, given["cache"], given["hot"])
 
+    make_scheduler: MakeScheduler = Scheduler
+    if given["prune"] is not None:
+        from rowhaul.cli.simulate_pruning import prune
+
+        dims = dict(zip(ids.tables, options.parse_dims(given["dim"], ids.tables), strict=True))
+        how = {"ratio": given["prune"], "chunks": given["prune_chunks"], "period": given["prune_period"]}
+        schedule, make_scheduler = prune(schedule, dims, given["optimizer"], **how)
     iterations = min(asked, available)
     trace = RememberedTrace(lambda: ids.batches(batch_size, iterations))
     with _bar() as progress:
         simulation = Simulation(
-            trace, batch_size, schedule, model, iterations, given["warmup"], progress, decision_budget
+            trace,
+            batch_size,
+            schedule,
+            model,
+            iterations,
+            given["warmup"],
+            progress,
+            decision_budget,
+            make_scheduler,
         )
         with _options_named():
             outcomes = simulation.run(mechanisms, shares, compare=given["subsets"])

@@ -83,6 +83,11 @@ def verify(
     given = {name: value for name, value in flags.items() if value is not None}
     read = read_config(config, given, settings, None)
     cluster = replace(read.cluster, workers=read.cluster.workers or _WORKERS)
+    if read.prune.settings() is not None:
+        raise ConfigError(
+            "verify cannot compare pruned rows: which are kept depends on who trained what, so that one "
+            "process keeps others; leave out prune, or set prune.ratio, prune.budget and prune.dims to 0"
+        )
     run_config = replace(read, max_steps=steps, threads=1, cluster=cluster)
     found = find_schema(data, schema, features.split(",") if features else None, label)
     task = _Task(run_config, found, data, work)

@@ -1,96 +1,161 @@
 """Compiled steps of the row optimizers, over records that hold values and state side by side.
 
-``gradients[i]`` is the whole gradient of record ``records[i]`` in this step; records differ.
-Arithmetic is in the records' own precision and in a fixed order: the same bits wherever the step
-is taken. Scalars come as an array of that precision, ``settings``, so a kernel never widens.
+Record ``records[i]`` has ``dim`` values. Its whole gradient in this step are the numbers of ``gradients``
+from ``firsts[i]`` on, or row ``i`` of them if ``firsts`` is empty. Records differ. Arithmetic is in the
+records' own precision and in a fixed order: the same bits wherever the step is taken. Scalars come as an
+array of that precision, ``settings``, so a kernel never widens. Formulas are written once, for four values
+and for one.
 """
 
 from __future__ import annotations
 
-import numpy as np
 from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
-from rowhaul._memory import memory_at, prefetch_to_write, record_address
+from rowhaul._memory import data_address, prefetch_to_write, record_at
+from rowhaul._vectors import four_times, joined, load_four, load_one, root, size_of, store_four, store_one
 
-_RECORDS_AHEAD = 8
+_RECORDS_AHEAD = 16
 _CACHE_LINE = 64
 
 
 @register_jitable
-def _record(addresses, shift, width, records, i, gradients):
-    """The record to step now; asks for the one that comes a little later."""
-    record_bytes = width * gradients.itemsize
-    soon = record_address(addresses, shift, record_bytes, records[min(i + _RECORDS_AHEAD, len(records) - 1)])
-    for offset in range(0, record_bytes, _CACHE_LINE):
-        prefetch_to_write(soon + offset)
-    address = record_address(addresses, shift, record_bytes, records[i])
-    return memory_at(address, width, gradients.dtype)
+def _ask_for(address, num_bytes):
+    for offset in range(0, num_bytes, _CACHE_LINE):
+        prefetch_to_write(address + offset)
+    prefetch_to_write(address + num_bytes - 1)
+
+
+@register_jitable
+def _sgd(values, gradient, rate, decay):
+    return values - rate * (gradient + decay * values)
 
 
 @kernel
-def sgd_step(addresses, shift, width, records, gradients, settings):
+def sgd_step(addresses, shift, width, records, gradients, firsts, dim, settings):
     """settings: rate, weight decay."""
     rate, decay = settings[0], settings[1]
+    rates, decays = four_times(rate), four_times(decay)
+    chunks, start, last = data_address(addresses), data_address(gradients), len(records) - 1
+    size = size_of(rate)
+    whole, record_bytes = (dim - dim % 4) * size, width * size
     for i in range(len(records)):
-        row = _record(addresses, shift, width, records, i, gradients)
-        for k in range(gradients.shape[1]):
-            row[k] -= rate * (gradients[i, k] + decay * row[k])
+        _ask_for(record_at(chunks, shift, record_bytes, records[min(i + _RECORDS_AHEAD, last)]), record_bytes)
+        row = record_at(chunks, shift, record_bytes, records[i])
+        gradient = start + (firsts[i] if len(firsts) > 0 else i * dim) * size
+        for at in range(0, whole, 4 * size):
+            stepped = _sgd(load_four(row + at, rate), load_four(gradient + at, rate), rates, decays)
+            store_four(row + at, stepped)
+        for at in range(whole, dim * size, size):
+            store_one(row + at, _sgd(load_one(row + at, rate), load_one(gradient + at, rate), rate, decay))
+
+
+@register_jitable
+def _adagrad(values, squares, gradient, rate, decay, eps):
+    gradient = gradient + decay * values
+    squares = squares + gradient * gradient
+    return values - rate * gradient / (root(squares) + eps), squares
 
 
 @kernel
-def adagrad_step(addresses, shift, width, records, gradients, settings):
+def adagrad_step(addresses, shift, width, records, gradients, firsts, dim, settings):
     """settings: rate, weight decay, eps. State: a sum of squares for each value."""
     rate, decay, eps = settings[0], settings[1], settings[2]
-    dim = gradients.shape[1]
+    rates, decays, all_eps = four_times(rate), four_times(decay), four_times(eps)
+    chunks, start, last = data_address(addresses), data_address(gradients), len(records) - 1
+    size = size_of(rate)
+    whole, record_bytes = (dim - dim % 4) * size, width * size
     for i in range(len(records)):
-        row = _record(addresses, shift, width, records, i, gradients)
-        for k in range(dim):
-            gradient = gradients[i, k] + decay * row[k]
-            squares = row[dim + k] + gradient * gradient
-            row[dim + k] = squares
-            row[k] -= rate * gradient / (np.sqrt(squares) + eps)
+        _ask_for(record_at(chunks, shift, record_bytes, records[min(i + _RECORDS_AHEAD, last)]), record_bytes)
+        row = record_at(chunks, shift, record_bytes, records[i])
+        state = row + dim * size
+        gradient = start + (firsts[i] if len(firsts) > 0 else i * dim) * size
+        for at in range(0, whole, 4 * size):
+            fours, four_squares = _adagrad(
+                load_four(row + at, rate), load_four(state + at, rate), load_four(gradient + at, rate),
+                rates, decays, all_eps,
+            )  # fmt: skip
+            store_four(row + at, fours)
+            store_four(state + at, four_squares)
+        for at in range(whole, dim * size, size):
+            value, squares = _adagrad(
+                load_one(row + at, rate), load_one(state + at, rate), load_one(gradient + at, rate),
+                rate, decay, eps,
+            )  # fmt: skip
+            store_one(row + at, value)
+            store_one(state + at, squares)
 
 
 @kernel
-def rowwise_adagrad_step(addresses, shift, width, records, gradients, settings):
+def rowwise_adagrad_step(addresses, shift, width, records, gradients, firsts, dim, settings):
     """settings: rate, weight decay, eps. State: one sum of mean squares for the row."""
     rate, decay, eps = settings[0], settings[1], settings[2]
-    zero = gradients.dtype.type(0)
-    dim = gradients.shape[1]
+    decays, zero = four_times(decay), gradients.dtype.type(0)
+    chunks, start, last = data_address(addresses), data_address(gradients), len(records) - 1
+    size = size_of(rate)
+    whole, record_bytes = (dim - dim % 4) * size, width * size
     for i in range(len(records)):
-        row = _record(addresses, shift, width, records, i, gradients)
+        _ask_for(record_at(chunks, shift, record_bytes, records[min(i + _RECORDS_AHEAD, last)]), record_bytes)
+        row = record_at(chunks, shift, record_bytes, records[i])
+        state = row + dim * size
+        gradient = start + (firsts[i] if len(firsts) > 0 else i * dim) * size
         # Four running sums, joined in a fixed order: faster than one chain and still deterministic.
-        sums = (zero, zero, zero, zero)
-        whole = dim - dim % 4
-        for k in range(0, whole, 4):
-            a = gradients[i, k] + decay * row[k]
-            b = gradients[i, k + 1] + decay * row[k + 1]
-            c = gradients[i, k + 2] + decay * row[k + 2]
-            d = gradients[i, k + 3] + decay * row[k + 3]
-            sums = (sums[0] + a * a, sums[1] + b * b, sums[2] + c * c, sums[3] + d * d)
-        total = (sums[0] + sums[1]) + (sums[2] + sums[3])
-        for k in range(whole, dim):
-            a = gradients[i, k] + decay * row[k]
-            total += a * a
-        row[dim] += total / gradients.dtype.type(dim)
-        scale = rate / (np.sqrt(row[dim]) + eps)
-        for k in range(dim):
-            row[k] -= scale * (gradients[i, k] + decay * row[k])
+        sums = four_times(zero)
+        for at in range(0, whole, 4 * size):
+            fours = load_four(gradient + at, rate) + decays * load_four(row + at, rate)
+            sums = sums + fours * fours
+        total = joined(sums)
+        for at in range(whole, dim * size, size):
+            one = load_one(gradient + at, rate) + decay * load_one(row + at, rate)
+            total += one * one
+        mean_squares = load_one(state, rate) + total / gradients.dtype.type(dim)
+        store_one(state, mean_squares)
+        scale = rate / (root(mean_squares) + eps)
+        scales = four_times(scale)
+        for at in range(0, whole, 4 * size):
+            stepped = _sgd(load_four(row + at, rate), load_four(gradient + at, rate), scales, decays)
+            store_four(row + at, stepped)
+        for at in range(whole, dim * size, size):
+            store_one(row + at, _sgd(load_one(row + at, rate), load_one(gradient + at, rate), scale, decay))
+
+
+@register_jitable
+def _adam(values, mean, square, gradient, rate, decay, eps, beta1, beta2, one):
+    gradient = gradient + decay * values
+    mean = beta1 * mean + (one - beta1) * gradient
+    square = beta2 * square + (one - beta2) * gradient * gradient
+    return values - rate * mean / (root(square) + eps), mean, square
 
 
 @kernel
-def adam_step(addresses, shift, width, records, gradients, settings):
+def adam_step(addresses, shift, width, records, gradients, firsts, dim, settings):
     """settings: rate with both bias corrections, weight decay, eps, beta1, beta2. State: two moments."""
     rate, decay, eps, beta1, beta2 = settings[0], settings[1], settings[2], settings[3], settings[4]
     one = gradients.dtype.type(1)
-    dim = gradients.shape[1]
+    rates, decays, all_eps, ones = four_times(rate), four_times(decay), four_times(eps), four_times(one)
+    betas1, betas2 = four_times(beta1), four_times(beta2)
+    chunks, start, last = data_address(addresses), data_address(gradients), len(records) - 1
+    size = size_of(rate)
+    whole, record_bytes = (dim - dim % 4) * size, width * size
     for i in range(len(records)):
-        row = _record(addresses, shift, width, records, i, gradients)
-        for k in range(dim):
-            gradient = gradients[i, k] + decay * row[k]
-            mean = beta1 * row[dim + k] + (one - beta1) * gradient
-            square = beta2 * row[2 * dim + k] + (one - beta2) * gradient * gradient
-            row[dim + k] = mean
-            row[2 * dim + k] = square
-            row[k] -= rate * mean / (np.sqrt(square) + eps)
+        _ask_for(record_at(chunks, shift, record_bytes, records[min(i + _RECORDS_AHEAD, last)]), record_bytes)
+        row = record_at(chunks, shift, record_bytes, records[i])
+        means = row + dim * size
+        squares = means + dim * size
+        gradient = start + (firsts[i] if len(firsts) > 0 else i * dim) * size
+        for at in range(0, whole, 4 * size):
+            fours, four_means, four_squares = _adam(
+                load_four(row + at, rate), load_four(means + at, rate), load_four(squares + at, rate),
+                load_four(gradient + at, rate), rates, decays, all_eps, betas1, betas2, ones,
+            )  # fmt: skip
+            store_four(row + at, fours)
+            store_four(means + at, four_means)
+            store_four(squares + at, four_squares)
+        for at in range(whole, dim * size, size):
+            value, mean, square = _adam(
+                load_one(row + at, rate), load_one(means + at, rate), load_one(squares + at, rate),
+                load_one(gradient + at, rate), rate, decay, eps, beta1, beta2, one,
+            )  # fmt: skip
+            store_one(row + at, value)
+            store_one(means + at, mean)
+            store_one(squares + at, square)

@@ -35,6 +35,9 @@ class RecordMemory(Protocol):
     width: int
 
 
+_OF_WHOLE_ROWS: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+
 @dataclass(frozen=True)
 class RowOptimizerRule(ABC):
     """What a row's record holds beside its values, and how a step changes both."""
@@ -73,8 +76,24 @@ class RowOptimizerRule(ABC):
         number: int,
     ) -> None:
         """Move the given records, all different, by one step; a row of ``gradients`` each."""
+        self.step_parts(memory, records, gradients, _OF_WHOLE_ROWS, gradients.shape[1], lr, number)
+
+    def step_parts(
+        self,
+        memory: RecordMemory,
+        records: npt.NDArray[np.int64],
+        gradients: npt.NDArray[Any],
+        firsts: npt.NDArray[np.int64],
+        dim: int,
+        lr: float,
+        number: int,
+    ) -> None:
+        """The same for records of ``dim`` values whose gradients begin at ``firsts`` among ``gradients``."""
+        gradients = np.ascontiguousarray(gradients)
         settings = np.array(self.settings(lr, number), dtype=gradients.dtype)
-        type(self).kernel(memory.addresses, memory.shift, memory.width, records, gradients, settings)
+        type(self).kernel(
+            memory.addresses, memory.shift, memory.width, records, gradients, firsts, dim, settings
+        )
 
 
 @dataclass(frozen=True)

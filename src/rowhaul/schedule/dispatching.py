@@ -26,6 +26,11 @@ class Dispatching:
         self._in_force = in_force
         self._tasks = TaskBuilder(settings.topology, settings.sizes)
 
+    def use(self, settings: ScheduleSettings) -> None:
+        """Go on with other sizes of rows."""
+        self._settings = settings
+        self._tasks = TaskBuilder(settings.topology, settings.sizes)
+
     def learn(self, iteration: int, samples_planned: int) -> None:
         """Let a dispatcher that learns do so, if this iteration is one in which it does."""
         learner = self._in_force.learner

@@ -32,6 +32,7 @@ from rowhaul.schedule.replication import NO_ROWS, Replacement, difference
 from rowhaul.schedule.row_states import row_states
 from rowhaul.schedule.saved import Arrays, Saved, named
 from rowhaul.schedule.settings import HotRows, ScheduleSettings
+from rowhaul.schedule.sizes import RowSizes
 from rowhaul.schedule.sync import Step, Wiring, make_exchange
 from rowhaul.schedule.sync.kernels import take_up
 
@@ -198,18 +199,37 @@ class Scheduler:
         self.settings = replace(self.settings, hot=hot if len(hot) else None)
         return Replacement(entering, states, leaving)
 
+    def forget(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> None:
+        """Between two plans: nobody has anything of these rows any more; go on reading, if that had ended.
+
+        Whoever carries plans out drops them.
+        """
+        slots = self._directory.find(tables, keys)
+        self._drop(slots, self.iteration - 1)
+        self._leaving = np.concatenate([self._leaving, slots])
+        self._exhausted = False
+
+    def resize(self, sizes: RowSizes) -> None:
+        """Between two plans, with all rows at home and no batch in the window: rows have other sizes.
+
+        Goes on reading, if that had ended.
+        """
+        if self._window:
+            raise ConfigError("rows cannot have other sizes while batches are in the window")
+        self._release()
+        self.settings = replace(self.settings, sizes=sizes)
+        self._wiring.use(sizes)
+        self._dispatching.use(self.settings)
+        self._exhausted = False
+
     def come_home(self) -> None:
-        """Between two plans: all rows are at home from now on, and no cache holds any; go on reading.
+        """Between two plans: all rows are at home from now on, and no cache holds any.
 
         Whoever carries plans out has brought them there: see `rowhaul.exchange.chunks.homecoming`.
         """
         slots = self._directory.held_rows()
-        if self._caches is not None:
-            self._caches.drop(slots, self._slot_bytes)
-        self._exchange.forget(slots)
-        self._directory.forget(slots, self.iteration - 1)
+        self._drop(slots, self.iteration - 1)
         self._leaving = np.concatenate([self._leaving, slots])
-        self._exhausted = False
 
     def export(self) -> Arrays:
         """All that decides later plans, besides settings and ids, as plain arrays: see `restore`.
@@ -366,8 +386,12 @@ class Scheduler:
         if not len(forgotten):
             return forgotten, NO_EVICTIONS[1]
         slots = self._directory.find(forgotten.tables, forgotten.keys)
+        self._drop(slots, iteration)
+        return forgotten, slots
+
+    def _drop(self, slots: npt.NDArray[np.int32], iteration: int) -> None:
+        """Nobody but homes has anything of these rows once an iteration is over."""
         if self._caches is not None:
             self._caches.drop(slots, self._slot_bytes)
         self._exchange.forget(slots)
         self._directory.forget(slots, iteration)
-        return forgotten, slots

@@ -22,6 +22,7 @@ from rowhaul.simulate.links import Floats
 from rowhaul.simulate.results import Outcome
 
 Batches = Callable[[], Iterable[IdBatch]]
+MakeScheduler = Callable[[ScheduleSettings, Iterable[IdBatch]], Scheduler]
 COMPILING_ITERATIONS = 3  # enough to have called every kernel
 
 
@@ -41,6 +42,7 @@ def measure(
     span: Span,
     progress: Callable[[int], None] = lambda done: None,
     decision_budget: float | None = None,
+    make_scheduler: MakeScheduler = Scheduler,
 ) -> Outcome:
     """Run ``schedule`` over the trace's first iterations; averages are taken after the warm-up.
 
@@ -52,6 +54,7 @@ def measure(
         span: iterations to run and to leave out.
         progress: told the number of iterations done.
         decision_budget: seconds that a decision may take, for dispatchers that can adapt to it.
+        make_scheduler: of another kind than usual.
     """
     shares = apportion(batch_size, schedule.shares or (1,) * schedule.topology.num_workers)
     clock = Clock(model, np.flatnonzero(shares).tolist())
@@ -59,7 +62,7 @@ def measure(
     budget = _tables_budget(schedule, decision_budget)
     cost, slowest, decisions, lookups, seconds = [], [], [], [], []
     source = _TimedSource(islice(batches(), span.iterations))
-    scheduler = Scheduler(schedule, source)
+    scheduler = make_scheduler(schedule, source)
     while True:
         began, reading = time.perf_counter(), source.seconds
         if not scheduler.fill():
@@ -106,9 +109,11 @@ def _tables_budget(schedule: ScheduleSettings, decision_budget: float | None) ->
     return TablesBudget(len(schedule.sizes.values), decision_budget)
 
 
-def compile_kernels(batches: Batches, schedule: ScheduleSettings) -> None:
+def compile_kernels(
+    batches: Batches, schedule: ScheduleSettings, make_scheduler: MakeScheduler = Scheduler
+) -> None:
     """Call everything once, so that the times measured later are those of decisions."""
-    scheduler = Scheduler(schedule, islice(batches(), COMPILING_ITERATIONS))
+    scheduler = make_scheduler(schedule, islice(batches(), COMPILING_ITERATIONS))
     while scheduler.fill():
         scheduler.plan()
 

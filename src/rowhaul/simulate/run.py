@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rowhaul.errors import ConfigError
-from rowhaul.schedule import ScheduleSettings
+from rowhaul.schedule import Scheduler, ScheduleSettings
 from rowhaul.schedule.apportion import apportion
 from rowhaul.simulate.clock import TimeModel
-from rowhaul.simulate.measure import Batches, Span, compile_kernels, measure
+from rowhaul.simulate.measure import Batches, MakeScheduler, Span, compile_kernels, measure
 from rowhaul.simulate.results import BEST_SUBSET, EQUAL, Outcome
 from rowhaul.simulate.shares import (
     Candidate,
@@ -41,6 +41,7 @@ class Simulation:
         warmup: iterations at the beginning that no average counts.
         progress: told what is under way.
         decision_budget: seconds that a decision may take, for dispatchers that can adapt to it.
+        make_scheduler: of another kind than usual.
     """
 
     batches: Batches
@@ -51,6 +52,7 @@ class Simulation:
     warmup: int
     progress: Progress = lambda stage, done, total: None
     decision_budget: float | None = None
+    make_scheduler: MakeScheduler = Scheduler
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -84,7 +86,7 @@ class Simulation:
 
     def _run_one(self, name: str, shares: Shares | Literal["auto"] | None, compare: bool) -> list[Outcome]:
         """A mechanism and its comparisons."""
-        compile_kernels(self.batches, self.schedule.with_dispatcher(name))
+        compile_kernels(self.batches, self.schedule.with_dispatcher(name), self.make_scheduler)
         objective = Objective(self.model.computes)
         trials, whole = Runs(self._try, objective), Runs(self._measure, objective)
         num_workers = self.schedule.topology.num_workers
@@ -138,6 +140,7 @@ class Simulation:
             span,
             lambda done: self.progress(stage, done, span.iterations),
             self.decision_budget,
+            self.make_scheduler,
         )
 
 

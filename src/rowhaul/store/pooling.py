@@ -12,17 +12,19 @@ from __future__ import annotations
 from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
-from rowhaul._memory import copy_bytes, memory_at, prefetch_to_read, prefetch_to_write, record_address
+from rowhaul._memory import data_address, memory_at, prefetch_to_read, prefetch_to_write, record_at
+from rowhaul._vectors import add_row, clear_row, copy_row, size_of
 
 # How far ahead of their use rows and vectors are asked for: some hundred nanoseconds of work.
 _IDS_AHEAD = 16
 _SAMPLES_AHEAD = 8
+_CACHE_LINE = 64
 
 
 @register_jitable
-def _row_address(addresses, shift, record_bytes, location, spare_address, row_bytes):
+def _row_address(chunks, shift, record_bytes, location, spare_address, row_bytes):
     if location >= 0:
-        return record_address(addresses, shift, record_bytes, location)
+        return record_at(chunks, shift, record_bytes, location)
     return spare_address + (-1 - location) * row_bytes
 
 
@@ -36,40 +38,35 @@ def pool_rows(
     ``weights`` has one entry an id, or none at all.
     """
     num_samples, num_ids = out.shape[0], len(inverse)
-    size = out.itemsize
+    zero, one = out.dtype.type(0), out.dtype.type(1)
+    size = size_of(zero)
+    chunks, record_bytes, row_bytes = data_address(addresses), width * size, dim * size
     sample_bytes = out.shape[1] * size
     weighted = len(weights) > 0
     for feature in range(len(columns)):
-        first = columns[feature]
         for sample in range(num_samples):
             bag = feature * num_samples + sample
             begin, end = offsets[bag], offsets[bag + 1]
-            target = out_address + sample * sample_bytes + first * size
-            prefetch_to_write(target + _SAMPLES_AHEAD * sample_bytes)
-            if begin == end:
-                for k in range(dim):
-                    out[sample, first + k] = 0
+            target = out_address + sample * sample_bytes + columns[feature] * size
+            for offset in range(0, row_bytes, _CACHE_LINE):
+                prefetch_to_write(target + _SAMPLES_AHEAD * sample_bytes + offset)
+            if begin == end or weighted:
+                clear_row(target, dim, zero)
             for i in range(begin, end):
                 soon = locations[inverse[min(i + _IDS_AHEAD, num_ids - 1)]]
-                prefetch_to_read(
-                    _row_address(addresses, shift, width * size, soon, spare_address, dim * size)
-                )
+                address = _row_address(chunks, shift, record_bytes, soon, spare_address, row_bytes)
+                for offset in range(0, row_bytes, _CACHE_LINE):
+                    prefetch_to_read(address + offset)
+                prefetch_to_read(address + row_bytes - 1)
                 location = locations[inverse[i]]
-                address = _row_address(addresses, shift, width * size, location, spare_address, dim * size)
+                address = _row_address(chunks, shift, record_bytes, location, spare_address, row_bytes)
                 if i == begin and not weighted:
-                    copy_bytes(target, address, dim * size)
-                    continue
-                row = memory_at(address, dim, out.dtype)
-                if not weighted:
-                    for k in range(dim):
-                        out[sample, first + k] += row[k]
+                    copy_row(target, address, row_bytes)
                 else:
-                    for k in range(dim):
-                        before = out[sample, first + k] if i > begin else out.dtype.type(0)
-                        out[sample, first + k] = before + weights[i] * row[k]
+                    add_row(target, address, dim, weights[i] if weighted else one)
             if is_mean[feature] and end - begin > 1:
-                for k in range(dim):
-                    out[sample, first + k] /= end - begin
+                for column in range(columns[feature], columns[feature] + dim):
+                    out[sample, column] /= end - begin
 
 
 @kernel
@@ -77,30 +74,31 @@ def sum_row_gradients(
     inverse, offsets, columns, is_mean, weights, pooled_gradients, pooled_address, row_gradients
 ):
     """Sum into each row the gradients of the bags that read it."""
-    num_samples = pooled_gradients.shape[0]
-    size = pooled_gradients.itemsize
-    sample_bytes = pooled_gradients.shape[1] * size
-    dim = row_gradients.shape[1]
-    one = row_gradients.dtype.type(1)
-    row_gradients[:] = 0
+    num_samples, dim = pooled_gradients.shape[0], row_gradients.shape[1]
+    zero, one = row_gradients.dtype.type(0), row_gradients.dtype.type(1)
+    size = size_of(zero)
+    sample_bytes, row_bytes = pooled_gradients.shape[1] * size, dim * size
+    gradients = data_address(row_gradients)
+    weighted = len(weights) > 0
+    num_begun = 0  # rows are numbered as they first appear: those before have something to add to
     for feature in range(len(columns)):
-        first = columns[feature]
-        scaled = is_mean[feature] or len(weights) > 0
         for sample in range(num_samples):
             bag = feature * num_samples + sample
             begin, end = offsets[bag], offsets[bag + 1]
-            prefetch_to_read(pooled_address + (sample + _SAMPLES_AHEAD) * sample_bytes + first * size)
+            source = pooled_address + sample * sample_bytes + columns[feature] * size
+            for offset in range(0, row_bytes, _CACHE_LINE):
+                prefetch_to_read(source + _SAMPLES_AHEAD * sample_bytes + offset)
             for i in range(begin, end):
-                row = inverse[i]
-                if not scaled:
-                    for k in range(dim):
-                        row_gradients[row, k] += pooled_gradients[sample, first + k]
-                else:
-                    scale = weights[i] if len(weights) > 0 else one
-                    if is_mean[feature]:
-                        scale /= row_gradients.dtype.type(end - begin)
-                    for k in range(dim):
-                        row_gradients[row, k] += scale * pooled_gradients[sample, first + k]
+                target = gradients + inverse[i] * row_bytes
+                while num_begun <= inverse[i]:
+                    clear_row(gradients + num_begun * row_bytes, dim, zero)
+                    num_begun += 1
+                scale = weights[i] if weighted else one
+                if is_mean[feature]:
+                    scale /= row_gradients.dtype.type(end - begin)
+                add_row(target, source, dim, scale)
+    for row in range(num_begun, len(row_gradients)):
+        clear_row(gradients + row * row_bytes, dim, zero)
 
 
 @kernel
@@ -120,7 +118,7 @@ def sum_weight_gradients(
 ):
     """Gradient of each id's weight: the dot product of its row and its bag's gradient."""
     num_samples = pooled_gradients.shape[0]
-    size = out.itemsize
+    size, chunks = out.itemsize, data_address(addresses)
     for feature in range(len(columns)):
         first = columns[feature]
         for sample in range(num_samples):
@@ -128,7 +126,7 @@ def sum_weight_gradients(
             begin, end = offsets[bag], offsets[bag + 1]
             for i in range(begin, end):
                 location = locations[inverse[i]]
-                address = _row_address(addresses, shift, width * size, location, spare_address, dim * size)
+                address = _row_address(chunks, shift, width * size, location, spare_address, dim * size)
                 row = memory_at(address, dim, out.dtype)
                 total = out.dtype.type(0)
                 for k in range(dim):

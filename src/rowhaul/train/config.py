@@ -19,7 +19,7 @@ from rowhaul.optim import RowOptimizerRule, row_optimizer
 from rowhaul.schedule.lifetimes.policy import DEFAULT, RowPolicy, check_policies, policies_by_table
 from rowhaul.store.tables import ON_UNKNOWN
 from rowhaul.train.cluster_config import ONE_PROCESS, ClusterConfig
-from rowhaul.train.prune_config import UNPRUNED, PruneConfig
+from rowhaul.train.prune_config import UNPRUNED, PruneConfig, check_cluster
 
 PRECISIONS = ("float32", "float64")
 DECAYS = ("constant", "linear", "cosine")
@@ -144,6 +144,8 @@ class TrainConfig:
         policies = policies_by_table(self.tables, list(self.tables))
         if self.prune.settings() is not None:
             _check_prunable(all(one.keeps_all for one in policies))
+            if self.cluster.workers:
+                check_cluster(self.cluster)
         if self.cluster.hot_is_auto and not all(one.keeps_all for one in policies):
             raise ConfigError(
                 "cluster.hot_rows is auto, but hot rows learn from their first sighting on and are never "

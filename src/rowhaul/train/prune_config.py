@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from rowhaul.errors import ConfigError
 from rowhaul.simulate.quantities import parse_bytes
 from rowhaul.store.pruning import PruneSettings
+from rowhaul.train.cluster_config import ClusterConfig
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,28 @@ def parse_share(text: str) -> float:
         return float(number) / 100 if percent else float(number)
     except ValueError:
         raise ConfigError(f"prune.ratio must be a share such as 90% or 0.9, got {text!r}") from None
+
+
+def check_cluster(config: ClusterConfig) -> None:
+    """Refuse what pruning does not go together with."""
+    refused = {
+        "hot_rows": bool(config.hot_rows),
+        "sync": config.sync.partition(":")[0] in ("bounded", "static"),
+        "shares": config.shares == "auto",
+        "data_from": config.data_from == "rank0",
+    }
+    instead = {
+        "hot_rows": "0",
+        "sync": "on-demand or full",
+        "shares": "equal, or weights such as 2,1,1",
+        "data_from": "every_host",
+    }
+    for name, is_refused in refused.items():
+        if is_refused:
+            raise ConfigError(
+                f"cluster.{name} is {getattr(config, name)}, which does not go together with prune; set it "
+                f"to {instead[name]}, or leave out prune"
+            )
 
 
 UNPRUNED = PruneConfig()

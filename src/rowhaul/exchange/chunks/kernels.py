@@ -86,24 +86,27 @@ def name_chunks(offsets, tables, keys, named, entries, present):
 
 
 @kernel
-def put_chunks(addresses, shift, width, locations, first, size, rows):
-    """Copy the values of one chunk of each row to where it belongs in the whole row; -1: it is not there."""
+def put_chunks(addresses, shift, width, locations, tables, columns, first, size, rows):
+    """Copy the values of one chunk of each row to where they belong in the whole row; -1: it is not there.
+
+    It is the values from ``first`` on of those that rows have; ``columns`` says where these are, by table.
+    """
     for i in range(len(locations)):
         if locations[i] >= 0:
             address = record_address(addresses, shift, width * rows.itemsize, locations[i])
             record = memory_at(address, width, rows.dtype)
             for j in range(size):
-                rows[i, first + j] = record[j]
+                rows[i, columns[tables[i], first + j]] = record[j]
 
 
 @kernel
-def take_chunks(gradients, rows, chunks, starts, out):
-    """The gradients of chunks: of each, the row that it is of, and its place in it."""
+def take_chunks(gradients, rows, tables, chunks, starts, columns, out):
+    """The gradients of chunks: of each, the row that it is of, that row's table, and its place in it."""
     for i in range(len(rows)):
         if rows[i] >= 0:
             first = starts[chunks[i]]
             for j in range(out.shape[1]):
-                out[i, j] = gradients[rows[i], first + j]
+                out[i, j] = gradients[rows[i], columns[tables[i], first + j]]
 
 
 @kernel

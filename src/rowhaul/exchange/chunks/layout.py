@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ class ChunkLayout(TableLayout):
 
     rows: tuple[TableSpec, ...]  # tables of whole rows
     pruning: PruneSettings
+    columns: tuple[tuple[int, ...], ...] = ()  # that each table keeps; none: all
 
     @property
     def num_chunks(self) -> int:
@@ -33,7 +34,28 @@ class ChunkLayout(TableLayout):
     @property
     def starts(self) -> Ints:
         """Where the chunks of a row begin, and where the last one ends."""
-        return chunk_starts(self.rows[0].dim, self.num_chunks)
+        return chunk_starts(self.column_matrix.shape[1], self.num_chunks)
+
+    @property
+    def column_matrix(self) -> Ints:
+        """Tables x values that a row has: which columns they are."""
+        if self.columns:
+            return np.array(self.columns, np.int64)
+        return np.tile(np.arange(self.rows[0].dim), (len(self.rows), 1))
+
+    @property
+    def awaits_columns(self) -> bool:
+        """Whether it is still to be decided which columns are kept."""
+        return bool(self.pruning.dims) and not self.columns
+
+    def narrowed(self, columns: Ints) -> ChunkLayout:
+        """The same tables with fewer columns, tables x those that are kept."""
+        sizes = np.diff(chunk_starts(columns.shape[1], self.num_chunks)).tolist()
+        return replace(
+            self,
+            specs=_chunk_specs(self.rows, sizes),
+            columns=tuple(tuple(some) for some in columns.tolist()),
+        )
 
     @property
     def chunk_bytes(self) -> int:
@@ -42,7 +64,12 @@ class ChunkLayout(TableLayout):
 
     def groups(self) -> list[TableGroup]:
         """Empty tables of chunks, those of one size together."""
-        firsts = np.tile(self.starts[:-1], len(self.rows)).tolist()
+        matrix, starts = self.column_matrix, self.starts
+        columns = [
+            matrix[table, starts[place] : starts[place + 1]]
+            for table in range(len(self.rows))
+            for place in range(self.num_chunks)
+        ]
         names = [spec.name for spec in self.rows for _ in range(self.num_chunks)]
         found: list[TableGroup] = []
         for dim in dict.fromkeys(spec.dim for spec in self.specs):
@@ -54,7 +81,7 @@ class ChunkLayout(TableLayout):
                     self.dtype,
                     self.seed,
                     [names[number] for number in some],
-                    [firsts[number] for number in some],
+                    np.stack([columns[number] for number in some]),
                 )
             )
         return found
@@ -68,20 +95,19 @@ def chunk_layout(whole: TableLayout, pruning: PruneSettings) -> ChunkLayout:
             f"the tables have rows of {', '.join(map(str, dims))} values; on a cluster, pruning needs rows "
             "of one size so far: give all tables one embedding_dim, or prune in one process"
         )
-    if pruning.dims:
-        raise ConfigError(
-            f"prune.dims keeps {pruning.dims} values of a row; columns are pruned in one process so far: set "
-            "it to 0, or leave out workers"
-        )
     for spec in whole.specs:
         pruning.check_dim(spec.name, spec.dim)
     sizes = np.diff(chunk_starts(whole.specs[0].dim, pruning.chunks)).tolist()
-    specs = [
+    specs = _chunk_specs(whole.specs, sizes)
+    return ChunkLayout(specs, whole.optimizer, whole.dtype, whole.seed, whole.specs, pruning)
+
+
+def _chunk_specs(rows: tuple[TableSpec, ...], sizes: list[int]) -> tuple[TableSpec, ...]:
+    return tuple(
         TableSpec(f"{spec.name}#{place}", size, spec.initial_low, spec.initial_high)
-        for spec in whole.specs
+        for spec in rows
         for place, size in enumerate(sizes)
-    ]
-    return ChunkLayout(tuple(specs), whole.optimizer, whole.dtype, whole.seed, whole.specs, pruning)
+    )
 
 
 def check_schedule(settings: ScheduleSettings, layout: ChunkLayout) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.store.index import KeyIndex
-from rowhaul.store.pruning.tables import decay_powers
+from rowhaul.store.pruning.lookups import decay_powers
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -33,10 +33,12 @@ class Ledger:
     Args:
         num_chunks: of a row.
         decay: of utilities, by step.
+        columns: tables and columns of each, where it is to be learned which columns matter.
     """
 
-    def __init__(self, num_chunks: int, decay: float) -> None:
+    def __init__(self, num_chunks: int, decay: float, columns: tuple[int, int] = (0, 0)) -> None:
         self._num_chunks, self._powers = num_chunks, decay_powers(decay)
+        self.squares = np.zeros(columns)  # of gradients, by table and column, while it is
         self._clear()
 
     def __len__(self) -> int:
@@ -63,11 +65,17 @@ class Ledger:
     def export(self) -> Arrays:
         """Everything, to go on from."""
         numbers, places = self._rows()
-        return {"numbers": numbers, "utilities": self._utilities[places], "touched": self._touched[places]}
+        return {
+            "numbers": numbers,
+            "utilities": self._utilities[places],
+            "touched": self._touched[places],
+            "squares": self.squares,
+        }
 
     def restore(self, arrays: Arrays) -> None:
         """Go on where `export` was called."""
         self._clear()
+        self.squares[:] = arrays["squares"]
         places = self._find_or_add(arrays["numbers"], 0)
         self._utilities[places], self._touched[places] = arrays["utilities"], arrays["touched"]
 

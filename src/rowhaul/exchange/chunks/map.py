@@ -25,8 +25,8 @@ from rowhaul.store.pruning.chunk_tables import row_seeds
 from rowhaul.store.pruning.counter import DistinctCounter
 from rowhaul.store.pruning.decision import ChunkNames, KnownRows, Room, decide
 from rowhaul.store.pruning.hashing import mixed, salt_of
+from rowhaul.store.pruning.lookups import decay_powers
 from rowhaul.store.pruning.room import LEAST_ENTRIES, Sizes, check_batch, room_for
-from rowhaul.store.pruning.tables import decay_powers
 
 Ints = npt.NDArray[np.int64]
 Told = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]  # rows by number, and utilities of their chunks
@@ -62,8 +62,7 @@ class ChunkMap:
 
     def __init__(self, layout: ChunkLayout, least_entries: int = LEAST_ENTRIES) -> None:
         self.settings, self.num_chunks = layout.pruning, layout.num_chunks
-        self.num_tables, self.dim = len(layout.rows), layout.rows[0].dim  # of whole rows
-        self._sizes = Sizes(layout.chunk_bytes, 4 * (2 * layout.num_chunks + 1), layout.num_chunks)
+        self.use(layout)
         self._seeds = row_seeds([spec.name for spec in layout.rows], layout.seed)
         self._seed, self._least_entries = layout.seed, least_entries
         self._powers = decay_powers(self.settings.decay)
@@ -97,8 +96,15 @@ class ChunkMap:
 
     @property
     def is_due(self) -> bool:
-        """Whether rows must be pruned before the next batch is read."""
+        """Whether rows must be pruned, or columns chosen, before the next batch is read."""
+        if self._awaits_columns and self.next_batch >= self.settings.cold_start:
+            return True
         return self.next_batch >= self.pruned_at + self.settings.period
+
+    def use(self, layout: ChunkLayout) -> None:
+        """Have chunks of this layout from now on: the same tables, perhaps with fewer columns."""
+        self._sizes = Sizes(layout.chunk_bytes, 4 * (2 * layout.num_chunks + 1), layout.num_chunks)
+        self._awaits_columns = layout.awaits_columns
 
     def go_on_at(self, iteration: int) -> None:
         """Read batches from this one on."""
@@ -223,7 +229,8 @@ class ChunkMap:
 
     def pruner_state(self) -> Arrays:
         """What one process needs to go on, beside rows; see `Pruner.state`."""
-        facts = [self.num_rows, self.is_complete, self.next_batch, self.pruned_at, 0, 0, self.num_rows]
+        known = self.num_rows, self.is_complete, self.next_batch, self.pruned_at
+        facts = [*known, 0, self._awaits_columns, self.num_rows]
         return {"registers": self._counter.registers.copy(), "numbers": np.array(facts, np.int64)}
 
     def take_over(self, rows: LiveRows, registers: npt.NDArray[np.uint8], facts: Ints, now: int) -> None:

@@ -1,9 +1,10 @@
 """A pruning on a cluster, between two segments: all ranks call it together.
 
-Everything goes home. Workers then tell one rank what they have seen of the usefulness of rows: a number and
-as many utilities as a row has chunks, for each row they trained since the last time. That rank decides for
-all what one process would; the others hear of the chunks that change, a few bits each. One rank of a host
-tells the rest of it which chunks nobody has any more.
+Workers tell one rank what they have seen of the usefulness of rows: a number and as many utilities as a row
+has chunks, for each row they trained since the last time. That rank decides for all what one process would;
+the others hear of the chunks that change, a few bits each. One rank of a host tells the rest of it which
+chunks nobody has any more: whoever holds something of them, a record or a gradient, drops it. Nothing else
+moves, and caches stay as they are.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rowhaul.exchange.chunks import homecoming
+from rowhaul.exchange.chunks.layout import ChunkLayout
 from rowhaul.exchange.chunks.ledger import Ledger
 from rowhaul.exchange.chunks.map import Told
+from rowhaul.exchange.chunks.narrowing import narrow
 from rowhaul.exchange.chunks.scheduling import ChunkScheduler
 from rowhaul.exchange.mover import Mover
 from rowhaul.exchange.runtime import Runtime
 from rowhaul.exchange.transport import Bytes
 from rowhaul.schedule import Plan, Scheduler, Topology, homes_of
 from rowhaul.schedule.plan import LiveRows
+from rowhaul.store.pruning.shrink import best_columns
 
 
 @dataclass(frozen=True)
@@ -37,21 +42,19 @@ class PruneNote:
     num_rows: int  # kept track of, afterwards
     num_chunks: int  # held, afterwards
     capacity: int  # chunks that may be held
-    home_bytes: int  # sent to bring rows home
     told_bytes: int  # sent by workers to say what was useful
     decision_bytes: int  # sent to other hosts, and kept in one of them
     seconds: float
 
     def text(self) -> str:
         """A line for the log."""
-        changed = self.num_evicted + self.num_admitted
+        changed = self.num_evicted + self.num_admitted + self.num_forgotten
         each = f", {8 * self.decision_bytes / changed:.1f} bits each" if changed else ""
         return (
             f"pruned after step {self.iteration:,}: {self.num_evicted:,} chunks left, {self.num_admitted:,} "
-            f"came ({self.decision_bytes:,} bytes tell a host which{each}), {self.num_forgotten:,} rows "
-            f"forgotten; {self.num_rows:,} rows hold {self.num_chunks:,} of {self.capacity:,} chunks. "
-            f"{self.told_bytes:,} bytes of utilities and {self.home_bytes:,} of rows were sent, in "
-            f"{self.seconds * 1e3:.0f} ms"
+            f"came, {self.num_forgotten:,} rows were forgotten ({self.decision_bytes:,} bytes tell "
+            f"which{each}); {self.num_rows:,} rows hold {self.num_chunks:,} of {self.capacity:,} chunks. "
+            f"{self.told_bytes:,} bytes of utilities were sent, in {self.seconds * 1e3:.0f} ms"
         )
 
 
@@ -59,24 +62,52 @@ class ClusterPruning:
     """The part of one rank in prunings.
 
     Args:
-        period: iterations between two.
-        num_chunks: of a row.
-        ledger: of a worker; None on a rank that only stores.
+        layout: of the tables.
+        trains: whether this rank is a worker.
     """
 
-    def __init__(self, period: int, num_chunks: int, ledger: Ledger | None) -> None:
-        self.period, self.num_chunks, self.ledger = period, num_chunks, ledger
+    def __init__(self, layout: ChunkLayout, *, trains: bool) -> None:
+        self.layout, self.period, self.num_chunks = layout, layout.pruning.period, layout.num_chunks
+        columns = (len(layout.rows), layout.rows[0].dim) if layout.awaits_columns else (0, 0)
+        self.ledger = Ledger(layout.num_chunks, layout.pruning.decay, columns) if trains else None
         self.latest: PruneNote | None = None
 
     def until_next(self, iteration: int) -> int:
-        """Iterations before the next pruning, at least one."""
-        return self.period - iteration % self.period
+        """Iterations before the next pruning, or before columns are chosen; at least one."""
+        until = self.period - iteration % self.period
+        if self.layout.awaits_columns and iteration < self.layout.pruning.cold_start:
+            until = min(until, self.layout.pruning.cold_start - iteration)
+        return until
+
+    def narrow(self, runtime: Runtime) -> bool:
+        """Choose columns, if it is time, and drop the others; a collective call."""
+        if not self.layout.awaits_columns or runtime.iteration < self.layout.pruning.cold_start:
+            return False
+        plan = runtime.feed.share(lambda scheduler: _chunked(scheduler).bring_home())
+        runtime.in_moves(lambda mover: homecoming.carry_out(mover, plan)).wait()
+        columns = best_columns(self.squares(runtime), self.layout.pruning.dims)
+        self.layout = layout = self.layout.narrowed(columns)
+        if self.ledger is not None:
+            self.ledger.squares = np.zeros((0, 0))
+        runtime.in_moves(lambda mover: narrow(mover, layout)).wait()
+        runtime.feed.at_rest(lambda scheduler: _chunked(scheduler).narrow(layout))
+        return True
+
+    def squares(self, runtime: Runtime) -> npt.NDArray[np.float64]:
+        """Of gradients, by table and column, summed over workers in rank order; a collective call."""
+        shape = len(self.layout.rows), self.layout.rows[0].dim if self.layout.awaits_columns else 0
+        mine = self.ledger.squares if self.ledger is not None else np.zeros(shape)
+        flat = np.ascontiguousarray(mine).reshape(-1)
+        total = np.zeros(shape)
+        if total.size:
+            every = runtime.in_control(lambda control: control.all_gather(flat.view(np.uint8))).wait()
+            for one in np.ascontiguousarray(every).view(np.float64):
+                total += one.reshape(shape)
+        return total
 
     def prune(self, runtime: Runtime, topology: Topology) -> PruneNote:
         """Prune after the iterations trained so far; a collective call."""
         began, now = time.perf_counter(), runtime.iteration
-        home_plan = runtime.feed.share(lambda scheduler: _chunked(scheduler).bring_home())
-        runtime.in_moves(lambda mover: homecoming.carry_out(mover, home_plan)).wait()
         told, sizes, leaders = self._tell(runtime, now)
         if self.ledger is not None:
             self.ledger.clear()
@@ -85,12 +116,12 @@ class ClusterPruning:
             decided = runtime.feed.at_rest(lambda scheduler: _decide(_chunked(scheduler), told, now))
             assert decided is not None
             mine = decided
-        facts = _gathered(runtime, [len(mine), *self._facts(runtime)])
-        decision = _from_first(runtime, leaders, mine, facts[leaders[0]][0])
+        length = _gathered(runtime, [len(mine)])[leaders[0]][0]
+        decision = _from_first(runtime, leaders, mine, length)
         plan = runtime.feed.share(lambda scheduler: _chunked(scheduler).prune(decision))
         assert plan.forgotten_keys is not None
         runtime.in_moves(lambda mover: _change(mover, plan, topology)).wait()
-        _, num_rows, num_held, capacity = _gathered(runtime, [0, *self._facts(runtime)])[leaders[0]]
+        num_rows, num_held, capacity = _gathered(runtime, self._facts(runtime))[leaders[0]]
         self.latest = PruneNote(
             now,
             len(plan.forgotten_keys),
@@ -99,9 +130,8 @@ class ClusterPruning:
             num_rows,
             num_held,
             capacity,
-            int(home_plan.moves.num_bytes.sum()),
             sum(size for rank, size in enumerate(sizes) if rank != leaders[0]),
-            len(decision),
+            length,
             time.perf_counter() - began,
         )
         return self.latest
@@ -217,11 +247,13 @@ def _from_first(runtime: Runtime, leaders: list[int], mine: bytes, length: int) 
 
 
 def _change(mover: Mover, plan: Plan, topology: Topology) -> None:
-    """Forget chunks, and make others, at their home; caches are empty."""
-    if mover.home is None:
-        return
+    """Forget chunks wherever they are, and make others at their home."""
     assert plan.forgotten_tables is not None
     assert plan.forgotten_keys is not None
-    mover.home.forget(plan.forgotten_tables, plan.forgotten_keys)
+    for memory in (mover.cache, mover.home):
+        if memory is not None:
+            memory.forget(plan.forgotten_tables, plan.forgotten_keys)
+    if mover.home is None:
+        return
     here = homes_of(plan.tables, plan.keys, topology) == mover.rank
     mover.home.make(plan.tables[here], plan.keys[here])

@@ -13,6 +13,7 @@ from typing import Any
 import numpy.typing as npt
 
 from rowhaul.exchange.chunks.homecoming import homecoming_plan
+from rowhaul.exchange.chunks.layout import ChunkLayout
 from rowhaul.exchange.chunks.map import ChunkMap
 from rowhaul.schedule import IdBatch, Plan, Scheduler, ScheduleSettings
 from rowhaul.schedule.plan import LiveRows
@@ -40,7 +41,7 @@ class ChunkScheduler(Scheduler):
         return replace(super().plan(), live=self._rows.popleft())
 
     def bring_home(self) -> Plan:
-        """Between two plans, before a pruning: what brings all rows home; from now on they are there."""
+        """Between two plans: what brings all rows home; from now on they are there."""
         plan = homecoming_plan(self.states(), self.settings.topology, self.settings.sizes)
         self.come_home()
         return plan
@@ -51,6 +52,7 @@ class ChunkScheduler(Scheduler):
         The plan's forgotten rows are the chunks that nobody has any more; its rows those that homes make.
         """
         pruned = self.chunks.carry_out(decision, self.iteration)
+        self.forget(pruned.evicted.tables, pruned.evicted.keys)
         return replace(
             self.nothing(),
             tables=pruned.admitted.tables,
@@ -59,6 +61,11 @@ class ChunkScheduler(Scheduler):
             forgotten_keys=pruned.evicted.keys,
             num_expired=pruned.num_forgotten,
         )
+
+    def narrow(self, layout: ChunkLayout) -> None:
+        """Rows are at home and have fewer columns from now on."""
+        self.resize(layout.sizes())
+        self.chunks.use(layout)
 
     def nothing(self, rows: LiveRows | None = None) -> Plan:
         """A plan of no iteration and without moves, to share what else there is."""

@@ -25,7 +25,7 @@ from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.nn.pooled import tables_of_keys
 from rowhaul.schedule.plan import LiveRows, Plan
 from rowhaul.store import Lookup
-from rowhaul.store.pruning.chunk_kernels import chunk_norms
+from rowhaul.store.pruning.chunk_kernels import add_squares, chunk_norms
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]
@@ -38,6 +38,7 @@ class ChunkReader:
         layout = memory.layout
         assert isinstance(layout, ChunkLayout)
         self._memory, self._num_chunks, self._starts = memory, layout.num_chunks, layout.starts
+        self._columns = layout.column_matrix
         self.groups = collection.groups
         numbers = {spec.name: number for number, spec in enumerate(layout.rows)}
         # By group of features: the number of each of its tables.
@@ -60,7 +61,10 @@ class ChunkReader:
             chunks = self._memory.groups[of_chunks]
             found = chunks.index.find_each(position_of[chunk_tables], keys)
             arena, first = chunks.arena, self._starts[place]
-            put_chunks(arena.addresses, arena.shift, arena.width, found, first, chunks.dim, rows)
+            put_chunks(
+                arena.addresses, arena.shift, arena.width, found, tables, self._columns, first, chunks.dim,
+                rows,
+            )  # fmt: skip
         return rows
 
 
@@ -90,6 +94,7 @@ class ChunkedWorkerRows(WorkerRows):
         layout = cache.layout
         assert isinstance(layout, ChunkLayout)
         self._layout, self._ledger = layout, ledger
+        self._starts, self._columns = layout.starts, layout.column_matrix
         self._by_gradient = layout.pruning.utility == "gradient"
         self._reader = ChunkReader(collection, cache)
         self._reader.attach()
@@ -118,7 +123,7 @@ class ChunkedWorkerRows(WorkerRows):
             taken = group.take_gradients()
             if taken is not None:
                 read.append(_Read(tables[tables_of_keys(taken[0])], taken[0].keys, taken[1]))
-        for one in read if self._by_gradient else ():
+        for one in read:
             self._measure(iteration + 1, one)
         return TakenGradients(iteration, [(part, self._of_chunks(part, read)) for part in rows])
 
@@ -131,10 +136,16 @@ class ChunkedWorkerRows(WorkerRows):
         self._ledger.add(self._live.numbers[places], amounts, now)
 
     def _measure(self, now: int, read: _Read) -> None:
-        """Note the norms of gradients, times the accesses of all workers."""
+        """Note the norms of gradients, times the accesses of all workers; and how large columns are."""
+        if not self._by_gradient and not self._layout.awaits_columns:
+            return
         assert self._live is not None
         places, known = self._known(read.tables, read.keys)
-        norms = chunk_norms(read.gradients, self._layout.starts)[known]
+        if self._layout.awaits_columns:
+            add_squares(read.gradients, read.tables, known, self._ledger.squares)
+        if not self._by_gradient:
+            return
+        norms = chunk_norms(read.gradients, read.tables, self._starts, self._columns)[known]
         amounts = self._live.accesses[places].astype(np.float64)[:, None] * norms
         self._ledger.add(self._live.numbers[places], amounts, now)
 
@@ -156,7 +167,7 @@ class ChunkedWorkerRows(WorkerRows):
         for one in read:
             rows = match_rows(one.tables, one.keys, tables, part.rows.keys)
             num_found += int(np.count_nonzero(rows >= 0))
-            take_chunks(one.gradients, rows, places, self._layout.starts, out)
+            take_chunks(one.gradients, rows, tables, places, self._starts, self._columns, out)
         if num_found < len(part):
             raise ConfigError(
                 f"{len(part) - num_found:,} rows of this worker have no gradient; call backward() on the "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -37,7 +37,7 @@ class Calls:
     """
 
     def __init__(self, links: Links, num_details: int) -> None:
-        self.ring = Ring(links)
+        self.ring = Ring(links, _FIXED + num_details)
         self.rank, self.num_ranks = links.rank, links.num_ranks
         self._num_details = num_details
         self._num_calls = 0
@@ -51,7 +51,9 @@ class Calls:
             if self._failure is not None:
                 raise ClusterError(f"the database failed before and cannot go on: {self._failure}")
             try:
+                self.ring.await_headers()
                 yield
+                self.ring.await_headers()  # from now on: the others may be ahead
             except RefusedError as refused:
                 raise refused.reason from None
             except LinkError as error:
@@ -63,15 +65,24 @@ class Calls:
                 self._failure = self._failure or f"{type(error).__name__}: {error}"
                 raise
 
-    def tell(self, operation: str, subject: int, details: Int64s | None = None) -> Int64s:
-        """Compare operation and subject with all ranks; exchange details, a row for each rank."""
+    def tell(
+        self,
+        operation: str,
+        subject: int,
+        details: Int64s | None = None,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> Int64s:
+        """Compare operation and subject with all ranks; exchange details, a row for each rank.
+
+        What is to be done ``meanwhile`` is done while this rank's message is on its way.
+        """
         self._num_calls += 1
         own = [OPERATIONS.index(operation), self._num_calls, subject]
         headers = np.zeros((self.num_ranks, _FIXED + self._num_details), np.int64)
         headers[:, :_FIXED] = own
         if details is not None:
             headers[:, _FIXED : _FIXED + details.shape[1]] = details
-        heard = self.ring.tell(headers)
+        heard = self.ring.tell(headers, meanwhile)
         for rank in range(self.num_ranks):
             if heard[rank, :_FIXED].tolist() != own:
                 self._failure = f"rank {rank} called something else"
@@ -81,15 +92,22 @@ class Calls:
                 )
         return heard[:, _FIXED:]
 
-    def agree(self, operation: str, subject: int, error: BaseException | None) -> None:
-        """Go on if no rank has met an error; otherwise raise on all ranks, and the calls may go on."""
-        failed = np.full((self.num_ranks, 1), error is not None, np.int64)
-        heard = self.tell(operation, subject, failed)[:, 0]
+    def agree(
+        self, operation: str, subject: int, error: BaseException | None, is_special: bool = False
+    ) -> bool:
+        """Go on if no rank has met an error; otherwise raise on all ranks, and the calls may go on.
+
+        Returns whether anything is special on any rank.
+        """
+        own = np.empty((self.num_ranks, 2), np.int64)
+        own[:] = error is not None, is_special
+        heard = self.tell(operation, subject, own)
         if error is not None:
             raise RefusedError(error)
-        if heard.any():
-            others = ", ".join(str(rank) for rank in np.flatnonzero(heard))
+        if heard[:, 0].any():
+            others = ", ".join(str(rank) for rank in np.flatnonzero(heard[:, 0]))
             raise RefusedError(ClusterError(f"{operation} failed on rank {others}; its error says why"))
+        return bool(heard[:, 1].any())
 
 
 class RefusedError(Exception):

@@ -23,15 +23,16 @@ from rowhaul.errors import ConfigError
 from rowhaul.exchange.database import structure
 from rowhaul.exchange.database.calls import Calls
 from rowhaul.exchange.database.forming import check_equal, form_links
-from rowhaul.exchange.database.routing import NUM_DETAILS, Route, find_route
+from rowhaul.exchange.database.routes import NUM_DETAILS, Route, find_route
 from rowhaul.exchange.database.snapshot import DistributedSnapshot
 from rowhaul.exchange.database.traffic import Traffic
+from rowhaul.exchange.database.vectors import fill_joined, fill_tables, joined_columns, sum_gradients
 from rowhaul.exchange.transport import Links
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.store.database.database import check_rate, check_threads, output
 from rowhaul.store.database.memory import MemoryReport, report
 from rowhaul.store.database.pieces import Pieces
-from rowhaul.store.database.requests import Request, gradient_tensors, read_request
+from rowhaul.store.database.requests import Request, as_gradient, gradient_tensors, read_request
 from rowhaul.store.database.rows import Rows
 from rowhaul.store.database.settings import DatabaseSettings
 from rowhaul.store.database.snapshot import Snapshot, check_on_unknown
@@ -86,6 +87,7 @@ class DistributedEmbeddingDatabase:
         links: Sequence[Links] | None = None,
     ) -> None:
         self.settings = DatabaseSettings.of(tables, optimizer, lr, dtype, seed)
+        self._dims = {spec.name: spec.dim for spec in self.settings.tables}
         num_threads = torch.get_num_threads() if num_threads is None else num_threads
         check_threads("num_threads", num_threads)
         self._links, self._destroy = (
@@ -106,7 +108,7 @@ class DistributedEmbeddingDatabase:
         self._lock = threading.Lock()  # keeps the order of index calls, and their numbers
         self._num_tickets = 0
         self._step = 0
-        self._traffic = Traffic(row_calls)
+        self._traffic = Traffic(row_calls, self.settings.dtype)
 
     @property
     def step(self) -> int:
@@ -143,18 +145,49 @@ class DistributedEmbeddingDatabase:
         rows = self._open_rows()
         route = self._found(rows, ticket)
         tensors = {
-            table.part.table: output(
+            part.table: output(
                 out,
                 ticket.request.is_single,
-                table.part.table,
-                (table.part.num_vectors, self.settings.table(table.part.table).dim),
+                part.table,
+                (part.num_vectors, self._dims[part.table]),
                 self._torch_dtype,
             )
-            for table in route.tables
+            for part in ticket.request.parts
         }
         outputs = {name: tensor.numpy() for name, tensor in tensors.items()}
-        self._traffic.pull(rows, ticket, route, outputs)
+
+        def fill(group: int, arrived: Any) -> None:
+            fill_tables(rows, group, route[group], arrived, outputs)
+
+        self._traffic.pull(rows, ticket, route, fill)
         return ticket.request.result(tensors)
+
+    def pull_joined(self, ticket: DistributedTicket) -> Tensor:
+        """The ticket's vectors side by side in the order of its tables: samples x sum of dims.
+
+        All tables must have been asked for as many vectors.
+        """
+        rows = self._open_rows()
+        route = self._found(rows, ticket)
+        columns, shape = joined_columns(self._dims, ticket.request)
+        tensor = torch.empty(shape, dtype=self._torch_dtype)
+
+        def fill(group: int, arrived: Any) -> None:
+            fill_joined(rows, group, route[group], arrived, columns, tensor.numpy())
+
+        self._traffic.pull(rows, ticket, route, fill)
+        return tensor
+
+    def push_joined(self, ticket: DistributedTicket, gradients: Tensor) -> None:
+        """`push` of the gradients of what `pull_joined` gave."""
+        rows = self._open_rows()
+        route = self._found(rows, ticket)
+        columns, shape = joined_columns(self._dims, ticket.request)
+        given = as_gradient(gradients, shape, self._torch_dtype, "all tables").numpy()
+        by_table = {name: given[:, first : first + self._dims[name]] for name, first in columns.items()}
+        self._traffic.push(
+            rows, ticket, route, lambda group, sums: sum_gradients(route[group], by_table, sums)
+        )
 
     def push(self, ticket: DistributedTicket, gradients: Any) -> None:
         """Send the gradients of the ticket's vectors to the ranks that store the rows, for the next update.
@@ -163,12 +196,13 @@ class DistributedEmbeddingDatabase:
         """
         rows = self._open_rows()
         route = self._found(rows, ticket)
-        dims = {spec.name: spec.dim for spec in self.settings.tables}
-        tensors = gradient_tensors(ticket.request, gradients, dims, self._torch_dtype)
+        tensors = gradient_tensors(ticket.request, gradients, self._dims, self._torch_dtype)
         by_table = {
             part.table: tensor.numpy() for part, tensor in zip(ticket.request.parts, tensors, strict=True)
         }
-        self._traffic.push(rows, ticket, route, by_table)
+        self._traffic.push(
+            rows, ticket, route, lambda group, sums: sum_gradients(route[group], by_table, sums)
+        )
 
     def update(self, lr: float | None = None) -> int:
         """One optimizer step of everything that any rank pushed; the number of rows moved on this rank."""

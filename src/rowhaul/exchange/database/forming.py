@@ -49,7 +49,7 @@ def check_equal(links: Links, settings: DatabaseSettings) -> None:
     """Refuse ranks whose tables, optimizer, type or seed differ."""
     text = f"{settings.tables} {settings.optimizer} {settings.dtype} {settings.seed}"
     digest = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=8).digest(), np.int64)
-    heard = Ring(links).tell(np.tile(digest, (links.num_ranks, 1)))
+    heard = Ring(links, 1).tell(np.tile(digest, (links.num_ranks, 1)))
     different = np.flatnonzero(heard[:, 0] != digest[0])
     if len(different):
         raise ClusterError(

@@ -1,12 +1,17 @@
 """Requests between ranks, in a ring: in step i rank r serves rank (r + i) mod n, itself first.
 
 At every moment each rank then serves one other and is served by one other, and nobody is asked by all at
-once. Payloads are contiguous, receives are posted before sends, and nothing waits before it has to.
+once. Payloads are contiguous, and nothing waits before it has to.
+
+Receives are posted before the message can come, not only before the own send: while a message lies there
+that nobody receives, Gloo's thread looks for its receiver in a busy loop, and takes half a core from the
+very rank that is late. So the next header is awaited from the end of the last call on, and payloads whose
+size is known are awaited before the header that allows the others to send them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +22,14 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Ring:
-    """What one rank says to the others and hears from them; used by one thread at a time."""
+    """What one rank says to the others and hears from them; used by one thread at a time.
 
-    def __init__(self, links: Links) -> None:
+    Args:
+        links: nothing else uses them.
+        num_words: of a header.
+    """
+
+    def __init__(self, links: Links, num_words: int) -> None:
         self.rank, self.num_ranks = links.rank, links.num_ranks
         self._links = links
         # (whom this rank serves, whom it asks) in each step after the first, in which it serves itself
@@ -27,38 +37,56 @@ class Ring:
             ((self.rank + step) % self.num_ranks, (self.rank - step) % self.num_ranks)
             for step in range(1, self.num_ranks)
         ]
+        self._headers = np.empty((self.num_ranks, num_words), np.int64)
+        self._awaited: list[Transfer] = []  # of the next headers, while there are any
 
-    def tell(self, headers: Int64s) -> Int64s:
-        """Send row ``p`` to rank ``p``, and return the rows that all ranks sent here; of equal lengths."""
-        heard = headers.copy()
-        transfers = [
-            self._links.post({served: _as_bytes(heard[served])}, {asked: _as_bytes(headers[asked])})
-            for served, asked in self._steps
-        ]
-        _wait(transfers)
+    def tell(self, headers: Int64s, meanwhile: Callable[[], object] | None = None) -> Int64s:
+        """Send row ``p`` to rank ``p``, and return the rows that all ranks sent here.
+
+        What is to be done ``meanwhile`` is done when the own rows are on their way.
+        """
+        self.await_headers()
+        sent = [self._links.post({}, {asked: _as_bytes(headers[asked])}) for _, asked in self._steps]
+        if meanwhile is not None:
+            meanwhile()
+        received, self._awaited = self._awaited, []
+        wait_for(received, sent)
+        heard = self._headers.copy()
+        heard[self.rank] = headers[self.rank]
         return heard
+
+    def await_headers(self) -> None:
+        """Be ready for the next headers; for nothing else that would come before them."""
+        if not self._awaited:
+            self._awaited = [
+                self._links.post({served: _as_bytes(self._headers[served])}, {}) for served, _ in self._steps
+            ]
+
+    def await_payloads(self, arriving: Sequence[Sequence[Bytes]]) -> list[Transfer]:
+        """Be ready for messages from rank ``p`` that fill ``arriving[p]``.
+
+        Messages of a rank arrive in the order it sends them in, and must be awaited in that order: headers
+        that come later are to be awaited later.
+        """
+        return [
+            self._links.post({asked: message}, {}) for _, asked in self._steps for message in arriving[asked]
+        ]
+
+    def send(self, messages: Callable[[int], Sequence[Bytes]]) -> list[Transfer]:
+        """Make the messages to every other rank in the order of the ring, and send them."""
+        return [
+            self._links.post({}, {served: message})
+            for served, _ in self._steps
+            for message in messages(served)
+        ]
 
     def exchange(self, given: Sequence[Bytes], sizes: Sequence[int]) -> list[Bytes]:
         """Send ``given[p]`` to rank ``p``, and return what all ranks sent here; of known sizes."""
-        return self.serve(lambda peer: given[peer], sizes)
-
-    def serve(self, answer: Callable[[int], Bytes], sizes: Sequence[int]) -> list[Bytes]:
-        """Make every rank's answer in the order of the ring, send it; return the answers to this rank."""
-        answers, transfers = self.begin(answer, sizes)
-        _wait(transfers)
-        return answers
-
-    def begin(
-        self, answer: Callable[[int], Bytes], sizes: Sequence[int]
-    ) -> tuple[list[Bytes], list[Transfer]]:
-        """The same without waiting: answers are there, and sent ones free, when all transfers are done."""
-        answers = [np.empty(size, np.uint8) for size in sizes]
-        answers[self.rank] = answer(self.rank)
-        transfers = [
-            self._links.post({asked: answers[asked]}, {served: answer(served)})
-            for served, asked in self._steps
-        ]
-        return answers, transfers
+        arriving = self._empty(sizes, given[self.rank])
+        received = self.await_payloads([[message] for message in arriving])
+        self.await_headers()
+        wait_for(received, self.send(lambda rank: [given[rank]]))
+        return arriving
 
     def ask(
         self,
@@ -68,32 +96,41 @@ class Ring:
         sizes: Sequence[int],
     ) -> list[Bytes]:
         """Send requests to all ranks, answer theirs in the order of the ring; return the answers to ours."""
-        arriving = [np.empty(size, np.uint8) for size in request_sizes]
-        arriving[self.rank] = requests[self.rank]
-        asking = {
-            served: self._links.post({served: arriving[served]}, {asked: requests[asked]})
-            for served, asked in self._steps
-        }
+        arriving = self._empty(request_sizes, requests[self.rank])
+        asking = dict(
+            zip(self._asked(), self.await_payloads([[message] for message in arriving]), strict=True)
+        )
+        answers = self._empty(sizes, np.empty(0, np.uint8))
+        answered = self.await_payloads([[message] for message in answers])
+        self.await_headers()
+        sent = self.send(lambda rank: [requests[rank]])
+        answers[self.rank] = answer(self.rank, arriving[self.rank])
 
-        def answer_when_asked(peer: int) -> Bytes:
-            if peer != self.rank:
-                asking[peer].wait_received()
-            return answer(peer, arriving[peer])
+        def answer_when_asked(rank: int) -> list[Bytes]:
+            asking[rank].wait_received()
+            return [answer(rank, arriving[rank])]
 
-        answers = self.serve(answer_when_asked, sizes)
-        for transfer in asking.values():  # received before: a message can be waited for once
-            transfer.wait_sent()
+        wait_for(answered, sent + self.send(answer_when_asked))
         return answers
+
+    def _asked(self) -> Iterator[int]:
+        return (asked for _, asked in self._steps)
+
+    def _empty(self, sizes: Sequence[int], own: Bytes) -> list[Bytes]:
+        messages = [np.empty(size if rank != self.rank else 0, np.uint8) for rank, size in enumerate(sizes)]
+        messages[self.rank] = own
+        return messages
 
 
 def _as_bytes(row: Int64s) -> Bytes:
     return row.view(np.uint8)
 
 
-def _wait(transfers: Sequence[Transfer]) -> None:
-    for transfer in transfers:
+def wait_for(received: Sequence[Transfer], sent: Sequence[Transfer] = ()) -> None:
+    """Return when messages have come, and sent ones may be changed."""
+    for transfer in received:
         transfer.wait_received()
-    for transfer in transfers:
+    for transfer in sent:
         transfer.wait_sent()
 
 
@@ -101,4 +138,6 @@ def join(arrays: Sequence[npt.NDArray[np.generic]]) -> Bytes:
     """Arrays as one message, one after the other."""
     if not arrays:
         return np.empty(0, np.uint8)
+    if len(arrays) == 1:
+        return np.ascontiguousarray(arrays[0]).reshape(-1).view(np.uint8)
     return np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays])

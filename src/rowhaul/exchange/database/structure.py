@@ -41,6 +41,11 @@ class Moved:
         locations, _ = index.find(keys, self._starts(table, len(keys)))
         return locations
 
+    def find_all(self, group: int, keys: Int64s, starts: Int64s) -> Int64s | None:
+        """The same for keys of several tables of a group; None if no row has moved."""
+        index = self._indices[group]
+        return index.find(keys, starts)[0] if index.num_keys.any() else None
+
     def set(self, table: str, keys: Int64s, locations: Int64s) -> None:
         """Note new locations."""
         self.forget(table, keys)
@@ -60,14 +65,15 @@ def _nothing(records: Int64s) -> None:
     pass
 
 
-def find_or_make(rows: Rows, moved: Moved, rank: int, table: str, keys: Int64s) -> Int64s:
-    """Locations of distinct keys that this rank owns; those that have no row get one here."""
-    locations = moved.find(table, keys)
+def find_or_make(rows: Rows, moved: Moved, rank: int, group: int, keys: Int64s, starts: Int64s) -> Int64s:
+    """Locations of keys that this rank owns, distinct and table by table; rows that are new are made here."""
+    locations = moved.find_all(group, keys, starts)
+    if locations is None:
+        return at_rank(rank, rows.find_or_make(group, keys, starts))
     home = locations < 0
-    place = rows.places[table]
-    some = np.ascontiguousarray(keys[home])
-    starts = starts_of(len(rows.groups[place.group].tables), place.position, len(some))
-    locations[home] = at_rank(rank, rows.find_or_make(place.group, some, starts))
+    num_home = np.concatenate([[0], np.cumsum(home)])
+    made = rows.find_or_make(group, np.ascontiguousarray(keys[home]), num_home[starts])
+    locations[home] = at_rank(rank, made)
     return locations
 
 

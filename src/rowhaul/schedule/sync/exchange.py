@@ -54,10 +54,14 @@ class Wiring:
         self.first_store = topology.first_store
         self.num_shards = topology.sharding
         self.peer_to_peer = topology.peer_to_peer
+        self.look_ahead = look_ahead
+        self.use(sizes)
+
+    def use(self, sizes: RowSizes) -> None:
+        """Rows have these sizes from now on."""
         self.value_bytes = np.array(sizes.values, np.int64)  # tables
         self.state_bytes = np.array(sizes.state, np.int64)  # tables
         self.record_bytes = self.value_bytes + self.state_bytes
-        self.look_ahead = look_ahead
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from numba import int64
+
 from rowhaul._kernels import kernel
 from rowhaul._memory import copy_bytes, prefetch_to_read, record_address
+from rowhaul.store.kernels import mix
 
 _CACHE_LINE = 64
 _BYTES_AHEAD = 8192  # of rows that are under way while one is copied: more than a core's open misses hold
@@ -33,8 +36,29 @@ def gather_rows(addresses, shift, record_bytes, locations, inverse, first, last,
 
 
 @kernel
-def add_rows(contents, places, sums):
-    """Add each row of ``contents`` to row ``places[i]`` of ``sums``, in order."""
-    for i in range(len(places)):
-        for k in range(contents.shape[1]):
-            sums[places[i], k] += contents[i, k]
+def merge_rows(records, contents, slots, count, distinct, sums):
+    """Add each row of ``contents`` to the sum of its record, in order; returns the number of records then.
+
+    ``count`` records have sums so far, in ``distinct`` and ``sums``, which has room for all to come;
+    ``slots`` finds them: a power of two of zeros at first, more than twice as many as records.
+    """
+    mask = len(slots) - 1
+    dim = sums.shape[1]
+    for i in range(len(records)):
+        record = records[i]
+        slot = int64(mix(record)) & mask
+        while True:
+            at = slots[slot] - 1
+            if at < 0:
+                slots[slot] = count + 1
+                distinct[count] = record
+                for k in range(dim):
+                    sums[count, k] = contents[i, k]
+                count += 1
+                break
+            if distinct[at] == record:
+                for k in range(dim):
+                    sums[at, k] += contents[i, k]
+                break
+            slot = (slot + 1) & mask
+    return count

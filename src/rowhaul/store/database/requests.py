@@ -95,6 +95,8 @@ def _part(table: str, keys: Any, lengths: Any, pooling: Any) -> TableKeys:
 
 def as_keys(keys: Any, where: str) -> Int64s:
     """Keys as a new array of int64; strings become their hashes."""
+    if isinstance(keys, np.ndarray) and keys.dtype == np.int64 and keys.ndim == 1:
+        return keys.copy()  # whoever gave it may go on using it
     if isinstance(keys, str | bytes):
         raise DataError(f"{where}: keys must be a list or an array, got a string; write [{keys!r}]")
     if type(keys).__module__.partition(".")[0] == "pyarrow":
@@ -170,26 +172,27 @@ def gradient_tensors(
     if set(gradients) != set(names):
         raise DataError(f"gradients for tables {sorted(gradients)}, but the ticket is for {sorted(names)}")
     return [
-        _gradient(gradients[part.table], (part.num_vectors, dims[part.table]), dtype, part.table)
+        as_gradient(
+            gradients[part.table], (part.num_vectors, dims[part.table]), dtype, f"table {part.table!r}"
+        )
         for part in request.parts
     ]
 
 
-def _gradient(given: Any, shape: tuple[int, int], dtype: torch.dtype, table: str) -> Tensor:
+def as_gradient(given: Any, shape: tuple[int, int], dtype: torch.dtype, where: str) -> Tensor:
+    """A gradient of vectors as a tensor of their shape and type; not copied, if it is one."""
     if given is None:
-        raise DataError(f"table {table!r}: no gradient; was backward() called, and did the rows require one?")
+        raise DataError(f"{where}: no gradient; was backward() called, and did the rows require one?")
     if isinstance(given, Tensor) and given.layout is not torch.strided:
-        raise DataError(
-            f"table {table!r}: gradients must be a dense tensor, one row a vector, got {given.layout}"
-        )
+        raise DataError(f"{where}: gradients must be a dense tensor, one row a vector, got {given.layout}")
     try:
         tensor = given.detach() if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
     except (TypeError, ValueError) as error:
-        raise DataError(f"table {table!r}: gradients must be a tensor or an array: {error}") from None
+        raise DataError(f"{where}: gradients must be a tensor or an array: {error}") from None
     if tuple(tensor.shape) != shape:
         raise DataError(
-            f"table {table!r}: gradients of shape {tuple(tensor.shape)}, but the ticket's vectors are {shape}"
+            f"{where}: gradients of shape {tuple(tensor.shape)}, but the ticket's vectors are {shape}"
         )
     if not tensor.is_floating_point():
-        raise DataError(f"table {table!r}: gradients must be floating-point numbers, got {tensor.dtype}")
+        raise DataError(f"{where}: gradients must be floating-point numbers, got {tensor.dtype}")
     return tensor.to(device="cpu", dtype=dtype).contiguous()

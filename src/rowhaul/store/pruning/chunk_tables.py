@@ -34,7 +34,7 @@ class ChunkTables(TableGroup):
         dtype: of values and state.
         seed: as of whole rows.
         row_tables: the table of whole rows that each belongs to.
-        first_columns: where each one's chunks begin in a row.
+        columns: of a row that each one's chunks have.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class ChunkTables(TableGroup):
         dtype: npt.DTypeLike,
         seed: int,
         row_tables: Sequence[str],
-        first_columns: Sequence[int],
+        columns: npt.NDArray[np.int64],  # tables x values of a chunk
     ) -> None:
         super().__init__(tables, optimizer, dtype, seed)
         self._seeds = row_seeds(row_tables, seed)
-        self._first_columns = np.array(first_columns, np.int64)
+        self._columns = np.ascontiguousarray(columns)
 
     def _write_initial(
         self, memory: RecordMemory, records: Int64s, keys: Int64s, starts: Int64s, which: Int64s
@@ -56,5 +56,5 @@ class ChunkTables(TableGroup):
         state = np.array([self.optimizer.initial_state], dtype=self.dtype)
         write_initial_part(
             memory.addresses, memory.shift, memory.width, records, keys, starts, which,
-            self._seeds, self._lows, self._steps, self._first_columns, self.dim, state,
+            self._seeds, self._lows, self._steps, self._columns, self.dim, state,
         )  # fmt: skip

@@ -13,7 +13,16 @@ from numba import float32, int32, int64, uint64
 from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
-from rowhaul._memory import memory_at, prefetch_to_read, prefetch_to_write, record_address
+from rowhaul._memory import (
+    data_address,
+    leading_zeros,
+    memory_at,
+    prefetch_to_read,
+    prefetch_to_write,
+    record_address,
+    record_at,
+)
+from rowhaul._vectors import copy_row, four_times, joined, load_four, load_one, size_of, widened
 from rowhaul.store.kernels import mix
 from rowhaul.store.pruning.fields import load_float32, load_int32, store_float32, store_int32
 
@@ -22,52 +31,64 @@ _ENTRIES_AHEAD = 16
 
 
 @kernel
-def read_chunk_numbers(addresses, shift, width, locations, chunks, held):
-    """Chunk numbers of entries, and how many are there; of no entry (-1) they are all absent."""
-    num_chunks, count, entry_bytes, low_bits = chunks.shape[1], len(locations), width * 4, (1 << shift) - 1
+def read_chunk_numbers(addresses, shift, width, locations, nothing, chunks, held):
+    """Chunk numbers of entries, and how many are there; of no entry (-1) they are ``nothing``, all absent.
+
+    Without a branch on what is there, which no processor can guess.
+    """
+    num_chunks, count, entry_bytes = chunks.shape[1], len(locations), width * 4
+    entries, target, empty = data_address(addresses), data_address(chunks), data_address(nothing)
+    has_entries = len(addresses) > 0
     for i in range(count):
-        soon = locations[min(i + _ENTRIES_AHEAD, count - 1)]
-        if soon >= 0:
-            prefetch_to_read(addresses[soon >> shift] + (soon & low_bits) * entry_bytes)
-        location, num_held = locations[i], 0
-        if location < 0:
-            for k in range(num_chunks):
-                chunks[i, k] = ABSENT
-            held[i] = 0
-            continue
-        address = addresses[location >> shift] + (location & low_bits) * entry_bytes
+        source = empty
+        if has_entries:
+            soon = max(locations[min(i + _ENTRIES_AHEAD, count - 1)], 0)
+            prefetch_to_read(record_at(entries, shift, entry_bytes, soon))
+            address = record_at(entries, shift, entry_bytes, max(locations[i], 0))
+            source = address if locations[i] >= 0 else empty
+        copy_row(target + i * num_chunks * 4, source, num_chunks * 4)
+        num_held = 0
         for k in range(num_chunks):
-            chunks[i, k] = load_int32(address + 4 * k)
-            num_held += chunks[i, k] >= 0
+            num_held += load_int32(source + 4 * k) >= 0
         held[i] = num_held
 
 
 @kernel
-def take_present(chunks, held, table_starts, starts, columns, scattered, gradients, size, records, taken):
-    """Collect the gradients of the chunks of ``size`` values that are there; returns how many they are."""
+def count_reads(inverse, counts):
+    """Add to each row's count how often it is read."""
+    for i in range(len(inverse)):
+        counts[inverse[i]] += 1
+
+
+@kernel
+def list_present(chunks, held, starts, size, num_values, records, firsts):
+    """Number and gradient of each chunk of ``size`` values that is there; returns how many they are.
+
+    Gradients are ``num_values`` a row; ``firsts`` says where a chunk's begin. Both lists have room for one
+    more, since every chunk is noted and those that are absent are overwritten.
+    """
     count = 0
+    for i in range(len(chunks)):
+        for k in range(chunks.shape[1] if held[i] else 0):
+            if starts[k + 1] - starts[k] == size:
+                records[count] = chunks[i, k]
+                firsts[count] = i * num_values + starts[k]
+                count += chunks[i, k] >= 0
+    return count
+
+
+@kernel
+def stored_gradients(table_starts, columns, gradients, out):
+    """Those columns of each row's gradient that its table stores."""
     for table in range(len(table_starts) - 1):
         for i in range(table_starts[table], table_starts[table + 1]):
-            if not held[i]:
-                continue
-            for k in range(chunks.shape[1]):
-                first = starts[k]
-                if chunks[i, k] < 0 or starts[k + 1] - first != size:
-                    continue
-                records[count] = chunks[i, k]
-                if not scattered:
-                    for j in range(size):
-                        taken[count, j] = gradients[i, first + j]
-                else:
-                    for j in range(size):
-                        taken[count, j] = gradients[i, columns[table, first + j]]
-                count += 1
-    return count
+            for j in range(columns.shape[1]):
+                out[i, j] = gradients[i, columns[table, j]]
 
 
 @register_jitable
 def _norm(gradients, i, first, end):
-    """The norm of a part of a row's gradient; `update_utilities` does the same where it cannot call it."""
+    """The norm of a part of a row's gradient, in the order that `update_utilities` adds it up."""
     a, b, c, d = 0.0, 0.0, 0.0, 0.0
     whole = first + (end - first) // 4 * 4
     for j in range(first, whole, 4):
@@ -83,55 +104,46 @@ def _norm(gradients, i, first, end):
 
 @kernel
 def update_utilities(
-    addresses, shift, width, locations, counts, table_starts, starts, columns, scattered, gradients,
-    by_gradient, powers, now,
+    addresses, shift, width, locations, counts, starts, gradients, by_gradient, powers, now
 ):  # fmt: skip
     """``u <- decay**steps * u + accesses * norm`` of every chunk, there or not.
 
-    ``powers`` are those of the decay, see `decay_powers`. Squares are added up in double precision, in four
-    running sums that are joined in a fixed order.
+    ``gradients`` are of stored values; ``powers`` are those of the decay, see `decay_powers`. Squares are
+    added up in double precision, in four running sums that are joined in a fixed order.
     """
-    num_chunks, count, entry_bytes, low_bits = len(starts) - 1, len(locations), width * 4, (1 << shift) - 1
-    for table in range(len(table_starts) - 1):
-        for i in range(table_starts[table], table_starts[table + 1]):
-            soon = locations[min(i + _ENTRIES_AHEAD, count - 1)]
-            if soon >= 0:
-                prefetch_to_write(addresses[soon >> shift] + (soon & low_bits) * entry_bytes)
-                prefetch_to_write(
-                    addresses[soon >> shift] + (soon & low_bits) * entry_bytes + entry_bytes - 1
-                )
-            location = locations[i]
-            if location < 0:
-                continue
-            address = addresses[location >> shift] + (location & low_bits) * entry_bytes
-            steps = now - load_int32(address + 8 * num_chunks)
-            kept = powers[0, steps & 1023] * powers[1, min(steps >> 10, 1023)]
-            store_int32(address + 8 * num_chunks, int32(now))
-            for k in range(num_chunks):
-                amount = float(counts[i])
-                if by_gradient:
-                    first, end = starts[k], starts[k + 1]
-                    whole = first + (end - first) // 4 * 4
-                    a, b, c, d = 0.0, 0.0, 0.0, 0.0
-                    if not scattered:
-                        for j in range(first, whole, 4):
-                            w, x = float(gradients[i, j]), float(gradients[i, j + 1])
-                            y, z = float(gradients[i, j + 2]), float(gradients[i, j + 3])
-                            a, b, c, d = a + w * w, b + x * x, c + y * y, d + z * z
-                    else:
-                        for j in range(first, whole, 4):
-                            w = float(gradients[i, columns[table, j]])
-                            x = float(gradients[i, columns[table, j + 1]])
-                            y = float(gradients[i, columns[table, j + 2]])
-                            z = float(gradients[i, columns[table, j + 3]])
-                            a, b, c, d = a + w * w, b + x * x, c + y * y, d + z * z
-                    total = (a + b) + (c + d)
-                    for j in range(whole, end):
-                        w = float(gradients[i, columns[table, j]])
-                        total += w * w
-                    amount *= np.sqrt(total)
-                place = address + 4 * (num_chunks + k)
-                store_float32(place, float32(kept * float(load_float32(place)) + amount))
+    num_chunks, count, entry_bytes = len(starts) - 1, len(locations), width * 4
+    entries, zero = data_address(addresses), gradients.dtype.type(0)
+    size = size_of(zero)
+    row_bytes = gradients.shape[1] * size
+    for i in range(count):
+        soon = locations[min(i + _ENTRIES_AHEAD, count - 1)]
+        if soon >= 0:
+            address = record_at(entries, shift, entry_bytes, soon)
+            prefetch_to_write(address)
+            prefetch_to_write(address + entry_bytes - 1)
+        if locations[i] < 0:
+            continue
+        address = record_at(entries, shift, entry_bytes, locations[i])
+        gradient = data_address(gradients) + i * row_bytes
+        steps = now - load_int32(address + 8 * num_chunks)
+        kept = powers[0, steps & 1023] * powers[1, min(steps >> 10, 1023)]
+        store_int32(address + 8 * num_chunks, int32(now))
+        for k in range(num_chunks):
+            amount = float(counts[i])
+            if by_gradient:
+                first, end = starts[k] * size, starts[k + 1] * size
+                whole = first + (end - first) // (4 * size) * (4 * size)
+                sums = four_times(0.0)
+                for at in range(first, whole, 4 * size):
+                    four = widened(load_four(gradient + at, zero))
+                    sums = sums + four * four
+                total = joined(sums)
+                for at in range(whole, end, size):
+                    one = float(load_one(gradient + at, zero))
+                    total += one * one
+                amount *= np.sqrt(total)
+            place = address + 4 * (num_chunks + k)
+            store_float32(place, float32(kept * float(load_float32(place)) + amount))
 
 
 @kernel
@@ -199,12 +211,7 @@ def sum_squares(table_starts, locations, gradients, sums):
 @register_jitable
 def _rank(hashed, bits):
     """The length of the run of zeros that a hash has behind its first bits, and one."""
-    rest = hashed << uint64(bits)
-    rank = 1
-    while rank <= 64 - bits and rest >> uint64(63) == 0:
-        rest <<= uint64(1)
-        rank += 1
-    return rank
+    return min(leading_zeros(hashed << uint64(bits)), 64 - bits) + 1
 
 
 @kernel
@@ -221,9 +228,9 @@ def count_absent(keys, entries, table_starts, seeds, bits, registers):
     count = 0
     for table in range(len(table_starts) - 1):
         for i in range(table_starts[table], table_starts[table + 1]):
-            if entries[i] < 0:
-                hashed = mix(uint64(keys[i]) ^ seeds[table])
-                register = int64(hashed >> uint64(64 - bits))
-                registers[register] = max(registers[register], _rank(hashed, bits))
-                count += 1
+            is_absent = int64(entries[i] < 0)
+            hashed = mix(uint64(keys[i]) ^ seeds[table])
+            register = int64(hashed >> uint64(64 - bits))
+            registers[register] = max(registers[register], is_absent * _rank(hashed, bits))
+            count += is_absent
     return count

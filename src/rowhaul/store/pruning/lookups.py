@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.store.index import Int64s
+from rowhaul.store.pruning.kernels import count_reads
 from rowhaul.store.tables import Lookup
 
 Chunks = npt.NDArray[np.int32]
@@ -20,6 +21,13 @@ def decay_powers(decay: float) -> npt.NDArray[np.float64]:
     for level, factor in enumerate((decay, float(np.multiply.accumulate(np.full(1024, decay))[-1]))):
         powers[level, 1:] = np.multiply.accumulate(np.full(1023, factor))
     return powers
+
+
+def reads_of_keys(inverse: npt.NDArray[np.int32], num_keys: int) -> Int64s:
+    """How often a batch reads each of its distinct keys, given the key of each id."""
+    counts = np.zeros(num_keys, dtype=np.int64)
+    count_reads(inverse, counts)
+    return counts
 
 
 @dataclass
@@ -37,7 +45,7 @@ class Located:
 
     def counts(self) -> Int64s:
         """How often the batch reads each key."""
-        return np.bincount(self.inverse, minlength=len(self.keys))
+        return reads_of_keys(self.inverse, len(self.keys))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rowhaul.store.arena import RecordArena
 Int64s = npt.NDArray[np.int64]
 
 # Blocks of the pool and of the entries: small enough not to matter beside a pruned table.
-BLOCK_BYTES = 1 << 18
+BLOCK_BYTES = 1 << 16
 
 
 def chunk_starts(num_values: int, num_chunks: int) -> Int64s:

@@ -7,7 +7,8 @@ chunks can be asked for well before they are added. What is absent is zero: it c
 from __future__ import annotations
 
 from rowhaul._kernels import kernel
-from rowhaul._memory import copy_bytes, memory_at, prefetch_to_read, prefetch_to_write
+from rowhaul._memory import data_address, prefetch_to_read, prefetch_to_write, record_at
+from rowhaul._vectors import add_row, clear_row, copy_row, load_one, size_of
 
 _IDS_AHEAD = 16
 _SAMPLES_AHEAD = 8
@@ -16,104 +17,100 @@ _CACHE_LINE = 64
 
 @kernel
 def pool_chunks(
-    addresses, shift, width, chunks, held, starts, stored_columns, scattered, feature_tables, inverse,
+    addresses, shift, width, chunks, held, zeros, starts, stored_columns, scattered, feature_tables, inverse,
     offsets, columns, dim, is_mean, weights, out, out_address,
 ):  # fmt: skip
-    """Fill ``out[i, columns[f]:columns[f] + dim]`` with the pooled rows of each bag."""
+    """Fill ``out[i, columns[f]:columns[f] + dim]`` with the pooled rows of each bag.
+
+    ``zeros`` are as wide as a chunk: one row is copied whole, absent chunks from there, without a branch on
+    what is there, which no processor can guess.
+    """
     num_samples, num_ids, num_chunks = out.shape[0], len(inverse), chunks.shape[1]
-    size, low_bits = out.itemsize, (1 << shift) - 1
-    record_bytes, sample_bytes = width * size, out.shape[1] * size
+    zero, one = out.dtype.type(0), out.dtype.type(1)
+    size = size_of(zero)
+    pool, nothing, record_bytes = data_address(addresses), data_address(zeros), width * size
+    sample_bytes = out.shape[1] * size
     weighted = len(weights) > 0
+    num_asked = 0  # rows are numbered as they first appear: those before have been asked for
     for feature in range(len(columns)):
-        first, table = columns[feature], feature_tables[feature]
+        table = feature_tables[feature]
         for sample in range(num_samples):
             bag = feature * num_samples + sample
             begin, end = offsets[bag], offsets[bag + 1]
-            target = out_address + sample * sample_bytes + first * size
+            target = out_address + sample * sample_bytes + columns[feature] * size
             for offset in range(0, dim * size, _CACHE_LINE):
                 prefetch_to_write(target + _SAMPLES_AHEAD * sample_bytes + offset)
-            # One row that holds something, as it is: its chunks are copied and what lies between is cleared.
-            plain = end - begin == 1 and not weighted and not scattered and held[inverse[begin]] > 0
-            if not plain:
-                for k in range(dim):
-                    out[sample, first + k] = 0
-            for i in range(begin, end):
-                soon = inverse[min(i + _IDS_AHEAD, num_ids - 1)]
-                for k in range(num_chunks if held[soon] else 0):
-                    number = chunks[soon, k]
-                    if number >= 0:
-                        address = addresses[number >> shift] + (number & low_bits) * record_bytes
+            if begin < end:
+                soon = inverse[min(end + _IDS_AHEAD, num_ids) - 1]
+                while num_asked <= soon:
+                    for k in range(num_chunks if held[num_asked] else 0):
+                        address = record_at(pool, shift, record_bytes, max(chunks[num_asked, k], 0))
                         prefetch_to_read(address)
                         prefetch_to_read(address + record_bytes - 1)
-                row = inverse[i]
-                if not held[row]:
-                    continue
+                    num_asked += 1
+            if end - begin == 1 and not weighted and not scattered and held[inverse[begin]] > 0:
                 for k in range(num_chunks):
-                    start, stop, number = starts[k], starts[k + 1], chunks[row, k]
+                    number = chunks[inverse[begin], k]
+                    address = record_at(pool, shift, record_bytes, max(number, 0))
+                    source = address if number >= 0 else nothing
+                    copy_row(target + starts[k] * size, source, (starts[k + 1] - starts[k]) * size)
+                continue
+            clear_row(target, dim, zero)
+            for i in range(begin, end):
+                row = inverse[i]
+                factor = weights[i] if weighted else one
+                for k in range(num_chunks if held[row] else 0):
+                    number = chunks[row, k]
                     if number < 0:
-                        if plain:
-                            for j in range(start, stop):
-                                out[sample, first + j] = 0
                         continue
-                    address = addresses[number >> shift] + (number & low_bits) * record_bytes
-                    if plain:
-                        copy_bytes(target + start * size, address, (stop - start) * size)
+                    address = record_at(pool, shift, record_bytes, number)
+                    if not scattered:
+                        add_row(target + starts[k] * size, address, starts[k + 1] - starts[k], factor)
                         continue
-                    record = memory_at(address, width, out.dtype)
-                    factor = weights[i] if weighted else out.dtype.type(1)
-                    if scattered:
-                        for j in range(start, stop):
-                            out[sample, first + stored_columns[table, j]] += factor * record[j - start]
-                    else:
-                        for j in range(start, stop):
-                            out[sample, first + j] += factor * record[j - start]
+                    for j in range(starts[k], starts[k + 1]):
+                        value = load_one(address + (j - starts[k]) * size, zero)
+                        out[sample, columns[feature] + stored_columns[table, j]] += factor * value
             if is_mean[feature] and end - begin > 1:
-                for k in range(dim):
-                    out[sample, first + k] /= end - begin
+                for column in range(columns[feature], columns[feature] + dim):
+                    out[sample, column] /= end - begin
 
 
 @kernel
 def sum_gradients(
-    inverse, offsets, columns, is_mean, weights, entries, pooled_gradients, pooled_address, gradients,
-    gradients_address,
-):  # fmt: skip
+    inverse, offsets, columns, is_mean, weights, entries, pooled_gradients, pooled_address, gradients
+):
     """Sum into each row that has an entry the gradients of the bags that read it; others are left alone.
 
     Rows are numbered in the order they first appear, so the first gradient of each is written over whatever
     was there.
     """
-    num_samples, size = pooled_gradients.shape[0], pooled_gradients.itemsize
-    sample_bytes, dim = pooled_gradients.shape[1] * size, gradients.shape[1]
-    one = gradients.dtype.type(1)
+    num_samples, dim = pooled_gradients.shape[0], gradients.shape[1]
+    zero, one = gradients.dtype.type(0), gradients.dtype.type(1)
+    size = size_of(zero)
+    sample_bytes, row_bytes = pooled_gradients.shape[1] * size, dim * size
+    weighted = len(weights) > 0
     num_seen = 0
     for feature in range(len(columns)):
-        first = columns[feature]
-        scaled = is_mean[feature] or len(weights) > 0
+        scaled = is_mean[feature] or weighted
         for sample in range(num_samples):
             bag = feature * num_samples + sample
             begin, end = offsets[bag], offsets[bag + 1]
-            source = pooled_address + sample * sample_bytes + first * size
-            for offset in range(0, dim * size, _CACHE_LINE):
+            source = pooled_address + sample * sample_bytes + columns[feature] * size
+            for offset in range(0, row_bytes, _CACHE_LINE):
                 prefetch_to_read(source + _SAMPLES_AHEAD * sample_bytes + offset)
             for i in range(begin, end):
                 row = inverse[i]
                 is_first = row == num_seen
-                if is_first:
-                    num_seen += 1
+                num_seen += is_first
                 if entries[row] < 0:
                     continue
-                if not scaled:
-                    if is_first:
-                        copy_bytes(gradients_address + row * dim * size, source, dim * size)
-                    else:
-                        for k in range(dim):
-                            gradients[row, k] += pooled_gradients[sample, first + k]
+                target = data_address(gradients) + row * row_bytes
+                if is_first and not scaled:
+                    copy_row(target, source, row_bytes)
                     continue
-                scale = weights[i] if len(weights) > 0 else one
+                if is_first:
+                    clear_row(target, dim, zero)
+                scale = weights[i] if weighted else one
                 if is_mean[feature]:
                     scale /= gradients.dtype.type(end - begin)
-                if is_first:
-                    for k in range(dim):
-                        gradients[row, k] = 0
-                for k in range(dim):
-                    gradients[row, k] += scale * pooled_gradients[sample, first + k]
+                add_row(target, source, dim, scale)

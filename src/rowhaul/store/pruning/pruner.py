@@ -20,7 +20,7 @@ from rowhaul.store.pruning.background import Background
 from rowhaul.store.pruning.counter import DistinctCounter
 from rowhaul.store.pruning.decision import ChunkNames, Decision, KnownRows, Room, decide
 from rowhaul.store.pruning.hashing import mixed, salt_of
-from rowhaul.store.pruning.lookups import Located, PrunedLookup, decay_powers
+from rowhaul.store.pruning.lookups import Located, PrunedLookup, decay_powers, reads_of_keys
 from rowhaul.store.pruning.pool import ChunkPool
 from rowhaul.store.pruning.room import LEAST_ENTRIES, Sizes, check_batch, room_for
 from rowhaul.store.pruning.settings import PruneSettings
@@ -250,7 +250,7 @@ class Pruner:
         number: int,
     ) -> None:  # fmt: skip
         if counts is None:
-            counts = np.bincount(lookup.inverse, minlength=len(lookup.keys))
+            counts = reads_of_keys(lookup.inverse, len(lookup.keys))
         by_gradient = self.settings.utility == "gradient"
         group.learn(lookup, counts, gradients, by_gradient, self._powers, number)
         if self.dimensions.is_open:

@@ -14,8 +14,12 @@ from rowhaul.errors import ConfigError
 from rowhaul.store.pruning.decision import Room
 from rowhaul.store.pruning.settings import PruneSettings
 
-# What an entry is reckoned to take in the index: 16 bytes at the load that its shards are grown to.
-INDEX_BYTES = 40
+# What an entry is reckoned to take in the index. Small shards are a third full once they have grown, which
+# makes 47 bytes of its 16; the rest is for what every table takes, and for the last blocks of chunks and
+# entries, which are not full. Beyond so many entries shards are large, and take 23 bytes each.
+INDEX_BYTES = 64
+_FEW_ENTRIES = 1 << 20
+_INDEX_BYTES_OF_MANY = 32
 # However few rows are known, this many entries are allowed: about a megabyte.
 LEAST_ENTRIES = 1 << 14
 
@@ -40,6 +44,9 @@ def room_for(
     """What may be held when ``num_rows`` different rows have been seen."""
     if settings.budget:
         affordable = budget // sizes.of_budgeted_chunk
+        if affordable > _FEW_ENTRIES:
+            left = budget - _FEW_ENTRIES * sizes.of_budgeted_chunk
+            affordable = _FEW_ENTRIES + left // (sizes.chunk + sizes.entry + _INDEX_BYTES_OF_MANY)
         return Room(affordable, affordable, num_rows)
     kept = 1 - settings.ratio
     # A little more than nothing, so that 0.1 * 10 rows is one row although 1 - 0.9 is below 0.1.

@@ -14,15 +14,17 @@ import numpy.typing as npt
 
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.store.index import Int64s, KeyIndex
+from rowhaul.store.pruning.compaction import compacted
 from rowhaul.store.pruning.counter import DistinctCounter
 from rowhaul.store.pruning.hashing import mixed
 from rowhaul.store.pruning.kernels import (
     ABSENT,
     exchange_chunks,
+    list_present,
     read_chunk_numbers,
     read_entries,
+    stored_gradients,
     sum_squares,
-    take_present,
     update_utilities,
     write_initial_chunks,
 )
@@ -107,8 +109,9 @@ class PrunedTables(TableGroup):
     ) -> None:  # fmt: skip
         """Write the pooled vectors of features, as `rowhaul.store.pooling.pool_rows` does."""
         arena = self.pool.arena
+        zeros = np.zeros(arena.width, dtype=self.dtype)
         pool_chunks(
-            arena.addresses, arena.shift, arena.width, lookup.chunks, lookup.held, self.pool.starts,
+            arena.addresses, arena.shift, arena.width, lookup.chunks, lookup.held, zeros, self.pool.starts,
             self.columns, self.scattered, feature_tables, lookup.inverse, offsets, columns, self.dim, is_mean,
             weights, out, out.ctypes.data,
         )  # fmt: skip
@@ -121,21 +124,23 @@ class PrunedTables(TableGroup):
         gradients = np.empty((len(lookup.keys), self.dim), dtype=self.dtype)
         sum_gradients(
             lookup.inverse, offsets, columns, is_mean, weights, lookup.locations, pooled, pooled.ctypes.data,
-            gradients, gradients.ctypes.data,
+            gradients,
         )  # fmt: skip
         return gradients
 
     def step(self, lookup: PrunedLookup, gradients: npt.NDArray[Any], lr: float, number: int) -> None:
         """One optimizer step on the chunks of the given rows that are there."""
         num_present = int(lookup.held.sum())
+        stored = self._stored(gradients, lookup.starts)
         for size in np.unique(self.pool.sizes):
-            records = np.empty(num_present, dtype=np.int64)
-            taken = np.empty((num_present, int(size)), dtype=self.dtype)
-            count = take_present(
-                lookup.chunks, lookup.held, lookup.starts, self.pool.starts, self.columns, self.scattered,
-                gradients, size, records, taken,
-            )  # fmt: skip
-            self.optimizer.step(self.pool.arena, records[:count], taken[:count], lr, number)
+            records = np.empty(num_present + 1, dtype=np.int64)
+            firsts = np.empty(num_present + 1, dtype=np.int64)
+            count = list_present(
+                lookup.chunks, lookup.held, self.pool.starts, size, stored.shape[1], records, firsts
+            )
+            self.optimizer.step_parts(
+                self.pool.arena, records[:count], stored, firsts[:count], int(size), lr, number
+            )
 
     def learn(
         self, lookup: PrunedLookup, counts: Int64s, gradients: npt.NDArray[Any], by_gradient: bool,
@@ -143,8 +148,8 @@ class PrunedTables(TableGroup):
     ) -> None:  # fmt: skip
         """Bring the utilities of rows up to step ``now``, which read each of them ``counts`` times."""
         update_utilities(
-            self.arena.addresses, self.arena.shift, self.arena.width, lookup.locations, counts, lookup.starts,
-            self.pool.starts, self.columns, self.scattered, gradients, by_gradient, powers, now,
+            self.arena.addresses, self.arena.shift, self.arena.width, lookup.locations, counts,
+            self.pool.starts, self._stored(gradients, lookup.starts), by_gradient, powers, now,
         )  # fmt: skip
 
     def add_squares(self, lookup: PrunedLookup, gradients: npt.NDArray[Any], sums: npt.NDArray[Any]) -> None:
@@ -182,8 +187,11 @@ class PrunedTables(TableGroup):
 
     def forget(self, tables: Int64s, keys: Int64s) -> None:
         """Drop the entries of rows, which hold no chunk; rows come table by table."""
+        if not len(keys):
+            return
         starts = np.searchsorted(tables, np.arange(len(self.tables) + 1))
         self.arena.release(self.index.delete(keys, starts))
+        self.index = compacted(self.index)
 
     def blocks(self, table: int) -> Iterator[tuple[Int64s, npt.NDArray[Any]]]:
         """All rows of a table as blocks of (keys, values): whole rows, zeros where pruned, no state."""
@@ -274,8 +282,18 @@ class PrunedTables(TableGroup):
     def _chunk_numbers(self, entries: Int64s) -> tuple[Chunks, npt.NDArray[np.int32]]:
         chunks = np.empty((len(entries), self._num_chunks), dtype=np.int32)
         held = np.empty(len(entries), dtype=np.int32)
-        read_chunk_numbers(self.arena.addresses, self.arena.shift, self.arena.width, entries, chunks, held)
+        nothing = np.full(self._num_chunks, ABSENT, dtype=np.int32)
+        arena = self.arena
+        read_chunk_numbers(arena.addresses, arena.shift, arena.width, entries, nothing, chunks, held)
         return chunks, held
+
+    def _stored(self, gradients: npt.NDArray[Any], starts: Int64s) -> npt.NDArray[Any]:
+        """The gradients of those columns that are stored; rows come table by table."""
+        if not self.scattered:
+            return np.ascontiguousarray(gradients)
+        stored = np.empty((len(gradients), self.columns.shape[1]), dtype=gradients.dtype)
+        stored_gradients(starts, self.columns, gradients, stored)
+        return stored
 
     def _whole_rows(self, chunks: Chunks, starts: Int64s) -> npt.NDArray[Any]:
         """Rows put together from their chunks; they come table by table."""

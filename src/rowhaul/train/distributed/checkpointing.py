@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from rowhaul.checkpoint import MANIFEST_FILE, CheckpointReader, Shard, ShardWriter, latest_checkpoint
@@ -27,7 +28,7 @@ from rowhaul.cluster.waiting import ranks_text, until
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ClusterError
 from rowhaul.exchange.chunks.scheduling import ChunkScheduler
-from rowhaul.exchange.rows import RowMemory
+from rowhaul.exchange.rows import RowMemory, TableLayout
 from rowhaul.exchange.settle import settled_blocks
 from rowhaul.schedule import HotRows, Scheduler, ScheduleSettings, homes_of
 from rowhaul.schedule.describe import differences
@@ -65,7 +66,7 @@ def save(
     if not _all_begin(cluster, path, trainer.step):
         return path
     settled = training.settled()
-    live = training.pruning.saved_rows(training.runtime) if training.pruning is not None else None
+    live = _live_rows(training)
     cause = None
     try:
         part = _write_part(cluster, training, trainer, unfinished_folder(path), settled, live)
@@ -144,6 +145,10 @@ class Saved:
         prices = tuple(self._written["prices"]) if self._written is not None else ()
         return replace(settings, prices=prices) if len(prices) == len(settings.prices) else settings
 
+    def layout(self, layout: TableLayout) -> TableLayout:
+        """The tables as the checkpoint has them: pruned rows may have fewer columns."""
+        return pruned_checkpoint.narrowed(self._reader, layout)
+
     def keep_hot(self, settings: ScheduleSettings) -> ScheduleSettings:
         """The settings with the replicated rows of the checkpoint: where a model chose them, they stay."""
         num_hot = self._written.get("num_hot", 0) if self._written is not None else 0
@@ -204,6 +209,7 @@ class Saved:
         if training.pruning is not None:
             if mover.home is not None:
                 pruned_checkpoint.load_rows(self._reader, mover.home, settings.topology, rank)
+            pruned_checkpoint.load_squares(self._reader, training)
             return
         if mover.home is None and hot is None:
             return
@@ -215,6 +221,13 @@ class Saved:
                 if mover.cache is not None and hot is not None:
                     held = np.isin(keys, hot.keys[hot.tables == number])
                     sidecar.load(mover.cache, number, keys[held], records[held])
+
+
+def _live_rows(training: DistributedTraining) -> tuple[LiveRows, npt.NDArray[np.float64]] | None:
+    """Where rows are pruned, those there are, and what is known of columns; a collective call."""
+    if training.pruning is None:
+        return None
+    return training.pruning.saved_rows(training.runtime), training.pruning.squares(training.runtime)
 
 
 @dataclass
@@ -265,7 +278,7 @@ def _write_part(
     trainer: Trained,
     folder: Path,
     settled: RowMemory | None,
-    live: LiveRows | None,
+    live: tuple[LiveRows, npt.NDArray[np.float64]] | None,
 ) -> _Part:
     """Write what this rank holds."""
     folder.mkdir(parents=True, exist_ok=True)  # a network file system may not show it yet
@@ -276,7 +289,7 @@ def _write_part(
     if live is not None:
         pruned_checkpoint.write_beside(shard, label, training)
         if settled is not None:
-            pruned_checkpoint.write_rows(shard, training, settled, live, trainer.step)
+            pruned_checkpoint.write_rows(shard, training, settled, live[0], trainer.step)
     elif mover.home is not None:
         assert settled is not None
         layout = mover.home.layout
@@ -295,7 +308,7 @@ def _write_part(
         known = {name: state.pop(name) for name in list(state) if name.startswith(f"{_LIFETIMES}.")}
         shard.arrays(_SCHEDULE, state)
         if live is not None:
-            pruned_checkpoint.write_scheduler(shard, training)
+            pruned_checkpoint.write_scheduler(shard, training, live[1])
         if known:  # for any number of ranks: in a file of its own
             tables = [one.name for one in trainer.collection.embedding_bag_configs()]
             plain = {name.removeprefix(f"{_LIFETIMES}."): array for name, array in known.items()}

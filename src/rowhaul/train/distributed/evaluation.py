@@ -24,12 +24,12 @@ from rowhaul.exchange.chunks.worker import ChunkReader
 from rowhaul.exchange.lanes import Promise
 from rowhaul.exchange.lookups import FoundRows, RowLookups, Rows, SettledRows, missing_rows
 from rowhaul.exchange.rows import RowMemory
-from rowhaul.nn import Batch, EmbeddingBagCollection
+from rowhaul.nn import Batch
 from rowhaul.optim import SGD
 from rowhaul.store import TableGroup
 from rowhaul.train.distributed.gathering import Measured, metrics_of_all, raise_first_error
 from rowhaul.train.distributed.samples import as_samples
-from rowhaul.train.distributed.training import DistributedTraining, layout_of
+from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.metrics import MetricValues
 
 Progress = Callable[[int, int], None]
@@ -159,7 +159,7 @@ class _Scoring:
         self.number = 0  # of the batch in hand
         self._training, self._share, self._lookups = training, share, lookups
         self._given = iter(share)
-        self._pulled = _PulledRows(training.collection)
+        self._pulled = _PulledRows(training)
         self._table_of = {
             feature: table
             for table, config in enumerate(training.collection.embedding_bag_configs())
@@ -189,7 +189,7 @@ class _Scoring:
         if samples is None:
             return None
         if self._pulled.allocated_bytes > KEPT_BYTES:
-            self._pulled = _PulledRows(self._training.collection)
+            self._pulled = _PulledRows(self._training)
         wanted = missing_rows(self._pulled.memory, self._pulled.parts(_rows_of(samples, self._table_of)))
         lookups = self._lookups
         found = self._training.runtime.in_moves(lambda mover: lookups.exchange(mover.links, wanted))
@@ -199,8 +199,8 @@ class _Scoring:
 class _PulledRows:
     """Tables like a collection's, of rows that are only read: their records are values alone."""
 
-    def __init__(self, collection: EmbeddingBagCollection) -> None:
-        layout = layout_of(collection)
+    def __init__(self, training: DistributedTraining) -> None:
+        layout, collection = training.layout, training.collection
         self._num_chunks = layout.num_chunks if isinstance(layout, ChunkLayout) else 1
         like = (
             layout.groups() if isinstance(layout, ChunkLayout) else [one.tables for one in collection.groups]

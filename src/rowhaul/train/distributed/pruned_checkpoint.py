@@ -17,13 +17,13 @@ from rowhaul.checkpoint import CheckpointReader, ShardWriter
 from rowhaul.exchange.chunks.layout import ChunkLayout
 from rowhaul.exchange.chunks.ledger import decayed
 from rowhaul.exchange.chunks.scheduling import ChunkScheduler
-from rowhaul.exchange.rows import RowMemory
+from rowhaul.exchange.rows import RowMemory, TableLayout
 from rowhaul.schedule import Scheduler, Topology, homes_of
 from rowhaul.schedule.plan import LiveRows
 from rowhaul.schedule.saved import Saved
 from rowhaul.store.keyed import locate
 from rowhaul.store.pruning import PruneSettings
-from rowhaul.store.pruning.tables import decay_powers
+from rowhaul.store.pruning.lookups import decay_powers
 from rowhaul.train import saved_pruning
 from rowhaul.train.distributed import sidecar
 from rowhaul.train.distributed.training import DistributedTraining
@@ -44,11 +44,12 @@ def write_rows(
     layout = home.layout
     assert isinstance(layout, ChunkLayout)
     dim, num_chunks, rank = layout.rows[0].dim, layout.num_chunks, training.runtime.rank
+    matrix = layout.column_matrix
     here = homes_of(live.tables * num_chunks, live.keys, training.settings.topology) == rank
-    columns = {"columns": np.arange(dim), "starts": layout.starts}
     for table, spec in enumerate(layout.rows):
         some = np.flatnonzero(here & (live.tables == table))
         blocks = [_block(layout, home, settled, live, table, some, step)] if len(some) else []
+        columns = {"columns": matrix[table], "starts": layout.starts}
         shard.pruned_table(spec.name, blocks, columns, dim, layout.dtype)
 
 
@@ -59,13 +60,24 @@ def write_beside(shard: ShardWriter, label: str, training: DistributedTraining) 
         shard.arrays(f"{_LEDGER}{label}", training.pruning.ledger.export())
 
 
-def write_scheduler(shard: ShardWriter, training: DistributedTraining) -> None:
+def write_scheduler(
+    shard: ShardWriter, training: DistributedTraining, squares: npt.NDArray[np.float64]
+) -> None:
     """Write what is known where it is decided; on the rank that writes the scheduler's state."""
     known = training.runtime.feed.at_rest(_known)
     assert known is not None
     pruner, utilities = known
-    shard.arrays(_PRUNERS, pruner)
+    assert isinstance(training.layout, ChunkLayout)
+    shard.arrays(_PRUNERS, {**pruner, "0.columns": training.layout.column_matrix, "0.sums": squares})
     shard.arrays(_UTILITIES, utilities)
+
+
+def narrowed(reader: CheckpointReader, layout: TableLayout) -> TableLayout:
+    """The tables as a checkpoint has them: with all columns, or those that it keeps."""
+    if not isinstance(layout, ChunkLayout) or not layout.awaits_columns:
+        return layout
+    columns = reader.arrays(reader.facts[saved_pruning.FACT]["file"])["0.columns"]
+    return layout.narrowed(columns) if columns.shape[1] < layout.rows[0].dim else layout
 
 
 def facts(training: DistributedTraining) -> dict[str, Any]:
@@ -107,6 +119,15 @@ def load_ledger(reader: CheckpointReader, training: DistributedTraining, mine: l
             training.pruning.ledger.restore(reader.arrays(name))
 
 
+def load_squares(reader: CheckpointReader, training: DistributedTraining) -> None:
+    """Let worker 0 go on with what all had seen of columns; on another cluster."""
+    assert training.pruning is not None
+    ledger, layout = training.pruning.ledger, training.layout
+    assert isinstance(layout, ChunkLayout)
+    if ledger is not None and training.runtime.rank == 0 and layout.awaits_columns:
+        ledger.squares[:] = reader.arrays(reader.facts[saved_pruning.FACT]["file"])["0.sums"]
+
+
 def restore_utilities(scheduler: Scheduler, reader: CheckpointReader) -> None:
     """Let a scheduler, restored already, know what was useful by the last pruning; on the same cluster."""
     assert isinstance(scheduler, ChunkScheduler)
@@ -143,8 +164,6 @@ def _known(scheduler: Scheduler) -> tuple[Arrays, Arrays]:
     utilities, at = chunks.utilities()
     pruner = {f"0.{name}": array for name, array in chunks.pruner_state().items()}
     pruner["0.numbers"][2] = scheduler.iteration
-    dim, num_tables = chunks.dim, chunks.num_tables
-    pruner |= {"0.columns": np.tile(np.arange(dim), (num_tables, 1)), "0.sums": np.zeros((num_tables, 0))}
     return pruner, {"utilities": utilities, "at": np.array([at])}
 
 

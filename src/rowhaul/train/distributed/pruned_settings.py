@@ -12,6 +12,7 @@ from rowhaul.exchange.chunks.scheduling import ChunkScheduler
 from rowhaul.exchange.rows import TableLayout
 from rowhaul.schedule import HotRows, IdBatch, RowPolicy, Scheduler, ScheduleSettings, Topology
 from rowhaul.train.cluster_config import ClusterConfig
+from rowhaul.train.prune_config import check_cluster
 
 
 def schedule_settings(
@@ -41,28 +42,6 @@ def schedule_settings(
         config = replace(config, cache=str(int(config.cache) * layout.num_chunks))
     chunked = replace(topology, tables_per_row=layout.num_chunks)
     return config.schedule(chunked, layout.sizes(), seed=seed, speeds=speeds)
-
-
-def check_cluster(config: ClusterConfig) -> None:
-    """Refuse what pruning does not go together with."""
-    refused = {
-        "hot_rows": bool(config.hot_rows),
-        "sync": config.sync.partition(":")[0] in ("bounded", "static"),
-        "shares": config.shares == "auto",
-        "data_from": config.data_from == "rank0",
-    }
-    instead = {
-        "hot_rows": "0",
-        "sync": "on-demand or full",
-        "shares": "equal, or weights such as 2,1,1",
-        "data_from": "every_host",
-    }
-    for name, is_refused in refused.items():
-        if is_refused:
-            raise ConfigError(
-                f"cluster.{name} is {getattr(config, name)}, which does not go together with prune; set it "
-                f"to {instead[name]}, or leave out prune"
-            )
 
 
 def make_scheduler(settings: ScheduleSettings, layout: TableLayout, ids: Iterable[IdBatch]) -> Scheduler:

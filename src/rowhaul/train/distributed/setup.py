@@ -6,7 +6,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,7 +25,7 @@ from rowhaul.exchange.data_sharing import READER, DataReceiver, DataSource
 from rowhaul.exchange.feed import FollowerFeed, LeaderFeed, PlanFeed
 from rowhaul.exchange.mover import Job, Mover
 from rowhaul.exchange.planner import Planner
-from rowhaul.exchange.rows import Rates, RowMemory
+from rowhaul.exchange.rows import Rates, RowMemory, TableLayout
 from rowhaul.exchange.runtime import Runtime
 from rowhaul.exchange.sharing import PlanClient, PlanServer
 from rowhaul.nn import Batch
@@ -65,6 +65,9 @@ class Checkpoint(Protocol):
     @property
     def samples(self) -> int:
         """Samples trained so far."""
+
+    def layout(self, layout: TableLayout) -> TableLayout:
+        """The tables as they were saved."""
 
     def load_rows(self, training: DistributedTraining) -> None:
         """Fill this rank's store and cache."""
@@ -121,20 +124,23 @@ def distribute(
         tables = [one.name for one in collection.embedding_bag_configs()]
         by_table = policies_by_table(policies or {}, tables)
         settings = schedule_settings(config, cluster.topology, layout, seed=seed, policies=by_table)
+    if saved is not None and collection.prune_settings is not None:  # rows may have fewer columns by now
+        layout = saved.layout(layout)
+        settings = replace(settings, sizes=layout.sizes())
     data_from = data_from or config.data_from
     constant = collection.optimizer.lr
     rates = rates or (lambda iteration: constant)
     start = saved.start if saved is not None else Start()
     facts = {**_facts(cluster, model, settings, repr(layout)), "data from": data_from}
     check_same(cluster, {**version_facts(), **facts})
-    cache = cache_of(collection) if cluster.is_worker else None
+    cache = cache_of(collection, layout) if cluster.is_worker else None
     home = RowMemory(layout) if cluster.topology.colocated or not cluster.is_worker else None
     if cache is not None and settings.hot is not None:
         cache.make(settings.hot.tables, settings.hot.keys)
     runtime = Runtime(
         cluster.rank,
         Mover(cluster.rank, cluster.moves, settings.sync_mode, rates, cache, home),
-        _Feeding(cluster, settings, model, start).feed(samples, data_from),
+        _Feeding(cluster, settings, model, layout, start).feed(samples, data_from),
         cluster.control,
         cluster.dense,
         cluster.failure,
@@ -159,6 +165,7 @@ class _Feeding:
     cluster: Cluster
     settings: ScheduleSettings
     model: nn.Module
+    layout: TableLayout
     start: Start
 
     def feed(self, samples: Iterable[Samples | Batch] | None, data_from: str) -> PlanFeed:
@@ -248,7 +255,7 @@ class _Feeding:
         return LeaderFeed(planner, server, cluster.failure)
 
     def _scheduler(self, ids: Iterator[IdBatch]) -> Scheduler:
-        scheduler = make_scheduler(self.settings, layout_of(only_collection(self.model)), ids)
+        scheduler = make_scheduler(self.settings, self.layout, ids)
         self.start.restore(scheduler)
         return scheduler
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rowhaul.errors import ConfigError
-from rowhaul.exchange.chunks.layout import chunk_layout
-from rowhaul.exchange.chunks.ledger import Ledger
+from rowhaul.exchange.chunks.layout import ChunkLayout, chunk_layout
 from rowhaul.exchange.chunks.pruning import ClusterPruning, PruneNote
 from rowhaul.exchange.chunks.worker import ChunkedWorkerRows
 from rowhaul.exchange.dense import DenseGradients
@@ -68,11 +67,10 @@ class DistributedTraining:
         self._compute_began = 0.0
         cache = runtime.mover.cache
         self._rows: WorkerRows | None = None
-        prune = self.collection.prune_settings
-        if prune is not None:
+        self.layout = (cache or runtime.mover.home or _no_memory(self.collection)).layout
+        if isinstance(self.layout, ChunkLayout):
             self.collection.spread()
-            ledger = Ledger(prune.chunks, prune.decay) if cache is not None else None
-            self.pruning = ClusterPruning(prune.period, prune.chunks, ledger)
+            self.pruning = ClusterPruning(self.layout, trains=cache is not None)
         if cache is not None:
             self.collection.inserts_rows = False
             self._dense = DenseGradients(model)
@@ -110,9 +108,21 @@ class DistributedTraining:
             most = self.pruning.until_next(before)
             yield from self._segment(most if end is None else min(most, end - before))
             if runtime.iteration == before + most:
-                self._on_prune(self.pruning.prune(runtime, self.settings.topology))
+                if self.pruning.narrow(runtime):
+                    self._use_narrower()
+                if runtime.iteration % self.pruning.period == 0:
+                    self._on_prune(self.pruning.prune(runtime, self.settings.topology))
             if runtime.stopped:
                 break
+
+    def _use_narrower(self) -> None:
+        """Rows have fewer columns now."""
+        assert self.pruning is not None
+        self.layout = self.pruning.layout
+        self.settings = replace(self.settings, sizes=self.layout.sizes())
+        cache = self.runtime.mover.cache
+        if cache is not None and self.pruning.ledger is not None:
+            self._rows = ChunkedWorkerRows(self.collection, cache, self._rates, self.pruning.ledger)
 
     def _segment(self, count: int | None) -> Iterator[Batch]:
         """Iterations during which chunks stay as they are."""
@@ -244,10 +254,15 @@ def layout_of(collection: EmbeddingBagCollection) -> TableLayout:
     return whole if collection.prune_settings is None else chunk_layout(whole, collection.prune_settings)
 
 
-def cache_of(collection: EmbeddingBagCollection) -> RowMemory:
+def _no_memory(collection: EmbeddingBagCollection) -> RowMemory:
+    """Of a rank that neither trains nor stores."""
+    return RowMemory(layout_of(collection))
+
+
+def cache_of(collection: EmbeddingBagCollection, layout: TableLayout | None = None) -> RowMemory:
     """A collection's rows as a worker's cache; where they are pruned, a cache beside it."""
     groups = None if collection.prune_settings is not None else [one.tables for one in collection.groups]
-    return RowMemory(layout_of(collection), groups, makes_rows=False)
+    return RowMemory(layout or layout_of(collection), groups, makes_rows=False)
 
 
 def tables_of_features(collection: EmbeddingBagCollection, features: tuple[str, ...]) -> list[int]:

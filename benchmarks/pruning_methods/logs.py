@@ -1,0 +1,111 @@
+"""The data that methods are compared on, in memory: batches to train on and later ones to score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from datasets import CACHE, movielens_1m
+from rowhaul.data.generate.folder import generate_folder
+from rowhaul.data.prepare import prepare
+from rowhaul.data.schema import Schema
+from rowhaul.data.stream import SampleStream
+from rowhaul.nn import Batch
+
+TEST_SHARE = 0.25
+MOVIELENS_TEST_SHARE = 0.1
+_TEST_BATCH = 8192
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set: its name in tables, its samples if nothing else is said, and how it is trained on.
+
+    Learning rates are those with which the unpruned model is best (of 0.005, 0.01, 0.02 and 0.05 for rows).
+    """
+
+    title: str
+    samples: int
+    dim: int
+    batch_size: int
+    row_rate: float = 0.02
+    decay: float = 0.98  # of utilities
+    cut: int = 2  # in two dimensions, rows become this many times narrower before any are pruned
+    epochs: int = 1
+
+
+SOURCES = {
+    "criteo": Source("Criteo-like", 300_000, 32, 1024),
+    "avazu": Source("Avazu-like", 200_000, 32, 1024),
+    "criteo-tb": Source("Terabyte-like", 200_000, 32, 1024),
+    "movielens": Source("MovieLens-1M", 1_000_209, 64, 2048, row_rate=0.05, decay=0.999, cut=8),
+}
+
+
+@dataclass(frozen=True)
+class Log:
+    """Samples in the order of time, the last quarter held out; of MovieLens, in random order, a tenth."""
+
+    schema: Schema
+    train: list[Batch]
+    test: list[Batch]
+    num_rows: npt.NDArray[np.int64]  # distinct ids by table, of the training samples
+    num_reads: npt.NDArray[np.int64]  # ids by table
+
+    @property
+    def num_samples(self) -> int:
+        """Samples to train on."""
+        return sum(map(len, self.train))
+
+
+def folder_of(data: str, samples: int, seed: int) -> Path:
+    """Where a data set is, generated or fetched if need be; in one process, before others read it."""
+    if data == "movielens":
+        folder = CACHE / "pruning" / data
+        if not (folder / "manifest.json").exists():
+            prepare(movielens_1m(), folder, data, test_share=0)
+        return folder
+    folder = CACHE / "pruning" / f"{data}-{samples}-{seed}"
+    if not (folder / "manifest.json").exists():
+        generate_folder(data, samples, folder, seed=seed, test_share=TEST_SHARE)
+    return folder
+
+
+@lru_cache(maxsize=1)
+def read_log(data: str, samples: int, seed: int) -> Log:
+    """Read a data set; a generated one differs from seed to seed, a real one is split by it."""
+    source, folder = SOURCES[data], folder_of(data, samples, seed)
+    schema = Schema.read(folder / "schema.yaml")
+    if data == "movielens":
+        # In the order of time people come, rate a hundred movies and are never seen again: no method would
+        # have anything to keep. The papers split at random, too.
+        batches = _batches(SampleStream(folder, schema, source.batch_size, shuffle_rows=1 << 21, seed=seed))
+        batches = batches[: -(-samples // source.batch_size)]
+        num_test = max(1, round(MOVIELENS_TEST_SHARE * len(batches)))
+        train, test = batches[:-num_test], batches[-num_test:]
+    else:
+        train = _batches(SampleStream(folder, schema, source.batch_size))
+        test = _batches(SampleStream(folder / "test", schema, _TEST_BATCH))
+    return Log(schema, train * source.epochs, test, *_count(schema, train))
+
+
+def _batches(stream: SampleStream) -> list[Batch]:
+    batches = [Batch.from_samples(some) for some in stream]
+    for batch in batches:
+        batch.ids.offsets()
+    return batches
+
+
+def _count(schema: Schema, batches: list[Batch]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """How many different ids the features of each table have, and how many ids in all."""
+    num_rows, num_reads = [], []
+    for features in schema.tables.values():
+        ids = [batch.ids[feature].values().numpy() for batch in batches for feature in features]
+        joined = np.concatenate(ids)
+        num_rows.append(len(np.unique(joined)))
+        num_reads.append(len(joined))
+    return np.array(num_rows), np.array(num_reads)

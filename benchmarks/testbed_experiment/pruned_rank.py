@@ -1,0 +1,158 @@
+"""One rank of `pruning_wire`: the same model unpruned and pruned, in turns, over the same links.
+
+Every rank prints one JSON object at the end; that of rank 0 has the times.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from figures.traces import Trace, generated
+from rowhaul._environment import keep_freed_memory, let_threads_take_turns
+from rowhaul.cluster import join
+from rowhaul.cluster.cluster import Cluster
+from rowhaul.exchange.chunks.pruning import PruneNote
+from rowhaul.exchange.mover import Job
+from rowhaul.nn import EmbeddingBagCollection
+from rowhaul.optim import row_optimizer
+from rowhaul.store.pruning import PruneSettings
+from rowhaul.train.cluster_config import ClusterConfig
+from rowhaul.train.distributed import distribute
+from testbed_experiment.experiment import Net, global_batches
+from testbed_experiment.rank import bytes_sent
+
+SKIPPED = 2  # iterations at the beginning of a turn: nothing ran beside which their rows could travel
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is trained, and how it is pruned; ``None`` is not at all."""
+
+    prunings: dict[str, dict[str, Any] | None]
+    per_worker: int = 128
+    num_batches: int = 60  # of the log, trained again and again
+    epochs: int = 3
+    segment: int = 20
+    counted: int = 60  # the last iterations
+    dim: int = 64
+    optimizer: str = "rowwise_adagrad"
+    cache_share: float = 0.1  # of the rows
+    dispatcher: str = "laia"
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Contender:
+    """One way of keeping rows, in training."""
+
+    cluster: Cluster
+    setting: Setting
+    trace: Trace
+    pruning: PruneSettings | None
+    seconds: list[float | None] = field(default_factory=list)
+    plan_bytes: list[int] = field(default_factory=list)
+    told_bytes: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    kernel_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        setting, batch_size = self.setting, self.setting.per_worker * self.cluster.topology.num_workers
+        batches = list(global_batches(self.trace, batch_size))[: setting.num_batches] * setting.epochs
+        self.model = Net(self.trace.columns, setting.dim)
+        self.model.rows = EmbeddingBagCollection(
+            self.model.rows.embedding_bag_configs(),
+            optimizer=row_optimizer(setting.optimizer, lr=0.05),
+            pruning=self.pruning,
+        )
+        rows = max(int(setting.cache_share * self.trace.num_rows), 2 * 26 * setting.per_worker)
+        config = ClusterConfig(dispatcher=setting.dispatcher, cache=str(rows), look_ahead=2)
+        self.training = distribute(
+            self.cluster,
+            self.model,
+            batches,
+            config,
+            on_iteration=self._iterated,
+            on_prune=self._pruned,
+        )
+        self.dense = torch.optim.SGD(self.model.parameters(), lr=0.05)
+
+    def turn(self) -> None:
+        """Some iterations."""
+        sent, ended = bytes_sent(), 0.0
+        is_last = (
+            self.training.iteration >= self.setting.num_batches * self.setting.epochs - self.setting.counted
+        )
+        for done, batch in enumerate(self.training.batches(self.setting.segment)):
+            loss = torch.zeros(())
+            if len(batch):
+                per_sample = binary_cross_entropy_with_logits(
+                    self.model(batch), batch.labels, reduction="none"
+                )
+                loss = batch.loss(per_sample)
+                loss.backward()
+            self.training.step(loss)
+            self.dense.step()
+            self.dense.zero_grad()
+            now = time.perf_counter()
+            self.seconds.append(now - ended if done >= SKIPPED else None)
+            ended = now
+        if is_last:
+            self.kernel_bytes += bytes_sent() - sent
+
+    def _iterated(self, job: Job) -> None:
+        self.plan_bytes.append(int(job.plan.moves.num_bytes.sum()))
+        self.told_bytes.append(0)
+
+    def _pruned(self, note: PruneNote) -> None:
+        self.notes.append(note.text())
+        if self.told_bytes:
+            self.told_bytes[-1] += note.told_bytes
+
+
+def main() -> None:
+    setting = Setting(**json.loads(sys.argv[1]))
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    let_threads_take_turns()
+    with join(num_stores=1, host="testbed") as cluster:
+        size = setting.per_worker * cluster.topology.num_workers
+        trace = generated("criteo", setting.num_batches * size)
+        contenders = {
+            name: Contender(cluster, setting, trace, None if how is None else PruneSettings(**how))
+            for name, how in setting.prunings.items()
+        }
+        for _ in range(0, setting.num_batches * setting.epochs, setting.segment):
+            for contender in contenders.values():
+                contender.turn()
+        printed: dict[str, Any] = {
+            "kernel_bytes": {name: one.kernel_bytes for name, one in contenders.items()},
+            "num_rows": trace.num_rows,
+        }
+        kept = ("seconds", "plan_bytes", "told_bytes", "notes")
+        printed["results"] = {
+            name: {what: getattr(one, what) for what in kept} for name, one in contenders.items()
+        }
+        held = {name: one.training.held() for name, one in contenders.items()}
+        printed["held"] = held
+        for one in contenders.values():
+            one.training.close()
+    print(json.dumps(printed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""`rowhaul simulate --prune`: the same mechanisms over rows of which only the useful chunks are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from rowhaul.errors import ConfigError
+from rowhaul.exchange.chunks.layout import chunk_layout
+from rowhaul.exchange.chunks.simulated import SimulatedPruning
+from rowhaul.exchange.rows import TableLayout
+from rowhaul.optim import row_optimizer
+from rowhaul.schedule import IdBatch, Scheduler, ScheduleSettings
+from rowhaul.simulate.measure import MakeScheduler
+from rowhaul.store import TableSpec
+from rowhaul.store.pruning import PruneSettings
+from rowhaul.train.prune_config import parse_share
+
+
+def prune(
+    schedule: ScheduleSettings,
+    dims: Mapping[str, int],
+    optimizer: str,
+    *,
+    ratio: str,
+    chunks: int,
+    period: int,
+) -> tuple[ScheduleSettings, MakeScheduler]:
+    """Settings of chunks for those of rows, and what makes schedulers that prune.
+
+    Args:
+        schedule: of whole rows.
+        dims: values of a row, by table.
+        optimizer: whose state travels too.
+        ratio: of all chunks, that is pruned.
+        chunks: of a row.
+        period: iterations between two prunings.
+    """
+    if not all(policy.keeps_all for policy in schedule.row_policies):
+        raise ConfigError(
+            "--prune decides by itself which rows are forgotten; leave out --admit-after, --ttl, --max-rows"
+        )
+    settings = PruneSettings(parse_share(ratio), chunks=chunks, period=period, utility="access")
+    specs = tuple(TableSpec(name, dim, 0.0, 1.0) for name, dim in dims.items())
+    layout = chunk_layout(
+        TableLayout(specs, row_optimizer(optimizer, lr=1.0), "float32", schedule.seed), settings
+    )
+    cache = schedule.cache
+    if cache.unit == "rows":
+        assert isinstance(cache.capacity, int)
+        cache = replace(cache, capacity=cache.capacity * chunks)
+    chunked = replace(
+        schedule,
+        topology=replace(schedule.topology, tables_per_row=chunks),
+        sizes=layout.sizes(),
+        cache=cache,
+        policies=(),
+    )
+
+    def make(settings: ScheduleSettings, batches: Iterable[IdBatch]) -> Scheduler:
+        return SimulatedPruning(settings, layout, batches)
+
+    return chunked, make

@@ -1,0 +1,121 @@
+"""Pruning without tensors: what moves of pruned rows, where their usefulness is how often they are read.
+
+Accesses need ids only, so the simulator prunes exactly as a cluster with ``prune.utility: access`` does. What
+a pruning itself sends, utilities that workers tell, is part of the plan after it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from rowhaul.exchange.chunks.kernels import count_rows, match_rows
+from rowhaul.exchange.chunks.layout import ChunkLayout, check_schedule
+from rowhaul.exchange.chunks.ledger import Ledger
+from rowhaul.exchange.chunks.map import ChunkMap
+from rowhaul.exchange.chunks.scheduling import ChunkScheduler
+from rowhaul.schedule import IdBatch, Moves, Plan, ScheduleSettings
+from rowhaul.schedule.plan import Kind, LiveRows, Payload
+from rowhaul.store.pruning.room import LEAST_ENTRIES
+
+
+class SimulatedPruning(ChunkScheduler):
+    """A scheduler that prunes by itself when it is time.
+
+    Args:
+        settings: with sizes of chunks.
+        layout: of the tables; its pruning goes by accesses.
+        batches: ids of whole rows.
+        least_entries: how many rows may always be kept track of.
+    """
+
+    def __init__(
+        self,
+        settings: ScheduleSettings,
+        layout: ChunkLayout,
+        batches: Iterable[IdBatch],
+        least_entries: int = LEAST_ENTRIES,
+    ) -> None:
+        check_schedule(settings, layout)
+        self._ids: deque[IdBatch] = deque()  # of whole rows, in the window
+        self._num_chunks, self._num_tables = layout.num_chunks, len(layout.rows)
+        chunks = ChunkMap(layout, least_entries)
+        self._ledgers = [
+            Ledger(layout.num_chunks, layout.pruning.decay) for _ in range(settings.topology.num_workers)
+        ]
+        self._sent: list[Moves] = []  # by prunings, not in a plan yet
+        super().__init__(settings, chunks, self._noted(batches))
+
+    def fill(self) -> bool:
+        """Read on, over a pruning if it is time for one; false when there is nothing left to plan."""
+        if super().fill():
+            return True
+        if not self.chunks.is_due:
+            return False
+        self._prune()
+        return super().fill()
+
+    def plan(self) -> Plan:
+        """Decide the next iteration, and count who reads what."""
+        plan, ids = super().plan(), self._ids.popleft()
+        assert plan.live is not None
+        self._count(plan, ids, plan.live)
+        if self._sent:
+            plan = replace(plan, moves=_joined([*self._sent, plan.moves]))
+            self._sent.clear()
+        return plan
+
+    def _noted(self, batches: Iterable[IdBatch]) -> Iterator[IdBatch]:
+        for ids in batches:
+            self._ids.append(ids)
+            yield ids
+
+    def _count(self, plan: Plan, ids: IdBatch, live: LiveRows) -> None:
+        """Let every worker note how often it reads each row."""
+        lengths = np.diff(ids.offsets)
+        worker_of_id = np.repeat(plan.worker, lengths)
+        for worker, ledger in enumerate(self._ledgers):
+            some = np.flatnonzero(worker_of_id == worker)
+            _, keys, starts, counts = count_rows(ids.tables[some], ids.keys[some], self._num_tables)
+            tables = np.repeat(np.arange(self._num_tables, dtype=np.int32), np.diff(starts))
+            places = match_rows(live.tables, live.keys, tables, keys)
+            known = places >= 0
+            amounts = np.repeat(counts[known].astype(np.float64)[:, None], self._num_chunks, axis=1)
+            ledger.add(live.numbers[places[known]], amounts, plan.iteration + 1)
+
+    def _prune(self) -> None:
+        told = [ledger.told(self.iteration) for ledger in self._ledgers]
+        for ledger in self._ledgers:
+            ledger.clear()
+        self.chunks.learn(told, self.iteration)
+        self.prune(self.chunks.decide(self.iteration))
+        first = self.settings.topology.first_store
+        sizes = [numbers.nbytes + utilities.nbytes for numbers, utilities in told]
+        others = [worker for worker, size in enumerate(sizes) if size and worker != first]
+        self._sent = [_told(others, [sizes[worker] for worker in others], first)]
+
+
+def _told(workers: list[int], sizes: list[int], target: int) -> Moves:
+    """Utilities on their way to where it is decided, as if each worker's were one row."""
+    count = len(workers)
+    return Moves(
+        kind=np.full(count, Kind.UPDATE_PUSH, np.uint8),
+        payload=np.full(count, Payload.STATE, np.uint8),
+        table=np.zeros(count, np.int32),
+        key=np.zeros(count, np.int64),
+        source=np.array(workers, np.int16),
+        target=np.full(count, target, np.int16),
+        num_bytes=np.array(sizes, np.int64),
+        ready=np.zeros(count, np.int32),
+        after=np.zeros(count, np.uint8),
+        second=np.zeros(count, np.uint8),
+    )
+
+
+def _joined(parts: list[Moves]) -> Moves:
+    return Moves(
+        *(np.concatenate(columns) for columns in zip(*(vars(one).values() for one in parts), strict=True))
+    )

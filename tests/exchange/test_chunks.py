@@ -1,0 +1,168 @@
+"""What pruning on a cluster is made of: sets in few bits, ledgers, and ids of chunks in place of rows."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rowhaul.errors import ConfigError
+from rowhaul.exchange.chunks.coding import decode_set, encode_set
+from rowhaul.exchange.chunks.kernels import count_rows
+from rowhaul.exchange.chunks.layout import check_schedule, chunk_layout
+from rowhaul.exchange.chunks.ledger import Ledger
+from rowhaul.exchange.chunks.map import ChunkMap
+from rowhaul.exchange.rows import RowMemory, TableLayout
+from rowhaul.optim import row_optimizer
+from rowhaul.schedule import CacheSettings, HotRows, IdBatch, RowPolicy, ScheduleSettings, Topology
+from rowhaul.store import TableSpec
+from rowhaul.store.pruning import PruneSettings
+
+KEYS = (0, 1, -1, 7, 8, 9, 1 << 40, -(1 << 63), (1 << 63) - 1)
+
+
+def whole_layout(dim=5, tables=2):
+    specs = tuple(TableSpec(f"t{number}", dim, -1.0, 1.0) for number in range(tables))
+    return TableLayout(specs, row_optimizer("rowwise_adagrad", lr=0.1), "float32", 3)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sets(st.integers(0, 5000)), st.integers(5001, 1 << 20), st.binary(max_size=3))
+def test_a_set_comes_back_and_takes_few_bits(numbers, bound, rest):
+    given_numbers = np.array(sorted(numbers), np.int64)
+    data = encode_set(given_numbers, bound)
+    found, end = decode_set(data + rest)
+    assert found.tolist() == sorted(numbers)
+    assert end == len(data)
+    bits = (2 + math.log2(bound / max(len(numbers), 1))) * len(numbers)
+    assert 8 * (len(data) - 17) <= bits + len(numbers) + 16  # a header, and whole bytes
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(
+        st.dictionaries(st.integers(0, 40), st.floats(0, 100, width=32), max_size=6), min_size=1, max_size=12
+    )
+)
+def test_a_ledger_is_a_sum_that_decays(seen):
+    ledger, expected = Ledger(2, 0.5), Counter()
+    for now, amounts in enumerate(seen, 1):
+        numbers = np.array(sorted(amounts), np.int32)
+        some = np.array([[amounts[one], 2 * amounts[one]] for one in numbers.tolist()]).reshape(-1, 2)
+        ledger.add(numbers, some, now)
+        for one in list(expected):
+            expected[one] *= 0.5
+        for one, amount in amounts.items():
+            expected[one] += amount
+    for _ in range(2):
+        numbers, utilities = ledger.told(len(seen))
+        assert numbers.tolist() == sorted(expected)
+        wanted = [[expected[one], 2 * expected[one]] for one in numbers.tolist()]
+        np.testing.assert_allclose(utilities, np.array(wanted).reshape(-1, 2), rtol=1e-5, atol=1e-30)
+        copied = Ledger(2, 0.5)
+        copied.restore(ledger.export())
+        ledger = copied  # which knows the same
+    ledger.clear()
+    assert not len(ledger)
+
+
+@st.composite
+def id_batches(draw):
+    rows = draw(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(KEYS)), max_size=20))
+    cuts = sorted(draw(st.lists(st.integers(0, len(rows)), max_size=4)))
+    offsets = np.array([0, *cuts, len(rows)])
+    tables, keys = (
+        np.array([row[part] for row in rows], kind) for part, kind in ((0, np.int32), (1, np.int64))
+    )
+    return IdBatch(offsets, tables, keys)
+
+
+@settings(deadline=None, max_examples=40)
+@given(id_batches())
+def test_rows_are_counted(ids):
+    named, keys, starts, counts = count_rows(ids.tables, ids.keys, 2)
+    tables = np.repeat([0, 1], np.diff(starts))
+    rows = list(zip(tables.tolist(), keys.tolist(), strict=True))
+    given_rows = list(zip(ids.tables.tolist(), ids.keys.tolist(), strict=True))
+    assert [rows[place] for place in named.tolist()] == given_rows
+    assert Counter(dict(zip(rows, counts.tolist(), strict=True))) == Counter(given_rows)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(id_batches(), min_size=1, max_size=6), st.sampled_from([0.3, 0.6, 0.9]), st.integers(1, 3))
+def test_the_pool_is_never_exceeded_and_batches_name_what_is_there(batches, ratio, chunks):
+    layout = chunk_layout(whole_layout(), PruneSettings(ratio=ratio, chunks=chunks, period=2))
+    one, other = ChunkMap(layout, least_entries=4), ChunkMap(layout, least_entries=4)
+    for ids in batches:
+        if one.is_due:
+            told = [(np.array([0], np.int32), np.ones((1, chunks), np.float32))] if one.num_entries else []
+            one.learn(told, one.next_batch)
+            decision = one.decide(one.next_batch)
+            for chunk_map in (one, other):  # the other hears of the decision only
+                chunk_map.carry_out(decision, one.next_batch)
+        found, live = one.take_in(ids)
+        again, _ = other.take_in(ids)
+        assert all(map(np.array_equal, vars(found).values(), vars(again).values()))
+        known = one.rows()
+        assert known.present is not None
+        assert one.num_held == known.present.sum() <= max(one.room.num_chunks, 0)
+        assert one.num_entries == len(known.keys) <= max(one.room.num_entries, 4)
+        names = zip(known.tables.tolist(), known.keys.tolist(), strict=True)
+        present = dict(zip(names, known.present.tolist(), strict=True))
+        expected = [
+            [
+                (table * chunks + place, key)
+                for table, key in zip(ids.tables[some].tolist(), ids.keys[some].tolist(), strict=True)
+                for place in range(chunks)
+                if (table, key) in present and present[table, key][place]
+            ]
+            for some in map(slice, ids.offsets[:-1], ids.offsets[1:])
+        ]
+        assert [
+            list(zip(found.tables[some].tolist(), found.keys[some].tolist(), strict=True))
+            for some in map(slice, found.offsets[:-1], found.offsets[1:])
+        ] == expected
+        assert set(zip(live.tables.tolist(), live.keys.tolist(), strict=True)) <= present.keys()
+
+
+def test_chunks_begin_as_the_row_would():
+    whole = RowMemory(whole_layout())
+    layout = chunk_layout(whole_layout(), PruneSettings(ratio=0.5, chunks=3))
+    chunks, keys = RowMemory(layout), np.array(KEYS)
+    for table in range(2):
+        position = np.full(len(keys), table)
+        rows = whole.groups[0].arena.read(whole.groups[0].make_fresh(position, keys))[:, :5]
+        parts = []
+        for place in range(3):
+            number, position_of_chunk = chunks.place_of(3 * table + place)
+            group = chunks.groups[number]
+            made = group.make_fresh(np.full(len(keys), position_of_chunk), keys)
+            parts.append(group.arena.read(made)[:, : group.dim])
+        assert np.array_equal(np.concatenate(parts, axis=1), rows)
+
+
+def test_what_does_not_go_together_is_refused():
+    layout = chunk_layout(whole_layout(dim=4), PruneSettings(ratio=0.5, chunks=2))
+    good = ScheduleSettings(
+        topology=Topology(2, tables_per_row=2), sizes=layout.sizes(), prices=(1, 1), cache=CacheSettings(100)
+    )
+    check_schedule(good, layout)
+    hot = HotRows(np.array([0]), np.array([1]))
+    for change, message in (
+        ({"sync": "bounded:2"}, "bounded"),
+        ({"hot": hot}, "hot_rows"),
+        ({"policies": (RowPolicy(2),) * 4}, "policies"),
+        ({"topology": Topology(2)}, "tables_per_row"),
+    ):
+        settings_ = ScheduleSettings(**{**vars(good), **change})
+        with pytest.raises(ConfigError, match=message):
+            check_schedule(settings_, layout)
+    mixed = TableLayout(
+        (TableSpec("a", 4, 0, 1), TableSpec("b", 8, 0, 1)), row_optimizer("sgd", lr=0.1), "float32", 0
+    )
+    with pytest.raises(ConfigError, match="rows of 4, 8 values"):
+        chunk_layout(mixed, PruneSettings(ratio=0.5, chunks=2))
