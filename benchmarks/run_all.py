@@ -8,7 +8,7 @@ from pathlib import Path
 
 NOT_BENCHMARKS = {"run_all.py", "report.py", "datasets.py", "torchrec_peer.py"}
 NEEDS = {"torchrec_colocated.py": ".venv-torchrec/installed"}  # what it makes when it is run by itself
-ARGUMENTS = {"papers.py": ["--quick"], "pruning.py": ["--quick"]}  # the whole takes a quarter of an hour or more
+ARGUMENTS = {"papers.py": ["--quick"], "pruning.py": ["--quick"]}  # whole, they take long
 
 
 def main() -> None:

@@ -39,8 +39,12 @@ def part_of(step, first, last):
 
 
 def top_layer():
-    torch.manual_seed(1)
-    return torch.nn.Linear(sum(TABLES.values()), 1, dtype=torch.float64)
+    top = torch.nn.Linear(sum(TABLES.values()), 1, dtype=torch.float64)
+    random = np.random.default_rng(1)  # PyTorch's generator is shared by the ranks, which are threads
+    with torch.no_grad():
+        for parameter in top.parameters():
+            parameter.copy_(torch.from_numpy(random.normal(size=tuple(parameter.shape))))
+    return top
 
 
 def train(db, network):
