@@ -1,7 +1,7 @@
 """The gradients of a model's other parameters, summed over ranks beside a database's rows.
 
 Like headers, gradients of other ranks are awaited before they can come (see `ring`): a rank that is late
-would otherwise lose more time to Gloo's busy thread than the sum takes.
+may otherwise lose more time to Gloo's busy thread than the sum takes.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 At every moment each rank then serves one other and is served by one other, and nobody is asked by all at
 once. Payloads are contiguous, and nothing waits before it has to.
 
-Receives are posted before the message can come, not only before the own send: while a message lies there
-that nobody receives, Gloo's thread looks for its receiver in a busy loop, and takes half a core from the
-very rank that is late. So the next header is awaited from the end of the last call on, and payloads whose
+Receives are posted before the message can come, not only before the own send: Gloo's thread was seen to spin
+while a rank was late, which takes the core from that very rank (why it does so is not established, and early
+receives only lessen it). So the next header is awaited from the end of the last call on, and payloads whose
 size is known are awaited before the header that allows the others to send them.
 """
 
