@@ -31,7 +31,7 @@ def find_rows(
         with safetensors.safe_open(reader.verified(name), framework="numpy") as file:
             held: Int64s = file.get_tensor("keys")
             places = np.flatnonzero(np.isin(held, wanted))
-            parts = [part for part in ("values", "state") if part in file.keys()]  # noqa: SIM118
+            parts = [part for part in ("values", "state") if part in file.keys()]  # noqa: SIM118 - no mapping
             for place in places.tolist() if parts else ():
                 rows = [file.get_slice(part)[place : place + 1] for part in parts]
                 found[int(held[place])] = np.concatenate(rows, axis=1)[0]

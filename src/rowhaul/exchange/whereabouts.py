@@ -94,7 +94,8 @@ class Whereabouts:
         self._plan, self._needed = plan, needed.copy()
         self._mask = np.uint64(1 << rank if rank < plan.num_workers else 0)
         self.cache, self.home = Located(cache, len(plan.keys)), Located(home, len(plan.keys))
-        sizes = (cache or home).layout.sizes() if cache or home else None  # type: ignore[union-attr]
+        memory = cache or home
+        sizes = memory.layout.sizes() if memory else None
         self.value_bytes = np.array(sizes.values if sizes else (), np.int64)
         self.record_bytes = np.array(sizes.records if sizes else (), np.int64)
 
