@@ -22,8 +22,8 @@ demo: $(STAMP)
 	$(BIN)/rowhaul demo
 
 lint: $(STAMP)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check --no-cache .
+	$(BIN)/ruff format --no-cache --check .
 	$(BIN)/mypy
 
 format: $(STAMP)

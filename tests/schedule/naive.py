@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from naive_caches import NaiveCache
-from naive_lifetimes import NaiveLifetimes
 
+from naive_lifetimes import NaiveLifetimes
 from rowhaul.schedule.directory.states import State
 from rowhaul.schedule.lifetimes import RowPolicy
 from rowhaul.schedule.plan import Kind

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_lifetimes import NaiveLifetimes, Row
 
+from naive_lifetimes import NaiveLifetimes, Row
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.schedule.lifetimes import Lifetimes, RowPolicy, Status, policies_by_table
 from rowhaul.schedule.saved import Saved
