@@ -9,8 +9,8 @@ from torch.distributed import PrefixStore, TCPStore
 from rowhaul.cluster.heartbeat import Heartbeat
 from rowhaul.cluster.roll_call import beat_key
 from rowhaul.errors import ClusterError, RankLostError
-from rowhaul.exchange.gloo import LinkError
 from rowhaul.exchange.lanes import Failure
+from rowhaul.exchange.transport import LinkError
 
 INTERVAL = 0.05
 ROLES = ("worker 0", "worker 1", "store 0")

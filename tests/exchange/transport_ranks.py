@@ -1,4 +1,4 @@
-"""Runs one function on several ranks: real processes over Gloo, or threads over the in-process network."""
+"""Runs one function on several ranks: real processes, or threads over the in-process network."""
 
 from __future__ import annotations
 
@@ -14,16 +14,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rowhaul.exchange.gloo import GlooCollective, GlooLinks
 from rowhaul.exchange.in_process import InProcessNetwork
+from rowhaul.exchange.links import RankCollective, RankLinks, connect_pairs
 from rowhaul.exchange.transport import Collective, Links
 
 TIMEOUT = timedelta(seconds=60)
 Body = Callable[..., Any]  # takes the links, the collective and the arguments given
 
 
-def run_processes(num_ranks: int, body: Body, *arguments: Any, two_groups: bool = False) -> list[Any]:
-    """What ``body(links, collective, *arguments)`` returns on each rank; None from one that died."""
+def run_processes(num_ranks: int, body: Body, *arguments: Any, hosts: str = "") -> list[Any]:
+    """What ``body(links, collective, *arguments)`` returns on each rank; None from one that died.
+
+    Args:
+        num_ranks: how many processes.
+        body: what each of them does.
+        arguments: for it.
+        hosts: a letter for each rank; those with the same one share memory. By default nobody does.
+    """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
     context = multiprocessing.get_context("spawn")
     ends, processes = [], []
@@ -31,7 +38,7 @@ def run_processes(num_ranks: int, body: Body, *arguments: Any, two_groups: bool 
         for rank in range(num_ranks):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_rank, args=(theirs, rank, num_ranks, store.port, two_groups, body, arguments)
+                target=_rank, args=(theirs, rank, num_ranks, store.port, hosts, body, arguments)
             )
             process.start()
             theirs.close()
@@ -76,7 +83,7 @@ def _rank(
     rank: int,
     num_ranks: int,
     port: int,
-    two_groups: bool,
+    hosts: str,
     body: Body,
     arguments: tuple[Any, ...],
 ) -> None:
@@ -85,9 +92,10 @@ def _rank(
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=TIMEOUT)
     try:
-        moves, downwards, all_ranks = (dist.new_group() for _ in range(3))
-        links: Links = GlooLinks(moves, downwards if two_groups else None)
-        collective: Collective = GlooCollective(all_ranks)
+        host = hosts[rank] if hosts else str(rank)
+        moves, all_ranks = (connect_pairs(dist.new_group(), host) for _ in range(2))
+        links: Links = RankLinks(moves)
+        collective: Collective = RankCollective(all_ranks)
         answer.send((body(links, collective, *arguments), None))
     except BaseException:
         answer.send((None, traceback.format_exc()))

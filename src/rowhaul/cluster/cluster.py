@@ -14,8 +14,8 @@ from rowhaul.cluster.place import Place, roles_of
 from rowhaul.cluster.rendezvous import PrefixStore, Store
 from rowhaul.cluster.roll_call import Member
 from rowhaul.errors import ClusterError
-from rowhaul.exchange.gloo import GlooCollective, GlooLinks
 from rowhaul.exchange.lanes import Failure
+from rowhaul.exchange.links import RankCollective, RankLinks
 from rowhaul.exchange.transport import Collective, KeyValueStore, Links
 from rowhaul.schedule.topology import Topology
 
@@ -64,10 +64,10 @@ class Cluster:
         self.hosts = _hosts(self.members)
         self.local_ranks = next(ranks for ranks in self.hosts if self.rank in ranks)
         self.leader = max(self.local_ranks)
-        self.moves: Links = GlooLinks(groups.moves)
-        self.dense: Collective | None = None if groups.dense is None else GlooCollective(groups.dense)
-        self.control: Collective = GlooCollective(groups.control)
-        self.data: Links = GlooLinks(groups.data)
+        self.moves: Links = RankLinks(groups.moves)
+        self.dense: Collective | None = None if groups.dense is None else RankCollective(groups.dense)
+        self.control: Collective = RankCollective(groups.control)
+        self.data: Links = RankLinks(groups.data)
         self._shared = PrefixStore("shared", store)
         self.store: KeyValueStore = self._shared
         self.failure, self.heartbeat = failure, heartbeat

@@ -1,4 +1,6 @@
-"""The process groups: row moves, control and data among all ranks, dense gradients among workers.
+"""The groups of ranks: row moves, control and data among all of them, dense gradients among workers.
+
+Ranks of one host talk through shared memory, the others over process groups of ``torch.distributed``.
 
 They are made in a thread that can be given up, because Gloo waits for its peers without end where a
 firewall drops their packets. A group that is complete too late, or only in part, is destroyed.
@@ -17,6 +19,8 @@ from rowhaul.cluster.interface import bound_to
 from rowhaul.cluster.rendezvous import Store
 from rowhaul.cluster.waiting import within
 from rowhaul.errors import ClusterError
+from rowhaul.exchange.gloo import Pairs
+from rowhaul.exchange.links import connect_pairs
 from rowhaul.schedule.topology import Topology
 
 # Waiting for another rank is not an error, however long it computes; the heartbeat tells when it is gone.
@@ -27,20 +31,19 @@ _OPERATION = timedelta(days=7)
 class Groups:
     """The groups of a rank; ``dense`` is None on a store."""
 
-    moves: ProcessGroup
-    dense: ProcessGroup | None
-    control: ProcessGroup
-    data: ProcessGroup
+    moves: Pairs
+    dense: Pairs | None
+    control: Pairs
+    data: Pairs
+    made: list[ProcessGroup]
     owns_default: bool  # torch.distributed was not initialised before
 
     def destroy(self) -> None:
         """Give up the groups; those that the user has made stay, if they were there first."""
-        if self.owns_default:
-            _destroy_everything()
-            return
-        for group in (self.data, self.control, self.dense, self.moves):
-            if group is not None:
-                dist.destroy_process_group(group)
+        for pairs in (self.data, self.control, self.dense, self.moves):
+            if pairs is not None:
+                pairs.close()
+        _destroy(self.made, self.owns_default)
 
 
 def form_groups(
@@ -49,6 +52,7 @@ def form_groups(
     topology: Topology,
     interface: str,
     side_interface: str,
+    host: str,
     seconds: float,
     check: Callable[[], None],
 ) -> Groups:
@@ -60,13 +64,14 @@ def form_groups(
         topology: of all ranks.
         interface: for row moves.
         side_interface: for dense gradients, control and data.
+        host: a name that the ranks of one host share.
         seconds: how long it may take.
         check: raises when a rank is known to be lost.
     """
     try:
         return within(
             seconds,
-            lambda: _form(store, rank, topology, interface, side_interface),
+            lambda: _form(store, rank, topology, (interface, side_interface), host),
             check=check,
             discard=Groups.destroy,
         )
@@ -79,28 +84,32 @@ def form_groups(
         ) from None
 
 
-def _form(store: Store, rank: int, topology: Topology, interface: str, side_interface: str) -> Groups:
+def _form(store: Store, rank: int, topology: Topology, interfaces: tuple[str, str], host: str) -> Groups:
     owns_default = not dist.is_initialized()
     everyone, workers = list(range(topology.num_ranks)), list(range(topology.num_workers))
     made: list[ProcessGroup] = []
     try:
-        with bound_to(interface):
+        with bound_to(interfaces[0]):
             moves = _first_group(store, rank, everyone, owns_default)
             made.append(moves)
-        with bound_to(side_interface):
+        with bound_to(interfaces[1]):
             dense = _new_group(workers)
             made += [dense] if rank in workers else []
             control = _new_group(everyone)
             made.append(control)
             data = _new_group(everyone)
+            made.append(data)
+        return Groups(
+            moves=connect_pairs(moves, host),
+            dense=connect_pairs(dense, host) if rank in workers else None,
+            control=connect_pairs(control, host),
+            data=connect_pairs(data, host),
+            made=made,
+            owns_default=owns_default,
+        )
     except BaseException:
-        if owns_default:
-            _destroy_everything()
-        else:
-            for group in made:
-                dist.destroy_process_group(group)
+        _destroy(made, owns_default)
         raise
-    return Groups(moves, dense if rank in workers else None, control, data, owns_default)
 
 
 def _first_group(store: Store, rank: int, everyone: list[int], owns_default: bool) -> ProcessGroup:
@@ -123,6 +132,9 @@ def _new_group(ranks: list[int]) -> ProcessGroup:
     return group
 
 
-def _destroy_everything() -> None:
-    if dist.is_initialized():
+def _destroy(made: list[ProcessGroup], owns_default: bool) -> None:
+    if not owns_default:
+        for group in reversed(made):
+            dist.destroy_process_group(group)
+    elif dist.is_initialized():
         dist.destroy_process_group()

@@ -22,8 +22,8 @@ from rowhaul.cluster.rendezvous import Store
 from rowhaul.cluster.roll_call import beat_key
 from rowhaul.cluster.waiting import ranks_text
 from rowhaul.errors import ClusterError, RankLostError
-from rowhaul.exchange.gloo import LinkError
 from rowhaul.exchange.lanes import Failure
+from rowhaul.exchange.transport import LinkError
 
 _MAX_WORDS = 2000  # characters of last words
 

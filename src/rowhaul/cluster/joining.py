@@ -17,12 +17,13 @@ from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.groups import form_groups
 from rowhaul.cluster.heartbeat import Heartbeat
 from rowhaul.cluster.interface import Interface, choose, is_loopback, towards
-from rowhaul.cluster.place import Place, host_id, roles_of, topology_of
+from rowhaul.cluster.place import Place, roles_of, topology_of
 from rowhaul.cluster.rendezvous import PrefixStore, Store, connect, keep_store, reach_store
 from rowhaul.cluster.roll_call import PREFIX, Member, Roster, call_the_roll
 from rowhaul.cluster.waiting import within
 from rowhaul.errors import ClusterError
 from rowhaul.exchange.lanes import Failure
+from rowhaul.exchange.local import host_id
 from rowhaul.schedule.topology import Topology
 
 _log = logging.getLogger(__name__)
@@ -113,6 +114,7 @@ def _assemble(
             topology,
             interfaces[0].name,
             interfaces[1].name,
+            roster.members[place.rank].host,
             timeouts.connection,
             failure.check,
         )

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rowhaul.errors import ClusterError
@@ -91,18 +88,6 @@ def roles_of(num_ranks: int, num_workers: int) -> tuple[str, ...]:
     return tuple(
         f"worker {rank}" if rank < num_workers else f"store {rank - num_workers}" for rank in range(num_ranks)
     )
-
-
-def host_id() -> str:
-    """Equal on two ranks exactly if they can share memory through a Unix socket without a file.
-
-    That is one running kernel and, since such sockets belong to it, one network namespace.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}-{os.stat('/proc/self/ns/net').st_ino}"
-    except OSError:  # not Linux
-        return f"{socket.gethostname()}-{uuid.getnode():x}"
 
 
 def _number(environment: Mapping[str, str], name: str, default: str = "") -> int:

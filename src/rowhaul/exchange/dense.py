@@ -61,9 +61,10 @@ class DenseGradients:
         given = [number for number, one in enumerate(self._parameters) if one.grad is not None]
         if len(given) == count:
             head[1:] = 1
-        else:  # zeros where there is no gradient
-            buffer[1 + count : 1 + count + self._size].zero_()
+        else:
             head[[1 + number for number in given]] = 1
+            for number in set(range(count)).difference(given):
+                views[number].zero_()
         if given:
             gradients = [one.grad for one in self._parameters if one.grad is not None]
             torch._foreach_copy_([views[number] for number in given], gradients)
@@ -82,15 +83,9 @@ class DenseGradients:
         return [part.view(one.shape) for part, one in zip(parts, self._parameters, strict=True)]
 
     def spread(self, shared: SharedGradients) -> None:
-        """Set every parameter's gradient to the sum over the workers."""
+        """Set every parameter's gradient to the sum over the workers, without a copy: until the next sum."""
         flags = shared.buffer[1 : 1 + len(self._parameters)].tolist()
         views = self._views(shared.buffer)
-        there, sums = [], []
         for flag, parameter, view in zip(flags, self._parameters, views, strict=True):
             if flag > 0:
-                if parameter.grad is None:
-                    parameter.grad = torch.empty_like(parameter)
-                there.append(parameter.grad)
-                sums.append(view)
-        if there:
-            torch._foreach_copy_(there, sums)
+                parameter.grad = view.to(parameter.device)

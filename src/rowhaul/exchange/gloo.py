@@ -1,59 +1,132 @@
-"""Links and collectives over ``torch.distributed``: Gloo between CPUs, NCCL between GPUs.
+"""Messages between the ranks of a process group: Gloo between CPUs, NCCL between GPUs, pipes within a host.
 
-Everything is made of messages between pairs. A Gloo message moves only when the receiver's "I am ready"
-has reached the sender, over the same connection that carries the payloads of the other direction: a
-receive that is posted behind a large send comes late, and the link is used one way at a time. All
-receives of a post therefore go first. Cutting large messages into chunks gained nothing on a shaped
-link, and costs an operation each.
-
-Collectives are messages too, since Gloo's own rings take a hop a rank, and add up in an order that
-depends on the rank.
+A Gloo message moves only when the receiver's "I am ready" has reached the sender, over the same connection
+that carries the payloads of the other direction: a receive that is posted behind a large send comes late,
+and the link is used one way at a time. All receives of a call therefore go first. Cutting large messages
+into chunks gained nothing on a shaped link, and costs an operation each.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rowhaul.errors import RowhaulError
-from rowhaul.exchange.transport import Bytes
-
-MAX_BYTES_VIA_FIRST = 4096  # what ranks gather by way of rank 0
-SUM_TRIALS = 3  # of each way of summing, for tensors of a new size
+from rowhaul.exchange.pipes import Pipe
+from rowhaul.exchange.transport import LinkError
 
 
-class LinkError(RowhaulError):
-    """A message could not be sent or received; ``peer`` is the rank at the other end, where known."""
+class Message(Protocol):
+    """A message under way."""
 
-    def __init__(self, message: str, peer: int | None = None) -> None:
-        super().__init__(message)
-        self.peer = peer
+    def wait(self) -> None:
+        """Return when it has arrived, or when its memory may be used again."""
+        ...
 
 
-def check_buffers(rank: int, num_ranks: int, *messages: Mapping[int, Bytes]) -> None:
-    """Refuse peers that do not exist and buffers that are not plain bytes."""
-    for buffers in messages:
-        for peer, data in buffers.items():
-            if not 0 <= peer < num_ranks or peer == rank:
-                raise ValueError(f"rank {rank} has links to the other ranks of {num_ranks}; got rank {peer}")
-            if data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
-                raise ValueError(
-                    f"a message is a contiguous array of uint8; got {data.dtype} of shape {data.shape} "
-                    f"for rank {peer}"
-                )
+class Pairs:
+    """Messages of tensors between one rank and the others of its group; used by one thread.
+
+    Args:
+        group: the process group; nothing else may use it.
+        pipes: to ranks of the same host, which are used instead of the group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, pipes: Mapping[int, Pipe] | None = None) -> None:
+        self.rank = group.rank()
+        self.num_ranks = group.size()
+        self.uses_gpu = dist.get_backend(group) == "nccl"
+        self.device = (
+            torch.device("cuda", torch.cuda.current_device()) if self.uses_gpu else torch.device("cpu")
+        )
+        self.names = dist.get_process_group_ranks(group)  # by which a user knows the members
+        self.pipes: Mapping[int, Pipe] = pipes or {}
+        self._group = group
+
+    def start(
+        self, receives: Mapping[int, Tensor], sends: Mapping[int, Tensor]
+    ) -> tuple[list[Message], list[Message]]:
+        """Start messages, receives first; empty ones are not sent, as both ends know."""
+        if self.uses_gpu:
+            return self._start_batch(receives, sends)
+        received = [self._receive(peer, tensor) for peer, tensor in receives.items() if tensor.numel()]
+        sent = []
+        for peer, tensor in sends.items():
+            if not tensor.numel():
+                continue
+            if peer in self.pipes:
+                self.pipes[peer].send(tensor)
+            else:
+                sent.append(self._begin(self._group.send, "sending to", peer, tensor))
+        return received, sent
+
+    @contextlib.contextmanager
+    def swap(self, peer: int, own: Tensor, buffer: Callable[[], Tensor]) -> Iterator[Tensor]:
+        """Send a tensor and get one of the same size and type, to be read until the context is left.
+
+        Args:
+            peer: with whom.
+            own: what is sent; may be changed as soon as the other one is there.
+            buffer: makes memory for the other one, where some is needed.
+        """
+        if peer in self.pipes:
+            self.pipes[peer].send(own)
+            with self.pipes[peer].next_in_place(own.nbytes) as theirs:
+                yield theirs.view(own.dtype)
+            return
+        theirs = buffer()
+        received, sent = self.start({peer: theirs}, {peer: own})
+        for message in received + sent:
+            message.wait()
+        yield theirs
+
+    def close(self) -> None:
+        """End the pipes; whoever waits at one gets an error."""
+        for pipe in self.pipes.values():
+            pipe.close()
+
+    def _receive(self, peer: int, tensor: Tensor) -> Message:
+        if peer in self.pipes:
+            return self.pipes[peer].expect(tensor)
+        return self._begin(self._group.recv, "receiving from", peer, tensor)
+
+    def _begin(
+        self, start: Callable[[list[Tensor], int, int], dist.Work], what: str, peer: int, tensor: Tensor
+    ) -> Message:
+        name = self.names[peer]
+        try:
+            return _GroupMessage(start([tensor], peer, 0), tensor, what, name)
+        except RuntimeError as error:
+            raise _link_error(error, what, tensor, name) from error
+
+    def _start_batch(
+        self, receives: Mapping[int, Tensor], sends: Mapping[int, Tensor]
+    ) -> tuple[list[Message], list[Message]]:
+        """NCCL wants all messages of a call at once, and answers for them together."""
+        operations = [
+            dist.P2POp(way, tensor, group=self._group, group_peer=peer)
+            for way, tensors in ((dist.irecv, receives), (dist.isend, sends))
+            for peer, tensor in tensors.items()
+            if tensor.numel()
+        ]
+        if not operations:
+            return [], []
+        first = operations[0]
+        messages: list[Message] = [
+            _GroupMessage(work, first.tensor, "exchanging rows with", first.peer)
+            for work in dist.batch_isend_irecv(operations)
+        ]
+        return messages, messages
 
 
 @dataclass(frozen=True)
-class _Message:
-    """One message under way; holds on to its tensor."""
+class _GroupMessage:
+    """A message over the process group; holds on to its tensor."""
 
     work: dist.Work
     tensor: Tensor
@@ -70,254 +143,3 @@ class _Message:
 def _link_error(error: RuntimeError, what: str, tensor: Tensor, peer: int) -> LinkError:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return LinkError(f"{what} rank {peer} failed ({tensor.nbytes:,} bytes): {reason}", peer)
-
-
-class _Pairs:
-    """Messages of tensors between one rank and the others of its group."""
-
-    def __init__(self, group: dist.ProcessGroup, downwards: dist.ProcessGroup | None = None) -> None:
-        self.rank = group.rank()
-        self.num_ranks = group.size()
-        self.uses_gpu = dist.get_backend(group) == "nccl"
-        self.device = (
-            torch.device("cuda", torch.cuda.current_device()) if self.uses_gpu else torch.device("cpu")
-        )
-        self._upwards = group
-        self._downwards = downwards or group
-        self._names = dist.get_process_group_ranks(group)  # by which a user knows the members
-
-    def start(
-        self, receives: Mapping[int, Tensor], sends: Mapping[int, Tensor]
-    ) -> tuple[list[_Message], list[_Message]]:
-        """Start messages, receives first; empty ones are not sent, as both ends know."""
-        if self.uses_gpu:
-            return self._start_batch(receives, sends)
-        return (
-            [self._receive(peer, tensor) for peer, tensor in receives.items() if tensor.numel()],
-            [self._send(peer, tensor) for peer, tensor in sends.items() if tensor.numel()],
-        )
-
-    def _receive(self, peer: int, tensor: Tensor) -> _Message:
-        group = self._upwards if peer < self.rank else self._downwards
-        return self._begin(group.recv, "receiving from", peer, tensor)
-
-    def _send(self, peer: int, tensor: Tensor) -> _Message:
-        group = self._upwards if peer > self.rank else self._downwards
-        return self._begin(group.send, "sending to", peer, tensor)
-
-    def _begin(
-        self, start: Callable[[list[Tensor], int, int], dist.Work], what: str, peer: int, tensor: Tensor
-    ) -> _Message:
-        name = self._names[peer]
-        try:
-            return _Message(start([tensor], peer, 0), tensor, what, name)
-        except RuntimeError as error:
-            raise _link_error(error, what, tensor, name) from error
-
-    def _start_batch(
-        self, receives: Mapping[int, Tensor], sends: Mapping[int, Tensor]
-    ) -> tuple[list[_Message], list[_Message]]:
-        """NCCL wants all messages of a post at once, and answers for them together."""
-        operations = [
-            dist.P2POp(way, tensor, group=self._upwards, group_peer=peer)
-            for way, tensors in ((dist.irecv, receives), (dist.isend, sends))
-            for peer, tensor in tensors.items()
-            if tensor.numel()
-        ]
-        if not operations:
-            return [], []
-        first = operations[0]
-        messages = [
-            _Message(work, first.tensor, "exchanging rows with", first.peer)
-            for work in dist.batch_isend_irecv(operations)
-        ]
-        return messages, messages
-
-
-class GlooTransfer:
-    """The messages of one post."""
-
-    def __init__(
-        self, received: list[_Message], sent: list[_Message], staged: list[tuple[Tensor, Tensor]]
-    ) -> None:
-        self._received = received
-        self._sent = sent
-        self._staged = staged
-
-    def wait_received(self) -> None:
-        """Return when everything to be received is there."""
-        _wait_for_all(self._received)
-        for buffer, arrived in self._staged:
-            buffer.copy_(arrived)
-
-    def wait_sent(self) -> None:
-        """Return when the sent buffers may be used again."""
-        _wait_for_all(self._sent)
-
-
-def _wait_for_all(messages: list[_Message]) -> None:
-    for message in messages:
-        message.wait()
-
-
-def _writable(data: Bytes) -> Bytes:
-    """The data, or a copy where PyTorch would warn that it does not know read-only memory."""
-    return data if data.flags.writeable else data.copy()
-
-
-class GlooLinks:
-    """Point-to-point messages between the ranks of a process group; used by one thread.
-
-    Args:
-        group: the process group; nothing else may use it.
-        downwards: another group of the same ranks, for the messages from higher to lower ranks. With it,
-            a receive posted behind a large send to the same rank is not held up, for twice the connections.
-    """
-
-    def __init__(self, group: dist.ProcessGroup, downwards: dist.ProcessGroup | None = None) -> None:
-        self._pairs = _Pairs(group, downwards)
-        self.rank = self._pairs.rank
-        self.num_ranks = self._pairs.num_ranks
-
-    def post(self, receives: Mapping[int, Bytes], sends: Mapping[int, Bytes]) -> GlooTransfer:
-        """Start one message from and to each of the given ranks, receives first; does not wait."""
-        check_buffers(self.rank, self.num_ranks, receives, sends)
-        arriving = {peer: torch.from_numpy(data) for peer, data in receives.items()}
-        leaving = {peer: torch.from_numpy(_writable(data)) for peer, data in sends.items()}
-        staged = []
-        if self._pairs.uses_gpu:
-            buffers = arriving
-            arriving = {
-                peer: torch.empty_like(data, device=self._pairs.device) for peer, data in buffers.items()
-            }
-            leaving = {peer: data.to(self._pairs.device) for peer, data in leaving.items()}
-            staged = [(buffers[peer], arriving[peer]) for peer in buffers]
-        return GlooTransfer(*self._pairs.start(arriving, leaving), staged)
-
-
-class GlooCollective:
-    """What the members of a process group do together; used by one thread, as is the group."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._pairs = _Pairs(group)
-        self.rank = self._pairs.rank
-        self.num_ranks = self._pairs.num_ranks
-        # Starting with the next rank, so that not all begin with the same one.
-        self._peers = [(self.rank + step) % self.num_ranks for step in range(1, self.num_ranks)]
-        self._spare = torch.empty(0, dtype=torch.uint8, device=self._pairs.device)
-        self._chosen_sums: dict[int, Callable[[Tensor], Tensor]] = {}  # by size
-
-    def all_gather(self, mine: Bytes) -> npt.NDArray[np.uint8]:
-        """Everyone's bytes, ranks x length; the length is the same on all ranks."""
-        own = torch.from_numpy(_writable(np.ascontiguousarray(mine))).to(self._pairs.device)
-        everyone = torch.empty((self.num_ranks, mine.size), dtype=torch.uint8, device=own.device)
-        if self.num_ranks > 2 and mine.size <= MAX_BYTES_VIA_FIRST:
-            self._gather_via_first(everyone, own)
-        else:
-            self._gather(everyone, own)
-        gathered: npt.NDArray[np.uint8] = everyone.cpu().numpy()
-        return gathered
-
-    def sum_in_rank_order(self, values: Tensor) -> None:
-        """Replace a one-dimensional tensor by the sum over ranks, added up from rank 0 on: the same bits."""
-        if values.ndim != 1:
-            raise ValueError(
-                f"a sum over ranks takes a one-dimensional tensor; got shape {tuple(values.shape)}"
-            )
-        if self.num_ranks == 1 or not values.numel():
-            return
-        own = values.detach().to(self._pairs.device).contiguous()
-        values.detach().copy_(self._quickest_sum(own)(own))
-
-    def _quickest_sum(self, own: Tensor) -> Callable[[Tensor], Tensor]:
-        """The way of summing that is quickest here for tensors of this size: all give the same bits.
-
-        Tried once: whether a link's time or a processor's is dearer depends on the cluster.
-        """
-        size = own.nbytes.bit_length()  # sizes within a factor of two are taken to be alike
-        if size not in self._chosen_sums:
-            ways = (self._sum_all, self._sum_at_first, self._sum_slices)
-            seconds = np.zeros(len(ways))
-            for number, way in enumerate(ways):
-                taken = []
-                for _ in range(SUM_TRIALS):
-                    self.all_gather(np.zeros(1, np.uint8))  # all begin together
-                    began = time.perf_counter()
-                    way(own.clone())
-                    taken.append(time.perf_counter() - began)
-                seconds[number] = min(taken)
-            everyone = self.all_gather(seconds.view(np.uint8)).view(np.float64)
-            self._chosen_sums[size] = ways[int(everyone.max(axis=0).argmin())]
-        return self._chosen_sums[size]
-
-    def _sum_all(self, own: Tensor) -> Tensor:
-        everyone = self._buffer(own, self.num_ranks * own.numel()).view(self.num_ranks, -1)
-        self._gather(everyone, own)
-        return _add_up(everyone)
-
-    def _sum_at_first(self, own: Tensor) -> Tensor:
-        """Rank 0 adds everything up, and sends the sum to everyone: the fewest messages."""
-        if self.rank:
-            total = self._buffer(own, own.numel())
-            received, sent = self._pairs.start({0: total}, {0: own})
-            _wait_for_all(received + sent)
-            return total
-        everyone = self._buffer(own, self.num_ranks * own.numel()).view(self.num_ranks, -1)
-        received, _ = self._pairs.start({peer: everyone[peer] for peer in self._peers}, {})
-        everyone[0] = own
-        _wait_for_all(received)
-        total = _add_up(everyone)
-        _, sent = self._pairs.start({}, dict.fromkeys(self._peers, total))
-        _wait_for_all(sent)
-        return total
-
-    def _sum_slices(self, own: Tensor) -> Tensor:
-        """Everyone adds up one slice, and sends the sum to everyone."""
-        bounds = [own.numel() * rank // self.num_ranks for rank in range(self.num_ranks + 1)]
-        lengths = [end - start for start, end in pairwise(bounds)]
-        buffer = self._buffer(own, self.num_ranks * lengths[self.rank] + own.numel())
-        to_add = buffer[: -own.numel()].view(self.num_ranks, lengths[self.rank])
-        slices, totals = own.split(lengths), buffer[-own.numel() :].split(lengths)
-        received, sent = self._pairs.start(
-            {peer: to_add[peer] for peer in self._peers}, {peer: slices[peer] for peer in self._peers}
-        )
-        to_add[self.rank] = slices[self.rank]
-        _wait_for_all(received)
-        totals[self.rank].copy_(_add_up(to_add))
-        received, sums_sent = self._pairs.start(
-            {peer: totals[peer] for peer in self._peers}, dict.fromkeys(self._peers, totals[self.rank])
-        )
-        _wait_for_all(received + sent + sums_sent)
-        return buffer[-own.numel() :]
-
-    def _gather(self, everyone: Tensor, own: Tensor) -> None:
-        received, sent = self._pairs.start(
-            {peer: everyone[peer] for peer in self._peers}, dict.fromkeys(self._peers, own)
-        )
-        everyone[self.rank] = own
-        _wait_for_all(received)
-        _wait_for_all(sent)
-
-    def _gather_via_first(self, everyone: Tensor, own: Tensor) -> None:
-        """Everything goes to rank 0 and from there to everyone: twice the way, and far fewer messages."""
-        if self.rank:
-            received, sent = self._pairs.start({0: everyone}, {0: own})
-        else:
-            received, _ = self._pairs.start({peer: everyone[peer] for peer in self._peers}, {})
-            everyone[0] = own
-            _wait_for_all(received)
-            received, sent = self._pairs.start({}, dict.fromkeys(self._peers, everyone))
-        _wait_for_all(received)
-        _wait_for_all(sent)
-
-    def _buffer(self, like: Tensor, length: int) -> Tensor:
-        """Memory that is kept from call to call: fresh pages cost as much as the sum."""
-        if self._spare.numel() < length * like.element_size():
-            self._spare = torch.empty(length * like.element_size(), dtype=torch.uint8, device=like.device)
-        return self._spare[: length * like.element_size()].view(like.dtype)
-
-
-def _add_up(parts: Tensor) -> Tensor:  # ranks x length; the first row becomes the sum
-    for part in parts[1:]:
-        parts[0] += part
-    return parts[0]

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from rowhaul.exchange.gloo import LinkError, check_buffers
-from rowhaul.exchange.transport import Bytes
+from rowhaul.exchange.transport import Bytes, LinkError, check_buffers
 
 
 class InProcessNetwork:

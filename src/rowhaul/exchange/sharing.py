@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import socket
 import struct
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from rowhaul.errors import ClusterError
 from rowhaul.exchange.error_report import read_report, write_report
 from rowhaul.exchange.lanes import Failure
+from rowhaul.exchange.local import as_system_address, is_same_user, new_address, receive_exactly
 from rowhaul.exchange.packing import pack, unpack
 from rowhaul.exchange.planner import PlannedBatch
 
@@ -30,7 +28,6 @@ _PATIENCE = 0.2  # seconds between two looks at whether something has failed
 _FRAME = struct.Struct("<QQ")  # what comes, and its size: of the file that comes along, or of the text
 _PLAN, _END, _ERROR = range(3)
 _HELLO = struct.Struct("<q")  # the rank of a subscriber
-_PEER = struct.Struct("3i")  # process, user, group
 
 
 class LeaderLostError(ClusterError):
@@ -55,7 +52,7 @@ class PlanServer:
     def __init__(
         self, rank: int, subscribers: Iterable[int], failure: Failure, address: str | None = None
     ) -> None:
-        self.address = address or _new_address()
+        self.address = address or new_address()
         self._rank = rank
         self._expected = frozenset(subscribers)
         self._failure = failure
@@ -63,7 +60,7 @@ class PlanServer:
         self._said_all = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._listener.bind(_to_system(self.address))
+            self._listener.bind(as_system_address(self.address))
             self._listener.listen(len(self._expected) + 1)
         except OSError as error:
             self._listener.close()
@@ -123,9 +120,9 @@ class PlanServer:
     def _welcome(self, connection: socket.socket) -> None:
         connection.settimeout(_PATIENCE)
         try:
-            if not _is_same_user(connection):
+            if not is_same_user(connection):
                 raise PermissionError
-            (rank,) = _HELLO.unpack(_receive(connection, _HELLO.size, self._failure.check))
+            (rank,) = _HELLO.unpack(receive_exactly(connection, _HELLO.size, self._failure.check))
             if rank not in self._expected or rank in self._sockets:
                 raise ConnectionError
         except (
@@ -184,7 +181,7 @@ class PlanClient:
         self._error: Exception | None = None
         self._socket = self._connect(address, timeout)
         try:
-            if not _is_same_user(self._socket):
+            if not is_same_user(self._socket):
                 raise PermissionError(f"the socket {address} of rank {leader} belongs to another user")
             self._socket.sendall(_HELLO.pack(rank))
         except BaseException:
@@ -221,7 +218,7 @@ class PlanClient:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             connection.settimeout(_PATIENCE)
             try:
-                connection.connect(_to_system(address))
+                connection.connect(as_system_address(address))
                 return connection
             except (FileNotFoundError, ConnectionRefusedError, TimeoutError, BlockingIOError) as error:
                 connection.close()
@@ -250,7 +247,7 @@ class PlanClient:
             for file in files:
                 os.close(file)
         if what == _ERROR:
-            self._error = read_report(_receive(self._socket, size, self._failure.check))
+            self._error = read_report(receive_exactly(self._socket, size, self._failure.check))
         self._ended = True
         return None
 
@@ -267,38 +264,6 @@ class PlanClient:
                     os.close(file)
                 raise EOFError("the connection is closed")
             return frame, files
-
-
-def _receive(connection: socket.socket, size: int, check: Callable[[], None]) -> bytes:
-    """Exactly so many bytes; ``check`` is called now and then while they are waited for."""
-    received = b""
-    while len(received) < size:
-        try:
-            part = connection.recv(size - len(received))
-        except TimeoutError:
-            check()
-            continue
-        if not part:
-            raise EOFError("the connection is closed")
-        received += part
-    return received
-
-
-def _new_address() -> str:
-    name = f"rowhaul-{secrets.token_hex(8)}"
-    return f"@{name}" if sys.platform == "linux" else os.path.join(tempfile.gettempdir(), name)
-
-
-def _to_system(address: str) -> str:
-    return "\0" + address[1:] if address.startswith("@") else address
-
-
-def _is_same_user(connection: socket.socket) -> bool:
-    """Whether the other end runs as the same user; names without a file are open to all."""
-    if sys.platform != "linux":
-        return True
-    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    return bool(_PEER.unpack(peer)[1] == os.getuid())
 
 
 def _ranks(ranks: Iterable[int]) -> str:

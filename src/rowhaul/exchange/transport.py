@@ -1,8 +1,8 @@
 """The seam between the runtime and the network: messages between pairs, and collectives.
 
 Both ends of every message know its size beforehand, from the plan: nothing but payloads travels.
-`rowhaul.exchange.gloo` has the real ones over ``torch.distributed``, `rowhaul.exchange.in_process`
-the same between threads of one process.
+`rowhaul.exchange.links` has the real ones, over ``torch.distributed`` between hosts and through shared
+memory within one; `rowhaul.exchange.in_process` has the same between threads of one process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,30 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from rowhaul.errors import RowhaulError
+
 Bytes = npt.NDArray[np.uint8]
+
+
+class LinkError(RowhaulError):
+    """A message could not be sent or received; ``peer`` is the rank at the other end, where known."""
+
+    def __init__(self, message: str, peer: int | None = None) -> None:
+        super().__init__(message)
+        self.peer = peer
+
+
+def check_buffers(rank: int, num_ranks: int, *messages: Mapping[int, Bytes]) -> None:
+    """Refuse peers that do not exist and buffers that are not plain bytes."""
+    for buffers in messages:
+        for peer, data in buffers.items():
+            if not 0 <= peer < num_ranks or peer == rank:
+                raise ValueError(f"rank {rank} has links to the other ranks of {num_ranks}; got rank {peer}")
+            if data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
+                raise ValueError(
+                    f"a message is a contiguous array of uint8; got {data.dtype} of shape {data.shape} "
+                    f"for rank {peer}"
+                )
 
 
 class Transfer(Protocol):

@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from rowhaul.errors import ClusterError
 from rowhaul.exchange.database.ring import Ring
-from rowhaul.exchange.gloo import LinkError
-from rowhaul.exchange.transport import Links
+from rowhaul.exchange.transport import LinkError, Links
 
 Int64s = npt.NDArray[np.int64]
 OPERATIONS = (

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rowhaul.errors import ConfigError
-from rowhaul.exchange.gloo import GlooLinks
+from rowhaul.exchange.links import RankLinks, connect_pairs
 from rowhaul.exchange.transport import Links, Transfer
 
 
@@ -42,9 +42,8 @@ class DenseGradients:
             raise ConfigError(f"parameters of one type are needed, got {len(types)} types: {types}")
         if links is None:
             ranks = None if group is None else dist.get_process_group_ranks(group)
-            links = GlooLinks(
-                dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
-            )
+            made = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
+            links = RankLinks(connect_pairs(made))
         self._links = links
         length = sum(parameter.numel() for parameter in self._parameters)
         self._everyone = torch.zeros((links.num_ranks, length), dtype=types.pop())

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from rowhaul.errors import ClusterError, ConfigError
 from rowhaul.exchange.database.ring import Ring
-from rowhaul.exchange.gloo import GlooLinks
+from rowhaul.exchange.links import RankLinks, connect_pairs
 from rowhaul.exchange.transport import Links
 from rowhaul.store.database.settings import DatabaseSettings
 
@@ -20,7 +20,7 @@ NUM_SEQUENCES = 3  # index, rows, snapshots: each is used by a thread of its own
 
 def form_links(
     group: dist.ProcessGroup | None, timeout_seconds: float
-) -> tuple[list[GlooLinks], Callable[[], None]]:
+) -> tuple[list[RankLinks], Callable[[], None]]:
     """Links between the ranks of a group, and what ends them."""
     if not dist.is_initialized():
         raise ConfigError(
@@ -38,11 +38,14 @@ def form_links(
         for _ in range(NUM_SEQUENCES)
     ]
 
+    sequences = [connect_pairs(one, timeout=timeout_seconds) for one in groups]
+
     def destroy() -> None:
-        for one in groups:
+        for pairs, one in zip(sequences, groups, strict=True):
+            pairs.close()
             dist.destroy_process_group(one)
 
-    return [GlooLinks(one) for one in groups], destroy
+    return [RankLinks(one) for one in sequences], destroy
 
 
 def check_equal(links: Links, settings: DatabaseSettings) -> None:

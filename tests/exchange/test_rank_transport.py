@@ -1,4 +1,4 @@
-"""Gloo between real processes does what the in-process network does between threads."""
+"""Messages between real processes, over Gloo and through shared memory, are those between threads."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from transport_ranks import run_processes, run_threads
 
-from rowhaul.exchange.gloo import GlooCollective, LinkError
-from rowhaul.exchange.transport import Collective, Links
+from rowhaul.exchange.links import RankCollective, connect_pairs
+from rowhaul.exchange.transport import Collective, LinkError, Links
 
 LARGE = 6_000_000  # bytes: no socket buffer holds it
 
@@ -66,27 +66,29 @@ def everything(links: Links, collective: Collective, seed: int) -> dict[str, Any
     }
 
 
-@pytest.mark.parametrize(("num_ranks", "two_groups"), [(2, True), (3, False)])
-def test_processes_get_the_same_as_threads(num_ranks: int, two_groups: bool) -> None:
-    over_gloo = run_processes(num_ranks, everything, 5, two_groups=two_groups)
+@pytest.mark.parametrize("hosts", ["ab", "aaa", "aba"])
+def test_processes_get_the_same_as_threads(hosts: str) -> None:
+    num_ranks = len(hosts)
+    between_processes = run_processes(num_ranks, everything, 5, hosts=hosts)
     between_threads = run_threads(num_ranks, everything, 5)
     for rank in range(num_ranks):
         for what in between_threads[rank]:
-            assert over_gloo[rank][what] == between_threads[rank][what], (rank, what)
-    assert over_gloo[0]["sums"] == over_gloo[-1]["sums"]
+            assert between_processes[rank][what] == between_threads[rank][what], (rank, what)
+    assert between_processes[0]["sums"] == between_processes[-1]["sums"]
 
 
-def lose_the_last_rank(links: Links, collective: Collective) -> tuple[int | None, str]:
+def lose_the_last_rank(links: Links, collective: Collective, host: str | None) -> tuple[int | None, str]:
     last = links.num_ranks - 1
-    pair = dist.new_group([0, last])
+    group = dist.new_group([0, last])
+    pair = connect_pairs(group, host or str(links.rank)) if links.rank != 1 else None
     collective.all_gather(np.zeros(1, np.uint8))
     if links.rank == last:
         os.kill(os.getpid(), 9)
     large = {last: np.zeros(LARGE, np.uint8)}
 
     def talk_to_it() -> None:
-        if links.rank == 0:
-            GlooCollective(pair).sum_in_rank_order(torch.ones(5))  # rank 1 of the group, the last one of all
+        if pair is not None:
+            RankCollective(pair).sum_in_rank_order(torch.ones(5))  # rank 1 of the group, the last one of all
         else:
             links.post(large, {}).wait_received()
 
@@ -95,8 +97,9 @@ def lose_the_last_rank(links: Links, collective: Collective) -> tuple[int | None
     return caught.value.peer, str(caught.value)
 
 
-def test_a_lost_rank_is_an_error_that_names_it() -> None:
-    results = run_processes(3, lose_the_last_rank)
+@pytest.mark.parametrize("hosts", ["abc", "aaa"])
+def test_a_lost_rank_is_an_error_that_names_it(hosts: str) -> None:
+    results = run_processes(3, lose_the_last_rank, "a" if hosts == "aaa" else None, hosts=hosts)
     for peer, message in results[:2]:
         assert peer == 2
         assert "from rank 2 failed" in message or "to rank 2 failed" in message

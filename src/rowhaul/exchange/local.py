@@ -1,0 +1,61 @@
+"""How processes of one host find each other: the host's id, and Unix sockets, by name or without a file."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+_PEER = struct.Struct("3i")  # process, user, group
+
+
+def host_id() -> str:
+    """Equal on two ranks exactly if they can share memory through a Unix socket without a file.
+
+    That is one running kernel and, since such sockets belong to it, one network namespace.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}-{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:  # not Linux
+        return f"{socket.gethostname()}-{uuid.getnode():x}"
+
+
+def new_address() -> str:
+    """A new name for a socket: ``@name``, without a file, on Linux, a path elsewhere."""
+    name = f"rowhaul-{secrets.token_hex(8)}"
+    return f"@{name}" if sys.platform == "linux" else os.path.join(tempfile.gettempdir(), name)
+
+
+def as_system_address(address: str) -> str:
+    """An address as the system's calls take it."""
+    return "\0" + address[1:] if address.startswith("@") else address
+
+
+def is_same_user(connection: socket.socket) -> bool:
+    """Whether the other end runs as the same user; names without a file are open to all."""
+    if sys.platform != "linux":
+        return True
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    return bool(_PEER.unpack(peer)[1] == os.getuid())
+
+
+def receive_exactly(connection: socket.socket, size: int, check: Callable[[], None]) -> bytes:
+    """Exactly so many bytes; ``check`` is called now and then while they are waited for."""
+    received = b""
+    while len(received) < size:
+        try:
+            part = connection.recv(size - len(received))
+        except TimeoutError:
+            check()
+            continue
+        if not part:
+            raise EOFError("the connection is closed")
+        received += part
+    return received
