@@ -10,7 +10,6 @@ from rowhaul.checkpoint import CheckpointReader, CheckpointWriter
 from rowhaul.checkpoint import shard as shards
 from rowhaul.checkpoint.describing import damaged_files, describe
 from rowhaul.checkpoint.finding import find_rows
-from rowhaul.checkpoint.merging import merge
 from rowhaul.checkpoint.opening import beside, open_checkpoint, run_of
 from rowhaul.checkpoint.writer import prepare, publish
 from rowhaul.errors import CheckpointError
@@ -83,7 +82,7 @@ def test_rows_are_found_by_key_in_any_file(tmp_path, monkeypatch):
     assert len(reader.tables["t"].files) == 3
     files = []
     found = find_rows(reader, "t", [*EDGES, 5, -2, 77], files.append)
-    assert {key: row.tolist() for key, row in found.items()} == {
+    assert {key: [*row.values.tolist(), *row.state.tolist()] for key, row in found.items()} == {
         key: record(value).tolist() for key, value in EDGES.items()
     }
     assert files == list(reader.tables["t"].files)
@@ -107,20 +106,37 @@ def test_facts_that_were_not_saved_are_none(tmp_path):
     assert (contents.step, contents.samples, contents.saved_by, contents.tables) == (None, None, None, ())
 
 
-def test_pruned_rows_are_shown_with_zeros_and_not_merged(tmp_path):
+@pytest.mark.parametrize("state", [0, 1, 2])  # numbers a chunk: of none, of one, of one a value
+def test_of_pruned_rows_it_is_told_what_is_there(state, tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "FILE_BYTES", 1)
+    widths = {0: (0, 0), 1: (1, 1), 2: (2, 1)}[state]  # of the first chunk, of two values, and of the second
+    chunks = np.array([[1, 2, 8, 9], [3, 4, 8, 9], [5, 6, 0, 0]], np.float32)[:, : 2 + widths[0]]
     parts = {
-        "keys": np.array([5, 7]),
-        "present": np.array([[True, False], [True, True]]),
-        "chunks": np.array([[1, 2], [3, 4], [5, 6]], np.float32),
+        "keys": np.array([4, 5, 7]),
+        "present": np.array([[False, False], [True, False], [True, True]]),
+        "chunks": chunks,
+        "utilities": np.array([[0, 0], [1, 2], [3, 4]], np.float32),
+        "touched": np.zeros(3, np.int32),
     }
-    columns = {"starts": np.array([0, 2, 4]), "columns": np.arange(4)}
+    columns = {"starts": np.array([0, 2, 3]), "columns": np.array([0, 3, 1])}  # of four, one is not stored
     with CheckpointWriter(tmp_path / "c") as writer:
         writer.pruned_table("t", [parts], columns, dim=4, dtype="float32")
+        writer.facts["pruning"] = {"chunks": 2, "file": "none"}
     reader = CheckpointReader(tmp_path / "c")
-    assert {key: row.tolist() for key, row in find_rows(reader, "t", [5, 7, 9]).items()} == {
-        5: [1, 2, 0, 0],
-        7: [3, 4, 5, 6],
+    found = find_rows(reader, "t", [4, 5, 7, 9])
+    assert {key: row.values.tolist() for key, row in found.items()} == {
+        4: [0, 0, 0, 0],
+        5: [1, 0, 0, 2],
+        7: [3, 5, 0, 4],
     }
-    assert find_rows(reader, "t", [9]) == {}
-    with pytest.raises(CheckpointError, match="the rows of table 't' are pruned"):
-        merge([reader], tmp_path / "to")
+    assert [found[5].has(column) for column in range(4)] == [True, False, False, True]
+    assert [found[7].has(column) for column in range(4)] == [True, True, False, True]
+    assert found[5].present == (True, False)
+    assert found[7].utilities == (3, 4)
+    second = chunks[2, 1 : 1 + widths[1]].tolist()
+    assert found[7].state.tolist() == [*chunks[1, 2:].tolist(), *second]
+    (table,) = describe(reader).tables
+    assert (table.chunks, table.chunks_there, table.columns) == (2, 3, 3)
+    (reader.path / reader.tables["t"].files[0]).write_bytes(b"")
+    (table,) = describe(reader).tables
+    assert (table.chunks, table.chunks_there) == (2, None)

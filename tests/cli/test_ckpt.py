@@ -209,3 +209,35 @@ def test_parquet_of_an_export_is_a_plain_table(rowhaul, trained, tmp_path):
             pa.field("state", pa.list_(pa.float32(), 1), nullable=False),
         ]
     )
+
+
+def test_a_pruned_run_is_listed_shown_merged_and_exported(rowhaul, log_folder, tmp_path):
+    run, test = tmp_path / "run", log_folder / "test"
+    code, _, err = rowhaul(
+        "train", "--data", f"{log_folder}/*.parquet", "--out", run, "--prune", "70%", "--batch-size", 500,
+        "--embedding-dim", 8, "--set", "prune.chunks=4", "--set", "prune.period=3", "--set", "max_steps=8",
+    )  # fmt: skip
+    assert code == 0, err
+    code, out, _ = rowhaul("ckpt", "ls", run)
+    assert code == 0
+    assert "pruned, 4 chunks a row" in out
+    assert "chunks there" in out
+    code, out, _ = rowhaul("ckpt", "ls", run, "--json")
+    tables = json.loads(out)["tables"]
+    assert 0 < sum(one["chunks_there"] for one in tables) < 4 * sum(one["rows"] for one in tables)
+    code, out, _ = rowhaul("ckpt", "cat", run, str(USER), "--table", "user")
+    assert code == 0
+    assert " of 4 there" in out
+    code, out, _ = rowhaul("ckpt", "merge", run, run, "--to", tmp_path / "merged")
+    assert code == 0
+    code, _, err = rowhaul("export", tmp_path / "merged", "--to", tmp_path / "exported", "--format", "npz")
+    assert code == 0, err
+    scores = []
+    for folder in (run, tmp_path / "merged", tmp_path / "exported"):
+        code, out, err = rowhaul("evaluate", folder, "--data", test, "--json")
+        assert code == 0, err
+        scores.append(json.loads(out))
+    assert scores[0] == scores[1] == scores[2]
+    code, _, err = rowhaul("evaluate", tmp_path / "exported" / "tables", "--data", test)
+    assert code == 2
+    assert "is no training run" in err

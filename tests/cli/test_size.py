@@ -64,6 +64,33 @@ def test_a_cluster_is_told_rank_by_rank(size):
     assert "The fullest machine needs" in out
 
 
+def test_pruning_is_told_beside_what_there_would_be_without(size):
+    code, out, _ = size("--prune", "90%", "--set", "prune.chunks=2", "--memory", "16GiB")
+    assert code == 0
+    assert out.count("unpruned") == 2  # a column of tables, and a line of ranks
+    assert "Pruned: at most" in out
+    code, out, _ = size("--memory-budget", "400KiB", "--json")
+    assert code == 0
+    found = json.loads(out)
+    parts = found["ranks"][0]["parts"]
+    assert parts["rows"] + parts["index"] <= 400 << 10
+    assert found["without_pruning"]["needed"] == found["without_pruning"]["ranks"][0]["total"]
+    code, _, err = size("--memory-budget", "2KiB")
+    assert code == 2
+    assert "prune.budget is 2,048 bytes, but one batch reads" in err
+
+
+def test_policies_and_hot_rows_are_told(size):
+    code, out, _ = size("--max-rows", "100", "--batch-size", "20", "--memory", "16GiB")
+    assert code == 0
+    assert "user: at most" in out
+    assert "max_rows 100, and those of a batch" in " ".join(out.split())
+    assert "policies" in out
+    code, out, _ = size("--workers", "2", "--stores", "1", "--hot", "auto", "--memory", "16GiB")
+    assert code == 0
+    assert "Hot rows: as many as may be chosen" in out
+
+
 def test_a_sample_says_that_it_is_one(size):
     code, out, _ = size("--sample", "1000", "--memory", "16GiB")
     assert code == 0
@@ -80,6 +107,9 @@ def test_a_sample_says_that_it_is_one(size):
         (["--memory", "0"], "a machine needs memory"),
         (["--workers", "2", "--stores", "0"], "the number of stores must be at least 1"),
         (["--set", "batch=3"], "unknown setting batch"),
+        (["--prune", "120%"], "prune.ratio must be a share"),
+        (["--prune", "90%", "--ttl", "5"], "prune decides by itself"),
+        (["--set", "tables.users.ttl=5"], "there is no such table; did you mean user?"),
     ],
 )
 def test_bad_arguments_are_named(arguments, named, size):

@@ -15,9 +15,10 @@ from rowhaul.nn import Batch
 from rowhaul.train import train_run
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import ModelConfig, OptimizerConfig, TrainConfig
+from rowhaul.train.prune_config import PruneConfig
 from rowhaul.train.sizing_count import ERROR, DistinctKeys, count_rows
 from rowhaul.train.sizing_fit import suggestions
-from rowhaul.train.sizing_store import Pruning, index_bytes
+from rowhaul.train.sizing_store import index_bytes
 from rowhaul.train.trainer import Trainer
 
 NUM_SAMPLES = 60_000
@@ -157,16 +158,86 @@ def test_colocated_workers_store_and_cache(described):
     assert found.ranks[0].parts["cache"] < 3 * whole + (8 << 20)  # a cache holds no more than there is
 
 
-def test_pruning_keeps_a_share_of_the_chunks_and_an_entry(described):
+PRUNED = {
+    "a ratio": PruneConfig(ratio="80%", period=2, two_dimensions=False),
+    "two dimensions": PruneConfig(ratio="90%", period=2, cold_start=3),
+    "a budget": PruneConfig(budget="1.5MiB", period=2),
+    "columns alone": PruneConfig(dims=8, cold_start=2, period=3),
+}
+
+
+@pytest.mark.parametrize("prune", PRUNED.values(), ids=list(PRUNED))
+def test_pruned_runs_take_no_more_than_predicted_and_not_much_less(prune, log, counts):
+    """At the fullest step; pruning leaves entries free, and new rows have not filled all of them by then."""
+    config = replace(CONFIG, batch_size=3000, prune=prune)
+    run, _ = describe_run(config, SCHEMA, log, counts)
+    (rank,) = run.estimate().ranks
+    predicted = rank.parts["rows"] + rank.parts["index"]
+    trainer, most = Trainer(config, SCHEMA), 0
+    for samples in SampleStream(log, SCHEMA, config.batch_size):
+        trainer.train_step(Batch.from_samples(samples))
+        most = max(most, trainer.collection.allocated_bytes)
+    assert 0.75 <= most / predicted <= 1.1
+    tables, whole = run.estimate().tables, run.unpruned.estimate().tables
+    assert sum(table.total for table in tables) == pytest.approx(predicted, rel=0.02)
+    if not prune.dims:  # fewer columns of such short rows are less than the entries that they take
+        assert predicted < 0.75 * sum(table.total for table in whole)
+
+
+def test_a_pruned_cluster_is_told_part_by_part(log, counts):
+    cluster = ClusterConfig(workers=2, stores=2, cache="500")
+    config = replace(CONFIG, cluster=cluster, prune=PruneConfig(ratio="90%", two_dimensions=False))
+    run, _ = describe_run(config, SCHEMA, log, counts)
+    run = replace(run, rows={name: 100 * count for name, count in run.rows.items()})
+    found, whole = run.estimate(), run.unpruned.estimate()
+    assert {"cache", "utilities"} <= found.ranks[0].parts.keys()
+    assert [rank.rank for rank in found.ranks if "chunk map" in rank.parts] == [3]
+    assert found.ranks[3].parts["rows"] < 0.5 * (whole.ranks[3].parts["rows"] + whole.ranks[3].parts["index"])
+    assert "chunk map" not in whole.ranks[3].parts
+
+
+def test_a_budget_that_no_batch_fits_in_is_refused(log, counts):
+    run, _ = describe_run(replace(CONFIG, prune=PruneConfig(budget="100KiB")), SCHEMA, log, counts)
+    assert run.batch_rows == pytest.approx(6000 + 1000, abs=5)  # every user is new; nearly all items
+    with pytest.raises(ConfigError, match=f"one batch reads {run.batch_rows:,} different rows"):
+        run.check()
+    with pytest.raises(ConfigError, match=r"prune\.chunks is 20, but rows of table 'user' have 16"):
+        describe_run(replace(CONFIG, prune=PruneConfig(ratio="50%", chunks=20)), SCHEMA, log, counts)
+
+
+POLICIES = {
+    "limit": ({"max_rows": 2000}, 2000 + 6000, "max_rows 2,000"),
+    "time": ({"ttl": 2}, 3 * 6000, "3 batches can name"),
+    "sightings": ({"admit_after": 2}, NUM_SAMPLES // 2, "seen 2 times"),
+    "nothing": ({"ttl": 1000}, NUM_SAMPLES, ""),
+}
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_policies_bound_what_a_table_holds(kind, log, counts):
+    policy, most, why = POLICIES[kind]
+    config = replace(CONFIG, tables={"user": policy})
+    run, _ = describe_run(config, SCHEMA, log, counts)
+    kept = run.kept["user"]
+    assert kept.rows == pytest.approx(most, rel=4 * ERROR)
+    assert why in kept.why
+    assert run.kept["items"].rows == run.rows["items"]
+    (rank,) = run.estimate().ranks
+    assert rank.parts["policies"] > 0
+    trainer, held = Trainer(config, SCHEMA), 0
+    for samples in SampleStream(log, SCHEMA, config.batch_size):
+        trainer.train_step(Batch.from_samples(samples))
+        held = max(held, trainer.collection.num_rows("user"))
+    assert held <= kept.rows * (1 + 4 * ERROR)
+    assert trainer.keeper.lifetimes.memory_bytes <= 1.1 * rank.parts["policies"] + (1 << 16)
+
+
+def test_hot_rows_that_are_chosen_later_have_room(described):
     run, _ = described
-    plain = run.estimate()
-    tenth = replace(run, pruning=Pruning(kept=0.1, chunks=4)).estimate()
-    for before, after in zip(plain.tables, tenth.tables, strict=True):
-        assert after.values == pytest.approx(before.values / 10, abs=1)
-        assert after.state == pytest.approx(before.state * 4 / 10, abs=1)  # a number of state a chunk
-        assert after.index == before.index + before.rows * (8 * 4 + 4)
-    with pytest.raises(ConfigError, match="keeps a share above 0"):
-        Pruning(kept=0.0)
+    cluster = ClusterConfig(workers=3, stores=2, cache="1000", hot_rows="auto")
+    found = replace(run, config=replace(CONFIG, cluster=cluster)).estimate()
+    said = replace(run, config=replace(CONFIG, cluster=replace(cluster, hot_rows=500))).estimate()
+    assert found.ranks[0].parts["hot rows"] == said.ranks[0].parts["hot rows"] > 0
 
 
 @pytest.mark.parametrize("share", [0.45, 0.7])

@@ -9,8 +9,10 @@ import pytest
 
 from rowhaul.cli.verify_report import print_report
 from rowhaul.data.files import find_schema
+from rowhaul.exchange.rows import RowMemory
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.comparison import TableRows, compare
+from rowhaul.train.distributed.comparison_pruned import compare_pruned
 from rowhaul.train.distributed.training import layout_of, only_collection
 from rowhaul.train.distributed.verify import Recorded, train_alone
 from rowhaul.train.trainer import make_model
@@ -31,9 +33,9 @@ def logs(tmp_path_factory):
     return folder
 
 
-def run_verify(logs, *arguments):
+def run_verify(logs, *arguments, timeout=110):
     command = [sys.executable, "-m", "rowhaul", "verify", "--data", str(logs), *SMALL, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=110)
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,81 @@ def test_ranks_train_what_one_process_does(logs, tmp_path, arguments):
     assert "evict push" in done.stdout  # the caches are too small, or this shows little
     assert ("7 batches of 300 samples, not the 20 asked for" in done.stdout) == ("20" in arguments)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.timeout(300)  # it starts three processes and trains three times
+def test_ranks_prune_and_train_what_one_process_does(logs, tmp_path):
+    """Over several prunings and past the cold start, to the middle of a period."""
+    options = ("period=3", "cold_start=4", "dims=3", "chunks=2", "two_dimensions=false")
+    settings = [word for one in options for word in ("--set", f"prune.{one}")]
+    done = run_verify(
+        logs, "--work", str(tmp_path), "--colocated", "--steps", "5", "--prune", "70%", *settings, timeout=280
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for kind in (*KINDS, "chunks that there are", "utilities"):
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"{kind}  ")]
+        assert "equal to the bit" in line
+    assert "exact: the ranks keep the chunks" in done.stdout
+    assert "One process by itself" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def pruned_alone(log_folder):
+    prune = {"ratio": "50%", "chunks": 2, "period": 2, "two_dimensions": False}
+    given = {"batch_size": 500, "precision": "float64", "model": {"embedding_dim": 4}, "max_steps": 3}
+    config, schema = TrainConfig.from_dict({**given, "prune": prune}), find_schema(log_folder)
+    return train_alone(config, schema, log_folder, [np.arange(500, dtype=np.int32) % 2] * 3)
+
+
+def changed_rows(trained, **parts):
+    rows = [replace(trained.pruned[0], **parts), *trained.pruned[1:]]
+    return replace(trained, pruned=rows)
+
+
+def test_a_chunk_too_many_and_a_number_off_are_found(pruned_alone):
+    rows = pruned_alone.pruned[0]
+    assert compare_pruned(pruned_alone, pruned_alone).is_equal
+    row, place = np.argwhere(rows.present)[5]
+    present, values = rows.present.copy(), rows.values.copy()
+    present[row, place] = False
+    comparison = compare_pruned(changed_rows(pruned_alone, present=present), pruned_alone)
+    assert (comparison.chunks.largest, comparison.num_other) == (1, 1)
+    assert comparison.chunks.where == f"key {rows.keys[row]} of table {pruned_alone.layout.rows[0].name}"
+    assert not comparison.is_equal
+    values[row, place, 1] += 1e-6
+    comparison = compare_pruned(changed_rows(pruned_alone, values=values), pruned_alone)
+    assert comparison.rows.largest == pytest.approx(1e-6)
+    assert comparison.chunks.is_none
+    columns = tuple(tuple(reversed(range(4))) for _ in pruned_alone.layout.rows)
+    other = replace(pruned_alone, layout=replace(pruned_alone.layout, columns=columns))
+    assert not compare_pruned(other, pruned_alone).is_equal
+
+
+def test_rows_read_ahead_are_no_difference_unless_they_were_trained(pruned_alone):
+    rows = pruned_alone.pruned[0]
+    place = int(np.flatnonzero(rows.present.any(axis=1))[0])
+    without = {name: np.delete(getattr(rows, name), place, axis=0) for name in vars(rows)}
+    lost = changed_rows(pruned_alone, **without)
+    assert compare_pruned(lost, pruned_alone).only_expected == 1
+    comparison = compare_pruned(pruned_alone, lost)  # it was trained
+    assert (comparison.only_found, comparison.is_equal) == (1, False)
+    layout = pruned_alone.layout
+    fresh = RowMemory(layout)
+    first = [
+        fresh.groups[number].arena.read(fresh.groups[number].make_fresh(np.array([at]), np.array([2**60])))[0]
+        for number, at in (fresh.place_of(chunk) for chunk in range(2))
+    ]
+    more = {
+        "keys": np.append(rows.keys, 2**60),
+        "present": np.concatenate([rows.present, [[True, True]]]),
+        "values": np.concatenate([rows.values, [[one[:2] for one in first]]]),
+        "state": np.concatenate([rows.state, [[[one[2], 0, 0] for one in first]]]),
+        "utilities": np.concatenate([rows.utilities, np.zeros((1, 2), np.float32)]),
+    }
+    assert compare_pruned(changed_rows(pruned_alone, **more), pruned_alone).is_equal
+    more["values"][-1, 0, 0] += 1
+    assert not compare_pruned(changed_rows(pruned_alone, **more), pruned_alone).is_equal
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 
 from rowhaul.checkpoint import CheckpointReader, latest_checkpoint
+from rowhaul.checkpoint.opening import open_checkpoint
 from rowhaul.cli.train import pruning_lines
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.train import TrainConfig, load_trained, snapshot, train_run
 from rowhaul.train.config import ModelConfig, OptimizerConfig
+from rowhaul.train.exporting import export
+from rowhaul.train.exporting_formats import FORMATS
 from rowhaul.train.prune_config import PruneConfig
 from rowhaul.train.trainer import Trainer
 
@@ -82,6 +85,23 @@ def test_a_checkpoint_holds_only_what_exists_and_serves_the_same_scores(straight
             for key, row in zip(keys.tolist(), rows, strict=True):
                 assert (row == expected.pop(key)).all()
         assert not expected
+
+
+@pytest.mark.parametrize("kind", list(FORMATS))
+def test_an_export_serves_the_same_scores(kind, straight, tmp_path, log_schema, log_folder):
+    run, result = straight
+    made = export(open_checkpoint(run), tmp_path / "x", format=kind)
+    served = load_trained(made.path)
+    assert served.evaluate(SampleStream(log_folder / "test", log_schema, 8192)) == result.metrics
+    assert (served.step, served.samples) == (result.step, result.samples)
+    loaded = load_trained(run)
+    assert served.collection.allocated_bytes <= loaded.collection.allocated_bytes
+    whole = export(open_checkpoint(run), tmp_path / "whole", whole_rows=True)
+    with pytest.raises(CheckpointError, match="are whole, those of its model in 3 chunks"):
+        load_trained(whole.path)
+    some = export(open_checkpoint(run), tmp_path / "some", tables=["user"])
+    with pytest.raises(CheckpointError, match="lacks table 'item'"):
+        load_trained(some.path)
 
 
 def test_the_log_and_the_summary_tell_what_was_kept(straight):

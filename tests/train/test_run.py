@@ -12,10 +12,12 @@ from test_trainer import state_bytes
 
 from click_logs import click_log
 from rowhaul.checkpoint import latest_checkpoint
+from rowhaul.checkpoint.opening import open_checkpoint
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ConfigError, DataError
 from rowhaul.train import TrainConfig, load_trained, train_run
 from rowhaul.train.config import ModelConfig, OptimizerConfig, RateSchedule
+from rowhaul.train.exporting import export
 
 CONFIG = TrainConfig(
     model=ModelConfig(embedding_dim=4, options={"dropout": 0.2}),
@@ -198,3 +200,14 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, finished, log_schema
 def test_a_folder_that_is_no_run_is_explained(tmp_path):
     with pytest.raises(CheckpointError, match="is no training run"):
         load_trained(tmp_path)
+
+
+def test_an_export_serves_the_same_scores_as_its_run(finished, log_schema, log_folder, tmp_path):
+    made = export(open_checkpoint(finished), tmp_path / "x", format="safetensors")
+    stream = SampleStream(log_folder / "test", log_schema, 8192)
+    assert load_trained(made.path).evaluate(stream) == load_trained(finished).evaluate(stream)
+    bare = next((finished / "checkpoints").iterdir())
+    shutil.copytree(bare, tmp_path / "bare")
+    made = export(open_checkpoint(tmp_path / "bare"), tmp_path / "y")
+    with pytest.raises(CheckpointError, match="says nothing of the model that its tables are of"):
+        load_trained(made.path)

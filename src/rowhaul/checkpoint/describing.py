@@ -6,6 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import safetensors
+
+from rowhaul.checkpoint.layout import TableEntry
+from rowhaul.checkpoint.pruned import FACT
 from rowhaul.checkpoint.reader import CheckpointReader
 from rowhaul.errors import CheckpointError
 
@@ -26,6 +30,9 @@ class TableContents:
     dtype: str
     bytes: int
     files: int
+    chunks: int | None = None  # that a row is cut into; None: rows are whole
+    chunks_there: int | None = None  # of all rows together; None: not known, a file is damaged
+    columns: int | None = None  # of a row that are stored, where there is any
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class Contents:
 
 
 def describe(reader: CheckpointReader) -> Contents:
-    """Read off the manifest, no file is opened."""
+    """Read off the manifest; of files only the headers of pruned rows are looked at."""
     sizes, facts = reader.file_bytes, reader.facts
     cluster = facts.get("cluster")
     return Contents(
@@ -64,6 +71,7 @@ def describe(reader: CheckpointReader) -> Contents:
                 table.dtype,
                 sum(sizes[name] for name in table.files),
                 len(table.files),
+                *_chunks(reader, table),
             )
             for table in reader.tables.values()
         ),
@@ -73,6 +81,21 @@ def describe(reader: CheckpointReader) -> Contents:
         bytes=sum(sizes.values()),
         files=len(sizes),
     )
+
+
+def _chunks(reader: CheckpointReader, table: TableEntry) -> tuple[int | None, int | None, int | None]:
+    """Chunks of a row, chunks that there are, and columns that are stored; nothing where rows are whole."""
+    if reader.facts.get(FACT) is None:
+        return None, None, None
+    there, columns = 0, None
+    for name in table.files:
+        try:
+            with safetensors.safe_open(reader.path / name, framework="numpy") as file:
+                there += int(file.get_slice("chunks").get_shape()[0])
+                columns = int(file.get_slice("columns").get_shape()[0])
+        except (OSError, safetensors.SafetensorError):  # --verify says what is wrong with it
+            return int(reader.facts[FACT]["chunks"]), None, columns
+    return int(reader.facts[FACT]["chunks"]), there, columns
 
 
 def damaged_files(reader: CheckpointReader, progress: Progress = lambda done, total: None) -> dict[str, str]:

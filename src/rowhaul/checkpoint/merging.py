@@ -7,14 +7,16 @@ a few files, however large the checkpoints are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rowhaul.checkpoint.compatible import check_compatible, joined_key_kinds
+from rowhaul.checkpoint.pruned import FACT, kept_rows
 from rowhaul.checkpoint.reader import CheckpointReader
 from rowhaul.checkpoint.shard import Block
 from rowhaul.checkpoint.writer import CheckpointWriter
@@ -38,6 +40,7 @@ class MergedTable:
     replaced: int  # rows of earlier checkpoints that a later one has, too
     files: int
     files_before: int
+    dropped: int = 0  # rows that held nothing, and that there was no room for
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Merged:
     path: Path
     tables: tuple[MergedTable, ...]
     dense_from: Path | None  # whose dense weights, optimizer and counters it has
+    chunks_dropped: int = 0  # of pruned rows: the least useful ones, that there was no room for
 
 
 def merge(
@@ -66,41 +70,58 @@ def merge(
         CheckpointError: the checkpoints do not go together, or one is damaged; nothing is written.
     """
     tables = check_compatible(sources)
-    with_dense = [reader for reader in sources if reader.groups]
-    main = with_dense[-1] if with_dense else sources[-1]
-    count = _Counter(2 * sum(one.num_rows for reader in sources for one in reader.tables.values()), progress)
+    if FACT in sources[0].facts:
+        raise CheckpointError(f"{sources[0].path} is pruned; merge it with rowhaul.train.merging.merge")
+    count = Counter.of_rows(sources, progress)
     counts: dict[str, list[int]] = {}
     with CheckpointWriter(to) as writer:
-        writer.facts = {name: fact for name, fact in main.facts.items() if name != "cluster"}
-        if kinds := joined_key_kinds(sources):
-            writer.facts["key_kinds"] = kinds
-        for group in main.groups:
-            writer.tensors(group, main.tensors(group))
+        write_dense(writer, sources)
         for table in tables:
-            merging = _TableMerge(sources, table.name, count, keys_in_memory)
+            merging = TableMerge(sources, table.name, count, keys_in_memory)
             writer.table(table.name, merging.blocks(), table.dim, table.state_width, table.dtype)
             counts[table.name] = merging.rows_from
-    return _result(sources, CheckpointReader(to), counts, main.path if with_dense else None)
+    return merged_result(sources, CheckpointReader(to), counts)
 
 
-class _Counter:
+def main_source(sources: Sequence[CheckpointReader]) -> CheckpointReader:
+    """The one whose facts, and dense weights if any has them, a merged checkpoint gets."""
+    return next((one for one in reversed(sources) if one.groups), sources[-1])
+
+
+def write_dense(writer: CheckpointWriter, sources: Sequence[CheckpointReader]) -> None:
+    """Write all but the rows, and what only the cluster that saved could use."""
+    main = main_source(sources)
+    writer.facts = {name: fact for name, fact in main.facts.items() if name != "cluster"}
+    if kinds := joined_key_kinds(sources):
+        writer.facts["key_kinds"] = kinds
+    for group in main.groups:
+        writer.tensors(group, main.tensors(group))
+
+
+class Counter:
     """Counts up and tells."""
+
+    @classmethod
+    def of_rows(cls, sources: Sequence[CheckpointReader], progress: Progress) -> Counter:
+        """One for all rows, each counted twice."""
+        return cls(2 * sum(one.num_rows for reader in sources for one in reader.tables.values()), progress)
 
     def __init__(self, total: int, progress: Progress) -> None:
         self._done, self._total, self._progress = 0, total, progress
 
     def add(self, count: int) -> None:
+        """So many more are done."""
         self._done += count
         self._progress(self._done, self._total)
 
 
-class _TableMerge:
+class TableMerge:
     """The rows of one table: which stay, then the rows themselves."""
 
     def __init__(
-        self, sources: Sequence[CheckpointReader], table: str, count: _Counter, keys_in_memory: int
+        self, sources: Sequence[CheckpointReader], table: str, count: Counter, keys_in_memory: int
     ) -> None:
-        self._table, self._count = table, count
+        self.table, self._count = table, count
         self._holders = [(number, one) for number, one in enumerate(sources) if table in one.tables]
         self.rows_from = [0] * len(sources)
         num_rows = sum(one.tables[table].num_rows for _, one in self._holders)
@@ -108,27 +129,48 @@ class _TableMerge:
         # One bit a row, by checkpoint and file; set where another, later, checkpoint has the row.
         self._replaced: dict[tuple[int, int], Bits] = {}
 
-    def blocks(self) -> Iterator[Block]:
-        """The rows that stay."""
+    def compare(self) -> None:
+        """Find out which rows stay."""
         for part in range(1 << self._part_bits):
             self._compare(part)
+
+    def blocks(self) -> Iterator[Block]:
+        """The rows that stay."""
+        self.compare()
         for number, reader in self._holders:
-            for file, (keys, records) in enumerate(reader.rows(self._table)):
-                replaced = self._replaced.get((number, file))
-                num_read = len(keys)
-                if replaced is not None:
-                    stays = np.flatnonzero(np.unpackbits(replaced, count=num_read) == 0)
-                    keys, records = keys[stays], records[stays]
-                self.rows_from[number] += len(keys)
-                yield keys, records
-                self._count.add(num_read)
+            for file, (keys, records) in enumerate(reader.rows(self.table)):
+                stays = self.stays(number, file, len(keys))
+                self.rows_from[number] += int(stays.sum())
+                yield keys[stays], records[stays]
+                self._count.add(len(keys))
+
+    def pruned_blocks(self) -> Iterator[tuple[int, int, dict[str, npt.NDArray[Any]]]]:
+        """Whose rows were read, how many, and those that stay, as pruned ones; `compare` first."""
+        for number, reader in self._holders:
+            for file, parts in enumerate(reader.pruned_rows(self.table)):
+                num_read = len(parts["keys"])
+                yield number, num_read, kept_rows(parts, self.stays(number, file, num_read))
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that stay; `compare` first."""
+        given = sum(one.tables[self.table].num_rows for _, one in self._holders)
+        return given - sum(int(np.unpackbits(bits).sum()) for bits in self._replaced.values())
+
+    def stays(self, number: int, file: int, num_rows: int) -> npt.NDArray[np.bool_]:
+        """Which rows of a checkpoint's file no later one has."""
+        replaced = self._replaced.get((number, file))
+        if replaced is None:
+            return np.ones(num_rows, np.bool_)
+        stays: npt.NDArray[np.bool_] = np.unpackbits(replaced, count=num_rows) == 0
+        return stays
 
     def _compare(self, part: int) -> None:
         """Find the rows of one part of the hash space that a later checkpoint has, too."""
         seen = np.empty(0, np.int64)  # sorted, of later checkpoints
         for number, reader in reversed(self._holders):
             held: list[Int64s] = [np.empty(0, np.int64)]
-            for file, keys in enumerate(reader.keys(self._table)):
+            for file, keys in enumerate(reader.keys(self.table)):
                 places = np.flatnonzero(_part_of(keys, self._part_bits) == part)
                 held.append(keys[places])
                 taken = places[np.isin(held[-1], seen)]
@@ -139,7 +181,7 @@ class _TableMerge:
             distinct, times = np.unique(np.concatenate(held), return_counts=True)
             if (times > 1).any():
                 raise CheckpointError(
-                    f"{reader.path}: table {self._table!r} holds the key {int(distinct[times > 1][0])} more "
+                    f"{reader.path}: table {self.table!r} holds the key {int(distinct[times > 1][0])} more "
                     "than once, so the checkpoint is damaged; use another one"
                 )
             seen = np.union1d(seen, distinct)
@@ -159,12 +201,14 @@ def _part_of(keys: Int64s, bits: int) -> npt.NDArray[np.uint64]:
     return parts
 
 
-def _result(
+def merged_result(
     sources: Sequence[CheckpointReader],
     made: CheckpointReader,
-    counts: dict[str, list[int]],
-    dense_from: Path | None,
+    counts: Mapping[str, Sequence[int]],
+    dropped: Mapping[str, int] | None = None,
 ) -> Merged:
+    """What became of the tables, given how many rows came from which, and how many there was no room for."""
+    main, lost = main_source(sources), dropped or {}
     tables = []
     for table in made.tables.values():
         before = [entry for reader in sources if (entry := reader.tables.get(table.name)) is not None]
@@ -173,9 +217,10 @@ def _result(
                 name=table.name,
                 rows=table.num_rows,
                 rows_from=tuple(counts[table.name]),
-                replaced=sum(entry.num_rows for entry in before) - table.num_rows,
+                replaced=sum(entry.num_rows for entry in before) - table.num_rows - lost.get(table.name, 0),
                 files=len(table.files),
                 files_before=sum(len(entry.files) for entry in before),
+                dropped=lost.get(table.name, 0),
             )
         )
-    return Merged(made.path, tuple(tables), dense_from)
+    return Merged(made.path, tuple(tables), main.path if main.groups else None)

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,19 @@ from rowhaul.errors import CheckpointError
 
 BLOCK_ROWS = 1 << 16
 
+Parts = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
+OneBlock = TypeVar("OneBlock", contravariant=True)
+
+
+class FileLayout(Protocol[OneBlock]):
+    """What a file holds: arrays of known shapes, filled from blocks of rows."""
+
+    def parts(self) -> Parts:
+        """Type and shape of each array, as it is when all blocks are written."""
+
+    def pieces(self, blocks: Iterable[OneBlock]) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """What is to be added to the end of the arrays, piece by piece."""
+
 
 @dataclass(frozen=True)
 class RowLayout:
@@ -35,10 +48,10 @@ class RowLayout:
     state_width: int  # 0: without state
     dtype: str
 
-    def parts(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    def parts(self) -> Parts:
         """Type and shape of each array of the table."""
         dtype = np.dtype(self.dtype)
-        parts: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
+        parts: Parts = {
             "keys": (np.dtype(np.int64), (self.num_rows,)),
             "values": (dtype, (self.num_rows, self.dim)),
         }
@@ -54,20 +67,24 @@ class RowLayout:
             arrays["state"] = records[:, self.dim : self.dim + self.state_width]
         return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
+    def pieces(self, blocks: Iterable[Block]) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """The arrays of every block."""
+        return map(self.split, blocks)
+
     def join(self, arrays: dict[str, npt.NDArray[Any]]) -> Block:
         """The inverse of `split`."""
         columns = [arrays["values"]] + ([arrays["state"]] if self.state_width else [])
         return arrays["keys"], np.concatenate(columns, axis=1)
 
 
-def write_safetensors(path: Path, layout: RowLayout, blocks: Iterable[Block]) -> None:
+def write_safetensors(path: Path, layout: FileLayout[OneBlock], blocks: Iterable[OneBlock]) -> None:
     """Write rows as one safetensors file."""
     # The format's own library wants whole tensors; the sizes are known, so rows can go to their places.
     header: dict[str, Any] = {}
     begins, end = {}, 0
     for name, (dtype, shape) in layout.parts().items():
         size = int(np.prod(shape)) * dtype.itemsize
-        kind = {"i": "I", "f": "F"}[dtype.kind] + str(8 * dtype.itemsize)
+        kind = {"i": "I", "u": "U", "f": "F"}[dtype.kind] + str(8 * dtype.itemsize)
         header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [end, end + size]}
         begins[name], end = end, end + size
     text = json.dumps(header).encode()
@@ -75,8 +92,8 @@ def write_safetensors(path: Path, layout: RowLayout, blocks: Iterable[Block]) ->
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         places = {name: 8 + len(text) + begin for name, begin in begins.items()}
-        for block in blocks:
-            for name, array in layout.split(block).items():
+        for piece in layout.pieces(blocks):
+            for name, array in piece.items():
                 file.seek(places[name])
                 file.write(array.data)
                 places[name] += array.nbytes
@@ -91,7 +108,7 @@ def read_safetensors(path: Path, layout: RowLayout) -> Iterator[Block]:
             yield layout.join({name: one[first:last] for name, one in slices.items()})
 
 
-def write_npz(path: Path, layout: RowLayout, blocks: Iterable[Block]) -> None:
+def write_npz(path: Path, layout: FileLayout[OneBlock], blocks: Iterable[OneBlock]) -> None:
     """Write rows as an uncompressed ``.npz``, which `numpy.load` opens."""
     # The members of an archive lie one after the other, so each grows in a file of its own first.
     members = {name: path.with_name(f"{path.name}.{name}") for name in layout.parts()}
@@ -100,8 +117,8 @@ def write_npz(path: Path, layout: RowLayout, blocks: Iterable[Block]) -> None:
         for name, (dtype, shape) in layout.parts().items():
             header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(files[name], header)
-        for block in blocks:
-            for name, array in layout.split(block).items():
+        for piece in layout.pieces(blocks):
+            for name, array in piece.items():
                 files[name].write(array.data)
     finally:
         for file in files.values():
@@ -117,22 +134,24 @@ def read_npz(path: Path, layout: RowLayout) -> Iterator[Block]:
     with zipfile.ZipFile(path) as archive:
         files = {name: archive.open(f"{name}.npy") for name in layout.parts()}
         try:
-            kinds = {name: _npy_kind(file) for name, file in files.items()}
+            kinds = {name: npy_kind(file) for name, file in files.items()}
             for first in range(0, layout.num_rows, BLOCK_ROWS):
                 count = min(BLOCK_ROWS, layout.num_rows - first)
-                yield layout.join({name: _read_rows(files[name], *kinds[name], count) for name in files})
+                yield layout.join({name: read_npy(files[name], *kinds[name], count) for name in files})
         finally:
             for file in files.values():
                 file.close()
 
 
-def _npy_kind(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def npy_kind(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Type and shape of an array of NumPy's format, which is read up to its first element."""
     np.lib.format.read_magic(file)
     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
     return dtype, shape
 
 
-def _read_rows(file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...], count: int) -> npt.NDArray[Any]:
+def read_npy(file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...], count: int) -> npt.NDArray[Any]:
+    """The next ``count`` rows of such an array."""
     size = count * int(np.prod(shape[1:])) * dtype.itemsize
     return np.frombuffer(file.read(size), dtype).reshape(-1, *shape[1:])
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+FACT = "pruning"  # of a checkpoint's facts: how its rows were pruned; absent where they were not
 
 
 def is_pruned(parts: Arrays) -> bool:
@@ -30,6 +31,13 @@ def whole_rows(parts: Arrays, dim: int) -> npt.NDArray[Any]:
         columns = parts["columns"][starts[place] : starts[place + 1]]
         rows[row_of_chunk[some][:, None], columns] = chunks[some, : len(columns)]
     return rows
+
+
+def kept_rows(parts: Arrays, rows: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[Any]]:
+    """Some rows of a file, with their chunks."""
+    chunks = np.repeat(rows, parts["present"].sum(axis=1))
+    kept = {name: parts[name][rows] for name in ("keys", "present", "utilities", "touched")}
+    return {**kept, "chunks": parts["chunks"][chunks]}
 
 
 def joined(blocks: Iterable[Arrays], file_bytes: int) -> Iterator[dict[str, npt.NDArray[Any]]]:

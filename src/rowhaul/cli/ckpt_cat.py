@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from rowhaul.checkpoint import CheckpointReader
+    from rowhaul.checkpoint.finding import FoundRow
     from rowhaul.cli.ckpt_keys import Reading
 
 EXIT_ABSENT = 1  # as grep
@@ -57,14 +58,17 @@ class Hit(NamedTuple):
 
     table: str
     reading: Reading
-    values: Any
-    state: Any
+    row: FoundRow
 
     def to_dict(self, with_state: bool) -> dict[str, Any]:
         """For JSON."""
         row = {"id": self.reading.typed, "ids": self.reading.kind, "key": self.reading.key}
-        vectors = {"values": self.values.tolist()} | ({"state": self.state.tolist()} if with_state else {})
-        return {"table": self.table, **row, **vectors}
+        found = self.row
+        vectors = {"values": found.values.tolist()} | ({"state": found.state.tolist()} if with_state else {})
+        chunks = {}
+        if found.is_pruned:
+            chunks = {"present": found.present, "columns": found.columns, "utilities": found.utilities}
+        return {"table": self.table, **row, **vectors, **chunks}
 
 
 class Found(NamedTuple):
@@ -101,13 +105,11 @@ class _Search:
                     asked = meant(typed, self._ids[name], self._raw)
                     for reading in readings(typed):
                         if reading.key in records:
-                            dim = self._reader.tables[name].dim
-                            record = records[reading.key]
-                            hit = Hit(name, reading, record[:dim], record[dim:])
+                            hit = Hit(name, reading, records[reading.key])
                             (found.hits if reading in asked else found.near).append(hit)
         return found
 
-    def _find(self, table: str, progress: Any) -> dict[int, Any]:
+    def _find(self, table: str, progress: Any) -> dict[int, FoundRow]:
         from rowhaul.checkpoint.finding import find_rows
         from rowhaul.cli.ckpt_keys import readings
 
@@ -126,9 +128,11 @@ def _print(
     for hit in found.hits:
         key = f"key {hit.reading.key}"
         say(f"{hit.table}: {hit.reading} ({key})" if hit.reading.kind == "text" else f"{hit.table}: {key}")
-        say(f"  values {_numbers(hit.values)}")
+        say(f"  values {_values(hit.row)}")
+        if hit.row.is_pruned:
+            say(f"  chunks {_chunks(hit.row)}")
         if with_state:
-            say(f"  state  {_numbers(hit.state)}")
+            say(f"  state  {_numbers(hit.row.state)}")
     others = [name for name in tables if name not in searched]
     not_searched = f" (without --table also: {', '.join(others)})" if others else ""
     for typed in absent:
@@ -142,6 +146,21 @@ def _explained(hit: Hit) -> str:
     if hit.reading.kind == "integer":
         return "it was trained on text ids, so that is a stored key; to see it, add --raw"
     return "it was trained on integer ids, so this may be another id's"
+
+
+def _values(row: FoundRow) -> str:
+    """The values, and a dot where one was pruned."""
+    return " ".join(
+        f"{value:.6g}" if row.has(column) else "·" for column, value in enumerate(row.values.tolist())
+    )
+
+
+def _chunks(row: FoundRow) -> str:
+    """Which chunks of a row there are, and how useful all of them were."""
+    there = [str(number) for number, is_there in enumerate(row.present) if is_there]
+    what = f"{len(there)} of {len(row.present)} there{': ' if there else ''}{', '.join(there)}"
+    rest = "; what is pruned (·) reads as zeros" if len(there) < len(row.present) else ""
+    return f"{what}{rest}; utilities {' '.join(f'{one:.3g}' for one in row.utilities)}"
 
 
 def _numbers(array: Any) -> str:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
     from rowhaul.checkpoint import CheckpointReader
-    from rowhaul.checkpoint.describing import Contents
+    from rowhaul.checkpoint.describing import Contents, TableContents
 
 EXIT_DAMAGED = 2
 
@@ -63,6 +65,8 @@ def _print(contents: Contents, others: list[str], damaged: dict[str, str] | None
     facts += [f"{contents.samples:,} samples"] if contents.samples is not None else []
     facts += [f"model {contents.model}"] if contents.model else []
     facts += [f"rows by {contents.row_optimizer}"] if contents.row_optimizer else []
+    cut = {one.chunks for one in contents.tables if one.chunks is not None}
+    facts += [f"pruned, {max(cut)} chunks a row"] if cut else []
     say(contents.path)
     say("; ".join([*facts, f"{bytes_text(contents.bytes)} in {counted(contents.files, 'file')}"]) + "\n")
     console.print(_tables(contents), highlight=False)
@@ -84,15 +88,37 @@ def _print(contents: Contents, others: list[str], damaged: dict[str, str] | None
         say(f"\nverified: all {counted(contents.files, 'file')} agree with their checksums")
 
 
+def _held(table: TableContents) -> tuple[str, str, str]:
+    """Columns that are stored, chunks that there are, and which share of all chunks of these rows."""
+    columns = "-" if table.columns is None else str(table.columns)
+    if table.chunks_there is None or table.chunks is None:
+        return columns, "?", "?"
+    share = table.chunks_there / max(table.rows * table.chunks, 1)
+    return columns, f"{table.chunks_there:,}", f"{share:.1%}"
+
+
+def _whole(tables: Sequence[TableContents]) -> tuple[str, str, str]:
+    there = [one.chunks_there for one in tables]
+    known = [one for one in there if one is not None]
+    if len(known) < len(there):
+        return "", "?", "?"
+    total = sum(one.rows * (one.chunks or 0) for one in tables)
+    return "", f"{sum(known):,}", f"{sum(known) / max(total, 1):.1%}"
+
+
 def _tables(contents: Contents) -> RenderableType:
     from rowhaul.cli.size_text import bytes_text, plain_table
 
-    table = plain_table("table", "rows", "dim", "state", "type", "size", "files")
+    is_pruned = any(one.chunks is not None for one in contents.tables)
+    kinds = ("columns", "chunks there", "of all") if is_pruned else ("state",)
+    table = plain_table("table", "rows", "dim", *kinds, "type", "size", "files")
     for one in contents.tables:
-        numbers = (f"{one.rows:,}", str(one.dim), str(one.state_width), one.dtype)
+        kind = _held(one) if is_pruned else (str(one.state_width),)
+        numbers = (f"{one.rows:,}", str(one.dim), *kind, one.dtype)
         table.add_row(one.name, *numbers, bytes_text(one.bytes), f"{one.files:,}")
     if len(contents.tables) > 1:
         rows, size = sum(one.rows for one in contents.tables), sum(one.bytes for one in contents.tables)
         files = sum(one.files for one in contents.tables)
-        table.add_row("all", f"{rows:,}", "", "", "", bytes_text(size), f"{files:,}", style="bold")
+        whole = _whole(contents.tables) if is_pruned else ("",)
+        table.add_row("all", f"{rows:,}", "", *whole, "", bytes_text(size), f"{files:,}", style="bold")
     return table

@@ -8,7 +8,7 @@ import typer
 
 
 def evaluate(
-    run: Path = typer.Argument(..., help="The --out of a `train`, or one of its checkpoints."),
+    run: Path = typer.Argument(..., help="The --out of a `train`, one of its checkpoints, or an export."),
     data: list[str] = typer.Option(..., "--data", help="Parquet files, a folder or a glob; repeatable."),
     batch_size: int = typer.Option(8192, help="Samples scored at a time."),
     on_unknown: str | None = typer.Option(None, help="Keys never trained read as: init, default or error."),
@@ -41,7 +41,7 @@ def evaluate(
 
 
 def predict(
-    run: Path = typer.Argument(..., help="The --out of a `train`, or one of its checkpoints."),
+    run: Path = typer.Argument(..., help="The --out of a `train`, one of its checkpoints, or an export."),
     data: list[str] = typer.Option(..., "--data", help="Parquet files, a folder or a glob; repeatable."),
     out: Path = typer.Option(..., "--out", help="Parquet file of scores to write, in the order of the data."),
     keep: str = typer.Option("", help="Columns of the data to copy beside the scores, comma-separated."),

@@ -13,8 +13,14 @@ def export(
     format: str = typer.Option("parquet", "--format", help="Of the tables: parquet, safetensors or npz."),
     table: list[str] = typer.Option([], "--table", help="Export this table only; repeatable."),
     state: bool = typer.Option(False, "--state", help="With the optimizer's state of every row."),
+    whole: bool = typer.Option(
+        False, "--whole", help="Pruned rows with zeros where pruned, instead of what there is alone."
+    ),
 ) -> None:
-    """Write tables as keys and vectors, and dense weights as safetensors; all is read back and compared."""
+    """Write tables as keys and vectors, and dense weights as safetensors; all is read back and compared.
+
+    Of pruned rows the chunks that there are. `rowhaul evaluate` and `predict` take the folder like a run.
+    """
     from rowhaul.checkpoint.opening import open_checkpoint
     from rowhaul.cli.progress import console, counting_bar, told_when_interrupted
     from rowhaul.cli.size_text import bytes_text, counted, plain_table
@@ -29,13 +35,26 @@ def export(
             format=format,
             tables=table,
             with_state=state,
+            whole_rows=whole,
             progress=lambda done, total: bar.update(task, completed=done // 2, total=total // 2),
         )
-    shown = plain_table("table", "rows", "dim", "state", "type", "size", "file")
+    is_pruned = any(one.pruned for one in made.tables)
+    held = ("values there",) if is_pruned else ()
+    shown = plain_table("table", "rows", "dim", *held, "state", "type", "size", "file")
     for one in made.tables:
-        numbers = (f"{one.num_rows:,}", str(one.dim), str(one.state_width), one.dtype, bytes_text(one.bytes))
-        shown.add_row(one.name, *numbers, one.file)
+        there = (f"{one.pruned.num_values / max(one.num_rows * one.dim, 1):.1%}",) if one.pruned else ()
+        numbers = (str(one.state_width), one.dtype, bytes_text(one.bytes))
+        shown.add_row(one.name, f"{one.num_rows:,}", str(one.dim), *there, *numbers, one.file)
     console.print(shown, highlight=False)
+    left_out = sum(one.pruned.rows_left_out for one in made.tables if one.pruned)
+    if left_out:
+        console.print(
+            f"{counted(left_out, 'row')} more hold nothing and were left out: they read as zeros, like any "
+            "key that is not there.",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
     dense = f" and {counted(len(made.dense), 'dense weight')}" if made.dense else ""
     console.print(
         f"Exported {reader.path} to {to}: {counted(len(made.tables), 'table')}{dense}, read back and equal "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from rowhaul.data.samples import Samples
     from rowhaul.data.schema import Schema
     from rowhaul.train import TrainConfig
     from rowhaul.train.sizing import Run
@@ -37,6 +38,16 @@ def size(
     stores: int | None = typer.Option(None, help="Ranks that only hold rows."),
     colocated: bool | None = typer.Option(None, "--colocated", help="Workers store the rows themselves."),
     cache: str | None = typer.Option(None, help="What a worker may hold: rows, or bytes such as 512MiB."),
+    hot: str | None = typer.Option(
+        None, "--hot", help="Hot rows that every worker holds, or auto: as many as it may choose."
+    ),
+    prune: str | None = typer.Option(None, "--prune", help="Prune this share of the values, such as 90%."),
+    memory_budget: str | None = typer.Option(
+        None, "--memory-budget", help="Prune to this much memory for rows, such as 2GiB."
+    ),
+    admit_after: int | None = typer.Option(None, help="Sightings with which a row is admitted."),
+    ttl: int | None = typer.Option(None, help="Iterations after which a row that is not named is forgotten."),
+    max_rows: int | None = typer.Option(None, help="Rows that a table may hold."),
     machines: int = typer.Option(1, help="How many machines the ranks are spread over."),
     memory: str | None = typer.Option(
         None, help="Memory of a machine, such as 16GiB; default: what this one has."
@@ -50,7 +61,8 @@ def size(
     flags = {
         "model": model, "embedding_dim": embedding_dim, "row_optimizer": row_optimizer,
         "batch_size": batch_size, "workers": workers, "stores": stores, "colocated": colocated,
-        "cache": cache,
+        "cache": cache, "hot": hot, "prune": prune, "memory_budget": memory_budget,
+        "admit_after": admit_after, "ttl": ttl, "max_rows": max_rows,
     }  # fmt: skip
     from rowhaul.cli.size_report import print_json, print_report
     from rowhaul.cli.train import read_config
@@ -65,6 +77,7 @@ def size(
     found = find_schema(data, schema, columns, require_label=False)
     counts = _count(data, found, run_config, sample, as_json)
     run, model_of = describe_run(run_config, found, data, counts, machines)
+    run.check()
     estimate = run.estimate()
     fits = estimate.needed <= available
     ways = [] if fits else list(suggestions(run, available, model_of))
@@ -131,13 +144,16 @@ def describe_run(
     import gc
     from dataclasses import replace
 
+    import numpy as np
     import psutil
 
     from rowhaul.data.stream import SampleStream
     from rowhaul.train.sizing import Run
     from rowhaul.train.sizing_model import TRIED_SAMPLES, measure_model
 
-    samples = next(iter(SampleStream(data, schema, TRIED_SAMPLES, limit=TRIED_SAMPLES, require_label=False)))
+    size = max(config.batch_size, TRIED_SAMPLES)
+    batch = next(iter(SampleStream(data, schema, size, limit=size, require_label=False)))
+    samples = batch.take(np.arange(min(TRIED_SAMPLES, len(batch))))
 
     def model_of(dim: int) -> ModelSize:
         return measure_model(replace(config, model=replace(config.model, embedding_dim=dim)), schema, samples)
@@ -145,5 +161,28 @@ def describe_run(
     model = model_of(config.model.embedding_dim)
     gc.collect()
     process = int(psutil.Process().memory_info().rss)
-    run = Run(config, schema, counts.rows, counts.ids_per_sample, model, process, machines)
+    run = Run(
+        config,
+        schema,
+        counts.rows,
+        counts.ids_per_sample,
+        model,
+        process,
+        machines,
+        counts.table_ids_per_sample,
+        counts.samples,
+        _distinct_rows(batch.take(np.arange(min(config.batch_size, len(batch)))), schema),
+    )
     return run, model_of
+
+
+def _distinct_rows(batch: Samples, schema: Schema) -> int:
+    """How many different rows a batch reads."""
+    import numpy as np
+
+    ends = np.cumsum(batch.lengths.sum(axis=1, dtype=np.int64))
+    keys = dict(zip(batch.features, np.split(batch.values, ends[:-1]), strict=True))
+    return sum(
+        len(np.unique(np.concatenate([keys[name] for name in features])))
+        for features in schema.tables.values()
+    )

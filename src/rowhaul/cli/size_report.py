@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rowhaul.train.sizing import RankSize, Run, SizeEstimate
+    from rowhaul.train.sizing import Run, SizeEstimate
     from rowhaul.train.sizing_count import RowCounts
     from rowhaul.train.sizing_fit import Suggestion
+    from rowhaul.train.sizing_ranks import RankSize
 
 _NO_WAY = (
     "No single change would do: take machines with more memory, or combine a smaller embedding_dim, a row "
@@ -40,8 +41,16 @@ def print_json(
         ],
         "samples": {"trained": counts.samples, "read": counts.read, "extrapolated": counts.is_sample},
         "standard_error_of_rows": ERROR,
+        "rows_seen": dict(run.rows),
         "suggestions": [asdict(way) for way in ways],
     }
+    if run.pruned is not None:
+        without = run.unpruned.estimate()
+        found["without_pruning"] = {
+            "needed": without.needed,
+            "tables": [{**asdict(table), "total": table.total} for table in without.tables],
+            "ranks": [{**asdict(rank), "total": rank.total} for rank in without.ranks],
+        }
     typer.echo(json.dumps(found))
 
 
@@ -55,9 +64,13 @@ def print_report(
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    console.print(_tables(estimate), highlight=False)
-    say(f"\n{_how_counted(counts)}\n")
-    console.print(_ranks(estimate), highlight=False)
+    without = run.unpruned.estimate() if run.pruned is not None else None
+    console.print(_tables(estimate, without), highlight=False)
+    say(f"\n{_how_counted(counts)}")
+    for line in _what_is_kept(run):
+        say(line)
+    say("")
+    console.print(_ranks(estimate, without), highlight=False)
     where = "It needs" if len(estimate.machines) == 1 else "The fullest machine needs"
     has = f"{bytes_text(estimate.needed)} of {bytes_text(memory)}"
     if estimate.needed <= memory:
@@ -68,18 +81,42 @@ def print_report(
         say(f"  {way.text} ({bytes_text(way.needed)})")
 
 
-def _tables(estimate: SizeEstimate) -> Table:
+def _tables(estimate: SizeEstimate, without: SizeEstimate | None) -> Table:
+    """A line for each table; beside it what it would take unpruned, where that is another."""
     from rowhaul.cli.size_text import bytes_text, plain_table
 
-    table = plain_table("table", "rows", "dim", "values", "state", "index", "all")
-    for one in estimate.tables:
-        sizes = [bytes_text(count) for count in (one.values, one.state, one.index, one.total)]
-        table.add_row(one.name, f"{one.rows:,}", str(one.dim), *sizes)
+    more = ("unpruned",) if without is not None else ()
+    table = plain_table("table", "rows", "dim", "values", "state", "index", "all", *more)
+    unpruned = without.tables if without is not None else ()
+    for number, one in enumerate(estimate.tables):
+        sizes = [one.values, one.state, one.index, one.total, *(two.total for two in unpruned[number:][:1])]
+        table.add_row(one.name, f"{one.rows:,}", str(one.dim), *map(bytes_text, sizes))
     if len(estimate.tables) > 1:
         names = ("values", "state", "index", "total")
-        sums = [bytes_text(sum(getattr(one, name) for one in estimate.tables)) for name in names]
-        table.add_row("all", f"{sum(one.rows for one in estimate.tables):,}", "", *sums, style="bold")
+        sums = [sum(getattr(one, name) for one in estimate.tables) for name in names]
+        sums += [sum(one.total for one in unpruned)] if unpruned else []
+        rows = f"{sum(one.rows for one in estimate.tables):,}"
+        table.add_row("all", rows, "", *map(bytes_text, sums), style="bold")
     return table
+
+
+def _what_is_kept(run: Run) -> list[str]:
+    """What pruning, policies and hot rows make of the rows, a sentence each."""
+    lines = []
+    if run.pruned is not None:
+        held = run.pruned.held(sum(one.rows for one in run.kept.values()))
+        columns = run.pruned.settings.num_columns(run.pruned.dim)
+        fewer = f", with {columns} of {run.pruned.dim} columns after the cold start" if columns else ""
+        lines.append(
+            f"Pruned: at most {held.num_chunks:,} chunks in {held.num_entries:,} rows, {held.chunks_of_row} "
+            f"to a row{fewer}; by table in proportion to its rows, since training decides."
+        )
+    for name, one in run.kept.items():
+        if one.why:
+            lines.append(f"{name}: at most {one.rows:,} of {one.of:,} rows: {one.why}.")
+    if run.config.cluster.workers and run.config.cluster.hot_is_auto:
+        lines.append("Hot rows: as many as may be chosen, half of what the cache holds.")
+    return lines
 
 
 def _how_counted(counts: RowCounts) -> str:
@@ -95,7 +132,7 @@ def _how_counted(counts: RowCounts) -> str:
     )
 
 
-def _ranks(estimate: SizeEstimate) -> Table:
+def _ranks(estimate: SizeEstimate, without: SizeEstimate | None) -> Table:
     """A column for each kind of rank, ranks that need the same together."""
     from rowhaul.cli.size_text import bytes_text, plain_table
 
@@ -109,6 +146,9 @@ def _ranks(estimate: SizeEstimate) -> Table:
         cells = [group[0].parts.get(name) for group in groups]
         table.add_row(name, *("-" if cell is None else bytes_text(cell) for cell in cells))
     table.add_row("all", *(bytes_text(group[0].total) for group in groups), style="bold")
+    if without is not None:
+        totals = (without.ranks[group[0].rank].total for group in groups)
+        table.add_row("unpruned", *map(bytes_text, totals))
     return table
 
 

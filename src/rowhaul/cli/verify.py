@@ -18,6 +18,8 @@ from rowhaul.errors import ConfigError
 if TYPE_CHECKING:
     from rowhaul.data.schema import Schema
     from rowhaul.train import TrainConfig
+    from rowhaul.train.distributed.comparison_pruned import PrunedTrained
+    from rowhaul.train.distributed.verify import Recorded
 
 _WORKERS, _PRECISION = 2, "float64"
 _NOT_EXACT = 1  # exit code
@@ -49,6 +51,7 @@ def verify(
     dispatcher: str | None = typer.Option(None, help="Who trains what: joint, esd:1, laia, random, ..."),
     sync: str | None = typer.Option(None, help="on-demand, full, static or bounded:S (not exact)."),
     cache: str | None = typer.Option(None, help="What a worker may hold: rows, or bytes such as 512MiB."),
+    prune: str | None = typer.Option(None, "--prune", help="Prune this share of the values, such as 90%."),
     settings: list[str] = typer.Option(
         [], "--set", metavar="NAME=VALUE", help="Any other setting, e.g. --set cluster.peer_to_peer=true"
     ),
@@ -70,6 +73,7 @@ def verify(
         "dispatcher": dispatcher,
         "sync": sync,
         "cache": cache,
+        "prune": prune,
     }
     from rowhaul.cli.progress import told_when_interrupted
     from rowhaul.cli.train import read_config
@@ -83,11 +87,6 @@ def verify(
     given = {name: value for name, value in flags.items() if value is not None}
     read = read_config(config, given, settings, None)
     cluster = replace(read.cluster, workers=read.cluster.workers or _WORKERS)
-    if read.prune.settings() is not None:
-        raise ConfigError(
-            "verify cannot compare pruned rows: which are kept depends on who trained what, so that one "
-            "process keeps others; leave out prune, or set prune.ratio, prune.budget and prune.dims to 0"
-        )
     run_config = replace(read, max_steps=steps, threads=1, cluster=cluster)
     found = find_schema(data, schema, features.split(",") if features else None, label)
     task = _Task(run_config, found, data, work)
@@ -140,12 +139,15 @@ class _Task:
     def _compare(self, folder: Path) -> bool:
         from rowhaul.cli.verify_report import print_report
         from rowhaul.train.distributed.comparison import compare
+        from rowhaul.train.distributed.comparison_pruned import PrunedTrained
         from rowhaul.train.distributed.training import layout_of, only_collection
         from rowhaul.train.distributed.verify import Recorded, train_alone
         from rowhaul.train.trainer import make_model
 
         layout = layout_of(only_collection(make_model(self.config, self.schema)))
         recorded = Recorded.read(folder, layout)
+        if isinstance(recorded.trained, PrunedTrained):
+            return self._compare_pruned(recorded, recorded.trained)
         what = self.config, self.schema, self.data
         with self._bar("one process") as stepped:
             plain = compare(layout, recorded.trained, train_alone(*what, stepped=stepped))
@@ -155,6 +157,19 @@ class _Task:
                 alone = train_alone(*what, recorded.workers, stepped=stepped)
             replay = compare(layout, recorded.trained, alone)
         return print_report(self.config, recorded, plain, replay)
+
+    def _compare_pruned(self, recorded: Recorded, trained: PrunedTrained) -> bool:
+        from rowhaul.cli.verify_report import print_pruned_report
+        from rowhaul.train.distributed.comparison_pruned import PrunedTrained, compare_pruned
+        from rowhaul.train.distributed.verify import train_alone
+
+        compared = []
+        for title, workers in (("one process", None), ("one process, same parts", recorded.workers)):
+            with self._bar(title) as stepped:
+                alone = train_alone(self.config, self.schema, self.data, workers, stepped=stepped)
+            assert isinstance(alone, PrunedTrained)
+            compared.append(compare_pruned(trained, alone))
+        return print_pruned_report(self.config, recorded, *compared)
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:

@@ -11,6 +11,7 @@ from rowhaul.cli.progress import console
 if TYPE_CHECKING:
     from rowhaul.train import TrainConfig
     from rowhaul.train.distributed.comparison import Comparison, Difference
+    from rowhaul.train.distributed.comparison_pruned import PrunedComparison
     from rowhaul.train.distributed.verify import Recorded
 
 
@@ -18,6 +19,17 @@ def print_report(
     config: TrainConfig, recorded: Recorded, plain: Comparison, replay: Comparison | None
 ) -> bool:
     """Print what was found; returns whether the cluster has passed."""
+    _head(config, recorded)
+    console.print(_differences(plain, replay))
+    console.print()
+    console.print(_details(recorded, plain))
+    is_exact, verdict = _verdict(config, plain, replay)
+    _say(f"\n{verdict}")
+    return is_exact
+
+
+def _head(config: TrainConfig, recorded: Recorded) -> None:
+    """What was trained, on what."""
     steps = len(recorded.trained.losses)
     _say(f"\n{_cluster(config, recorded)}, {_number(steps, 'step')} in {config.precision}")
     if steps < config.max_steps:
@@ -26,12 +38,56 @@ def print_report(
             f"{config.max_steps:,} asked for: give more data or epochs, or a smaller --batch-size"
         )
     console.print()
-    console.print(_differences(plain, replay))
+
+
+def print_pruned_report(
+    config: TrainConfig, recorded: Recorded, plain: PrunedComparison, replay: PrunedComparison
+) -> bool:
+    """The same of pruned rows, which only the replay must equal; returns whether it does."""
+    _head(config, recorded)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    table.add_column("largest difference of")
+    for title in ("replay of the same parts", "largest value"):
+        table.add_column(title, justify="right")
+    for name, difference in replay.kinds().items():
+        value = "" if difference is replay.chunks else f"{difference.magnitude:.3g}"
+        table.add_row(name, _replayed(difference), value)
+    console.print(table)
     console.print()
-    console.print(_details(recorded, plain))
-    is_exact, verdict = _verdict(config, plain, replay)
-    _say(f"\n{verdict}")
-    return is_exact
+    details = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    details.add_row("rows compared", f"{replay.chunks.count:,}, with {replay.num_same:,} chunks")
+    for name, text in _traffic(recorded):
+        details.add_row(name, text)
+    console.print(details)
+    _say(f"\n{_by_itself(plain)}")
+    troubles = ["rows keep other columns than in the replay"] if replay.columns_differ else []
+    troubles += [
+        f"{name}: {one.largest:.1e} from the replay, at {one.where}"
+        for name, one in replay.kinds().items()
+        if not one.is_none
+    ]
+    if troubles:
+        _say("\n" + "\n  ".join(["NOT exact: the ranks trained, or pruned, another model", *troubles]))
+        return False
+    _say(
+        "\nexact: the ranks keep the chunks, and have trained them to the bits, that one process has when it "
+        "trains the same parts one after the other"
+    )
+    return True
+
+
+def _by_itself(plain: PrunedComparison) -> str:
+    """How far a run of one process is away, and why it may be."""
+    why = (
+        "it need not keep the same: of a row that several workers train each adds the norm of its own part "
+        "of the gradient to its utility, one process that of their sum"
+    )
+    if plain.columns_differ:
+        kept = "keeps other columns of its rows"
+    else:
+        every = plain.num_same + plain.num_other
+        kept = f"has {plain.num_same / max(every, 1):.1%} of all chunks in common with the ranks"
+    return f"One process by itself {kept}, and losses within {plain.losses.largest:.1e}; {why}."
 
 
 def _cluster(config: TrainConfig, recorded: Recorded) -> str:
@@ -69,10 +125,15 @@ def _details(recorded: Recorded, plain: Comparison) -> Table:
         else "none"
     )
     table.add_row("rows trained on one side only", one_side)
-    moved = [f"{name.replace('_', ' ')} {size:,}" for name, size in recorded.num_bytes.items() if size]
-    table.add_row("bytes moved", ", ".join(moved) or "none")
-    table.add_row("hit ratio", f"{recorded.hits / max(recorded.lookups, 1):.1%}")
+    for name, text in _traffic(recorded):
+        table.add_row(name, text)
     return table
+
+
+def _traffic(recorded: Recorded) -> list[tuple[str, str]]:
+    moved = [f"{name.replace('_', ' ')} {size:,}" for name, size in recorded.num_bytes.items() if size]
+    hits = f"{recorded.hits / max(recorded.lookups, 1):.1%}"
+    return [("bytes moved", ", ".join(moved) or "none"), ("hit ratio", hits)]
 
 
 def _verdict(config: TrainConfig, plain: Comparison, replay: Comparison | None) -> tuple[bool, str]:

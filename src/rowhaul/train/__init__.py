@@ -1,12 +1,15 @@
 """The training loop, evaluation and metrics."""
 
 from rowhaul.train.config import TrainConfig
+from rowhaul.train.exported import ExportReader
+from rowhaul.train.loading import load_trained
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
-from rowhaul.train.run import RunResult, load_trained, train_run
+from rowhaul.train.run import RunResult, train_run
 from rowhaul.train.trainer import Trainer
 
 __all__ = [
     "BinaryMetrics",
+    "ExportReader",
     "MetricValues",
     "RunResult",
     "TrainConfig",

@@ -5,12 +5,14 @@
     exported/
       export.json               every table and tensor with its file, rows, sizes and checksums
       README.md                 the same for people
-      tables/user.parquet       key (int64), values (a list of `dim` numbers), if asked for: state
+      tables/user.parquet       key (int64), values (a list of `dim` numbers), if asked for: state;
+                                of pruned rows the chunks that there are, see `exporting_pruned`
       dense.safetensors         dense weights by name
       config.yaml  schema.yaml  of the run, where there is one: what computes with them
 
 Rows are streamed, so that memory does not depend on the size of a table. Every table is read back and
-compared with the checkpoint, bit by bit, before the folder appears under its name.
+compared with the checkpoint, bit by bit, before the folder appears under its name. `ExportReader` reads it
+again, and `load_trained` makes a model of it that serves; both are in `rowhaul.train`.
 """
 
 from __future__ import annotations
@@ -23,8 +25,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from rowhaul._files import sync, temporary_beside, whole
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.checkpoint.opening import run_of
@@ -32,31 +32,33 @@ from rowhaul.checkpoint.plain_files import BLOCK_ROWS, RowLayout, write_tensors
 from rowhaul.checkpoint.shard import Block
 from rowhaul.data.schema import SCHEMA_FILE, Schema
 from rowhaul.errors import CheckpointError, ConfigError
-from rowhaul.train.exporting_formats import FORMATS, Format
+from rowhaul.train.exporting_formats import FORMATS
+from rowhaul.train.exporting_manifest import (
+    DENSE_FILE,
+    FORMAT,
+    MANIFEST_FILE,
+    README_FILE,
+    TABLES_FOLDER,
+    VERSION,
+    Digest,
+    ExportedTable,
+    PrunedPart,
+    Rows,
+)
+from rowhaul.train.exporting_pruned import (
+    PRUNED_FORMATS,
+    is_pruned_checkpoint,
+    pruned_blocks,
+    pruned_layout,
+)
 from rowhaul.train.exporting_readme import readme
 from rowhaul.train.run import CONFIG_FILE
 
-MANIFEST_FILE, README_FILE, TABLES_FOLDER = "export.json", "README.md", "tables"
-_DENSE_FILE = "dense.safetensors"
 _DENSE_GROUP = "model"  # of a checkpoint: the dense weights
+_FACTS = ("model", "step", "samples", "row_optimizer", "key_kinds")  # of a checkpoint, kept in the export
 
 Progress = Callable[[int, int], None]
 """Called with how many rows are done, and of how many; each counts when written and when read back."""
-
-
-@dataclass(frozen=True)
-class ExportedTable:
-    """A table, and the file that it is in now."""
-
-    name: str
-    file: str
-    num_rows: int
-    dim: int
-    state_width: int  # numbers of optimizer state a row in the file; 0 where it was not asked for
-    dtype: str
-    ids: tuple[str, ...]  # what its keys stand for: "integer", "text" or both; empty: not known
-    bytes: int
-    xxh3: str  # of the keys, the values and the state: three checksums over all rows
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,13 @@ def export(
     format: str = "parquet",
     tables: Sequence[str] = (),
     with_state: bool = False,
+    whole_rows: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Exported:
     """Write the tables (all, or the named ones) and the dense weights of a checkpoint into a new folder.
+
+    Of pruned tables only what there is is written, unless ``whole_rows`` asks for rows with zeros in them,
+    which have no state.
 
     Raises:
         ConfigError: an unknown format or table, or a folder that is there already.
@@ -88,7 +94,12 @@ def export(
         raise ConfigError(f"format {format!r} is not known; choose {', '.join(FORMATS)}")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"{path} exists and is not empty; choose another folder for the export")
-    kind, ids = FORMATS[format], ids_of_tables(reader)
+    is_pruned = is_pruned_checkpoint(reader)
+    if whole_rows and with_state and is_pruned:
+        raise ConfigError(
+            "the state of pruned rows is that of their chunks: whole rows have none. Leave out one of the two"
+        )
+    ids = ids_of_tables(reader)
     told = _Told(2 * sum(reader.tables[name].num_rows for name in chosen), progress)
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(temporary_beside(path), ignore_errors=True)  # what a killed export left
@@ -96,16 +107,12 @@ def export(
         (folder / TABLES_FOLDER).mkdir(parents=True)
         made = []
         for name, stem in zip(chosen, _file_names(chosen), strict=True):
-            entry, file = reader.tables[name], f"{TABLES_FOLDER}/{stem}{kind.suffix}"
-            state_width = entry.state_width if with_state else 0
-            layout = RowLayout(entry.num_rows, entry.dim, state_width, entry.dtype)
-            checksums = _write_table(reader, name, folder / file, kind, layout, told)
-            size = (folder / file).stat().st_size
-            made.append(
-                ExportedTable(name, file, **asdict(layout), ids=ids[name], bytes=size, xxh3=checksums)
-            )
+            file = f"{TABLES_FOLDER}/{stem}{FORMATS[format].suffix}"
+            writing = _Writing(reader, name, folder, file, format, told)
+            write = writing.pruned if is_pruned and not whole_rows else writing.whole
+            made.append(write(ids[name], with_state))
         has_dense = _DENSE_GROUP in reader.groups
-        dense = write_tensors(reader, _DENSE_GROUP, folder / _DENSE_FILE) if has_dense else {}
+        dense = write_tensors(reader, _DENSE_GROUP, folder / DENSE_FILE) if has_dense else {}
         _describe(reader, folder, format, made, dense)
         sync(folder / TABLES_FOLDER)
     return Exported(path, tuple(made), dense)
@@ -134,48 +141,77 @@ class _Told:
     def __init__(self, total: int, progress: Progress) -> None:
         self._done, self._total, self._progress = 0, total, progress
 
-    def over(self, blocks: Iterable[Block]) -> Iterator[Block]:
+    def over(self, blocks: Iterable[Rows]) -> Iterator[Rows]:
         for block in blocks:
             yield block
-            self._done += len(block[0])
-            self._progress(self._done, self._total)
+            self.add(len(block[0]))
+
+    def add(self, count: int) -> None:
+        self._done += count
+        self._progress(self._done, self._total)
 
 
-class _Digest:
-    """Checksums of keys, values and state as they pass, whatever blocks they come in."""
+class _Writing:
+    """One table on its way into a file, from which it is read again."""
 
-    def __init__(self, layout: RowLayout) -> None:
-        self._layout = layout
-        self._parts = {name: xxhash.xxh3_64() for name in layout.parts()}
-        self.num_rows = 0
+    def __init__(
+        self, reader: CheckpointReader, table: str, folder: Path, file: str, format: str, told: _Told
+    ) -> None:
+        self._reader, self._table, self._folder, self._file = reader, table, folder, file
+        self._format, self._told = format, told
 
-    @property
-    def value(self) -> str:
-        return " ".join(part.hexdigest() for part in self._parts.values())
-
-    def over(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        for block in blocks:
-            for name, array in self._layout.split(block).items():
-                self._parts[name].update(array.data)
-            self.num_rows += len(block[0])
-            yield block
-
-
-def _write_table(
-    reader: CheckpointReader, name: str, path: Path, kind: Format, layout: RowLayout, told: _Told
-) -> str:
-    """Write one table and read it back; returns its checksums."""
-    written, found = _Digest(layout), _Digest(layout)
-    kind.write(path, layout, told.over(written.over(_blocks(reader, name))))
-    sync(path)
-    for _ in told.over(found.over(kind.read(path, layout))):
-        pass
-    if (found.value, found.num_rows) != (written.value, layout.num_rows):
-        raise CheckpointError(
-            f"table {name!r} reads back from {path.name} otherwise than it is in {reader.path} "
-            f"({found.num_rows:,} rows, {layout.num_rows:,} in the checkpoint); nothing was kept"
+    def whole(self, ids: tuple[str, ...], with_state: bool) -> ExportedTable:
+        """Write whole rows."""
+        entry, kind = self._reader.tables[self._table], FORMATS[self._format]
+        layout = RowLayout(entry.num_rows, entry.dim, entry.state_width if with_state else 0, entry.dtype)
+        written, found = Digest(layout), Digest(layout)
+        path = self._folder / self._file
+        kind.write(path, layout, self._told.over(written.over(_blocks(self._reader, self._table))))
+        self._check(written, found, self._told.over(found.over(kind.read(path, layout))), layout.num_rows)
+        return ExportedTable(
+            self._table, self._file, **asdict(layout), ids=ids, bytes=path.stat().st_size, xxh3=found.value
         )
-    return found.value
+
+    def pruned(self, ids: tuple[str, ...], with_state: bool) -> ExportedTable:
+        """Write the chunks that there are."""
+        layout, left_out = pruned_layout(self._reader, self._table, with_state)
+        kind, path = PRUNED_FORMATS[self._format], self._folder / self._file
+        written, found = Digest(layout), Digest(layout)
+        blocks = pruned_blocks(self._reader, self._table, layout)
+        kind.write(path, layout, self._told.over(written.over(blocks)))
+        self._check(written, found, self._told.over(found.over(kind.read(path, layout))), layout.num_rows)
+        self._told.add(2 * left_out)
+        return ExportedTable(
+            name=self._table,
+            file=self._file,
+            num_rows=layout.num_rows,
+            dim=layout.dim,
+            state_width=sum(layout.state_widths),
+            dtype=layout.dtype,
+            ids=ids,
+            bytes=path.stat().st_size,
+            xxh3=found.value,
+            pruned=PrunedPart(
+                layout.starts,
+                layout.columns,
+                layout.state_widths,
+                layout.num_values,
+                layout.num_state,
+                left_out,
+            ),
+        )
+
+    def _check(self, written: Digest, found: Digest, blocks: Iterable[object], num_rows: int) -> None:
+        """Read a file back, and refuse it if it is not what was written."""
+        sync(self._folder / self._file)
+        for _ in blocks:
+            pass
+        if (found.value, found.num_rows) != (written.value, num_rows):
+            raise CheckpointError(
+                f"table {self._table!r} reads back from {Path(self._file).name} otherwise than it is in "
+                f"{self._reader.path} ({found.num_rows:,} rows, {num_rows:,} in the checkpoint); nothing was "
+                "kept"
+            )
 
 
 def _blocks(reader: CheckpointReader, table: str) -> Iterator[Block]:
@@ -199,12 +235,12 @@ def _describe(
         assert run is not None
         shutil.copyfile(run / name, folder / name)
     manifest: dict[str, Any] = {
-        "format": "rowhaul-export",
-        "version": 1,
+        "format": FORMAT,
+        "version": VERSION,
         "table_format": format,
-        **{name: reader.facts.get(name) for name in ("model", "step", "samples", "row_optimizer")},
+        **{name: reader.facts.get(name) for name in _FACTS},
         "tables": [asdict(table) for table in tables],
-        "dense": {"file": _DENSE_FILE, "shapes": dense} if dense else None,
+        "dense": {"file": DENSE_FILE, "shapes": dense} if dense else None,
         "settings": copied,
     }
     (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")

@@ -14,7 +14,7 @@ from rowhaul._files import whole
 from rowhaul.data.columns import check_present
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError, DataError
-from rowhaul.train.run import load_trained
+from rowhaul.train.loading import load_trained
 from rowhaul.train.trainer import Progress
 
 SCORE = "score"

@@ -7,38 +7,26 @@ from dataclasses import dataclass, fields
 from rowhaul.errors import ConfigError
 from rowhaul.simulate.quantities import parse_bytes
 from rowhaul.store.pruning import PruneSettings
+from rowhaul.store.pruning.settings import PruneRules
 from rowhaul.train.cluster_config import ClusterConfig
 
 
 @dataclass(frozen=True)
-class PruneConfig:
+class PruneConfig(PruneRules):
     """Which part of the rows is kept in memory; by default all of it. See docs/pruning.md.
+
+    How they are pruned is `PruneRules`.
 
     Args:
         ratio: the share of all values that is pruned, such as 90% or 0.9.
         budget: memory for rows, optimizer state and index, such as 2GiB, instead of a ratio.
-        chunks: pieces of a row that are kept or pruned by themselves.
-        period: steps between prunings.
-        decay: of utilities, by step.
-        sample: utilities that are looked at to find the threshold.
-        enforcement: pieces below the threshold go when more than this share is on its wrong side.
-        utility: gradient (accesses times the norm of gradients), or access.
-        ratios: adaptive (one threshold for all pieces), linear or power (by their place in the row).
-        dims: values that are kept of every row, chosen for each table after cold_start steps; 0: all.
-        cold_start: steps before they are chosen.
+        two_dimensions: whether columns are pruned, too, where a ratio is given; they are by default, since
+            otherwise the rows that are read and sent most stay whole.
     """
 
     ratio: str = "0"
     budget: str = "0"
-    chunks: int = 4
-    period: int = 1000
-    decay: float = 0.98
-    sample: int = 100_000
-    enforcement: float = 0.05
-    utility: str = "gradient"
-    ratios: str = "adaptive"
-    dims: int = 0
-    cold_start: int = 1000
+    two_dimensions: bool = True
 
     def __post_init__(self) -> None:
         self._settings()
@@ -67,24 +55,24 @@ def parse_share(text: str) -> float:
 
 def check_cluster(config: ClusterConfig) -> None:
     """Refuse what pruning does not go together with."""
-    refused = {
-        "hot_rows": bool(config.hot_rows),
-        "sync": config.sync.partition(":")[0] in ("bounded", "static"),
-        "shares": config.shares == "auto",
-        "data_from": config.data_from == "rank0",
-    }
-    instead = {
-        "hot_rows": "0",
-        "sync": "on-demand or full",
-        "shares": "equal, or weights such as 2,1,1",
-        "data_from": "every_host",
-    }
-    for name, is_refused in refused.items():
-        if is_refused:
-            raise ConfigError(
-                f"cluster.{name} is {getattr(config, name)}, which does not go together with prune; set it "
-                f"to {instead[name]}, or leave out prune"
-            )
+    mode = config.sync.partition(":")[0]
+    if config.hot_rows:
+        what, why, instead = (
+            "hot_rows",
+            "every worker holds hot rows whole, and nothing of them could go",
+            "0",
+        )
+    elif mode == "static":
+        what, why, instead = "sync", "its hot rows are held whole by every worker", "on-demand or full"
+    elif mode == "bounded":
+        why = "workers may know different versions of a row, and would differ about what it is worth"
+        what, instead = "sync", "on-demand or full"
+    else:
+        return
+    raise ConfigError(
+        f"cluster.{what} is {getattr(config, what)}, which does not go together with prune: {why}; set it to "
+        f"{instead}, or leave out prune"
+    )
 
 
 UNPRUNED = PruneConfig()

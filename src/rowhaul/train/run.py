@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,7 +26,6 @@ from rowhaul.checkpoint.layout import finished_checkpoints, remove_unfinished, s
 from rowhaul.data.schema import SCHEMA_FILE, Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ConfigError
-from rowhaul.nn import Batch
 from rowhaul.schedule.row_counts import RowCounts
 from rowhaul.store.pruning.report import PruneReport
 from rowhaul.train import snapshot
@@ -150,12 +149,12 @@ class _Run:
             last = trainer.samples + (total_steps - trainer.step) * config.batch_size
             self.listener.started(trainer.samples, min(whole, last))
         began = time.perf_counter()
-        for samples in self.stream if trainer.step < total_steps else ():
-            loss = trainer.train_step(Batch.from_samples(samples))
+        for batch in self.stream.prepared(trainer.prepare) if trainer.step < total_steps else ():
+            loss = trainer.train_step(batch)
             if trainer.step == self.first_step + 2:
                 seconds, timed_samples, logged = 0.0, 0, (0, 0.0)  # the first may have compiled kernels
             seconds += time.perf_counter() - began
-            timed_samples += len(samples)
+            timed_samples += len(batch)
             if self.listener:
                 self.listener.stepped(trainer.samples, loss)
             if trainer.step % config.log_every == 0:
@@ -215,27 +214,6 @@ class _Run:
             facts = {"samples_per_epoch": self.stream.num_samples, "data": self.stream.fingerprint}
             snapshot.save(self.trainer, path, facts)
         drop_old_checkpoints(checkpoints, self.trainer.config.keep_checkpoints)
-
-
-def load_trained(run: str | Path, on_unknown: str | None = None) -> Trainer:
-    """The trainer of a run, or of one of its checkpoints, as it was saved."""
-    path = Path(run)
-    folder = path.parent.parent if path.parent.name == CHECKPOINTS else path
-    if not (folder / CONFIG_FILE).is_file():
-        raise CheckpointError(
-            f"{run} is no training run: it has no {CONFIG_FILE}; give the --out of a `train`"
-        )
-    checkpoint = path if path != folder else latest_checkpoint(folder / CHECKPOINTS)
-    if checkpoint is None:
-        raise CheckpointError(f"{run} has no complete checkpoint yet; let the training finish or resume it")
-    config = TrainConfig.read(folder / CONFIG_FILE)
-    if on_unknown is not None:
-        config = replace(config, on_unknown=on_unknown)
-    trainer = Trainer(config, Schema.read(folder / SCHEMA_FILE))
-    if trainer.collection.pruning is not None:
-        trainer.collection.pruning.serve()  # before rows come: utilities and state are not even loaded
-    snapshot.restore(trainer, checkpoint)
-    return trainer
 
 
 def check_new_folder(folder: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from rowhaul.checkpoint import CheckpointReader, CheckpointWriter
+from rowhaul.checkpoint.pruned import FACT as FACT
 from rowhaul.errors import CheckpointError
 from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.nn.pruned import CollectionPruning
@@ -16,15 +18,15 @@ from rowhaul.nn.pruned_state import (
     row_arrays,
     stored_columns,
 )
+from rowhaul.store.pruning import PruneSettings
 
-FACT = "pruning"
 _FILE = "pruning"
 
 
 def write(writer: CheckpointWriter, collection: EmbeddingBagCollection, pruning: CollectionPruning) -> None:
     """Write all tables of a pruned collection."""
     name = writer.arrays(_FILE, pruner_arrays(pruning))
-    writer.facts[FACT] = {"chunks": pruning.settings.chunks, "file": name}
+    writer.facts[FACT] = fact(pruning.settings, name)
     for config in collection.embedding_bag_configs():
         writer.pruned_table(
             config.name,
@@ -33,6 +35,11 @@ def write(writer: CheckpointWriter, collection: EmbeddingBagCollection, pruning:
             config.embedding_dim,
             str(config.data_type).removeprefix("torch."),
         )
+
+
+def fact(settings: PruneSettings, file: str) -> dict[str, Any]:
+    """What a manifest says of pruning; ``file`` has what pruners know."""
+    return {"chunks": settings.chunks, "file": file, "settings": asdict(settings)}
 
 
 def check(reader: CheckpointReader, pruning: CollectionPruning | None) -> None:

@@ -103,6 +103,7 @@ class RowCounts:
     read: int  # samples read
     ids: int  # in the samples read
     growth: dict[str, float]  # by table: at the end of what was read, rows grow as samples to this power
+    ids_by_table: dict[str, int]  # in the samples read
 
     @property
     def is_sample(self) -> bool:
@@ -113,6 +114,11 @@ class RowCounts:
     def ids_per_sample(self) -> float:
         """Ids of all features together, on average."""
         return self.ids / max(self.read, 1)
+
+    @property
+    def table_ids_per_sample(self) -> dict[str, float]:
+        """The same by table."""
+        return {name: count / max(self.read, 1) for name, count in self.ids_by_table.items()}
 
 
 def count_rows(
@@ -140,12 +146,13 @@ def count_rows(
     at_a_time = max(1, min(_SAMPLES_AT_A_TIME, to_read // 16))
     stream = SampleStream(files, ids_only, at_a_time, limit=to_read, require_label=False)
     sketches = {table: DistinctKeys() for table in ids_only.tables}
-    num_ids, half, half_read = 0, dict.fromkeys(sketches, 0.0), 0
+    half, half_read = dict.fromkeys(sketches, 0.0), 0
+    by_table = dict.fromkeys(sketches, 0)
     for samples in stream:
         ends = np.cumsum(samples.lengths.sum(axis=1, dtype=np.int64))
         for column, keys in zip(ids_only.ids, np.split(samples.values, ends[:-1]), strict=True):
             sketches[column.table].add(keys)
-        num_ids += len(samples.values)
+            by_table[column.table] += len(keys)
         if not half_read and 2 * stream.position >= to_read:
             half_read, half = stream.position, {name: one.estimate() for name, one in sketches.items()}
         progress(stream.position, to_read)
@@ -157,8 +164,9 @@ def count_rows(
         counted={name: round(count) for name, count in counted.items()},
         samples=trained,
         read=to_read,
-        ids=num_ids,
+        ids=sum(by_table.values()),
         growth=growth,
+        ids_by_table=by_table,
     )
 
 

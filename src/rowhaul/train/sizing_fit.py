@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from rowhaul.errors import ConfigError
+from rowhaul.train.prune_config import PruneConfig
 from rowhaul.train.sizing import Run, cluster_on
 from rowhaul.train.sizing_model import ModelSize
-from rowhaul.train.sizing_store import Pruning
 
 MOST_MACHINES = 64
 PRUNED = (0.5, 0.75, 0.9, 0.95, 0.99)
@@ -92,12 +93,17 @@ def _fewer_rows(run: Run, memory: int, model_of: Callable[[int], ModelSize]) -> 
 
 
 def _pruned(run: Run, memory: int, model_of: Callable[[int], ModelSize]) -> Suggestion | None:
-    if run.pruning is not None:
+    """A share to prune, where nothing is pruned yet, and nothing in the configuration speaks against it."""
+    if run.pruned is not None:
         return None
     chunks = min(CHUNKS, run.shape.dim)
     for ratio in PRUNED:
-        needed = replace(run, pruning=Pruning(1 - ratio, chunks)).estimate().needed
+        try:
+            config = replace(run.config, prune=PruneConfig(ratio=str(ratio), chunks=chunks))
+        except ConfigError:  # policies of tables, for instance
+            return None
+        needed = replace(run, config=config).estimate().needed
         if needed <= memory:
-            text = f"pruning {ratio:.0%} of the values, rows in {chunks} pieces"
+            text = f"pruning {ratio:.0%} of the values (--prune {ratio:.0%}), rows in {chunks} pieces"
             return Suggestion("prune", f"{ratio:g}", needed, text)
     return None

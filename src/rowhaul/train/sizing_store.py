@@ -13,7 +13,6 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.errors import ConfigError
 from rowhaul.optim import RowOptimizerRule, row_optimizer
 from rowhaul.store import TableGroup, TableSpec
 from rowhaul.store.arena import RecordArena
@@ -25,58 +24,28 @@ _FIRST_KEYS = (64, 2048)
 
 
 @dataclass(frozen=True)
-class Pruning:
-    """What pruning leaves of rows: a share of their chunks, and an entry that says which."""
-
-    kept: float = 1.0  # share of all chunks
-    chunks: int = 1  # that a row is cut into
-
-    def __post_init__(self) -> None:
-        if not 0 < self.kept <= 1 or self.chunks < 1:
-            raise ConfigError(
-                f"pruning keeps a share above 0 and at most 1 of one or more chunks a row, got {self}"
-            )
-
-
-@dataclass(frozen=True)
 class RowShape:
-    """What a row of a table consists of."""
+    """What a row of a table consists of, where it is whole."""
 
     dim: int
     optimizer: RowOptimizerRule
     dtype: str
-    pruning: Pruning | None = None
 
     @property
-    def value_bytes(self) -> float:
-        """Bytes of values in a row, on average."""
-        return self._numbers(self._chunk_dim)
+    def value_bytes(self) -> int:
+        """Bytes of values in a row."""
+        return self.dim * np.dtype(self.dtype).itemsize
 
     @property
-    def state_bytes(self) -> float:
-        """Bytes of optimizer state in a row, on average."""
-        return self._numbers(self.optimizer.state_width(self._chunk_dim))
-
-    @property
-    def entry_bytes(self) -> int:
-        """Bytes that say which chunks of a row there are: an address and a utility each, and a step."""
-        return 8 * self.pruning.chunks + 4 if self.pruning else 0
+    def state_bytes(self) -> int:
+        """Bytes of optimizer state in a row."""
+        return self.optimizer.state_width(self.dim) * np.dtype(self.dtype).itemsize
 
     def stored_bytes(self, num_rows: int) -> int:
         """Bytes of the memory that holds so many rows, without their index."""
-        if self.pruning is not None:  # a pool of the size asked for
-            return round(num_rows * (self.value_bytes + self.state_bytes + self.entry_bytes))
         arena = RecordArena(self.dim + self.optimizer.state_width(self.dim), self.dtype)
         num_chunks = -(-num_rows // (1 << arena.shift))
         return num_chunks * (arena.record_bytes << arena.shift)
-
-    @property
-    def _chunk_dim(self) -> int:
-        return -(-self.dim // self.pruning.chunks) if self.pruning else self.dim
-
-    def _numbers(self, in_a_chunk: int) -> float:
-        chunks = self.pruning.kept * self.pruning.chunks if self.pruning else 1.0
-        return chunks * in_a_chunk * np.dtype(self.dtype).itemsize
 
 
 def index_bytes(num_keys: int) -> int:

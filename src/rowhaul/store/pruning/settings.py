@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,34 +11,38 @@ from rowhaul.errors import ConfigError
 UTILITIES = ("gradient", "access")
 RATIOS = ("adaptive", "linear", "power")
 
+# However much is pruned in two dimensions, this share of the columns stays: what is left of a row must be
+# worth the entry that finds it.
+LEAST_COLUMNS = 0.25
+
 # Names of the settings in messages, as the configuration file has them.
 _WHERE = "prune"
 
 
 @dataclass(frozen=True)
-class PruneSettings:
-    """How rows are pruned while they are trained (FIITED; one chunk a row is AdaEmbed).
+class PruneRules:
+    """How rows are pruned while they are trained (FIITED; one chunk a row is AdaEmbed), but not how much.
 
     A row is ``chunks`` pieces. Each piece has a utility, ``u <- decay * u + accesses * norm of its
-    gradient``; every ``period`` steps the pieces of highest utility get the memory there is.
+    gradient``; every ``period`` steps the pieces of highest utility get the memory there is. This is the one
+    place that names these settings: who takes them in another form (a configuration file, which writes
+    shares in percent) inherits them.
 
     Args:
-        ratio: the share of all pieces that is pruned, at least 0 and below 1.
-        budget: bytes for rows, optimizer state and index together, instead of a ratio; 0: none.
-        chunks: pieces of a row, at most its number of values.
+        chunks: pieces of a row that are kept or pruned by themselves, at most its number of values.
         period: steps between two prunings.
         decay: of utilities, by step; above 0 and at most 1.
         sample: utilities that are looked at to find the threshold.
         enforcement: pieces below the threshold go when more than this share of all is on its wrong side.
-        utility: ``gradient`` (accesses times norm) or ``access`` (accesses alone).
+        utility: ``gradient`` (accesses times the norm of gradients) or ``access`` (accesses alone).
         ratios: ``adaptive`` (one threshold for all pieces), or given by a piece's place in its row:
             ``linear`` or ``power``, later pieces more often pruned.
         dims: values kept of every row, chosen for each table after ``cold_start`` steps; 0: all.
         cold_start: steps after which they are chosen.
+        two_dimensions: prune columns, too, where a ratio says how much and ``dims`` nothing. Of them the
+            square root of what is to be kept stays, pieces do the rest, and the ratio is that of all values.
     """
 
-    ratio: float = 0.0
-    budget: int = 0
     chunks: int = 4
     period: int = 1000
     decay: float = 0.98
@@ -47,17 +52,9 @@ class PruneSettings:
     ratios: str = "adaptive"
     dims: int = 0
     cold_start: int = 1000
+    two_dimensions: bool = False
 
     def __post_init__(self) -> None:
-        _check(
-            0 <= self.ratio < 1, "ratio", "a share of at least 0 and below 1, such as 0.9 or 90%", self.ratio
-        )
-        _check(self.budget >= 0, "budget", "bytes, such as 2GiB", self.budget)
-        if self.ratio and self.budget:
-            raise ConfigError(
-                f"{_WHERE}: a ratio ({self.ratio:g}) and a budget ({self.budget:,} bytes) cannot both be "
-                "kept; give one of them"
-            )
         for name in ("chunks", "period", "sample", "cold_start"):
             _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         _check(0 < self.decay <= 1, "decay", "above 0 and at most 1", self.decay)
@@ -69,6 +66,44 @@ class PruneSettings:
                 f"{_WHERE}.dims keeps {self.dims} values of a row, fewer than its {self.chunks} chunks; "
                 f"keep more, or set {_WHERE}.chunks to at most {self.dims}"
             )
+
+
+@dataclass(frozen=True)
+class PruneSettings(PruneRules):
+    """How rows are pruned (`PruneRules`), and how much.
+
+    Args:
+        ratio: the share of all pieces that is pruned, at least 0 and below 1.
+        budget: bytes for rows, optimizer state and index together, instead of a ratio; 0: none.
+    """
+
+    ratio: float = 0.0
+    budget: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(
+            0 <= self.ratio < 1, "ratio", "a share of at least 0 and below 1, such as 0.9 or 90%", self.ratio
+        )
+        _check(self.budget >= 0, "budget", "bytes, such as 2GiB", self.budget)
+        if self.ratio and self.budget:
+            raise ConfigError(
+                f"{_WHERE}: a ratio ({self.ratio:g}) and a budget ({self.budget:,} bytes) cannot both be "
+                "kept; give one of them"
+            )
+
+    @property
+    def counts_columns(self) -> bool:
+        """Whether the ratio is that of all values, and columns that go leave room for more pieces."""
+        return self.two_dimensions and self.ratio > 0 and not self.dims
+
+    def num_columns(self, dim: int) -> int:
+        """Values that rows of ``dim`` keep after the cold start; 0: all of them, from the beginning on."""
+        if not self.counts_columns:
+            return self.dims
+        share = max(LEAST_COLUMNS, math.sqrt(1 - self.ratio))
+        kept = max(math.ceil(share * dim - 1e-6), self.chunks)  # half of 32 columns are 16, however rounded
+        return kept if kept < dim else 0
 
     def check_dim(self, table: str, dim: int) -> None:
         """Refuse rows that cannot be cut as these settings say."""

@@ -137,6 +137,12 @@ def compare(layout: TableLayout, found: Trained, expected: Trained) -> Compariso
         name = partial(_name_of_row, spec.name, keys)
         comparison.rows.add(records[:, : spec.dim], reference[:, : spec.dim], name)
         comparison.state.add(records[:, spec.dim :], reference[:, spec.dim :], name)
+    compare_rest(comparison, found, expected)
+    return comparison
+
+
+def compare_rest(comparison: Comparison, found: Trained, expected: Trained) -> None:
+    """Compare dense weights and losses."""
     for parameter, numbers in expected.dense.items():
         comparison.dense.add(
             found.dense[parameter].reshape(-1), numbers.reshape(-1), partial(_name_of_weight, parameter)
@@ -145,7 +151,6 @@ def compare(layout: TableLayout, found: Trained, expected: Trained) -> Compariso
     comparison.losses.add(
         _lengthened(found.losses, steps), _lengthened(expected.losses, steps), _name_of_step
     )
-    return comparison
 
 
 def _filled(

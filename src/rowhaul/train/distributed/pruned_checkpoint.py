@@ -83,7 +83,8 @@ def narrowed(reader: CheckpointReader, layout: TableLayout) -> TableLayout:
 def facts(training: DistributedTraining) -> dict[str, Any]:
     """What the manifest says of pruning."""
     assert training.pruning is not None
-    return {saved_pruning.FACT: {"chunks": training.pruning.num_chunks, "file": f"{_PRUNERS}.safetensors"}}
+    assert isinstance(training.layout, ChunkLayout)
+    return {saved_pruning.FACT: saved_pruning.fact(training.layout.pruning, f"{_PRUNERS}.safetensors")}
 
 
 def load_rows(

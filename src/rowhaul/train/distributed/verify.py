@@ -9,12 +9,17 @@ lost in rounding: a stale row or a gradient that is counted twice cannot hide in
 Ranks leave what they have trained in a folder, as NumPy files: `train_and_record`. Whoever compares reads
 it: `Recorded.read`, `train_alone`, `comparison.compare`. PyTorch gets one thread everywhere: with another
 number it would add up in another order.
+
+Pruned rows are left as a checkpoint, and replayed by `PrunedReplay`. One process by itself may keep other
+chunks: of a row that several workers train it takes the norm of the whole gradient where they have the norms
+of their parts, and utilities arrive in two bytes. So only the replay must be equal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,24 +29,31 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from rowhaul.checkpoint import CheckpointReader, latest_checkpoint
 from rowhaul.cluster.checks import check_shared_folder, gather_texts, require_all
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import RowhaulError
+from rowhaul.exchange.chunks.layout import ChunkLayout
 from rowhaul.exchange.mover import Job
 from rowhaul.exchange.rows import TableLayout
 from rowhaul.exchange.settle import settled_blocks
 from rowhaul.nn import Batch
+from rowhaul.nn.pruned_state import row_arrays, stored_columns
 from rowhaul.schedule.plan import KIND_NAMES
 from rowhaul.train.config import TrainConfig
+from rowhaul.train.distributed import checkpointing
 from rowhaul.train.distributed.comparison import TableRows, Trained
+from rowhaul.train.distributed.comparison_pruned import PrunedTrained, layout_as_saved, rows_of
 from rowhaul.train.distributed.hot import profile_hot_rows
+from rowhaul.train.distributed.replay_pruned import PrunedReplay
 from rowhaul.train.distributed.run import ClusterRun, join_as_configured
 from rowhaul.train.distributed.training import layout_of
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.row_keeper import RowKeeper
-from rowhaul.train.trainer import Trainer
+from rowhaul.train.run import CHECKPOINTS
+from rowhaul.train.trainer import Trainer, rate_factor
 
 Stepped = Callable[[int], None]
 """Called with the number of steps taken so far."""
@@ -65,6 +77,9 @@ class Recorded:
     @classmethod
     def read(cls, folder: Path, layout: TableLayout) -> Recorded:
         """What `train_and_record` has left in a folder."""
+        rows: list[TableRows] = []
+        if not isinstance(layout, ChunkLayout):
+            rows = _read_rows(folder, layout)
         with np.load(folder / _TRAINED) as arrays:
             ends = np.cumsum(arrays["batch_sizes"])[:-1]
             moved = dict(zip((*KIND_NAMES, "all_reduce"), arrays["num_bytes"].tolist(), strict=True))
@@ -74,7 +89,10 @@ class Recorded:
                 name.removeprefix("dense."): arrays[name] for name in arrays if name.startswith("dense.")
             }
             workers, losses = np.split(arrays["workers"], ends), arrays["losses"]
-        return cls(Trained(_read_rows(folder, layout), dense, losses), workers, moved, hits, lookups, *ranks)
+        trained = Trained(rows, dense, losses)
+        if isinstance(layout, ChunkLayout):
+            trained = _read_pruned(folder, layout, trained)
+        return cls(trained, workers, moved, hits, lookups, *ranks)
 
 
 def train_and_record(
@@ -111,6 +129,8 @@ def train_and_record(
             if run.loop(losses if cluster.rank == 0 else None, should_stop).interrupted:
                 return False
             run.write(shared, losses.values)
+            if run.training.pruning is not None:
+                checkpointing.save(cluster, run.training, run.trainer, shared / CHECKPOINTS)
             require_all(cluster, "writing what was trained", _WRITING_SECONDS)
         finally:
             run.close()
@@ -157,7 +177,7 @@ class _RecordedRun(ClusterRun):
     def write(self, folder: Path, losses: Sequence[float]) -> None:
         """Write the settled rows of this home; on rank 0 also all that is no row. A collective call."""
         settled, home = self.training.settled(), self.training.runtime.mover.home
-        if home is not None and settled is not None:
+        if home is not None and settled is not None and self.training.pruning is None:
             blocks: dict[str, Any] = {}
             for table in range(len(home.layout.specs)):
                 for number, (keys, records) in enumerate(settled_blocks(home, settled, table)):
@@ -173,6 +193,14 @@ class _RecordedRun(ClusterRun):
             arrays["batch_sizes"] = [len(one) for one in self._workers]
             arrays["num_bytes"], arrays["hits"], arrays["losses"] = self._num_bytes, self._hits, losses
             np.savez(folder / _TRAINED, **arrays)
+
+
+def _read_pruned(folder: Path, layout: ChunkLayout, rest: Trained) -> PrunedTrained:
+    path = latest_checkpoint(folder / CHECKPOINTS)
+    assert path is not None
+    reader = CheckpointReader(path)
+    layout = layout_as_saved(reader, layout)
+    return PrunedTrained([], rest.dense, rest.losses, layout, rows_of(layout, reader.pruned_rows))
 
 
 def _read_rows(folder: Path, layout: TableLayout) -> list[TableRows]:
@@ -224,6 +252,8 @@ def train_alone(
     if trainer.keeper is not None:  # hot rows are trained and kept, whatever policies say
         hot = profile_hot_rows(stream, config.cluster, trainer.collection)
         trainer.keeper = RowKeeper(trainer.collection, trainer.policies, hot)
+    if trainer.collection.pruning is not None:
+        return _pruned_alone(trainer, stream, workers, stepped)
     losses = []
     for samples in islice(stream, trainer.total_steps):
         parts = [samples] if workers is None else _parts(samples, workers[trainer.step])
@@ -236,6 +266,38 @@ def train_alone(
         for table, spec in enumerate(layout.specs)
     ]
     return Trained(rows, _dense_of(trainer.model), np.array(losses))
+
+
+def _pruned_alone(
+    trainer: Trainer, stream: SampleStream, workers: Sequence[npt.NDArray[np.int32]] | None, stepped: Stepped
+) -> PrunedTrained:
+    """The same with rows that are pruned: by itself, or as the workers of a cluster do it."""
+    config, losses = trainer.config, []
+    layout = layout_of(trainer.collection)
+    assert isinstance(layout, ChunkLayout)
+
+    def rates(iteration: int) -> float:
+        return config.rows.lr * rate_factor(config.rates, iteration, trainer.total_steps)
+
+    replay = None
+    if workers is not None:
+        last = max((int(one.max(initial=0)) for one in workers), default=0)
+        replay = PrunedReplay(trainer, last + 1, rates)
+    for samples in islice(stream, trainer.total_steps):
+        if replay is None or workers is None:
+            losses.append(trainer.train_step(Batch.from_samples(samples)))
+        else:
+            losses.append(replay.train(samples, workers[trainer.step]))
+        stepped(trainer.step)
+    dense, found = _dense_of(trainer.model), np.array(losses)
+    if replay is not None:
+        return PrunedTrained([], dense, found, replay.layout, replay.rows())
+    pruning = trainer.collection.pruning
+    assert pruning is not None
+    columns = np.stack([stored_columns(pruning, spec.name)["columns"] for spec in layout.rows])
+    if columns.shape[1] < layout.rows[0].dim:
+        layout = layout.narrowed(columns)
+    return PrunedTrained([], dense, found, layout, rows_of(layout, partial(row_arrays, pruning)))
 
 
 def _parts(samples: Samples, worker: npt.NDArray[np.int32]) -> list[Samples]:
