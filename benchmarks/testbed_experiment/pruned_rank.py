@@ -14,9 +14,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import json
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -28,12 +29,14 @@ from rowhaul.exchange.chunks.pruning import PruneNote
 from rowhaul.exchange.mover import Job
 from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.optim import row_optimizer
+from rowhaul.schedule.plan import Kind
 from rowhaul.store.pruning import PruneSettings
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.distributed import distribute
 from testbed_experiment.experiment import Net, global_batches
 from testbed_experiment.rank import bytes_sent
 
+KINDS = tuple(kind.name.lower().replace("_", " ") for kind in Kind)
 SKIPPED = 2  # iterations at the beginning of a turn: nothing ran beside which their rows could travel
 
 
@@ -49,8 +52,10 @@ class Setting:
     counted: int = 60  # the last iterations
     dim: int = 64
     optimizer: str = "rowwise_adagrad"
-    cache_share: float = 0.1  # of the rows
+    cache_share: float = 0.1  # of the rows, unpruned; so many bytes for all
+    log_samples: int = 0  # of the log whose beginning is trained, where it is longer: caches go by its rows
     dispatcher: str = "laia"
+    peer_to_peer: bool = False
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -66,6 +71,7 @@ class Contender:
     pruning: PruneSettings | None
     seconds: list[float | None] = field(default_factory=list)
     plan_bytes: list[int] = field(default_factory=list)
+    kind_bytes: list[list[int]] = field(default_factory=list)  # by kind of move
     told_bytes: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     kernel_bytes: int = 0
@@ -80,7 +86,12 @@ class Contender:
             pruning=self.pruning,
         )
         rows = max(int(setting.cache_share * self.trace.num_rows), 2 * 26 * setting.per_worker)
-        config = ClusterConfig(dispatcher=setting.dispatcher, cache=str(rows), look_ahead=2)
+        record = 4 * (setting.dim + self.model.rows.optimizer.state_width(setting.dim))
+        config = ClusterConfig(
+            dispatcher=setting.dispatcher,
+            cache=f"{rows * record}b",
+            look_ahead=2,
+        )
         self.training = distribute(
             self.cluster,
             self.model,
@@ -115,7 +126,10 @@ class Contender:
             self.kernel_bytes += bytes_sent() - sent
 
     def _iterated(self, job: Job) -> None:
-        self.plan_bytes.append(int(job.plan.moves.num_bytes.sum()))
+        moves = job.plan.moves
+        self.plan_bytes.append(int(moves.num_bytes.sum()))
+        by_kind = np.bincount(moves.kind, weights=moves.num_bytes, minlength=len(KINDS))
+        self.kind_bytes.append(by_kind.astype(int).tolist())
         self.told_bytes.append(0)
 
     def _pruned(self, note: PruneNote) -> None:
@@ -129,9 +143,11 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     let_threads_take_turns()
-    with join(num_stores=1, host="testbed") as cluster:
+    with join(num_stores=1, peer_to_peer=setting.peer_to_peer, host="testbed") as cluster:
         size = setting.per_worker * cluster.topology.num_workers
-        trace = generated("criteo", setting.num_batches * size)
+        samples = setting.num_batches * size
+        log = generated("criteo", max(samples, setting.log_samples))
+        trace = replace(log.first(samples), num_rows=log.num_rows)
         contenders = {
             name: Contender(cluster, setting, trace, None if how is None else PruneSettings(**how))
             for name, how in setting.prunings.items()
@@ -143,7 +159,7 @@ def main() -> None:
             "kernel_bytes": {name: one.kernel_bytes for name, one in contenders.items()},
             "num_rows": trace.num_rows,
         }
-        kept = ("seconds", "plan_bytes", "told_bytes", "notes")
+        kept = ("seconds", "plan_bytes", "kind_bytes", "told_bytes", "notes")
         printed["results"] = {
             name: {what: getattr(one, what) for what in kept} for name, one in contenders.items()
         }

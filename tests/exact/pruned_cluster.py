@@ -15,6 +15,7 @@ from rowhaul.exchange.chunks.layout import ChunkLayout
 from rowhaul.exchange.chunks.map import ChunkMap
 from rowhaul.exchange.chunks.pruning import PruneNote
 from rowhaul.exchange.chunks.scheduling import ChunkScheduler
+from rowhaul.exchange.chunks.timing import next_stop
 from rowhaul.schedule import IdBatch, Scheduler
 from rowhaul.train.distributed.training import layout_of, only_collection
 
@@ -75,10 +76,8 @@ def check_pruned(case: Case, outcome: Outcome, alone: PrunedAlone) -> None:
 
 
 def _named_from(case: Case, iteration: int) -> set[Row]:
-    """The rows that batches from an iteration on name, up to the next pruning."""
-    end = min(
-        iteration + case.settings.look_ahead, (iteration // case.pruning.period + 1) * case.pruning.period
-    )
+    """The rows that batches from an iteration on name, up to where they may be pruned next."""
+    end = min(iteration + case.settings.look_ahead, next_stop(case.pruning, iteration))
     batches = list(case.id_batches())[iteration:end]
     return {row for ids in batches for row in zip(ids.tables.tolist(), ids.keys.tolist(), strict=True)}
 

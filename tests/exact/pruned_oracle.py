@@ -56,7 +56,8 @@ class PrunedOracle:
         self.num_chunks, dim = case.pruning.chunks, case.tables[0].embedding_dim
         self._keep(np.tile(np.arange(dim), (len(case.tables), 1)))
         self.squares = [np.zeros((len(case.tables), dim)) for _ in range(case.settings.topology.num_workers)]
-        self.awaits_columns = bool(case.pruning.dims)
+        self.columns_to_keep = case.pruning.num_columns(dim)
+        self.awaits_columns = bool(self.columns_to_keep)
         self.numbers = {table.name: number for number, table in enumerate(case.tables)}
         self.seeds = row_seeds([table.name for table in case.tables], case.seed)
         self.powers = decay_powers(case.pruning.decay)
@@ -71,6 +72,7 @@ class PrunedOracle:
             {} for _ in range(case.settings.topology.num_workers)
         ]
         self.counter, self.num_rows, self.is_complete = DistinctCounter(), 0, True
+        self.num_rows_pruned = self.num_turned_away = 0
         for group in self.model.rows.groups:
             group.assemble = partial(self._assemble, group)
 
@@ -98,7 +100,7 @@ class PrunedOracle:
             dense.zero_grad()
             if self.awaits_columns and iteration + 1 >= self.settings.cold_start:
                 self._shrink()
-            if (iteration + 1) % self.settings.period == 0:
+            if self._is_due(iteration + 1):
                 self._prune(iteration + 1)
             if iteration + 1 in ends:
                 self._note(alone, iteration + 1)
@@ -147,10 +149,11 @@ class PrunedOracle:
             self.num_rows = max(self.num_rows, self.counter.estimate())
         drawn = mixed(hashes ^ salt_of(self.case.seed, iteration)).tolist()
         order = sorted(range(len(new)), key=lambda place: (-accesses[new[place]], drawn[place]))
-        num_free = self._room().num_entries - len(self.present)
+        num_free = max(self._room().num_entries - len(self.present), 0)
         if len(order) > num_free:
             self.is_complete = False
-            order = order[: max(num_free, 0)]
+            self.num_turned_away += len(order) - num_free
+            order = order[:num_free]
         free = self._room().num_chunks - sum(map(sum, self.present.values()))
         for place in order:
             num_given = min(max(free, 0), self.num_chunks)
@@ -248,10 +251,11 @@ class PrunedOracle:
         before = {key: record.copy() for key, record in self.records.items()}
         rows = {row for row, some in self.present.items() if any(some)}
         whole = {row: self._whole(row, before) for row in rows}
-        self._keep(np.sort(np.argsort(-total, axis=1, kind="stable")[:, : self.settings.dims], axis=1))
+        self._keep(np.sort(np.argsort(-total, axis=1, kind="stable")[:, : self.columns_to_keep], axis=1))
         self.awaits_columns = False
         widest = max(self._width(place) for place in range(self.num_chunks))
-        self.sizes = Sizes(widest * self.case.dtype.itemsize, self.sizes.entry, self.num_chunks)
+        columns = self.columns_to_keep / self.case.tables[0].embedding_dim
+        self.sizes = Sizes(widest * self.case.dtype.itemsize, self.sizes.entry, self.num_chunks, columns)
         for row in rows:
             for place, is_there in enumerate(self.present[row]):
                 if is_there:
@@ -280,6 +284,13 @@ class PrunedOracle:
                     plane[first:end] = record[begin : begin + (1 if one_number else size)]
         return planes
 
+    def _is_due(self, now: int) -> bool:
+        """Every period; in the first one also early, each tenth of it, when there are too many new rows."""
+        period = self.settings.period
+        if now > period or now % max(1, period // 10) or not self.num_turned_away:
+            return now % period == 0
+        return now % period == 0 or self.num_rows >= 2 * self.num_rows_pruned
+
     def _prune(self, now: int) -> None:
         kept = self._decay(now - self.pruned_at)
         rows = list(self.present)
@@ -292,9 +303,8 @@ class PrunedOracle:
             for number, row in enumerate(rows):
                 if row in ledger:
                     one, touched = ledger[row]
-                    utilities[number] += (self._decay(now - touched) * one.astype(np.float64)).astype(
-                        np.float32
-                    )
+                    told = (self._decay(now - touched) * one.astype(np.float64)).astype(np.float32)
+                    utilities[number] += torch.from_numpy(told).bfloat16().float().numpy()
             ledger.clear()
         known = KnownRows(
             np.array([row[0] for row in rows], np.int64),
@@ -316,3 +326,4 @@ class PrunedOracle:
             self.base.pop(row)
             self.is_complete = False
         self.pruned_at = now
+        self.num_rows_pruned, self.num_turned_away = self.num_rows, 0

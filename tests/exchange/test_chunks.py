@@ -7,15 +7,17 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowhaul.errors import ConfigError
-from rowhaul.exchange.chunks.coding import decode_set, encode_set
+from rowhaul.exchange.chunks.coding import decode_set, decode_told, encode_set, encode_told
 from rowhaul.exchange.chunks.kernels import count_rows
 from rowhaul.exchange.chunks.layout import check_schedule, chunk_layout
 from rowhaul.exchange.chunks.ledger import Ledger
 from rowhaul.exchange.chunks.map import ChunkMap
+from rowhaul.exchange.chunks.timing import next_stop
 from rowhaul.exchange.rows import RowMemory, TableLayout
 from rowhaul.optim import row_optimizer
 from rowhaul.schedule import CacheSettings, HotRows, IdBatch, RowPolicy, ScheduleSettings, Topology
@@ -40,6 +42,32 @@ def test_a_set_comes_back_and_takes_few_bits(numbers, bound, rest):
     assert end == len(data)
     bits = (2 + math.log2(bound / max(len(numbers), 1))) * len(numbers)
     assert 8 * (len(data) - 17) <= bits + len(numbers) + 16  # a header, and whole bytes
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.dictionaries(st.integers(0, 5000), st.tuples(*[st.floats(0, 2.0**100, width=32)] * 3), max_size=40),
+    st.integers(1, 3),
+)
+def test_what_workers_tell_comes_back_with_half_its_digits(seen, num_chunks):
+    numbers = np.array(sorted(seen), np.int32)
+    utilities = np.array([seen[one][:num_chunks] for one in sorted(seen)], np.float32)
+    utilities = utilities.reshape(len(seen), num_chunks)
+    data = encode_told(numbers, utilities)
+    found, about = decode_told(data, num_chunks)
+    assert found.tolist() == numbers.tolist()
+    assert np.array_equal(about, torch.from_numpy(utilities).bfloat16().float().numpy())
+    assert len(data) <= (2 * num_chunks + 3) * len(seen) + 20
+
+
+def test_it_is_looked_ten_times_in_the_first_period_whether_to_prune():
+    settings = PruneSettings(ratio=0.5, period=25)
+    stops = [0]
+    while stops[-1] < 100:
+        stops.append(next_stop(settings, stops[-1]))
+    assert stops == [*range(0, 25, 2), 25, 50, 75, 100]
+    assert next_stop(PruneSettings(ratio=0.5, period=1), 0) == 1
+    assert next_stop(PruneSettings(ratio=0.5, period=1000), 550) == 600
 
 
 @settings(deadline=None, max_examples=40)

@@ -29,18 +29,22 @@ from rowhaul.train.distributed.data_streams import (
     schema_for_all,
 )
 from rowhaul.train.distributed.evaluation import evaluate
+from rowhaul.train.distributed.pruned_settings import schedule_settings
 from rowhaul.train.distributed.setup import distribute
 from rowhaul.train.distributed.training import layout_of
+from rowhaul.train.prune_config import PruneConfig
 from rowhaul.train.trainer import Trainer, per_sample_loss
 
 RANK0 = {"data_from": "rank0"}
 STORE = ClusterConfig(workers=3, cache="190")
+PRUNED = "rows are pruned"
 LAYOUTS = {
     "rank 0 plans": (STORE, ((0,), (1, 2), (3,))),
     "the store plans for rank 0": (STORE, ((0, 1, 3), (2,))),
     "one host": (STORE, ((0, 1, 2, 3),)),
     "co-located, no look-ahead": (replace(STORE, colocated=True, look_ahead=0), ((0, 1), (2,))),
     "hot rows, a worker without samples": (replace(STORE, hot_rows=20, shares="2,1,0"), ((0, 3), (1,), (2,))),
+    PRUNED: (STORE, ((0, 3), (1,), (2,))),
 }
 
 
@@ -82,13 +86,13 @@ def train(cluster, hosts, config, schema, folder, evaluation_batch=96):
     if reads:
         evaluation = SampleStream(held_out, schema, evaluation_batch)
     trainer.check_keys(streams.training)
-    sizes, settings = layout_of(trainer.collection).sizes(), config.cluster
+    layout, settings = layout_of(trainer.collection), config.cluster
     hot = hot_rows_for_all(cluster, config, streams.training, trainer.collection)
     training = distribute(
         cluster,
         trainer.model,
         streams.training if reads else None,
-        settings=settings.schedule(cluster.topology, sizes, hot=hot),
+        settings=schedule_settings(settings, cluster.topology, layout, hot=hot),
         data_from=settings.data_from,
     )
     losses, metrics = [], []
@@ -103,7 +107,7 @@ def train(cluster, hosts, config, schema, folder, evaluation_batch=96):
             with evaluation_batches(training, evaluation) as batches:
                 metrics.append(repr(evaluate(training, batches)))
         settled, home, rows = training.settled(), training.runtime.mover.home, {}
-        for table in range(len(schema.tables)) if home is not None else ():
+        for table in range(len(training.layout.specs)) if home is not None else ():
             for keys, records in settled_blocks(home, settled, table):
                 rows |= {(table, key): one.tobytes() for key, one in zip(keys.tolist(), records, strict=True)}
         weights = [one.detach().numpy().tobytes() for one in trainer.model.parameters()]
@@ -117,6 +121,8 @@ def train(cluster, hosts, config, schema, folder, evaluation_batch=96):
 def test_the_model_is_the_same_to_the_bit(layout, logs, log_schema):
     cluster, hosts = LAYOUTS[layout]
     config = replace(CONFIG, cluster=cluster, shuffle_rows=200, epochs=2, max_steps=0)
+    if layout == PRUNED:
+        config = replace(config, prune=PruneConfig(ratio="60%", chunks=2, period=10, cold_start=12))
     learned = {}
     for data_from in ("every_host", "rank0"):
         chosen = replace(config, cluster=replace(cluster, data_from=data_from))

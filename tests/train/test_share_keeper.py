@@ -7,8 +7,14 @@ import pytest
 
 from rowhaul.exchange.calibrate import LinkMeasurements
 from rowhaul.exchange.runtime import MEASURES
+from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig
+from rowhaul.optim import row_optimizer
 from rowhaul.schedule import Topology
+from rowhaul.store.pruning import PruneSettings
+from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.distributed import shares
+from rowhaul.train.distributed.pruned_settings import schedule_settings
+from rowhaul.train.distributed.training import layout_of
 
 
 def pairs(own):
@@ -62,6 +68,28 @@ def test_the_quickest_candidate_stays(monkeypatch):
     assert keeper.decided
     assert in_force == (8, 0)
     assert "shares [8, 0] with joint: 1000.0 ms" in told[0]
+
+
+def test_shares_of_pruned_rows_are_tried_on_the_chunks_that_will_be_left():
+    """And nothing else is needed to have candidates for them."""
+    table = EmbeddingBagConfig(embedding_dim=8, name="item", feature_names=["item"])
+    pruning = PruneSettings(ratio=0.9, chunks=2)
+    collection = EmbeddingBagCollection([table], optimizer=row_optimizer("sgd", lr=0.1), pruning=pruning)
+    again = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 55 + np.arange(10)))
+    keys = np.concatenate([np.arange(100), again, again])[:700]  # ten of a hundred rows are read again
+    lengths = np.ones((1, 70), np.int32)
+    parts = [keys[begin : begin + 70] for begin in range(0, 700, 70)]
+    samples = [SimpleNamespace(features=("item",), values=part, lengths=lengths) for part in parts]
+    stream = SimpleNamespace(batch_size=70, from_beginning=lambda count: samples)
+    batches = shares.first_batches(stream, collection)
+    layout = layout_of(collection)
+    read = {pair for ids in batches for pair in zip(ids.tables, ids.keys, strict=True)}
+    assert len({key for _, key in read} & set(range(10))) >= 9
+    assert len(read) <= 20  # chunks: a tenth of those of a hundred rows
+    settings = schedule_settings(ClusterConfig(cache="60"), Topology(2, 1), layout)
+    links = shares.MeasuredLinks((1e6, 1e5, 2e6), (0.0, 0.0, 0.0))
+    found = shares.candidates(settings, batches, links, (1e-5, 1e-5), 1e-4)
+    assert [35, 35] in [list(one.shares) for one in found]
 
 
 def outcome(given):

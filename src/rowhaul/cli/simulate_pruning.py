@@ -32,15 +32,22 @@ def prune(
         schedule: of whole rows.
         dims: values of a row, by table.
         optimizer: whose state travels too.
-        ratio: of all chunks, that is pruned.
+        ratio: of all values, that is pruned, in two dimensions as training does it.
         chunks: of a row.
-        period: iterations between two prunings.
+        period: iterations between two prunings; columns are chosen at the first one.
     """
     if not all(policy.keeps_all for policy in schedule.row_policies):
         raise ConfigError(
             "--prune decides by itself which rows are forgotten; leave out --admit-after, --ttl, --max-rows"
         )
-    settings = PruneSettings(parse_share(ratio), chunks=chunks, period=period, utility="access")
+    settings = PruneSettings(
+        ratio=parse_share(ratio),
+        chunks=chunks,
+        period=period,
+        cold_start=period,
+        utility="access",
+        two_dimensions=True,
+    )
     specs = tuple(TableSpec(name, dim, 0.0, 1.0) for name, dim in dims.items())
     layout = chunk_layout(
         TableLayout(specs, row_optimizer(optimizer, lr=1.0), "float32", schedule.seed), settings

@@ -29,7 +29,7 @@ def connect_pairs(group: dist.ProcessGroup, host: str | None = None, timeout: fl
 
     Args:
         group: the process group; nothing else may use it.
-        host: a name that the ranks of one host share, to group them differently from what they find out.
+        host: a name that the ranks of one host share, to tell apart ranks that could share memory.
         timeout: seconds that a message of one host may take to come; between hosts that of the group holds.
     """
     pairs = Pairs(group)

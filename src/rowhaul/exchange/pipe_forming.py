@@ -43,7 +43,7 @@ def form_pipes(
         rank: of this process in the group.
         all_gather: everyone's bytes, ranks x length.
         names: of the group's ranks, for messages.
-        host: a name that the ranks of one host share; by default what they find out.
+        host: a name that the ranks of one host share, to tell apart ranks that could share memory.
         timeout: seconds that a message may take to come; None: for ever.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -77,7 +77,7 @@ def form_pipes(
 
 def _introduction(host: str | None, address: str) -> bytes:
     # Processes of different users may not exchange memory, so they are no neighbours.
-    neighbours = f"{host or host_id()} {os.getuid()}".encode()
+    neighbours = f"{host or ''} {host_id()} {os.getuid()}".encode()
     return hashlib.blake2b(neighbours, digest_size=_HOST_BYTES).digest() + address.encode().ljust(
         _ADDRESS_BYTES, b"\0"
     )

@@ -1,8 +1,9 @@
-"""Sets of numbers in few bits: what a pruning decided, told to other hosts.
+"""Sets of numbers in few bits: what a pruning decided, and which rows workers have seen before it.
 
 Of a sorted list every number is cut in two (Elias and Fano): the low bits are written as they are, the high
 ones as steps from number to number, a bit each. That takes two bits a number and the logarithm of how far
-they are apart.
+they are apart. Utilities are told in two bytes each, which keeps them to half a percent: they are only
+compared with each other.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
+Told = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]  # rows by number, and utilities of their chunks
 
 _HEADER = struct.Struct("<QQB")  # numbers, bits of the high parts, low bits of each
 
@@ -40,3 +42,21 @@ def decode_set(data: bytes) -> tuple[Ints, int]:
     low = np.unpackbits(np.frombuffer(data[middle:end], np.uint8), count=count * low_bits)
     weights = np.int64(1) << np.arange(low_bits, dtype=np.int64)
     return (high << low_bits) + low.reshape(count, low_bits).astype(np.int64) @ weights, end
+
+
+def encode_told(numbers: npt.NDArray[np.int32], utilities: npt.NDArray[np.float32]) -> bytes:
+    """Rows, ascending, and how useful their chunks were, as bytes; nothing where there are none."""
+    if not len(numbers):
+        return b""
+    bits = np.ascontiguousarray(utilities, np.float32).view(np.uint32)
+    upper = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16  # to the nearest, in the middle to even
+    return encode_set(numbers.astype(np.int64), int(numbers[-1]) + 1) + upper.astype("<u2").tobytes()
+
+
+def decode_told(data: bytes, num_chunks: int) -> Told:
+    """What `encode_told` was given, utilities with half their digits."""
+    if not len(data):
+        return np.empty(0, np.int32), np.empty((0, num_chunks), np.float32)
+    numbers, end = decode_set(data)
+    bits = np.frombuffer(data, "<u2", offset=end).astype(np.uint32) << 16
+    return numbers.astype(np.int32), bits.view(np.float32).reshape(len(numbers), num_chunks)

@@ -46,7 +46,12 @@ class ChunkLayout(TableLayout):
     @property
     def awaits_columns(self) -> bool:
         """Whether it is still to be decided which columns are kept."""
-        return bool(self.pruning.dims) and not self.columns
+        return bool(self.columns_to_keep) and not self.columns
+
+    @property
+    def columns_to_keep(self) -> int:
+        """Columns that tables have after the cold start; 0: all."""
+        return self.pruning.num_columns(self.rows[0].dim)
 
     def narrowed(self, columns: Ints) -> ChunkLayout:
         """The same tables with fewer columns, tables x those that are kept."""
@@ -113,10 +118,12 @@ def _chunk_specs(rows: tuple[TableSpec, ...], sizes: list[int]) -> tuple[TableSp
 def check_schedule(settings: ScheduleSettings, layout: ChunkLayout) -> None:
     """Refuse what pruning does not go together with, and sizes of whole rows."""
     what = None
-    if settings.sync_mode.name in ("bounded", "static"):
-        what = f"cluster.sync {settings.sync_mode.name}: use on-demand or full"
+    if settings.sync_mode.name == "bounded":
+        what = "cluster.sync bounded, where workers know different versions of a row: use on-demand or full"
+    elif settings.sync_mode.name == "static":
+        what = "cluster.sync static, whose hot rows every worker holds whole: use on-demand or full"
     elif settings.hot is not None:
-        what = "cluster.hot_rows: leave them out"
+        what = "cluster.hot_rows, which every worker holds whole: leave them out"
     elif not all(policy.keeps_all for policy in settings.row_policies):
         what = "policies of tables, since pruning decides which rows stay: leave them out"
     if what is not None:

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.exchange.chunks.coding import decode_set, encode_set
+from rowhaul.exchange.chunks.coding import Told, decode_set, encode_set
 from rowhaul.exchange.chunks.kernels import count_rows, name_chunks
 from rowhaul.exchange.chunks.layout import ChunkLayout
 from rowhaul.exchange.chunks.ledger import decayed
+from rowhaul.exchange.chunks.timing import next_stop
 from rowhaul.schedule import IdBatch
 from rowhaul.schedule.plan import LiveRows
 from rowhaul.schedule.saved import Arrays, Saved
@@ -29,7 +30,6 @@ from rowhaul.store.pruning.lookups import decay_powers
 from rowhaul.store.pruning.room import LEAST_ENTRIES, Sizes, check_batch, room_for
 
 Ints = npt.NDArray[np.int64]
-Told = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]  # rows by number, and utilities of their chunks
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,9 @@ class ChunkMap:
         self.next_batch = 0  # the number of the batch that is read next
         self._num_known = 0  # batches whose new rows are known: some may be read again after a restart
         self.pruned_at = 0  # iterations before the latest pruning
+        self._num_rows_pruned = 0  # rows seen by then
+        self._num_turned_away = 0  # sightings of rows that nobody keeps track of, since then
+        self._looked_at = 0  # iterations before the latest decision whether to prune
         self.num_held = 0  # chunks
         self._free: list[int] = []  # numbers given back, the next to be used last
         self._num_numbers = 0
@@ -96,19 +99,26 @@ class ChunkMap:
 
     @property
     def is_due(self) -> bool:
-        """Whether rows must be pruned, or columns chosen, before the next batch is read."""
+        """Whether it must be decided before the next batch is read if rows are pruned, or on columns."""
         if self._awaits_columns and self.next_batch >= self.settings.cold_start:
             return True
-        return self.next_batch >= self.pruned_at + self.settings.period
+        return self.next_batch >= next_stop(self.settings, self._looked_at)
+
+    def look(self, now: int) -> bool:
+        """Whether rows are to be pruned after step ``now``, one before which they may be."""
+        self._looked_at = now
+        has_grown = self._num_turned_away > 0 and self.num_rows >= 2 * self._num_rows_pruned
+        return has_grown or now % self.settings.period == 0
 
     def use(self, layout: ChunkLayout) -> None:
         """Have chunks of this layout from now on: the same tables, perhaps with fewer columns."""
-        self._sizes = Sizes(layout.chunk_bytes, 4 * (2 * layout.num_chunks + 1), layout.num_chunks)
+        columns = layout.column_matrix.shape[1] / layout.rows[0].dim
+        self._sizes = Sizes(layout.chunk_bytes, 4 * (2 * layout.num_chunks + 1), layout.num_chunks, columns)
         self._awaits_columns = layout.awaits_columns
 
     def go_on_at(self, iteration: int) -> None:
         """Read batches from this one on."""
-        self.next_batch = iteration
+        self.next_batch = self._looked_at = iteration
 
     def take_in(self, ids: IdBatch) -> tuple[IdBatch, LiveRows]:
         """The next batch, with chunks in place of rows; and its rows that are kept track of."""
@@ -162,7 +172,8 @@ class ChunkMap:
             self._named(numbers[~leave], places[~leave]),
         )
         self._forget(forgotten)
-        self.pruned_at = now
+        self.pruned_at = self._looked_at = now
+        self._num_rows_pruned, self._num_turned_away = self.num_rows, 0
         return Pruned(evicted, admitted, len(forgotten))
 
     def rows(self, utilities: npt.NDArray[np.float32] | None = None) -> LiveRows:
@@ -184,6 +195,7 @@ class ChunkMap:
         assert rows.present is not None
         known = self.num_rows, self.is_complete, self._num_known
         numbers = [*known, self.pruned_at, self._num_numbers, self.num_chunks]
+        numbers += [self._num_turned_away, self._num_rows_pruned]
         return {
             "tables": rows.tables,
             "keys": rows.keys,
@@ -196,7 +208,7 @@ class ChunkMap:
 
     def restore(self, saved: Saved) -> None:
         """Know what was known where `export` was called; nothing may be known here yet."""
-        facts = saved.array("facts", np.int64, 6).tolist()
+        facts = saved.array("facts", np.int64, 8).tolist()
         tables = saved.array("tables", np.int32, below=len(self._seeds))
         keys = saved.array("keys", np.int64, len(tables))
         numbers = saved.array("numbers", np.int32, len(tables), below=max(facts[4], 1))
@@ -205,7 +217,8 @@ class ChunkMap:
         self._reserve(facts[4])
         self.put(tables, keys, numbers.astype(np.int64), present.reshape(len(tables), facts[5]))
         self.num_rows, self.is_complete = facts[0], bool(facts[1])
-        self._num_known, self.pruned_at, self._num_numbers = facts[2], facts[3], facts[4]
+        self._num_known, self.pruned_at, self._num_numbers = facts[2:5]
+        self._num_turned_away, self._num_rows_pruned = facts[6:8]
         self._counter.registers[:] = saved.array("registers", np.uint8, len(self._counter.registers))
 
     def put(
@@ -230,7 +243,7 @@ class ChunkMap:
     def pruner_state(self) -> Arrays:
         """What one process needs to go on, beside rows; see `Pruner.state`."""
         known = self.num_rows, self.is_complete, self.next_batch, self.pruned_at
-        facts = [*known, 0, self._awaits_columns, self.num_rows]
+        facts = [*known, self._num_turned_away, self._awaits_columns, self._num_rows_pruned]
         return {"registers": self._counter.registers.copy(), "numbers": np.array(facts, np.int64)}
 
     def take_over(self, rows: LiveRows, registers: npt.NDArray[np.uint8], facts: Ints, now: int) -> None:
@@ -240,6 +253,7 @@ class ChunkMap:
         self.put(rows.tables, rows.keys, self._take_numbers(len(rows.keys)), rows.present)
         self._counter.registers[:] = registers
         self.num_rows, self.is_complete, self.pruned_at = int(facts[0]), bool(facts[1]), int(facts[3])
+        self._num_turned_away, self._num_rows_pruned = int(facts[4]), int(facts[6])
         self._num_known = now
         utilities = np.zeros(self._present.shape, np.float32)
         utilities[: len(rows.keys)] = rows.utilities
@@ -261,10 +275,11 @@ class ChunkMap:
             self.num_rows = max(self.num_rows, self._counter.estimate())
         drawn = mixed(hashes ^ salt_of(self._seed, self.next_batch))
         order = np.lexsort((drawn, -counts[absent]))  # most read first, then by a hash that changes
-        num_free = self.room.num_entries - self.num_entries
+        num_free = max(self.room.num_entries - self.num_entries, 0)
         if len(absent) > num_free:
             self.is_complete = False
-            order = order[: max(num_free, 0)]
+            self._num_turned_away += len(absent) - num_free
+            order = order[:num_free]
         if not len(order):
             return
         chosen = absent[np.sort(order)]

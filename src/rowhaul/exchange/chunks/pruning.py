@@ -1,10 +1,10 @@
 """A pruning on a cluster, between two segments: all ranks call it together.
 
-Workers tell one rank what they have seen of the usefulness of rows: a number and as many utilities as a row
-has chunks, for each row they trained since the last time. That rank decides for all what one process would;
-the others hear of the chunks that change, a few bits each. One rank of a host tells the rest of it which
-chunks nobody has any more: whoever holds something of them, a record or a gradient, drops it. Nothing else
-moves, and caches stay as they are.
+Workers tell one rank what they have seen of the usefulness of rows: a number, in a few bits, and two bytes
+for each chunk that a row has, of every row they trained since the last time. That rank decides for all what
+one process would; the others hear of the chunks that change, a few bits each. One rank of a host tells the
+rest of it which chunks nobody has any more: whoever holds something of them, a record or a gradient, drops
+it. Nothing else moves, and caches stay as they are.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.exchange.chunks import homecoming
+from rowhaul.exchange.chunks.coding import Told, decode_told, encode_told
 from rowhaul.exchange.chunks.layout import ChunkLayout
 from rowhaul.exchange.chunks.ledger import Ledger
-from rowhaul.exchange.chunks.map import Told
 from rowhaul.exchange.chunks.narrowing import narrow
 from rowhaul.exchange.chunks.scheduling import ChunkScheduler
+from rowhaul.exchange.chunks.timing import next_stop
 from rowhaul.exchange.mover import Mover
 from rowhaul.exchange.runtime import Runtime
 from rowhaul.exchange.transport import Bytes
@@ -67,17 +68,27 @@ class ClusterPruning:
     """
 
     def __init__(self, layout: ChunkLayout, *, trains: bool) -> None:
-        self.layout, self.period, self.num_chunks = layout, layout.pruning.period, layout.num_chunks
+        self.layout, self.num_chunks = layout, layout.num_chunks
         columns = (len(layout.rows), layout.rows[0].dim) if layout.awaits_columns else (0, 0)
         self.ledger = Ledger(layout.num_chunks, layout.pruning.decay, columns) if trains else None
         self.latest: PruneNote | None = None
 
     def until_next(self, iteration: int) -> int:
-        """Iterations before the next pruning, or before columns are chosen; at least one."""
-        until = self.period - iteration % self.period
+        """Iterations before rows may be pruned next, or before columns are chosen; at least one."""
+        until = next_stop(self.layout.pruning, iteration) - iteration
         if self.layout.awaits_columns and iteration < self.layout.pruning.cold_start:
             until = min(until, self.layout.pruning.cold_start - iteration)
         return until
+
+    def is_due(self, runtime: Runtime) -> bool:
+        """Whether rows are to be pruned now, where they may be; a collective call."""
+        now = runtime.iteration
+        if next_stop(self.layout.pruning, now - 1) != now:
+            return False
+        found = runtime.feed.at_rest(lambda scheduler: _chunked(scheduler).look())
+        if now % self.layout.pruning.period == 0:
+            return True
+        return any(one for (one,) in _gathered(runtime, [bool(found)]))
 
     def narrow(self, runtime: Runtime) -> bool:
         """Choose columns, if it is time, and drop the others; a collective call."""
@@ -85,7 +96,7 @@ class ClusterPruning:
             return False
         plan = runtime.feed.share(lambda scheduler: _chunked(scheduler).bring_home())
         runtime.in_moves(lambda mover: homecoming.carry_out(mover, plan)).wait()
-        columns = best_columns(self.squares(runtime), self.layout.pruning.dims)
+        columns = best_columns(self.squares(runtime), self.layout.columns_to_keep)
         self.layout = layout = self.layout.narrowed(columns)
         if self.ledger is not None:
             self.ledger.squares = np.zeros((0, 0))
@@ -153,22 +164,14 @@ class ClusterPruning:
 
     def _tell(self, runtime: Runtime, now: int) -> tuple[list[Told], list[int], list[int]]:
         """What workers have seen, by rank, where it is decided; bytes of each; and who leads a host."""
-        mine = self.ledger.told(now) if self.ledger is not None else None
+        mine = encode_told(*self.ledger.told(now)) if self.ledger is not None else b""
         leads = runtime.feed.at_rest(lambda scheduler: True) is not None
-        gathered = _gathered(runtime, [0 if mine is None else len(mine[0]), leads])
+        gathered = _gathered(runtime, [len(mine), leads])
         leaders = [rank for rank, (_, is_leader) in enumerate(gathered) if is_leader]
-        each = 4 + 4 * self.num_chunks
-        sizes = [each * count for count, _ in gathered]
-        data = np.empty(0, np.uint8)
-        if mine is not None:
-            data = np.concatenate([mine[0].view(np.uint8), mine[1].reshape(-1).view(np.uint8)])
+        sizes = [size for size, _ in gathered]
+        data = np.frombuffer(mine, np.uint8).copy()
         come = runtime.in_moves(lambda mover: _collect(mover, leaders[0], data, sizes)).wait()
-        return [self._read(come[rank]) for rank in sorted(come)], sizes, leaders
-
-    def _read(self, data: Bytes) -> Told:
-        count = len(data) // (4 + 4 * self.num_chunks)
-        numbers, utilities = data[: 4 * count].copy(), data[4 * count :].copy()
-        return numbers.view(np.int32), utilities.view(np.float32).reshape(count, self.num_chunks)
+        return [decode_told(come[rank].tobytes(), self.num_chunks) for rank in sorted(come)], sizes, leaders
 
     def num_rows_here(self, runtime: Runtime) -> int:
         """Rows that are kept track of, on rank 0, and 0 on others; a collective call."""

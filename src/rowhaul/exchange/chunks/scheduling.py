@@ -46,6 +46,11 @@ class ChunkScheduler(Scheduler):
         self.come_home()
         return plan
 
+    def look(self) -> bool:
+        """Between two plans, where rows may be pruned: if they are to be; otherwise batches are read on."""
+        self._exhausted = False
+        return self.chunks.look(self.iteration)
+
     def prune(self, decision: bytes) -> Plan:
         """Carry out what was decided.
 

@@ -1,7 +1,9 @@
 """Pruning without tensors: what moves of pruned rows, where their usefulness is how often they are read.
 
-Accesses need ids only, so the simulator prunes exactly as a cluster with ``prune.utility: access`` does. What
-a pruning itself sends, utilities that workers tell, is part of the plan after it.
+Accesses need ids only, so the simulator prunes exactly as a cluster with ``prune.utility: access`` does.
+Which columns are kept would need gradients, but for what moves it only matters how many. What a pruning
+itself sends, utilities that workers tell, is part of the plan after it, and so are rows that go home to be
+narrowed.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from rowhaul.exchange.chunks.coding import decode_told, encode_told
 from rowhaul.exchange.chunks.kernels import count_rows, match_rows
 from rowhaul.exchange.chunks.layout import ChunkLayout, check_schedule
 from rowhaul.exchange.chunks.ledger import Ledger
 from rowhaul.exchange.chunks.map import ChunkMap
 from rowhaul.exchange.chunks.scheduling import ChunkScheduler
+from rowhaul.exchange.chunks.timing import next_stop
 from rowhaul.schedule import IdBatch, Moves, Plan, ScheduleSettings
 from rowhaul.schedule.plan import Kind, LiveRows, Payload
 from rowhaul.store.pruning.room import LEAST_ENTRIES
@@ -41,7 +45,7 @@ class SimulatedPruning(ChunkScheduler):
     ) -> None:
         check_schedule(settings, layout)
         self._ids: deque[IdBatch] = deque()  # of whole rows, in the window
-        self._num_chunks, self._num_tables = layout.num_chunks, len(layout.rows)
+        self._layout, self._num_chunks, self._num_tables = layout, layout.num_chunks, len(layout.rows)
         chunks = ChunkMap(layout, least_entries)
         self._ledgers = [
             Ledger(layout.num_chunks, layout.pruning.decay) for _ in range(settings.topology.num_workers)
@@ -51,12 +55,15 @@ class SimulatedPruning(ChunkScheduler):
 
     def fill(self) -> bool:
         """Read on, over a pruning if it is time for one; false when there is nothing left to plan."""
-        if super().fill():
-            return True
-        if not self.chunks.is_due:
-            return False
-        self._prune()
-        return super().fill()
+        while not super().fill():
+            if not self.chunks.is_due:
+                return False
+            if self._layout.awaits_columns and self.iteration >= self._layout.pruning.cold_start:
+                self._narrow()
+            may_prune = next_stop(self._layout.pruning, self.iteration - 1) == self.iteration
+            if may_prune and self.look():
+                self._prune()
+        return True
 
     def plan(self) -> Plan:
         """Decide the next iteration, and count who reads what."""
@@ -86,16 +93,36 @@ class SimulatedPruning(ChunkScheduler):
             amounts = np.repeat(counts[known].astype(np.float64)[:, None], self._num_chunks, axis=1)
             ledger.add(live.numbers[places[known]], amounts, plan.iteration + 1)
 
+    def _narrow(self) -> None:
+        """Keep as many columns as a cluster would, whichever they are."""
+        self._sent.append(self.bring_home().moves)
+        columns = np.tile(np.arange(self._layout.columns_to_keep), (self._num_tables, 1))
+        self._layout = self._layout.narrowed(columns)
+        self.narrow(self._layout)
+
     def _prune(self) -> None:
-        told = [ledger.told(self.iteration) for ledger in self._ledgers]
+        told = [encode_told(*ledger.told(self.iteration)) for ledger in self._ledgers]
         for ledger in self._ledgers:
             ledger.clear()
-        self.chunks.learn(told, self.iteration)
+        self.chunks.learn([decode_told(data, self._num_chunks) for data in told], self.iteration)
         self.prune(self.chunks.decide(self.iteration))
         first = self.settings.topology.first_store
-        sizes = [numbers.nbytes + utilities.nbytes for numbers, utilities in told]
+        sizes = [len(data) for data in told]
         others = [worker for worker, size in enumerate(sizes) if size and worker != first]
-        self._sent = [_told(others, [sizes[worker] for worker in others], first)]
+        self._sent.append(_told(others, [sizes[worker] for worker in others], first))
+
+
+def chunks_read(layout: ChunkLayout, batches: Iterable[IdBatch]) -> list[IdBatch]:
+    """The chunks that batches of rows read once these are pruned, by how often the batches read each."""
+    batches, chunks = list(batches), ChunkMap(layout)
+    ledger = Ledger(layout.num_chunks, layout.pruning.decay)
+    for now, ids in enumerate(batches, 1):
+        _, live = chunks.take_in(ids)
+        amounts = np.repeat(live.accesses.astype(np.float64)[:, None], layout.num_chunks, axis=1)
+        ledger.add(live.numbers, amounts, now)
+    chunks.learn([ledger.told(len(batches))], len(batches))
+    chunks.carry_out(chunks.decide(len(batches)), len(batches))
+    return [chunks.take_in(ids)[0] for ids in batches]
 
 
 def _told(workers: list[int], sizes: list[int], target: int) -> Moves:

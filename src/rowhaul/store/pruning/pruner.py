@@ -18,9 +18,9 @@ import numpy.typing as npt
 from rowhaul.store.index import Int64s
 from rowhaul.store.pruning.background import Background
 from rowhaul.store.pruning.counter import DistinctCounter
-from rowhaul.store.pruning.decision import ChunkNames, Decision, KnownRows, Room, decide
+from rowhaul.store.pruning.decision import ChunkNames, Decision, KnownRows, Room, decide, first_by
 from rowhaul.store.pruning.hashing import mixed, salt_of
-from rowhaul.store.pruning.lookups import Located, PrunedLookup, decay_powers, reads_of_keys
+from rowhaul.store.pruning.lookups import Located, PrunedLookup, decay_powers
 from rowhaul.store.pruning.pool import ChunkPool
 from rowhaul.store.pruning.room import LEAST_ENTRIES, Sizes, check_batch, room_for
 from rowhaul.store.pruning.settings import PruneSettings
@@ -31,7 +31,7 @@ from rowhaul.store.pruning.tables import PrunedTables
 _WORTH_A_THREAD = 2000
 # While training begins, rows that are read again and again come among many that are not: an index that turns
 # rows away is pruned early when twice the rows are known, but not sooner than this part of a period.
-_EARLY = 10
+EARLY = 10
 
 
 class Pruner:
@@ -89,7 +89,9 @@ class Pruner:
     @property
     def sizes(self) -> Sizes:
         """Bytes of the parts of a row."""
-        return Sizes(self.pool.chunk_bytes, self.groups[0].entry_bytes, self.pool.num_chunks)
+        group = self.groups[0]
+        columns = group.columns.shape[1] / group.dim
+        return Sizes(self.pool.chunk_bytes, group.entry_bytes, self.pool.num_chunks, columns)
 
     @property
     def room(self) -> Room:
@@ -160,7 +162,7 @@ class Pruner:
     def is_due(self) -> bool:
         """Whether it is time: a period has passed, or training begins and the index is too full."""
         has_grown = self.num_turned_away and self.num_rows >= 2 * self.num_rows_pruned
-        if has_grown and self.iteration - self.pruned_at >= max(1, self.settings.period // _EARLY):
+        if has_grown and self.iteration - self.pruned_at >= max(1, self.settings.period // EARLY):
             return True
         return self.iteration % self.settings.period == 0
 
@@ -250,7 +252,7 @@ class Pruner:
         number: int,
     ) -> None:  # fmt: skip
         if counts is None:
-            counts = reads_of_keys(lookup.inverse, len(lookup.keys))
+            counts = lookup.counts
         by_gradient = self.settings.utility == "gradient"
         group.learn(lookup, counts, gradients, by_gradient, self._powers, number)
         if self.dimensions.is_open:
@@ -270,28 +272,30 @@ class Pruner:
         self, located: Sequence[Located], absent: Sequence[Int64s], hashes: Sequence[Any], count: int
     ) -> list[Int64s]:
         """Which ``count`` of the absent keys come first, by group, in the order they were given."""
-        order = self._by_reads(located, absent, hashes)[:count]
+        chosen = np.sort(self._by_reads(located, absent, hashes, count))
         ends = np.cumsum([0, *map(len, absent)])
-        chosen = np.sort(order)
         return [chosen[(chosen >= begin) & (chosen < end)] - begin for begin, end in pairwise(ends)]
 
-    def _by_reads(self, located: Sequence[Located], which: Sequence[Int64s], hashes: Sequence[Any]) -> Int64s:
-        """The order of rows that compete: most read first, then by a hash that changes from step to step."""
-        counts = np.concatenate([one.counts()[some] for one, some in zip(located, which, strict=True)])
+    def _by_reads(
+        self, located: Sequence[Located], which: Sequence[Int64s], hashes: Sequence[Any], count: int
+    ) -> Int64s:
+        """The first ``count`` rows that compete: most read first, then by a hash that changes every step."""
+        counts = np.concatenate([one.counts[some] for one, some in zip(located, which, strict=True)])
         drawn = mixed(np.concatenate(hashes) ^ salt_of(self.seed, self.iteration))
-        return np.lexsort((drawn, -counts))
+        return first_by(-counts, drawn, count)
 
     def _fill(self, located: Sequence[Located], which: Sequence[Int64s], hashes: Sequence[Any]) -> None:
         """Give new rows chunks, whole rows first come first served."""
-        num_chunks = self.pool.num_chunks
-        if not self.pool.num_free:
+        num_chunks, num_free = self.pool.num_chunks, self.pool.num_free
+        if not num_free:
             return
         num_new = sum(map(len, which))
         wanted = np.full(num_new, num_chunks)
-        if num_new * num_chunks > self.pool.num_free:
-            num_free = self.pool.num_free
-            wanted[self._by_reads(located, which, hashes)] = np.clip(
-                num_free - num_chunks * np.arange(num_new), 0, num_chunks
+        if num_new * num_chunks > num_free:
+            num_served = -(-num_free // num_chunks)
+            wanted[:] = 0
+            wanted[self._by_reads(located, which, hashes, num_served)] = np.minimum(
+                num_free - num_chunks * np.arange(num_served), num_chunks
             )
         begin = 0
         for group, one, some in zip(self.groups, located, which, strict=True):

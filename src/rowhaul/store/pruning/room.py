@@ -20,6 +20,9 @@ from rowhaul.store.pruning.settings import PruneSettings
 INDEX_BYTES = 64
 _FEW_ENTRIES = 1 << 20
 _INDEX_BYTES_OF_MANY = 32
+# Where rows have few columns, and many of them room, at least so many entries for each of these: rows that
+# come need one to show what they are worth.
+_CHOICE = 1.25
 # However few rows are known, this many entries are allowed: about a megabyte.
 LEAST_ENTRIES = 1 << 14
 
@@ -31,6 +34,7 @@ class Sizes:
     chunk: int  # with its state
     entry: int
     num_chunks: int
+    columns: float = 1.0  # the share of all columns that rows have by now
 
     @property
     def of_budgeted_chunk(self) -> int:
@@ -50,8 +54,10 @@ def room_for(
         return Room(affordable, affordable, num_rows)
     kept = 1 - settings.ratio
     # A little more than nothing, so that 0.1 * 10 rows is one row although 1 - 0.9 is below 0.1.
-    num_chunks = math.floor(kept * sizes.num_chunks * num_rows + 1e-6)
-    num_entries = max(least_entries, math.ceil(math.sqrt(kept) * num_rows))
+    chunks = min(1.0, kept / sizes.columns) if settings.counts_columns else kept
+    num_chunks = math.floor(chunks * sizes.num_chunks * num_rows + 1e-6)
+    entries = min(1.0, max(math.sqrt(kept), _CHOICE * chunks)) if settings.counts_columns else math.sqrt(kept)
+    num_entries = max(least_entries, math.ceil(entries * num_rows))
     return Room(num_chunks, num_entries, num_rows)
 
 

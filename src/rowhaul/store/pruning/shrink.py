@@ -31,8 +31,8 @@ class Dimensions:
     """
 
     def __init__(self, settings: PruneSettings, dims: Sequence[int]) -> None:
-        self._keep, self._after = settings.dims, settings.cold_start
-        self.is_open = bool(settings.dims)  # whether gradients are still summed
+        self._keep, self._after = settings.num_columns(max(dims)), settings.cold_start
+        self.is_open = bool(self._keep)  # whether gradients are still summed
         # By table and column, of squared gradients.
         self.sums: Floats = np.zeros((len(dims), max(dims) if self.is_open else 0))
 

@@ -11,6 +11,7 @@ from rowhaul.exchange.chunks.map import ChunkMap
 from rowhaul.exchange.chunks.scheduling import ChunkScheduler
 from rowhaul.exchange.rows import TableLayout
 from rowhaul.schedule import HotRows, IdBatch, RowPolicy, Scheduler, ScheduleSettings, Topology
+from rowhaul.simulate.quantities import parse_bytes
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.prune_config import check_cluster
 
@@ -38,10 +39,15 @@ def schedule_settings(
             "prune decides by itself which rows are forgotten, but tables have policies by which rows come "
             "and go; leave out one of them"
         )
-    if not str(config.cache).strip()[-1:].isalpha():
+    in_bytes = str(config.cache).strip()[-1:].isalpha()
+    if not in_bytes:
         config = replace(config, cache=str(int(config.cache) * layout.num_chunks))
     chunked = replace(topology, tables_per_row=layout.num_chunks)
-    return config.schedule(chunked, layout.sizes(), seed=seed, speeds=speeds)
+    settings = config.schedule(chunked, layout.sizes(), seed=seed, speeds=speeds)
+    if in_bytes and layout.columns_to_keep:  # chunks of one size now will be smaller: more of them fit
+        capacity = parse_bytes(str(config.cache), "cluster.cache")
+        settings = replace(settings, cache=replace(settings.cache, capacity=capacity, unit="bytes"))
+    return settings
 
 
 def make_scheduler(settings: ScheduleSettings, layout: TableLayout, ids: Iterable[IdBatch]) -> Scheduler:

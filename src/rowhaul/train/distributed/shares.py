@@ -20,6 +20,8 @@ import numpy.typing as npt
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.data.stream import SampleStream
 from rowhaul.exchange.calibrate import LinkMeasurements, measure_links
+from rowhaul.exchange.chunks.layout import ChunkLayout
+from rowhaul.exchange.chunks.simulated import chunks_read
 from rowhaul.exchange.mover import Job
 from rowhaul.exchange.runtime import MEASURES
 from rowhaul.nn import EmbeddingBagCollection
@@ -28,7 +30,7 @@ from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.links import Link, Links
 from rowhaul.simulate.results import Outcome
 from rowhaul.simulate.run import Simulation
-from rowhaul.train.distributed.training import DistributedTraining, tables_of_features
+from rowhaul.train.distributed.training import DistributedTraining, layout_of, tables_of_features
 
 OBSERVED_ITERATIONS = 10  # whose compute times count
 SKIPPED_ITERATIONS = 3  # before them: kernels may compile
@@ -205,13 +207,15 @@ class _Trial:
 
 
 def first_batches(stream: SampleStream, collection: EmbeddingBagCollection) -> list[IdBatch]:
-    """The ids of the batches that shares are tried on."""
-    return [
+    """The ids of the batches that shares are tried on; where rows are pruned, those of what will be left."""
+    batches = [
         IdBatch.from_features(
             tables_of_features(collection, samples.features), samples.values, samples.lengths
         )
         for samples in stream.from_beginning(TRIED_BATCHES * stream.batch_size)
     ]
+    layout = layout_of(collection)
+    return chunks_read(layout, batches) if isinstance(layout, ChunkLayout) else batches
 
 
 def seconds_per_sample(observed: list[npt.NDArray[np.float64]]) -> tuple[float, ...]:

@@ -110,7 +110,7 @@ class DistributedTraining:
             if runtime.iteration == before + most:
                 if self.pruning.narrow(runtime):
                     self._use_narrower()
-                if runtime.iteration % self.pruning.period == 0:
+                if self.pruning.is_due(runtime):
                     self._on_prune(self.pruning.prune(runtime, self.settings.topology))
             if runtime.stopped:
                 break

@@ -1,0 +1,83 @@
+"""Pruning in two dimensions: a ratio is that of all values, before columns are chosen and after."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rowhaul import optim
+from rowhaul.errors import ConfigError
+from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, RowOptimizer
+from rowhaul.store.pruning import PruneSettings
+from rowhaul.store.pruning.room import Sizes, room_for
+from rowhaul.train import TrainConfig
+from rowhaul.train.prune_config import PruneConfig
+
+COLD_START, PERIOD = 12, 5
+
+
+def skewed_batches(num_steps, samples=200):
+    """Some ids again and again, and many once."""
+    random = np.random.default_rng(0)
+    for _ in range(num_steps):
+        keys = np.minimum(random.zipf(1.2, samples), 1 << 40)
+        yield KeyedJaggedTensor(
+            ["item"], torch.from_numpy(keys), lengths=torch.ones(samples, dtype=torch.int64)
+        )
+
+
+def test_a_ratio_is_that_of_all_values_at_every_step():
+    table = EmbeddingBagConfig(embedding_dim=16, name="item", feature_names=["item"])
+    pruning = PruneSettings(
+        ratio=0.9, chunks=2, period=PERIOD, cold_start=COLD_START, two_dimensions=True, enforcement=0.0
+    )
+    collection = EmbeddingBagCollection([table], optimizer=optim.RowwiseAdagrad(lr=0.1), pruning=pruning)
+    rows, shares = RowOptimizer(collection), []
+    for batch in skewed_batches(40):
+        (collection(batch).values() - 1).square().sum().backward()
+        rows.step()
+        report = collection.pruning.report()
+        assert report.value_bytes <= 0.1 * report.unpruned_value_bytes
+        shares.append(report.num_chunks / (2 * report.num_rows))
+    assert shares[COLD_START - 2] <= 0.1  # of the pieces, while rows have all columns
+    assert 0.2 < shares[-1] <= 0.1 * 16 / 6  # fewer columns leave room for more
+    assert collection.pruning.groups[0].pruned.columns.shape[1] == 6
+    assert 0.9 <= collection.pruning.report().ratio < 0.925
+
+
+@given(
+    st.floats(0.01, 0.999),
+    st.integers(1, 8),
+    st.integers(8, 512),
+    st.integers(0, 10**7),
+    st.integers(1, 4096),
+)
+def test_no_more_values_are_kept_than_asked_and_every_row_that_is_has_an_entry(
+    ratio, chunks, dim, num_rows, least
+):
+    settings = PruneSettings(ratio=ratio, chunks=chunks, two_dimensions=True)
+    kept = settings.num_columns(dim)
+    assert kept == 0 or max(chunks, dim / 4) <= kept < dim
+    before, after = (
+        room_for(settings, 0, Sizes(36, 36, chunks, columns), num_rows, least)
+        for columns in (1.0, (kept or dim) / dim)
+    )
+    assert before.num_chunks <= after.num_chunks <= chunks * num_rows
+    for room, columns in ((before, dim), (after, kept or dim)):
+        assert room.num_chunks * columns <= (1 - ratio) * chunks * num_rows * dim + columns
+        assert room.num_entries >= min(num_rows, room.num_chunks / chunks)
+
+
+def test_it_is_what_a_share_in_a_configuration_means():
+    settings = PruneConfig(ratio="90%").settings()
+    assert settings is not None
+    assert settings.num_columns(64) == 21
+    pieces_alone = PruneConfig(ratio="90%", two_dimensions=False).settings()
+    assert pieces_alone is not None
+    assert pieces_alone.num_columns(64) == 0
+    assert PruneConfig(ratio="90%", dims=12).settings().num_columns(64) == 12
+    assert PruneConfig(budget="1GiB").settings().num_columns(64) == 0
+    assert PruneConfig().settings() is None
+    with pytest.raises(ConfigError, match="two_dimensions"):
+        TrainConfig.from_dict({"prune": {"two_dimensions": "often"}})
