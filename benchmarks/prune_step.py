@@ -1,12 +1,17 @@
 """The sparse part of a step, pruned against unpruned: rows beyond the caches, K = 2, 4, 8 chunks a row.
 
-Tables are filled with all their rows first, which is more than the caches hold, and trained on skewed
-batches until pruning has found the useful ones. What is timed is reading the rows of a batch, the way back of
-its gradients and the row optimizer's step; the sides take turns in one process. Utilities are brought up to
-date beside the next forward, so wall time and CPU time of all threads are both shown. The pruning itself
-comes every 1,000 steps by default; its share of a step is shown at that rate.
+Ids are those of the Criteo-like log, as in `sparse_step.py`, or with ``--skew`` drawn by one power law from
+equal tables. Tables are filled with all their rows first, more than a gigabyte unpruned, and trained until
+pruning has found the useful ones and the index is as full as it gets between two prunings. What is timed is
+reading the rows of a batch, the way back of its gradients and the row optimizer's step, on the same batches;
+the sides take turns in one process.
 
-    python benchmarks/prune_step.py [--ratio 0.99] [--dim 32] [--rows 4000000] [--batch-size 2048]
+Two things of a pruned step need not be done where training waits: rows are looked up in the thread that loads
+batches, and utilities are brought up to date beside the next forward. ``CPU`` counts both, ``thread`` is what
+is left for the training thread. The pruning itself comes every 1,000 steps by default; its share at that rate
+is in all speed-ups.
+
+    python benchmarks/prune_step.py [--ratio 0.99] [--skew 0.8] [--dim 32] [--rows 10000000]
 """
 
 from __future__ import annotations
@@ -19,64 +24,148 @@ _environment.keep_freed_memory()
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from prune_ids import Ids, by_power_law, criteo_like
 from report import console, print_machine, print_table
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, RowOptimizer
 from rowhaul.optim import row_optimizer
 from rowhaul.store.pruning import PruneSettings
 
 PERIOD = 1000  # the default number of steps between prunings
-MIX = 0x9E3779B97F4A7C15
+AHEAD = 3  # batches between the look-up of a batch and its step, where it is early
+FILLED = 16_384  # rows of a table that are made at a time
+MOST_WARM_STEPS = 600
 
 
 class Side:
     """A collection and its optimizer, stepped with gradients that are given."""
 
-    def __init__(self, name: str, options: argparse.Namespace, pruning: PruneSettings | None) -> None:
+    def __init__(
+        self, name: str, options: argparse.Namespace, ids: Ids, pruning: PruneSettings | None
+    ) -> None:
         self.name = name
-        features = [f"f{t}" for t in range(options.tables)]
         configs = [
-            EmbeddingBagConfig(embedding_dim=options.dim, name=one, feature_names=[one]) for one in features
+            EmbeddingBagConfig(embedding_dim=options.dim, name=one, feature_names=[one])
+            for one in ids.features
         ]
         rule = row_optimizer(options.optimizer, lr=0.02)
         self.collection = EmbeddingBagCollection(configs, optimizer=rule, pruning=pruning)
         self.rows = RowOptimizer(self.collection)
         self.wall: list[float] = []
         self.cpu: list[float] = []
+        self.thread: list[float] = []  # CPU time of the training thread, rows looked up early
+        self.pruning_seconds = 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the index has room for hardly any new row."""
+        pruning = self.collection.pruning
+        return pruning is None or all(
+            one.num_entries >= 0.99 * one.room.num_entries for one in pruning.pruners
+        )
 
     def step(self, ids: KeyedJaggedTensor, gradient: torch.Tensor) -> None:
         pooled = self.collection(ids).values()
         pooled.backward(gradient[: len(pooled)])
         self.rows.step()
 
+    def wait(self) -> None:
+        if self.collection.pruning:
+            self.collection.pruning.wait()
+
     def timed_step(self, ids: KeyedJaggedTensor, gradient: torch.Tensor) -> None:
+        """All of it: what other threads do counts here, not on the other side."""
         wall, cpu = time.perf_counter(), time.process_time()
         self.step(ids, gradient)
         self.wall.append(time.perf_counter() - wall)
-        if self.collection.pruning:
-            self.collection.pruning.wait()  # its CPU time counts here, not on the other side
+        self.wait()
         self.cpu.append(time.process_time() - cpu)
 
+    def timed_training(self, ids: KeyedJaggedTensor, gradient: torch.Tensor) -> None:
+        """What the training thread does, of a batch that was looked up before."""
+        began = time.thread_time()
+        self.step(ids, gradient)
+        self.thread.append(time.thread_time() - began)
+        self.wait()
 
-def batch_of(keys: np.ndarray, features: list[str]) -> KeyedJaggedTensor:
-    """Keys, features x samples, as they come from a file: one id a bag."""
-    mixed = (keys.astype(np.uint64) * np.uint64(MIX)).view(np.int64)
-    lengths = torch.ones(keys.size, dtype=torch.int64)
-    ids = KeyedJaggedTensor(features, torch.from_numpy(mixed.reshape(-1)), lengths=lengths)
-    ids.offsets()
-    return ids
+    def prune(self) -> None:
+        """Prune now, and not again."""
+        assert self.collection.pruning is not None
+        self.wait()
+        began = time.process_time()
+        for pruner in self.collection.pruning.pruners:
+            pruner.prune()
+            object.__setattr__(pruner.settings, "period", 1 << 40)
+        self.pruning_seconds = time.process_time() - began
 
 
-def skewed(random: np.random.Generator, shape: tuple[int, int], num_rows: int, skew: float) -> np.ndarray:
-    """Row numbers by a power law: most reads go to few rows, the rest to all others."""
-    uniform = random.random(shape)
-    if abs(skew - 1) < 1e-9:
-        return np.minimum(num_rows**uniform, num_rows - 1).astype(np.int64)
-    top = num_rows ** (1 - skew)
-    return np.minimum((uniform * (top - 1) + 1) ** (1 / (1 - skew)), num_rows - 1).astype(np.int64)
+def fill_and_warm(sides: Sequence[Side], ids: Ids, gradient: torch.Tensor, steps: int) -> None:
+    """All rows, some training with prunings, and more without until the index is full."""
+    for batch in ids.everything(FILLED):
+        for side in sides:
+            side.step(batch, gradient)
+    for _ in range(steps):
+        batch = next(ids.batches)
+        for side in sides:
+            side.step(batch, gradient)
+    for side in sides[1:]:
+        side.prune()
+    for number in range(MOST_WARM_STEPS):
+        if number >= steps and all(side.is_full for side in sides):
+            return
+        batch = next(ids.batches)
+        for side in sides:
+            side.step(batch, gradient)
+    console.print(f"the index is not full after {MOST_WARM_STEPS} steps: new rows cost time in those timed")
+
+
+def measure(sides: Sequence[Side], ids: Ids, gradient: torch.Tensor, steps: int) -> list[int]:
+    """Time steps, in turns whole ones and those of rows looked up early; distinct rows of each batch."""
+    coming = [next(ids.batches) for _ in range(2 * steps)]
+    for number, batch in enumerate(coming):
+        later = number + AHEAD
+        for side in sides:
+            if later < len(coming) and later % 2:
+                side.collection.locate_early(coming[later])
+            if number % 2:
+                side.timed_training(batch, gradient)
+            else:
+                side.timed_step(batch, gradient)
+    return [sum(len(np.unique(batch[one].values())) for one in ids.features) for batch in coming]
+
+
+def print_sides(sides: Sequence[Side]) -> None:
+    plain = sides[0]
+    lines = []
+    for side in sides:
+        pruning = side.pruning_seconds / PERIOD
+        held = side.collection.allocated_bytes
+        lines.append(
+            [
+                side.name,
+                *(1e3 * statistics.median(times) for times in (side.wall, side.cpu, side.thread)),
+                1e3 * pruning,
+                f"{ratio(plain.wall, side.wall, pruning):.2f}x",
+                f"{ratio(plain.cpu, side.cpu, pruning):.2f}x",
+                f"{ratio(plain.thread, side.thread, pruning):.2f}x",
+                f"{held / 2**20:,.0f}",
+                f"{held / plain.collection.allocated_bytes:.1%}",
+            ]
+        )
+    print_table(
+        "milliseconds a step, medians; speed-ups are medians over steps, by",
+        ["rows", "wall", "CPU", "thread", "pruning", "wall", "CPU", "thread", "MiB held", "of unpruned"],
+        lines,
+    )
+
+
+def ratio(plain: Sequence[float], pruned: Sequence[float], pruning: float) -> float:
+    """How many times faster: the median over steps that were taken one after the other."""
+    return statistics.median(one / (other + pruning) for one, other in zip(plain, pruned, strict=True))
 
 
 def main() -> None:
@@ -86,91 +175,34 @@ def main() -> None:
     parser.add_argument("--ratio", type=float, default=0.99)
     parser.add_argument("--chunks", default="2,4,8")
     parser.add_argument("--dim", type=int, default=32)
-    parser.add_argument("--tables", type=int, default=26)
-    parser.add_argument("--rows", type=int, default=4_000_000, help="of all tables together")
+    parser.add_argument("--rows", type=int, default=10_000_000, help="of all tables together")
     parser.add_argument("--batch-size", type=int, default=2048)
-    parser.add_argument("--skew", type=float, default=0.8, help="exponent of the power law of reads")
+    parser.add_argument("--skew", type=float, default=0.0, help="exponent of a power law instead of the log")
     parser.add_argument("--optimizer", default="rowwise_adagrad")
     parser.add_argument("--warm", type=int, default=60, help="steps before timing, pruned every 20")
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, help="that share the work on tables")
     options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads)
     print_machine()
-    sides = [Side("unpruned", options, None)]
+    if options.skew:
+        ids = by_power_law(options.rows, options.batch_size, 26, options.skew)
+    else:
+        ids = criteo_like(options.rows, options.batch_size)
+    sides = [Side("unpruned", options, ids, None)]
     for chunks in map(int, options.chunks.split(",")):
         pruning = PruneSettings(ratio=options.ratio, chunks=chunks, period=20)
-        sides.append(Side(f"K = {chunks}", options, pruning))
-    random = np.random.default_rng(0)
-    features = [f"f{t}" for t in range(options.tables)]
-    per_table = options.rows // options.tables
-    slice_size = 16_384
-    gradient = torch.randn(slice_size, options.dim * options.tables) * 1e-3
-    for first in range(0, per_table, slice_size):
-        keys = np.tile(np.arange(first, min(first + slice_size, per_table)), (options.tables, 1))
-        for side in sides:
-            side.step(batch_of(keys, features), gradient)
-    shape = (options.tables, options.batch_size)
-    for _ in range(options.warm):
-        ids = batch_of(skewed(random, shape, per_table, options.skew), features)
-        for side in sides:
-            side.step(ids, gradient)
-    pruning_seconds = {side.name: prune_now(side) for side in sides[1:]}
-    for _ in range(options.warm):  # until the index is as full as it gets between two prunings
-        ids = batch_of(skewed(random, shape, per_table, options.skew), features)
-        for side in sides:
-            side.step(ids, gradient)
-    distinct = []
-    for _ in range(options.steps):
-        keys = skewed(random, shape, per_table, options.skew)
-        distinct.append(sum(len(np.unique(some)) for some in keys))
-        ids = batch_of(keys, features)
-        for side in sides:
-            side.timed_step(ids, gradient)
+        sides.append(Side(f"K = {chunks}", options, ids, pruning))
+    gradient = torch.randn(FILLED, options.dim * len(ids.features)) * 1e-3
+    fill_and_warm(sides, ids, gradient, options.warm)
+    distinct = measure(sides, ids, gradient, options.steps)
+    law = f"power law {options.skew}" if options.skew else "Criteo-like log"
     console.print(
-        f"{options.rows:,} rows of {options.dim} in {options.tables} tables, {options.optimizer}, "
+        f"{law}, {options.rows:,} rows of {options.dim} in {len(ids.features)} tables, {options.optimizer}, "
         f"{options.batch_size:,} samples a batch ({int(np.median(distinct)):,} distinct rows), "
-        f"{torch.get_num_threads()} threads, {options.ratio:.1%} pruned"
+        f"threads: {torch.get_num_threads()}, {options.ratio:.1%} pruned"
     )
-    print_sides(sides, pruning_seconds)
-
-
-def prune_now(side: Side) -> tuple[float, float]:
-    """Seconds of one pruning, by the clock and of CPU time; afterwards none comes."""
-    assert side.collection.pruning is not None
-    side.collection.pruning.wait()
-    began, began_cpu = time.perf_counter(), time.process_time()
-    for pruner in side.collection.pruning.pruners:
-        pruner.prune()
-        object.__setattr__(pruner.settings, "period", 1 << 40)
-    return time.perf_counter() - began, time.process_time() - began_cpu
-
-
-def print_sides(sides: list[Side], pruning_seconds: dict[str, tuple[float, float]]) -> None:
-    plain_wall, plain_cpu = (statistics.median(one) for one in (sides[0].wall, sides[0].cpu))
-    lines = []
-    for side in sides:
-        wall, cpu = statistics.median(side.wall), statistics.median(side.cpu)
-        pruning, pruning_cpu = (one / PERIOD for one in pruning_seconds.get(side.name, (0.0, 0.0)))
-        held = side.collection.allocated_bytes
-        lines.append(
-            [
-                side.name,
-                1e3 * wall,
-                1e3 * cpu,
-                1e3 * pruning_cpu,
-                f"{plain_wall / (wall + pruning):.2f}x",
-                f"{plain_cpu / (cpu + pruning_cpu):.2f}x",
-                f"{held / 2**20:,.0f}",
-                f"{held / sides[0].collection.allocated_bytes:.1%}",
-            ]
-        )
-    print_table(
-        "milliseconds a step, medians",
-        ["rows", "wall", "CPU", "pruning", "speed-up", "by CPU", "MiB held", "of unpruned"],
-        lines,
-    )
+    print_sides(sides)
 
 
 if __name__ == "__main__":

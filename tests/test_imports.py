@@ -32,7 +32,7 @@ TABLE = {
         {
             *("checkpoint", "data", "nn", "optim", "store", "cluster", "exchange", "schedule", "simulate"),
         },
-        {"numpy", "torch", "pyarrow", "yaml", "xxhash"},
+        {"numpy", "torch", "pyarrow", "safetensors", "yaml", "xxhash"},
     ),
     "cli": (
         {

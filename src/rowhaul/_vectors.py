@@ -136,6 +136,35 @@ def joined(typing_context: Any, four: Any) -> Any:
 
 
 @intrinsic
+def joined_each(typing_context: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """`joined` of each of four, in four lanes."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def lanes(one: Any, other: Any, *numbers: int) -> Any:
+            mask = ir.Constant(ir.VectorType(ir.IntType(32), LANES), list(numbers))
+            return builder.shuffle_vector(one, other, mask)
+
+        low, other_low = (lanes(*arguments[at : at + 2], 0, 4, 1, 5) for at in (0, 2))
+        high, other_high = (lanes(*arguments[at : at + 2], 2, 6, 3, 7) for at in (0, 2))
+        zeroth, first = (lanes(low, other_low, at, at + 1, at + 4, at + 5) for at in (0, 2))
+        second, third = (lanes(high, other_high, at, at + 1, at + 4, at + 5) for at in (0, 2))
+        return builder.fadd(builder.fadd(zeroth, first), builder.fadd(second, third))
+
+    return a(a, b, c, d), generate
+
+
+@intrinsic
+def narrowed(typing_context: Any, four: Any) -> Any:
+    """Four numbers of double precision in single precision."""
+    narrow = Four(types.float32)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fptrunc(arguments[0], context.get_value_type(narrow))
+
+    return narrow(four), generate
+
+
+@intrinsic
 def widened(typing_context: Any, four: Any) -> Any:
     """The four numbers in double precision."""
     wide = Four(types.float64)

@@ -4,77 +4,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pruning_oracle import SlowPruning
+from pruned_driver import Fast
+from pruning_oracle import SlowPruning, norm, power
 
 from rowhaul.optim import SGD, Adagrad, Adam, RowwiseAdagrad
-from rowhaul.store import TableGroup, TableSpec
-from rowhaul.store.pruning import ChunkPool, PrunedTables, Pruner, PruneSettings
+from rowhaul.store import TableGroup
+from rowhaul.store.pruning import PruneSettings
+from rowhaul.store.pruning.chunk_kernels import chunk_norms
+from rowhaul.store.pruning.pool import chunk_starts
 
 RULES = [SGD(lr=0.1), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1, weight_decay=0.01), Adam(lr=0.01)]
-
-
-class Fast:
-    """Pruned tables in one or two groups, driven as a collection drives them."""
-
-    def __init__(self, prune, dim, optimizer, dtype=np.float64, num_tables=3, split=None, seed=5, least=4):
-        self.specs = [TableSpec(f"t{t}", dim, -1, 1) for t in range(num_tables)]
-        self.num_tables, self.cuts = num_tables, [0, split or num_tables, num_tables]
-        self.pool = ChunkPool(dim, prune.chunks, optimizer, dtype)
-        self.groups = [
-            PrunedTables(self.specs[a:b], optimizer, dtype, seed, self.pool)
-            for a, b in zip(self.cuts, self.cuts[1:], strict=False)
-            if b > a
-        ]
-        self.pruner = Pruner(self.pool, self.groups, prune, prune.budget, seed, least)
-        self.lookups = []
-
-    def read(self, batch):
-        located = []
-        for first, group in zip(self.cuts, self.groups, strict=False):
-            keys = [[key for t, key in batch if t == first + table] for table in range(len(group.tables))]
-            starts = np.cumsum([0, *map(len, keys)])
-            values = np.array([key for some in keys for key in some], dtype=np.int64)
-            located.append(group.locate(values, starts, np.arange(len(group.tables))))
-        self.pruner.add_new(located)
-        self.lookups = [group.read(one) for group, one in zip(self.groups, located, strict=True)]
-        rows = {}
-        for first, group, lookup in zip(self.cuts, self.groups, self.lookups, strict=False):
-            for name, row in zip(self.names(first, lookup), group.rows(lookup), strict=True):
-                rows[name] = row
-        return rows
-
-    def names(self, first, lookup):
-        tables = np.repeat(np.arange(len(lookup.starts) - 1), np.diff(lookup.starts)) + first
-        return list(zip(tables.tolist(), lookup.keys.tolist(), strict=True))
-
-    def step(self, gradients, lr, number):
-        for first, group, lookup in zip(self.cuts, self.groups, self.lookups, strict=False):
-            names = self.names(first, lookup)
-            of_rows = np.array([gradients[name] for name in names]).reshape(len(names), group.dim)
-            of_rows = of_rows.astype(group.dtype)
-            group.step(lookup, of_rows, lr, number)
-            self.pruner.learn(group, lookup, None, of_rows, number)
-        return self.pruner.finish_step(number)
-
-    def rows(self):
-        """{(table, key): (whole row, which chunks are there, utilities, touched, records)}"""
-        found = {}
-        for first, group in zip(self.cuts, self.groups, strict=False):
-            for table in range(len(group.tables)):
-                for keys, rows in group.blocks(table):
-                    for key, row in zip(keys.tolist(), rows, strict=True):
-                        found[first + table, key] = [row]
-                for block in group.row_blocks(table):
-                    ends = np.cumsum(block.present.sum(axis=1))
-                    parts = np.split(block.records, ends[:-1])
-                    for i, key in enumerate(block.keys.tolist()):
-                        found[first + table, key] += [
-                            block.present[i],
-                            block.utilities[i],
-                            block.touched[i],
-                            parts[i],
-                        ]
-        return found
 
 
 def unpruned_first_values(specs, seed, dtype):
@@ -162,6 +101,29 @@ def test_the_fast_version_equals_the_slow_one_step_for_step(case):
         assert_same(fast, slow)
         assert fast.pool.num_used == slow.num_present() <= fast.pool.capacity == slow.room()[0]
         assert fast.pruner.num_entries <= fast.pruner.room.num_entries
+
+
+@pytest.mark.parametrize(("chunks", "dim"), [(4, 16), (4, 32), (8, 32), (6, 24), (8, 30), (3, 20)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_utilities_are_added_up_alike_in_one_process_and_on_a_cluster(chunks, dim, dtype):
+    """Where several chunks are done at once, too; a cluster has norms from `chunk_norms`."""
+    fast = Fast(PruneSettings(chunks=chunks, period=100, decay=0.9), dim, SGD(lr=0.1), dtype)
+    random = np.random.default_rng(2)
+    utilities, touched = {}, {}
+    columns, starts = np.arange(dim)[None, :], chunk_starts(dim, chunks)
+    for number in range(1, 6):
+        batch = [(int(t), int(k)) for t, k in zip(*random.integers(0, [[3], [6]], (2, 12)), strict=True)]
+        gradients = {name: random.normal(size=dim).astype(dtype) for name in fast.read(batch)}
+        fast.step(gradients, 0.1, number)
+        for name, gradient in gradients.items():
+            kept = power(0.9, number - touched.get(name, number))
+            norms = chunk_norms(gradient[None, :], np.zeros(1, dtype=np.int64), starts, columns)[0]
+            if dtype == np.float64 or dim == 4 * chunks:
+                assert norms.tolist() == [norm(part) for part in np.array_split(gradient, chunks)]
+            before = np.array(utilities.get(name, np.zeros(chunks)), dtype=np.float64)
+            utilities[name] = (kept * before + batch.count(name) * norms).astype(np.float32).tolist()
+            touched[name] = number
+    assert {name: row[2].tolist() for name, row in fast.rows().items()} == utilities
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

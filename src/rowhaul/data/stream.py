@@ -7,7 +7,8 @@ stream the window, that a position lies in, and goes on with the very batches th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import numpy as np
 import xxhash
@@ -22,6 +23,8 @@ from rowhaul.data.schema import Schema
 from rowhaul.errors import ConfigError, DataError
 
 PREFETCHED_BATCHES = 4
+
+Prepared = TypeVar("Prepared")
 
 
 class SampleStream:
@@ -122,10 +125,15 @@ class SampleStream:
         )
 
     def __iter__(self) -> Iterator[Samples]:
+        return self.prepared(lambda samples: samples)
+
+    def prepared(self, prepare: Callable[[Samples], Prepared]) -> Iterator[Prepared]:
+        """What ``prepare`` makes of every batch: it runs ahead, in the thread that loads them."""
         self.position = self._start
-        for batch in prefetch(self._batches(), PREFETCHED_BATCHES):
-            self.position += len(batch)
-            yield batch
+        made = ((len(batch), prepare(batch)) for batch in self._batches())
+        for count, one in prefetch(made, PREFETCHED_BATCHES):
+            self.position += count
+            yield one
 
     def _epochs(self) -> Iterator[tuple[int, int, int]]:
         """Each epoch that is read, with the part of it from ``first`` to ``last``."""

@@ -7,7 +7,7 @@ concerns them all, who gets memory, happens between their steps, in one thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from rowhaul.errors import ConfigError
 from rowhaul.nn.config import EmbeddingBagConfig
+from rowhaul.nn.early import EarlyLookups, FoundRows
 from rowhaul.nn.jagged import KeyedJaggedTensor
 from rowhaul.nn.pooled import FeatureGroup, PooledRead, summed
 from rowhaul.nn.threads import run_all
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.store import Lookup
 from rowhaul.store.pruning import ChunkPool, PrunedLookup, PrunedTables, Pruner, PruneSettings
-from rowhaul.store.pruning.lookups import Located
 from rowhaul.store.pruning.report import PruneReport, report_on
 
 Int64s = npt.NDArray[np.int64]
@@ -51,7 +51,7 @@ class PrunedGroup(FeatureGroup):
         assert isinstance(self.tables, PrunedTables)
         return self.tables
 
-    def locate(self, features: KeyedJaggedTensor) -> tuple[Located, slice | Int64s, Int64s]:
+    def locate(self, features: KeyedJaggedTensor) -> FoundRows:
         """Find the entries of the rows that a batch reads; and which of its ids they are, in which bags."""
         ids, entries, offsets = self.ids_of(features)
         return self.pruned.locate(*ids), entries, offsets
@@ -72,15 +72,15 @@ class PrunedGroup(FeatureGroup):
     def _joined(self) -> tuple[Lookup, Floats, Int64s]:
         """Several passes as one: each row once, with its gradients and its accesses summed."""
         together, gradients = summed(self.pending, self.tables)
-        found = self.pruned.index.find(together.keys, together.starts)[0]
-        located = Located(together.keys, together.starts, together.inverse, found)
+        located = self.pruned.locate_keys(together.keys, together.starts, together.inverse)
         counts = np.zeros(len(together.keys), dtype=np.int64)
         for lookup, _ in self.pending:
             for table in range(len(self.tables.tables)):
                 first, end = together.starts[table : table + 2]
                 some = slice(lookup.starts[table], lookup.starts[table + 1])
                 places = first + np.searchsorted(together.keys[first:end], lookup.keys[some])
-                counts[places] += np.bincount(lookup.inverse, minlength=len(lookup.keys))[some]
+                assert isinstance(lookup, PrunedLookup)
+                counts[places] += lookup.counts[some]
         return self.pruned.read(located), gradients, counts
 
 
@@ -98,8 +98,7 @@ class PrunedRead(PooledRead):
         """Write this group's columns of ``out``."""
         group = self.group
         self._pruned.pool_vectors(
-            self._chunks, group.feature_tables, self.offsets, group.columns, group.is_mean,
-            self._weights(weights), out,
+            self._chunks, self.offsets, group.columns, group.is_mean, self._weights(weights), out
         )  # fmt: skip
 
     def keep_gradients(self, weights: Tensor | None, pooled_gradients: Floats) -> None:
@@ -107,16 +106,20 @@ class PrunedRead(PooledRead):
         self._check_unmoved()
         group = self.group
         gradients = self._pruned.sum_gradients(
-            self._chunks, self.offsets, group.columns, group.is_mean, self._weights(weights), pooled_gradients
-        )
+            self._chunks, group.feature_tables, self.offsets, group.columns, group.is_mean,
+            self._weights(weights), pooled_gradients,
+        )  # fmt: skip
         group.pending.append((self._chunks, gradients))
 
     def weight_gradients(self, pooled_gradients: Floats) -> Floats:
         """Gradient of each id's weight."""
         self._check_unmoved()
         rows = self._pruned.rows(self._chunks)
-        # The kernel of unpruned rows, to which these are rows that are not stored.
-        self.lookup = replace(self._chunks, locations=-1 - np.arange(len(rows)), spare=rows)
+        # The kernel of unpruned rows, to which these are rows that are not stored; ids without an entry read
+        # one more, of zeros.
+        rows = np.concatenate([rows, np.zeros((1, rows.shape[1]), rows.dtype)])
+        inverse = np.where(self._chunks.inverse < 0, np.int32(len(rows) - 1), self._chunks.inverse)
+        self.lookup = replace(self._chunks, inverse=inverse, locations=-1 - np.arange(len(rows)), spare=rows)
         return super().weight_gradients(pooled_gradients)
 
     def _check_unmoved(self) -> None:
@@ -133,10 +136,20 @@ class CollectionPruning:
     settings: PruneSettings
     pruners: list[Pruner]
     groups: list[PrunedGroup]
+    early: EarlyLookups = field(default_factory=EarlyLookups)
+
+    def locate_early(self, features: KeyedJaggedTensor) -> None:
+        """Find the entries of a batch that is read some time later, in any thread."""
+        self.early.put(features, [group.locate(features) for group in self.groups])
 
     def read(self, features: KeyedJaggedTensor, insert: bool, in_parallel: bool) -> list[PooledRead]:
         """Find or make the rows of a batch, and copy them."""
-        found = run_all([partial(group.locate, features) for group in self.groups], in_parallel)
+        found = self.early.take(features)
+        if found is None:
+            found = run_all([partial(group.locate, features) for group in self.groups], in_parallel)
+        else:
+            for group, one in zip(self.groups, found, strict=True):
+                group.pruned.refresh(one[0])
         located = {id(group): one[0] for group, one in zip(self.groups, found, strict=True)}
         if insert:
             for pruner in self.pruners:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import DataError, RowhaulError
@@ -65,6 +66,12 @@ class Trainer:
         """Go on after so many steps of the rows."""
         for group in self.rows.param_groups:
             group["number"] = steps
+
+    def prepare(self, samples: Samples) -> Batch:
+        """A batch to train on; rows that can be are looked up already. May run in the loading thread."""
+        batch = Batch.from_samples(samples)
+        self.collection.locate_early(batch.ids)
+        return batch
 
     def train_step(self, batch: Batch) -> float:
         """One step on one global batch; returns its mean loss."""

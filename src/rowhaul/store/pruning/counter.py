@@ -12,7 +12,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.store.pruning.kernels import count_absent, count_distinct
+from rowhaul.store.pruning.kernels import count_absent, count_distinct, count_ranks
 
 _BITS = 14
 
@@ -40,7 +40,8 @@ class DistinctCounter:
     def estimate(self) -> int:
         """About how many there were."""
         size = len(self.registers)
-        by_rank = np.bincount(self.registers)
+        by_rank = np.zeros(int(self.registers.max()) + 1, dtype=np.int64)
+        count_ranks(self.registers, by_rank)
         raw = 0.7213 / (1 + 1.079 / size) * size**2 / float(by_rank @ np.ldexp(1.0, -np.arange(len(by_rank))))
         num_empty = int(by_rank[0])
         if raw <= 2.5 * size and num_empty:

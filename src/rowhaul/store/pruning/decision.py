@@ -101,6 +101,20 @@ def decide(known: KnownRows, settings: PruneSettings, room: Room, seed: int, ite
     )
 
 
+def first_by(major: Int64s, minor: npt.NDArray[np.uint64], count: int) -> Int64s:
+    """Positions of the first ``count`` by one number and then another: sorts these alone."""
+    if count < len(major):
+        last = np.partition(major, count - 1)[count - 1] if count else major.min()
+        before, tied = np.flatnonzero(major < last), np.flatnonzero(major == last)
+        num_tied = count - len(before)
+        if num_tied < len(tied):
+            tied = tied[np.argpartition(minor[tied], num_tied)[:num_tied]]
+        chosen = np.concatenate([before, tied])
+    else:
+        chosen = np.arange(len(major))
+    return chosen[np.lexsort((minor[chosen], major[chosen]))]
+
+
 def _in_order(tables: Int64s, keys: Int64s) -> Int64s:
     """Positions of rows by table and key: table by table, since that sorts single numbers, which is quick."""
     order = np.argsort(tables, kind="stable")

@@ -1,4 +1,4 @@
-"""Compiled loops over pruned rows: reading, gradients of what is there, utilities, first values.
+"""Compiled loops over pruned rows: entries, lists of what is there, utilities, first values, counts.
 
 An entry is ``num_chunks`` chunk numbers (-1: pruned), as many utilities, and the step of the latest one, 4
 bytes each. Chunks are records of the pool. Chunk ``k`` of a row holds its stored values
@@ -22,7 +22,19 @@ from rowhaul._memory import (
     record_address,
     record_at,
 )
-from rowhaul._vectors import copy_row, four_times, joined, load_four, load_one, size_of, widened
+from rowhaul._vectors import (
+    copy_row,
+    four_times,
+    joined,
+    joined_each,
+    load_four,
+    load_one,
+    narrowed,
+    root,
+    size_of,
+    store_four,
+    widened,
+)
 from rowhaul.store.kernels import mix
 from rowhaul.store.pruning.fields import load_float32, load_int32, store_float32, store_int32
 
@@ -31,21 +43,39 @@ _ENTRIES_AHEAD = 16
 
 
 @kernel
-def read_chunk_numbers(addresses, shift, width, locations, nothing, chunks, held):
-    """Chunk numbers of entries, and how many are there; of no entry (-1) they are ``nothing``, all absent.
+def keep_known(keys, starts, entries, inverse, known_keys, known_starts, known_entries, rows, counts):
+    """Of the distinct keys of a batch, given table by table, keep those that have an entry, in their order.
 
-    Without a branch on what is there, which no processor can guess.
+    ``rows`` gets the number that each id's key has among these, -1 without an entry. ``counts``, zeros and
+    one more than keys, gets how often each is read, behind a first number that is for all the others. Returns
+    how many are kept. Without branches on what is there, which no processor can guess.
     """
-    num_chunks, count, entry_bytes = chunks.shape[1], len(locations), width * 4
-    entries, target, empty = data_address(addresses), data_address(chunks), data_address(nothing)
-    has_entries = len(addresses) > 0
+    numbers = np.empty(len(keys), np.int32)
+    count = 0
+    for table in range(len(starts) - 1):
+        known_starts[table] = count
+        for i in range(starts[table], starts[table + 1]):
+            is_known = int64(entries[i] >= 0)
+            known_keys[count] = keys[i]
+            known_entries[count] = entries[i]
+            numbers[i] = count if is_known else -1
+            count += is_known
+    known_starts[-1] = count
+    for i in range(len(inverse)):
+        row = numbers[inverse[i]]
+        rows[i] = row
+        counts[row + 1] += 1
+    return count
+
+
+@kernel
+def read_chunk_numbers(addresses, shift, width, entries, chunks, held):
+    """Chunk numbers of entries, and how many of them are there."""
+    num_chunks, count, entry_bytes = chunks.shape[1], len(entries), width * 4
+    memory, target = data_address(addresses), data_address(chunks)
     for i in range(count):
-        source = empty
-        if has_entries:
-            soon = max(locations[min(i + _ENTRIES_AHEAD, count - 1)], 0)
-            prefetch_to_read(record_at(entries, shift, entry_bytes, soon))
-            address = record_at(entries, shift, entry_bytes, max(locations[i], 0))
-            source = address if locations[i] >= 0 else empty
+        prefetch_to_read(record_at(memory, shift, entry_bytes, entries[min(i + _ENTRIES_AHEAD, count - 1)]))
+        source = record_at(memory, shift, entry_bytes, entries[i])
         copy_row(target + i * num_chunks * 4, source, num_chunks * 4)
         num_held = 0
         for k in range(num_chunks):
@@ -67,9 +97,16 @@ def list_present(chunks, held, starts, size, num_values, records, firsts):
     Gradients are ``num_values`` a row; ``firsts`` says where a chunk's begin. Both lists have room for one
     more, since every chunk is noted and those that are absent are overwritten.
     """
-    count = 0
+    num_chunks, count = chunks.shape[1], 0
+    is_even = starts[-1] == size * num_chunks
     for i in range(len(chunks)):
-        for k in range(chunks.shape[1] if held[i] else 0):
+        if is_even and held[i] == num_chunks:  # most rows that hold any are whole
+            for k in range(num_chunks):
+                records[count + k] = chunks[i, k]
+                firsts[count + k] = i * num_values + k * size
+            count += num_chunks
+            continue
+        for k in range(num_chunks if held[i] else 0):
             if starts[k + 1] - starts[k] == size:
                 records[count] = chunks[i, k]
                 firsts[count] = i * num_values + starts[k]
@@ -87,18 +124,23 @@ def stored_gradients(table_starts, columns, gradients, out):
 
 
 @register_jitable
-def _norm(gradients, i, first, end):
-    """The norm of a part of a row's gradient, in the order that `update_utilities` adds it up."""
-    a, b, c, d = 0.0, 0.0, 0.0, 0.0
-    whole = first + (end - first) // 4 * 4
-    for j in range(first, whole, 4):
-        w, x = float(gradients[i, j]), float(gradients[i, j + 1])
-        y, z = float(gradients[i, j + 2]), float(gradients[i, j + 3])
-        a, b, c, d = a + w * w, b + x * x, c + y * y, d + z * z
-    total = (a + b) + (c + d)
-    for j in range(whole, end):
-        w = float(gradients[i, j])
-        total += w * w
+def _squares(gradient, num_bytes, size, zero):
+    """Four running sums of the squares of a part of a gradient, in double precision."""
+    sums = four_times(0.0)
+    for at in range(0, num_bytes, 4 * size):
+        four = widened(load_four(gradient + at, zero))
+        sums = sums + four * four
+    return sums
+
+
+@register_jitable
+def _norm(gradient, num_values, size, zero):
+    """The norm of a part of a gradient."""
+    whole = num_values // 4 * 4 * size
+    total = joined(_squares(gradient, whole, size, zero))
+    for at in range(whole, num_values * size, size):
+        one = float(load_one(gradient + at, zero))
+        total += one * one
     return np.sqrt(total)
 
 
@@ -106,42 +148,47 @@ def _norm(gradients, i, first, end):
 def update_utilities(
     addresses, shift, width, locations, counts, starts, gradients, by_gradient, powers, now
 ):  # fmt: skip
-    """``u <- decay**steps * u + accesses * norm`` of every chunk, there or not.
+    """``u <- decay**steps * u + accesses * norm`` of every chunk of entries, there or not.
 
     ``gradients`` are of stored values; ``powers`` are those of the decay, see `decay_powers`. Squares are
-    added up in double precision, in four running sums that are joined in a fixed order.
+    added up in double precision, in four running sums that are joined in a fixed order. Chunks are mostly
+    small, so that most of the time goes into what comes after that: joining the sums, a root, the decay. If
+    chunks are of one size, these are done for four at once; a lane is rounded as a single number would be.
     """
     num_chunks, count, entry_bytes = len(starts) - 1, len(locations), width * 4
     entries, zero = data_address(addresses), gradients.dtype.type(0)
     size = size_of(zero)
-    row_bytes = gradients.shape[1] * size
+    chunk_values = starts[1] - starts[0]
+    chunk_bytes, row_bytes = chunk_values * size, gradients.shape[1] * size
+    in_fours = 0  # chunks done four at a time
+    if by_gradient and chunk_values % 4 == 0 and starts[-1] == num_chunks * chunk_values:
+        in_fours = num_chunks - num_chunks % 4
     for i in range(count):
-        soon = locations[min(i + _ENTRIES_AHEAD, count - 1)]
-        if soon >= 0:
-            address = record_at(entries, shift, entry_bytes, soon)
-            prefetch_to_write(address)
-            prefetch_to_write(address + entry_bytes - 1)
-        if locations[i] < 0:
-            continue
+        soon = record_at(entries, shift, entry_bytes, locations[min(i + _ENTRIES_AHEAD, count - 1)])
+        prefetch_to_write(soon)
+        prefetch_to_write(soon + entry_bytes - 1)
         address = record_at(entries, shift, entry_bytes, locations[i])
         gradient = data_address(gradients) + i * row_bytes
         steps = now - load_int32(address + 8 * num_chunks)
         kept = powers[0, steps & 1023] * powers[1, min(steps >> 10, 1023)]
         store_int32(address + 8 * num_chunks, int32(now))
-        for k in range(num_chunks):
-            amount = float(counts[i])
+        accesses = float(counts[i])
+        for k in range(0, in_fours, 4):
+            part, place = gradient + k * chunk_bytes, address + 4 * (num_chunks + k)
+            norms = root(
+                joined_each(
+                    _squares(part, chunk_bytes, size, zero),
+                    _squares(part + chunk_bytes, chunk_bytes, size, zero),
+                    _squares(part + 2 * chunk_bytes, chunk_bytes, size, zero),
+                    _squares(part + 3 * chunk_bytes, chunk_bytes, size, zero),
+                )
+            )
+            before = widened(load_four(place, float32(0)))
+            store_four(place, narrowed(four_times(kept) * before + four_times(accesses) * norms))
+        for k in range(in_fours, num_chunks):
+            amount = accesses
             if by_gradient:
-                first, end = starts[k] * size, starts[k + 1] * size
-                whole = first + (end - first) // (4 * size) * (4 * size)
-                sums = four_times(0.0)
-                for at in range(first, whole, 4 * size):
-                    four = widened(load_four(gradient + at, zero))
-                    sums = sums + four * four
-                total = joined(sums)
-                for at in range(whole, end, size):
-                    one = float(load_one(gradient + at, zero))
-                    total += one * one
-                amount *= np.sqrt(total)
+                amount *= _norm(gradient + starts[k] * size, starts[k + 1] - starts[k], size, zero)
             place = address + 4 * (num_chunks + k)
             store_float32(place, float32(kept * float(load_float32(place)) + amount))
 
@@ -198,12 +245,10 @@ def write_initial_chunks(
 
 
 @kernel
-def sum_squares(table_starts, locations, gradients, sums):
+def sum_squares(table_starts, gradients, sums):
     """Add the squares of every table's gradients, column by column, in the order of the rows."""
     for table in range(len(table_starts) - 1):
         for i in range(table_starts[table], table_starts[table + 1]):
-            if locations[i] < 0:
-                continue
             for j in range(gradients.shape[1]):
                 sums[table, j] += float(gradients[i, j]) * float(gradients[i, j])
 
@@ -220,6 +265,13 @@ def count_distinct(hashes, bits, registers):
     for i in range(len(hashes)):
         register = int64(hashes[i] >> uint64(64 - bits))
         registers[register] = max(registers[register], _rank(hashes[i], bits))
+
+
+@kernel
+def count_ranks(registers, by_rank):
+    """Add to ``by_rank`` how many registers hold each rank."""
+    for i in range(len(registers)):
+        by_rank[registers[i]] += 1
 
 
 @kernel

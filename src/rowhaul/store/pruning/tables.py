@@ -28,10 +28,10 @@ from rowhaul.store.pruning.kernels import (
     update_utilities,
     write_initial_chunks,
 )
-from rowhaul.store.pruning.lookups import Chunks, Located, PrunedLookup, RowBlock
+from rowhaul.store.pruning.lookups import Chunks, Located, PrunedLookup, RowBlock, Version
 from rowhaul.store.pruning.lookups import decay_powers as decay_powers
 from rowhaul.store.pruning.pool import ChunkArena, ChunkPool
-from rowhaul.store.pruning.pooling import pool_chunks, sum_gradients
+from rowhaul.store.pruning.pooling import assemble_rows, pool_assembled, sum_gradients
 from rowhaul.store.tables import TableGroup, TableSpec
 
 _BLOCK_ROWS = 1 << 16
@@ -53,6 +53,7 @@ class PrunedTables(TableGroup):
         self._value_dtype = np.dtype(dtype)
         self._num_chunks = pool.num_chunks
         self.for_training = True
+        self._version = Version()
         self.columns: Int64s = np.tile(np.arange(self.dim), (len(tables), 1))  # tables x stored values
         self.scattered = False  # whether only some columns are stored
         self.arena = self._empty_entries()
@@ -81,9 +82,28 @@ class PrunedTables(TableGroup):
         return counter.add_absent(located.keys, located.entries, located.starts, self._seeds)
 
     def locate(self, values: Int64s, starts: Int64s, feature_tables: Int64s) -> Located:
-        """Find the entries of a batch, whose features are given as to `TableGroup.lookup`."""
-        keys, key_starts, inverse = self._distinct(values, starts, feature_tables)
-        return Located(keys, key_starts, inverse, self.index.find(keys, key_starts)[0])
+        """Find the entries of a batch, whose features are given as to `TableGroup.lookup`.
+
+        May run in any thread, while others change the tables: see `refresh`.
+        """
+        return self.locate_keys(*self._distinct(values, starts, feature_tables))
+
+    def locate_keys(self, keys: Int64s, starts: Int64s, inverse: npt.NDArray[np.int32]) -> Located:
+        """The same for keys that are distinct already, given table by table, and the key of each id."""
+        version = self._version  # from before: whatever changes meanwhile is looked at again
+        return Located(keys, starts, inverse, self.index.find(keys, starts)[0], version)
+
+    def refresh(self, located: Located) -> None:
+        """Bring what was found some time ago up to date, for whoever changes the tables."""
+        now = self._version
+        if located.version.num_left != now.num_left:
+            located.entries = self.index.find(located.keys, located.starts)[0]
+        elif located.version.num_came != now.num_came:
+            absent = np.flatnonzero(located.entries < 0)
+            keys = np.ascontiguousarray(located.keys[absent])
+            starts = np.searchsorted(absent, located.starts)
+            located.entries[absent] = self.index.find(keys, starts)[0]
+        located.version = now
 
     def add_entries(self, located: Located, which: Int64s, now: int) -> None:
         """Make entries without chunks for some of the keys that have none."""
@@ -92,39 +112,37 @@ class PrunedTables(TableGroup):
         located.entries[which] = self._new_entries(keys, starts, now)
 
     def read(self, located: Located) -> PrunedLookup:
-        """Find the chunks of a batch's rows."""
+        """Find the chunks of a batch's rows, of those that have an entry."""
+        known = located.known()
         nothing = np.empty((0, self.dim), dtype=self.dtype)
-        chunks, held = self._chunk_numbers(located.entries)
+        chunks, held = self._chunk_numbers(known.entries)
         return PrunedLookup(
-            located.keys, located.starts, located.inverse, located.entries, nothing, chunks, held
+            known.keys, known.starts, known.inverse, known.entries, nothing, chunks, held, known.counts
         )
 
     def rows(self, lookup: PrunedLookup) -> npt.NDArray[Any]:
-        """Copies of a batch's distinct rows, zeros where pruned."""
-        return self._whole_rows(lookup.chunks, lookup.starts)
+        """Copies of those distinct rows of a batch that have an entry, zeros where pruned."""
+        return self._whole_rows(lookup.chunks, lookup.held, lookup.starts)
 
     def pool_vectors(
-        self, lookup: PrunedLookup, feature_tables: Int64s, offsets: Int64s, columns: Int64s,
-        is_mean: npt.NDArray[np.bool_], weights: npt.NDArray[Any], out: npt.NDArray[Any],
+        self, lookup: PrunedLookup, offsets: Int64s, columns: Int64s, is_mean: npt.NDArray[np.bool_],
+        weights: npt.NDArray[Any], out: npt.NDArray[Any],
     ) -> None:  # fmt: skip
         """Write the pooled vectors of features, as `rowhaul.store.pooling.pool_rows` does."""
-        arena = self.pool.arena
-        zeros = np.zeros(arena.width, dtype=self.dtype)
-        pool_chunks(
-            arena.addresses, arena.shift, arena.width, lookup.chunks, lookup.held, zeros, self.pool.starts,
-            self.columns, self.scattered, feature_tables, lookup.inverse, offsets, columns, self.dim, is_mean,
-            weights, out, out.ctypes.data,
+        rows, places = self._assembled(lookup.chunks, lookup.held, lookup.starts)
+        pool_assembled(
+            rows, places, lookup.inverse, offsets, columns, is_mean, weights, out, out.ctypes.data
         )  # fmt: skip
 
     def sum_gradients(
-        self, lookup: PrunedLookup, offsets: Int64s, columns: Int64s, is_mean: npt.NDArray[np.bool_],
-        weights: npt.NDArray[Any], pooled: npt.NDArray[Any],
+        self, lookup: PrunedLookup, feature_tables: Int64s, offsets: Int64s, columns: Int64s,
+        is_mean: npt.NDArray[np.bool_], weights: npt.NDArray[Any], pooled: npt.NDArray[Any],
     ) -> npt.NDArray[Any]:  # fmt: skip
-        """The gradients of a batch's distinct rows; undefined for rows that have no entry."""
+        """The gradients of a batch's distinct rows, of those that have an entry."""
         gradients = np.empty((len(lookup.keys), self.dim), dtype=self.dtype)
         sum_gradients(
-            lookup.inverse, offsets, columns, is_mean, weights, lookup.locations, pooled, pooled.ctypes.data,
-            gradients,
+            lookup.inverse, offsets, columns, feature_tables, lookup.starts, is_mean, weights, pooled,
+            pooled.ctypes.data, gradients,
         )  # fmt: skip
         return gradients
 
@@ -153,8 +171,8 @@ class PrunedTables(TableGroup):
         )  # fmt: skip
 
     def add_squares(self, lookup: PrunedLookup, gradients: npt.NDArray[Any], sums: npt.NDArray[Any]) -> None:
-        """Add the squared gradients of each table's columns to ``sums``, of rows that have an entry."""
-        sum_squares(lookup.starts, lookup.locations, gradients, sums)
+        """Add the squared gradients of each table's columns to ``sums``."""
+        sum_squares(lookup.starts, gradients, sums)
 
     def known_rows(
         self, table: int, powers: npt.NDArray[np.float64], now: int
@@ -192,14 +210,13 @@ class PrunedTables(TableGroup):
         starts = np.searchsorted(tables, np.arange(len(self.tables) + 1))
         self.arena.release(self.index.delete(keys, starts))
         self.index = compacted(self.index)
+        self._version = self._version._replace(num_left=self._version.num_left + 1)
 
     def blocks(self, table: int) -> Iterator[tuple[Int64s, npt.NDArray[Any]]]:
         """All rows of a table as blocks of (keys, values): whole rows, zeros where pruned, no state."""
         for keys, entries in self._entry_blocks(table):
-            yield (
-                keys,
-                self._whole_rows(self._chunk_numbers(entries)[0], self._starts_of_one(table, len(keys))),
-            )
+            chunks, held = self._chunk_numbers(entries)
+            yield keys, self._whole_rows(chunks, held, self._starts_of_one(table, len(keys)))
 
     def chunk_blocks(self, table: int) -> Iterator[tuple[Int64s, Chunks]]:
         """All rows of a table as blocks of (keys, chunk numbers)."""
@@ -255,6 +272,7 @@ class PrunedTables(TableGroup):
         self.scattered = False
         self.index = KeyIndex(len(self.tables))
         self.arena = self._empty_entries()
+        self._version = self._version._replace(num_left=self._version.num_left + 1)
 
     def drop_utilities(self) -> None:
         """Keep only what reading needs; such tables can no longer be trained."""
@@ -277,14 +295,15 @@ class PrunedTables(TableGroup):
         if self.for_training:
             fresh[:, -1] = now
         self.arena.write(locations, fresh)
+        self._version = self._version._replace(num_came=self._version.num_came + 1)
         return locations
 
-    def _chunk_numbers(self, entries: Int64s) -> tuple[Chunks, npt.NDArray[np.int32]]:
+    def _chunk_numbers(self, entries: Int64s) -> tuple[Chunks, Chunks]:
+        """Chunk numbers of entries, and how many are there."""
         chunks = np.empty((len(entries), self._num_chunks), dtype=np.int32)
         held = np.empty(len(entries), dtype=np.int32)
-        nothing = np.full(self._num_chunks, ABSENT, dtype=np.int32)
         arena = self.arena
-        read_chunk_numbers(arena.addresses, arena.shift, arena.width, entries, nothing, chunks, held)
+        read_chunk_numbers(arena.addresses, arena.shift, arena.width, entries, chunks, held)
         return chunks, held
 
     def _stored(self, gradients: npt.NDArray[Any], starts: Int64s) -> npt.NDArray[Any]:
@@ -295,17 +314,23 @@ class PrunedTables(TableGroup):
         stored_gradients(starts, self.columns, gradients, stored)
         return stored
 
-    def _whole_rows(self, chunks: Chunks, starts: Int64s) -> npt.NDArray[Any]:
+    def _whole_rows(self, chunks: Chunks, held: Chunks, starts: Int64s) -> npt.NDArray[Any]:
         """Rows put together from their chunks; they come table by table."""
-        rows = np.zeros((len(chunks), self.dim), dtype=self.dtype)
-        for table in range(len(self.tables)):
-            some = slice(starts[table], starts[table + 1])
-            for place in range(self._num_chunks):
-                there = np.flatnonzero(chunks[some, place] >= 0)
-                records = self.pool.arena.read(chunks[some][there, place].astype(np.int64))
-                columns = self.columns[table, self.pool.starts[place] : self.pool.starts[place + 1]]
-                rows[some][there[:, None], columns] = records[:, : len(columns)]
-        return rows
+        rows, places = self._assembled(chunks, held, starts)
+        return rows[places[1:]]
+
+    def _assembled(
+        self, chunks: Chunks, held: Chunks, starts: Int64s
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+        """The rows that hold something, behind one of zeros; and the place of each, as the kernel says."""
+        arena = self.pool.arena
+        rows = np.empty((np.count_nonzero(held) + 1, self.dim), dtype=self.dtype)
+        places, zeros = np.empty(len(held) + 1, dtype=np.int32), np.zeros(arena.width, dtype=self.dtype)
+        assemble_rows(
+            arena.addresses, arena.shift, arena.width, chunks, held, zeros, self.pool.starts, starts,
+            self.columns, self.scattered, places, rows,
+        )  # fmt: skip
+        return rows, places
 
     def _exchange(
         self, tables: Int64s, keys: Int64s, places: Int64s, numbers: Int64s, entries: Int64s | None = None
