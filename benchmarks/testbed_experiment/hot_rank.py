@@ -1,7 +1,9 @@
 """One rank of the hot-set experiment: one model trains on, and after every few iterations another set is hot.
 
-Compute is measured first, without hot rows. Then rank 0 asks the performance model which number of rows is
-best and what it predicts for all others; then sets of every size take turns. Rank 0 prints one JSON object.
+Some iterations are trained without hot rows. Then rank 0 asks the performance model, as a run does at a
+checkpoint, which number of rows is best for the batches trained last, and what it predicts for all others;
+what it likes best is tried, as in a run; then sets of every size take turns. Rank 0 prints one JSON object,
+with what the model's clock says of the plans that were carried out: that tells wrong counts from wrong times.
 """
 
 from __future__ import annotations
@@ -29,10 +31,14 @@ from rowhaul.cluster import join
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.exchange.mover import Job
 from rowhaul.exchange.runtime import CPU
-from rowhaul.schedule import CacheSettings, HotRows, ScheduleSettings
-from rowhaul.simulate.hot import HotModel, Prediction
+from rowhaul.schedule import CacheSettings, HotRows, Plan, ScheduleSettings
+from rowhaul.simulate.clock import Clock
+from rowhaul.simulate.hot import Beginning, HotModel
 from rowhaul.train.distributed import distribute
-from rowhaul.train.distributed.hot_keeper import FIRST_REVIEW, HotKeeper, broadcast_rows
+from rowhaul.train.distributed.hot_keeper import COMING, HotKeeper
+from rowhaul.train.distributed.hot_telling import broadcast_sets, state_for_first
+from rowhaul.train.distributed.hot_trial import SKIPPED as TRIAL_SKIPPED
+from rowhaul.train.distributed.hot_trial import TURN, HotTrial, worth_trying
 from rowhaul.train.distributed.shares import MeasuredLinks
 from rowhaul.train.distributed.training import layout_of
 from testbed_experiment.experiment import Net, global_batches
@@ -50,9 +56,8 @@ class HotSetting:
     sizes: tuple[int, ...]  # sets tried, beside the one that the model chooses
     colocated: bool = True
     dispatcher: str = "round-robin"
-    cache_rows: int = 200_000
-    profile: int = 60  # batches that are counted and scheduled
-    observed: int = FIRST_REVIEW + 5  # iterations in which compute is measured
+    cache_rows: int = 1_000_000  # none is evicted: after an exchange, caches would need longer than a turn
+    profile: int = 100  # batches that are counted and scheduled: those trained before
     segment: int = 12  # iterations of one set before the next has its turn
     rounds: int = 3
 
@@ -90,8 +95,8 @@ class Experiment:
             dense_bytes=parameters,
             links=self.links,
         )
-        self.summed: list[int] = []
-        self.cpu: list[float] = []  # seconds of all ranks so far
+        self.plans: list[Plan] = []  # of the turn under way
+        self.measures: list[Any] = []  # ranks x measures, of every iteration of it
         self.training = distribute(
             cluster, self.model, self._batches(), settings=self.settings, on_iteration=self._iterated
         )
@@ -101,14 +106,16 @@ class Experiment:
         return global_batches(self.trace, self.setting.batch_size)
 
     def _iterated(self, job: Job) -> None:
-        self.summed.append(job.plan.all_reduce_rows)
+        self.plans.append(job.plan)
         if job.measures is not None:
-            self.cpu.append(float(job.measures[:, CPU].sum()))
+            self.measures.append(job.measures.copy())
         self.keeper.observe(job)
 
-    def train(self, count: int) -> list[float]:
+    def train(self, count: int, skipped: int = SKIPPED) -> list[float]:
         """Seconds of some iterations, without the first ones."""
         taken, ended = [], 0.0
+        self.plans.clear()
+        self.measures.clear()
         for done, batch in enumerate(self.training.batches(count)):
             logits = self.model(batch)
             loss = batch.loss(binary_cross_entropy_with_logits(logits, batch.labels, reduction="none"))
@@ -117,77 +124,111 @@ class Experiment:
             self.dense.step()
             self.dense.zero_grad()
             now = time.perf_counter()
-            if done >= SKIPPED:
+            if done >= skipped:
                 taken.append(now - ended)
             ended = now
         return taken
 
-    def hot_model(self) -> HotModel:
-        """The model as a run has it once compute is known; on rank 0."""
-        first = self.trace.first(self.setting.profile * self.setting.batch_size)
-        return self.keeper.model(self.settings, list(first.batches(self.setting.batch_size)()))
+    def hot_model(self) -> HotModel | None:
+        """The model as a run has it, on rank 0; a collective call."""
+        size, profile = self.setting.batch_size, self.setting.profile
+        state = state_for_first(self.cluster, self.training)
+        if self.cluster.rank:
+            return None
+        assert state is not None
+        batches = list(self.trace.first((profile + COMING) * size).batches(size)())
+        return self.keeper.model(self.settings, batches, Beginning(profile, state, None))
 
-    def everyone(self, mine: HotRows | None) -> HotRows:
-        """Rows that rank 0 tells all ranks of."""
-        rows = self.training.runtime.in_moves(lambda mover: broadcast_rows(mover.links, mine)).wait()
-        assert rows is not None
-        return rows
+    def everyone(self, mine: list[HotRows]) -> list[HotRows]:
+        """Sets of rows that rank 0 tells all ranks of."""
+        return self.training.runtime.in_moves(lambda mover: broadcast_sets(mover.links, mine)).wait()
+
+    def try_sets(self, sets: list[HotRows]) -> HotTrial:
+        """Let sets take turns as a run with ``hot: auto`` does."""
+        trial = HotTrial(sets)
+        while not trial.is_over:
+            self.training.replicate(trial.in_turn)
+            trial.end_turn(self.train(TURN, TRIAL_SKIPPED))
+        return trial
+
+
+class Turns:
+    """What was measured of one set, over all its turns."""
+
+    def __init__(self, rows: HotRows) -> None:
+        self.rows = rows
+        self.seconds: list[float] = []
+        self.cpu_seconds: list[float] = []  # of all ranks together
+        self.summed: list[int] = []
+        self.moved: list[int] = []
+        self.replayed: list[float] = []  # what the clock says of the plans
+        self.measures: list[Any] = []
+        self.exchange_seconds: list[float] = []
+
+    def have(self, experiment: Experiment, count: int, model: HotModel | None) -> None:
+        """A turn of so many iterations."""
+        began = time.perf_counter()
+        experiment.training.replicate(self.rows)
+        self.exchange_seconds.append(time.perf_counter() - began)
+        self.seconds += experiment.train(count)
+        if model is None:
+            return
+        measures, plans = experiment.measures[SKIPPED:], experiment.plans
+        self.cpu_seconds += np.diff([float(one[:, CPU].sum()) for one in measures]).tolist()
+        self.measures += [one.tolist() for one in measures]
+        self.summed += [one.all_reduce_rows for one in plans[SKIPPED:]]
+        self.moved += [len(one.moves) for one in plans[SKIPPED:]]
+        clock = Clock(model.times, range(plans[0].num_workers))
+        seconds = [clock.observe(one) for one in plans][1:]
+        self.replayed += [one for one in seconds[SKIPPED:] if one is not None]
+
+    def plain(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "rows"}
 
 
 def run(cluster: Cluster, setting: HotSetting) -> dict[str, Any]:
     experiment = Experiment(cluster, setting)
-    experiment.train(setting.observed)
-    first = cluster.rank == 0
-    chosen: Prediction | None = None
-    sets: list[HotRows | None] = [None] * (len(setting.sizes) + 1)
-    predicted: list[Prediction] = []
+    experiment.train(setting.profile)
+    tried: list[HotRows] = []
+    sets: list[HotRows] = []
     began = time.perf_counter()
-    if first:
-        model = experiment.hot_model()
+    model = experiment.hot_model()
+    if model is not None:
         chosen = model.choose(setting.cache_rows // 2)
         choosing = time.perf_counter() - began
-        sizes = sorted({*(model.most(size) for size in setting.sizes), chosen.num_rows})
-        sizes += [sizes[-1]] * (len(sets) - len(sizes))  # all ranks know how many there are
+        candidates = [one.num_rows for one in worth_trying(model, chosen)]
+        tried = [model.rows(size) for size in candidates]
+        sizes = sorted({*(model.most(size) for size in setting.sizes), *candidates})
         predicted = [model.predict(size) for size in sizes]
         sets = [model.rows(size) for size in sizes]
-    told = [experiment.everyone(one) for one in sets]
-    seconds: list[list[float]] = [[] for _ in told]
-    counts: list[list[float]] = [[] for _ in told]
-    cpu: list[list[float]] = [[] for _ in told]
-    exchanges: list[float] = []
+    trial = experiment.try_sets(experiment.everyone(tried))
+    turns = [Turns(one) for one in experiment.everyone(sets)]
     for number in range(setting.rounds):
-        order = range(len(told)) if number % 2 == 0 else reversed(range(len(told)))
-        for place in order:
-            began = time.perf_counter()
-            experiment.training.replicate(told[place])
-            exchanges.append(time.perf_counter() - began)
-            seconds[place] += experiment.train(setting.segment)
-            cpu[place] += np.diff(experiment.cpu[SKIPPED - setting.segment :]).tolist()
-            counts[place].append(float(np.mean(experiment.summed[-setting.segment :])))
+        for one in turns if number % 2 == 0 else reversed(turns):
+            one.have(experiment, setting.segment, model)
     experiment.training.close()
-    if not first:
+    if model is None:
         return {}
-    assert chosen is not None
     return {
         "predicted": [asdict(one) for one in predicted],
-        "seconds": seconds,
-        "summed": counts,
-        "cpu_seconds": cpu,
+        "measured": [one.plain() for one in turns],
         "chosen": asdict(chosen),
         "choosing_seconds": choosing,
-        "exchange_seconds": exchanges,
+        "trial": dict(zip(candidates, trial.typical_seconds(), strict=True)),
+        "after_trial": candidates[trial.quickest()],
         "links": experiment.links.bytes_per_second,
         "trials": {
             kind: [
                 [len(one.plan.moves), one.plan.all_reduce_rows, one.seconds, one.cpu_seconds]
-                for one in getattr(experiment.keeper._times, kind)
+                for one in getattr(experiment.keeper.times, kind)
             ]
             for kind in ("moves", "sums")
         },
-        "sum_weight": model._model.sum_weight,
-        "clock": [str(link) for link in (*model._model.links.workers, *model._model.links.stores)],
-        "compute": model._model.compute_seconds,
-        "processors": asdict(model._processors),
+        "overhead": model.overhead,
+        "sum_weight": model.times.sum_weight,
+        "clock": [str(link) for link in (*model.times.links.workers, *model.times.links.stores)],
+        "compute": model.times.compute_seconds,
+        "processors": asdict(model.processors),
         "tried": [asdict(one) for one in model.tried],
     }
 

@@ -15,7 +15,7 @@ from rowhaul.errors import DataError
 from rowhaul.schedule import CacheSettings, IdBatch, RowSizes, Scheduler, ScheduleSettings, Topology
 from rowhaul.simulate import hot
 from rowhaul.simulate.clock import Clock, TimeModel
-from rowhaul.simulate.hot import HotModel, Processors
+from rowhaul.simulate.hot import Beginning, HotModel, Processors
 
 WORKERS = 3
 SCHEDULE = ScheduleSettings(
@@ -47,13 +47,14 @@ def test_predicted_counts_are_those_of_the_scheduler() -> None:
     made = model(batches)
     for count in (0, 5, 40):
         predicted = made.predict(count)
-        scheduler = Scheduler(replace(SCHEDULE, hot=made.rows(count) if count else None), batches)
+        hot_rows = made.rows_before(count)
+        scheduler = Scheduler(replace(SCHEDULE, hot=hot_rows if count else None), batches)
         plans = []
         while scheduler.fill():
             plans.append(scheduler.plan())
         assert predicted.num_rows == count
-        assert predicted.summed_rows == np.mean([one.all_reduce_rows for one in plans[2:]])
-        assert predicted.summed_bytes == np.mean([one.all_reduce_bytes for one in plans[2:]])
+        assert predicted.summed_rows == pytest.approx(np.mean([one.all_reduce_rows for one in plans[2:]]))
+        assert predicted.summed_bytes == pytest.approx(np.mean([one.all_reduce_bytes for one in plans[2:]]))
         assert predicted.moved_rows == pytest.approx(np.mean([len(one.moves) for one in plans[2:]]))
         assert predicted.moved_bytes == pytest.approx(
             np.mean([one.moves.num_bytes.sum() for one in plans[2:]])
@@ -63,11 +64,46 @@ def test_predicted_counts_are_those_of_the_scheduler() -> None:
 def test_coverage_is_the_share_of_accesses() -> None:
     batches = skewed_batches()
     made = model(batches)
-    hot_rows = made.rows(7)
+    hot_rows = made.rows_before(7)
     chosen = set(zip(hot_rows.tables.tolist(), hot_rows.keys.tolist(), strict=True))
-    named = [row for one in batches for row in zip(one.tables.tolist(), one.keys.tolist(), strict=True)]
+    named = [row for one in batches[2:] for row in zip(one.tables.tolist(), one.keys.tolist(), strict=True)]
     assert made.predict(7).coverage == pytest.approx(sum(row in chosen for row in named) / len(named))
-    assert made.predict(made.most(10**9)).coverage == 1.0
+    assert made.predict_rows(made.rows(10**9)).coverage == 1.0
+
+
+def test_rows_are_not_ranked_by_the_batches_that_they_are_predicted_on() -> None:
+    """Rows of one batch each, never to return: none of those counted will ever be summed."""
+    ones = np.ones((1, 30), np.int32)
+    batches = [IdBatch.from_features([0], 30 * one + np.arange(30), ones) for one in range(12)]
+    made = HotModel(batches, SCHEDULE, SLOW_STORE, 8, 2)
+    assert made.most(10**9) == 30 * 6
+    assert made.predict(30 * 6).summed_rows == made.predict(30 * 6).coverage == 0
+    assert made.predict_rows(made.rows(30 * 12)).summed_rows == 30
+    assert made.choose(10**9).num_rows == 0
+
+
+@pytest.mark.parametrize("hot_now", [0, 9])
+def test_a_run_under_way_is_predicted_from_where_it_is(hot_now: int) -> None:
+    """Plans of a scheduler that trained on, and then was given other rows, are those that are predicted."""
+    batches = skewed_batches(16)
+    now = model(batches[:6]).rows(hot_now) if hot_now else None
+    run = Scheduler(replace(SCHEDULE, hot=now), batches)
+    for _ in range(6):
+        assert run.fill()
+        run.plan()
+    beginning = Beginning(6, run.export(), now)
+    made = HotModel(batches, SCHEDULE, SLOW_STORE, 10, 3, beginning=beginning)
+    predicted = made.predict(20)
+    chosen = made.rows(20)
+    assert np.array_equal(chosen.keys, made.rows_before(20).keys), "rows are ranked by batches still to come"
+    run.replicate(chosen)
+    plans = []
+    while run.fill():
+        plans.append(run.plan())
+    assert predicted.moved_rows == pytest.approx(np.mean([len(one.moves) for one in plans[3:]]))
+    assert predicted.summed_rows == pytest.approx(np.mean([one.all_reduce_rows for one in plans[3:]]))
+    with pytest.raises(DataError, match="must begin where the run is"):
+        HotModel(batches, SCHEDULE, SLOW_STORE, 9, 3, beginning=beginning)
 
 
 def test_a_busy_store_is_relieved_by_hot_rows() -> None:

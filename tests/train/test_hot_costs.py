@@ -96,6 +96,13 @@ def test_a_line_neither_begins_below_nothing_nor_falls() -> None:
     assert falling.each > 0
 
 
+def test_a_disturbed_small_trial_does_not_change_the_speed() -> None:
+    quantity = np.array([24, 96, 384, 1536])
+    calm, disturbed = 1e-3 + 5e-5 * quantity, 1e-3 + 5e-5 * quantity + [5e-3, 0, 0, 0]
+    for seconds in (calm, disturbed):
+        assert Line.through(quantity.tolist(), seconds.tolist()).each == pytest.approx(5e-5, rel=0.05)
+
+
 def test_the_rest_is_what_iterations_take_beside_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(hot_watch.time, "perf_counter", lambda: clock[0])
@@ -112,7 +119,10 @@ def test_the_rest_is_what_iterations_take_beside_rows(monkeypatch: pytest.Monkey
     assert watch.compute_seconds() == pytest.approx((0.002, 0.002))
     busy = watch.with_the_rest(Processors(0.0, 1e-5, 1e-4), share=0.5)
     assert busy.seconds == pytest.approx(0.5 * 0.3 - 1000 * 1e-5 - 100 * 1e-4)
+    assert watch.seconds_since_rest == pytest.approx([0.25] * 9)
     watch.rested()
+    assert watch.iteration_seconds == 0
+    assert not watch.seconds_since_rest
     assert watch.with_the_rest(Processors(), share=0.5) == Processors()
 
 

@@ -66,11 +66,13 @@ def test_a_resumed_run_keeps_the_rows_that_were_replicated(
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collectives, "SPREAD_ROWS", 2048)
-    monkeypatch.setattr(hot_keeper, "SCHEDULED", (4, 6))
+    monkeypatch.setattr(hot_keeper, "LEAST_SCHEDULED", 4)
+    monkeypatch.setattr(hot_keeper, "FIRST_REVIEW", 2)
+    monkeypatch.setattr(hot_keeper, "TURN", 1)
 
 
 def run_kept(cluster: Any, session: Session, told: list[str]) -> tuple[list[tuple[int, int]], list[float]]:
-    """Train with a keeper that thinks its rows over at two pauses; returns the sets' sizes, and losses."""
+    """Train with a keeper that is asked when it wants to be, and at the end; returns its sets, and losses."""
     cluster.interface = cluster.side_interface = "lo"
     trainer = Trainer(session.config, session.schema)
     trainer.total_steps = STEPS
@@ -85,8 +87,10 @@ def run_kept(cluster: Any, session: Session, told: list[str]) -> tuple[list[tupl
     training = distribute(cluster, trainer.model, stream, settings=settings, on_iteration=keeper.observe)
     losses = []
     try:
-        for count in (5, 5, 2):
-            for batch in training.batches(count):
+        while training.iteration < STEPS:
+            pause = STEPS if keeper.due is None else min(keeper.due, STEPS)
+            assert pause > training.iteration, "it would be asked again and again"
+            for batch in training.batches(pause - training.iteration):
                 trainer.set_rates()
                 loss = batch.loss(per_sample_loss(trainer.model(batch), batch))
                 loss.backward()
@@ -105,26 +109,34 @@ def _described(hot: Any) -> tuple[int, int]:
     return (0, 0) if hot is None else (len(hot), int(hot.keys.sum() % 1000003))
 
 
-def test_all_ranks_hear_of_the_rows_that_rank_0_chooses(
+def test_all_ranks_try_the_rows_that_rank_0_proposes(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hot_keeper, "LEAST_GAIN", -1.0)  # any other set will do
+    monkeypatch.setattr(
+        hot_keeper, "worth_trying", lambda model, best: [model.predict(size) for size in (0, 3, 11)]
+    )
     config = replace(CONFIG, model=replace(CONFIG.model, options={}))
     chosen = replace(session, config=config, cluster=replace(CLUSTER, dispatcher="round-robin"))
     told: list[str] = []
     results = on_threads(CLUSTER.topology(), lambda cluster: run_kept(cluster, chosen, told))
-    assert all(sizes == results[0][0] for sizes, _ in results), "ranks have different hot rows"
+    sets = results[0][0]
+    assert all(sizes == sets for sizes, _ in results), "ranks have different hot rows"
+    assert {0, 3, 11} <= {size for size, _ in sets}
     alone = replace(chosen, cluster=replace(CLUSTER, workers=1, dispatcher="round-robin"))
-    monkeypatch.setattr(hot_keeper.HotModel, "choose", lambda self, largest: self.predict(0))
+    monkeypatch.setattr(hot_keeper, "worth_trying", lambda model, best: [])
     (_, losses), *_ = on_threads(alone.cluster.topology(), lambda cluster: run_kept(cluster, alone, []))
     np.testing.assert_allclose(results[0][1], losses, rtol=0, atol=1e-9)
     assert "of accesses" in told[0]
     assert "sizes tried" in told[0]
-    assert sum("hot rows exchanged" in text for text in told) >= 2
+    assert not any("stay as they are" in text for text in told), told
+    assert sum("hot rows exchanged" in text for text in told) >= 3
+    result = next(text for text in told if "as quick as any of those tried" in text)
+    assert all(f"{size} " in result for size in (0, 3, 11))
+    assert result.startswith(f"hot rows: {sets[-1][0]} on every worker"), "another set stayed than was told"
 
 
-def test_rows_stay_where_others_gain_too_little(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hot_keeper, "LEAST_GAIN", 2.0)
+def test_rows_stay_where_nothing_is_worth_a_trial(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hot_keeper, "worth_trying", lambda model, best: [])
     told: list[str] = []
     results = on_threads(CLUSTER.topology(), lambda cluster: run_kept(cluster, session, told))
     assert all(len(set(sizes)) == 1 for sizes, _ in results)

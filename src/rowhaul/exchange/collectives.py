@@ -2,15 +2,17 @@
 
 The trials go the way of training: rows are packed, sent, unpacked and stepped by the same code, over the
 same groups, on memory of their own, in which they lie as far apart as in a large table. They start
-small and grow until their share of time is used up. The slowest rank of a trial counts, of several
-trials the best: a busy machine may hold up any of them.
+small and grow until their share of time is used up; then all sizes of both kinds take turns, so that
+whatever slows the machine for a while slows a trial of each. The slowest rank of a trial counts, of the
+trials of a size the best: a busy machine may hold up any of them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +29,12 @@ from rowhaul.store.keyed import locate
 
 FIRST_ROWS, GROWTH = 8, 4  # of a trial, for each pair of ranks
 MOST_BYTES = 4 << 20  # that a rank holds in one trial
-TRIALS = 4  # of each size
+TRIALS = 6  # of each size
+GROWING = 2  # of these, the first, tell whether there is time for a larger one
 SPREAD_ROWS, SPREAD_BYTES = 1 << 17, 64 << 20  # among which those of a trial are
 LEAST_SIZES = 3  # whatever they take: two numbers are to be fitted
+
+_Make = Callable[[int, int], tuple[Plan, Callable[[], None]]]  # rows and number of a trial -> what, and how
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ def measure_collectives(
     dense: Collective | None,
     control: Collective,
     *,
-    seconds: float = 2.0,
+    seconds: float = 3.0,
 ) -> CollectiveTimes:
     """Run moves and sums of several sizes; all ranks call this together, nothing else being under way.
 
@@ -99,8 +104,7 @@ def measure_collectives(
     # Rows of one trial differ, and are few among all.
     most_rows = min(table.num_rows // (2 * per_rank), MOST_BYTES // (record * per_rank))
     most_rows = max(most_rows, FIRST_ROWS * GROWTH ** (LEAST_SIZES - 1))
-    moves = trial.run(move, most_rows)
-    return CollectiveTimes(moves, trial.run(sum_up, most_rows))
+    return CollectiveTimes(*trial.run((move, sum_up), most_rows))
 
 
 class _Table:
@@ -121,27 +125,53 @@ class _Table:
         return np.sort(chosen).astype(np.int64)
 
 
+@dataclass
+class _Tried:
+    """The trials of one size."""
+
+    plan: Plan
+    calls: Sequence[Callable[[], None]]  # one for each trial
+    seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+
+    def timed(self) -> Timed:
+        return Timed(self.plan, min(self.seconds), min(self.cpu_seconds))
+
+
 class _Trials:
-    """Runs a trial of growing size on all ranks, who hear of each other's seconds."""
+    """Runs trials of growing size on all ranks, who hear of each other's seconds."""
 
     def __init__(self, control: Collective, seconds: float) -> None:
         self._control, self._seconds = control, seconds
 
-    def run(
-        self, make: Callable[[int, int], tuple[Plan, Callable[[], None]]], most_rows: int
-    ) -> tuple[Timed, ...]:
-        timed: list[Timed] = []
+    def run(self, kinds: Sequence[_Make], most_rows: int) -> list[tuple[Timed, ...]]:
+        """The times of each kind, smallest trials first."""
+        tried = [self._grow(make, most_rows) for make in kinds]
+        for _ in range(TRIALS - GROWING):
+            for one in chain(*tried):
+                self._try(one)
+        return [tuple(one.timed() for one in sizes) for sizes in tried]
+
+    def _grow(self, make: _Make, most_rows: int) -> list[_Tried]:
+        """The sizes that there is time for, each tried a few times."""
+        sizes: list[_Tried] = []
         count, spent = FIRST_ROWS, 0.0
         while count <= most_rows:
             make(count, TRIALS)[1]()  # kernels are compiled, ways of summing are tried
             plans, calls = zip(*(make(count, number) for number in range(TRIALS)), strict=True)
-            seconds, cpu_seconds = np.array([self._time(call) for call in calls]).T
-            timed.append(Timed(plans[0], float(seconds.min()), float(cpu_seconds.min())))
-            spent += float(seconds.sum())
-            if len(timed) >= LEAST_SIZES and spent * GROWTH > self._seconds:
+            sizes.append(_Tried(plans[0], calls))
+            for _ in range(GROWING):
+                self._try(sizes[-1])
+            spent += TRIALS * min(sizes[-1].seconds)
+            if len(sizes) >= LEAST_SIZES and spent * GROWTH > self._seconds:
                 break
             count *= GROWTH
-        return tuple(timed)
+        return sizes
+
+    def _try(self, one: _Tried) -> None:
+        seconds, cpu_seconds = self._time(one.calls[len(one.seconds)])
+        one.seconds.append(seconds)
+        one.cpu_seconds.append(cpu_seconds)
 
     def _time(self, call: Callable[[], None]) -> tuple[float, float]:
         """Seconds of the slowest rank, and CPU seconds of all."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import deque
 from dataclasses import replace
@@ -15,6 +14,8 @@ from rowhaul.exchange.runtime import CPU
 from rowhaul.simulate.hot import Processors
 from rowhaul.train.distributed.shares import seconds_per_sample
 
+CALM = 0.25  # as large a part of iterations is quicker: what others do on a machine only ever adds to them
+
 
 class Watch:
     """Remembers some iterations, as one rank hears of them.
@@ -26,6 +27,7 @@ class Watch:
 
     def __init__(self, num_workers: int, length: int) -> None:
         self.num_seen = 0
+        self.seconds_since_rest: list[float] = []  # of iterations, but for the first
         self._num_workers = num_workers
         self._measures: deque[npt.NDArray[np.float64]] = deque(maxlen=length)
         self._seconds: deque[float] = deque(maxlen=length)
@@ -38,6 +40,7 @@ class Watch:
         now, self.num_seen = time.perf_counter(), self.num_seen + 1
         if self._last is not None:
             self._seconds.append(now - self._last)
+            self.seconds_since_rest.append(now - self._last)
         self._last = now
         if job.measures is None:
             return
@@ -49,14 +52,15 @@ class Watch:
         self._cpu_before = cpu
 
     def rested(self) -> None:
-        """Something came between two iterations: the time between them does not count."""
+        """Rows may have been exchanged: nothing that iterations took before tells of those to come."""
         self._last = self._cpu_before = None
-        self._cpu.clear()
+        for one in (self._cpu, self._seconds, self.seconds_since_rest):
+            one.clear()
 
     @property
     def iteration_seconds(self) -> float:
-        """Of a typical iteration; 0 where none is known."""
-        return statistics.median(self._seconds) if self._seconds else 0.0
+        """Of an iteration that nothing but training held up; 0 where none is known."""
+        return float(np.quantile(self._seconds, CALM)) if self._seconds else 0.0
 
     def compute_seconds(self) -> tuple[float, ...]:
         """What a sample takes each worker."""

@@ -31,7 +31,7 @@ from rowhaul.train.distributed.data_streams import (
     schema_for_all,
 )
 from rowhaul.train.distributed.evaluation import evaluate
-from rowhaul.train.distributed.hot_keeper import FIRST_REVIEW, HotKeeper
+from rowhaul.train.distributed.hot_keeper import HotKeeper
 from rowhaul.train.distributed.log import ClusterLog
 from rowhaul.train.distributed.pruned_settings import schedule_settings
 from rowhaul.train.distributed.setup import distribute
@@ -196,6 +196,7 @@ class ClusterRun:
             profile=self.config.cluster.hot_profile,
             dense_bytes=sum(one.numel() * one.element_size() for one in parameters),
             links=self.links,
+            first=self.first_step,
         )
 
     def loop(self, listener: Listener | None, should_stop: Callable[[], bool]) -> RunResult:
@@ -271,14 +272,14 @@ class ClusterRun:
         step, total = self.trainer.step, self.trainer.total_steps
         every = [one for one in (self.config.eval_every, self.config.checkpoint_every) if one]
         pauses = [total, *((step // one + 1) * one for one in every)]
-        if self.hot is not None and step < self.first_step + FIRST_REVIEW:
-            pauses.append(self.first_step + FIRST_REVIEW)
+        if self.hot is not None and self.hot.due is not None:
+            pauses.append(self.hot.due)
         return min(pauses)
 
     def _hot_is_due(self) -> bool:
-        """Hot rows are thought over at checkpoints, which then have them, and once compute is known."""
-        knows_compute = self.trainer.step == self.first_step + FIRST_REVIEW
-        return knows_compute or self._is_due(self.config.checkpoint_every)
+        """Hot rows are thought over at checkpoints, which then have them, and when their keeper wants to."""
+        wanted = self.hot is not None and self.trainer.step == self.hot.due
+        return wanted or self._is_due(self.config.checkpoint_every)
 
     def _is_due(self, every: int) -> bool:
         return bool(every) and self.trainer.step % every == 0
