@@ -99,11 +99,13 @@ class KeyIndex:
         """Location of each key (-1 where absent), and the number of absent keys."""
         locations = np.empty(len(keys), dtype=np.int64)
         seen, *_in_use = self._memory.seen  # what is read stays alive with it
-        if find_keys(self._memory.address, seen, starts, keys, locations):
+        num_busy, num_absent = find_keys(self._memory.address, seen, starts, keys, locations)
+        if num_busy:
             left = np.flatnonzero(locations == BUSY)
             tables = np.searchsorted(starts, left, side="right") - 1
             locations[left] = self.find_each(tables, keys[left])
-        return locations, np.int64(np.count_nonzero(locations == ABSENT))
+            num_absent += int(np.count_nonzero(locations[left] == ABSENT))
+        return locations, np.int64(num_absent)
 
     def find_each(self, tables: Int64s, keys: Int64s) -> Int64s:
         """Location of each key of the table given with it (-1 where absent), in any order."""

@@ -123,9 +123,10 @@ def _finish(rows, seen, scratch, count, locations):
 def find_keys(rows, seen, starts, keys, locations):
     """Locations of the keys, EMPTY if absent, BUSY if their shard is locked; ``starts`` cuts them by table.
 
-    Returns the number of those that are BUSY: a locked shard does not keep the others waiting.
+    Returns the number of those that are BUSY, since a locked shard does not keep the others waiting, and
+    of those that are absent.
     """
-    num_busy = 0
+    num_busy, num_absent = 0, 0
     memory = np.empty(4 * _BLOCK, np.uint64)
     scratch = int64(memory.ctypes.data)
     for table in range(len(starts) - 1):
@@ -139,7 +140,9 @@ def find_keys(rows, seen, starts, keys, locations):
             for j in range(count):
                 _prepare(rows, seen, int64(memory[_BLOCK + j]), shard_bits, memory[j], scratch, j)
             num_busy += _finish(rows, seen, scratch, count, int64(locations.ctypes.data) + 8 * begin)
-    return num_busy
+            for j in range(begin, begin + count):
+                num_absent += locations[j] == EMPTY
+    return num_busy, num_absent
 
 
 @kernel
