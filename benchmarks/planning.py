@@ -11,7 +11,6 @@ it again. CPU time of the thread, so that what else runs on the machine matters 
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +22,8 @@ from figures.traces import Trace, generated
 from report import print_machine, print_table
 from rowhaul import _environment
 from rowhaul.data.samples import Samples
-from rowhaul.exchange.packing import pack, unpack
+from rowhaul.exchange.packing import unpack
+from rowhaul.exchange.plan_files import PlanFiles
 from rowhaul.exchange.planner import PlannedBatch, samples_digest
 from rowhaul.schedule import CacheSettings, IdBatch, RowSizes, Scheduler, ScheduleSettings, Topology
 
@@ -56,7 +56,7 @@ def measure(batches: list[Samples], settings: ScheduleSettings) -> npt.NDArray[n
             yield IdBatch.from_features(range(len(samples.features)), samples.values, samples.lengths)
 
     scheduler = Scheduler(settings, ids())
-    spent = []
+    files, spent = PlanFiles(), []
     while True:
         times = [time.thread_time()]
         if not scheduler.fill():
@@ -65,13 +65,15 @@ def measure(batches: list[Samples], settings: ScheduleSettings) -> npt.NDArray[n
         plan = scheduler.plan()
         times.append(time.thread_time())
         samples = batches[plan.iteration]
+        plan = replace(plan, ids=None)  # ranks compare, and those of a host get, plans without them
         planned = PlannedBatch(plan, samples, samples_digest(samples), plan.digest(), 0.0, 0.0)
         times.append(time.thread_time())
-        file, size = pack(replace(planned, plan=replace(plan, ids=None)))  # as ranks of a host get it
+        number, file, size = files.pack(planned, [0])
         unpack(file, size)
-        os.close(file)
+        files.give_back(number, 0)
         times.append(time.thread_time())
         spent.append(np.diff(times))
+    files.close()
     medians: npt.NDArray[np.float64] = np.median(spent[WARM_UP:-1], axis=0) * 1e3
     return medians
 

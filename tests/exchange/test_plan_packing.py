@@ -50,7 +50,7 @@ def test_plans_and_samples_of_any_shape_come_back_equal(case):
     for planned in made:
         back = through_a_file(planned)
         assert_same(back, planned)
-        assert back.plan.digest() == planned.plan_digest
+        assert dataclasses.replace(back.plan, ids=None).digest() == planned.plan_digest
         assert samples_digest(back.samples) == planned.samples_digest
 
 
@@ -64,7 +64,7 @@ def test_control_records_come_back_equal():
     assert len(planned.plan.controls) == 3
     back = through_a_file(planned)
     assert_same(back, planned)
-    assert back.plan.digest() == planned.plan_digest
+    assert dataclasses.replace(back.plan, ids=None).digest() == planned.plan_digest
 
 
 def test_arrays_are_views_on_one_mapping_that_they_keep_alive(planned):

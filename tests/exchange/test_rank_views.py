@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowhaul.data.samples import Samples
-from rowhaul.exchange.address_kernels import sort_by_role
+from rowhaul.exchange.address_kernels import pick_needed, sort_by_role
 from rowhaul.exchange.kernels import index_rows, pick_gradients, pick_records, rows_of_plan, sort_out
 from rowhaul.schedule.directory.states import State
 from rowhaul.schedule.plan import Kind
@@ -30,7 +30,7 @@ def some_moves(random, count, num_ranks, *, within=False):
         target,
         4 * random.integers(1, 9, count),
         random.integers(0, len(Turn), count),
-        np.arange(count, dtype=np.int32),
+        np.arange(count, dtype=np.int32) - int(random.integers(0, 2)),
     )
 
 
@@ -43,7 +43,7 @@ def test_moves_are_sorted_by_turn_and_peer_in_the_order_of_the_plan(seed, num_ra
     every = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
     ours, theirs = (every[4], every[5]) if sends else (every[5], every[4])
     peers = [peer for peer in range(num_ranks) if peer != rank] + [rank]
-    columns, offsets, counts, begins, ends, kind_bytes = sort_out(
+    columns, offsets, counts, begins, ends, kind_bytes, has = sort_out(
         *parts[0], *parts[1], rank, num_ranks, len(Kind), len(Turn), sends
     )
     place = 0
@@ -61,6 +61,8 @@ def test_moves_are_sorted_by_turn_and_peer_in_the_order_of_the_plan(seed, num_ra
             assert ends[turn, peer] == end
             expected = np.bincount(every[0][chosen], every[6][chosen], len(Kind))
             assert kind_bytes[turn, peer].tolist() == expected.tolist()
+        sorted_out = np.flatnonzero((ours == rank) & (every[7] == turn))
+        assert has[turn].tolist() == [(every[1][sorted_out] & 4).any(), (every[8][sorted_out] < 0).any()]
     assert place == len(offsets)
 
 
@@ -114,6 +116,21 @@ def test_payloads_of_a_group_come_table_by_table_with_their_places(seed, count):
 
 @EXAMPLES
 @given(SEEDS, st.integers(0, 60), st.booleans())
+def test_needed_rows_come_table_by_table(seed, num_rows, in_order):
+    random = np.random.default_rng(seed)
+    tables = np.sort(random.integers(0, 4, num_rows)).astype(np.int32)
+    keys, needed = random.permutation(num_rows), random.integers(0, 4, num_rows).astype(np.uint8)
+    group_of, position_of = np.array([0, 1, 0, 0]), np.array([0, 0, 1, 2] if in_order else [1, 0, 0, 2])
+    places, chosen, starts = pick_needed(tables, keys, needed, 2, group_of, position_of, 0, 3)
+    fits = (needed & 2 != 0) & (group_of[tables] == 0)
+    expected = [r for position in range(3) for r in np.flatnonzero(fits & (position_of[tables] == position))]
+    assert places.tolist() == expected
+    assert chosen.tolist() == keys[expected].tolist()
+    assert position_of[tables[expected]].tolist() == np.repeat(np.arange(3), np.diff(starts)).tolist()
+
+
+@EXAMPLES
+@given(SEEDS, st.integers(0, 60), st.booleans())
 def test_roles_are_slices_of_all_rows_that_a_worker_trains(seed, num_rows, bounded):
     random = np.random.default_rng(seed)
     tables = np.sort(random.integers(0, 4, num_rows)).astype(np.int32)
@@ -121,8 +138,9 @@ def test_roles_are_slices_of_all_rows_that_a_worker_trains(seed, num_rows, bound
     trainers = random.integers(1, 8, num_rows).astype(np.uint64)
     states = random.integers(0, len(State), num_rows).astype(np.uint8)
     group_of, position_of = np.array([0, 1, 0, 0]), np.array([1, 0, 0, 2])
-    chosen, positions, roles, order, planned, starts, copied, copy_starts, here = sort_by_role(
-        tables, keys, trainers, states, 1, bounded, group_of, position_of, 0, 3,
+    records = random.integers(0, 99, num_rows)
+    chosen, positions, locations, roles, order, ordered, starts, copied, copy_starts, here = sort_by_role(
+        tables, keys, trainers, states, records, 1, bounded, group_of, position_of, 0, 3,
         int(State.REPLICATED), int(State.NOT_ADMITTED),
     )  # fmt: skip
     in_group = group_of[tables] == 0
@@ -142,7 +160,11 @@ def test_roles_are_slices_of_all_rows_that_a_worker_trains(seed, num_rows, bound
             assert (np.diff(positions[part]) >= 0).all()
     row_of = {int(key): row for row, key in enumerate(keys)}
     assert all(position_of[tables[row_of[int(k)]]] == p for k, p in zip(chosen, positions, strict=True))
-    assert chosen[order].tolist() == keys[planned].tolist()
+    assert chosen[order].tolist() == ordered.tolist()
+    assert len(ordered) == roles[3]
+    assert len(chosen) == roles[4]
+    assert locations[: roles[3]].tolist() == [records[row_of[int(key)]] for key in chosen[: roles[3]]]
+    assert (locations[roles[3] :] == -1).all()
     assert positions[order].tolist() == np.repeat(np.arange(3), np.diff(starts)).tolist()
     assert sorted(copied) == sorted(keys[in_group & (states == State.REPLICATED)])
     assert copied[here].tolist() == chosen[roles[2] : roles[3]].tolist()

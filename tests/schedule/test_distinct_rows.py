@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rowhaul.schedule import CacheSettings, IdBatch, RowSizes, Scheduler, ScheduleSettings, Topology
-from rowhaul.schedule.directory.distinct_kernels import FEW, distinct_rows
+from rowhaul.schedule.directory.distinct_kernels import FEW, distinct_by_feature, distinct_rows
 from rowhaul.schedule.dispatch.round_robin import RoundRobin
 from rowhaul.schedule.dispatch.task import is_blind
 
@@ -48,6 +48,32 @@ def test_samples_whose_tables_ascend_are_counted_as_others_are(num_tables, keys)
     ]
     check(samples)
     check([*samples, [(0, keys[0]), (0, keys[0])]])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 4), st.integers(0, 3 * FEW), st.integers(0, 2**32 - 1), KEYS)
+@example(3, 0, 0, 1)
+def test_ids_feature_by_feature_are_those_sample_by_sample(num_features, num_samples, seed, step):
+    """What a scheduler makes of features with tables of their own is what it makes of their samples."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(0, 2, (num_features, num_samples)).astype(np.int32)
+    with np.errstate(over="ignore"):
+        values = random.integers(-20, 2 * FEW, int(lengths.sum())) * np.int64(step)
+    tables = np.sort(random.choice(9, num_features, replace=False)).astype(np.int32)
+    ids = IdBatch.from_features(tables, values, lengths)
+    assert ids.by_feature.is_simple
+    found = distinct_by_feature(tables, values, lengths)
+    for one, other in zip(found, distinct_rows(ids.offsets, ids.tables, ids.keys), strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.dtype == other.dtype
+
+
+@pytest.mark.parametrize(
+    ("tables", "lengths"), [([0, 0], [[1], [1]]), ([1, 0], [[1], [1]]), ([0, 1], [[2], [0]])]
+)
+def test_features_that_share_tables_or_have_many_ids_are_not_simple(tables, lengths):
+    ids = IdBatch.from_features(tables, np.array([5, 5]), np.array(lengths, np.int32))
+    assert not ids.by_feature.is_simple
 
 
 @pytest.mark.parametrize(

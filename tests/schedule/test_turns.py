@@ -122,3 +122,23 @@ def test_what_is_handed_in_travels_before_what_needs_it(name):
                 assert brought[row_of(move)] < turn
         for step, turn in zip(records(plan.steps), turns.steps.tolist(), strict=True):
             assert brought.get(row_of(step), -1) <= turn
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_moves_and_steps_name_rows_of_the_plan(name):
+    """Where a plan says which of its rows a move is of, it is that row."""
+    named = 0
+    for plan in plans_of(CASES[name]):
+        places = {
+            row: at for at, row in enumerate(zip(plan.tables.tolist(), plan.keys.tolist(), strict=True))
+        }
+        parts = (
+            (plan.moves, plan.move_rows),
+            (plan.local_moves, plan.local_move_rows),
+            (plan.steps, plan.step_rows),
+        )
+        for part, rows in parts:
+            if rows is not None:
+                assert rows.tolist() == [places.get(row_of(record), -1) for record in records(part)]
+                named += len(rows)
+    assert (named > 0) == (name != "bounded")

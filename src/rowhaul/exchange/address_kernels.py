@@ -6,32 +6,54 @@
 from __future__ import annotations
 
 import numpy as np
+from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
 from rowhaul._memory import copy_bytes, memory_at, prefetch_to_read, prefetch_to_write, record_address
 
 _VALUES, _STATE, _GRADIENT = 1, 2, 4  # `rowhaul.schedule.plan.Payload`
-_OWN, _SHARED, _REPLICATED, _NOT_ADMITTED = range(4)  # roles of rows in training
+_OWN, _SHARED, _REPLICATED, _NOT_ADMITTED, _OTHERS = range(5)  # roles of rows in training
 _AHEAD = 8  # how far ahead of its use a record is asked for
 
 
-@kernel
-def pick_needed(tables, needed, bit, group_of, position_of, group, num_tables):
-    """The rows of a group that a bit is set of, table by table, and where each table begins."""
-    starts = np.zeros(num_tables + 1, np.int64)
-    for r in range(len(tables)):
-        if needed[r] & bit and group_of[tables[r]] == group:
-            starts[position_of[tables[r]] + 1] += 1
-    for position in range(num_tables):
+@register_jitable
+def _table_by_table(places, count, tables, position_of, starts):
+    """Count the chosen rows of each table in ``starts``, zeros at first; returns them table by table.
+
+    The rows of a plan are ordered by table, so that nearly always they are so already.
+    """
+    in_order, last = True, 0
+    for i in range(count):
+        position = position_of[tables[places[i]]]
+        starts[position + 1] += 1
+        in_order &= position >= last
+        last = position
+    for position in range(len(starts) - 1):
         starts[position + 1] += starts[position]
-    following = starts.copy()
-    places = np.empty(starts[-1], np.int64)
+    if in_order:
+        return places[:count]
+    following, sorted_places = starts.copy(), np.empty(count, np.int64)
+    for i in range(count):
+        position = position_of[tables[places[i]]]
+        sorted_places[following[position]] = places[i]
+        following[position] += 1
+    return sorted_places
+
+
+@kernel
+def pick_needed(tables, keys, needed, bit, group_of, position_of, group, num_tables):
+    """The rows of a group that a bit is set of, table by table: places, keys, where each table begins."""
+    starts = np.zeros(num_tables + 1, np.int64)
+    places = np.empty(len(tables) + 1, np.int64)
+    count = 0
     for r in range(len(tables)):
-        if needed[r] & bit and group_of[tables[r]] == group:
-            position = position_of[tables[r]]
-            places[following[position]] = r
-            following[position] += 1
-    return places, starts
+        places[count] = r  # without a branch, here and below: nothing tells which rows are chosen
+        count += (needed[r] & bit != 0) & (group_of[tables[r]] == group)
+    places = _table_by_table(places, count, tables, position_of, starts)
+    chosen = np.empty(count, np.int64)
+    for i in range(count):
+        chosen[i] = keys[places[i]]
+    return places, chosen, starts
 
 
 @kernel
@@ -59,11 +81,11 @@ def mark_absent(trainers, mask, states, records, needed, arrived, absent, fresh,
     """
     missing = -1
     for r in range(len(trainers)):
-        if records[r] < 0 and (trainers[r] & mask or needed[r] & arrived):
-            if needed[r] & arrived or states[r] == fresh:
-                needed[r] |= absent
-            elif states[r] != not_admitted:
-                missing = r
+        came = needed[r] & arrived != 0
+        wanted = (records[r] < 0) & (came | (trainers[r] & mask != 0))
+        can_come = came | (states[r] == fresh)
+        needed[r] |= absent * (wanted & can_come)
+        missing = r if wanted & ~can_come & (states[r] != not_admitted) else missing
     return missing
 
 
@@ -167,71 +189,70 @@ def sum_gradients(gradients, sums):
                     sums[s, k] += part[k]
 
 
+@register_jitable
+def _roles(tables, trainers, states, mask, bounded, group_of, group, replicated, not_admitted, rows, roles):
+    """The rows of a group that a worker trains, or all replicate: their places, roles, and how many."""
+    count = 0
+    for r in range(len(tables)):
+        trained, copied = trainers[r] & mask != 0, states[r] == replicated
+        role = _OWN if bounded | (trainers[r] == mask) else _SHARED
+        role = _REPLICATED if copied else role
+        role = _NOT_ADMITTED if states[r] == not_admitted else role
+        rows[count] = r
+        roles[r] = role if trained else _OTHERS
+        count += (trained | copied) & (group_of[tables[r]] == group)
+    return count
+
+
 @kernel
 def sort_by_role(
-    tables, keys, trainers, states, worker, bounded, group_of, position_of, group, num_tables,
+    tables, keys, trainers, states, records, worker, bounded, group_of, position_of, group, num_tables,
     replicated, not_admitted,
 ):  # fmt: skip
     """The rows of a group that a worker trains, by role, and table by table within each.
 
-    Returns keys and positions of tables; where each role begins; of the admitted ones, table by table, their
-    place among those, their place in the plan, and where each table begins; keys and starts of all replicated
-    rows; and which of these the worker trains.
+    Returns keys, positions of tables and records (-1 where not admitted); where each role begins; of the
+    admitted ones, table by table, their place among those, their keys, and where each table begins; keys and
+    starts of all replicated rows; and which of these the worker trains.
     """
     mask = np.uint64(1) << np.uint64(worker)
-    roles = np.zeros(5, np.int64)
+    rows, role_of = np.empty(len(tables) + 1, np.int64), np.empty(len(tables), np.int8)
+    count = _roles(
+        tables, trainers, states, mask, bounded, group_of, group, replicated, not_admitted, rows, role_of
+    )
+    every = np.zeros(num_tables + 1, np.int64)
+    rows = _table_by_table(rows, count, tables, position_of, every)
+    following = np.zeros(_OTHERS + 1, np.int64)
+    for i in range(count):
+        following[role_of[rows[i]]] += 1
+    roles = np.zeros(_OTHERS + 1, np.int64)
+    for role in range(_OTHERS):
+        roles[role + 1] = roles[role] + following[role]
+        following[role] = roles[role]
+    following[_OTHERS] = roles[_OTHERS]
+    num_trained, num_admitted = roles[_OTHERS], roles[_NOT_ADMITTED]
+    chosen, positions = np.empty(count, np.int64), np.empty(count, np.int64)  # others come last
+    locations = np.empty(count, np.int64)
+    order, ordered = np.empty(num_admitted + 1, np.int64), np.empty(num_admitted + 1, np.int64)
+    copied, here = np.empty(count + 1, np.int64), np.empty(num_admitted - roles[_REPLICATED], np.int64)
     starts, copy_starts = np.zeros(num_tables + 1, np.int64), np.zeros(num_tables + 1, np.int64)
-    role_of = np.full(len(tables), -1, np.int8)
-    for r in range(len(tables)):
-        if group_of[tables[r]] != group:
-            continue
-        after = position_of[tables[r]] + 1
-        if states[r] == replicated:
-            copy_starts[after] += 1
-        if trainers[r] & mask:
-            if states[r] == replicated:
-                role = _REPLICATED
-            elif states[r] == not_admitted:
-                role = _NOT_ADMITTED
-            else:
-                role = _OWN if bounded or trainers[r] == mask else _SHARED
-            role_of[r] = role
-            roles[role + 1] += 1
-            if role != _NOT_ADMITTED:
-                starts[after] += 1
-    for role in range(4):
-        roles[role + 1] += roles[role]
+    admitted, copy = 0, 0
     for position in range(num_tables):
-        starts[position + 1] += starts[position]
-        copy_starts[position + 1] += copy_starts[position]
-    following, copies_following, roles_following = starts.copy(), copy_starts.copy(), roles.copy()
-    chosen, positions = np.empty(roles[4], np.int64), np.empty(roles[4], np.int64)
-    planned, copy_of = np.empty(starts[-1], np.int64), np.empty(starts[-1], np.int64)
-    copied = np.empty(copy_starts[-1], np.int64)
-    for r in range(len(tables)):
-        role = role_of[r]
-        if role < 0 and not (states[r] == replicated and group_of[tables[r]] == group):
-            continue
-        position = position_of[tables[r]]
-        copy = -1
-        if states[r] == replicated:
-            copy = copies_following[position]
-            copies_following[position] += 1
-            copied[copy] = keys[r]
-        if role == _NOT_ADMITTED:
-            chosen[roles_following[role]], positions[roles_following[role]] = keys[r], position
-            roles_following[role] += 1
-        elif role >= 0:
-            planned[following[position]], copy_of[following[position]] = r, copy
-            following[position] += 1
-    order, here = np.empty(len(planned), np.int64), np.empty(roles[3] - roles[2], np.int64)
-    for position in range(num_tables):
-        for k in range(starts[position], starts[position + 1]):
-            role = role_of[planned[k]]
-            place = roles_following[role]
-            roles_following[role] += 1
-            order[k] = place
-            chosen[place], positions[place] = keys[planned[k]], position
+        for i in range(every[position], every[position + 1]):
+            r = rows[i]
+            role, key = role_of[r], keys[r]
+            place = following[role]
+            following[role] = place + 1
+            chosen[place], positions[place] = key, position
+            locations[place] = records[r] if role < _NOT_ADMITTED else -1
+            order[admitted], ordered[admitted] = place, key
+            admitted += role < _NOT_ADMITTED
+            copied[copy] = key
             if role == _REPLICATED:
-                here[place - roles[2]] = copy_of[k]
-    return chosen, positions, roles, order, planned, starts, copied, copy_starts, here
+                here[place - roles[_REPLICATED]] = copy
+            copy += states[r] == replicated
+        starts[position + 1], copy_starts[position + 1] = admitted, copy
+    return (
+        chosen[:num_trained], positions[:num_trained], locations[:num_trained], roles, order[:num_admitted],
+        ordered[:num_admitted], starts, copied[:copy], copy_starts, here,
+    )  # fmt: skip

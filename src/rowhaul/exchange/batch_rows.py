@@ -61,19 +61,17 @@ def batch_rows(
     """
     found = []
     for number, group in enumerate(cache.groups):
-        keys, tables, roles, order, planned, starts, copied, copy_starts, here = sort_by_role(
-            plan.tables, plan.keys, plan.trainers, plan.states, worker, bounded, *cache.places, number,
-            len(group.tables), *_STATES,
+        keys, tables, locations, roles, order, ordered, starts, copied, copy_starts, here = sort_by_role(
+            plan.tables, plan.keys, plan.trainers, plan.states, located.records, worker, bounded,
+            *cache.places, number, len(group.tables), *_STATES,
         )  # fmt: skip
         if not len(keys) and not len(copied):
             continue
-        locations = np.full(len(keys), -1)
-        locations[order] = located.records[planned]
         own, shared, replicated, rest = roles[:4].tolist()
         found.append(
             BatchRows(
                 number,
-                KnownRows(keys, tables, locations, order, plan.keys[planned], starts),
+                KnownRows(keys, tables, locations, order, ordered, starts),
                 slice(own, shared),
                 slice(shared, replicated),
                 slice(replicated, rest),

@@ -35,6 +35,8 @@ class StepsOfTurn:
 
     def note(self, parcels: Parcels, kinds: Kinds, arrived: Bytes, done: npt.NDArray[np.uint8]) -> None:
         """Find the gradients that came for these steps, and mark them as done; ``arrived`` must stay."""
+        if not parcels.has_gradients:
+            return
         where, steps = self._where, self._steps
         step_of_row = np.zeros(len(self._located.records), np.int32)
         step_of_row[steps.row] = np.arange(1, len(steps) + 1, dtype=np.int32)

@@ -14,6 +14,7 @@ from rowhaul.store.kernels import mix
 
 _VALUES, _STATE, _GRADIENT = 1, 2, 4  # `rowhaul.schedule.plan.Payload`
 _MISS_PULL, _UPDATE_PUSH, _EVICT_PUSH = 0, 1, 2  # `rowhaul.schedule.plan.Kind`
+_GRADIENTS, _OTHERS = 0, 1  # what a turn may have
 
 
 @kernel
@@ -88,7 +89,7 @@ def _count_moves(chosen, theirs, turns, kind, num_bytes, counts, kind_bytes):
 
 
 @register_jitable
-def _fill_moves(chosen, theirs, turns, num_bytes, columns, out, offsets, following, ends):
+def _fill_moves(chosen, theirs, turns, num_bytes, columns, out, offsets, following, ends, has):
     kind, payload, table, key, source, row = columns
     kinds, payloads, tables, keys, sources, rows = out
     for m in chosen:
@@ -99,6 +100,8 @@ def _fill_moves(chosen, theirs, turns, num_bytes, columns, out, offsets, followi
         keys[place], sources[place], rows[place] = key[m], source[m], row[m]
         offsets[place] = ends[turn, peer]
         ends[turn, peer] += num_bytes[m]
+        has[turn, _GRADIENTS] |= (payload[m] & _GRADIENT) != 0
+        has[turn, _OTHERS] |= row[m] < 0
 
 
 @kernel
@@ -111,7 +114,7 @@ def sort_out(
 
     Moves come in two parts, between ranks and within one. Returns their columns and where each begins in
     the buffer of its turn; turns x peers how many they are, and where each message begins and ends in that
-    buffer; and bytes by turn, peer and kind.
+    buffer; bytes by turn, peer and kind; and whether each turn has gradients, and rows not of the batch.
     """
     ours, theirs = (source, target) if sends else (target, source)
     ours2, theirs2 = (source2, target2) if sends else (target2, source2)
@@ -139,12 +142,12 @@ def sort_out(
         np.empty(total, np.int16),
         np.empty(total, np.int32),
     )
-    offsets, ends = np.empty(total, np.int64), begins.copy()
+    offsets, ends, has = np.empty(total, np.int64), begins.copy(), np.zeros((num_turns, 2), np.bool_)
     columns = (kind, payload, table, key, source, row)
-    _fill_moves(chosen, theirs, turns, num_bytes, columns, out, offsets, following, ends)
+    _fill_moves(chosen, theirs, turns, num_bytes, columns, out, offsets, following, ends, has)
     columns = (kind2, payload2, table2, key2, source2, row2)
-    _fill_moves(chosen2, theirs2, turns2, num_bytes2, columns, out, offsets, following, ends)
-    return out, offsets, counts, begins, ends, kind_bytes
+    _fill_moves(chosen2, theirs2, turns2, num_bytes2, columns, out, offsets, following, ends, has)
+    return out, offsets, counts, begins, ends, kind_bytes, has
 
 
 @kernel

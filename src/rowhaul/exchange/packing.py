@@ -13,6 +13,8 @@ import os
 import struct
 import sys
 import tempfile
+import weakref
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -37,30 +39,46 @@ _MAX_BUFFERS = 512  # in one system call; every system allows at least 1,024
 
 def pack(planned: PlannedBatch) -> tuple[int, int]:
     """Write a planned batch into a new file without a name; gives its descriptor and its size."""
-    arrays: list[npt.NDArray[Any]] = []
-    description = json.dumps(_describe(planned, arrays, 0)[0], separators=(",", ":")).encode()
-    beginning = _PREFIX.pack(_MAGIC, len(description)) + description
-    buffers = [memoryview(beginning), _padding(len(beginning))]
-    for array in arrays:
-        buffers += [array.view(np.uint8).data, _padding(array.nbytes)]
-    file = _new_file()
+    file = _unnamed_file()
     try:
-        size = _write(file, buffers)
-        _seal(file)
+        size = pack_into(file, planned)
+        _seal(file, "SHRINK", "GROW", "WRITE", "SEAL")
     except BaseException:
         os.close(file)
         raise
     return file, size
 
 
-def unpack(file: int, size: int) -> PlannedBatch:
+def new_file() -> int:
+    """The descriptor of a new file without a name, to be packed into again and again; it never shrinks."""
+    file = _unnamed_file()
+    _seal(file, "SHRINK")
+    return file
+
+
+def pack_into(file: int, planned: PlannedBatch) -> int:
+    """Write a planned batch into a file, over what is there; gives its size."""
+    arrays: list[npt.NDArray[Any]] = []
+    description = json.dumps(_describe(planned, arrays, 0)[0], separators=(",", ":")).encode()
+    beginning = _PREFIX.pack(_MAGIC, len(description)) + description
+    buffers = [memoryview(beginning), _padding(len(beginning))]
+    for array in arrays:
+        buffers += [array.view(np.uint8).data, _padding(array.nbytes)]
+    return _write(file, buffers)
+
+
+def unpack(file: int, size: int, when_unused: Callable[[], object] | None = None) -> PlannedBatch:
     """The planned batch in a file; its arrays are the mapped file, which lives as long as any of them.
 
     The mapping is private: writing to an array changes neither the file nor what other processes see.
     (Arrays that cannot be written to at all would be other types to Numba, with kernels of their own
-    to compile, and PyTorch warns of them.) The descriptor stays the caller's.
+    to compile, and PyTorch warns of them.) The descriptor stays the caller's. ``when_unused`` is called, in
+    any thread, once none of the arrays is left.
     """
-    memory = memoryview(_map(file, size))
+    mapped = _map(file, size)
+    if when_unused is not None:
+        weakref.finalize(mapped, when_unused).atexit = False
+    memory = memoryview(mapped)
     magic, length = _PREFIX.unpack_from(memory)
     if magic != _MAGIC:
         raise ValueError(f"this is no planned batch: its file begins with {magic!r}")
@@ -123,7 +141,7 @@ def _padding(size: int) -> memoryview:
     return memoryview(bytes(-size % _ALIGNMENT))
 
 
-def _new_file() -> int:
+def _unnamed_file() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("rowhaul-plan", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with tempfile.TemporaryFile() as file:
@@ -134,6 +152,7 @@ def _write(file: int, buffers: list[memoryview]) -> int:
     """Write everything, however little of it the system takes at a time; gives the number of bytes."""
     waiting = [buffer for buffer in buffers if len(buffer)][::-1]
     size = 0
+    os.lseek(file, 0, os.SEEK_SET)
     while waiting:
         written = os.writev(file, waiting[: -_MAX_BUFFERS - 1 : -1])
         size += written
@@ -144,10 +163,10 @@ def _write(file: int, buffers: list[memoryview]) -> int:
     return size
 
 
-def _seal(file: int) -> None:
-    """Let nobody change the file any more: a mapping of a file that shrinks kills its process."""
+def _seal(file: int, *against: str) -> None:
+    """Let nobody do this to the file any more: a mapping of a file that shrinks kills its process."""
     if hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS"):
-        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        seals = sum(getattr(fcntl, f"F_SEAL_{one}") for one in against)
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
 
 

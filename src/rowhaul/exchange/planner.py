@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -38,7 +38,7 @@ class PlannedBatch:
     plan: Plan
     samples: Samples
     samples_digest: bytes  # 16
-    plan_digest: bytes  # 16
+    plan_digest: bytes  # 16; without the ids, which the samples' one is of
     decision_seconds: float  # that the scheduler took; neither reading nor looking rows up
     ready_at: float  # time.monotonic(), a clock that all processes of a host share
 
@@ -240,7 +240,7 @@ class Planner:
                 plan=plan,
                 samples=self._complete(samples, plan),
                 samples_digest=samples_digest(samples),
-                plan_digest=plan.digest(),
+                plan_digest=replace(plan, ids=None).digest(),
                 decision_seconds=seconds,
                 ready_at=time.monotonic(),
             )

@@ -16,13 +16,14 @@ import numpy.typing as npt
 
 from rowhaul.errors import RowhaulError
 from rowhaul.exchange.kernels import pick_gradients, pick_records, pick_rows, rows_of_contributor
+from rowhaul.exchange.shelves import Shelf
 from rowhaul.exchange.transport import Bytes
 from rowhaul.exchange.turns import DueSteps, Kinds, Parcels
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.schedule.sizes import RowSizes
 from rowhaul.store import TableGroup, TableSpec
 from rowhaul.store.kernels import add_records
-from rowhaul.store.keyed import Shelf, copy_in, copy_out, find_or_add, locate_or_add, remove
+from rowhaul.store.keyed import copy_in, copy_out, find_or_add, locate_or_add, remove
 
 Ints = npt.NDArray[np.int64]
 Rates = Callable[[int], float]
@@ -188,7 +189,9 @@ class RowMemory:
     ) -> None:
         """One optimizer step a record, each with the rate and number of the iteration it belongs to."""
         alike: dict[tuple[float, ...], list[int]] = {}
-        for iteration in np.unique(trained).tolist():
+        # Nearly always all are from one iteration, which is told without sorting them.
+        one = len(trained) > 0 and trained.min() == trained.max()
+        for iteration in [int(trained[0])] if one else np.unique(trained).tolist():
             settings = group.optimizer.settings(rates(iteration), iteration + 1)
             alike.setdefault(settings, []).append(iteration)
         for iterations in alike.values():
@@ -262,7 +265,7 @@ class RowMemory:
     @property
     def num_waiting(self) -> int:
         """Gradients that wait here."""
-        return sum(int(shelf.index.num_keys.sum()) for shelf in self._shelves.values())
+        return sum(len(shelf.index) for shelf in self._shelves.values())
 
     def _records_among(
         self, number: int, parcels: Parcels, kinds: Kinds, others: bool

@@ -217,6 +217,7 @@ class Runtime:
             self.samples += len(job.plan.worker)
             if not self.trains:
                 self.iteration = number + 1
+            del self._iterations[number]  # with its plan, whose memory is used again
             job, number = following, number + 1
         if number in self._iterations:
             self._iterations[number].ready.set(None)

@@ -9,25 +9,31 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import struct
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 from rowhaul.errors import ClusterError
 from rowhaul.exchange.error_report import read_report, write_report
 from rowhaul.exchange.lanes import Failure
 from rowhaul.exchange.local import as_system_address, is_same_user, new_address, receive_exactly
-from rowhaul.exchange.packing import pack, unpack
+from rowhaul.exchange.packing import unpack
+from rowhaul.exchange.plan_files import ONCE, PlanFiles
 from rowhaul.exchange.planner import PlannedBatch
 
 CONNECT_SECONDS = 30.0
 
 _PATIENCE = 0.2  # seconds between two looks at whether something has failed
-_FRAME = struct.Struct("<QQ")  # what comes, and its size: of the file that comes along, or of the text
+_FRAME = struct.Struct(
+    "<QQQ"
+)  # what comes; its size: of the file that comes along, or of the text; its number
 _PLAN, _END, _ERROR = range(3)
 _HELLO = struct.Struct("<q")  # the rank of a subscriber
+_GIVEN_BACK = struct.Struct("<Q")  # the number of a file that a subscriber is done with
 
 
 class LeaderLostError(ClusterError):
@@ -57,6 +63,9 @@ class PlanServer:
         self._expected = frozenset(subscribers)
         self._failure = failure
         self._sockets: dict[int, socket.socket] = {}
+        self._files = PlanFiles()
+        self._listening = select.poll()
+        self._told: dict[int, bytes] = {}  # by subscribers, of files, and not read yet
         self._said_all = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -89,16 +98,20 @@ class PlanServer:
         """Send a plan to all subscribers, without the ids by sample: they have them in the samples."""
         if not self._sockets:
             return
-        file, size = pack(replace(planned, plan=replace(planned.plan, ids=None)))
+        self._take_back()
+        number, file, size = self._files.pack(
+            replace(planned, plan=replace(planned.plan, ids=None)), self._sockets
+        )
         try:
-            self._tell_all(_FRAME.pack(_PLAN, size), [file])
+            self._tell_all(_FRAME.pack(_PLAN, size, number), [file])
         finally:
-            os.close(file)
+            if number == ONCE:
+                os.close(file)
 
     def end(self) -> None:
         """Tell all subscribers that there are no more plans."""
         self._said_all = True
-        self._tell_all(_FRAME.pack(_END, 0), [])
+        self._tell_all(_FRAME.pack(_END, 0, ONCE), [])
 
     def fail(self, error: BaseException) -> None:
         """Tell all subscribers that are still there what went wrong, unless they know how it ended."""
@@ -108,7 +121,7 @@ class PlanServer:
         text = write_report(error, self._rank)
         for connection in self._sockets.values():
             with contextlib.suppress(OSError):  # a timeout too: who takes nothing cannot be told
-                connection.sendall(_FRAME.pack(_ERROR, len(text)) + text)
+                connection.sendall(_FRAME.pack(_ERROR, len(text), ONCE) + text)
 
     def close(self) -> None:
         """Close all connections."""
@@ -116,6 +129,20 @@ class PlanServer:
         for connection in self._sockets.values():
             connection.close()
         self._sockets.clear()
+        self._files.close()
+
+    def _take_back(self) -> None:
+        """Hear which files subscribers are done with; does not wait."""
+        ready = {descriptor for descriptor, _ in self._listening.poll(0)}
+        for rank, connection in self._sockets.items():
+            if connection.fileno() in ready:
+                with contextlib.suppress(OSError):  # who has ended is found out when it is told something
+                    self._told[rank] = self._told.get(rank, b"") + connection.recv(4096)
+                told = self._told.get(rank, b"")
+                whole = len(told) - len(told) % _GIVEN_BACK.size
+                for (number,) in _GIVEN_BACK.iter_unpack(told[:whole]):
+                    self._files.give_back(number, rank)
+                self._told[rank] = told[whole:]
 
     def _welcome(self, connection: socket.socket) -> None:
         connection.settimeout(_PATIENCE)
@@ -132,6 +159,7 @@ class PlanServer:
             connection.close()
         else:
             self._sockets[rank] = connection
+            self._listening.register(connection, select.POLLIN)
 
     def _tell_all(self, frame: bytes, files: list[int]) -> None:
         for rank, connection in self._sockets.items():
@@ -236,13 +264,13 @@ class PlanClient:
     def _receive_next(self) -> PlannedBatch | None:
         frame, files = self._receive_frame()
         try:
-            what, size = _FRAME.unpack(frame)
+            what, size, number = _FRAME.unpack(frame)
             if what == _PLAN:
                 if not files:
                     raise OSError(
                         "a plan came without its file: this process may open no more files (ulimit -n)"
                     )
-                return unpack(files[0], size)
+                return unpack(files[0], size, partial(_give_back, self._socket, number))
         finally:
             for file in files:
                 os.close(file)
@@ -264,6 +292,13 @@ class PlanClient:
                     os.close(file)
                 raise EOFError("the connection is closed")
             return frame, files
+
+
+def _give_back(connection: socket.socket, number: int) -> None:
+    """Tell the leader that nothing here refers to a plan any more."""
+    if number != ONCE:
+        with contextlib.suppress(OSError):  # it has ended, or this end is closed
+            connection.sendall(_GIVEN_BACK.pack(number))
 
 
 def _ranks(ranks: Iterable[int]) -> str:

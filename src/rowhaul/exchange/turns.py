@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.exchange.kernels import index_rows, mark_needed, rows_of_plan, sort_out, sort_steps
-from rowhaul.schedule.plan import Kind, Moves, Payload, Plan
+from rowhaul.schedule.plan import Kind, Moves, Payload, Plan, Steps
 from rowhaul.schedule.turns import Turn, Turns, turns_of
 
 __all__ = [
@@ -29,7 +29,8 @@ __all__ = [
     "pushed_rows",
 ]
 
-Slots = npt.NDArray[np.int32]
+Int32s = npt.NDArray[np.int32]
+Ranks = npt.NDArray[np.int16]
 Kinds = npt.NDArray[np.bool_]  # by `Kind`: whether it is one of them
 
 
@@ -92,11 +93,11 @@ class TurnsOfRank:
     """One plan, seen from one rank."""
 
     def __init__(self, plan: Plan, rank: int) -> None:
-        turns, slots = turns_of(plan), index_rows(plan.tables, plan.keys)
+        turns, find = turns_of(plan), _Rows(plan, rank)
         within = plan.local_moves if plan.local_moves is not None else _NO_MOVES
         parts = (
-            *_columns(plan, slots, plan.moves, turns.moves, rank),
-            *_columns(plan, slots, within, turns.local_moves, rank),
+            *_columns(plan.moves, turns.moves, find.of_moves(plan.moves, plan.move_rows)),
+            *_columns(within, turns.local_moves, find.of_moves(within, plan.local_move_rows)),
         )
         num_ranks = 1 + max(
             rank, int(plan.moves.source.max(initial=0)), int(plan.moves.target.max(initial=0))
@@ -104,7 +105,7 @@ class TurnsOfRank:
         sent = sort_out(*parts, rank, num_ranks, len(Kind), len(Turn), True)
         received = sort_out(*parts, rank, num_ranks, len(Kind), len(Turn), False)
         self._sent, self._received = _by_turn(sent, rank), _by_turn(received, rank)
-        steps, starts, by_peer = _steps_of_rank(plan, slots, turns, rank)
+        steps, starts, by_peer = _steps_of_rank(plan, find, turns, rank)
         self._steps = {
             (turn, peer): steps.some(slice(*starts[2 * turn + peer : 2 * turn + peer + 2]))
             for turn in Turn
@@ -129,12 +130,30 @@ class TurnsOfRank:
         return self._steps.get((turn, by_peer), NO_DUE_STEPS)
 
 
-def _columns(
-    plan: Plan, slots: Slots, moves: Moves, turns: npt.NDArray[np.int64], rank: int
-) -> tuple[npt.NDArray[Any], ...]:
-    rows = rows_of_plan(
-        slots, plan.tables, plan.keys, moves.source, moves.target, rank, moves.table, moves.key
-    )
+class _Rows:
+    """Finds the rows that a plan speaks of, where the plan does not say itself which of its rows they are."""
+
+    def __init__(self, plan: Plan, rank: int) -> None:
+        self._plan, self._rank = plan, rank
+        self._slots: Int32s | None = None
+
+    def of_moves(self, moves: Moves, rows: Int32s | None) -> Int32s:
+        return self._find(moves.source, moves.target, moves.table, moves.key) if rows is None else rows
+
+    def of_steps(self, steps: Steps, rows: Int32s | None) -> Int32s:
+        return self._find(steps.rank, steps.rank, steps.table, steps.key) if rows is None else rows
+
+    def _find(self, source: Ranks, target: Ranks, table: Int32s, key: npt.NDArray[np.int64]) -> Int32s:
+        if not len(key):
+            return np.zeros(0, np.int32)
+        tables, keys = self._plan.tables, self._plan.keys
+        if self._slots is None:
+            self._slots = index_rows(tables, keys)
+        rows: Int32s = rows_of_plan(self._slots, tables, keys, source, target, self._rank, table, key)
+        return rows
+
+
+def _columns(moves: Moves, turns: npt.NDArray[np.int64], rows: Int32s) -> tuple[npt.NDArray[Any], ...]:
     return (
         moves.kind, moves.payload, moves.table, moves.key, moves.source, moves.target, moves.num_bytes, turns,
         rows,
@@ -143,16 +162,17 @@ def _columns(
 
 def _by_turn(sorted_out: Any, rank: int) -> list[Parcels]:
     """What a rank sends or receives in each turn; what stays on it comes last."""
-    columns, offsets, counts, begins, ends, kind_bytes = sorted_out
+    columns, offsets, counts, begins, ends, kind_bytes, has = sorted_out
     found, first = [], 0
-    for turn in range(len(Turn)):
-        peers = np.flatnonzero(counts[turn]).tolist()
+    begins, ends, has = begins.tolist(), ends.tolist(), has.tolist()
+    for turn, in_turn in enumerate(counts.tolist()):
+        peers = [peer for peer, count in enumerate(in_turn) if count]
         if not peers:
             found.append(_NOTHING)
             continue
-        last = first + int(counts[turn].sum())
-        part = slice(first, last)
+        part = slice(first, first + sum(in_turn))
         kind, payload, table, key, source, row = (column[part] for column in columns)
+        has_gradients, has_others = has[turn]
         found.append(
             Parcels(
                 kind=kind,
@@ -162,8 +182,8 @@ def _by_turn(sorted_out: Any, rank: int) -> list[Parcels]:
                 source=source,
                 row=row,
                 offsets=offsets[part],
-                num_bytes=int(ends[turn].max()),
-                messages={peer: slice(int(begins[turn, peer]), int(ends[turn, peer])) for peer in peers},
+                num_bytes=max(ends[turn]),
+                messages={peer: slice(begins[turn][peer], ends[turn][peer]) for peer in peers},
                 crossing_bytes={
                     (kind_sent, peer): size
                     for peer in peers
@@ -171,23 +191,23 @@ def _by_turn(sorted_out: Any, rank: int) -> list[Parcels]:
                     for kind_sent, size in enumerate(kind_bytes[turn, peer].tolist())
                     if size
                 },
-                has_gradients=bool((payload & int(Payload.GRADIENT)).any()),
-                has_others=bool(row.min() < 0),
+                has_gradients=has_gradients,
+                has_others=has_others,
             )
         )
-        first = last
+        first = part.stop
     return found
 
 
 def _steps_of_rank(
-    plan: Plan, slots: Slots, turns: Turns, rank: int
+    plan: Plan, find: _Rows, turns: Turns, rank: int
 ) -> tuple[DueSteps, list[int], npt.NDArray[np.bool_]]:
     """The steps that a rank takes, by turn and whether as a peer; where those begin; and the latter."""
     steps = plan.steps
     if steps is None or not len(steps):
         return NO_DUE_STEPS, [0] * (2 * len(Turn) + 1), np.empty(0, np.bool_)
     places, starts = sort_steps(steps.rank, turns.steps, turns.by_peer, rank, len(Turn))
-    rows = rows_of_plan(slots, plan.tables, plan.keys, steps.rank, steps.rank, rank, steps.table, steps.key)
+    rows = find.of_steps(steps, plan.step_rows)
     columns = (steps.table, steps.key, steps.contributors, steps.trained, rows)
     return DueSteps(*(column[places] for column in columns)), starts.tolist(), turns.by_peer[places]
 

@@ -36,6 +36,7 @@ class Located:
         self.memory = memory
         self.records: Ints = np.full(num_rows, -1)
         self.addresses: Ints = np.zeros(num_rows, np.int64)
+        self._is_new = True
         self._removals = -1
 
     @property
@@ -48,12 +49,15 @@ class Located:
         memory = self.memory
         if memory is None:
             return
-        self.records.fill(-1)
-        self.addresses.fill(0)
+        if not self._is_new:
+            self.records.fill(-1)
+            self.addresses.fill(0)
+        self._is_new = False
         for number, group in enumerate(memory.groups):
-            places, starts = pick_needed(plan.tables, needed, bit, *memory.places, number, len(group.tables))
+            places, keys, starts = pick_needed(
+                plan.tables, plan.keys, needed, bit, *memory.places, number, len(group.tables)
+            )
             if len(places):
-                keys = plan.keys[places]
                 make = memory.makes_rows
                 found = group.find_or_make(keys, starts) if make else group.index.find(keys, starts)[0]
                 self._note(number, places, found)
@@ -64,12 +68,12 @@ class Located:
         memory = self.memory
         assert memory is not None
         for number, group in enumerate(memory.groups):
-            places, starts = pick_needed(
-                plan.tables, needed, _ABSENT, *memory.places, number, len(group.tables)
+            places, keys, starts = pick_needed(
+                plan.tables, plan.keys, needed, _ABSENT, *memory.places, number, len(group.tables)
             )
             if len(places):
                 came = (needed[places] & _ARRIVED) != 0
-                found = group.find_or_make(plan.keys[places], starts, unwritten=came)
+                found = group.make(keys, starts, unwritten=came)
                 self._note(number, places, found)
 
     def _note(self, number: int, places: Ints, locations: Ints) -> None:

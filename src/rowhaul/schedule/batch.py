@@ -1,20 +1,32 @@
 """The ids of one global batch: all that a scheduler ever sees of the data.
 
 Ids are pairs (table, key), sample by sample. Readers hold them feature by feature, so the usual way
-in is `IdBatch.from_features`, which turns them around.
+in is `IdBatch.from_features`. They are turned around once somebody asks for them sample by sample: a
+scheduler finds the distinct rows of a table sooner where its ids lie side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import DataError
 from rowhaul.schedule.digest import digest
-from rowhaul.schedule.kernels import least_and_sum, to_sample_major
+from rowhaul.schedule.kernels import least_most_and_sum, to_sample_major
+
+
+@dataclass(frozen=True)
+class ByFeature:
+    """The same ids feature by feature."""
+
+    tables: npt.NDArray[np.int32]  # features
+    values: npt.NDArray[np.int64]  # ids
+    lengths: npt.NDArray[np.int32]  # features x samples
+    is_simple: bool  # every feature has a table of its own, in order, and every sample at most one id of it
 
 
 @dataclass(frozen=True)
@@ -24,6 +36,9 @@ class IdBatch:
     offsets: npt.NDArray[np.int64]  # samples + 1: sample i's ids are offsets[i] .. offsets[i + 1]
     tables: npt.NDArray[np.int32]  # ids
     keys: npt.NDArray[np.int64]  # ids
+
+    # Of a batch that is made from features: it has the rest once somebody asks for it.
+    by_feature: ClassVar[ByFeature | None] = None
 
     def __post_init__(self) -> None:
         for name, kind in (("offsets", np.int64), ("tables", np.int32), ("keys", np.int64)):
@@ -43,8 +58,20 @@ class IdBatch:
         if np.any(np.diff(self.offsets) < 0):
             raise DataError("offsets must not decrease")
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> npt.NDArray[np.int64]:
+            """The ids sample by sample, where they have not been asked for before."""
+            given = self.__dict__.get("by_feature")
+            if given is None or name not in ("offsets", "tables", "keys"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            turned = to_sample_major(given.tables, given.values, given.lengths)
+            for one, array in zip(("offsets", "tables", "keys"), turned, strict=True):
+                object.__setattr__(self, one, array)
+            return self.__dict__[name]
+
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return self.by_feature.lengths.shape[1] if self.by_feature is not None else len(self.offsets) - 1
 
     def digest(self) -> bytes:
         """A hash of the ids: ranks that read different samples differ here."""
@@ -54,7 +81,7 @@ class IdBatch:
     def from_features(
         cls, feature_tables: Sequence[int], values: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32]
     ) -> IdBatch:
-        """Turn feature-major ids (as readers yield them) into sample-major ones.
+        """A batch of feature-major ids, as readers yield them; they stay the caller's, and must not change.
 
         Args:
             feature_tables: the number of the table that each feature looks its ids up in.
@@ -72,14 +99,15 @@ class IdBatch:
                 f"lengths must be features x samples, with {len(feature_tables)} features; "
                 f"got {lengths.shape}"
             )
-        lengths = np.asarray(lengths, np.int32)
-        least, total = least_and_sum(lengths)
+        lengths = np.ascontiguousarray(lengths, np.int32)
+        least, most, total = least_most_and_sum(lengths)
         if least < 0:
             raise DataError(f"lengths must not be negative; got {least}")
         if total != len(values):
             raise DataError(f"lengths add up to {total}, but there are {len(values)} ids")
-        made = object.__new__(cls)  # past its checks: what follows has passed them
-        turned = to_sample_major(np.asarray(feature_tables, np.int32), np.asarray(values, np.int64), lengths)
-        for name, array in zip(("offsets", "tables", "keys"), turned, strict=True):
-            object.__setattr__(made, name, array)
+        tables = np.asarray(feature_tables, np.int32)
+        is_simple = most <= 1 and bool((np.diff(tables) > 0).all()) and (not len(tables) or tables[0] >= 0)
+        made = object.__new__(cls)  # past its checks: what was given has passed them
+        values = np.ascontiguousarray(values, np.int64)
+        object.__setattr__(made, "by_feature", ByFeature(tables, values, lengths, bool(is_simple)))
         return made

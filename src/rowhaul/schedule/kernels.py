@@ -1,4 +1,4 @@
-"""Compiled loops over batches of ids: turning them around, and naming where a row is at home."""
+"""Compiled loops over batches of ids: turning them around, where rows are at home, when moves travel."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import numpy as np
 
 from rowhaul._kernels import kernel
 
+_EARLY_FIRST, _LATE_FIRST, _AFTER = 0, 2, 4  # of `rowhaul.schedule.turns.Turn`
 TURNED_AT_ONCE = 64  # samples: what is written of them stays in the fastest memory
 
 
 @kernel
-def least_and_sum(lengths):
-    """The least of all numbers, at most 0, and their sum."""
-    least, total = np.int32(0), np.int64(0)
+def least_most_and_sum(lengths):
+    """The least of all numbers, at most 0, the largest, at least 0, and their sum."""
+    least, most, total = np.int32(0), np.int32(0), np.int64(0)
     for f in range(lengths.shape[0]):
         for i in range(lengths.shape[1]):
             least = min(least, lengths[f, i])
+            most = max(most, lengths[f, i])
             total += lengths[f, i]
-    return least, total
+    return least, most, total
 
 
 @kernel
@@ -90,3 +92,15 @@ def home_shards(tables, keys, first_store, sharding):
     for r in range(len(keys)):
         homes[r] = first_store + home_shard(tables[r], keys[r], sharding)
     return homes
+
+
+@kernel
+def turn_numbers(iteration, ready, second, after):
+    """Turns by their numbers; where nothing is second, ``second`` is None."""
+    turns = np.empty(len(ready), np.int64)
+    for m in range(len(ready)):
+        turn = _EARLY_FIRST if ready[m] < iteration else _LATE_FIRST
+        if second is not None:
+            turn += second[m]
+        turns[m] = _AFTER if after[m] else turn
+    return turns

@@ -129,6 +129,11 @@ class Plan:
     num_expired: int = 0  # the first of them; the others were over their table's limit
     num_admitted: int = 0  # rows of the batch that are admitted with it
     live: LiveRows | None = None  # where rows are in chunks
+    # Of every move and step: the place of its row among those above, -1 where it is none of them. None where
+    # whoever made the plan does not say: it follows from the rest.
+    move_rows: npt.NDArray[np.int32] | None = None
+    local_move_rows: npt.NDArray[np.int32] | None = None
+    step_rows: npt.NDArray[np.int32] | None = None
 
     def counts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Rows and bytes moved, kinds x workers, each counted at the worker that `Kind` says."""
@@ -145,13 +150,17 @@ class Plan:
         """Rows that are forgotten after the iteration."""
         return 0 if self.forgotten_keys is None else len(self.forgotten_keys)
 
+    @property
+    def _rows_told(self) -> tuple[npt.NDArray[np.int32] | None, ...]:
+        return self.move_rows, self.local_move_rows, self.step_rows
+
     def digest(self) -> bytes:
         """A hash of the ids and of everything in the plan: ranks compare it before they act."""
         ids = self.ids.digest().hex() if self.ids else ""
         text = (
             f"{self.iteration},{self.num_workers},{self.all_reduce_rows},{self.all_reduce_bytes},{ids},"
             f"{self.local_moves is None},{self.steps is None},{self.controls!r},"
-            f"{self.num_expired},{self.num_admitted}"
+            f"{self.num_expired},{self.num_admitted},{[one is None for one in self._rows_told]}"
         )
         arrays: list[npt.NDArray[Any]] = [
             self.worker, self.tables, self.keys, self.trainers, self.states, self.lookups, self.hits,
@@ -160,7 +169,8 @@ class Plan:
         for part in (self.moves, self.local_moves, self.steps):
             if part is not None:
                 arrays += vars(part).values()
-        arrays += [one for one in (self.forgotten_tables, self.forgotten_keys) if one is not None]
+        told = self.forgotten_tables, self.forgotten_keys, *self._rows_told
+        arrays += [one for one in told if one is not None]
         if self.live is not None:
             arrays += [one for one in vars(self.live).values() if one is not None]
         return digest(text, arrays)

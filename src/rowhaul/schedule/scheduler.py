@@ -281,7 +281,9 @@ class Scheduler:
         self._failed = False
 
     def _check(self, batch: IdBatch) -> None:
-        num_tables = len(self.settings.sizes.values)
+        num_tables, given = len(self.settings.sizes.values), batch.by_feature
+        if given is not None and given.is_simple and (given.tables < num_tables).all():
+            return
         if len(batch.tables) and not 0 <= batch.tables.min() <= batch.tables.max() < num_tables:
             raise DataError(
                 f"a batch names tables {batch.tables.min()} to {batch.tables.max()}, but sizes are given for "
@@ -376,6 +378,9 @@ class Scheduler:
             forgotten_keys=forgotten.keys,
             num_expired=forgotten.num_expired,
             num_admitted=num_admitted,
+            move_rows=outcome.move_rows,
+            local_move_rows=outcome.local_move_rows,
+            step_rows=outcome.step_rows,
         )
         self._leaving = np.concatenate([uncached, victims, emptied])
         return plan

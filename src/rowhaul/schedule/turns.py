@@ -14,6 +14,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul.schedule.kernels import turn_numbers
 from rowhaul.schedule.plan import Moves, Plan
 
 Integers = npt.NDArray[np.int64]
@@ -42,21 +43,15 @@ class Turns:
 def turns_of(plan: Plan) -> Turns:
     """When everything in a plan happens."""
     nothing = np.zeros(0, np.int64)
-    steps = plan.steps
+    steps, local = plan.steps, plan.local_moves
     return Turns(
         moves=_turns_of_moves(plan, plan.moves),
-        local_moves=nothing if plan.local_moves is None else _turns_of_moves(plan, plan.local_moves),
-        steps=nothing if steps is None else _turn(steps.ready < plan.iteration, 0, steps.after),
+        local_moves=nothing if local is None else _turns_of_moves(plan, local),
+        steps=nothing if steps is None else turn_numbers(plan.iteration, steps.ready, None, steps.after),
         by_peer=np.zeros(0, np.bool_) if steps is None else steps.by_peer != 0,
     )
 
 
 def _turns_of_moves(plan: Plan, moves: Moves) -> Integers:
-    return _turn(moves.ready < plan.iteration, moves.second, moves.after)
-
-
-def _turn(
-    early: npt.NDArray[np.bool_], second: npt.NDArray[np.uint8] | int, after: npt.NDArray[np.uint8]
-) -> Integers:
-    turn = np.where(early, int(Turn.EARLY_FIRST), int(Turn.LATE_FIRST)) + second
-    return np.where(after, int(Turn.AFTER), turn)
+    turns: Integers = turn_numbers(plan.iteration, moves.ready, moves.second, moves.after)
+    return turns

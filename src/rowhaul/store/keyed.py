@@ -18,11 +18,42 @@ from rowhaul.store.kernels import gather_bytes, scatter_bytes
 Tables = npt.NDArray[np.int64]  # position of each row's table in its group
 
 
+class Index(Protocol):
+    """What is asked here of an index; see `KeyIndex`."""
+
+    num_tables: int
+
+    def find(self, keys: Int64s, starts: Int64s) -> tuple[Int64s, np.int64]:
+        """Location of each key, -1 where absent, and the number of absent keys."""
+        ...
+
+    def find_each(self, tables: Int64s, keys: Int64s) -> Int64s:
+        """The same for keys of any order of tables."""
+        ...
+
+    def insert(
+        self, keys: Int64s, starts: Int64s, locations: Int64s, num_absent: np.int64, records: Int64s
+    ) -> Int64s:
+        """Give absent keys the records in order; which they are."""
+        ...
+
+    def delete(self, keys: Int64s, starts: Int64s) -> Int64s:
+        """Forget keys; the locations that they had."""
+        ...
+
+
 class KeyedRecords(Protocol):
     """Anything that has records by key."""
 
-    index: KeyIndex
-    arena: RecordArena
+    @property
+    def index(self) -> Index:
+        """Where they are."""
+        ...
+
+    @property
+    def arena(self) -> RecordArena:
+        """What they are."""
+        ...
 
 
 class Shelf:

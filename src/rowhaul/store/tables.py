@@ -155,6 +155,15 @@ class TableGroup:
             self._write_initial(self.arena, locations[new], keys, starts, new)
         return locations
 
+    def make(self, keys: Int64s, starts: Int64s, *, unwritten: npt.NDArray[np.bool_]) -> Int64s:
+        """The same for rows of which none is there: they were looked up before."""
+        records = self.arena.allocate(len(keys))
+        locations = self._add(keys, starts, np.arange(len(keys)), records)
+        assert np.array_equal(locations, records), "a row that was to be made is there"
+        new = np.flatnonzero(~unwritten)
+        self._write_initial(self.arena, locations[new], keys, starts, new)
+        return locations
+
     def update(self, records: Int64s, gradients: npt.NDArray[Any], lr: float, number: int) -> None:
         """One optimizer step on the given records, which must differ."""
         # Kernels take the gradients' type for that of the records, which they find by address.
@@ -193,9 +202,14 @@ class TableGroup:
 
     def _insert(self, keys: Int64s, starts: Int64s, locations: Int64s, num_absent: np.int64) -> Int64s:
         """Give every absent key a record, all or none, and say which keys those are."""
-        records = self.arena.allocate(int(num_absent))
+        absent = np.flatnonzero(locations < 0)
+        locations[absent] = self._add(keys, starts, absent, self.arena.allocate(int(num_absent)))
+        return absent
+
+    def _add(self, keys: Int64s, starts: Int64s, absent: Int64s, records: Int64s) -> Int64s:
+        """Give the keys at some positions the given records, all or none; what they have afterwards."""
         try:
-            return self.index.insert(keys, starts, locations, num_absent, records)
+            return self.index.add(keys, starts, absent, records)
         except MemoryError:
             self.arena.release(records)
             message = f"no memory for the index of {self.arena.num_records:,} rows; use a larger machine"

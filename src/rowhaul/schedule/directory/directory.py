@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rowhaul.errors import CheckpointError
 from rowhaul.schedule.batch import IdBatch
 from rowhaul.schedule.directory import kernels
-from rowhaul.schedule.directory.distinct_kernels import distinct_rows
+from rowhaul.schedule.directory.distinct_kernels import distinct_by_feature, distinct_rows
 from rowhaul.schedule.directory.index import RowIndex
 from rowhaul.schedule.directory.seen import SeenRows
 from rowhaul.schedule.directory.states import State
@@ -128,7 +128,12 @@ class Directory:
         for each distinct row, the earlier batch that named it last and its place there, from which the
         window links the uses of a row.
         """
-        offsets, rows, tables, keys, occurrences = distinct_rows(batch.offsets, batch.tables, batch.keys)
+        given = batch.by_feature
+        if given is not None and given.is_simple:
+            found = distinct_by_feature(given.tables, given.values, given.lengths)
+        else:
+            found = distinct_rows(batch.offsets, batch.tables, batch.keys)
+        offsets, rows, tables, keys, occurrences = found
         self._reserve(len(keys))
         slots, previous_batch, previous_local, new, self._num_free = kernels.locate(
             tables, keys, self._index.places, self.slots, self._free, self._num_free, number, window_begins

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from rowhaul._kernels import kernel
+from rowhaul.schedule.kernels import TURNED_AT_ONCE
 
 FEW = 48  # so many keys are sorted by insertion, more by their bytes
 SIGN = np.uint64(1 << 63)
@@ -63,6 +64,119 @@ def distinct_rows(offsets, tables, keys):
     else:
         new_offsets, rows, occurrences = _by_sample(offsets, row_of, rank, count)
     return new_offsets, rows, distinct_tables, distinct_keys, occurrences
+
+
+@kernel
+def distinct_by_feature(feature_tables, values, lengths):
+    """The same for ids feature by feature, of tables that ascend, where a sample has at most one of each.
+
+    A table's ids lie side by side, so that all that is needed to tell them apart stays in the fastest memory.
+    """
+    num_features, num_samples = lengths.shape
+    num_ids = len(values)
+    starts = np.zeros(num_features + 1, np.int64)
+    largest = np.int64(0)
+    for f in range(num_features):
+        count = np.int64(0)
+        for i in range(num_samples):
+            count += lengths[f, i]
+        starts[f + 1] = starts[f] + count
+        largest = max(largest, count)
+    size = 16
+    while size < 2 * largest:
+        size *= 2
+    seats = np.empty(size, np.uint32)
+    row_of = np.empty(num_ids + 1, np.int32)  # ids, feature by feature; and one that counts for nothing
+    here, there = np.empty(largest, np.uint64), np.empty(largest, np.uint64)
+    order, other_order = np.empty(largest, np.int32), np.empty(largest, np.int32)
+    rank, digits, words = (
+        np.empty(largest, np.int32),
+        np.empty(256, np.int32),
+        np.zeros(largest + 1, np.uint64),
+    )
+    distinct_tables, distinct_keys = np.empty(num_ids, np.int32), np.empty(num_ids, np.int64)
+    occurrences = np.empty(num_ids, np.int32)
+    before = 0
+    for f in range(num_features):
+        first, end = starts[f], starts[f + 1]
+        count = _number(values, first, end, seats, words, row_of)
+        for r in range(count):
+            here[r] = words[r + 1]
+        if _sort(here, order, there, other_order, count, digits):
+            here, there, order, other_order = there, here, other_order, order
+        for r in range(count):
+            distinct_keys[before + r] = np.int64(here[r] ^ SIGN)
+            distinct_tables[before + r] = feature_tables[f]
+            occurrences[before + r] = 0
+            rank[order[r]] = before + r
+        for at in range(first, end):
+            row = rank[row_of[at]]
+            row_of[at] = row
+            occurrences[row] += 1
+        before += count
+    offsets, rows = _turned(row_of, lengths, starts, num_ids)
+    return (
+        offsets,
+        rows,
+        distinct_tables[:before].copy(),
+        distinct_keys[:before].copy(),
+        occurrences[:before].copy(),
+    )
+
+
+@kernel
+def _number(values, first, end, seats, words, row_of):
+    """Number the distinct ids of one feature as they come; returns how many there are.
+
+    Those have their words from the second on: 0 is the number of an empty seat.
+    """
+    size = np.int64(16)
+    while size < 2 * (end - first):
+        size *= 2
+    seats[:size] = 0
+    mask = np.uint64(size - 1)
+    count = np.uint64(0)
+    for at in range(first, end):
+        word = np.uint64(values[at]) ^ SIGN
+        mixed = word * MIX
+        seat = (mixed ^ (mixed >> np.uint64(32))) & mask
+        taken = np.uint64(seats[seat])
+        # One branch, which is hardly ever taken: no processor could foresee which id is new.
+        while (taken != 0) & (words[taken] != word):
+            seat = (seat + ONE) & mask
+            taken = np.uint64(seats[seat])
+        new = taken == 0
+        count += np.uint64(new)
+        row = count if new else taken
+        seats[seat] = row
+        words[row] = word
+        row_of[at] = row - ONE
+    return np.int64(count)
+
+
+@kernel
+def _turned(row_of, lengths, starts, num_ids):
+    """Rows sample by sample, and where each sample begins."""
+    num_features, num_samples = lengths.shape
+    offsets = np.zeros(num_samples + 1, np.int64)
+    for f in range(num_features):
+        for i in range(num_samples):
+            offsets[i + 1] += lengths[f, i]
+    for i in range(num_samples):
+        offsets[i + 1] += offsets[i]
+    rows = np.empty(num_ids + 1, np.int32)
+    reading, writing = starts[:-1].copy(), offsets[:-1].copy()
+    for begin in range(0, num_samples, TURNED_AT_ONCE):
+        end = min(begin + TURNED_AT_ONCE, num_samples)
+        for f in range(num_features):
+            at = reading[f]
+            for i in range(begin, end):
+                place, length = writing[i], np.int64(lengths[f, i])
+                rows[num_ids + (place - num_ids) * length] = row_of[at]  # what is missing counts for nothing
+                writing[i] = place + length
+                at += length
+            reading[f] = at
+    return offsets, rows[:num_ids]
 
 
 @kernel

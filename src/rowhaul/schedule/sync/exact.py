@@ -33,13 +33,18 @@ class ExactExchange:
             step.slots, step.rows, step.trainers, wiring.value_bytes, wiring.state_bytes,
             wiring.first_store, wiring.num_shards, wiring.peer_to_peer, self._push_after, self._keep_copies,
             step.iteration, wiring.look_ahead, notebook.moves, notebook.steps, lookups, hits, states,
+            notebook.move_rows, notebook.step_rows,
         )  # fmt: skip
+        of_batch, steps_of_batch = num_moves, num_steps
         num_moves, num_steps = kernels.evict(
             step.slots, step.evicted_from, step.victims, wiring.value_bytes, wiring.state_bytes,
             wiring.first_store, wiring.num_shards, step.iteration,
             notebook.moves, num_moves, notebook.steps, num_steps,
         )  # fmt: skip
+        notebook.move_rows[of_batch:num_moves] = -1
+        notebook.step_rows[steps_of_batch:num_steps] = -1
         moves_between, local_moves = notebook.moves_written(num_moves, wiring.colocated)
+        move_rows, local_move_rows = notebook.rows_written()
         return Outcome(
             moves=moves_between,
             local_moves=local_moves,
@@ -49,6 +54,9 @@ class ExactExchange:
             hits=hits,
             all_reduce_rows=int(replicated_rows),
             all_reduce_bytes=int(replicated_bytes),
+            move_rows=move_rows,
+            local_move_rows=local_move_rows,
+            step_rows=notebook.step_rows[:num_steps].copy(),
         )
 
     def owing(self, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:

@@ -14,6 +14,8 @@ from rowhaul.schedule.sizes import RowSizes
 from rowhaul.schedule.sync.kernels import local_last, move_columns
 from rowhaul.schedule.topology import Topology
 
+Int32s = npt.NDArray[np.int32]
+
 MOVE = np.dtype(
     [
         ("key", np.int64),
@@ -89,6 +91,10 @@ class Outcome:
     hits: npt.NDArray[np.int64]  # workers
     all_reduce_rows: int
     all_reduce_bytes: int
+    # The place in the batch of the row of every move and step, as of `Plan`.
+    move_rows: npt.NDArray[np.int32] | None = None
+    local_move_rows: npt.NDArray[np.int32] | None = None
+    step_rows: npt.NDArray[np.int32] | None = None
 
 
 class Exchange(Protocol):
@@ -123,24 +129,39 @@ class Notebook:
     def __init__(self) -> None:
         self.moves: npt.NDArray[Any] = np.zeros(0, MOVE)
         self.steps: npt.NDArray[Any] = np.zeros(0, STEP)
+        # The row of each, where kernels say so.
+        self.move_rows: Int32s = np.zeros(0, np.int32)
+        self.step_rows: Int32s = np.zeros(0, np.int32)
+        self._orders: tuple[Int32s, Int32s | None] = self.move_rows, None
 
     def make_room(self, step: Step) -> None:
         """Have room for all that an iteration can cause."""
         if len(self.moves) < step.most_moves:
             self.moves = np.zeros(step.most_moves + step.most_moves // 4, MOVE)
+            self.move_rows = np.zeros(len(self.moves), np.int32)
         most_steps = len(step.rows) + len(step.victims)
         if len(self.steps) < most_steps:
             self.steps = np.zeros(most_steps + most_steps // 4, STEP)
+            self.step_rows = np.zeros(len(self.steps), np.int32)
 
     def moves_written(self, count: int, colocated: bool) -> tuple[Moves, Moves | None]:
         """The first moves, copied out: those between ranks, and those within one where that can be."""
-        if not colocated:
-            return Moves(*move_columns(self.moves, np.arange(count, dtype=np.int32))), None
-        order, apart = local_last(self.moves, count)
-        between, within = order[:apart], order[apart:]
-        return Moves(*move_columns(self.moves, between)), Moves(*move_columns(self.moves, within))
+        between, within = self._orders = self._ordered(count, colocated)
+        moves = Moves(*move_columns(self.moves, between))
+        return moves, None if within is None else Moves(*move_columns(self.moves, within))
+
+    def rows_written(self) -> tuple[Int32s, Int32s | None]:
+        """The rows of the moves copied out last, where kernels have noted them."""
+        between, within = self._orders
+        return self.move_rows[between], None if within is None else self.move_rows[within]
 
     def steps_written(self, count: int) -> Steps:
         """The first steps, copied out."""
         used = self.steps[:count]
         return Steps(**{name: used[name].copy() for name in Steps.__dataclass_fields__})
+
+    def _ordered(self, count: int, colocated: bool) -> tuple[Int32s, Int32s | None]:
+        if not colocated:
+            return np.arange(count, dtype=np.int32), None
+        order, apart = local_last(self.moves, count)
+        return order[:apart], order[apart:]

@@ -139,11 +139,13 @@ def settle_at_home(moves, count, record, home, values, state, ready):
 def exchange(
     slots, batch_slots, trainers, value_bytes, state_bytes, first_store, num_shards,
     peer_to_peer, push_after, keep_copies, iteration, look_ahead, moves, steps, lookups, hits, states,
+    move_rows, step_rows,
 ):  # fmt: skip
     """What moves for the rows of a batch, and the states that training leaves them in.
 
     ``push_after``: trained rows go home at once (full synchronisation); otherwise when they are next
-    needed. ``keep_copies``: a sole trainer keeps its copy of what it pushed.
+    needed. ``keep_copies``: a sole trainer keeps its copy of what it pushed. ``move_rows`` and ``step_rows``
+    are filled with the row of each.
     Returns the numbers of moves and steps, and the rows and bytes of replicated rows that were trained.
     """
     count = 0
@@ -180,6 +182,7 @@ def exchange(
         if before == REPLICATED:
             continue
 
+        first_move, first_step = count, num_steps
         home = first_store + home_shard(record.table, record.key, num_shards)
         ready = min(iteration, max(record.touched + 1, iteration - look_ahead, 0))
         single = by & (by - ONE) == NOBODY
@@ -241,6 +244,8 @@ def exchange(
             record.state = SPLIT
             record.members = by
             record.base = base
+        move_rows[first_move:count] = r
+        step_rows[first_step:num_steps] = r
     return count, num_steps, replicated_rows, replicated_bytes
 
 
