@@ -6,10 +6,13 @@ trainer, optimizer and data, on MovieLens-1M and logs shaped like Criteo, Avazu 
 those that are really allocated for values, optimizer state, entries and index. After every step a sampler
 asserts that a pruned model is within its room.
 
-Every result is kept in benchmarks/results/pruning, so a run may be ended and started again. The full setting
-takes about half an hour of two cores, ``--quick`` three minutes.
+Methods are compared seed by seed: runs of one seed see the same samples in the same order and start from the
+same values. Whether pieces of rows are better than whole ones is asked of ``--pairs`` Criteo-like logs.
 
-    python benchmarks/pruning.py [--data criteo,movielens] [--seeds 3] [--samples 0] [--quick] [--jobs 2]
+Every result is kept in benchmarks/results/pruning, so a run may be ended and started again. The full setting
+takes about an hour of two cores, ``--quick`` three minutes.
+
+    python benchmarks/pruning.py [--data criteo,movielens] [--seeds 3] [--pairs 10] [--quick] [--jobs 2]
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from pruning_methods.figures import draw_moves, draw_quality, draw_times
+from pruning_methods.figures import draw_against, draw_moves, draw_quality, draw_times
 from pruning_methods.logs import SOURCES
 from pruning_methods.methods import (
     ADAEMBED,
@@ -50,11 +53,12 @@ from report import console, print_machine
 
 RATIOS = (0.625, 0.75, 0.875, 0.9375, 0.99)
 BEYOND = (0.995, 0.999)  # to see where it ends
-GENTLE = (0.5,)  # for a data set without rows that nobody needs
+GENTLE = (0.1, 0.25, 0.5)  # for a data set without rows that nobody needs
 QUICK_RATIOS = (0.875, 0.99)
 QUICK_SAMPLES = 60_000
 MOVES = (0.5, 0.7, 0.9)  # the ratios of FIITED's figures 13 to 15
 MOVES_SAMPLES = 100_000
+COMPARED = (UNPRUNED, ADAEMBED, FIITED, TWO_DIMENSIONS)  # with more seeds than the others
 BUDGETS = (2 << 20, 4 << 20, 8 << 20)  # bytes in all, of which a sampler sees that they are kept
 
 
@@ -64,13 +68,15 @@ def cases_for(data: str, quick: bool) -> list[Case]:
     cases = [Case(UNPRUNED)]
     for method in (ADAEMBED, FIITED, LINEAR, TWO_DIMENSIONS, MIXED, GROWING):
         wanted = list(ratios)
-        if not quick and data == "movielens" and method in (ADAEMBED, FIITED, TWO_DIMENSIONS):
+        if not quick and data == "movielens" and method in PRUNING:
             wanted += GENTLE
         if not quick and data == "criteo" and method in (ADAEMBED, FIITED, TWO_DIMENSIONS):
             wanted += BEYOND
+        if not quick and data == "criteo" and method == FIITED:
+            wanted.append(0.0)  # what it does to a model that a row's pieces have each their optimizer state
         if method == TWO_DIMENSIONS:
             wanted.append(0.9925)  # 133 times, as FIITED reports
-        if method == LINEAR and (quick or data != "criteo"):
+        if method == LINEAR and (quick or data not in ("criteo", "movielens")):
             continue
         cases += [Case(method, ratio) for ratio in sorted(wanted)]
     return [case for case in cases if case.reaches(SOURCES[data].dim)]
@@ -81,8 +87,13 @@ def runs_of(options: argparse.Namespace) -> list[Run]:
     runs = []
     for data in options.data:
         samples = options.samples or (QUICK_SAMPLES if options.quick else SOURCES[data].samples)
+        cases = cases_for(data, options.quick)
         for seed in range(options.seeds):
-            runs += [Run(data, samples, seed, case) for case in cases_for(data, options.quick)]
+            runs += [Run(data, samples, seed, case) for case in cases]
+        if data == "criteo" and not options.quick:
+            compared = [case for case in cases if case.method in COMPARED]
+            for seed in range(options.seeds, options.pairs):
+                runs += [Run(data, samples, seed, case) for case in compared]
     return runs
 
 
@@ -111,6 +122,7 @@ def main() -> None:
     )
     parser.add_argument("--data", default="criteo,movielens,avazu,criteo-tb", help="some of these")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=10, help="seeds of what is compared with AdaEmbed")
     parser.add_argument("--samples", type=int, default=0, help="of each data set; 0: its own number")
     parser.add_argument("--quick", action="store_true", help="two ratios on short logs")
     parser.add_argument("--jobs", type=int, default=2, help="processes, one thread each")
@@ -144,6 +156,7 @@ def draw(lines: dict[str, list[Line]], of_chunks: list[Line]) -> None:
     paths = [
         draw_quality(lines, folder / "auc-by-values.png", by_bytes=False),
         draw_quality(lines, folder / "auc-by-bytes.png", by_bytes=True),
+        draw_against(lines, folder / "against-adaembed.png"),
     ]
     if of_chunks:
         timed = [line for line in of_chunks if line.case.ratio == 0.9375]

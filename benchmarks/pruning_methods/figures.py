@@ -24,7 +24,7 @@ from pruning_methods.methods import (
     UNPRUNED,
 )
 from pruning_methods.runs import Result
-from pruning_methods.tables import Line
+from pruning_methods.tables import Estimate, Line, differences, pairs_with_adaembed
 
 # A method has one colour and one mark in all plots.
 STYLES = {
@@ -35,7 +35,7 @@ STYLES = {
     MIXED: ("tab:green", "^"),
     GROWING: ("tab:brown", "P"),
 }
-_TIMES = (1, 2, 3, 4, 6, 10, 20, 50, 100, 200, 500, 1000)
+_TIMES = (1, 2, 4, 8, 16, 50, 100, 200, 1000)
 CHUNK_COLORS = {1: "tab:blue", 2: "tab:green", 4: "tab:red", 8: "tab:purple"}
 
 
@@ -80,6 +80,38 @@ def draw_quality(lines: dict[str, Sequence[Line]], path: Path, by_bytes: bool) -
         place.grid(alpha=0.3, which="both")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 0.0))
+    return _save(figure, path)
+
+
+def draw_against(lines: dict[str, Sequence[Line]], path: Path) -> str:
+    """AUC minus AdaEmbed's at the same ratio, seed by seed: the mean, its interval and every seed."""
+    figure, axes = _panels(len(lines))
+    for place, (data, of_data) in zip(axes, lines.items(), strict=True):
+        ratios = sorted({line.case.ratio for line in of_data if line.case.method == ADAEMBED})
+        for position, method in enumerate((FIITED, TWO_DIMENSIONS)):
+            color, mark = STYLES[method]
+            for ours, theirs in pairs_with_adaembed(of_data, method):
+                of_seeds = differences(ours.results, theirs.results, lambda one: one.auc)
+                estimate = Estimate.of(of_seeds)
+                at = ratios.index(ours.case.ratio) + 0.3 * position - 0.15
+                place.errorbar(
+                    at,
+                    100 * estimate.mean,
+                    yerr=100 * estimate.half,
+                    color=color,
+                    marker=mark,
+                    capsize=3,
+                    label=method if ours.case.ratio == ratios[0] else None,
+                )
+                points = 100 * np.array(of_seeds)
+                place.scatter(np.full(len(points), at + 0.1), points, color=color, s=5, alpha=0.5)
+        place.axhline(0, color="black", linewidth=1)
+        place.set_xticks(np.arange(len(ratios)), [f"{100 * ratio:g} %" for ratio in ratios], fontsize=8)
+        place.set_title(SOURCES[data].title)
+        place.set_xlabel("pruned")
+        place.set_ylabel("AUC minus AdaEmbed's, in points")
+        place.grid(alpha=0.3, axis="y")
+    axes[0].legend(fontsize=8)
     return _save(figure, path)
 
 

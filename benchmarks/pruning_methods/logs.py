@@ -42,7 +42,8 @@ SOURCES = {
     "criteo": Source("Criteo-like", 300_000, 32, 1024),
     "avazu": Source("Avazu-like", 200_000, 32, 1024),
     "criteo-tb": Source("Terabyte-like", 200_000, 32, 1024),
-    "movielens": Source("MovieLens-1M", 1_000_209, 64, 2048, row_rate=0.05, decay=0.999, cut=8),
+    # FIITED's size of rows for MovieLens.
+    "movielens": Source("MovieLens-1M", 1_000_209, 128, 2048, row_rate=0.05, decay=0.999, cut=8),
 }
 
 

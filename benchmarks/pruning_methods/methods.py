@@ -43,9 +43,9 @@ class Case:
     def pruning(self, source: Source, num_steps: int) -> PruneSettings | None:
         """The settings of methods that prune."""
         cut = PruneSettings(
-            self.ratio,
-            self.budget,
-            self.chunks,
+            ratio=self.ratio,
+            budget=self.budget,
+            chunks=self.chunks,
             period=min(PERIOD, num_steps),
             decay=source.decay,
             ratios=self.ratios,

@@ -30,7 +30,7 @@ from rowhaul.train.config import ModelConfig, OptimizerConfig
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
 
 FOLDER = Path(__file__).parent.parent / "results" / "pruning"
-_VERSION = 1  # of results: another number when what a run does changes
+_VERSION = 2  # of results: another number when what a run does changes
 
 
 @dataclass(frozen=True)
