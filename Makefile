@@ -32,7 +32,7 @@ format: $(STAMP)
 
 # Two at a time: many tests wait for processes that they have started.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run_all.py

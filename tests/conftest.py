@@ -9,12 +9,34 @@ from rowhaul.data.schema import Schema
 
 torch.set_num_threads(1)
 
+# Folders whose tests start processes: these come last, the longest first, when the others have compiled the
+# kernels. Several processes that start together would each compile them.
+SLOW = ("faults", "tests", "train", "cli", "cluster", "testbed")
+
 
 def pytest_collection_modifyitems(items):
+    """Order the folders."""
+    ranks = {folder: rank for rank, folder in enumerate(SLOW, start=1)}
+    items.sort(key=lambda item: ranks.get(item.path.parent.name, 0))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
     """A file's tests run in one process; all that shape links do so too, since there is one bridge."""
-    for item in items:
-        folder = item.path.parent.name
-        item.add_marker(pytest.mark.xdist_group("testbed" if folder == "testbed" else str(item.path)))
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return "testbed" if nodeid.startswith("tests/testbed/") else super()._split_scope(nodeid)
+
+    return ByFile(config, log)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Tables are grouped by the number of threads, which some tests and commands change."""
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

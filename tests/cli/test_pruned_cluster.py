@@ -48,8 +48,6 @@ def test_the_simulator_moves_less_of_pruned_rows(simulate, tmp_path):
     [
         ("hot_rows=10", "cluster.hot_rows is 10"),
         ("sync=bounded:2", "cluster.sync is bounded:2"),
-        ("shares=auto", "cluster.shares is auto"),
-        ("data_from=rank0", "cluster.data_from is rank0"),
     ],
 )
 def test_what_does_not_go_together_is_refused_at_once(option, message, rowhaul, log_folder, tmp_path):
