@@ -28,9 +28,8 @@ from rowhaul.exchange.planner import PlannedBatch
 CONNECT_SECONDS = 30.0
 
 _PATIENCE = 0.2  # seconds between two looks at whether something has failed
-_FRAME = struct.Struct(
-    "<QQQ"
-)  # what comes; its size: of the file that comes along, or of the text; its number
+# What comes; its size, of the file that comes along or of the text; the file's number.
+_FRAME = struct.Struct("<QQQ")
 _PLAN, _END, _ERROR = range(3)
 _HELLO = struct.Struct("<q")  # the rank of a subscriber
 _GIVEN_BACK = struct.Struct("<Q")  # the number of a file that a subscriber is done with
