@@ -36,6 +36,7 @@ Int64s = npt.NDArray[np.int64]
 PEER_KEYS = 2_000_000  # a dictionary of 16 million keys would take minutes and gigabytes
 HYPERECA = 1.4e6
 FEW_KEYS = 20_000
+TRIES = 5
 PASSES = 8  # over the batches where threads are compared: so long that starting them does not count
 
 
@@ -136,19 +137,22 @@ def measure_index(num_slots: int, batch: int, repeats: int) -> list[list[object]
     lines.append(["Rowhaul, growing from nothing (clock)", "", "", grown / 1e6, ""])
     del growing
     fresh = [random_keys(batch, seed) for seed in range(1000, 1000 + repeats)]
-    ways = {"Rowhaul": (find, insert), "one lock": (one_lock(find), one_lock(insert))}
-    for name, (look, add) in ways.items():
-        for threads, run in THREADS.items():
-            rates: list[object] = []
-            for work, batches in ((look, found * PASSES), (look, absent * PASSES), (add, fresh)):
-                tries = []
-                for _ in range(3):
+    for name, (look, add) in {
+        "Rowhaul": (find, insert),
+        "one lock": (one_lock(find), one_lock(insert)),
+    }.items():
+        rates: dict[str, list[object]] = {threads: [] for threads in THREADS}
+        for work, batches in ((look, found * PASSES), (look, absent * PASSES), (add, fresh)):
+            tries: dict[str, list[float]] = {threads: [] for threads in THREADS}
+            for _ in range(TRIES):  # in turns, so that whatever slows the machine slows both
+                for threads, run in THREADS.items():
                     if work is add:
                         for some in batches:
                             index.discard(some, whole(some))
-                    tries.append(run(work, batches) / 1e6)
-                rates.append(statistics.median(tries))
-            lines.append([f"{name}, {threads}", *rates, ""])
+                    tries[threads].append(run(work, batches) / 1e6)
+            for threads, found_rates in tries.items():
+                rates[threads].append(statistics.median(found_rates))
+        lines += [[f"{name}, {threads}", *some, ""] for threads, some in rates.items()]
     return lines
 
 
