@@ -36,7 +36,7 @@ Int64s = npt.NDArray[np.int64]
 PEER_KEYS = 2_000_000  # a dictionary of 16 million keys would take minutes and gigabytes
 HYPERECA = 1.4e6
 FEW_KEYS = 20_000
-TRIES = 5
+TRIES = 9
 PASSES = 8  # over the batches where threads are compared: so long that starting them does not count
 
 
@@ -142,6 +142,7 @@ def measure_index(num_slots: int, batch: int, repeats: int) -> list[list[object]
         "one lock": (one_lock(find), one_lock(insert)),
     }.items():
         rates: dict[str, list[object]] = {threads: [] for threads in THREADS}
+        gains: list[float] = []
         for work, batches in ((look, found * PASSES), (look, absent * PASSES), (add, fresh)):
             tries: dict[str, list[float]] = {threads: [] for threads in THREADS}
             for _ in range(TRIES):  # in turns, so that whatever slows the machine slows both
@@ -152,7 +153,11 @@ def measure_index(num_slots: int, batch: int, repeats: int) -> list[list[object]
                     tries[threads].append(run(work, batches) / 1e6)
             for threads, found_rates in tries.items():
                 rates[threads].append(statistics.median(found_rates))
+            gains.append(statistics.median(two / one for one, two in zip(*tries.values(), strict=True)))
         lines += [[f"{name}, {threads}", *some, ""] for threads, some in rates.items()]
+        lines.append(
+            [f"{name}, 2 threads against 1 (median of pairs)", *(f"{one:.2f}x" for one in gains), ""]
+        )
     return lines
 
 
