@@ -48,7 +48,7 @@ def kernel(function: Callable[..., Any]) -> Any:
     return compiled
 
 
-class _CacheFiles(IndexDataCacheFile):  # type: ignore[misc]
+class _CacheFiles(IndexDataCacheFile):  # type: ignore[misc]  # Numba's classes have no types
     """The cached files of one kernel: one for each signature, without an index."""
 
     def __init__(self, folder: str, base: str, stamp: str) -> None:

@@ -20,7 +20,7 @@ from numba.extending import intrinsic, lower_builtin, models, register_jitable, 
 LANES = 4
 
 
-class Four(types.Type):  # type: ignore[misc]
+class Four(types.Type):  # type: ignore[misc]  # Numba's classes have no types
     """Numba's type of four numbers of one kind."""
 
     def __init__(self, element: Any) -> None:
@@ -29,7 +29,7 @@ class Four(types.Type):  # type: ignore[misc]
 
 
 @register_model(Four)
-class _FourModel(models.PrimitiveModel):  # type: ignore[misc]
+class _FourModel(models.PrimitiveModel):  # type: ignore[misc]  # Numba's classes have no types
     def __init__(self, manager: Any, four: Any) -> None:
         element = manager.lookup(four.element).get_value_type()
         super().__init__(manager, four, ir.VectorType(element, LANES))
@@ -37,7 +37,7 @@ class _FourModel(models.PrimitiveModel):  # type: ignore[misc]
 
 def _add_operator(function: Any, instruction: str) -> None:
     @infer_global(function)
-    class Template(AbstractTemplate):  # type: ignore[misc]
+    class Template(AbstractTemplate):  # type: ignore[misc]  # Numba's classes have no types
         def generic(self, arguments: Any, keywords: Any) -> Any:
             if len(arguments) == 2 and isinstance(arguments[0], Four) and arguments[0] == arguments[1]:
                 return signature(arguments[0], *arguments)

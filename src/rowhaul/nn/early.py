@@ -24,6 +24,9 @@ class EarlyLookups:
     """Lookups of batches that were not read yet; any thread may put and take."""
 
     def __init__(self) -> None:
+        self._forget_all()
+
+    def _forget_all(self) -> None:
         self._found: WeakKeyDictionary[KeyedJaggedTensor, list[FoundRows]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
@@ -31,7 +34,7 @@ class EarlyLookups:
         return {}  # of a copy (pickle, deepcopy) nobody reads the same batches
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__()  # type: ignore[misc]
+        self._forget_all()
 
     def __len__(self) -> int:
         return len(self._found)
