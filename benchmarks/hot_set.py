@@ -31,7 +31,7 @@ import numpy as np
 from figures.traces import generated
 from report import console, print_machine, print_table
 from rowhaul.simulate.links import Link
-from rowhaul.train.distributed.hot_trial import TURN
+from rowhaul.tuning.hot_set.trial import TURN
 from testbed.cluster import run_in
 from testbed.errors import TestbedUnavailable
 from testbed.network import ShapedNetwork

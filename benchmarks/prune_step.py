@@ -33,7 +33,7 @@ from prune_ids import Ids, by_power_law, criteo_like
 from report import console, print_machine, print_table
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, RowOptimizer
 from rowhaul.optim import row_optimizer
-from rowhaul.store.pruning import PruneSettings
+from rowhaul.pruning.pool import PruneSettings
 
 PERIOD = 1000  # the default number of steps between prunings
 AHEAD = 3  # batches between the look-up of a batch and its step, where it is early

@@ -23,8 +23,8 @@ from dataclasses import asdict
 from typing import Any
 
 from report import console, print_machine, print_table
+from rowhaul.pruning.config import PruneConfig
 from rowhaul.simulate.links import Link
-from rowhaul.train.prune_config import PruneConfig
 from testbed.cluster import run_in
 from testbed.errors import TestbedUnavailable
 from testbed.network import ShapedNetwork

@@ -165,7 +165,7 @@ def database_rank(path: str, warm_up: int) -> None:
     from torch import nn
 
     from rowhaul._environment import keep_freed_memory, let_threads_take_turns
-    from rowhaul.exchange.database import DatabaseBags, DenseGradients, DistributedEmbeddingDatabase
+    from rowhaul.database.distributed import DatabaseBags, DenseGradients, DistributedEmbeddingDatabase
 
     torch.set_num_threads(1)
     keep_freed_memory()

@@ -183,7 +183,7 @@ def dispatch_costs(num_samples: int, num_workers: int, random: np.random.Generat
 
 
 def rowhaul(cost: np.ndarray, capacity: np.ndarray) -> Callable[[], int]:
-    from rowhaul.schedule.transport import transport
+    from rowhaul.schedule.transportation import transport
 
     rows = np.arange(len(cost))
     return lambda: int(cost[rows, transport(cost, capacity)].sum())

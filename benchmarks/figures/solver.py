@@ -17,13 +17,14 @@ from figures.lab import Mechanism, schedule_settings
 from figures.published import SOLVER_MS, WARMUP
 from figures.sections import Section, Table
 from figures.traces import Trace
-from rowhaul.schedule import DispatchTask, Scheduler, make_dispatcher, transport
+from rowhaul.schedule import DispatchTask, Scheduler, make_dispatcher
+from rowhaul.schedule import transportation as transport
 from rowhaul.schedule.dispatch.expected_cost import expected_cost
 
 REPEATS = 5
 
 
-class CostKeeper:
+class CostTracker:
     """ESD's dispatcher, and the last costs that it decided on."""
 
     name = "esd"
@@ -88,7 +89,7 @@ def table_2(trace: Trace, largest_for_scipy: int, out: Path) -> Section:
 def costs_in_training(trace: Trace, per_worker: int) -> npt.NDArray[np.int64]:
     """The cost matrix of the first iteration after the warm-up, or of the last that the trace has."""
     setting = DEFAULT.but(per_worker=per_worker)
-    keeper = CostKeeper()
+    keeper = CostTracker()
     settings = schedule_settings(trace, Mechanism("ESD(1)", "esd:1"), setting, keeper)
     scheduler = Scheduler(settings, trace.batches(setting.batch)())
     while scheduler.fill() and scheduler.iteration <= WARMUP:

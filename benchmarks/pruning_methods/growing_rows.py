@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.optim import RowOptimizerRule
+from rowhaul.pruning.hashing import mixed
+from rowhaul.pruning.pool.pool import BLOCK_BYTES
 from rowhaul.store.arena import RecordArena
-from rowhaul.store.pruning.hashing import mixed
-from rowhaul.store.pruning.pool import BLOCK_BYTES
 from rowhaul.store.tables import TableGroup, TableSpec
 
 Int64s = npt.NDArray[np.int64]

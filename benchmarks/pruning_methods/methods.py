@@ -14,7 +14,7 @@ from pruning_methods.logs import Log, Source
 from pruning_methods.mixed import MixedDimensions, popularity_dims
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, RowOptimizer
 from rowhaul.nn.models import build_model
-from rowhaul.store.pruning import PruneSettings
+from rowhaul.pruning.pool import PruneSettings
 from rowhaul.train import TrainConfig
 from rowhaul.train.trainer import Trainer
 

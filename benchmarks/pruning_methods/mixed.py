@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
 from rowhaul.optim import RowOptimizerRule
+from rowhaul.pruning.pool.pool import BLOCK_BYTES
 from rowhaul.store.arena import RecordArena
-from rowhaul.store.pruning.pool import BLOCK_BYTES
 
 Counts = npt.NDArray[np.int64]
 

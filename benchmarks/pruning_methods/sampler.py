@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rowhaul.nn import Batch
-from rowhaul.nn.pruned import CollectionPruning
+from rowhaul.pruning.pool import Pruner
+from rowhaul.pruning.pool.collection import CollectionPruning
+from rowhaul.pruning.room import INDEX_BYTES
 from rowhaul.store.arena import RecordArena
 from rowhaul.store.index import KeyIndex
-from rowhaul.store.pruning import Pruner
-from rowhaul.store.pruning.room import INDEX_BYTES
 
 _EVERY = 10  # steps between counting the chunks that a batch reads
 

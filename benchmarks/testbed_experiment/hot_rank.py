@@ -29,18 +29,18 @@ from figures.traces import Trace
 from rowhaul._environment import keep_freed_memory, let_threads_take_turns
 from rowhaul.cluster import join
 from rowhaul.cluster.cluster import Cluster
-from rowhaul.exchange.mover import Job
-from rowhaul.exchange.runtime import CPU
+from rowhaul.runtime.mover import Job
+from rowhaul.runtime.runtime import CPU
 from rowhaul.schedule import CacheSettings, HotRows, Plan, ScheduleSettings
 from rowhaul.simulate.clock import Clock
 from rowhaul.simulate.hot import Beginning, HotModel
 from rowhaul.train.distributed import distribute
-from rowhaul.train.distributed.hot_keeper import COMING, HotKeeper
-from rowhaul.train.distributed.hot_telling import broadcast_sets, state_for_first
-from rowhaul.train.distributed.hot_trial import SKIPPED as TRIAL_SKIPPED
-from rowhaul.train.distributed.hot_trial import TURN, HotTrial, worth_trying
-from rowhaul.train.distributed.shares import MeasuredLinks
 from rowhaul.train.distributed.training import layout_of
+from rowhaul.tuning.hot_set.broadcast import broadcast_sets, state_for_first
+from rowhaul.tuning.hot_set.controller import COMING, HotSetController
+from rowhaul.tuning.hot_set.trial import SKIPPED as TRIAL_SKIPPED
+from rowhaul.tuning.hot_set.trial import TURN, HotTrial, worth_trying
+from rowhaul.tuning.shares import MeasuredLinks
 from testbed_experiment.experiment import Net, global_batches
 
 SKIPPED = 4  # iterations at the beginning of a turn: rows that have left the set are not cached yet
@@ -86,7 +86,7 @@ class Experiment:
         )
         self.links = MeasuredLinks.measure(cluster)
         parameters = sum(one.numel() * one.element_size() for one in self.model.parameters())
-        self.keeper = HotKeeper(
+        self.keeper = HotSetController(
             cluster,
             None,  # rank 0 gives the batches itself
             self.model.rows,
@@ -147,12 +147,12 @@ class Experiment:
         """Let sets take turns as a run with ``hot: auto`` does."""
         trial = HotTrial(sets)
         while not trial.is_over:
-            self.training.replicate(trial.in_turn)
-            trial.end_turn(self.train(TURN, TRIAL_SKIPPED))
+            self.training.replicate(trial.in_phase)
+            trial.end_phase(self.train(TURN, TRIAL_SKIPPED))
         return trial
 
 
-class Turns:
+class Phases:
     """What was measured of one set, over all its turns."""
 
     def __init__(self, rows: HotRows) -> None:
@@ -202,16 +202,16 @@ def run(cluster: Cluster, setting: HotSetting) -> dict[str, Any]:
         predicted = [model.predict(size) for size in sizes]
         sets = [model.rows(size) for size in sizes]
     trial = experiment.try_sets(experiment.everyone(tried))
-    turns = [Turns(one) for one in experiment.everyone(sets)]
+    phases = [Phases(one) for one in experiment.everyone(sets)]
     for number in range(setting.rounds):
-        for one in turns if number % 2 == 0 else reversed(turns):
+        for one in phases if number % 2 == 0 else reversed(phases):
             one.have(experiment, setting.segment, model)
     experiment.training.close()
     if model is None:
         return {}
     return {
         "predicted": [asdict(one) for one in predicted],
-        "measured": [one.plain() for one in turns],
+        "measured": [one.plain() for one in phases],
         "chosen": asdict(chosen),
         "choosing_seconds": choosing,
         "trial": dict(zip(candidates, trial.typical_seconds(), strict=True)),

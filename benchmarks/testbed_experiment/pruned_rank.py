@@ -25,12 +25,12 @@ from figures.traces import Trace, generated
 from rowhaul._environment import keep_freed_memory, let_threads_take_turns
 from rowhaul.cluster import join
 from rowhaul.cluster.cluster import Cluster
-from rowhaul.exchange.chunks.pruning import PruneNote
-from rowhaul.exchange.mover import Job
 from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.optim import row_optimizer
+from rowhaul.pruning.cluster.pruning import PruneNote
+from rowhaul.pruning.pool import PruneSettings
+from rowhaul.runtime.mover import Job
 from rowhaul.schedule.plan import Kind
-from rowhaul.store.pruning import PruneSettings
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.distributed import distribute
 from testbed_experiment.experiment import Net, global_batches
@@ -102,7 +102,7 @@ class Contender:
         )
         self.dense = torch.optim.SGD(self.model.parameters(), lr=0.05)
 
-    def turn(self) -> None:
+    def phase(self) -> None:
         """Some iterations."""
         sent, ended = bytes_sent(), 0.0
         is_last = (
@@ -154,7 +154,7 @@ def main() -> None:
         }
         for _ in range(0, setting.num_batches * setting.epochs, setting.segment):
             for contender in contenders.values():
-                contender.turn()
+                contender.phase()
         printed: dict[str, Any] = {
             "kernel_bytes": {name: one.kernel_bytes for name, one in contenders.items()},
             "num_rows": trace.num_rows,

@@ -26,14 +26,14 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from rowhaul._environment import keep_freed_memory, let_threads_take_turns
 from rowhaul.cluster import join
 from rowhaul.cluster.cluster import Cluster
-from rowhaul.exchange.mover import Job
-from rowhaul.exchange.runtime import MEASURES
+from rowhaul.runtime.mover import Job
+from rowhaul.runtime.runtime import MEASURES
 from rowhaul.schedule import CacheSettings, IdBatch, ScheduleSettings, link_prices
 from rowhaul.schedule.plan import Moves, Plan
 from rowhaul.simulate.clock import Clock, TimeModel
 from rowhaul.train.distributed import distribute
-from rowhaul.train.distributed.shares import TRIED_BATCHES, MeasuredLinks, ShareKeeper, seconds_per_sample
 from rowhaul.train.distributed.training import layout_of
+from rowhaul.tuning.shares import TRIED_BATCHES, MeasuredLinks, ShareController, seconds_per_sample
 from testbed_experiment.experiment import (
     CACHE_SHARE,
     MECHANISMS,
@@ -88,9 +88,9 @@ class Contender:
             return [IdBatch.from_features(tables, one.values, one.lengths) for one in some]
 
         chooses = mechanism.auto and cluster.rank == 0
-        self.keeper = ShareKeeper(self.training, ids, links if chooses else None, self.told.append)
+        self.keeper = ShareController(self.training, ids, links if chooses else None, self.told.append)
 
-    def turn(self) -> None:
+    def phase(self) -> None:
         """Some iterations."""
         ended = 0.0
         for done, batch in enumerate(self.training.batches(self.setting.segment)):
@@ -221,7 +221,7 @@ def main() -> None:
         sent_before = bytes_sent()
         for _ in range(0, setting.iterations, setting.segment):
             for contender in contenders:
-                contender.turn()
+                contender.phase()
         printed: dict[str, Any] = {
             "bytes": {one.mechanism.name: one.num_bytes for one in contenders},
             "cpu_seconds": time.process_time(),

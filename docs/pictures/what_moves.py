@@ -122,7 +122,7 @@ def draw_states() -> None:
     axes.figure.savefig(FOLDER / "row-states.png", dpi=130)
 
 
-def draw_turns() -> None:
+def draw_phases() -> None:
     """Who does what while iteration t is trained."""
     axes = canvas(10.6, 4.9)
     lanes = {
@@ -173,4 +173,4 @@ def draw_turns() -> None:
 
 if __name__ == "__main__":
     draw_states()
-    draw_turns()
+    draw_phases()

@@ -13,9 +13,9 @@ import torch
 from rowhaul.checkpoint import CheckpointReader, CheckpointWriter
 from rowhaul.checkpoint import shard as shards
 from rowhaul.errors import CheckpointError, ConfigError
-from rowhaul.train import exporting
-from rowhaul.train.exporting import export
-from rowhaul.train.exporting_formats import FORMATS, Format
+from rowhaul.export import export as exporting
+from rowhaul.export.export import export
+from rowhaul.export.formats import FORMATS, Format
 
 DIM, STATE = 3, 2
 

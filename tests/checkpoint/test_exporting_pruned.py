@@ -10,11 +10,11 @@ import pytest
 from rowhaul.checkpoint import CheckpointReader, CheckpointWriter
 from rowhaul.checkpoint import shard as shards
 from rowhaul.errors import CheckpointError, ConfigError
+from rowhaul.export.export import export
+from rowhaul.export.formats import FORMATS
+from rowhaul.export.reader import ExportReader
 from rowhaul.optim import row_optimizer
-from rowhaul.store.pruning.pool import chunk_starts
-from rowhaul.train.exported import ExportReader
-from rowhaul.train.exporting import export
-from rowhaul.train.exporting_formats import FORMATS
+from rowhaul.pruning.pool.pool import chunk_starts
 
 # Values of a row, those of them that are stored, chunks, optimizer, type.
 SHAPES = {

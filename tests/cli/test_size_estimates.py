@@ -12,13 +12,13 @@ from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch
+from rowhaul.pruning.config import PruneConfig
+from rowhaul.sizing.fit import suggestions
+from rowhaul.sizing.row_counts import ERROR, DistinctKeys, count_rows
+from rowhaul.sizing.rows import index_bytes
 from rowhaul.train import train_run
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import ModelConfig, OptimizerConfig, TrainConfig
-from rowhaul.train.prune_config import PruneConfig
-from rowhaul.train.sizing_count import ERROR, DistinctKeys, count_rows
-from rowhaul.train.sizing_fit import suggestions
-from rowhaul.train.sizing_store import index_bytes
 from rowhaul.train.trainer import Trainer
 
 NUM_SAMPLES = 60_000

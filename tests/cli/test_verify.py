@@ -9,13 +9,13 @@ import pytest
 
 from rowhaul.cli.verify_report import print_report
 from rowhaul.data.files import find_schema
-from rowhaul.exchange.rows import RowMemory
+from rowhaul.pruning.comparison import compare_pruned
+from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.train.config import TrainConfig
-from rowhaul.train.distributed.comparison import TableRows, compare
-from rowhaul.train.distributed.comparison_pruned import compare_pruned
 from rowhaul.train.distributed.training import layout_of, only_collection
-from rowhaul.train.distributed.verify import Recorded, train_alone
 from rowhaul.train.trainer import make_model
+from rowhaul.verify.comparison import TableRows, compare
+from rowhaul.verify.verify import Recorded, train_alone
 
 SMALL = (
     *("--batch-size", "300", "--set", "model.embedding_dim=4", "--set", "model.options.top=[16]"),

@@ -6,11 +6,11 @@ from datetime import timedelta
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
+from rowhaul._threads import Failure
 from rowhaul.cluster.heartbeat import Heartbeat
 from rowhaul.cluster.roll_call import beat_key
 from rowhaul.errors import ClusterError, RankLostError
-from rowhaul.exchange.lanes import Failure
-from rowhaul.exchange.transport import LinkError
+from rowhaul.transport.base import LinkError
 
 INTERVAL = 0.05
 ROLES = ("worker 0", "worker 1", "store 0")

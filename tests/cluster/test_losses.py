@@ -8,7 +8,7 @@ from rank_processes import started
 
 # Everyone waits for a message from the victim, in a lane, as the runtime does.
 WAITING = """
-from rowhaul.exchange.lanes import Lane
+from rowhaul._threads import Lane
 victim = int(os.environ["VICTIM"])
 try:
     with join(num_stores=1, timeouts=Timeouts(arrival=90, silence=3)) as cluster:

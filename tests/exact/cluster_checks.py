@@ -28,8 +28,8 @@ def check_run(case: Case, outcome: Outcome) -> None:
 def check_decisions(case: Case, outcome: Outcome) -> None:
     """Control records come into force in order, none is lost but at the end, and shares are kept."""
     posted = [decision for iteration in sorted(case.decisions) for decision in case.decisions[iteration]]
-    in_force = [(record.name, record.value) for plan in outcome.plans for record in plan.controls]
-    assert in_force == posted[: len(in_force)]
+    active = [(record.name, record.value) for plan in outcome.plans for record in plan.controls]
+    assert active == posted[: len(active)]
     shares = case.settings.shares or (1,) * case.settings.topology.num_workers
     for plan in outcome.plans:
         for record in plan.controls:

@@ -24,15 +24,14 @@ from watched_parts import (
     no_delay,
 )
 
+from rowhaul._threads import Failure
 from rowhaul.data.samples import Samples
-from rowhaul.exchange.feed import LeaderFeed
-from rowhaul.exchange.in_process import InProcessNetwork
-from rowhaul.exchange.lanes import Failure
-from rowhaul.exchange.mover import Job
-from rowhaul.exchange.planner import Planner
-from rowhaul.exchange.rows import RowMemory
-from rowhaul.exchange.settle import settled_blocks
 from rowhaul.nn import Batch
+from rowhaul.planning.feed import LeaderFeed
+from rowhaul.planning.planner import Planner
+from rowhaul.runtime.flush import flushed_blocks
+from rowhaul.runtime.mover import Job
+from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule import HotRows, IdBatch, Plan, Scheduler
 from rowhaul.train.distributed.training import (
     DistributedTraining,
@@ -41,6 +40,7 @@ from rowhaul.train.distributed.training import (
     only_collection,
     tables_of_features,
 )
+from rowhaul.transport.in_process import InProcessNetwork
 
 
 @dataclass
@@ -226,15 +226,15 @@ class Rank:
 
     def _rest(self) -> AtRest:
         posted = Counter(self.links.posted)  # what settling sends is no move of a plan
-        settled = self.training.settled()
+        flushed = self.training.flushed()
         self.links.posted = posted
         states, exported = self.feed.at_rest(lambda scheduler: (scheduler.states(), scheduler.export()))
         cache, home = self.mover.cache, self.mover.home
         rows: Rows = {}
         if home is not None:
-            assert settled is not None
+            assert flushed is not None
             for table in range(len(home.layout.specs)):
-                for keys, records in settled_blocks(home, settled, table):
+                for keys, records in flushed_blocks(home, flushed, table):
                     for key, record in zip(keys.tolist(), records, strict=True):
                         assert (table, key) not in rows, "a row is twice at home"
                         rows[table, key] = record
@@ -264,9 +264,9 @@ def _rows_held(memory: RowMemory) -> Iterator[Row]:
 
 
 def _gradients_held(memory: RowMemory) -> Iterator[tuple[int, int, int]]:
-    for (worker, number), shelf in memory._shelves.items():
+    for (worker, number), buffer in memory._buffers.items():
         for table in range(len(memory.layout.specs)):
             group, position = memory.place_of(table)
             if group == number:
-                for keys, _ in shelf.index.blocks(position):
+                for keys, _ in buffer.index.blocks(position):
                     yield from ((worker, table, key) for key in keys.tolist())

@@ -11,11 +11,11 @@ from in_process_cluster import Outcome, Rank
 from pruned_oracle import LEAST_ENTRIES, PrunedAlone
 from training_case import Case, Row
 
-from rowhaul.exchange.chunks.layout import ChunkLayout
-from rowhaul.exchange.chunks.map import ChunkMap
-from rowhaul.exchange.chunks.pruning import PruneNote
-from rowhaul.exchange.chunks.scheduling import ChunkScheduler
-from rowhaul.exchange.chunks.timing import next_stop
+from rowhaul.pruning.chunk_map import ChunkMap
+from rowhaul.pruning.cluster.pruning import PruneNote
+from rowhaul.pruning.layout import ChunkLayout
+from rowhaul.pruning.scheduling import ChunkScheduler
+from rowhaul.pruning.timing import next_stop
 from rowhaul.schedule import IdBatch, Scheduler
 from rowhaul.train.distributed.training import layout_of, only_collection
 

@@ -19,14 +19,14 @@ from training_case import Case, Row, per_sample_loss
 from rowhaul.data.samples import Samples
 from rowhaul.nn import Batch
 from rowhaul.nn.pooled import tables_of_keys
+from rowhaul.pruning.chunk_tables import row_seeds
+from rowhaul.pruning.decision import KnownRows, decide
+from rowhaul.pruning.distinct_counter import DistinctCounter
+from rowhaul.pruning.hashing import mixed, salt_of
+from rowhaul.pruning.pool.lookups import decay_powers
+from rowhaul.pruning.pool.pool import chunk_starts
+from rowhaul.pruning.room import Sizes, room_for
 from rowhaul.store.arena import RecordArena
-from rowhaul.store.pruning.chunk_tables import row_seeds
-from rowhaul.store.pruning.counter import DistinctCounter
-from rowhaul.store.pruning.decision import KnownRows, decide
-from rowhaul.store.pruning.hashing import mixed, salt_of
-from rowhaul.store.pruning.lookups import decay_powers
-from rowhaul.store.pruning.pool import chunk_starts
-from rowhaul.store.pruning.room import Sizes, room_for
 
 LEAST_ENTRIES = 3
 
@@ -68,7 +68,7 @@ class PrunedOracle:
         self.records: dict[tuple[Row, int], np.ndarray] = {}  # chunks that were trained, or came back
         self.base: dict[Row, np.ndarray] = {}
         self.pruned_at = 0
-        self.ledgers: list[dict[Row, tuple[np.ndarray, int]]] = [
+        self.utility_logs: list[dict[Row, tuple[np.ndarray, int]]] = [
             {} for _ in range(case.settings.topology.num_workers)
         ]
         self.counter, self.num_rows, self.is_complete = DistinctCounter(), 0, True
@@ -221,7 +221,7 @@ class PrunedOracle:
         if self.awaits_columns:
             for column, number in enumerate(gradient.tolist()):
                 self.squares[worker][row[0], column] += number * number
-        before, touched = self.ledgers[worker].get(row, (np.zeros(self.num_chunks, np.float32), now))
+        before, touched = self.utility_logs[worker].get(row, (np.zeros(self.num_chunks, np.float32), now))
         after = np.empty(self.num_chunks, np.float32)
         for place in range(self.num_chunks):
             amount = float(own)
@@ -231,7 +231,7 @@ class PrunedOracle:
                     squares += number * number
                 amount = float(total) * math.sqrt(squares)
             after[place] = np.float32(self._decay(now - touched) * float(before[place]) + amount)
-        self.ledgers[worker][row] = after, now
+        self.utility_logs[worker][row] = after, now
 
     def _step(self, row: Row, place: int, gradient: np.ndarray, iteration: int) -> None:
         record = self.records.get((row, place))
@@ -299,13 +299,13 @@ class PrunedOracle:
             [(kept * self.base.get(row, nothing).astype(np.float64)) for row in rows], np.float32
         )
         utilities = utilities.reshape(len(rows), self.num_chunks)
-        for ledger in self.ledgers:
+        for utility_log in self.utility_logs:
             for number, row in enumerate(rows):
-                if row in ledger:
-                    one, touched = ledger[row]
+                if row in utility_log:
+                    one, touched = utility_log[row]
                     told = (self._decay(now - touched) * one.astype(np.float64)).astype(np.float32)
                     utilities[number] += torch.from_numpy(told).bfloat16().float().numpy()
-            ledger.clear()
+            utility_log.clear()
         known = KnownRows(
             np.array([row[0] for row in rows], np.int64),
             np.array([row[1] for row in rows], np.int64),

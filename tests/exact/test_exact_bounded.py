@@ -113,9 +113,9 @@ def test_neither_copies_nor_updates_are_staler_than_the_bound(staleness: int, co
         )
         for segment, rest in enumerate(outcome.rests[0]):
             if rest.iteration == plan.iteration + 1:  # the settled model has what still waits, too
-                settled = outcome.rows(segment)
-                assert settled.keys() == counts.made.keys()
-                assert all(np.array_equal(settled[row], made) for row, made in counts.made.items())
+                flushed = outcome.rows(segment)
+                assert flushed.keys() == counts.made.keys()
+                assert all(np.array_equal(flushed[row], made) for row, made in counts.made.items())
     assert most_lag == staleness, "the bound is used, and kept"
     assert most_waiting == staleness
     check_run(case, outcome)

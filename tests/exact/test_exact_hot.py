@@ -18,12 +18,12 @@ from in_process_cluster import rows_of, run_cluster
 from oracles import assert_bit_equal, assert_close, plain, replay
 from training_case import Case
 
-from rowhaul.exchange.dense import DenseGradients, SharedGradients
 from rowhaul.schedule import HotRows, Scheduler
 from rowhaul.schedule.directory.states import State
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.links import Link, Links
 from rowhaul.simulate.measure import Span, measure
+from rowhaul.transport.dense_sum import DenseGradients, SharedGradients
 
 
 @st.composite

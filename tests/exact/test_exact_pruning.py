@@ -15,9 +15,9 @@ from pruned_cluster import PrunedRank, check_pruned
 from pruned_oracle import LEAST_ENTRIES, PrunedOracle
 from training_case import Case
 
-from rowhaul.exchange.chunks.simulated import SimulatedPruning
+from rowhaul.pruning.pool import PruneSettings
+from rowhaul.pruning.simulated import SimulatedPruning
 from rowhaul.schedule import RowSizes
-from rowhaul.store.pruning import PruneSettings
 from rowhaul.train.distributed.training import layout_of, only_collection
 
 # Kernels may compile while a case is drawn, and others may be at work: that says nothing of the case.

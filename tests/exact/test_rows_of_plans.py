@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scripted_cases import run_exactly, script
 
-from rowhaul.exchange.due_steps import StepsOfTurn
-from rowhaul.exchange.rows import MissingRowError, RowMemory, TableLayout
-from rowhaul.exchange.turns import DueSteps
-from rowhaul.exchange.whereabouts import Located, Whereabouts
 from rowhaul.optim import SGD
+from rowhaul.runtime.due_steps import PhaseSteps
+from rowhaul.runtime.phases import DueSteps
+from rowhaul.runtime.row_locations import Located, RowLocations
+from rowhaul.runtime.row_memory import MissingRowError, RowMemory, TableLayout
 from rowhaul.store import TableSpec
 
 
@@ -20,14 +20,14 @@ def test_what_arrives_for_a_plan_was_sent_for_it(
     monkeypatch: pytest.MonkeyPatch, sync: str, colocated: bool
 ) -> None:
     """A batch of many rows, pushed once trained, before one of a single row."""
-    arrive, outside = Whereabouts.arrive, []
+    arrive, outside = RowLocations.arrive, []
 
     def watched(where, arrivals):
-        places = [parcels.row for parcels, _ in arrivals]
+        places = [payloads.row for payloads, _ in arrivals]
         outside.extend(row for row in np.concatenate([[-1], *places]) if row >= len(where._plan.keys))
         arrive(where, arrivals)
 
-    monkeypatch.setattr(Whereabouts, "arrive", watched)
+    monkeypatch.setattr(RowLocations, "arrive", watched)
     many = {0: "abcdefg", 1: "defghij", 2: "aj"}
     run_exactly(script(many, {1: "b"}, many, {2: "c"}, sync=sync, colocated=colocated, capacity=20))
     assert outside == []
@@ -37,10 +37,10 @@ def test_a_step_on_a_row_that_is_not_there_is_refused() -> None:
     """Its record's number, -1, would be made into an address, and another row would learn."""
     memory = RowMemory(TableLayout((TableSpec("t", 2, 0.0, 1.0),), SGD(lr=1), "float64", 0))
     memory.make(np.zeros(3, np.int32), np.arange(3))
-    memory.shelve(0, np.zeros(1, np.int64), np.array([7]), 0, np.ones((1, 2)))
+    memory.buffer_gradients(0, np.zeros(1, np.int64), np.array([7]), 0, np.ones((1, 2)))
     nothing, key = np.zeros(1, np.int32), np.array([7])
     steps = DueSteps(nothing, key, np.ones(1, np.uint64), nothing, nothing)
     before = memory.groups[0].arena.read(np.arange(3))
     with pytest.raises(MissingRowError, match="key 7 is to be stepped and is not there"):
-        StepsOfTurn(steps, None, Located(memory, 1)).take(lambda iteration: 0.1)
+        PhaseSteps(steps, None, Located(memory, 1)).take(lambda iteration: 0.1)
     np.testing.assert_array_equal(memory.groups[0].arena.read(np.arange(3)), before)

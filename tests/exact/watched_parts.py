@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from rowhaul.exchange.in_process import InProcessLinks, InProcessTransfer
-from rowhaul.exchange.mover import Job, Mover, TrainedRows
-from rowhaul.exchange.runtime import Runtime
-from rowhaul.exchange.turns import Turn
+from rowhaul.runtime.mover import Job, Mover, TrainedRows
+from rowhaul.runtime.phases import Phase
+from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule import IdBatch, Plan, Scheduler, ScheduleSettings
+from rowhaul.transport.in_process import InProcessLinks, InProcessTransfer
 
 Delay = Callable[[int, str], None]  # rank, phase
 PHASES = ("network", "read", "plan", "control", "turn", "forward", "step", "end")
@@ -47,9 +47,9 @@ class DelayedMover(Mover):
         super().finish(job, trained)
         self.jobs.append(job)
 
-    def _turn(self, job: Job, turn: Turn) -> None:
+    def _phase(self, job: Job, phase: Phase) -> None:
         self._delay(self.rank, "turn")
-        super()._turn(job, turn)
+        super()._phase(job, phase)
 
 
 class DelayedRuntime(Runtime):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from rowhaul.exchange.database import DistributedEmbeddingDatabase
-from rowhaul.exchange.in_process import InProcessNetwork
+from rowhaul.database.distributed import DistributedEmbeddingDatabase
+from rowhaul.transport.in_process import InProcessNetwork
 
 
 def run_ranks(num_ranks, body, *arguments, tables, delay=None, timeout_seconds=30.0, **settings):

@@ -9,9 +9,9 @@ import json
 import os
 import sys
 
-from rowhaul.exchange.lanes import Failure
-from rowhaul.exchange.planner import samples_digest
-from rowhaul.exchange.sharing import PlanClient
+from rowhaul._threads import Failure
+from rowhaul.planning.planner import samples_digest
+from rowhaul.planning.sharing import PlanClient
 
 
 def say(**told):

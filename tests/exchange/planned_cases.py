@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 from hypothesis import strategies as st
 
+from rowhaul._threads import Failure
 from rowhaul.data.samples import Samples
-from rowhaul.exchange.lanes import Failure
-from rowhaul.exchange.planner import Planner
+from rowhaul.planning.planner import Planner
 from rowhaul.schedule import CacheSettings, RowSizes, Scheduler, ScheduleSettings, Topology
 
 FEATURES = ("user", "item", "tags")

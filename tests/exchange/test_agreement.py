@@ -8,10 +8,10 @@ import pytest
 from planned_cases import all_plans, planner, samples
 
 from rowhaul.errors import ConfigError, RowhaulError
-from rowhaul.exchange.agreement import Agreement, DisagreementError, Postbox, agree
-from rowhaul.exchange.feed import NO_SAMPLES
-from rowhaul.exchange.in_process import InProcessNetwork
+from rowhaul.planning.agreement import Agreement, DisagreementError, Postbox, agree
+from rowhaul.planning.feed import NO_SAMPLES
 from rowhaul.schedule import ControlRecord
+from rowhaul.transport.in_process import InProcessNetwork
 
 
 @pytest.fixture(scope="module")

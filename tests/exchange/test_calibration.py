@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from transport_ranks import run_processes, run_threads
 
-from rowhaul.exchange.calibrate import LinkMeasurements, measure_links, rounds_of_pairs
-from rowhaul.exchange.in_process import InProcessNetwork
-from rowhaul.exchange.transport import Collective, Links
 from rowhaul.schedule import Topology, link_prices
+from rowhaul.transport.base import Collective, Links
+from rowhaul.transport.calibration import LinkMeasurements, measure_links, rounds_of_pairs
+from rowhaul.transport.in_process import InProcessNetwork
 
 
 def measure_quickly(links: Links, collective: Collective) -> LinkMeasurements:

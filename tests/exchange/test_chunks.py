@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowhaul.errors import ConfigError
-from rowhaul.exchange.chunks.coding import decode_set, decode_told, encode_set, encode_told
-from rowhaul.exchange.chunks.kernels import count_rows
-from rowhaul.exchange.chunks.layout import check_schedule, chunk_layout
-from rowhaul.exchange.chunks.ledger import Ledger
-from rowhaul.exchange.chunks.map import ChunkMap
-from rowhaul.exchange.chunks.timing import next_stop
-from rowhaul.exchange.rows import RowMemory, TableLayout
 from rowhaul.optim import row_optimizer
+from rowhaul.pruning.chunk_ids import count_rows
+from rowhaul.pruning.chunk_map import ChunkMap
+from rowhaul.pruning.cluster.coding import decode_set, decode_told, encode_set, encode_told
+from rowhaul.pruning.cluster.utility_log import UtilityLog
+from rowhaul.pruning.layout import check_schedule, chunk_layout
+from rowhaul.pruning.pool import PruneSettings
+from rowhaul.pruning.timing import next_stop
+from rowhaul.runtime.row_memory import RowMemory, TableLayout
 from rowhaul.schedule import CacheSettings, HotRows, IdBatch, RowPolicy, ScheduleSettings, Topology
 from rowhaul.store import TableSpec
-from rowhaul.store.pruning import PruneSettings
 
 KEYS = (0, 1, -1, 7, 8, 9, 1 << 40, -(1 << 63), (1 << 63) - 1)
 
@@ -77,25 +77,25 @@ def test_it_is_looked_ten_times_in_the_first_period_whether_to_prune():
     )
 )
 def test_a_ledger_is_a_sum_that_decays(seen):
-    ledger, expected = Ledger(2, 0.5), Counter()
+    utility_log, expected = UtilityLog(2, 0.5), Counter()
     for now, amounts in enumerate(seen, 1):
         numbers = np.array(sorted(amounts), np.int32)
         some = np.array([[amounts[one], 2 * amounts[one]] for one in numbers.tolist()]).reshape(-1, 2)
-        ledger.add(numbers, some, now)
+        utility_log.add(numbers, some, now)
         for one in list(expected):
             expected[one] *= 0.5
         for one, amount in amounts.items():
             expected[one] += amount
     for _ in range(2):
-        numbers, utilities = ledger.told(len(seen))
+        numbers, utilities = utility_log.told(len(seen))
         assert numbers.tolist() == sorted(expected)
         wanted = [[expected[one], 2 * expected[one]] for one in numbers.tolist()]
         np.testing.assert_allclose(utilities, np.array(wanted).reshape(-1, 2), rtol=1e-5, atol=1e-30)
-        copied = Ledger(2, 0.5)
-        copied.restore(ledger.export())
-        ledger = copied  # which knows the same
-    ledger.clear()
-    assert not len(ledger)
+        copied = UtilityLog(2, 0.5)
+        copied.restore(utility_log.export())
+        utility_log = copied  # which knows the same
+    utility_log.clear()
+    assert not len(utility_log)
 
 
 @st.composite

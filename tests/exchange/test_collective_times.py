@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from transport_ranks import run_threads
 
-from rowhaul.exchange import collectives
-from rowhaul.exchange.collectives import LEAST_SIZES, CollectiveTimes, measure_collectives
-from rowhaul.exchange.in_process import InProcessNetwork
-from rowhaul.exchange.rows import TableLayout
-from rowhaul.exchange.transport import Collective, Links
 from rowhaul.optim import row_optimizer
+from rowhaul.runtime.row_memory import TableLayout
 from rowhaul.schedule import Topology
 from rowhaul.store import TableSpec
+from rowhaul.transport.base import Collective, Links
+from rowhaul.transport.in_process import InProcessNetwork
+from rowhaul.tuning import move_costs as collectives
+from rowhaul.tuning.move_costs import LEAST_SIZES, CollectiveTimes, measure_collectives
 
 LAYOUT = TableLayout(
     (TableSpec("a", 4, -1.0, 1.0), TableSpec("b", 8, -1.0, 1.0)),

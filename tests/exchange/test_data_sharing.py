@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from planned_cases import all_plans, assert_same, planner, samples, settings, streams
 
+from rowhaul._threads import Failure
 from rowhaul.data.samples import Samples
 from rowhaul.errors import BadLineError, ClusterError, DataError
-from rowhaul.exchange.data_evaluation import ReceivedBatches, SentBatches
-from rowhaul.exchange.data_inbox import Inbox
-from rowhaul.exchange.data_messages import (
+from rowhaul.planning.planner import samples_digest
+from rowhaul.planning.rank0_data.evaluation import ReceivedBatches, SentBatches
+from rowhaul.planning.rank0_data.inbox import Inbox
+from rowhaul.planning.rank0_data.messages import (
     Description,
     Header,
     Kind,
@@ -25,10 +27,8 @@ from rowhaul.exchange.data_messages import (
     with_dense,
     without_dense,
 )
-from rowhaul.exchange.data_sharing import AHEAD, DataReceiver, DataSource
-from rowhaul.exchange.in_process import InProcessNetwork
-from rowhaul.exchange.lanes import Failure
-from rowhaul.exchange.planner import samples_digest
+from rowhaul.planning.rank0_data.sharing import AHEAD, DataReceiver, DataSource
+from rowhaul.transport.in_process import InProcessNetwork
 
 NUM_WORKERS = 3  # rank 3 is a store
 HOSTS = {

@@ -5,11 +5,11 @@ import pytest
 import torch
 from database_ranks import run_ranks
 
+from rowhaul.database.distributed import DatabaseBags, DenseGradients
 from rowhaul.errors import ConfigError, DataError
-from rowhaul.exchange.database import DatabaseBags, DenseGradients
-from rowhaul.exchange.in_process import InProcessNetwork
 from rowhaul.optim import RowwiseAdagrad
 from rowhaul.store import EmbeddingDatabase
+from rowhaul.transport.in_process import InProcessNetwork
 
 TABLES = {"a": 3, "b": 5, "c": 3}
 RULE = RowwiseAdagrad(lr=0.1, initial_accumulator_value=1e-2)

@@ -12,11 +12,11 @@ import torch
 from test_database_ranks import NAMES, TABLES, compare, follow, follow_in_one
 from transport_ranks import run_processes
 
+from rowhaul.database.distributed import DistributedEmbeddingDatabase
 from rowhaul.errors import ClusterError
-from rowhaul.exchange.database import DistributedEmbeddingDatabase
-from rowhaul.exchange.transport import Collective, Links
 from rowhaul.optim import RowwiseAdagrad
 from rowhaul.store import EmbeddingDatabase
+from rowhaul.transport.base import Collective, Links
 
 RULE = RowwiseAdagrad(lr=0.1, initial_accumulator_value=1e-2)
 NUM_RANKS = 3

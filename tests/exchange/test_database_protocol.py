@@ -11,13 +11,13 @@ import pytest
 import torch
 from database_ranks import run_ranks
 
+from rowhaul.database import TicketError
+from rowhaul.database.distributed import DistributedEmbeddingDatabase
+from rowhaul.database.distributed.routing import owners_of
 from rowhaul.errors import CheckpointError, ClusterError, ConfigError, DataError, UnknownKeyError
-from rowhaul.exchange.database import DistributedEmbeddingDatabase
-from rowhaul.exchange.database.routing import owners_of
-from rowhaul.exchange.in_process import InProcessNetwork
 from rowhaul.optim import SGD
 from rowhaul.store import EmbeddingDatabase
-from rowhaul.store.database import TicketError
+from rowhaul.transport.in_process import InProcessNetwork
 
 
 def pull(db, keys, **how):

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowhaul.exchange.in_process import InProcessNetwork
-from rowhaul.exchange.transport import LinkError
+from rowhaul.transport.base import LinkError
+from rowhaul.transport.in_process import InProcessNetwork
 
 
 def on_all_ranks(network: InProcessNetwork, body: Callable[[int], Any]) -> list[Future[Any]]:

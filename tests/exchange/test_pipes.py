@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowhaul.exchange.pipe_forming import VARIABLE, form_pipes
-from rowhaul.exchange.pipes import MAX_INLINE, SMALLEST_BLOCK, Arrival, Pipe
-from rowhaul.exchange.transport import LinkError
+from rowhaul.transport.base import LinkError
+from rowhaul.transport.pipe_setup import VARIABLE, form_pipes
+from rowhaul.transport.pipes import MAX_INLINE, SMALLEST_BLOCK, Arrival, Pipe
 
 SIZES = (1, MAX_INLINE, MAX_INLINE + 1, SMALLEST_BLOCK, SMALLEST_BLOCK + 1, 3 * SMALLEST_BLOCK)
 

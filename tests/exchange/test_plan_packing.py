@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import settings as examples
 from planned_cases import all_plans, assert_same, planner, samples, settings, streams
 
-from rowhaul.exchange.packing import pack, unpack
-from rowhaul.exchange.planner import samples_digest
+from rowhaul.planning.packing import pack, unpack
+from rowhaul.planning.planner import samples_digest
 from rowhaul.schedule import ControlRecord
 
 FOLLOWER = Path(__file__).with_name("plan_follower.py")

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from planned_cases import all_plans, assert_same, planner, samples, settings
 
+from rowhaul._threads import Failure
 from rowhaul.errors import BadLineError, CacheTooSmallError, ConfigError, DataError
-from rowhaul.exchange.error_report import read_report, write_report
-from rowhaul.exchange.feed import NO_SAMPLES, FollowerFeed, LeaderFeed
-from rowhaul.exchange.lanes import Failure
-from rowhaul.exchange.planner import samples_digest
-from rowhaul.exchange.sharing import LeaderLostError, PlanClient, PlanServer, SubscriberLostError
+from rowhaul.planning.feed import NO_SAMPLES, FollowerFeed, LeaderFeed
+from rowhaul.planning.planner import samples_digest
+from rowhaul.planning.sharing import LeaderLostError, PlanClient, PlanServer, SubscriberLostError
 from rowhaul.schedule import CacheSettings, ControlRecord
+from rowhaul.transport.remote_errors import read_report, write_report
 
 FOLLOWER = Path(__file__).with_name("plan_follower.py")
 LEADER = 7
@@ -125,8 +125,8 @@ def test_a_killed_leader_ends_its_follower_with_a_clear_error(followers):
     program = (
         "import sys, time; sys.path.insert(0, sys.argv[1])\n"
         "from planned_cases import planner, samples\n"
-        "from rowhaul.exchange.lanes import Failure\n"
-        "from rowhaul.exchange.sharing import PlanServer\n"
+        "from rowhaul._threads import Failure\n"
+        "from rowhaul.planning.sharing import PlanServer\n"
         f"server = PlanServer({LEADER}, [2], Failure(), '@' + sys.argv[2])\n"
         "server.accept()\n"
         "planner((samples(number) for number in range(9)), ahead=1, audience=server).next()\n"

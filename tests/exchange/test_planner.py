@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from planned_cases import all_plans, assert_same, planner, samples, settings
 
+from rowhaul._threads import Failure
 from rowhaul.errors import ConfigError, DataError
-from rowhaul.exchange.lanes import Failure
-from rowhaul.exchange.planner import samples_digest
+from rowhaul.planning.planner import samples_digest
 from rowhaul.schedule import ControlRecord, IdBatch, Scheduler
 
 
@@ -113,7 +113,7 @@ def test_posted_records_are_in_force_after_the_delay():
     made = planner(batches(5), ahead=2)
     assert [made.next().plan.iteration for _ in range(2)] == [0, 1]
     record = made.post("shares", (8, 0))
-    assert (record.number, record.in_force) == (0, 3)
+    assert (record.number, record.active) == (0, 3)
     made.allow(4)
     loads = [np.bincount(one.plan.worker, minlength=2).tolist() for one in all_plans_of(made, 3)]
     assert loads == [[4, 4], [8, 0], [8, 0]]

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from transport_ranks import run_processes, run_threads
 
-from rowhaul.exchange.links import RankCollective, connect_pairs
-from rowhaul.exchange.transport import Collective, LinkError, Links
+from rowhaul.transport.base import Collective, LinkError, Links
+from rowhaul.transport.collectives import RankCollective, connect_pairs
 
 LARGE = 6_000_000  # bytes: no socket buffer holds it
 

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowhaul.data.samples import Samples
-from rowhaul.exchange.address_kernels import pick_needed, sort_by_role
-from rowhaul.exchange.kernels import index_rows, pick_gradients, pick_records, rows_of_plan, sort_out
+from rowhaul.runtime.phase_kernels import index_rows, pick_gradients, pick_records, rows_of_plan, sort_out
+from rowhaul.runtime.record_kernels import pick_needed, sort_by_role
 from rowhaul.schedule.directory.states import State
+from rowhaul.schedule.phases import Phase
 from rowhaul.schedule.plan import Kind
-from rowhaul.schedule.turns import Turn
 from rowhaul.train.distributed.samples import part_of
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -29,7 +29,7 @@ def some_moves(random, count, num_ranks, *, within=False):
         source,
         target,
         4 * random.integers(1, 9, count),
-        random.integers(0, len(Turn), count),
+        random.integers(0, len(Phase), count),
         np.arange(count, dtype=np.int32) - int(random.integers(0, 2)),
     )
 
@@ -44,25 +44,25 @@ def test_moves_are_sorted_by_turn_and_peer_in_the_order_of_the_plan(seed, num_ra
     ours, theirs = (every[4], every[5]) if sends else (every[5], every[4])
     peers = [peer for peer in range(num_ranks) if peer != rank] + [rank]
     columns, offsets, counts, begins, ends, kind_bytes, has = sort_out(
-        *parts[0], *parts[1], rank, num_ranks, len(Kind), len(Turn), sends
+        *parts[0], *parts[1], rank, num_ranks, len(Kind), len(Phase), sends
     )
     place = 0
-    for turn in range(len(Turn)):
+    for phase in range(len(Phase)):
         end = 0
         for peer in peers:
-            chosen = np.flatnonzero((ours == rank) & (theirs == peer) & (every[7] == turn))
-            assert counts[turn, peer] == len(chosen)
-            assert begins[turn, peer] == end
+            chosen = np.flatnonzero((ours == rank) & (theirs == peer) & (every[7] == phase))
+            assert counts[phase, peer] == len(chosen)
+            assert begins[phase, peer] == end
             for m in chosen:
                 assert [column[place] for column in columns] == [every[c][m] for c in (0, 1, 2, 3, 4, 8)]
                 assert offsets[place] == end
                 end += every[6][m]
                 place += 1
-            assert ends[turn, peer] == end
+            assert ends[phase, peer] == end
             expected = np.bincount(every[0][chosen], every[6][chosen], len(Kind))
-            assert kind_bytes[turn, peer].tolist() == expected.tolist()
-        sorted_out = np.flatnonzero((ours == rank) & (every[7] == turn))
-        assert has[turn].tolist() == [(every[1][sorted_out] & 4).any(), (every[8][sorted_out] < 0).any()]
+            assert kind_bytes[phase, peer].tolist() == expected.tolist()
+        sorted_out = np.flatnonzero((ours == rank) & (every[7] == phase))
+        assert has[phase].tolist() == [(every[1][sorted_out] & 4).any(), (every[8][sorted_out] < 0).any()]
     assert place == len(offsets)
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rowhaul.exchange.in_process import InProcessNetwork
-from rowhaul.exchange.links import RankCollective, RankLinks, connect_pairs
-from rowhaul.exchange.transport import Collective, Links
+from rowhaul.transport.base import Collective, Links
+from rowhaul.transport.collectives import RankCollective, RankLinks, connect_pairs
+from rowhaul.transport.in_process import InProcessNetwork
 
 TIMEOUT = timedelta(seconds=60)
 Body = Callable[..., Any]  # takes the links, the collective and the arguments given

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rowhaul.errors import ConfigError, DataError
-from rowhaul.exchange.in_process import InProcessNetwork
 from rowhaul.nn import BatchNorm1d, convert_batch_norm, set_reducer
+from rowhaul.transport.in_process import InProcessNetwork
 
 FEATURES = 5
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

@@ -6,10 +6,10 @@ import torch
 
 from rowhaul import optim
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, RowOptimizer
+from rowhaul.pruning.pool import PruneSettings
+from rowhaul.pruning.pool.compaction import compacted
+from rowhaul.pruning.room import Sizes, room_for
 from rowhaul.store.index import KeyIndex
-from rowhaul.store.pruning import PruneSettings
-from rowhaul.store.pruning.compaction import compacted
-from rowhaul.store.pruning.room import Sizes, room_for
 
 NAMES = [f"t{number}" for number in range(26)]
 

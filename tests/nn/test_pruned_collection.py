@@ -11,7 +11,7 @@ from embedding_cases import jagged, torch_threads
 from rowhaul import optim
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, RowOptimizer
-from rowhaul.store.pruning import PruneSettings
+from rowhaul.pruning.pool import PruneSettings
 
 FEATURES = ("a", "b", "c", "d")
 

@@ -11,7 +11,7 @@ from embedding_cases import jagged, torch_threads
 
 from rowhaul import optim
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, RowOptimizer
-from rowhaul.store.pruning import PruneSettings
+from rowhaul.pruning.pool import PruneSettings
 
 # Rows come in every batch and are forgotten in most prunings.
 PRUNING = PruneSettings(ratio=0.8, chunks=2, period=3, decay=0.3, enforcement=0.0)

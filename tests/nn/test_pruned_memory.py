@@ -5,7 +5,7 @@ import torch
 
 from rowhaul import optim
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, RowOptimizer
-from rowhaul.store.pruning import PruneSettings
+from rowhaul.pruning.pool import PruneSettings
 
 
 def make(pruning):

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from rowhaul import optim
 from rowhaul.errors import ConfigError
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, RowOptimizer
-from rowhaul.store.pruning import PruneSettings
-from rowhaul.store.pruning.room import Sizes, room_for
+from rowhaul.pruning.config import PruneConfig
+from rowhaul.pruning.pool import PruneSettings
+from rowhaul.pruning.room import Sizes, room_for
 from rowhaul.train import TrainConfig
-from rowhaul.train.prune_config import PruneConfig
 
 COLD_START, PERIOD = 12, 5
 

@@ -18,7 +18,7 @@ from pruning_methods.sampler import check_room
 from pruning_methods.tables import Estimate, lines_of
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, RowOptimizer
 from rowhaul.optim import SGD, RowwiseAdagrad
-from rowhaul.store.pruning import PruneSettings
+from rowhaul.pruning.pool import PruneSettings
 
 DIM = 8
 NAMES = ["user", "tags"]

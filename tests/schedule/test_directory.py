@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from rowhaul.schedule.batch import IdBatch
 from rowhaul.schedule.directory import Directory, State
-from rowhaul.schedule.directory.kernels import NEVER, sorted_rows
 from rowhaul.schedule.directory.seen import SeenRows
+from rowhaul.schedule.directory.slot_kernels import NEVER, sorted_rows
 from rowhaul.schedule.lifetimes import Lifetimes, RowPolicy
 
 KEYS = st.one_of(st.integers(-3, 3), st.sampled_from([-(2**63), 2**63 - 1, 2**32, -(2**32)]))

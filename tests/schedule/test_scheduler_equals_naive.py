@@ -149,7 +149,7 @@ def check_owed(scheduler: Scheduler, oracle: Naive, trained: dict[Row, int]) -> 
         assert since == (scheduler.iteration - 1 if waits else -1)
 
 
-def whereabouts(entry: Entry, peer_to_peer: bool) -> tuple[set[int], int, set[int]]:
+def row_locations(entry: Entry, peer_to_peer: bool) -> tuple[set[int], int, set[int]]:
     """The latest, the owner and the partial of a row, as dispatchers see it."""
     if entry.state == State.OWNED:
         return entry.latest, min(entry.latest), set()
@@ -170,7 +170,7 @@ def check_task(
     assert task.capacities.tolist() == capacities(len(batch), case.shares or [1] * case.naive.num_workers)
 
     entries = [before.get(row, Entry()) for row in rows]
-    expected = [whereabouts(entry, case.naive.peer_to_peer) for entry in entries]
+    expected = [row_locations(entry, case.naive.peer_to_peer) for entry in entries]
     assert task.tables.tolist() == [table for table, _ in rows]
     assert (
         list(zip(map(workers_of, task.latest), task.owner, map(workers_of, task.partial), strict=True))
@@ -215,9 +215,9 @@ def check_steps(
     }
     expected = set()
     for row, entry in before.items():
-        settles = row in moving or after[row].state == State.HOME
-        if entry.state == State.SPLIT and settles:
-            _, gatherer, _ = whereabouts(entry, case.naive.peer_to_peer)
+        flushes = row in moving or after[row].state == State.HOME
+        if entry.state == State.SPLIT and flushes:
+            _, gatherer, _ = row_locations(entry, case.naive.peer_to_peer)
             rank = gatherer if row in moving and gatherer >= 0 else case.naive.home(row)
             expected.add((*row, rank, frozenset(entry.partial | entry.settled), trained[row], False))
     if case.naive.sync in ("full", "static") or (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 from rowhaul.errors import ConfigError
-from rowhaul.schedule.transport import largest_cost, solve, transport
+from rowhaul.schedule.transportation import largest_cost, solve, transport
 
 Ints = npt.NDArray[np.int64]
 

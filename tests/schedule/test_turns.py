@@ -17,7 +17,7 @@ from rowhaul.schedule import (
     ScheduleSettings,
     Topology,
 )
-from rowhaul.schedule.turns import Turn, turns_of
+from rowhaul.schedule.phases import Phase, phases_of
 
 NUM_WORKERS = 4
 CASES = {
@@ -76,52 +76,52 @@ def is_handed_in(move):
     return handed and not move["after"]
 
 
-def expected_turn(plan, move, handed_in):
+def expected_phase(plan, move, handed_in):
     if move["after"]:
-        return Turn.AFTER
+        return Phase.AFTER
     pushed = move["kind"] in (Kind.UPDATE_PUSH, Kind.EVICT_PUSH) or is_gradient(move)
     waits = not pushed and row_of(move) in handed_in
     if move["ready"] < plan.iteration:
-        return Turn.EARLY_SECOND if waits else Turn.EARLY_FIRST
-    return Turn.LATE_SECOND if waits else Turn.LATE_FIRST
+        return Phase.EARLY_SECOND if waits else Phase.EARLY_FIRST
+    return Phase.LATE_SECOND if waits else Phase.LATE_FIRST
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_move_and_step_has_its_turn(name):
     seen = set()
     for plan in plans_of(CASES[name]):
-        turns = turns_of(plan)
+        phases = phases_of(plan)
         moves, local = records(plan.moves), records(plan.local_moves)
         handed_in = {row_of(move) for move in chain(moves, local) if is_handed_in(move)}
-        assert turns.moves.tolist() == [expected_turn(plan, move, handed_in) for move in moves]
-        assert turns.local_moves.tolist() == [expected_turn(plan, move, handed_in) for move in local]
+        assert phases.moves.tolist() == [expected_phase(plan, move, handed_in) for move in moves]
+        assert phases.local_moves.tolist() == [expected_phase(plan, move, handed_in) for move in local]
         at_a_peer = {row_of(move) for move in moves if is_handed_in(move) and move["kind"] == Kind.PEER_SEND}
-        for step, turn, by_peer in zip(records(plan.steps), turns.steps, turns.by_peer, strict=True):
-            first = Turn.EARLY_FIRST if step["ready"] < plan.iteration else Turn.LATE_FIRST
-            assert turn == (Turn.AFTER if step["after"] else first)
+        for step, phase, by_peer in zip(records(plan.steps), phases.steps, phases.by_peer, strict=True):
+            first = Phase.EARLY_FIRST if step["ready"] < plan.iteration else Phase.LATE_FIRST
+            assert phase == (Phase.AFTER if step["after"] else first)
             assert by_peer == (not step["after"] and row_of(step) in at_a_peer)
-        seen |= set(turns.moves.tolist())
-    assert (Turn.AFTER in seen) == (name in ("no look-ahead", "full", "bounded", "static"))
-    if Turn.AFTER not in seen:
-        assert {Turn.EARLY_FIRST, Turn.LATE_FIRST, Turn.LATE_SECOND} <= seen, "the case shows too little"
+        seen |= set(phases.moves.tolist())
+    assert (Phase.AFTER in seen) == (name in ("no look-ahead", "full", "bounded", "static"))
+    if Phase.AFTER not in seen:
+        assert {Phase.EARLY_FIRST, Phase.LATE_FIRST, Phase.LATE_SECOND} <= seen, "the case shows too little"
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_handed_in_travels_before_what_needs_it(name):
     """Across early and late, too: a pull that waits for a push is never in a turn before it."""
     for plan in plans_of(CASES[name]):
-        turns = turns_of(plan)
-        moves = list(zip(records(plan.moves), turns.moves.tolist(), strict=True))
-        moves += zip(records(plan.local_moves), turns.local_moves.tolist(), strict=True)
+        phases = phases_of(plan)
+        moves = list(zip(records(plan.moves), phases.moves.tolist(), strict=True))
+        moves += zip(records(plan.local_moves), phases.local_moves.tolist(), strict=True)
         brought = {}
-        for move, turn in moves:
+        for move, phase in moves:
             if is_handed_in(move):
-                brought[row_of(move)] = max(turn, brought.get(row_of(move), -1))
-        for move, turn in moves:
-            if turn in (Turn.EARLY_SECOND, Turn.LATE_SECOND):
-                assert brought[row_of(move)] < turn
-        for step, turn in zip(records(plan.steps), turns.steps.tolist(), strict=True):
-            assert brought.get(row_of(step), -1) <= turn
+                brought[row_of(move)] = max(phase, brought.get(row_of(move), -1))
+        for move, phase in moves:
+            if phase in (Phase.EARLY_SECOND, Phase.LATE_SECOND):
+                assert brought[row_of(move)] < phase
+        for step, phase in zip(records(plan.steps), phases.steps.tolist(), strict=True):
+            assert brought.get(row_of(step), -1) <= phase
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -15,7 +15,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from rowhaul.schedule.turns import Turn, turns_of
+from rowhaul.schedule.phases import Phase, phases_of
 from rowhaul.simulate.clock import TimeModel
 
 SUM_TURNS = ("sum 1", "sum 2")
@@ -25,7 +25,7 @@ SUM_TURNS = ("sum 1", "sum 2")
 class Message:
     """All that one rank sends to another in a turn."""
 
-    turn: object
+    phase: object
     source: int
     target: int
     num_bytes: float = 0.0
@@ -83,7 +83,7 @@ class IterationOfEvents:
         while self.events and self.events[0][0] == self.now:
             what = heapq.heappop(self.events)[2]
             if isinstance(what, Message):
-                lanes = self.sums if what.turn in SUM_TURNS else self.moving
+                lanes = self.sums if what.phase in SUM_TURNS else self.moving
                 lane = lanes[what.target]
                 lane.waiting -= 1
                 if not lane.waiting:
@@ -100,28 +100,28 @@ class IterationOfEvents:
             lane.place += 1
             if lane.place == len(lane.program):
                 return
-            turn = lane.program[lane.place]
-            if turn == "ready":
+            phase = lane.program[lane.place]
+            if phase == "ready":
                 self.at(self.now + self.compute_seconds[lane.rank], ("computed", lane.rank))
-            elif turn == "summed":
+            elif phase == "summed":
                 self.not_summed.discard(lane.rank)
                 self.tell_if_trained()
-            elif turn == "trained":
+            elif phase == "trained":
                 if not self.trained:
                     return
             else:
-                lane.waiting = self.begin(turn, lane.rank)
+                lane.waiting = self.begin(phase, lane.rank)
                 if lane.waiting:
                     return
 
-    def begin(self, turn, rank):
+    def begin(self, phase, rank):
         """Come to a turn; gives the number of messages to be received."""
         for message in self.messages:
-            if message.turn == turn and rank in (message.source, message.target):
+            if message.phase == phase and rank in (message.source, message.target):
                 message.begun += 1
                 if message.begun == 2:
                     self.starting.append(message)
-        return sum(message.turn == turn and message.target == rank for message in self.messages)
+        return sum(message.phase == phase and message.target == rank for message in self.messages)
 
     def computed(self, rank):
         self.computing.discard(rank)
@@ -159,7 +159,7 @@ class IterationOfEvents:
             self.at(max(finish[0] + target.latency_seconds, finish[1] + source.latency_seconds), message)
 
     def ends(self, message):
-        own = self.model.dense_links if message.turn in SUM_TURNS else None
+        own = self.model.dense_links if message.phase in SUM_TURNS else None
         links, network = (own, "dense") if own else (self.model.links, "rows")
         ranks = (*links.workers, *links.stores)
         return (
@@ -224,12 +224,12 @@ class FairLinks(IterationOfEvents):
 def messages_of(plan, chosen, suffix=""):
     """The messages of some turns of a plan."""
     found = {}
-    turns, moves = turns_of(plan).moves.tolist(), plan.moves
-    for turn, source, target, num_bytes in zip(
-        turns, moves.source.tolist(), moves.target.tolist(), moves.num_bytes.tolist(), strict=True
+    phases, moves = phases_of(plan).moves.tolist(), plan.moves
+    for phase, source, target, num_bytes in zip(
+        phases, moves.source.tolist(), moves.target.tolist(), moves.num_bytes.tolist(), strict=True
     ):
-        if turn in chosen:
-            key = Turn(turn).name + suffix, source, target
+        if phase in chosen:
+            key = Phase(phase).name + suffix, source, target
             found.setdefault(key, Message(*key)).num_bytes += num_bytes
     return list(found.values())
 
@@ -241,7 +241,7 @@ def ways_of_summing(num_bytes, members):
     yield [Message(first, *pair, num_bytes) for pair in pairs]
     inwards = [Message(first, one, members[0], num_bytes) for one in members[1:]]
     yield inwards + [Message(second, members[0], one, num_bytes) for one in members[1:]]
-    yield [Message(turn, *pair, num_bytes / len(members)) for turn in SUM_TURNS for pair in pairs]
+    yield [Message(phase, *pair, num_bytes / len(members)) for phase in SUM_TURNS for pair in pairs]
 
 
 def messages_of_sum(model, num_bytes, members):
@@ -263,18 +263,18 @@ def seconds_by_events(plans, model, training, run=IterationOfEvents):
     num_workers, num_ranks = len(model.links.workers), len(model.links.workers) + len(model.links.stores)
     seconds = []
     for plan, following in zip(plans, [*plans[1:], None], strict=True):
-        turns = ["LATE_FIRST", "LATE_SECOND", "ready", "EARLY_FIRST", "EARLY_SECOND", "trained", "AFTER"]
-        messages = messages_of(plan, (Turn.LATE_FIRST, Turn.LATE_SECOND, Turn.AFTER))
+        phases = ["LATE_FIRST", "LATE_SECOND", "ready", "EARLY_FIRST", "EARLY_SECOND", "trained", "AFTER"]
+        messages = messages_of(plan, (Phase.LATE_FIRST, Phase.LATE_SECOND, Phase.AFTER))
         if plan is plans[0]:  # nothing runs yet beside which its early moves could travel
-            turns = ["EARLY_FIRST before", "EARLY_SECOND before", *turns]
-            messages += messages_of(plan, (Turn.EARLY_FIRST, Turn.EARLY_SECOND), " before")
+            phases = ["EARLY_FIRST before", "EARLY_SECOND before", *phases]
+            messages += messages_of(plan, (Phase.EARLY_FIRST, Phase.EARLY_SECOND), " before")
         if following is not None:
-            messages += messages_of(following, (Turn.EARLY_FIRST, Turn.EARLY_SECOND))
+            messages += messages_of(following, (Phase.EARLY_FIRST, Phase.EARLY_SECOND))
         in_sum = list(training) if model.dense_seconds is None else []
         messages += messages_of_sum(model, model.dense_bytes + plan.all_reduce_bytes, in_sum)
         only_workers = ("ready", "trained")
         programs = {
-            rank: [turn for turn in turns if rank < num_workers or turn not in only_workers]
+            rank: [phase for phase in phases if rank < num_workers or phase not in only_workers]
             for rank in range(num_ranks)
         }
         samples = [plan.worker.tolist().count(worker) for worker in range(num_workers)]

@@ -2,10 +2,10 @@
 
 import pytest
 
+from rowhaul._quantities import parse_bytes, parse_for_each, parse_number, parse_seconds, parse_speed
 from rowhaul.errors import ConfigError
 from rowhaul.schedule.topology import Topology
 from rowhaul.simulate.links import Link, Links, parse_link, parse_links
-from rowhaul.simulate.quantities import parse_bytes, parse_for_each, parse_number, parse_seconds, parse_speed
 
 
 @pytest.mark.parametrize(

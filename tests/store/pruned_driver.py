@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from rowhaul.pruning.pool import ChunkPool, PrunedTables, Pruner
 from rowhaul.store import TableSpec
-from rowhaul.store.pruning import ChunkPool, PrunedTables, Pruner
 
 
 class Fast:

@@ -9,10 +9,10 @@ import math
 import numpy as np
 
 from rowhaul.optim import Adagrad, Adam, RowwiseAdagrad
-from rowhaul.store.pruning.counter import DistinctCounter
-from rowhaul.store.pruning.decision import FAR_BELOW
-from rowhaul.store.pruning.hashing import draws_below, mixed, salt_of
-from rowhaul.store.pruning.room import INDEX_BYTES
+from rowhaul.pruning.decision import FAR_BELOW
+from rowhaul.pruning.distinct_counter import DistinctCounter
+from rowhaul.pruning.hashing import draws_below, mixed, salt_of
+from rowhaul.pruning.room import INDEX_BYTES
 
 
 class Row:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from rowhaul.database import TicketError
 from rowhaul.errors import CheckpointError, ConfigError, DataError, UnknownKeyError
 from rowhaul.nn import EmbeddingBagConfig
 from rowhaul.optim import SGD, Adagrad
 from rowhaul.store import EmbeddingDatabase, TableSpec
-from rowhaul.store.database import TicketError
 
 
 @pytest.fixture

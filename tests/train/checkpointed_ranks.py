@@ -12,21 +12,21 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from click_logs import click_log
+from rowhaul._threads import Failure
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.cluster.place import roles_of
 from rowhaul.data.schema import SCHEMA_FILE, Schema
 from rowhaul.data.stream import SampleStream
-from rowhaul.exchange.in_process import InProcessNetwork
-from rowhaul.exchange.lanes import Failure
+from rowhaul.pruning.cluster.settings import schedule_settings
 from rowhaul.schedule import HotRows, Topology
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import ModelConfig, OptimizerConfig, RateSchedule, TrainConfig
 from rowhaul.train.distributed import checkpointing
-from rowhaul.train.distributed.pruned_settings import schedule_settings
 from rowhaul.train.distributed.setup import distribute
 from rowhaul.train.distributed.training import layout_of
 from rowhaul.train.run import CHECKPOINTS, CONFIG_FILE
 from rowhaul.train.trainer import Trainer, per_sample_loss, rate_factor
+from rowhaul.transport.in_process import InProcessNetwork
 
 STEPS = 12
 CONFIG = TrainConfig(

@@ -15,12 +15,12 @@ from watched_parts import no_delay
 
 from rowhaul.data.samples import Samples
 from rowhaul.errors import ClusterError, DataError, UnknownKeyError
-from rowhaul.exchange.in_process import InProcessNetwork
 from rowhaul.nn import Batch, EmbeddingBagConfig
 from rowhaul.optim import row_optimizer
 from rowhaul.schedule import CacheSettings, HotRows, ScheduleSettings, Topology
 from rowhaul.train.distributed.evaluation import evaluate, score
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
+from rowhaul.transport.in_process import InProcessNetwork
 
 TABLES = (
     EmbeddingBagConfig(embedding_dim=3, name="a", feature_names=["f0", "f1"]),

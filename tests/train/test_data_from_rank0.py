@@ -18,8 +18,10 @@ from rowhaul.cluster import launch
 from rowhaul.cluster.roll_call import Member
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ClusterError, ConfigError, DataError
-from rowhaul.exchange.data_feed import data_bytes
-from rowhaul.exchange.settle import settled_blocks
+from rowhaul.planning.rank0_data.feed import data_bytes
+from rowhaul.pruning.cluster.settings import schedule_settings
+from rowhaul.pruning.config import PruneConfig
+from rowhaul.runtime.flush import flushed_blocks
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.distributed.data_streams import (
     StreamFacts,
@@ -29,10 +31,8 @@ from rowhaul.train.distributed.data_streams import (
     schema_for_all,
 )
 from rowhaul.train.distributed.evaluation import evaluate
-from rowhaul.train.distributed.pruned_settings import schedule_settings
 from rowhaul.train.distributed.setup import distribute
 from rowhaul.train.distributed.training import layout_of
-from rowhaul.train.prune_config import PruneConfig
 from rowhaul.train.trainer import Trainer, per_sample_loss
 
 RANK0 = {"data_from": "rank0"}
@@ -106,9 +106,9 @@ def train(cluster, hosts, config, schema, folder, evaluation_batch=96):
                 trainer.dense.zero_grad()
             with evaluation_batches(training, evaluation) as batches:
                 metrics.append(repr(evaluate(training, batches)))
-        settled, home, rows = training.settled(), training.runtime.mover.home, {}
+        flushed, home, rows = training.flushed(), training.runtime.mover.home, {}
         for table in range(len(training.layout.specs)) if home is not None else ():
-            for keys, records in settled_blocks(home, settled, table):
+            for keys, records in flushed_blocks(home, flushed, table):
                 rows |= {(table, key): one.tobytes() for key, one in zip(keys.tolist(), records, strict=True)}
         weights = [one.detach().numpy().tobytes() for one in trainer.model.parameters()]
         facts = (streams.training.num_batches, streams.training.num_samples, streams.training.fingerprint)

@@ -20,7 +20,7 @@ from checkpointed_ranks import (
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.checkpoint.layout import finished_checkpoints
 from rowhaul.data.stream import SampleStream
-from rowhaul.exchange.rows import RowMemory
+from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.train import load_trained, train_run
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import OptimizerConfig
@@ -199,8 +199,8 @@ def test_gradients_that_wait_under_bounded_staleness_are_in_the_model(cluster, s
     replace(session, config=config, cluster=cluster, save_at=[7], pauses=[7]).on_threads(tmp_path / "a")
     reader = checkpoint(tmp_path / "a", 7)
     tables = list(reader.tables)
-    settled = contents(tmp_path / "a", 7)
-    waiting, home = {}, _initial_rows(config, session.schema, settled)
+    flushed = contents(tmp_path / "a", 7)
+    waiting, home = {}, _initial_rows(config, session.schema, flushed)
     for kind, table, keys, records in _pieces(reader):
         rows = [f"{tables[table]}/{key}" for key in keys.tolist()]
         if kind == "home":
@@ -210,7 +210,7 @@ def test_gradients_that_wait_under_bounded_staleness_are_in_the_model(cluster, s
                 waiting[row] = waiting.get(row, 0) + record
     assert len(waiting) > 50
     for row, gradient in waiting.items():
-        assert settled[row] == pytest.approx(home[row] - lr * gradient, abs=1e-12)
+        assert flushed[row] == pytest.approx(home[row] - lr * gradient, abs=1e-12)
 
 
 def _pieces(reader):
@@ -223,12 +223,12 @@ def _pieces(reader):
                 yield kind, int(table), arrays[f"{stem}.keys"], arrays[f"{stem}.records"]
 
 
-def _initial_rows(config, schema, settled):
+def _initial_rows(config, schema, flushed):
     """What a home that does not have these rows yet makes of them."""
     memory = RowMemory(layout_of(Trainer(config, schema).collection))
     rows = {}
     for table, spec in enumerate(memory.layout.specs):
-        names = [name for name in settled if name.startswith(f"{spec.name}/")]
+        names = [name for name in flushed if name.startswith(f"{spec.name}/")]
         keys = np.array([int(name.partition("/")[2]) for name in names])
         number, position = memory.place_of(table)
         starts = np.where(np.arange(len(memory.groups[number].tables) + 1) > position, len(keys), 0)

@@ -188,7 +188,7 @@ import torch
 torch.set_num_threads(1)
 import rowhaul
 from rowhaul.cluster import join
-from rowhaul.exchange.settle import settled_blocks
+from rowhaul.runtime.flush import flushed_blocks
 from rowhaul.train.distributed import distribute
 from rowhaul.train.distributed.evaluation import evaluate, score
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
@@ -212,7 +212,7 @@ with join(colocated=True) as cluster:
     settled, home, rows = training.settled(), training.runtime.mover.home, []
     if home is not None:
         for table in range(3):
-            for keys, records in settled_blocks(home, settled, table):
+            for keys, records in flushed_blocks(home, settled, table):
                 rows += [(table, key, record) for key, record in zip(keys.tolist(), records.tolist())]
     dense = [one.detach().tolist() for one in model.parameters()]
     training.close()

@@ -10,18 +10,18 @@ import pytest
 
 from rowhaul.cli.train import topology_flag
 from rowhaul.errors import ConfigError
-from rowhaul.exchange.collectives import CollectiveTimes, Timed, _moving_plan, _plan
-from rowhaul.exchange.runtime import MEASURES
+from rowhaul.runtime.runtime import MEASURES
 from rowhaul.schedule import CacheSettings, RowSizes, ScheduleSettings, Topology
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.hot import Processors
 from rowhaul.simulate.links import Link, Links
 from rowhaul.train import TrainConfig
 from rowhaul.train.cluster_config import ClusterConfig
-from rowhaul.train.distributed import hot_watch
-from rowhaul.train.distributed.hot_costs import Line, calibrated, modelled_seconds, processors
-from rowhaul.train.distributed.hot_keeper import largest
-from rowhaul.train.distributed.hot_watch import Watch
+from rowhaul.tuning.hot_set import watch as hot_watch
+from rowhaul.tuning.hot_set.controller import largest
+from rowhaul.tuning.hot_set.costs import Line, calibrated, modelled_seconds, processors
+from rowhaul.tuning.hot_set.watch import Watch
+from rowhaul.tuning.move_costs import CollectiveTimes, Timed, _moving_plan, _plan
 
 COLOCATED = Topology(4, colocated=True)
 

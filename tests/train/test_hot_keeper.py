@@ -21,15 +21,15 @@ from checkpointed_ranks import (
 
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
-from rowhaul.exchange import collectives
 from rowhaul.schedule import RowPolicy
 from rowhaul.train.cluster_config import ClusterConfig
-from rowhaul.train.distributed import hot_keeper
-from rowhaul.train.distributed.hot_keeper import HotKeeper
 from rowhaul.train.distributed.setup import distribute
-from rowhaul.train.distributed.shares import MeasuredLinks
 from rowhaul.train.distributed.training import layout_of
 from rowhaul.train.trainer import Trainer, per_sample_loss
+from rowhaul.tuning import move_costs as collectives
+from rowhaul.tuning.hot_set import controller as hot_set_controller
+from rowhaul.tuning.hot_set.controller import HotSetController
+from rowhaul.tuning.shares import MeasuredLinks
 
 FIRST, SECOND = [0, 7919, 2 * 7919, 5 * 7919], [7919, 3 * 7919, 4 * 7919, 10**9]
 
@@ -66,9 +66,9 @@ def test_a_resumed_run_keeps_the_rows_that_were_replicated(
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collectives, "SPREAD_ROWS", 2048)
-    monkeypatch.setattr(hot_keeper, "LEAST_SCHEDULED", 4)
-    monkeypatch.setattr(hot_keeper, "FIRST_REVIEW", 2)
-    monkeypatch.setattr(hot_keeper, "TURN", 1)
+    monkeypatch.setattr(hot_set_controller, "LEAST_SCHEDULED", 4)
+    monkeypatch.setattr(hot_set_controller, "FIRST_REVIEW", 2)
+    monkeypatch.setattr(hot_set_controller, "TURN", 1)
 
 
 def run_kept(cluster: Any, session: Session, told: list[str]) -> tuple[list[tuple[int, int]], list[float]]:
@@ -79,7 +79,9 @@ def run_kept(cluster: Any, session: Session, told: list[str]) -> tuple[list[tupl
     stream = SampleStream(session.data, session.schema, session.config.batch_size)
     links = MeasuredLinks((1e6,) * cluster.num_ranks, (1e-4,) * cluster.num_ranks)
     layout = layout_of(trainer.collection)
-    keeper = HotKeeper(cluster, stream, trainer.collection, layout, profile=10, dense_bytes=1000, links=links)
+    keeper = HotSetController(
+        cluster, stream, trainer.collection, layout, profile=10, dense_bytes=1000, links=links
+    )
     if cluster.rank == 0:
         keeper.speak(told.append)
     settings = keeper.first(session.cluster.schedule(cluster.topology, layout.sizes()))
@@ -113,7 +115,7 @@ def test_all_ranks_try_the_rows_that_rank_0_proposes(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        hot_keeper, "worth_trying", lambda model, best: [model.predict(size) for size in (0, 3, 11)]
+        hot_set_controller, "worth_trying", lambda model, best: [model.predict(size) for size in (0, 3, 11)]
     )
     config = replace(CONFIG, model=replace(CONFIG.model, options={}))
     chosen = replace(session, config=config, cluster=replace(CLUSTER, dispatcher="round-robin"))
@@ -123,7 +125,7 @@ def test_all_ranks_try_the_rows_that_rank_0_proposes(
     assert all(sizes == sets for sizes, _ in results), "ranks have different hot rows"
     assert {0, 3, 11} <= {size for size, _ in sets}
     alone = replace(chosen, cluster=replace(CLUSTER, workers=1, dispatcher="round-robin"))
-    monkeypatch.setattr(hot_keeper, "worth_trying", lambda model, best: [])
+    monkeypatch.setattr(hot_set_controller, "worth_trying", lambda model, best: [])
     (_, losses), *_ = on_threads(alone.cluster.topology(), lambda cluster: run_kept(cluster, alone, []))
     np.testing.assert_allclose(results[0][1], losses, rtol=0, atol=1e-9)
     assert "of accesses" in told[0]
@@ -136,7 +138,7 @@ def test_all_ranks_try_the_rows_that_rank_0_proposes(
 
 
 def test_rows_stay_where_nothing_is_worth_a_trial(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hot_keeper, "worth_trying", lambda model, best: [])
+    monkeypatch.setattr(hot_set_controller, "worth_trying", lambda model, best: [])
     told: list[str] = []
     results = on_threads(CLUSTER.topology(), lambda cluster: run_kept(cluster, session, told))
     assert all(len(set(sizes)) == 1 for sizes, _ in results)
@@ -150,7 +152,9 @@ def test_tables_that_forget_do_not_go_with_auto(session: Session) -> None:
         layout = layout_of(trainer.collection)
         links = MeasuredLinks((1e6,) * 2, (1e-4,) * 2)
         stream = SampleStream(session.data, session.schema, 64)
-        keeper = HotKeeper(cluster, stream, trainer.collection, layout, profile=4, dense_bytes=8, links=links)
+        keeper = HotSetController(
+            cluster, stream, trainer.collection, layout, profile=4, dense_bytes=8, links=links
+        )
         sizes = layout.sizes()
         forgetful = (RowPolicy(ttl=5),) * len(sizes.values)
         keeper.first(replace(session.cluster.schedule(cluster.topology, sizes), policies=forgetful))

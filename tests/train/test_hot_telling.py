@@ -9,7 +9,7 @@ import pytest
 from checkpointed_ranks import on_threads
 
 from rowhaul.schedule import HotRows, Topology
-from rowhaul.train.distributed.hot_telling import _send_state, broadcast_number, broadcast_sets
+from rowhaul.tuning.hot_set.broadcast import _send_state, broadcast_number, broadcast_sets
 
 STATE = {"rows.key": np.arange(1000), "rows.table": np.zeros(1000, np.int32), "nothing": np.zeros(0)}
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowhaul.schedule import HotRows
-from rowhaul.train.distributed.hot_trial import (
+from rowhaul.tuning.hot_set.trial import (
     APART,
     WORTH_TRYING,
     HotTrial,

@@ -14,13 +14,13 @@ from rowhaul.checkpoint import shard as shards
 from rowhaul.checkpoint.opening import open_checkpoint
 from rowhaul.cli.ckpt_merge import merge_into_folder
 from rowhaul.errors import CheckpointError
-from rowhaul.store.pruning import PruneSettings
-from rowhaul.store.pruning import room as rooms
-from rowhaul.store.pruning.counter import DistinctCounter
-from rowhaul.store.pruning.pool import chunk_starts
+from rowhaul.pruning import room as rooms
+from rowhaul.pruning.config import PruneConfig
+from rowhaul.pruning.distinct_counter import DistinctCounter
+from rowhaul.pruning.pool import PruneSettings
+from rowhaul.pruning.pool.pool import chunk_starts
 from rowhaul.train import train_run
 from rowhaul.train.merging import merge
-from rowhaul.train.prune_config import PruneConfig
 
 DIM, CHUNKS = 6, 3
 HALF = PruneSettings(ratio=0.5, chunks=CHUNKS, decay=0.5)

@@ -10,9 +10,9 @@ from checkpointed_ranks import CONFIG, STEPS, Session, contents, largest_differe
 
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.errors import CheckpointError
+from rowhaul.pruning.config import PruneConfig
 from rowhaul.train import train_run
 from rowhaul.train.cluster_config import ClusterConfig
-from rowhaul.train.prune_config import PruneConfig
 from rowhaul.train.run import CHECKPOINTS
 
 TIGHT = ClusterConfig(workers=3, cache="70", dispatcher="random")

@@ -4,10 +4,10 @@ import threading
 
 from rowhaul.data.stream import SampleStream
 from rowhaul.nn import Batch
-from rowhaul.nn.pruned import PrunedGroup
+from rowhaul.pruning.config import PruneConfig
+from rowhaul.pruning.pool.collection import PrunedGroup
 from rowhaul.train import TrainConfig, load_trained, train_run
 from rowhaul.train.config import ModelConfig
-from rowhaul.train.prune_config import PruneConfig
 from rowhaul.train.trainer import Trainer
 
 CONFIG = TrainConfig(

@@ -11,11 +11,11 @@ from rowhaul.checkpoint.opening import open_checkpoint
 from rowhaul.cli.train import pruning_lines
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ConfigError
+from rowhaul.export.export import export
+from rowhaul.export.formats import FORMATS
+from rowhaul.pruning.config import PruneConfig
 from rowhaul.train import TrainConfig, load_trained, snapshot, train_run
 from rowhaul.train.config import ModelConfig, OptimizerConfig
-from rowhaul.train.exporting import export
-from rowhaul.train.exporting_formats import FORMATS
-from rowhaul.train.prune_config import PruneConfig
 from rowhaul.train.trainer import Trainer
 
 CONFIG = TrainConfig(

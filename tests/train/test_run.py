@@ -15,9 +15,9 @@ from rowhaul.checkpoint import latest_checkpoint
 from rowhaul.checkpoint.opening import open_checkpoint
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ConfigError, DataError
+from rowhaul.export.export import export
 from rowhaul.train import TrainConfig, load_trained, train_run
 from rowhaul.train.config import ModelConfig, OptimizerConfig, RateSchedule
-from rowhaul.train.exporting import export
 
 CONFIG = TrainConfig(
     model=ModelConfig(embedding_dim=4, options={"dropout": 0.2}),

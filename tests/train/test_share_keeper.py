@@ -5,16 +5,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rowhaul.exchange.calibrate import LinkMeasurements
-from rowhaul.exchange.runtime import MEASURES
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig
 from rowhaul.optim import row_optimizer
+from rowhaul.pruning.cluster.settings import schedule_settings
+from rowhaul.pruning.pool import PruneSettings
+from rowhaul.runtime.runtime import MEASURES
 from rowhaul.schedule import Topology
-from rowhaul.store.pruning import PruneSettings
 from rowhaul.train.cluster_config import ClusterConfig
-from rowhaul.train.distributed import shares
-from rowhaul.train.distributed.pruned_settings import schedule_settings
 from rowhaul.train.distributed.training import layout_of
+from rowhaul.transport.calibration import LinkMeasurements
+from rowhaul.tuning import shares
 
 
 def pairs(own):
@@ -54,19 +54,19 @@ def test_the_quickest_candidate_stays(monkeypatch):
     settings = SimpleNamespace(dispatcher="joint", topology=Topology(2, 1))
     training = SimpleNamespace(settings=settings, runtime=SimpleNamespace(postbox=postbox))
     links = shares.MeasuredLinks((1.0, 1.0, 2.0), (0.0, 0.0, 0.0))
-    keeper = shares.ShareKeeper(training, list, links, told.append)
-    in_force, due = (4, 4), []
+    keeper = shares.ShareController(training, list, links, told.append)
+    active, due = (4, 4), []
     seconds = {(4, 4): 3.0, (8, 0): 1.0, (6, 2): 2.0}
     for _ in range(200):
-        clock[0] += seconds[in_force]
-        keeper.observe(job(in_force))
+        clock[0] += seconds[active]
+        keeper.observe(job(active))
         if keeper._thread is not None:
             keeper._thread.join()
-        due.append(posted[-1][1] if posted else in_force)
-        in_force = due[-3] if len(due) > 2 else in_force  # a record is in force two iterations later
+        due.append(posted[-1][1] if posted else active)
+        active = due[-3] if len(due) > 2 else active  # a record is in force two iterations later
     assert [value for _, value in posted] == [(4, 4), (8, 0), (6, 2), (8, 0)]
     assert keeper.decided
-    assert in_force == (8, 0)
+    assert active == (8, 0)
     assert "shares [8, 0] with joint: 1000.0 ms" in told[0]
 
 

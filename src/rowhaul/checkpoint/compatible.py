@@ -9,9 +9,9 @@ import numpy.typing as npt
 import safetensors
 
 from rowhaul.checkpoint.layout import TableEntry
-from rowhaul.checkpoint.pruned import FACT
 from rowhaul.checkpoint.reader import CheckpointReader
 from rowhaul.errors import CheckpointError
+from rowhaul.pruning.row_files import FACT
 
 
 def check_compatible(sources: Sequence[CheckpointReader]) -> list[TableEntry]:

@@ -9,9 +9,9 @@ from typing import Any
 import safetensors
 
 from rowhaul.checkpoint.layout import TableEntry
-from rowhaul.checkpoint.pruned import FACT
 from rowhaul.checkpoint.reader import CheckpointReader
 from rowhaul.errors import CheckpointError
+from rowhaul.pruning.row_files import FACT
 
 Progress = Callable[[int, int], None]
 """Called with how much is done, and of how much."""

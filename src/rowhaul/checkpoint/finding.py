@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import safetensors
 
-from rowhaul.checkpoint.pruned import is_pruned
 from rowhaul.checkpoint.reader import CheckpointReader
+from rowhaul.pruning.row_files import is_pruned
 
 Int64s = npt.NDArray[np.int64]
 

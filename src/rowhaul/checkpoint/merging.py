@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.checkpoint.compatible import check_compatible, joined_key_kinds
-from rowhaul.checkpoint.pruned import FACT, kept_rows
 from rowhaul.checkpoint.reader import CheckpointReader
 from rowhaul.checkpoint.shard import Block
 from rowhaul.checkpoint.writer import CheckpointWriter
 from rowhaul.errors import CheckpointError
+from rowhaul.pruning.row_files import FACT, kept_rows
 
 Int64s = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint8]

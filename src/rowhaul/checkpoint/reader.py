@@ -15,8 +15,8 @@ import safetensors.torch
 from torch import Tensor
 
 from rowhaul.checkpoint.layout import FORMAT, MANIFEST_FILE, VERSION, TableEntry, checksum
-from rowhaul.checkpoint.pruned import is_pruned, whole_rows
 from rowhaul.errors import CheckpointError
+from rowhaul.pruning.row_files import is_pruned, whole_rows
 
 _ENTRIES = {"format", "version", "facts", "groups", "tables", "files"}
 
@@ -70,7 +70,7 @@ class CheckpointReader:
                 yield parts["keys"], np.concatenate(columns, axis=1)
 
     def pruned_rows(self, table: str) -> Iterator[dict[str, npt.NDArray[Any]]]:
-        """The rows of a pruned table as they were written, see `rowhaul.checkpoint.pruned`."""
+        """The rows of a pruned table as they were written, see `rowhaul.pruning.row_files`."""
         for name in self.tables[table].files:
             yield self.arrays(name)
 

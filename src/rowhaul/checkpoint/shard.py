@@ -18,8 +18,8 @@ from torch import Tensor
 
 from rowhaul._files import sync
 from rowhaul.checkpoint.layout import TableEntry, checksum
-from rowhaul.checkpoint.pruned import Arrays, joined
 from rowhaul.errors import CheckpointError
+from rowhaul.pruning.row_files import Arrays, joined
 
 Block = tuple[npt.NDArray[np.int64], npt.NDArray[Any]]
 FILE_BYTES = 64 << 20  # files of rows are cut at about this size
@@ -85,7 +85,7 @@ class ShardWriter:
     def pruned_table(
         self, name: str, blocks: Iterable[Arrays], columns: Arrays, dim: int, dtype: str
     ) -> None:
-        """Store a table's pruned rows as `rowhaul.checkpoint.pruned` has them, ``columns`` with each file."""
+        """Store a table's pruned rows as `rowhaul.pruning.row_files` has them, ``columns`` with each file."""
         prefix = f"rows-{len(self.written.tables):04d}-{self._label}"
         names: list[str] = []
         num_rows = 0

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from rowhaul._files import sync
 from rowhaul.checkpoint.layout import FORMAT, MANIFEST_FILE, VERSION, TableEntry, unfinished_folder
-from rowhaul.checkpoint.pruned import Arrays
 from rowhaul.checkpoint.shard import Block, Shard, ShardWriter
 from rowhaul.errors import CheckpointError
+from rowhaul.pruning.row_files import Arrays
 
 
 class CheckpointWriter:
@@ -63,7 +63,7 @@ class CheckpointWriter:
     def pruned_table(
         self, name: str, blocks: Iterable[Arrays], columns: Arrays, dim: int, dtype: str
     ) -> None:
-        """Store a table's pruned rows, see `rowhaul.checkpoint.pruned`."""
+        """Store a table's pruned rows, see `rowhaul.pruning.row_files`."""
         self._shard.pruned_table(name, blocks, columns, dim, dtype)
 
 

@@ -31,7 +31,7 @@ def cat(
     from rowhaul.checkpoint.opening import open_checkpoint
     from rowhaul.cli.ckpt_keys import check_raw
     from rowhaul.errors import ConfigError
-    from rowhaul.train.exporting import ids_of_tables
+    from rowhaul.export.export import ids_of_tables
 
     if raw:
         check_raw(keys)

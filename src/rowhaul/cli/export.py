@@ -24,7 +24,7 @@ def export(
     from rowhaul.checkpoint.opening import open_checkpoint
     from rowhaul.cli.progress import console, counting_bar, told_when_interrupted
     from rowhaul.cli.size_text import bytes_text, counted, plain_table
-    from rowhaul.train.exporting import export as export_checkpoint
+    from rowhaul.export.export import export as export_checkpoint
 
     reader = open_checkpoint(path)
     with told_when_interrupted("nothing was written"), counting_bar() as bar:

@@ -15,7 +15,7 @@ from rowhaul.errors import ConfigError
 
 if TYPE_CHECKING:
     from rowhaul.cluster import Cluster
-    from rowhaul.exchange.calibrate import LinkMeasurements
+    from rowhaul.transport.calibration import LinkMeasurements
 
 _LOCAL_RANKS = 2
 
@@ -48,10 +48,10 @@ def netcheck(
 
 def _check(interface: str | None, seconds_per_pair: float, as_json: bool) -> None:
     from rowhaul.cluster import gather_texts, join
-    from rowhaul.exchange.calibrate import measure_links
+    from rowhaul.transport.calibration import measure_links
 
     with join(colocated=True, interface=interface) as cluster:
-        texts = gather_texts(cluster, "netcheck", json.dumps(_whereabouts(cluster)))
+        texts = gather_texts(cluster, "netcheck", json.dumps(_row_locations(cluster)))
         ranks = [json.loads(text) for text in texts]
         links = _in_a_lane(
             cluster, lambda: measure_links(cluster.moves, cluster.control, seconds_per_pair=seconds_per_pair)
@@ -65,7 +65,7 @@ def _check(interface: str | None, seconds_per_pair: float, as_json: bool) -> Non
 
 def _in_a_lane(cluster: Cluster, call: Any) -> LinkMeasurements:
     """Measure in a thread, so that a rank that dies meanwhile is named and nothing hangs."""
-    from rowhaul.exchange.lanes import Lane
+    from rowhaul._threads import Lane
 
     lane = Lane("netcheck", cluster.failure)
     links: LinkMeasurements = lane.submit(call).wait()
@@ -73,7 +73,7 @@ def _in_a_lane(cluster: Cluster, call: Any) -> LinkMeasurements:
     return links
 
 
-def _whereabouts(cluster: Cluster) -> dict[str, Any]:
+def _row_locations(cluster: Cluster) -> dict[str, Any]:
     import psutil
 
     process = psutil.Process()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rowhaul._quantities import parse_bytes, parse_for_each, parse_number, parse_seconds
 from rowhaul.errors import ConfigError
 from rowhaul.optim import row_optimizer
 from rowhaul.schedule import CacheSettings, RowSizes, Topology
@@ -14,7 +15,6 @@ from rowhaul.schedule.dispatch.brute_force import MOST_ASSIGNMENTS, num_assignme
 from rowhaul.schedule.sync import make_sync
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.links import Links, parse_links
-from rowhaul.simulate.quantities import parse_bytes, parse_for_each, parse_number, parse_seconds
 
 FLOAT_BYTES = 4
 MAX_DIM = 65_536

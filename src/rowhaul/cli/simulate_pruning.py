@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from rowhaul.errors import ConfigError
-from rowhaul.exchange.chunks.layout import chunk_layout
-from rowhaul.exchange.chunks.simulated import SimulatedPruning
-from rowhaul.exchange.rows import TableLayout
 from rowhaul.optim import row_optimizer
+from rowhaul.pruning.config import parse_share
+from rowhaul.pruning.layout import chunk_layout
+from rowhaul.pruning.pool import PruneSettings
+from rowhaul.pruning.simulated import SimulatedPruning
+from rowhaul.runtime.row_memory import TableLayout
 from rowhaul.schedule import IdBatch, Scheduler, ScheduleSettings
 from rowhaul.simulate.measure import MakeScheduler
 from rowhaul.store import TableSpec
-from rowhaul.store.pruning import PruneSettings
-from rowhaul.train.prune_config import parse_share
 
 
 def prune(

@@ -10,10 +10,10 @@ import typer
 if TYPE_CHECKING:
     from rowhaul.data.samples import Samples
     from rowhaul.data.schema import Schema
+    from rowhaul.sizing.model import ModelSize
+    from rowhaul.sizing.row_counts import RowCounts
+    from rowhaul.sizing.sizing import Run
     from rowhaul.train import TrainConfig
-    from rowhaul.train.sizing import Run
-    from rowhaul.train.sizing_count import RowCounts
-    from rowhaul.train.sizing_model import ModelSize
 
 EXIT_TOO_LARGE = 1
 
@@ -67,7 +67,7 @@ def size(
     from rowhaul.cli.size_report import print_json, print_report
     from rowhaul.cli.train import read_config
     from rowhaul.data.files import find_schema
-    from rowhaul.train.sizing_fit import suggestions
+    from rowhaul.sizing.fit import suggestions
 
     given = {name: value for name, value in flags.items() if value is not None}
     run_config = read_config(config, given, settings, None)
@@ -90,9 +90,9 @@ def machine_memory(given: str | None) -> int:
     """Bytes that a machine has: as given, or this one's, or what its container grants."""
     import psutil
 
+    from rowhaul._quantities import parse_bytes
     from rowhaul.cli.checks import _container_memory_limit
     from rowhaul.errors import ConfigError
-    from rowhaul.simulate.quantities import parse_bytes
 
     if given is not None:
         asked = parse_bytes(given, "--memory")
@@ -121,7 +121,7 @@ def _count(
     data: list[str], schema: Schema, config: TrainConfig, sample: int | None, quiet: bool
 ) -> RowCounts:
     from rowhaul.cli.progress import counting_bar, told_when_interrupted
-    from rowhaul.train.sizing_count import count_rows
+    from rowhaul.sizing.row_counts import count_rows
 
     bar = counting_bar()
     bar.disable = quiet
@@ -148,8 +148,8 @@ def describe_run(
     import psutil
 
     from rowhaul.data.stream import SampleStream
-    from rowhaul.train.sizing import Run
-    from rowhaul.train.sizing_model import TRIED_SAMPLES, measure_model
+    from rowhaul.sizing.model import TRIED_SAMPLES, measure_model
+    from rowhaul.sizing.sizing import Run
 
     size = max(config.batch_size, TRIED_SAMPLES)
     batch = next(iter(SampleStream(data, schema, size, limit=size, require_label=False)))

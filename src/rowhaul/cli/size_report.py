@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rowhaul.train.sizing import Run, SizeEstimate
-    from rowhaul.train.sizing_count import RowCounts
-    from rowhaul.train.sizing_fit import Suggestion
-    from rowhaul.train.sizing_ranks import RankSize
+    from rowhaul.sizing.fit import Suggestion
+    from rowhaul.sizing.ranks import RankSize
+    from rowhaul.sizing.row_counts import RowCounts
+    from rowhaul.sizing.sizing import Run, SizeEstimate
 
 _NO_WAY = (
     "No single change would do: take machines with more memory, or combine a smaller embedding_dim, a row "
@@ -27,7 +27,7 @@ def print_json(
 
     import typer
 
-    from rowhaul.train.sizing_count import ERROR
+    from rowhaul.sizing.row_counts import ERROR
 
     found: dict[str, Any] = {
         "fits": estimate.needed <= memory,
@@ -120,7 +120,7 @@ def _what_is_kept(run: Run) -> list[str]:
 
 
 def _how_counted(counts: RowCounts) -> str:
-    from rowhaul.train.sizing_count import ERROR
+    from rowhaul.sizing.row_counts import ERROR
 
     accuracy = f"counted to about {2 * ERROR:.1%} (two standard errors)"
     if not counts.is_sample:

@@ -17,9 +17,9 @@ from rowhaul.errors import ConfigError
 
 if TYPE_CHECKING:
     from rowhaul.data.schema import Schema
+    from rowhaul.pruning.comparison import PrunedTrained
     from rowhaul.train import TrainConfig
-    from rowhaul.train.distributed.comparison_pruned import PrunedTrained
-    from rowhaul.train.distributed.verify import Recorded
+    from rowhaul.verify.verify import Recorded
 
 _WORKERS, _PRECISION = 2, "float64"
 _NOT_EXACT = 1  # exit code
@@ -110,7 +110,7 @@ class _Task:
         import torch
 
         from rowhaul.cli.ranks import launch_ranks
-        from rowhaul.train.distributed.verify import open_stream
+        from rowhaul.verify.verify import open_stream
 
         torch.set_num_threads(1)
         open_stream(self.config, self.schema, self.data)  # what is wrong with the data is told once
@@ -123,7 +123,7 @@ class _Task:
         from rowhaul._environment import keep_freed_memory
         from rowhaul.cli.progress import StopOnSignal
         from rowhaul.cli.ranks import is_first_rank
-        from rowhaul.train.distributed.verify import train_and_record
+        from rowhaul.verify.verify import train_and_record
 
         keep_freed_memory()
         compares = is_first_rank() and records is None
@@ -138,11 +138,11 @@ class _Task:
 
     def _compare(self, folder: Path) -> bool:
         from rowhaul.cli.verify_report import print_report
-        from rowhaul.train.distributed.comparison import compare
-        from rowhaul.train.distributed.comparison_pruned import PrunedTrained
+        from rowhaul.pruning.comparison import PrunedTrained
         from rowhaul.train.distributed.training import layout_of, only_collection
-        from rowhaul.train.distributed.verify import Recorded, train_alone
         from rowhaul.train.trainer import make_model
+        from rowhaul.verify.comparison import compare
+        from rowhaul.verify.verify import Recorded, train_alone
 
         layout = layout_of(only_collection(make_model(self.config, self.schema)))
         recorded = Recorded.read(folder, layout)
@@ -160,8 +160,8 @@ class _Task:
 
     def _compare_pruned(self, recorded: Recorded, trained: PrunedTrained) -> bool:
         from rowhaul.cli.verify_report import print_pruned_report
-        from rowhaul.train.distributed.comparison_pruned import PrunedTrained, compare_pruned
-        from rowhaul.train.distributed.verify import train_alone
+        from rowhaul.pruning.comparison import PrunedTrained, compare_pruned
+        from rowhaul.verify.verify import train_alone
 
         compared = []
         for title, workers in (("one process", None), ("one process, same parts", recorded.workers)):
@@ -180,7 +180,7 @@ class _Task:
     def _bar(self, title: str, is_shown: bool = True) -> Iterator[Any]:
         """A bar over the steps; gives what is to be told of each."""
         from rowhaul.cli.progress import counting_bar
-        from rowhaul.train.distributed.verify import open_stream
+        from rowhaul.verify.verify import open_stream
 
         if not is_shown:
             yield lambda steps: None

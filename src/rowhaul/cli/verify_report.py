@@ -9,10 +9,10 @@ from rich.table import Table
 from rowhaul.cli.progress import console
 
 if TYPE_CHECKING:
+    from rowhaul.pruning.comparison import PrunedComparison
     from rowhaul.train import TrainConfig
-    from rowhaul.train.distributed.comparison import Comparison, Difference
-    from rowhaul.train.distributed.comparison_pruned import PrunedComparison
-    from rowhaul.train.distributed.verify import Recorded
+    from rowhaul.verify.comparison import Comparison, Difference
+    from rowhaul.verify.verify import Recorded
 
 
 def print_report(

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from types import TracebackType
 
+from rowhaul._threads import Failure
 from rowhaul.cluster.groups import Groups
 from rowhaul.cluster.heartbeat import Heartbeat
 from rowhaul.cluster.interface import Interface
@@ -14,10 +15,9 @@ from rowhaul.cluster.place import Place, roles_of
 from rowhaul.cluster.rendezvous import PrefixStore, Store
 from rowhaul.cluster.roll_call import Member
 from rowhaul.errors import ClusterError
-from rowhaul.exchange.lanes import Failure
-from rowhaul.exchange.links import RankCollective, RankLinks
-from rowhaul.exchange.transport import Collective, KeyValueStore, Links
 from rowhaul.schedule.topology import Topology
+from rowhaul.transport.base import Collective, KeyValueStore, Links
+from rowhaul.transport.collectives import RankCollective, RankLinks
 
 
 class Cluster:

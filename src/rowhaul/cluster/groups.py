@@ -19,9 +19,9 @@ from rowhaul.cluster.interface import bound_to
 from rowhaul.cluster.rendezvous import Store
 from rowhaul.cluster.waiting import within
 from rowhaul.errors import ClusterError
-from rowhaul.exchange.gloo import Pairs
-from rowhaul.exchange.links import connect_pairs
 from rowhaul.schedule.topology import Topology
+from rowhaul.transport.collectives import connect_pairs
+from rowhaul.transport.gloo import Pairs
 
 # Waiting for another rank is not an error, however long it computes; the heartbeat tells when it is gone.
 _OPERATION = timedelta(days=7)

@@ -18,12 +18,12 @@ from typing import Any
 
 from torch.distributed import DistError
 
+from rowhaul._threads import Failure
 from rowhaul.cluster.rendezvous import Store
 from rowhaul.cluster.roll_call import beat_key
 from rowhaul.cluster.waiting import ranks_text
 from rowhaul.errors import ClusterError, RankLostError
-from rowhaul.exchange.lanes import Failure
-from rowhaul.exchange.transport import LinkError
+from rowhaul.transport.base import LinkError
 
 _MAX_WORDS = 2000  # characters of last words
 

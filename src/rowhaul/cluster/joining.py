@@ -13,6 +13,7 @@ from datetime import timedelta
 
 from torch.distributed import DistError
 
+from rowhaul._threads import Failure
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.groups import form_groups
 from rowhaul.cluster.heartbeat import Heartbeat
@@ -22,9 +23,8 @@ from rowhaul.cluster.rendezvous import PrefixStore, Store, connect, keep_store, 
 from rowhaul.cluster.roll_call import PREFIX, Member, Roster, call_the_roll
 from rowhaul.cluster.waiting import within
 from rowhaul.errors import ClusterError
-from rowhaul.exchange.lanes import Failure
-from rowhaul.exchange.local import host_id
 from rowhaul.schedule.topology import Topology
+from rowhaul.transport.local_sockets import host_id
 
 _log = logging.getLogger(__name__)
 

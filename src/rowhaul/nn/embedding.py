@@ -20,11 +20,11 @@ from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.nn.config import EmbeddingBagConfig
 from rowhaul.nn.jagged import KeyedJaggedTensor, KeyedTensor, as_keyed_jagged
 from rowhaul.nn.pooled import FeatureGroup, PooledRead, PoolRows, is_worth_threads
-from rowhaul.nn.pruned import CollectionPruning, make_pruned_groups
-from rowhaul.nn.pruned_state import load_state, names_of_state, state_of
 from rowhaul.nn.threads import run_all
 from rowhaul.optim import Adagrad, RowOptimizerRule
-from rowhaul.store.pruning import PruneSettings
+from rowhaul.pruning.pool import PruneSettings
+from rowhaul.pruning.pool.collection import CollectionPruning, make_pruned_groups
+from rowhaul.pruning.pool.state import load_state, names_of_state, state_of
 from rowhaul.store.tables import ON_UNKNOWN
 
 

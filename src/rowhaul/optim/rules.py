@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import ConfigError
-from rowhaul.optim import kernels
+from rowhaul.optim import step_kernels as kernels
 
 
 class RecordMemory(Protocol):

@@ -14,7 +14,7 @@ from rowhaul.schedule.scheduler import Scheduler
 from rowhaul.schedule.settings import CacheSettings, HotRows, ScheduleSettings
 from rowhaul.schedule.sizes import RowSizes, link_prices
 from rowhaul.schedule.topology import Topology, home_of, homes_of
-from rowhaul.schedule.transport import transport
+from rowhaul.schedule.transportation import transport
 
 __all__ = [
     "CacheSettings",

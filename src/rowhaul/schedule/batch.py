@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rowhaul.errors import DataError
 from rowhaul.schedule.digest import digest
-from rowhaul.schedule.kernels import least_most_and_sum, to_sample_major
+from rowhaul.schedule.id_kernels import least_most_and_sum, to_sample_major
 
 
 @dataclass(frozen=True)

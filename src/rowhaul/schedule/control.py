@@ -24,10 +24,10 @@ Value = str | int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class ControlRecord:
-    """A numbered decision: from iteration ``in_force`` on, ``name`` has this value."""
+    """A numbered decision: from iteration ``active`` on, ``name`` has this value."""
 
     number: int
-    in_force: int
+    active: int
     name: str
     value: Value
 
@@ -65,10 +65,10 @@ class ControlLog:
         """Take a record in; they must arrive in order, each once, before they are in force."""
         if record.number != self._next_number:
             raise ConfigError(f"control record {self._next_number} was due, but {record.number} came")
-        if record.in_force < next_iteration:
+        if record.active < next_iteration:
             raise ConfigError(
                 f"control record {record.number} came too late: it is in force from iteration "
-                f"{record.in_force} on, but {next_iteration} is planned next"
+                f"{record.active} on, but {next_iteration} is planned next"
             )
         self._next_number += 1
         self.waiting.append(record)
@@ -76,18 +76,18 @@ class ControlLog:
     def due(self, iteration: int) -> list[ControlRecord]:
         """The records that take effect with this iteration."""
         due = []
-        while self.waiting and self.waiting[0].in_force <= iteration:
+        while self.waiting and self.waiting[0].active <= iteration:
             due.append(self.waiting.popleft())
         return due
 
     def export(self) -> Arrays:
         """The records that wait, and the number of the next one, as plain arrays."""
-        waiting = [[one.number, one.in_force, one.name, one.value] for one in self.waiting]
+        waiting = [[one.number, one.active, one.name, one.value] for one in self.waiting]
         return {"waiting": text_array(json.dumps(waiting)), "next_number": np.array([self._next_number])}
 
     def restore(self, saved: Saved) -> None:
         """Wait for what was waited for where `export` was called; nothing may have been added here yet."""
-        for number, in_force, name, value in json.loads(saved.text("waiting")):
+        for number, active, name, value in json.loads(saved.text("waiting")):
             value = tuple(value) if isinstance(value, list) else value
-            self.waiting.append(ControlRecord(number, in_force, name, value))
+            self.waiting.append(ControlRecord(number, active, name, value))
         self._next_number = saved.number("next_number")

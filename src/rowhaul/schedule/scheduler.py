@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import ConfigError, DataError
+from rowhaul.schedule.active_controls import ActiveControls
 from rowhaul.schedule.batch import IdBatch
 from rowhaul.schedule.caches import Caches
 from rowhaul.schedule.control import ControlRecord, Value
 from rowhaul.schedule.directory import Directory, LocatedBatch, State
-from rowhaul.schedule.directory.kernels import link_uses
+from rowhaul.schedule.directory.slot_kernels import link_uses
 from rowhaul.schedule.dispatching import Dispatching
 from rowhaul.schedule.growing import extended
-from rowhaul.schedule.in_force import InForce
 from rowhaul.schedule.lifetimes import Forgotten, Lifetimes
 from rowhaul.schedule.masks import trainers_of
 from rowhaul.schedule.origin import check_origin, check_window, origin
@@ -34,7 +34,7 @@ from rowhaul.schedule.saved import Arrays, Saved, named
 from rowhaul.schedule.settings import HotRows, ScheduleSettings
 from rowhaul.schedule.sizes import RowSizes
 from rowhaul.schedule.sync import Step, Wiring, make_exchange
-from rowhaul.schedule.sync.kernels import take_up
+from rowhaul.schedule.sync.move_kernels import take_up
 
 NO_EVICTIONS = np.zeros(0, np.int16), np.zeros(0, np.int32)
 
@@ -67,14 +67,14 @@ class Scheduler:
         self._samples_planned = 0
         self._failed = False
         self._leaving = NO_EVICTIONS[1]  # slots that may not be needed any more
-        self._in_force = InForce(settings)
+        self._active = ActiveControls(settings)
         mode = settings.sync_mode
         self._wiring = Wiring(topology, sizes, settings.look_ahead)
         self._exchange = make_exchange(mode, self._wiring)
         self._slot_bytes: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # record bytes of each slot
         self._lifetimes = Lifetimes(settings.row_policies)
         self._directory = Directory(first_touch=settings.first_touch, lifetimes=self._lifetimes)
-        self._dispatching = Dispatching(settings, self._directory, self._in_force)
+        self._dispatching = Dispatching(settings, self._directory, self._active)
         self._caches = (
             Caches(
                 settings.cache.capacities(topology.num_workers), settings.cache.unit, settings.cache.policy
@@ -102,11 +102,11 @@ class Scheduler:
 
     def post(self, name: str, value: Value) -> ControlRecord:
         """Decide a control record now, after the last plan; it is in force two iterations later."""
-        return self._in_force.post(name, value, next_iteration=self.iteration)
+        return self._active.post(name, value, next_iteration=self.iteration)
 
     def receive(self, record: ControlRecord) -> None:
         """Take a control record that another rank has posted; one that is refused changes nothing."""
-        self._in_force.receive(record, next_iteration=self.iteration)
+        self._active.receive(record, next_iteration=self.iteration)
 
     def plan(self) -> Plan:
         """Decide the next iteration; call `fill` before."""
@@ -115,7 +115,7 @@ class Scheduler:
         if not self._window:
             raise DataError("there is no batch to plan: fill() was not called, or said that all are planned")
         self._failed = True  # unless this one succeeds: half of an iteration may have been carried out
-        controls = self._in_force.advance(self.iteration)
+        controls = self._active.advance(self.iteration)
         batch = self._window.popleft()
         num_admitted = self._directory.admit(batch)
         self._dispatching.learn(self.iteration, self._samples_planned)
@@ -142,7 +142,7 @@ class Scheduler:
         if self.iteration > 0:
             raise ConfigError(f"a scheduler cannot begin anew: it has made {self.iteration} plans")
         self.iteration = self._first = iteration
-        self._in_force.go_on_at(next_record)
+        self._active.go_on_at(next_record)
 
     def mark_trained(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> None:
         """Before the first plan: these rows have been trained before; they are at home, and admitted.
@@ -179,7 +179,7 @@ class Scheduler:
         """Between two plans: from now on these rows, and no others, are replicated.
 
         Whoever carries plans out brings the rows there; those that enter are admitted, those that leave are
-        at home afterwards. See `rowhaul.exchange.replacing`.
+        at home afterwards. See `rowhaul.runtime.hot_set`.
         """
         if self._failed or self.settings.sync_mode.name == "bounded":
             raise ConfigError(
@@ -225,7 +225,7 @@ class Scheduler:
     def come_home(self) -> None:
         """Between two plans: all rows are at home from now on, and no cache holds any.
 
-        Whoever carries plans out has brought them there: see `rowhaul.exchange.chunks.homecoming`.
+        Whoever carries plans out has brought them there: see `rowhaul.pruning.cluster.homecoming`.
         """
         slots = self._directory.held_rows()
         self._drop(slots, self.iteration - 1)
@@ -247,7 +247,7 @@ class Scheduler:
             **named("rows", rows),
             **named("caches", self._caches.export(slots) if self._caches is not None else {}),
             **named("exchange", self._exchange.export(slots)),
-            **named("in_force", self._in_force.export()),
+            **named("in_force", self._active.export()),
             **named("lifetimes", self._lifetimes.export()),
         }
 
@@ -273,7 +273,7 @@ class Scheduler:
         if self._caches is not None:
             self._caches.restore(saved.part("caches"), slots, self._slot_bytes)
         self._exchange.restore(saved.part("exchange"), slots)
-        self._in_force.restore(saved.part("in_force"))
+        self._active.restore(saved.part("in_force"))
         self._lifetimes.restore(saved.part("lifetimes"))
         self._first = self.iteration
         self.fill()
@@ -320,12 +320,12 @@ class Scheduler:
         controls: tuple[ControlRecord, ...],
         num_admitted: int,
     ) -> Plan:
-        """Turn an assignment into moves, evictions and the states after the iteration."""
+        """Phase an assignment into moves, evictions and the states after the iteration."""
         slots = self._directory.slots
         trainers = trainers_of(batch.offsets, batch.rows, worker, len(batch.slots))
         cached, by, current, uncached, fresh, most_moves = take_up(
             slots,
-            self._directory.appearances if self._in_force.learner is not None else NO_EVICTIONS[1],
+            self._directory.appearances if self._active.learner is not None else NO_EVICTIONS[1],
             batch.slots,
             batch.next_use,
             batch.occurrences,

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import ConfigError, DataError
-from rowhaul.schedule.kernels import home_shard, home_shards
+from rowhaul.schedule.id_kernels import home_shard, home_shards
 
 MAX_WORKERS = 64  # a set of workers is one 64-bit mask
 

@@ -1,7 +1,7 @@
 """How long the iterations of a schedule would take: the time model.
 
 A `Clock` is shown plan after plan and answers with seconds. It follows what the runtime does, turn by
-turn (`rowhaul.schedule.turns`), on links that are fluid (`rowhaul.simulate.timeline`); what it assumes
+turn (`rowhaul.schedule.phases`), on links that are fluid (`rowhaul.simulate.timeline`); what it assumes
 is written in `ASSUMPTIONS`, which every table and report of the simulator repeats. In short:
 
     late first -> late second -> compute -> sum of dense gradients -> after -> next iteration
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from rowhaul.errors import ConfigError
+from rowhaul.schedule.phases import Phase, phases_of
 from rowhaul.schedule.plan import Plan
-from rowhaul.schedule.turns import Turn, turns_of
-from rowhaul.simulate.evening import EvenOut
 from rowhaul.simulate.links import Floats, Links
+from rowhaul.simulate.smoothing import EvenOut
 from rowhaul.simulate.sums import Sums
 from rowhaul.simulate.timeline import Messages, Network, Timeline
 
@@ -116,7 +116,7 @@ class _Iteration:
 
 
 class Clock:
-    """Turns plans, shown in order, into seconds.
+    """Phases plans, shown in order, into seconds.
 
     An iteration's time is known once the next plan has shown what travels early beside it, so
     `observe` answers for the iteration before, and `finish` for the last.
@@ -138,11 +138,12 @@ class Clock:
 
     def observe(self, plan: Plan) -> float | None:
         """Seconds of the iteration before this plan's, or None before the first."""
-        moves, turns = plan.moves, turns_of(plan).moves
+        moves, phases = plan.moves, phases_of(plan).moves
         pair = moves.source.astype(np.int64) * self._num_ranks + moves.target
         num_bytes = moves.num_bytes.astype(np.float64)
         first, second, late_first, late_second, after = (
-            Messages.between(pair[turns == turn], num_bytes[turns == turn], self._num_ranks) for turn in Turn
+            Messages.between(pair[phases == phase], num_bytes[phases == phase], self._num_ranks)
+            for phase in Phase
         )
         nothing, previous = Messages.none(), None
         before = (nothing, nothing)
@@ -150,7 +151,7 @@ class Clock:
             before = (first, second)
         else:
             if self._even_out:
-                first, second = self._even_out.left(moves, turns)
+                first, second = self._even_out.left(moves, phases)
             previous, timeline = self._close(self._open, (first, second))
             if self._even_out:
                 self._even_out.add(self._open.number, self._room(previous, timeline))
@@ -213,6 +214,6 @@ class Clock:
     def _ready(self, timeline: Timeline) -> Floats:
         """When each rank has the rows of the iteration."""
         begin = np.zeros(self._num_ranks)
-        for turn in (*_BEFORE, *_LATE):
-            begin = timeline.arrivals(turn, begin)
+        for phase in (*_BEFORE, *_LATE):
+            begin = timeline.arrivals(phase, begin)
         return begin

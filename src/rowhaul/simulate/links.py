@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul._quantities import parse_for_each, parse_seconds, parse_speed
 from rowhaul.errors import ConfigError
 from rowhaul.schedule.topology import Topology
-from rowhaul.simulate.quantities import parse_for_each, parse_seconds, parse_speed
 
 MOST_UNEQUAL = 1_000_000  # as far apart as the speeds of links may be: costs are counted in whole numbers
 

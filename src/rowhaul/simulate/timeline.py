@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.simulate.kernels import finish_times
+from rowhaul.simulate.link_times import finish_times
 from rowhaul.simulate.links import Floats, Links
 
 Integers = npt.NDArray[np.int64]
@@ -90,16 +90,16 @@ class Timeline:
         turns: what travels in each, and where.
     """
 
-    def __init__(self, turns: Sequence[tuple[Messages, Network]]) -> None:
-        bounds = np.cumsum([0, *(len(messages) for messages, _ in turns)]).tolist()
-        self._turns = [slice(begin, end) for begin, end in pairwise(bounds)]
-        self._source = np.concatenate([messages.source for messages, _ in turns])
-        self._target = np.concatenate([messages.target for messages, _ in turns])
+    def __init__(self, phases: Sequence[tuple[Messages, Network]]) -> None:
+        bounds = np.cumsum([0, *(len(messages) for messages, _ in phases)]).tolist()
+        self._phases = [slice(begin, end) for begin, end in pairwise(bounds)]
+        self._source = np.concatenate([messages.source for messages, _ in phases])
+        self._target = np.concatenate([messages.target for messages, _ in phases])
         self._ends = (
-            _Ends.joined([network.senders(messages) for messages, network in turns]),
-            _Ends.joined([network.receivers(messages) for messages, network in turns]),
+            _Ends.joined([network.senders(messages) for messages, network in phases]),
+            _Ends.joined([network.receivers(messages) for messages, network in phases]),
         )
-        self._num_links = max(network.end for _, network in turns)
+        self._num_links = max(network.end for _, network in phases)
         self._start = np.full(bounds[-1], np.inf)
 
     def solve(self, end: Callable[[], float]) -> float:
@@ -114,9 +114,9 @@ class Timeline:
             if np.array_equal(before, self._start):
                 return seconds
 
-    def arrivals(self, turn: int, begin: Floats) -> Floats:
+    def arrivals(self, phase: int, begin: Floats) -> Floats:
         """When each rank has all that it receives in a turn, if it comes to the turn at ``begin``."""
-        here = self._turns[turn]
+        here = self._phases[phase]
         if here.start == here.stop:
             return begin
         target = self._target[here]
@@ -129,10 +129,10 @@ class Timeline:
             np.maximum.at(arrived, target, finish[here] + ends.other_latency[here])
         return arrived
 
-    def busy_seconds(self, turns: Iterable[int]) -> Floats:
+    def busy_seconds(self, phases: Iterable[int]) -> Floats:
         """How long each link is at work for some turns."""
         busy = np.zeros(self._num_links)
-        for here in (self._turns[turn] for turn in turns):
+        for here in (self._phases[phase] for phase in phases):
             for ends in self._ends:
                 np.add.at(busy, ends.link[here], ends.seconds[here])
         return busy

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from rowhaul.store.tables import Lookup, TableGroup, TableSpec
 
 if TYPE_CHECKING:
-    from rowhaul.store.database import EmbeddingDatabase
+    from rowhaul.database import EmbeddingDatabase
 
 __all__ = ["EmbeddingDatabase", "Lookup", "TableGroup", "TableSpec"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "EmbeddingDatabase":
-        from rowhaul.store.database import EmbeddingDatabase
+        from rowhaul.database import EmbeddingDatabase
 
         return EmbeddingDatabase
     raise AttributeError(f"module 'rowhaul.store' has no attribute {name!r}")

@@ -70,14 +70,14 @@ class KeyIndex:
     def __init__(self, num_tables: int) -> None:
         self.num_tables = num_tables
         self._memory = ShardMemory(num_tables)
-        self._turns = itertools.count()
+        self._phases = itertools.count()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"num_tables": self.num_tables, "_memory": self._memory}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._turns = itertools.count()
+        self._phases = itertools.count()
 
     @property
     def num_keys(self) -> Int64s:
@@ -241,7 +241,7 @@ class KeyIndex:
             while self._make_room(grouped):  # all of it first: later there is nothing to fail
                 grouped = self._group(keys, starts, positions)
         # Batches that begin with different shards do not wait for each other at the first.
-        begin = next(self._turns) * 5 % max(1, len(grouped.pending))
+        begin = next(self._phases) * 5 % max(1, len(grouped.pending))
         pending = np.concatenate([grouped.pending[begin:], grouped.pending[:begin]])
         attempt = 0
         while len(pending):

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from rowhaul.store.arena import RecordArena
 from rowhaul.store.index import Int64s, KeyIndex
-from rowhaul.store.kernels import gather_bytes, scatter_bytes
+from rowhaul.store.record_kernels import gather_bytes, scatter_bytes
 
 Tables = npt.NDArray[np.int64]  # position of each row's table in its group
 
@@ -56,8 +56,8 @@ class KeyedRecords(Protocol):
         ...
 
 
-class Shelf:
-    """Vectors of one length by (table, key): gradients that wait for their step."""
+class KeyedVectors:
+    """Vectors of one length by (table, key)."""
 
     def __init__(self, num_tables: int, width: int, dtype: npt.DTypeLike) -> None:
         self.index = KeyIndex(num_tables)

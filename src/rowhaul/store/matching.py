@@ -13,7 +13,7 @@ import numpy.typing as npt
 from numba import int64
 
 from rowhaul._kernels import kernel
-from rowhaul.store.kernels import mix
+from rowhaul.store.record_kernels import mix
 from rowhaul.store.tables import Lookup
 
 Int64s = npt.NDArray[np.int64]

@@ -19,8 +19,8 @@ from rowhaul.errors import UnknownKeyError
 from rowhaul.optim import RecordMemory, RowOptimizerRule
 from rowhaul.store.arena import OutOfMemoryError, RecordArena
 from rowhaul.store.index import Int64s, KeyIndex
-from rowhaul.store.kernels import deduplicate, write_initial
 from rowhaul.store.keyed import locate_or_add
+from rowhaul.store.record_kernels import deduplicate, write_initial
 
 _BLOCK_ROWS = 1 << 16  # rows copied at a time when a table is read whole
 ON_UNKNOWN = ("init", "default", "error")

@@ -1,7 +1,7 @@
 """The training loop, evaluation and metrics."""
 
+from rowhaul.export.reader import ExportReader
 from rowhaul.train.config import TrainConfig
-from rowhaul.train.exported import ExportReader
 from rowhaul.train.loading import load_trained
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
 from rowhaul.train.run import RunResult, train_run

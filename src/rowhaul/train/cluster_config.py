@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rowhaul._quantities import parse_bytes, parse_number
 from rowhaul.errors import ConfigError
 from rowhaul.schedule import (
     CacheSettings,
@@ -20,7 +21,6 @@ from rowhaul.schedule.dispatch import make_dispatcher
 from rowhaul.schedule.settings import check_shares
 from rowhaul.schedule.sync import make_sync
 from rowhaul.simulate.links import parse_links
-from rowhaul.simulate.quantities import parse_bytes, parse_number
 
 DATA_FROM = ("every_host", "rank0")
 AUTO = "auto"

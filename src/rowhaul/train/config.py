@@ -16,10 +16,10 @@ from rowhaul._files import write_text
 from rowhaul.errors import ConfigError
 from rowhaul.nn.exactness import refuse_clipping, refuse_scaler
 from rowhaul.optim import RowOptimizerRule, row_optimizer
+from rowhaul.pruning.config import UNPRUNED, PruneConfig, check_cluster
 from rowhaul.schedule.lifetimes.policy import DEFAULT, RowPolicy, check_policies, policies_by_table
 from rowhaul.store.tables import ON_UNKNOWN
 from rowhaul.train.cluster_config import ONE_PROCESS, ClusterConfig
-from rowhaul.train.prune_config import UNPRUNED, PruneConfig, check_cluster
 
 PRECISIONS = ("float32", "float64")
 DECAYS = ("constant", "linear", "cosine")

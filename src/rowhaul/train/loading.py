@@ -9,15 +9,15 @@ import numpy as np
 import torch
 
 from rowhaul.checkpoint import latest_checkpoint
-from rowhaul.checkpoint.pruned_files import PrunedLayout
 from rowhaul.data.schema import SCHEMA_FILE, Schema
 from rowhaul.errors import CheckpointError
-from rowhaul.nn.pruned import CollectionPruning
-from rowhaul.nn.pruned_state import PRUNER_PARTS, Arrays, load_pruners, load_rows
+from rowhaul.export.manifest import MANIFEST_FILE
+from rowhaul.export.reader import ExportReader
+from rowhaul.pruning.plain_files import PrunedLayout
+from rowhaul.pruning.pool.collection import CollectionPruning
+from rowhaul.pruning.pool.state import PRUNER_PARTS, Arrays, load_pruners, load_rows
 from rowhaul.train import snapshot
 from rowhaul.train.config import TrainConfig
-from rowhaul.train.exported import ExportReader
-from rowhaul.train.exporting_manifest import MANIFEST_FILE
 from rowhaul.train.run import CHECKPOINTS, CONFIG_FILE
 from rowhaul.train.trainer import Trainer
 

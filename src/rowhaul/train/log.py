@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from rowhaul._files import write_text
-from rowhaul.store.pruning.report import PruneReport
+from rowhaul.pruning.report import PruneReport
 from rowhaul.train.metrics import MetricValues
 
 METRICS_FILE = "metrics.jsonl"

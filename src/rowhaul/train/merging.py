@@ -19,16 +19,16 @@ from rowhaul.checkpoint import CheckpointReader, CheckpointWriter, TableEntry
 from rowhaul.checkpoint import merging as whole
 from rowhaul.checkpoint.compatible import check_compatible, stored_columns
 from rowhaul.checkpoint.merging import KEYS_IN_MEMORY, Counter, Merged, Progress, TableMerge
-from rowhaul.checkpoint.pruned import FACT, kept_rows
 from rowhaul.errors import CheckpointError
-from rowhaul.exchange.chunks.ledger import decayed
 from rowhaul.optim import row_optimizer
-from rowhaul.store.pruning import ChunkPool, PruneSettings
-from rowhaul.store.pruning.counter import DistinctCounter
-from rowhaul.store.pruning.decision import Room
-from rowhaul.store.pruning.lookups import decay_powers
-from rowhaul.store.pruning.pool import ChunkArena
-from rowhaul.store.pruning.room import Sizes, room_for
+from rowhaul.pruning.cluster.utility_log import decayed
+from rowhaul.pruning.decision import Room
+from rowhaul.pruning.distinct_counter import DistinctCounter
+from rowhaul.pruning.pool import ChunkPool, PruneSettings
+from rowhaul.pruning.pool.lookups import decay_powers
+from rowhaul.pruning.pool.pool import ChunkArena
+from rowhaul.pruning.room import Sizes, room_for
+from rowhaul.pruning.row_files import FACT, kept_rows
 
 Arrays = dict[str, npt.NDArray[Any]]
 

@@ -26,8 +26,8 @@ from rowhaul.checkpoint.layout import finished_checkpoints, remove_unfinished, s
 from rowhaul.data.schema import SCHEMA_FILE, Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ConfigError
+from rowhaul.pruning.report import PruneReport
 from rowhaul.schedule.row_counts import RowCounts
-from rowhaul.store.pruning.report import PruneReport
 from rowhaul.train import snapshot
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.log import RunLog

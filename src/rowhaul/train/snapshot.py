@@ -11,9 +11,10 @@ from torch import Tensor
 from rowhaul.checkpoint import CheckpointReader, CheckpointWriter
 from rowhaul.errors import CheckpointError
 from rowhaul.nn import EmbeddingBagCollection
+from rowhaul.pruning import checkpoint as saved_pruning
 from rowhaul.schedule.saved import Saved
-from rowhaul.train import saved_lifetimes, saved_pruning
-from rowhaul.train.row_keeper import RowKeeper
+from rowhaul.train import saved_lifetimes
+from rowhaul.train.row_lifecycle import RowLifecycle
 from rowhaul.train.saved_lifetimes import Tensors
 from rowhaul.train.trainer import Trainer
 
@@ -86,7 +87,7 @@ def restore(trainer: Trainer, path: str | Path) -> CheckpointReader:
     restore_dense(trainer, reader)
     load_rows(trainer.collection, reader)
     if trainer.keeper is not None:
-        trainer.keeper = RowKeeper(trainer.collection, trainer.policies)
+        trainer.keeper = RowLifecycle(trainer.collection, trainer.policies)
         known = saved_lifetimes.read(reader, _table_names(trainer.collection))
         if known is not None:
             trainer.keeper.lifetimes.restore(Saved(known))

@@ -18,7 +18,7 @@ from rowhaul.nn import Batch, EmbeddingBagCollection, EmbeddingBagConfig, RowOpt
 from rowhaul.nn.models import RecommendationModel, build_model
 from rowhaul.train.config import RateSchedule, TrainConfig
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
-from rowhaul.train.row_keeper import RowKeeper
+from rowhaul.train.row_lifecycle import RowLifecycle
 
 Progress = Callable[[int, int], None]
 """Called with the samples done and all there are."""
@@ -48,9 +48,9 @@ class Trainer:
         self.total_steps = 0  # when known, what the learning rates decay towards
         self.key_kinds: dict[str, str] = {}  # "integer" or "text", as trained on
         self.policies = config.row_policies([one.name for one in self.collection.embedding_bag_configs()])
-        self.keeper: RowKeeper | None = None  # of rows that come and go, where tables have policies
+        self.keeper: RowLifecycle | None = None  # of rows that come and go, where tables have policies
         if not all(one.keeps_all for one in self.policies):
-            self.keeper = RowKeeper(self.collection, self.policies)
+            self.keeper = RowLifecycle(self.collection, self.policies)
 
     @property
     def collection(self) -> EmbeddingBagCollection:

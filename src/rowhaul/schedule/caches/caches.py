@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import CacheTooSmallError, CheckpointError, ConfigError
+from rowhaul.schedule.caches.copy_kernels import insert, look_up, release
 from rowhaul.schedule.caches.heaps import PriorityHeaps
-from rowhaul.schedule.caches.kernels import insert, look_up, release
 from rowhaul.schedule.caches.order import DEMAND, Int32s, Int64s, Order, Step, Uint64s
 from rowhaul.schedule.caches.policies import make_policy
 from rowhaul.schedule.caches.pool import CopyPool

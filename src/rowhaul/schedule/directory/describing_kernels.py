@@ -7,8 +7,8 @@ import numpy as np
 from rowhaul._kernels import kernel
 from rowhaul._memory import prefetch_to_read
 from rowhaul.schedule.directory.codes import HOME, NOT_ADMITTED, OWNED, REPLICATED, SPLIT
-from rowhaul.schedule.directory.kernels import AHEAD
-from rowhaul.schedule.kernels import home_shard
+from rowhaul.schedule.directory.slot_kernels import AHEAD
+from rowhaul.schedule.id_kernels import home_shard
 from rowhaul.schedule.masks import NOBODY, ONE, bit, lowest
 
 

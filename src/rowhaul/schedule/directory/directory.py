@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from rowhaul.errors import CheckpointError
 from rowhaul.schedule.batch import IdBatch
-from rowhaul.schedule.directory import kernels
+from rowhaul.schedule.directory import slot_kernels as kernels
 from rowhaul.schedule.directory.distinct_kernels import distinct_by_feature, distinct_rows
 from rowhaul.schedule.directory.index import RowIndex
 from rowhaul.schedule.directory.seen import SeenRows

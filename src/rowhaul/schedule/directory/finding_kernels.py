@@ -7,7 +7,7 @@ import numpy as np
 from rowhaul._kernels import kernel
 from rowhaul._memory import prefetch_to_read
 from rowhaul.schedule.directory.index_kernels import index_value
-from rowhaul.schedule.kernels import row_hash
+from rowhaul.schedule.id_kernels import row_hash
 
 _AHEAD = 16  # how many rows ahead of their use scattered memory is asked for
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from rowhaul._kernels import kernel
-from rowhaul.schedule.kernels import row_hash
+from rowhaul.schedule.id_kernels import row_hash
 
 LOW = np.int64(0xFFFFFFFF)
 

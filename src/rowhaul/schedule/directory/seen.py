@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rowhaul._kernels import kernel
 from rowhaul._memory import prefetch_to_read, prefetch_to_write
-from rowhaul.schedule.kernels import row_hash
+from rowhaul.schedule.id_kernels import row_hash
 from rowhaul.schedule.saved import Arrays, Saved
 
 BITS_PER_ROW = 16

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import ConfigError
-from rowhaul.schedule.dispatch.kernels import cheapest_assignment
+from rowhaul.schedule.dispatch.cost_kernels import cheapest_assignment
 from rowhaul.schedule.dispatch.task import DispatchTask
 
 MOST_ASSIGNMENTS = 1_000_000
@@ -33,7 +33,7 @@ class BruteForce:
             task.offsets,
             task.rows,
             task.capacities,
-            *task.whereabouts,
+            *task.row_locations,
             task.prices,
             task.peer_to_peer,
         )

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import ConfigError
+from rowhaul.schedule.dispatch.cost_kernels import allocate_cheapest, regrets
 from rowhaul.schedule.dispatch.expected_cost import expected_cost
-from rowhaul.schedule.dispatch.kernels import allocate_cheapest, regrets
 from rowhaul.schedule.dispatch.task import DispatchTask
-from rowhaul.schedule.transport import transport
+from rowhaul.schedule.transportation import transport
 
 Criterion = Literal["min2-min", "min3-min", "min3-min2", "mean"]
 

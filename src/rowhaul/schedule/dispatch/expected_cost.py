@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.schedule.dispatch.kernels import price_rows, sum_by_sample
+from rowhaul.schedule.dispatch.cost_kernels import price_rows, sum_by_sample
 from rowhaul.schedule.dispatch.task import DispatchTask
 
 

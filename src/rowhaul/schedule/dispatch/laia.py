@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import ConfigError
-from rowhaul.schedule.dispatch.kernels import allocate_by_score
+from rowhaul.schedule.dispatch.cost_kernels import allocate_by_score
 from rowhaul.schedule.dispatch.task import DispatchTask
 
 

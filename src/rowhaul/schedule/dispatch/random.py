@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.schedule.dispatch.kernels import shuffle
+from rowhaul.schedule.dispatch.cost_kernels import shuffle
 from rowhaul.schedule.dispatch.task import DispatchTask
 
 

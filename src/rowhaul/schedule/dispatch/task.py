@@ -43,7 +43,7 @@ class DispatchTask:
     peer_to_peer: bool = False  # an owner sends to every trainer itself, instead of once to the home
 
     @property
-    def whereabouts(self) -> tuple[Any, ...]:
+    def row_locations(self) -> tuple[Any, ...]:
         """Where the rows are and what they weigh, as kernels that price them take it."""
         return (
             self.latest, self.owner, self.partial, self.free, self.home, self.record_size, self.value_size,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.schedule.dispatch.kernels import total_cost
+from rowhaul.schedule.dispatch.cost_kernels import total_cost
 from rowhaul.schedule.dispatch.task import DispatchTask
 from rowhaul.schedule.masks import trainers_of
 
@@ -22,7 +22,7 @@ def true_cost(task: DispatchTask, worker: npt.NDArray[np.int32]) -> int:
     return int(
         total_cost(
             trainers_of(task.offsets, task.rows, worker, len(task.latest)),
-            *task.whereabouts,
+            *task.row_locations,
             task.prices,
             task.peer_to_peer,
         )

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.schedule.dispatch.kernels import shuffle
+from rowhaul.schedule.dispatch.cost_kernels import shuffle
 from rowhaul.schedule.dispatch.task import Dispatcher, DispatchTask, Learns
 from rowhaul.schedule.dispatch.true_cost import true_cost
 

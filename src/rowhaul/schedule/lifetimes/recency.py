@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from rowhaul.schedule.directory.index import RowIndex
 from rowhaul.schedule.growing import extended, extended_stack
-from rowhaul.schedule.lifetimes import kernels
+from rowhaul.schedule.lifetimes import age_lists as kernels
 from rowhaul.schedule.lifetimes.heap import FrequencyHeap
 from rowhaul.schedule.lifetimes.policy import RowPolicy
 from rowhaul.schedule.lifetimes.status import Status

@@ -2,7 +2,7 @@
 
 from rowhaul.schedule.sync.bounded import BoundedExchange
 from rowhaul.schedule.sync.exact import ExactExchange
-from rowhaul.schedule.sync.exchange import Exchange, Outcome, Step, Wiring
+from rowhaul.schedule.sync.iteration import Exchange, Outcome, Step, Wiring
 from rowhaul.schedule.sync.mode import SyncMode, make_sync
 
 __all__ = ["Exchange", "Outcome", "Step", "SyncMode", "Wiring", "make_exchange", "make_sync"]

@@ -18,7 +18,7 @@ from rowhaul.schedule.directory.index import RowIndex
 from rowhaul.schedule.growing import extended, extended_stack
 from rowhaul.schedule.saved import Arrays, Saved
 from rowhaul.schedule.sync import bounded_kernels as kernels
-from rowhaul.schedule.sync.exchange import Notebook, Outcome, Step, Wiring
+from rowhaul.schedule.sync.iteration import Notebook, Outcome, Step, Wiring
 from rowhaul.schedule.sync.mode import SyncMode
 
 FIRST_COPIES = 1024

@@ -7,9 +7,9 @@ import numpy as np
 from rowhaul._kernels import kernel
 from rowhaul.schedule.directory.codes import FRESH, HOME, NOT_ADMITTED, REPLICATED
 from rowhaul.schedule.directory.index_kernels import index_delete, index_find, index_set, index_value
-from rowhaul.schedule.kernels import home_shard
+from rowhaul.schedule.id_kernels import home_shard
 from rowhaul.schedule.masks import NOBODY, ONE, bit, lowest
-from rowhaul.schedule.sync.kernels import (
+from rowhaul.schedule.sync.move_kernels import (
     AFTER,
     BEFORE,
     EVICT_PUSH,
@@ -72,7 +72,7 @@ def refresh(
             versions[slot] = 0  # nobody remembers another one
         home = first_store + home_shard(record.table, record.key, num_shards)
         ready = min(iteration, max(record.touched + 1, iteration - look_ahead, 0))
-        turn = FIRST
+        phase = FIRST
         rest = by & record.base & ~record.members
         while rest != NOBODY:
             w = lowest(rest)
@@ -81,14 +81,14 @@ def refresh(
                 count = emit(moves, count, UPDATE_PUSH, GRADIENT, record, w, home, values, iteration)
                 versions[slot] += pending[copy]
                 pending[copy] = 0
-                ready, turn = iteration, SECOND  # what is pulled has this update in it
+                ready, phase = iteration, SECOND  # what is pulled has this update in it
             rest &= rest - ONE
         rest = by & ~record.members
         while rest != NOBODY:
             w = lowest(rest)
             if record.state != FRESH:
                 count = emit(
-                    moves, count, MISS_PULL, RECORD, record, home, w, values + state, ready, BEFORE, turn
+                    moves, count, MISS_PULL, RECORD, record, home, w, values + state, ready, BEFORE, phase
                 )
             place = index_find(index, w, slot)
             if index[place, 1] == 0:

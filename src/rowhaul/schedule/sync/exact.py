@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.schedule.saved import Arrays, Saved
-from rowhaul.schedule.sync import kernels
-from rowhaul.schedule.sync.exchange import Notebook, Outcome, Step, Wiring
+from rowhaul.schedule.sync import move_kernels as kernels
+from rowhaul.schedule.sync.iteration import Notebook, Outcome, Step, Wiring
 from rowhaul.schedule.sync.mode import SyncMode
 
 

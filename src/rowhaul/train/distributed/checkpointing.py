@@ -27,15 +27,16 @@ from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.waiting import ranks_text, until
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ClusterError
-from rowhaul.exchange.chunks.scheduling import ChunkScheduler
-from rowhaul.exchange.rows import RowMemory, TableLayout
-from rowhaul.exchange.settle import settled_blocks
+from rowhaul.pruning.cluster import checkpoint as pruned_checkpoint
+from rowhaul.pruning.scheduling import ChunkScheduler
+from rowhaul.runtime.flush import flushed_blocks
+from rowhaul.runtime.row_memory import RowMemory, TableLayout
 from rowhaul.schedule import HotRows, Scheduler, ScheduleSettings, homes_of
 from rowhaul.schedule.describe import differences
 from rowhaul.schedule.plan import LiveRows
 from rowhaul.schedule.saved import named
 from rowhaul.train import saved_lifetimes, snapshot
-from rowhaul.train.distributed import pruned_checkpoint, sidecar
+from rowhaul.train.distributed import sidecar
 from rowhaul.train.distributed.setup import Start
 from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.run import check_same_data
@@ -65,11 +66,11 @@ def save(
     path = Path(checkpoints) / step_folder(trainer.step)
     if not _all_begin(cluster, path, trainer.step):
         return path
-    settled = training.settled()
+    flushed = training.flushed()
     live = _live_rows(training)
     cause = None
     try:
-        part = _write_part(cluster, training, trainer, unfinished_folder(path), settled, live)
+        part = _write_part(cluster, training, trainer, unfinished_folder(path), flushed, live)
     except Exception as error:  # the others must not wait, nor take the checkpoint for whole
         part, cause = _Part(error=f"{type(error).__name__}: {error}"), error
     texts = gather_texts(cluster, "writing a checkpoint", part.to_json(), _WRITING_SECONDS)
@@ -165,7 +166,7 @@ class Saved:
         """Fill this rank's store and cache; every rank does it, after `distribute` and before training."""
         mover = training.runtime.mover
         if self.differences(training.settings):
-            self._load_settled(training)
+            self._load_flushed(training)
             return
         assert self._written is not None
         mine = self._written["files"][self._cluster.rank]
@@ -173,7 +174,7 @@ class Saved:
             topology, rank = training.settings.topology, self._cluster.rank
             if mover.home is not None:
                 pruned_checkpoint.load_rows(self._reader, mover.home, topology, rank, set(mine))
-            pruned_checkpoint.load_ledger(self._reader, training, mine)
+            pruned_checkpoint.load_utility_log(self._reader, training, mine)
         elif mover.home is not None:
             for number, name in enumerate(self._tables):
                 for keys, records in self._reader.rows(name, among=set(mine)):
@@ -202,7 +203,7 @@ class Saved:
             for keys in self._reader.keys(name):
                 scheduler.mark_trained(np.full(len(keys), number, np.int32), keys)
 
-    def _load_settled(self, training: DistributedTraining) -> None:
+    def _load_flushed(self, training: DistributedTraining) -> None:
         """Rows to where they are at home now, and those that all workers hold to every worker."""
         mover, settings, rank = training.runtime.mover, training.settings, self._cluster.rank
         hot = settings.hot if mover.cache is not None else None
@@ -277,7 +278,7 @@ def _write_part(
     training: DistributedTraining,
     trainer: Trained,
     folder: Path,
-    settled: RowMemory | None,
+    flushed: RowMemory | None,
     live: tuple[LiveRows, npt.NDArray[np.float64]] | None,
 ) -> _Part:
     """Write what this rank holds."""
@@ -288,16 +289,16 @@ def _write_part(
     num_workers = cluster.topology.num_workers
     if live is not None:
         pruned_checkpoint.write_beside(shard, label, training)
-        if settled is not None:
-            pruned_checkpoint.write_rows(shard, training, settled, live[0], trainer.step)
+        if flushed is not None:
+            pruned_checkpoint.write_rows(shard, training, flushed, live[0], trainer.step)
     elif mover.home is not None:
-        assert settled is not None
+        assert flushed is not None
         layout = mover.home.layout
         for number, spec in enumerate(layout.specs):
-            blocks = settled_blocks(mover.home, settled, number)
+            blocks = flushed_blocks(mover.home, flushed, number)
             width = layout.optimizer.state_width(spec.dim)
             shard.table(spec.name, blocks, spec.dim, width, layout.dtype)
-    sidecar.write(shard, label, sidecar.pieces(mover.cache, mover.home, settled, num_workers))
+    sidecar.write(shard, label, sidecar.pieces(mover.cache, mover.home, flushed, num_workers))
     if cluster.rank == 0:
         part.facts = snapshot.save_dense(trainer, shard)
         if live is not None:

@@ -21,17 +21,17 @@ from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ClusterError, DataError
-from rowhaul.exchange.data_evaluation import ReceivedBatches, SentBatches
-from rowhaul.exchange.data_feed import DataFeed
-from rowhaul.exchange.data_sharing import READER, DataSource
-from rowhaul.exchange.error_report import read_report, write_report
-from rowhaul.exchange.transport import Links
 from rowhaul.nn import EmbeddingBagCollection
+from rowhaul.planning.rank0_data.evaluation import ReceivedBatches, SentBatches
+from rowhaul.planning.rank0_data.feed import DataFeed
+from rowhaul.planning.rank0_data.sharing import READER, DataSource
 from rowhaul.schedule import HotRows
 from rowhaul.train.config import TrainConfig
-from rowhaul.train.distributed.hot import profile_hot_rows
 from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.run import EVALUATION_BATCH
+from rowhaul.transport.base import Links
+from rowhaul.transport.remote_errors import read_report, write_report
+from rowhaul.tuning.hot_set.first_rows import profile_hot_rows
 
 _OPENING_SECONDS = 600.0  # all footers are read; a rank that dies meanwhile is noticed by its heartbeat
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rowhaul.exchange.data_feed import DataFeed
-from rowhaul.exchange.data_sharing import DataSource
 from rowhaul.nn import Batch
+from rowhaul.planning.rank0_data.feed import DataFeed
+from rowhaul.planning.rank0_data.sharing import DataSource
 from rowhaul.train.distributed.gathering import raise_first_error
 from rowhaul.train.distributed.training import DistributedTraining
 

@@ -18,14 +18,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rowhaul._threads import Future
 from rowhaul.data.samples import Samples
-from rowhaul.exchange.chunks.layout import ChunkLayout
-from rowhaul.exchange.chunks.worker import ChunkReader
-from rowhaul.exchange.lanes import Promise
-from rowhaul.exchange.lookups import FoundRows, RowLookups, Rows, SettledRows, missing_rows
-from rowhaul.exchange.rows import RowMemory
 from rowhaul.nn import Batch
 from rowhaul.optim import SGD
+from rowhaul.pruning.cluster.worker import ChunkReader
+from rowhaul.pruning.layout import ChunkLayout
+from rowhaul.runtime.lookups import FlushedRows, FoundRows, RowLookups, Rows, missing_rows
+from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.store import TableGroup
 from rowhaul.train.distributed.gathering import Measured, metrics_of_all, raise_first_error
 from rowhaul.train.distributed.samples import as_samples
@@ -120,8 +120,8 @@ def _scored(
 ) -> Generator[tuple[int, Batch, Tensor], None, None]:
     """This worker's batches, numbered, with logits; when a worker fails, all ranks raise its error."""
     runtime = training.runtime
-    settled, home = training.settled(), runtime.mover.home
-    answers = SettledRows(home, settled) if home is not None and settled is not None else None
+    flushed, home = training.flushed(), runtime.mover.home
+    answers = FlushedRows(home, flushed) if home is not None and flushed is not None else None
     lookups = RowLookups(runtime.rank, training.settings.topology, training.settings.sizes, answers)
     scoring = _Scoring(training, share, lookups)
     error: Exception | None = None
@@ -149,7 +149,7 @@ class _Waiting:
     samples: Samples
     done: int  # samples of the stream up to here
     rows: _PulledRows
-    found: Promise[FoundRows | None]
+    found: Future[FoundRows | None]
 
 
 class _Scoring:

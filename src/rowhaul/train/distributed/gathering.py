@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from rowhaul.errors import ClusterError, DataError
-from rowhaul.exchange.error_report import read_report, write_report
-from rowhaul.exchange.runtime import Runtime
-from rowhaul.exchange.transport import Bytes, Collective, Links
+from rowhaul.runtime.runtime import Runtime
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
+from rowhaul.transport.base import Bytes, Collective, Links
+from rowhaul.transport.remote_errors import read_report, write_report
 
 
 class Measured:

@@ -19,8 +19,8 @@ from types import TracebackType
 
 import numpy as np
 
-from rowhaul.exchange.mover import Job
-from rowhaul.exchange.runtime import MEASURES
+from rowhaul.runtime.mover import Job
+from rowhaul.runtime.runtime import MEASURES
 from rowhaul.schedule import Topology
 from rowhaul.schedule.plan import KIND_NAMES
 from rowhaul.schedule.row_counts import RowCounts

@@ -18,9 +18,10 @@ from rowhaul.cluster.checks import check_same, check_shared_folder
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.data.schema import SCHEMA_FILE, Schema
 from rowhaul.errors import ConfigError
-from rowhaul.exchange.data_feed import data_bytes
-from rowhaul.exchange.mover import Job
 from rowhaul.nn import BatchNorm1d
+from rowhaul.planning.rank0_data.feed import data_bytes
+from rowhaul.pruning.cluster.settings import schedule_settings
+from rowhaul.runtime.mover import Job
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed import checkpointing
@@ -31,11 +32,8 @@ from rowhaul.train.distributed.data_streams import (
     schema_for_all,
 )
 from rowhaul.train.distributed.evaluation import evaluate
-from rowhaul.train.distributed.hot_keeper import HotKeeper
 from rowhaul.train.distributed.log import ClusterLog
-from rowhaul.train.distributed.pruned_settings import schedule_settings
 from rowhaul.train.distributed.setup import distribute
-from rowhaul.train.distributed.shares import MeasuredLinks, ShareKeeper, first_batches
 from rowhaul.train.distributed.training import DistributedTraining, layout_of
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.run import (
@@ -48,6 +46,8 @@ from rowhaul.train.run import (
     drop_old_checkpoints,
 )
 from rowhaul.train.trainer import Trainer, check_finite, per_sample_loss, rate_factor
+from rowhaul.tuning.hot_set.controller import HotSetController
+from rowhaul.tuning.shares import MeasuredLinks, ShareController, first_batches
 
 
 def train_on_cluster(
@@ -128,7 +128,7 @@ class ClusterRun:
         self.joins_empty = any(isinstance(one, BatchNorm1d) for one in self.trainer.model.modules())
         wanted = config.cluster.links == "measure" or config.cluster.shares == "auto"
         self.links = MeasuredLinks.measure(cluster) if wanted else None
-        self.hot = self._hot_keeper() if config.cluster.hot_is_auto else None
+        self.hot = self._hot_set_controller() if config.cluster.hot_is_auto else None
         self.training = self._distribute(saved)
         if folder and cluster.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ class ClusterRun:
             has_policies=self.trainer.keeper is not None,
         )
         chooses = config.cluster.shares == "auto" and cluster.rank == 0
-        self.shares = ShareKeeper(
+        self.shares = ShareController(
             self.training,
             lambda: first_batches(self.stream, self.trainer.collection),
             self.links if chooses else None,
@@ -186,9 +186,9 @@ class ClusterRun:
             on_prune=lambda note: self.log.tell(note.text()),
         )
 
-    def _hot_keeper(self) -> HotKeeper:
+    def _hot_set_controller(self) -> HotSetController:
         collection, parameters = self.trainer.collection, self.trainer.model.parameters()
-        return HotKeeper(
+        return HotSetController(
             self.cluster,
             self.stream,
             collection,

@@ -7,8 +7,8 @@ import numpy.typing as npt
 
 from rowhaul.data.samples import Samples
 from rowhaul.errors import DataError
-from rowhaul.exchange.kernels import take_ids
 from rowhaul.nn import Batch
+from rowhaul.runtime.phase_kernels import take_ids
 
 
 def part_of(samples: Samples, worker: npt.NDArray[np.int32], rank: int) -> Samples:

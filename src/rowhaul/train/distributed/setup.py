@@ -18,24 +18,24 @@ from rowhaul.cluster.cluster import Cluster
 from rowhaul.data.samples import Samples
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
-from rowhaul.exchange.agreement import Postbox
-from rowhaul.exchange.chunks.pruning import PruneNote
-from rowhaul.exchange.data_feed import DataFeed
-from rowhaul.exchange.data_sharing import READER, DataReceiver, DataSource
-from rowhaul.exchange.feed import FollowerFeed, LeaderFeed, PlanFeed
-from rowhaul.exchange.mover import Job, Mover
-from rowhaul.exchange.planner import Planner
-from rowhaul.exchange.rows import Rates, RowMemory, TableLayout
-from rowhaul.exchange.runtime import Runtime
-from rowhaul.exchange.sharing import PlanClient, PlanServer
 from rowhaul.nn import Batch
 from rowhaul.nn.batch_norm import set_reducer
 from rowhaul.nn.exactness import check_trainable
+from rowhaul.planning.agreement import Postbox
+from rowhaul.planning.feed import FollowerFeed, LeaderFeed, PlanFeed
+from rowhaul.planning.planner import Planner
+from rowhaul.planning.rank0_data.feed import DataFeed
+from rowhaul.planning.rank0_data.sharing import READER, DataReceiver, DataSource
+from rowhaul.planning.sharing import PlanClient, PlanServer
+from rowhaul.pruning.cluster.pruning import PruneNote
+from rowhaul.pruning.cluster.settings import make_scheduler, schedule_settings
+from rowhaul.runtime.mover import Job, Mover
+from rowhaul.runtime.row_memory import Rates, RowMemory, TableLayout
+from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule import IdBatch, Plan, Scheduler, ScheduleSettings
 from rowhaul.schedule.lifetimes import policies_by_table
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.distributed.data_training import TrainingOnSentData
-from rowhaul.train.distributed.pruned_settings import make_scheduler, schedule_settings
 from rowhaul.train.distributed.samples import as_samples
 from rowhaul.train.distributed.training import (
     DistributedTraining,

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from rowhaul.checkpoint import CheckpointReader, ShardWriter
 from rowhaul.checkpoint import shard as shards
 from rowhaul.errors import CheckpointError
-from rowhaul.exchange.rows import RowMemory
+from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.store.keyed import locate
 
 PREFIX = "layout-"
@@ -37,13 +37,13 @@ class Piece(NamedTuple):
 
 
 def pieces(
-    cache: RowMemory | None, home: RowMemory | None, settled: RowMemory | None, num_workers: int
+    cache: RowMemory | None, home: RowMemory | None, flushed: RowMemory | None, num_workers: int
 ) -> Iterator[Piece]:
     """All that a rank holds, but for what the settled rows of the checkpoint tell."""
     if cache is not None:
         yield from _pieces_of_cache(cache, num_workers)
-    if home is not None and settled is not None:
-        yield from _pieces_of_home(home, settled, num_workers)
+    if home is not None and flushed is not None:
+        yield from _pieces_of_home(home, flushed, num_workers)
 
 
 def write(shard: ShardWriter, label: str, every: Iterable[Piece]) -> None:
@@ -76,7 +76,7 @@ def read(
             if piece.kind in _WAITING.values():
                 number, position = memory.place_of(piece.table)
                 positions = np.full(len(piece.keys), position)
-                memory.shelve(number, positions, piece.keys, piece.worker, piece.records)
+                memory.buffer_gradients(number, positions, piece.keys, piece.worker, piece.records)
             elif piece.kind == _ABSENT:
                 memory.remove(np.full(len(piece.keys), piece.table), piece.keys)
             else:
@@ -97,11 +97,11 @@ def _pieces_of_cache(cache: RowMemory, num_workers: int) -> Iterator[Piece]:
     yield from _waiting(_CACHE, cache, num_workers)
 
 
-def _pieces_of_home(home: RowMemory, settled: RowMemory, num_workers: int) -> Iterator[Piece]:
+def _pieces_of_home(home: RowMemory, flushed: RowMemory, num_workers: int) -> Iterator[Piece]:
     for table in range(len(home.layout.specs)):
         number, position = home.place_of(table)
         group = home.groups[number]
-        for keys, records in settled.groups[number].blocks(position):
+        for keys, records in flushed.groups[number].blocks(position):
             found = locate(group, np.full(len(keys), position), keys)
             there = np.flatnonzero(found >= 0)
             held = group.arena.read(found[there])
@@ -118,9 +118,9 @@ def _waiting(where: str, memory: RowMemory, num_workers: int) -> Iterator[Piece]
     for table in range(len(memory.layout.specs)):
         number, position = memory.place_of(table)
         for worker in range(num_workers):
-            shelf = memory.shelf(worker, number)
-            for keys, locations in shelf.index.blocks(position):
-                yield Piece(_WAITING[where], worker, table, keys, shelf.arena.read(locations))
+            buffer = memory.buffer(worker, number)
+            for keys, locations in buffer.index.blocks(position):
+                yield Piece(_WAITING[where], worker, table, keys, buffer.arena.read(locations))
 
 
 def _joined(held: Mapping[str, list[Piece]]) -> dict[str, npt.NDArray[Any]]:

@@ -14,20 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from rowhaul.errors import ConfigError
-from rowhaul.exchange.chunks.layout import ChunkLayout, chunk_layout
-from rowhaul.exchange.chunks.pruning import ClusterPruning, PruneNote
-from rowhaul.exchange.chunks.worker import ChunkedWorkerRows
-from rowhaul.exchange.dense import DenseGradients
-from rowhaul.exchange.mover import Job
-from rowhaul.exchange.replacing import carry_out, replacing_plan
-from rowhaul.exchange.rows import Rates, RowMemory, TableLayout
-from rowhaul.exchange.runtime import Runtime
-from rowhaul.exchange.settle import num_settled_rows, settle, settling_plan
-from rowhaul.exchange.trained import WorkerRows
 from rowhaul.nn import Batch, EmbeddingBagCollection
+from rowhaul.pruning.cluster.pruning import ClusterPruning, PruneNote
+from rowhaul.pruning.cluster.worker import ChunkedWorkerRows
+from rowhaul.pruning.layout import ChunkLayout, chunk_layout
+from rowhaul.runtime.flush import flush, flush_plan, num_flushed_rows
+from rowhaul.runtime.hot_set import carry_out, replacing_plan
+from rowhaul.runtime.mover import Job
+from rowhaul.runtime.row_memory import Rates, RowMemory, TableLayout
+from rowhaul.runtime.runtime import Runtime
+from rowhaul.runtime.worker_rows import WorkerRows
 from rowhaul.schedule import HotRows, Plan, ScheduleSettings
 from rowhaul.store import TableSpec
 from rowhaul.train.distributed.samples import part_of
+from rowhaul.transport.dense_sum import DenseGradients
 
 OnIteration = Callable[[Job], None]
 OnPrune = Callable[[PruneNote], None]
@@ -74,8 +74,8 @@ class DistributedTraining:
         if cache is not None:
             self.collection.inserts_rows = False
             self._dense = DenseGradients(model)
-            if self.pruning is not None and self.pruning.ledger is not None:
-                self._rows = ChunkedWorkerRows(self.collection, cache, rates, self.pruning.ledger)
+            if self.pruning is not None and self.pruning.utility_log is not None:
+                self._rows = ChunkedWorkerRows(self.collection, cache, rates, self.pruning.utility_log)
             else:
                 self._rows = WorkerRows(self.collection, cache, rates, bounded=bounded)
 
@@ -121,8 +121,8 @@ class DistributedTraining:
         self.layout = self.pruning.layout
         self.settings = replace(self.settings, sizes=self.layout.sizes())
         cache = self.runtime.mover.cache
-        if cache is not None and self.pruning.ledger is not None:
-            self._rows = ChunkedWorkerRows(self.collection, cache, self._rates, self.pruning.ledger)
+        if cache is not None and self.pruning.utility_log is not None:
+            self._rows = ChunkedWorkerRows(self.collection, cache, self._rates, self.pruning.utility_log)
 
     def _segment(self, count: int | None) -> Iterator[Batch]:
         """Iterations during which chunks stay as they are."""
@@ -172,16 +172,16 @@ class DistributedTraining:
         self.runtime.note_measures(job)
         self._on_iteration(job)
 
-    def settled(self) -> RowMemory | None:
+    def flushed(self) -> RowMemory | None:
         """The latest records of rows that are not at rest, on copies: at a store, those that it is home of.
 
         A collective call, between two segments; None on a rank that stores nothing.
         """
         runtime, settings = self.runtime, self.settings
         plan = runtime.feed.share(
-            lambda scheduler: settling_plan(scheduler.states(), settings.topology, settings.sizes)
+            lambda scheduler: flush_plan(scheduler.states(), settings.topology, settings.sizes)
         )
-        return runtime.in_moves(lambda mover: settle(mover, plan, self._rates)).wait()
+        return runtime.in_moves(lambda mover: flush(mover, plan, self._rates)).wait()
 
     def replicate(self, hot: HotRows) -> Plan:
         """From now on every worker holds these rows, and no others are replicated; nothing is learned by it.
@@ -195,9 +195,9 @@ class DistributedTraining:
 
     def held(self) -> tuple[int, int]:
         """Rows of the model, and bytes of rows and indexes on all ranks; a collective call."""
-        cache, home, settled = self.runtime.mover.cache, self.runtime.mover.home, self.settled()
+        cache, home, flushed = self.runtime.mover.cache, self.runtime.mover.home, self.flushed()
         groups = [*(cache.groups if cache else ()), *(home.groups if home else ())]
-        num_rows = num_settled_rows(home, settled) if home is not None and settled is not None else 0
+        num_rows = num_flushed_rows(home, flushed) if home is not None and flushed is not None else 0
         if self.pruning is not None:
             num_rows = self.pruning.num_rows_here(self.runtime)
         mine = np.array([num_rows, sum(group.allocated_bytes for group in groups)])

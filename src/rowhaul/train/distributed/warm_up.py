@@ -15,19 +15,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from rowhaul._threads import Failure
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
-from rowhaul.exchange.feed import LeaderFeed
-from rowhaul.exchange.in_process import InProcessNetwork
-from rowhaul.exchange.kernels import sort_out
-from rowhaul.exchange.lanes import Failure
-from rowhaul.exchange.mover import Mover
-from rowhaul.exchange.planner import Planner
-from rowhaul.exchange.rows import RowMemory
-from rowhaul.exchange.runtime import Runtime
+from rowhaul.planning.feed import LeaderFeed
+from rowhaul.planning.planner import Planner
+from rowhaul.pruning.cluster.settings import make_scheduler, schedule_settings
+from rowhaul.runtime.mover import Mover
+from rowhaul.runtime.phase_kernels import sort_out
+from rowhaul.runtime.row_memory import RowMemory
+from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule import ScheduleSettings, Topology
 from rowhaul.train.config import TrainConfig
-from rowhaul.train.distributed.pruned_settings import make_scheduler, schedule_settings
 from rowhaul.train.distributed.training import (
     DistributedTraining,
     cache_of,
@@ -36,6 +35,7 @@ from rowhaul.train.distributed.training import (
     tables_of_features,
 )
 from rowhaul.train.trainer import make_model, per_sample_loss
+from rowhaul.transport.in_process import InProcessNetwork
 
 _SAMPLES, _BATCHES, _KEYS = 64, 6, 40
 
@@ -103,7 +103,7 @@ def _train(
             loss = batch.loss(per_sample_loss(model(batch), batch))
             loss.backward()
             training.step(loss)
-        training.settled()
+        training.flushed()
         training.close()
     except BaseException as error:  # what cannot run will say so in the run itself
         network.fail(error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rowhaul.schedule.caches.heaps.kernels import (
+from rowhaul.schedule.caches.heaps.heap_kernels import (
     SCALE_BITS,
     append,
     begin_ages,

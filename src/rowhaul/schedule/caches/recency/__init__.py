@@ -17,7 +17,7 @@ import numpy as np
 
 from rowhaul.schedule.caches.order import Int32s, Int64s, Step
 from rowhaul.schedule.caches.pool import CopyPool
-from rowhaul.schedule.caches.recency.kernels import append, evict_oldest, first_unknown, keep_valid
+from rowhaul.schedule.caches.recency.use_log import append, evict_oldest, first_unknown, keep_valid
 from rowhaul.schedule.caches.segments import Segments, with_room
 from rowhaul.schedule.saved import Arrays, Saved
 

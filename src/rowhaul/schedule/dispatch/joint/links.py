@@ -18,7 +18,7 @@ def link_costs(task: DispatchTask, worker: Indices) -> tuple[Ints, Ints]:
     """The cost of what each worker sends, and of what it receives."""
     sent, received = _link_costs(
         trainers_of(task.offsets, task.rows, worker, len(task.latest)),
-        *task.whereabouts,
+        *task.row_locations,
         task.peer_to_peer,
         len(task.prices),
     )

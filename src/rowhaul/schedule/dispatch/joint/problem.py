@@ -51,7 +51,7 @@ def problem_of(task: DispatchTask, future: int, num_blanks: int) -> Problem:
         *_price(
             np.concatenate([task.offsets, np.repeat(task.offsets[-1:], num_blanks)]),
             task.rows,
-            *task.whereabouts,
+            *task.row_locations,
             task.prices,
             task.peer_to_peer,
             future,

@@ -1,0 +1,64 @@
+"""Compiled loops of the database: rows gathered at the speed of memory, gradients summed by record."""
+
+from __future__ import annotations
+
+from numba import int64
+
+from rowhaul._kernels import kernel
+from rowhaul._memory import copy_bytes, prefetch_to_read, record_address
+from rowhaul.store.record_kernels import mix
+
+_CACHE_LINE = 64
+_BYTES_AHEAD = 8192  # of rows that are under way while one is copied: more than a core's open misses hold
+
+
+@kernel
+def gather_rows(addresses, shift, record_bytes, locations, inverse, first, last, row_bytes, out_address):
+    """Copy the values of entries ``first`` to ``last`` to ``out_address``, one after the other.
+
+    Entry ``i`` is the record ``locations[inverse[i]]``, or ``locations[i]`` where ``inverse`` is empty.
+    """
+    direct = len(inverse) == 0
+    ahead = max(2, min(16, _BYTES_AHEAD // row_bytes))
+    for i in range(first, last):
+        later = min(i + ahead, last - 1)
+        soon = record_address(
+            addresses, shift, record_bytes, locations[later] if direct else locations[inverse[later]]
+        )
+        for offset in range(0, row_bytes, _CACHE_LINE):
+            prefetch_to_read(soon + offset)
+        record = locations[i] if direct else locations[inverse[i]]
+        copy_bytes(
+            out_address + (i - first) * row_bytes,
+            record_address(addresses, shift, record_bytes, record),
+            row_bytes,
+        )
+
+
+@kernel
+def merge_rows(records, contents, slots, count, distinct, sums):
+    """Add each row of ``contents`` to the sum of its record, in order; returns the number of records then.
+
+    ``count`` records have sums so far, in ``distinct`` and ``sums``, which has room for all to come;
+    ``slots`` finds them: a power of two of zeros at first, more than twice as many as records.
+    """
+    mask = len(slots) - 1
+    dim = sums.shape[1]
+    for i in range(len(records)):
+        record = records[i]
+        slot = int64(mix(record)) & mask
+        while True:
+            at = slots[slot] - 1
+            if at < 0:
+                slots[slot] = count + 1
+                distinct[count] = record
+                for k in range(dim):
+                    sums[count, k] = contents[i, k]
+                count += 1
+                break
+            if distinct[at] == record:
+                for k in range(dim):
+                    sums[at, k] += contents[i, k]
+                break
+            slot = (slot + 1) & mask
+    return count

@@ -1,0 +1,198 @@
+"""What users give, as arrays: keys of one table or several, the bags they form, gradients.
+
+Everything is checked here, in the caller's thread, before anything else looks at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rowhaul.data.keys import hash_strings, hash_texts
+from rowhaul.database.settings import DatabaseSettings
+from rowhaul.errors import ConfigError, DataError
+
+Int64s = npt.NDArray[np.int64]
+POOLINGS = ("sum", "mean")
+
+
+@dataclass(frozen=True)
+class TableKeys:
+    """The keys asked of one table; ``offsets`` cuts them into bags that are pooled, if it is there."""
+
+    table: str
+    keys: Int64s
+    offsets: Int64s | None = None
+    is_mean: bool = False
+
+    @property
+    def num_vectors(self) -> int:
+        """Vectors that a pull gives: one a key, or one a bag."""
+        return len(self.keys) if self.offsets is None else len(self.offsets) - 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """Keys by table; ``is_single`` if they came without a table's name, and vectors leave the same way."""
+
+    parts: tuple[TableKeys, ...]
+    is_single: bool
+
+    def result(self, vectors: Mapping[str, Tensor]) -> Tensor | dict[str, Tensor]:
+        """Vectors by table, or those of the only one."""
+        return vectors[self.parts[0].table] if self.is_single else dict(vectors)
+
+
+def read_request(
+    settings: DatabaseSettings, keys: Any, table: str | None, lengths: Any = None, pooling: Any = None
+) -> Request:
+    """Check and copy what was asked for."""
+    if isinstance(keys, Mapping):
+        if table is not None:
+            raise ConfigError(f"keys are given by table already; leave out table={table!r}")
+        if lengths is not None and not isinstance(lengths, Mapping):
+            raise ConfigError("keys are given by table, so lengths must be too: {table: lengths}")
+        names = [settings.table(name).name for name in keys]
+        cuts = {} if lengths is None else dict(lengths)
+        for name in cuts:
+            if name not in keys:
+                raise ConfigError(f"lengths for table {name!r}, but no keys")
+        if cuts and not isinstance(pooling, Mapping):
+            pooling = dict.fromkeys(cuts, pooling)  # of those that have bags
+        return Request(tuple(_part(n, keys[n], cuts.get(n), _of_table(pooling, n)) for n in names), False)
+    if table is None:
+        if len(settings.tables) > 1:
+            known = ", ".join(spec.name for spec in settings.tables)
+            raise ConfigError(f"the database has several tables ({known}): give {{table: keys}}, or table=")
+        table = settings.tables[0].name
+    name = settings.table(table).name
+    return Request((_part(name, keys, lengths, _of_table(pooling, name)),), True)
+
+
+def _of_table(pooling: Any, table: str) -> Any:
+    return pooling.get(table) if isinstance(pooling, Mapping) else pooling
+
+
+def _part(table: str, keys: Any, lengths: Any, pooling: Any) -> TableKeys:
+    where = f"table {table!r}"
+    numbers = as_keys(keys, where)
+    if lengths is None:
+        if pooling is not None:
+            raise ConfigError(f"{where}: pooling={pooling!r} needs lengths=, the number of keys in each bag")
+        return TableKeys(table, numbers)
+    if pooling is None:
+        pooling = "sum"
+    if pooling not in POOLINGS:
+        raise ConfigError(f"{where}: pooling must be 'sum' or 'mean', got {pooling!r}")
+    return TableKeys(table, numbers, _offsets(lengths, len(numbers), where), pooling == "mean")
+
+
+def as_keys(keys: Any, where: str) -> Int64s:
+    """Keys as a new array of int64; strings become their hashes."""
+    if isinstance(keys, np.ndarray) and keys.dtype == np.int64 and keys.ndim == 1:
+        return keys.copy()  # whoever gave it may go on using it
+    if isinstance(keys, str | bytes):
+        raise DataError(f"{where}: keys must be a list or an array, got a string; write [{keys!r}]")
+    if type(keys).__module__.partition(".")[0] == "pyarrow":
+        return _arrow_keys(keys, where)
+    if isinstance(keys, Tensor):
+        keys = keys.detach().cpu().numpy()
+    elif isinstance(keys, Sequence) and keys and all(isinstance(key, str) for key in keys):
+        return _strings(keys, where)
+    try:
+        array = np.asarray(keys)
+    except (ValueError, OverflowError) as error:  # rows of different lengths
+        raise DataError(f"{where}: keys must be numbers or strings in one dimension: {error}") from None
+    if array.ndim != 1:
+        raise DataError(
+            f"{where}: keys must have one dimension, got shape {array.shape}; "
+            "flatten them, and give lengths= where several keys belong together"
+        )
+    if not len(array):
+        return np.empty(0, np.int64)
+    if array.dtype.kind == "U" and isinstance(keys, Sequence):  # NumPy would write numbers as text
+        raise DataError(f"{where}: keys must be all numbers or all strings, got both")
+    if array.dtype.kind == "U" or (array.dtype == object and all(isinstance(key, str) for key in array)):
+        return _strings(array.tolist(), where)
+    if array.dtype.kind not in "iu" or array.dtype == np.uint64:
+        raise DataError(
+            f"{where}: keys must be int64 numbers or strings, got {array.dtype}"
+            + ("; view them as int64" if array.dtype == np.uint64 else "")
+        )
+    return array.astype(np.int64)  # a copy: whoever gave it may go on using it
+
+
+def _strings(strings: Sequence[str], where: str) -> Int64s:
+    try:
+        return hash_texts(strings)
+    except UnicodeError as error:
+        raise DataError(f"{where}: a key cannot be written as UTF-8: {error}") from None
+
+
+def _arrow_keys(keys: Any, where: str) -> Int64s:
+    if keys.null_count:
+        raise DataError(f"{where}: {keys.null_count} of {len(keys)} keys are null; leave them out")
+    try:
+        return hash_strings(keys)
+    except TypeError:
+        return as_keys(keys.to_numpy(), where)
+
+
+def _offsets(lengths: Any, num_keys: int, where: str) -> Int64s:
+    array = np.asarray(lengths.detach().cpu() if isinstance(lengths, Tensor) else lengths)
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        raise DataError(
+            f"{where}: lengths must be whole numbers in one dimension, "
+            f"got {array.dtype} of shape {array.shape}"
+        )
+    if len(array) and array.min() < 0:
+        raise DataError(f"{where}: lengths must not be negative, got {array.min()}")
+    offsets = np.zeros(len(array) + 1, np.int64)
+    np.cumsum(array, out=offsets[1:])
+    if offsets[-1] != num_keys:
+        raise DataError(f"{where}: the lengths add up to {offsets[-1]:,}, but there are {num_keys:,} keys")
+    return offsets
+
+
+def gradient_tensors(
+    request: Request, gradients: Any, dims: Mapping[str, int], dtype: torch.dtype
+) -> list[Tensor]:
+    """A gradient for every vector that the request's pull gave, in the order of its parts; not copied."""
+    if request.is_single and not isinstance(gradients, Mapping):
+        gradients = {request.parts[0].table: gradients}
+    if not isinstance(gradients, Mapping):
+        raise DataError("the ticket is for several tables: give gradients as {table: gradients}")
+    names = [part.table for part in request.parts]
+    if set(gradients) != set(names):
+        raise DataError(f"gradients for tables {sorted(gradients)}, but the ticket is for {sorted(names)}")
+    return [
+        as_gradient(
+            gradients[part.table], (part.num_vectors, dims[part.table]), dtype, f"table {part.table!r}"
+        )
+        for part in request.parts
+    ]
+
+
+def as_gradient(given: Any, shape: tuple[int, int], dtype: torch.dtype, where: str) -> Tensor:
+    """A gradient of vectors as a tensor of their shape and type; not copied, if it is one."""
+    if given is None:
+        raise DataError(f"{where}: no gradient; was backward() called, and did the rows require one?")
+    if isinstance(given, Tensor) and given.layout is not torch.strided:
+        raise DataError(f"{where}: gradients must be a dense tensor, one row a vector, got {given.layout}")
+    try:
+        tensor = given.detach() if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where}: gradients must be a tensor or an array: {error}") from None
+    if tuple(tensor.shape) != shape:
+        raise DataError(
+            f"{where}: gradients of shape {tuple(tensor.shape)}, but the ticket's vectors are {shape}"
+        )
+    if not tensor.is_floating_point():
+        raise DataError(f"{where}: gradients must be floating-point numbers, got {tensor.dtype}")
+    return tensor.to(device="cpu", dtype=dtype).contiguous()

@@ -1,0 +1,1 @@
+"""A trained model in files that other tools read, and reading them back."""

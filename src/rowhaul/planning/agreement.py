@@ -1,0 +1,208 @@
+"""What all ranks tell each other before they act on a plan, and how they find that they disagree.
+
+For every iteration each rank sends one small message of fixed size to all: which plan it has, made from
+which samples, and whether it wants to stop. Control records of rank 0 follow where its message says so.
+All ranks see the same messages, so all of them raise the same error, or go on.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.errors import ClusterError, ConfigError
+from rowhaul.planning.planner import PlannedBatch
+from rowhaul.schedule import ControlRecord
+from rowhaul.schedule.control import DELAY, Value
+from rowhaul.transport.base import Collective
+
+_MESSAGE = struct.Struct("<8sqQQ16s16s")
+_TAG = b"rowhaulD"  # tells this message from anything else that a rank may gather at the same time
+_NO_PLAN = bytes(16)
+_STOP, _ENDED = 1, 2  # flags
+
+
+class DisagreementError(ClusterError):
+    """Ranks that must do the same are about to do different things."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks will do after they have compared notes on an iteration.
+
+    ``stop``: the iteration is the last for now, because a rank asked for it. ``records``: of rank 0, for
+    every planner to receive. ``ended``: there was no batch any more, on any rank. ``measures``: of all
+    ranks.
+    """
+
+    stop: bool
+    records: tuple[ControlRecord, ...] = ()
+    ended: bool = False
+    measures: npt.NDArray[np.float64] | None = None  # ranks x numbers
+
+
+class Postbox:
+    """Control records on rank 0 between the decision and the message that carries them; thread-safe."""
+
+    def __init__(self, next_number: int = 0) -> None:
+        self._lock = threading.Lock()
+        self._next_number = next_number
+        self._waiting: list[tuple[str, Value]] = []
+
+    def post(self, name: str, value: Value) -> None:
+        """Let something be decided with the next message."""
+        ControlRecord(0, 0, name, value)  # complains here, not in the lane that carries it
+        with self._lock:
+            self._waiting.append((name, value))
+
+    def take(self, iteration: int) -> list[ControlRecord]:
+        """What the message of an iteration carries: numbered in order, in force `DELAY` iterations later."""
+        with self._lock:
+            records = [
+                ControlRecord(number, iteration + DELAY, name, value)
+                for number, (name, value) in enumerate(self._waiting, self._next_number)
+            ]
+            self._next_number += len(records)
+            self._waiting.clear()
+        return records
+
+
+class _Message(NamedTuple):
+    """What one rank says of an iteration."""
+
+    tag: bytes
+    iteration: int
+    flags: int
+    num_record_bytes: int
+    plan_digest: bytes
+    samples_digest: bytes
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.flags & _ENDED)
+
+
+def agree(
+    collective: Collective,
+    planned: PlannedBatch | None,
+    own_digest: bytes,
+    stop: bool,
+    records: Sequence[ControlRecord] = (),
+    measures: npt.NDArray[np.float64] | None = None,
+) -> Agreement:
+    """Compare notes with all ranks on the next iteration.
+
+    Args:
+        collective: of all ranks; the one that is rank 0 there may send records.
+        planned: the plan that this rank has; None where its data has ended: then, too, all ranks call this.
+        own_digest: of the samples as this rank read them.
+        stop: whether this rank wants the iteration to be the last.
+        records: decided on rank 0 and carried by this message (`Postbox.take`).
+        measures: numbers of this rank that all ranks may know; as many on each.
+
+    Raises:
+        DisagreementError: on every rank, with the same text, if ranks have read or planned other things.
+    """
+    text = json.dumps([(one.number, one.active, one.name, one.value) for one in records]).encode()
+    mine = _Message(
+        tag=_TAG,
+        iteration=-1 if planned is None else planned.plan.iteration,
+        flags=_STOP * stop | _ENDED * (planned is None),
+        num_record_bytes=len(text) if records else 0,
+        plan_digest=_NO_PLAN if planned is None else planned.plan_digest,
+        samples_digest=own_digest,
+    )
+    numbers = b"" if measures is None else measures.tobytes()
+    gathered = collective.all_gather(np.frombuffer(_MESSAGE.pack(*mine) + numbers, np.uint8).copy())
+    messages = [_Message(*_MESSAGE.unpack(row[: _MESSAGE.size].tobytes())) for row in gathered]
+    _check(messages)
+    agreed = _exchange_records(collective, text, messages[0]) if messages[0].num_record_bytes else ()
+    ended = messages[0].has_ended
+    every = np.ascontiguousarray(gathered[:, _MESSAGE.size :]).view(np.float64) if numbers else None
+    return Agreement(ended or any(one.flags & _STOP for one in messages), agreed, ended, every)
+
+
+def _exchange_records(collective: Collective, text: bytes, announced: _Message) -> tuple[ControlRecord, ...]:
+    """Rank 0's records, of the length that it has announced; the other ranks add nothing to them."""
+    size = announced.num_record_bytes
+    mine = np.zeros(size, np.uint8)
+    if collective.rank == 0:
+        mine[:] = np.frombuffer(text, np.uint8)
+    records = tuple(
+        ControlRecord(number, active, name, tuple(value) if isinstance(value, list) else value)
+        for number, active, name, value in json.loads(collective.all_gather(mine)[0].tobytes())
+    )
+    for record in records:
+        if record.active != announced.iteration + DELAY:
+            raise ConfigError(
+                f"control record {record.number} ({record.name}) came with iteration {announced.iteration}, "
+                f"so it is in force from {announced.iteration + DELAY} on; it says {record.active}"
+            )
+    return records
+
+
+def _check(messages: Sequence[_Message]) -> None:
+    """Raise what keeps ranks from going on together; what explains the most comes first."""
+    _check_calls(messages)
+    senders = [rank for rank, one in enumerate(messages) if rank and one.num_record_bytes]
+    if senders:
+        raise DisagreementError(
+            f"{_ranks(senders)} posted control records; only rank 0 decides them: post them there"
+        )
+    ended = [rank for rank, one in enumerate(messages) if one.has_ended]
+    batch = max(one.iteration for one in messages)
+    where = "at the end of the data" if batch < 0 else f"at batch {batch}"
+    if ended and len(ended) < len(messages):
+        raise DisagreementError(
+            f"{_ranks(ended)} found no more samples {where}, where the other ranks have some: Rowhaul "
+            "wants the same global batch on every rank (the same files, as many batches and epochs)"
+        )
+    if odd := _odd_ones([one.samples_digest for one in messages]):
+        raise DisagreementError(
+            f"{_ranks(odd)} read different samples {where}: Rowhaul wants the same global batch on every "
+            "rank (no DistributedSampler, a seeded shuffle, the same files)"
+        )
+    if odd := _odd_ones([one.plan_digest for one in messages]):
+        raise DisagreementError(
+            f"{_ranks(odd)} planned batch {batch} differently, from the same samples: all hosts need the "
+            "same versions of Rowhaul, NumPy and Numba and the same settings of the schedule (dispatcher, "
+            "sync, cache, shares, prices, seed)"
+        )
+
+
+def _check_calls(messages: Sequence[_Message]) -> None:
+    """Every rank must be at the same call, for the same iteration."""
+    strangers = [rank for rank, one in enumerate(messages) if one.tag != _TAG]
+    if strangers:
+        raise DisagreementError(
+            f"{_ranks(strangers)} did something else while the others went on to the next batch: every rank "
+            "must train, evaluate and save in the same order; run the same script on all of them"
+        )
+    at: dict[int, list[int]] = {}
+    for rank, one in enumerate(messages):
+        if not one.has_ended:
+            at.setdefault(one.iteration, []).append(rank)
+    if len(at) > 1:
+        told = "; ".join(f"{_ranks(ranks)} at batch {batch}" for batch, ranks in sorted(at.items()))
+        raise DisagreementError(
+            f"ranks are at different iterations: {told}. Every rank must train the same number of batches, "
+            "from the same checkpoint on; run the same script on all of them"
+        )
+
+
+def _odd_ones(values: Sequence[bytes]) -> list[int]:
+    """The ranks whose value is not the most common one; in doubt, the lowest rank is right."""
+    usual, _ = Counter(values).most_common(1)[0]
+    return [rank for rank, value in enumerate(values) if value != usual]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,1 @@
+"""Pruning over several ranks."""

@@ -1,0 +1,176 @@
+"""What a worker does with pruned rows: it puts whole rows together, and takes their gradients apart.
+
+The model reads whole rows, zeros where a chunk is not there. Of their gradients, those of chunks that are
+there go the way of all rows; the norms of all of them say how useful the chunks are, or would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.errors import ConfigError
+from rowhaul.nn import EmbeddingBagCollection
+from rowhaul.nn.pooled import tables_of_keys
+from rowhaul.pruning.chunk_ids import match_rows, put_chunks, take_chunks
+from rowhaul.pruning.chunk_kernels import add_squares, chunk_norms
+from rowhaul.pruning.cluster.utility_log import UtilityLog
+from rowhaul.pruning.layout import ChunkLayout
+from rowhaul.runtime.batch_rows import BatchRows
+from rowhaul.runtime.row_memory import Rates, RowMemory
+from rowhaul.runtime.worker_rows import TakenGradients, WorkerRows
+from rowhaul.schedule.plan import LiveRows, Plan
+from rowhaul.store import Lookup
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[Any]
+
+
+class ChunkReader:
+    """Whole rows of a collection, put together from the chunks in a memory."""
+
+    def __init__(self, collection: EmbeddingBagCollection, memory: RowMemory) -> None:
+        layout = memory.layout
+        assert isinstance(layout, ChunkLayout)
+        self._memory, self._num_chunks, self._starts = memory, layout.num_chunks, layout.starts
+        self._columns = layout.column_matrix
+        self.groups = collection.groups
+        numbers = {spec.name: number for number, spec in enumerate(layout.rows)}
+        # By group of features: the number of each of its tables.
+        self.tables = [np.array([numbers[one.name] for one in group.tables.tables]) for group in self.groups]
+
+    def attach(self) -> None:
+        """Let the collection read rows from here."""
+        for number, group in enumerate(self.groups):
+            group.assemble = partial(self._rows, number)
+
+    def _rows(self, number: int, keys: Ints, starts: Ints) -> Floats:
+        """The rows of distinct keys, which come table by table."""
+        group = self.groups[number].tables
+        rows = np.zeros((len(keys), group.dim), group.dtype)
+        tables = np.repeat(self.tables[number], np.diff(starts))
+        group_of, position_of = self._memory.places
+        for place in range(self._num_chunks):
+            chunk_tables = tables * self._num_chunks + place
+            of_chunks = int(group_of[place])  # the same for all tables, whose rows are of one size
+            chunks = self._memory.groups[of_chunks]
+            found = chunks.index.find_each(position_of[chunk_tables], keys)
+            arena, first = chunks.arena, self._starts[place]
+            put_chunks(
+                arena.addresses, arena.shift, arena.width, found, tables, self._columns, first, chunks.dim,
+                rows,
+            )  # fmt: skip
+        return rows
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Distinct rows that a batch has read, and their gradients."""
+
+    tables: Ints
+    keys: Ints
+    gradients: Floats
+
+
+class ChunkedWorkerRows(WorkerRows):
+    """The rows of a worker's collection in training, in chunks.
+
+    Args:
+        collection: of whole rows.
+        cache: of chunks.
+        rates: of learning.
+        ledger: of what is useful.
+    """
+
+    def __init__(
+        self, collection: EmbeddingBagCollection, cache: RowMemory, rates: Rates, utility_log: UtilityLog
+    ) -> None:
+        super().__init__(collection, cache, rates, bounded=False)
+        layout = cache.layout
+        assert isinstance(layout, ChunkLayout)
+        self._layout, self._utility_log = layout, utility_log
+        self._starts, self._columns = layout.starts, layout.column_matrix
+        self._by_gradient = layout.pruning.utility == "gradient"
+        self._reader = ChunkReader(collection, cache)
+        self._reader.attach()
+        self._table_and_place: list[tuple[Ints, Ints]] = []  # by group of chunks: of each of its tables
+        for number in range(len(cache.groups)):
+            some = np.flatnonzero(cache.places[0] == number)
+            some = some[np.argsort(cache.places[1][some])]
+            self._table_and_place.append((some // layout.num_chunks, some % layout.num_chunks))
+        self._live: LiveRows | None = None
+
+    def begin(self, plan: Plan) -> None:
+        """A batch of this plan is read next."""
+        self._live = plan.live
+
+    def expect(self, rows: Sequence[BatchRows]) -> None:
+        """Nothing: the batch reads rows, and these are chunks."""
+
+    def take(self, iteration: int, rows: Sequence[BatchRows]) -> TakenGradients:
+        """Everything that backward left, as gradients of chunks; and what it says of their usefulness."""
+        read = []
+        for number, group in enumerate(self._groups):
+            tables = self._reader.tables[number]
+            if not self._by_gradient:
+                for lookup, _ in group.pending:
+                    self._count(iteration + 1, tables[tables_of_keys(lookup)], lookup)
+            taken = group.take_gradients()
+            if taken is not None:
+                read.append(_Read(tables[tables_of_keys(taken[0])], taken[0].keys, taken[1]))
+        for one in read:
+            self._measure(iteration + 1, one)
+        return TakenGradients(iteration, [(part, self._of_chunks(part, read)) for part in rows])
+
+    def _count(self, now: int, tables: Ints, lookup: Lookup) -> None:
+        """Note accesses."""
+        assert self._live is not None
+        places, known = self._known(tables, lookup.keys)
+        counts = np.bincount(lookup.inverse, minlength=len(lookup.keys))[known].astype(np.float64)
+        amounts = np.repeat(counts[:, None], self._layout.num_chunks, axis=1)
+        self._utility_log.add(self._live.numbers[places], amounts, now)
+
+    def _measure(self, now: int, read: _Read) -> None:
+        """Note the norms of gradients, times the accesses of all workers; and how large columns are."""
+        if not self._by_gradient and not self._layout.awaits_columns:
+            return
+        assert self._live is not None
+        places, known = self._known(read.tables, read.keys)
+        if self._layout.awaits_columns:
+            add_squares(read.gradients, read.tables, known, self._utility_log.squares)
+        if not self._by_gradient:
+            return
+        norms = chunk_norms(read.gradients, read.tables, self._starts, self._columns)[known]
+        amounts = self._live.accesses[places].astype(np.float64)[:, None] * norms
+        self._utility_log.add(self._live.numbers[places], amounts, now)
+
+    def _known(self, tables: Ints, keys: Ints) -> tuple[Ints, Ints]:
+        """Of rows that are kept track of: their places among those of the plan; and which of the rows."""
+        live = self._live
+        assert live is not None
+        places = match_rows(live.tables, live.keys, tables, keys)
+        known = np.flatnonzero(places >= 0)
+        return places[known], known
+
+    def _of_chunks(self, part: BatchRows, read: list[_Read]) -> Floats:
+        """The gradients of chunks that are there."""
+        chunks = self._cache.groups[part.number]
+        out = np.empty((len(part), chunks.dim), chunks.dtype)
+        tables_of, places_of = self._table_and_place[part.number]
+        tables, places = tables_of[part.rows.tables], places_of[part.rows.tables]
+        num_found = 0
+        for one in read:
+            rows = match_rows(one.tables, one.keys, tables, part.rows.keys)
+            num_found += int(np.count_nonzero(rows >= 0))
+            take_chunks(one.gradients, rows, tables, places, self._starts, self._columns, out)
+        if num_found < len(part):
+            raise ConfigError(
+                f"{len(part) - num_found:,} rows of this worker have no gradient; call backward() on the "
+                "loss of the batch that was dispatched, and on nothing else, then step()"
+            )
+        return out

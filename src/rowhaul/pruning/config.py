@@ -1,0 +1,78 @@
+"""The settings of pruning as people write them: shares in percent, memory in GiB."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from rowhaul._quantities import parse_bytes
+from rowhaul.errors import ConfigError
+from rowhaul.pruning.pool import PruneSettings
+from rowhaul.pruning.settings import PruneRules
+from rowhaul.train.cluster_config import ClusterConfig
+
+
+@dataclass(frozen=True)
+class PruneConfig(PruneRules):
+    """Which part of the rows is kept in memory; by default all of it. See docs/pruning.md.
+
+    How they are pruned is `PruneRules`.
+
+    Args:
+        ratio: the share of all values that is pruned, such as 90% or 0.9.
+        budget: memory for rows, optimizer state and index, such as 2GiB, instead of a ratio.
+        two_dimensions: whether columns are pruned, too, where a ratio is given; they are by default, since
+            otherwise the rows that are read and sent most stay whole.
+    """
+
+    ratio: str = "0"
+    budget: str = "0"
+    two_dimensions: bool = True
+
+    def __post_init__(self) -> None:
+        self._settings()
+
+    def settings(self) -> PruneSettings | None:
+        """As the store takes them; None where nothing is pruned."""
+        settings = self._settings()
+        return settings if settings.ratio or settings.budget or settings.dims else None
+
+    def _settings(self) -> PruneSettings:
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        given |= {"ratio": parse_share(self.ratio), "budget": parse_bytes(str(self.budget), "prune.budget")}
+        return PruneSettings(**given)
+
+
+def parse_share(text: str) -> float:
+    """A share of 1, from ``90%`` or ``0.9``."""
+    number, percent, rest = str(text).strip().partition("%")
+    try:
+        if rest:
+            raise ValueError
+        return float(number) / 100 if percent else float(number)
+    except ValueError:
+        raise ConfigError(f"prune.ratio must be a share such as 90% or 0.9, got {text!r}") from None
+
+
+def check_cluster(config: ClusterConfig) -> None:
+    """Refuse what pruning does not go together with."""
+    mode = config.sync.partition(":")[0]
+    if config.hot_rows:
+        what, why, instead = (
+            "hot_rows",
+            "every worker holds hot rows whole, and nothing of them could go",
+            "0",
+        )
+    elif mode == "static":
+        what, why, instead = "sync", "its hot rows are held whole by every worker", "on-demand or full"
+    elif mode == "bounded":
+        why = "workers may know different versions of a row, and would differ about what it is worth"
+        what, instead = "sync", "on-demand or full"
+    else:
+        return
+    raise ConfigError(
+        f"cluster.{what} is {getattr(config, what)}, which does not go together with prune: {why}; set it to "
+        f"{instead}, or leave out prune"
+    )
+
+
+UNPRUNED = PruneConfig()

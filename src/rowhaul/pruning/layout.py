@@ -1,0 +1,135 @@
+"""The tables of a pruned model as a cluster has them: every table is so many tables of chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.errors import ConfigError
+from rowhaul.pruning.chunk_tables import ChunkTables
+from rowhaul.pruning.pool import PruneSettings
+from rowhaul.pruning.pool.pool import chunk_starts
+from rowhaul.runtime.row_memory import TableLayout
+from rowhaul.schedule import ScheduleSettings
+from rowhaul.store import TableGroup, TableSpec
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ChunkLayout(TableLayout):
+    """What every rank knows of pruned tables; ``specs`` are those of chunks, in the order of plans."""
+
+    rows: tuple[TableSpec, ...]  # tables of whole rows
+    pruning: PruneSettings
+    columns: tuple[tuple[int, ...], ...] = ()  # that each table keeps; none: all
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of a row."""
+        return self.pruning.chunks
+
+    @property
+    def starts(self) -> Ints:
+        """Where the chunks of a row begin, and where the last one ends."""
+        return chunk_starts(self.column_matrix.shape[1], self.num_chunks)
+
+    @property
+    def column_matrix(self) -> Ints:
+        """Tables x values that a row has: which columns they are."""
+        if self.columns:
+            return np.array(self.columns, np.int64)
+        return np.tile(np.arange(self.rows[0].dim), (len(self.rows), 1))
+
+    @property
+    def awaits_columns(self) -> bool:
+        """Whether it is still to be decided which columns are kept."""
+        return bool(self.columns_to_keep) and not self.columns
+
+    @property
+    def columns_to_keep(self) -> int:
+        """Columns that tables have after the cold start; 0: all."""
+        return self.pruning.num_columns(self.rows[0].dim)
+
+    def narrowed(self, columns: Ints) -> ChunkLayout:
+        """The same tables with fewer columns, tables x those that are kept."""
+        sizes = np.diff(chunk_starts(columns.shape[1], self.num_chunks)).tolist()
+        return replace(
+            self,
+            specs=_chunk_specs(self.rows, sizes),
+            columns=tuple(tuple(some) for some in columns.tolist()),
+        )
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of the largest chunk with its state."""
+        return max(self.sizes().records)
+
+    def groups(self) -> list[TableGroup]:
+        """Empty tables of chunks, those of one size together."""
+        matrix, starts = self.column_matrix, self.starts
+        columns = [
+            matrix[table, starts[place] : starts[place + 1]]
+            for table in range(len(self.rows))
+            for place in range(self.num_chunks)
+        ]
+        names = [spec.name for spec in self.rows for _ in range(self.num_chunks)]
+        found: list[TableGroup] = []
+        for dim in dict.fromkeys(spec.dim for spec in self.specs):
+            some = [number for number, spec in enumerate(self.specs) if spec.dim == dim]
+            found.append(
+                ChunkTables(
+                    [self.specs[number] for number in some],
+                    self.optimizer,
+                    self.dtype,
+                    self.seed,
+                    [names[number] for number in some],
+                    np.stack([columns[number] for number in some]),
+                )
+            )
+        return found
+
+
+def chunk_layout(whole: TableLayout, pruning: PruneSettings) -> ChunkLayout:
+    """The tables of chunks for tables of whole rows."""
+    if len({spec.dim for spec in whole.specs}) > 1:
+        dims = sorted({spec.dim for spec in whole.specs})
+        raise ConfigError(
+            f"the tables have rows of {', '.join(map(str, dims))} values; on a cluster, pruning needs rows "
+            "of one size so far: give all tables one embedding_dim, or prune in one process"
+        )
+    for spec in whole.specs:
+        pruning.check_dim(spec.name, spec.dim)
+    sizes = np.diff(chunk_starts(whole.specs[0].dim, pruning.chunks)).tolist()
+    specs = _chunk_specs(whole.specs, sizes)
+    return ChunkLayout(specs, whole.optimizer, whole.dtype, whole.seed, whole.specs, pruning)
+
+
+def _chunk_specs(rows: tuple[TableSpec, ...], sizes: list[int]) -> tuple[TableSpec, ...]:
+    return tuple(
+        TableSpec(f"{spec.name}#{place}", size, spec.initial_low, spec.initial_high)
+        for spec in rows
+        for place, size in enumerate(sizes)
+    )
+
+
+def check_schedule(settings: ScheduleSettings, layout: ChunkLayout) -> None:
+    """Refuse what pruning does not go together with, and sizes of whole rows."""
+    what = None
+    if settings.sync_mode.name == "bounded":
+        what = "cluster.sync bounded, where workers know different versions of a row: use on-demand or full"
+    elif settings.sync_mode.name == "static":
+        what = "cluster.sync static, whose hot rows every worker holds whole: use on-demand or full"
+    elif settings.hot is not None:
+        what = "cluster.hot_rows, which every worker holds whole: leave them out"
+    elif not all(policy.keeps_all for policy in settings.row_policies):
+        what = "policies of tables, since pruning decides which rows stay: leave them out"
+    if what is not None:
+        raise ConfigError(f"on a cluster, prune does not go together with {what}")
+    if settings.sizes != layout.sizes() or settings.topology.tables_per_row != layout.num_chunks:
+        raise ConfigError(
+            f"the schedule's settings are of whole rows, but rows are pruned in {layout.num_chunks} chunks: "
+            "take sizes of layout_of(collection).sizes(), and a topology with tables_per_row of as many"
+        )

@@ -1,0 +1,94 @@
+"""What pruning has left: how many rows of each table hold how many chunks, and the bytes of it all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from rowhaul.pruning.pool.pruner import Pruner
+
+
+@dataclass(frozen=True)
+class TableReport:
+    """One table: ``rows_by_chunks[n]`` of its rows in the index hold ``n`` chunks."""
+
+    name: str
+    rows_by_chunks: tuple[int, ...]
+    mean_dims: float  # values that a row in the index holds, on average
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in the index."""
+        return sum(self.rows_by_chunks)
+
+    @property
+    def num_held(self) -> int:
+        """Rows that hold something."""
+        return self.num_rows - self.rows_by_chunks[0]
+
+
+@dataclass(frozen=True)
+class PruneReport:
+    """All tables of a collection."""
+
+    tables: tuple[TableReport, ...]
+    num_rows: int  # that there would be without pruning
+    num_chunks: int  # held
+    most_chunks: int  # that may be held
+    value_bytes: int  # of what is held
+    unpruned_value_bytes: int  # of what would be held
+    pool_bytes: int  # values and state, as allocated
+    entry_bytes: int
+    index_bytes: int
+
+    @property
+    def ratio(self) -> float:
+        """The share of values that is not there."""
+        return 1 - self.value_bytes / self.unpruned_value_bytes if self.unpruned_value_bytes else 0.0
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Everything that rows take."""
+        return self.pool_bytes + self.entry_bytes + self.index_bytes
+
+    @property
+    def rows_by_chunks(self) -> tuple[int, ...]:
+        """Rows of all tables by the number of chunks they hold; those without an entry hold none."""
+        most = max(len(table.rows_by_chunks) for table in self.tables)
+        counts = np.zeros(most, dtype=np.int64)
+        for table in self.tables:
+            counts[: len(table.rows_by_chunks)] += table.rows_by_chunks
+        counts[0] += max(0, self.num_rows - int(counts.sum()))
+        return tuple(counts.tolist())
+
+
+def report_on(pruners: Sequence[Pruner]) -> PruneReport:
+    """What the tables of pruners hold now."""
+    tables: list[TableReport] = []
+    value_bytes = unpruned = 0
+    for pruner in pruners:
+        sizes, itemsize = pruner.pool.sizes, pruner.pool.arena.dtype.itemsize
+        for group in pruner.groups:
+            for position, spec in enumerate(group.tables):
+                by_chunks, by_place = group.chunk_counts(position)
+                held = int(by_place @ sizes)
+                value_bytes += held * itemsize
+                num_rows = int(by_chunks.sum())
+                mean = held / num_rows if num_rows else 0.0
+                tables.append(TableReport(spec.name, tuple(by_chunks.tolist()), mean))
+        unpruned += pruner.num_rows * pruner.groups[0].dim * itemsize
+    return PruneReport(
+        tables=tuple(tables),
+        num_rows=sum(pruner.num_rows for pruner in pruners),
+        num_chunks=sum(pruner.pool.num_used for pruner in pruners),
+        most_chunks=sum(pruner.pool.capacity for pruner in pruners),
+        value_bytes=value_bytes,
+        unpruned_value_bytes=unpruned,
+        pool_bytes=sum(pruner.pool.arena.allocated_bytes for pruner in pruners),
+        entry_bytes=sum(group.arena.allocated_bytes for pruner in pruners for group in pruner.groups),
+        index_bytes=sum(group.index.allocated_bytes for pruner in pruners for group in pruner.groups),
+    )

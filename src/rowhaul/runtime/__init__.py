@@ -1,0 +1,1 @@
+"""Carries out plans: moves, caches, gradient buffers and steps of one rank."""

@@ -1,0 +1,82 @@
+"""The rows of a batch that one worker trains, found once: reading, stepping and handing in go by this.
+
+The plan names the distinct rows of a batch, so nobody has to find out again which they are. They are
+sorted by what becomes of their gradients, so that each part is a slice: first the rows that the worker
+steps itself, then those that it shares with others, then replicated ones, last those that learn nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.runtime.record_kernels import sort_by_role
+from rowhaul.runtime.row_locations import Located
+from rowhaul.runtime.row_memory import RowMemory
+from rowhaul.schedule.directory.states import State
+from rowhaul.schedule.plan import Plan
+from rowhaul.store.matching import KnownRows
+
+Ints = npt.NDArray[np.int64]
+
+_STATES = int(State.REPLICATED), int(State.NOT_ADMITTED)
+
+
+@dataclass(frozen=True)
+class BatchRows:
+    """The rows of one group that a worker trains in an iteration."""
+
+    number: int  # of the group
+    rows: KnownRows  # those that are not admitted have location -1, and are not in its order
+    own: slice
+    shared: slice
+    replicated: slice
+    # All replicated rows of the batch in this group, whoever trains them: where they are, and which of
+    # them those are that this worker trains.
+    replicated_locations: Ints
+    replicated_here: Ints
+
+    def __len__(self) -> int:
+        return len(self.rows.keys)
+
+    @property
+    def moving(self) -> slice:
+        """Rows that travel: all but replicated ones and those not admitted."""
+        return slice(0, self.replicated.start)
+
+    @property
+    def all_admitted(self) -> bool:
+        """Whether every row has a record."""
+        return int(self.replicated.stop) == len(self)
+
+
+def batch_rows(
+    cache: RowMemory, plan: Plan, located: Located, worker: int, *, bounded: bool
+) -> list[BatchRows]:
+    """The rows that a worker trains, once all of them are in its cache.
+
+    With bounded staleness a worker steps its copy of every row, whoever trains it too.
+    """
+    found = []
+    for number, group in enumerate(cache.groups):
+        keys, tables, locations, roles, order, ordered, starts, copied, copy_starts, here = sort_by_role(
+            plan.tables, plan.keys, plan.trainers, plan.states, located.records, worker, bounded,
+            *cache.places, number, len(group.tables), *_STATES,
+        )  # fmt: skip
+        if not len(keys) and not len(copied):
+            continue
+        own, shared, replicated, rest = roles[:4].tolist()
+        found.append(
+            BatchRows(
+                number,
+                KnownRows(keys, tables, locations, order, ordered, starts),
+                slice(own, shared),
+                slice(shared, replicated),
+                slice(replicated, rest),
+                cache.find(number, copied, copy_starts) if len(copied) else copied,
+                here,
+            )
+        )
+    return found

@@ -1,0 +1,79 @@
+"""Shelves: where the gradients of a worker wait for their step, by (table, key).
+
+Thousands come and go with every iteration, in one thread, and few wait at a time. So a shelf has an index
+of its own kind: no locks, no shards, one small table that stays in fast memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.runtime.gradient_buffer_kernels import find_gradients, put_gradients, remove_gradients
+from rowhaul.schedule.directory.index import RowIndex
+from rowhaul.store.arena import RecordArena
+
+Int64s = npt.NDArray[np.int64]
+
+
+class GradientBuffer:
+    """Vectors of one length by (table, key)."""
+
+    def __init__(self, num_tables: int, width: int, dtype: npt.DTypeLike) -> None:
+        self.index = GradientIndex(num_tables)
+        self.arena = RecordArena(width, dtype)
+
+
+class GradientIndex:
+    """Locations of the keys of ``num_tables`` tables, for one thread; see `rowhaul.store.index.KeyIndex`."""
+
+    def __init__(self, num_tables: int) -> None:
+        self.num_tables = num_tables
+        self._rows = RowIndex()
+        self._count = 0
+
+    @property
+    def num_keys(self) -> Int64s:
+        """Keys held, by table."""
+        return np.bincount(self._rows.items()[0], minlength=self.num_tables)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def find(self, keys: Int64s, starts: Int64s) -> tuple[Int64s, np.int64]:
+        """Location of each key (-1 where absent), and the number of absent keys."""
+        locations, num_absent = find_gradients(self._rows.places, keys, starts)
+        return locations, np.int64(num_absent)
+
+    def find_each(self, tables: Int64s, keys: Int64s) -> Int64s:
+        """Location of each key of the table given with it (-1 where absent), in any order."""
+        return self._rows.find(tables.astype(np.int32), keys).astype(np.int64)
+
+    def insert(
+        self, keys: Int64s, starts: Int64s, locations: Int64s, num_absent: np.int64, records: Int64s
+    ) -> Int64s:
+        """Give the keys that `find` did not find, which must differ, the ``records`` in order.
+
+        Fills their ``locations`` and returns which keys they are.
+        """
+        self._rows.reserve(self._count + int(num_absent))
+        self._count += int(num_absent)
+        absent: Int64s = put_gradients(self._rows.places, keys, starts, locations, records)
+        return absent
+
+    def delete(self, keys: Int64s, starts: Int64s) -> Int64s:
+        """Forget the given keys, which must be there and differ; returns the locations they had."""
+        locations, num_absent = self.find(keys, starts)
+        if num_absent:
+            raise KeyError(int(keys[np.flatnonzero(locations < 0)[0]]))
+        remove_gradients(self._rows.places, keys, starts)
+        self._count -= len(keys)
+        return locations
+
+    def blocks(self, table: int) -> Iterator[tuple[Int64s, Int64s]]:
+        """All (keys, locations) of a table."""
+        tables, keys, locations = self._rows.items()
+        chosen = tables == table
+        yield keys[chosen], locations[chosen]

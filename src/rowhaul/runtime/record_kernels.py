@@ -1,0 +1,258 @@
+"""Compiled loops over the rows of a plan whose records have been found: nothing is looked up here.
+
+``at`` has the address of each row's record in one memory, 0 where there is none.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba.extending import register_jitable
+
+from rowhaul._kernels import kernel
+from rowhaul._memory import copy_bytes, memory_at, prefetch_to_read, prefetch_to_write, record_address
+
+_VALUES, _STATE, _GRADIENT = 1, 2, 4  # `rowhaul.schedule.plan.Payload`
+_OWN, _SHARED, _REPLICATED, _NOT_ADMITTED, _OTHERS = range(5)  # roles of rows in training
+_AHEAD = 8  # how far ahead of its use a record is asked for
+
+
+@register_jitable
+def _table_by_table(places, count, tables, position_of, starts):
+    """Count the chosen rows of each table in ``starts``, zeros at first; returns them table by table.
+
+    The rows of a plan are ordered by table, so that nearly always they are so already.
+    """
+    in_order, last = True, 0
+    for i in range(count):
+        position = position_of[tables[places[i]]]
+        starts[position + 1] += 1
+        in_order &= position >= last
+        last = position
+    for position in range(len(starts) - 1):
+        starts[position + 1] += starts[position]
+    if in_order:
+        return places[:count]
+    following, sorted_places = starts.copy(), np.empty(count, np.int64)
+    for i in range(count):
+        position = position_of[tables[places[i]]]
+        sorted_places[following[position]] = places[i]
+        following[position] += 1
+    return sorted_places
+
+
+@kernel
+def pick_needed(tables, keys, needed, bit, group_of, position_of, group, num_tables):
+    """The rows of a group that a bit is set of, table by table: places, keys, where each table begins."""
+    starts = np.zeros(num_tables + 1, np.int64)
+    places = np.empty(len(tables) + 1, np.int64)
+    count = 0
+    for r in range(len(tables)):
+        places[count] = r  # without a branch, here and below: nothing tells which rows are chosen
+        count += (needed[r] & bit != 0) & (group_of[tables[r]] == group)
+    places = _table_by_table(places, count, tables, position_of, starts)
+    chosen = np.empty(count, np.int64)
+    for i in range(count):
+        chosen[i] = keys[places[i]]
+    return places, chosen, starts
+
+
+@kernel
+def note_records(addresses, shift, record_bytes, places, locations, records, at):
+    """Remember where the records of rows were found; those that were not stay as they are."""
+    for i in range(len(places)):
+        if locations[i] >= 0:
+            records[places[i]] = locations[i]
+            at[places[i]] = record_address(addresses, shift, record_bytes, locations[i])
+
+
+@kernel
+def mark_arrivals(kind, payload, row, is_chosen, needed, bit):
+    """Set a bit of rows that records came for."""
+    for i in range(len(kind)):
+        if payload[i] & _VALUES and row[i] >= 0 and is_chosen[kind[i]]:
+            needed[row[i]] |= bit
+
+
+@kernel
+def mark_absent(trainers, mask, states, records, needed, arrived, absent, fresh, not_admitted):
+    """Set a bit of rows that are to be in the cache and are not yet; tells one that cannot come, or -1.
+
+    Rows that came, and rows that nobody has trained before, can.
+    """
+    missing = -1
+    for r in range(len(trainers)):
+        came = needed[r] & arrived != 0
+        wanted = (records[r] < 0) & (came | (trainers[r] & mask != 0))
+        can_come = came | (states[r] == fresh)
+        needed[r] |= absent * (wanted & can_come)
+        missing = r if wanted & ~can_come & (states[r] != not_admitted) else missing
+    return missing
+
+
+@kernel
+def pack_rows(
+    kind,
+    payload,
+    table,
+    row,
+    offsets,
+    is_from_home,
+    home_at,
+    cache_at,
+    value_bytes,
+    record_bytes,
+    out_address,
+):
+    """Copy records into the buffer of a turn; returns a payload whose record is not there, or -1."""
+    last = len(kind) - 1
+    for i in range(len(kind)):
+        soon = min(i + _AHEAD, last)
+        if row[soon] >= 0:
+            prefetch_to_read(home_at[row[soon]] if is_from_home[kind[soon]] else cache_at[row[soon]])
+        if payload[i] & _VALUES and row[i] >= 0:
+            address = home_at[row[i]] if is_from_home[kind[i]] else cache_at[row[i]]
+            if address == 0:
+                return i
+            size = record_bytes[table[i]] if payload[i] & _STATE else value_bytes[table[i]]
+            copy_bytes(out_address + offsets[i], address, size)
+    return -1
+
+
+@kernel
+def unpack_rows(kind, payload, table, row, offsets, is_chosen, at, value_bytes, record_bytes, in_address):
+    """Overwrite records with those that came; returns a payload whose record is not there, or -1."""
+    last = len(kind) - 1
+    for i in range(len(kind)):
+        soon = min(i + _AHEAD, last)
+        if row[soon] >= 0:
+            prefetch_to_write(at[row[soon]])
+        if payload[i] & _VALUES and row[i] >= 0 and is_chosen[kind[i]]:
+            address = at[row[i]]
+            if address == 0:
+                return i
+            size = record_bytes[table[i]] if payload[i] & _STATE else value_bytes[table[i]]
+            copy_bytes(address, in_address + offsets[i], size)
+    return -1
+
+
+@kernel
+def note_gradients(
+    kind, payload, table, row, source, offsets, is_chosen, step_of_row, contributors, value_bytes,
+    record_bytes, in_address, done, gradients,
+):  # fmt: skip
+    """Where the gradients are that came for steps that are due: steps x workers; marks those as done."""
+    for i in range(len(kind)):
+        if payload[i] & _GRADIENT and row[i] >= 0 and is_chosen[kind[i]]:
+            step = step_of_row[row[i]] - 1
+            if step >= 0 and contributors[step] & (np.uint64(1) << np.uint64(source[i])):
+                behind = 0
+                if payload[i] & _VALUES:
+                    behind = record_bytes[table[i]] if payload[i] & _STATE else value_bytes[table[i]]
+                gradients[step, source[i]] = in_address + offsets[i] + behind
+                done[i] = 1
+
+
+@kernel
+def buffered_rows(contributors, gradients, keys, starts, worker):
+    """Of steps that come table by table, those whose gradient of a worker is not known yet."""
+    mask = np.uint64(1) << np.uint64(worker)
+    places, some, begins = np.empty_like(keys), np.empty_like(keys), np.empty_like(starts)
+    count = 0
+    for position in range(len(starts) - 1):
+        begins[position] = count
+        for i in range(starts[position], starts[position + 1]):
+            if contributors[i] & mask and gradients[i, worker] == 0:
+                places[count], some[count] = i, keys[i]
+                count += 1
+    begins[-1] = count
+    return places[:count], some[:count], begins
+
+
+@kernel
+def note_buffered(addresses, shift, record_bytes, places, locations, worker, gradients):
+    """Where the gradients are that were on a shelf."""
+    for i in range(len(places)):
+        gradients[places[i], worker] = record_address(addresses, shift, record_bytes, locations[i])
+
+
+@kernel
+def sum_gradients(gradients, sums):
+    """Add up the gradients of each row in the order of the workers."""
+    dim = sums.shape[1]
+    for s in range(len(sums)):
+        for k in range(dim):
+            sums[s, k] = 0
+        for worker in range(gradients.shape[1]):
+            if gradients[s, worker] != 0:
+                part = memory_at(gradients[s, worker], dim, sums.dtype)
+                for k in range(dim):
+                    sums[s, k] += part[k]
+
+
+@register_jitable
+def _roles(tables, trainers, states, mask, bounded, group_of, group, replicated, not_admitted, rows, roles):
+    """The rows of a group that a worker trains, or all replicate: their places, roles, and how many."""
+    count = 0
+    for r in range(len(tables)):
+        trained, copied = trainers[r] & mask != 0, states[r] == replicated
+        role = _OWN if bounded | (trainers[r] == mask) else _SHARED
+        role = _REPLICATED if copied else role
+        role = _NOT_ADMITTED if states[r] == not_admitted else role
+        rows[count] = r
+        roles[r] = role if trained else _OTHERS
+        count += (trained | copied) & (group_of[tables[r]] == group)
+    return count
+
+
+@kernel
+def sort_by_role(
+    tables, keys, trainers, states, records, worker, bounded, group_of, position_of, group, num_tables,
+    replicated, not_admitted,
+):  # fmt: skip
+    """The rows of a group that a worker trains, by role, and table by table within each.
+
+    Returns keys, positions of tables and records (-1 where not admitted); where each role begins; of the
+    admitted ones, table by table, their place among those, their keys, and where each table begins; keys and
+    starts of all replicated rows; and which of these the worker trains.
+    """
+    mask = np.uint64(1) << np.uint64(worker)
+    rows, role_of = np.empty(len(tables) + 1, np.int64), np.empty(len(tables), np.int8)
+    count = _roles(
+        tables, trainers, states, mask, bounded, group_of, group, replicated, not_admitted, rows, role_of
+    )
+    every = np.zeros(num_tables + 1, np.int64)
+    rows = _table_by_table(rows, count, tables, position_of, every)
+    following = np.zeros(_OTHERS + 1, np.int64)
+    for i in range(count):
+        following[role_of[rows[i]]] += 1
+    roles = np.zeros(_OTHERS + 1, np.int64)
+    for role in range(_OTHERS):
+        roles[role + 1] = roles[role] + following[role]
+        following[role] = roles[role]
+    following[_OTHERS] = roles[_OTHERS]
+    num_trained, num_admitted = roles[_OTHERS], roles[_NOT_ADMITTED]
+    chosen, positions = np.empty(count, np.int64), np.empty(count, np.int64)  # others come last
+    locations = np.empty(count, np.int64)
+    order, ordered = np.empty(num_admitted + 1, np.int64), np.empty(num_admitted + 1, np.int64)
+    copied, here = np.empty(count + 1, np.int64), np.empty(num_admitted - roles[_REPLICATED], np.int64)
+    starts, copy_starts = np.zeros(num_tables + 1, np.int64), np.zeros(num_tables + 1, np.int64)
+    admitted, copy = 0, 0
+    for position in range(num_tables):
+        for i in range(every[position], every[position + 1]):
+            r = rows[i]
+            role, key = role_of[r], keys[r]
+            place = following[role]
+            following[role] = place + 1
+            chosen[place], positions[place] = key, position
+            locations[place] = records[r] if role < _NOT_ADMITTED else -1
+            order[admitted], ordered[admitted] = place, key
+            admitted += role < _NOT_ADMITTED
+            copied[copy] = key
+            if role == _REPLICATED:
+                here[place - roles[_REPLICATED]] = copy
+            copy += states[r] == replicated
+        starts[position + 1], copy_starts[position + 1] = admitted, copy
+    return (
+        chosen[:num_trained], positions[:num_trained], locations[:num_trained], roles, order[:num_admitted],
+        ordered[:num_admitted], starts, copied[:copy], copy_starts, here,
+    )  # fmt: skip

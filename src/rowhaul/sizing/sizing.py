@@ -1,0 +1,175 @@
+"""How much memory a run will need, before it runs: by table, by rank, by machine.
+
+Counted are rows with optimizer state and index, or what pruning and the policies of tables leave of them,
+caches, hot rows, the dense model with gradients and optimizer, the tensors of a step, samples that wait, what
+the scheduler keeps, the buffers of saving, and the process itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from rowhaul.data.schema import Schema
+from rowhaul.pruning.config import UNPRUNED
+from rowhaul.pruning.sizing import Held, PrunedShape, entries_by_table
+from rowhaul.sizing.model import ModelSize
+from rowhaul.sizing.policies import KeptRows, kept_rows
+from rowhaul.sizing.ranks import Ranks, RankSize
+from rowhaul.sizing.rows import RowShape, index_bytes
+from rowhaul.train.cluster_config import ClusterConfig
+from rowhaul.train.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """Bytes that the rows of one table need in the stores."""
+
+    name: str
+    rows: int
+    dim: int
+    values: int
+    state: int
+    index: int  # with the entries of pruned rows
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.values + self.state + self.index
+
+
+@dataclass(frozen=True)
+class SizeEstimate:
+    """What a run will need."""
+
+    tables: tuple[TableSize, ...]
+    ranks: tuple[RankSize, ...]
+    machines: tuple[tuple[int, ...], ...]  # ranks of each machine
+
+    @property
+    def machine_bytes(self) -> tuple[int, ...]:
+        """Bytes that each machine needs."""
+        return tuple(sum(self.ranks[rank].total for rank in ranks) for ranks in self.machines)
+
+    @property
+    def needed(self) -> int:
+        """Bytes that the machine with most to hold needs."""
+        return max(self.machine_bytes)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run whose size is asked for.
+
+    Args:
+        config: of the run; its cluster says how many ranks there are.
+        schema: of the data.
+        rows: distinct keys by table.
+        ids_per_sample: of all features together.
+        model: see `measure_model`.
+        process_bytes: what a process has in memory before it does anything.
+        machines: that the ranks are spread over, as many on each.
+        table_ids_per_sample: by table; none: not known, so that policies that go by it bound nothing.
+        samples: of an epoch; 0: not known.
+        batch_rows: different rows of a batch; 0: not known.
+    """
+
+    config: TrainConfig
+    schema: Schema
+    rows: Mapping[str, int]
+    ids_per_sample: float
+    model: ModelSize
+    process_bytes: int
+    machines: int = 1
+    table_ids_per_sample: Mapping[str, float] = field(default_factory=dict)
+    samples: int = 0
+    batch_rows: int = 0
+
+    @property
+    def unpruned(self) -> Run:
+        """The same run with all of its rows."""
+        return replace(self, config=replace(self.config, prune=UNPRUNED))
+
+    @cached_property
+    def pruned(self) -> PrunedShape | None:
+        """Its rows, where they are pruned."""
+        config, settings = self.config, self.config.prune.settings()
+        if settings is None:
+            return None
+        settings.check_dim(next(iter(self.schema.tables)), self.model.row_width)
+        first = settings.cold_start * config.batch_size * self.ids_per_sample
+        rule = config.row_rule()
+        return PrunedShape(settings, self.model.row_width, rule, config.precision, round(first))
+
+    @cached_property
+    def kept(self) -> dict[str, KeptRows]:
+        """The rows of each table that its policy leaves."""
+        config, tables = self.config, list(self.schema.tables)
+        policies = config.row_policies(tables)
+        return {
+            name: kept_rows(
+                policy,
+                self.rows[name],
+                self.table_ids_per_sample.get(name, float("inf")),
+                config.batch_size,
+                self.samples * config.epochs,
+            )
+            for name, policy in zip(tables, policies, strict=True)
+        }
+
+    def check(self) -> None:
+        """Refuse a budget that not even one batch has room in."""
+        if self.pruned is not None:
+            self.pruned.check_batch(self.batch_rows)
+
+    def estimate(self) -> SizeEstimate:
+        """The bytes of everything."""
+        ranks = Ranks(self)
+        places = ranks.machines()
+        readers = {max(some) for some in places if some}
+        sizes = [ranks.size(rank, reads=rank in readers) for rank in range(ranks.num_ranks)]
+        return SizeEstimate(self._tables(), tuple(sizes), tuple(places))
+
+    @property
+    def shape(self) -> RowShape:
+        """Of a whole row; all tables of a run are alike."""
+        config = self.config
+        return RowShape(self.model.row_width, config.row_rule(), config.precision)
+
+    def _tables(self) -> tuple[TableSize, ...]:
+        shape, kept = self.shape, {name: one.rows for name, one in self.kept.items()}
+        if self.pruned is not None:
+            return self._pruned_tables(self.pruned.held(sum(kept.values())), kept)
+        return tuple(
+            TableSize(
+                name=name,
+                rows=count,
+                dim=shape.dim,
+                values=count * shape.value_bytes,
+                state=count * shape.state_bytes,
+                index=index_bytes(count),
+            )
+            for name, count in kept.items()
+        )
+
+    def _pruned_tables(self, held: Held, kept: Mapping[str, int]) -> tuple[TableSize, ...]:
+        """Of what is held each table gets its share of the rows: which it will be, training decides."""
+        total, entries = max(sum(kept.values()), 1), entries_by_table(held, kept)
+        chunks = {name: held.num_chunks * count / total for name, count in kept.items()}
+        return tuple(
+            TableSize(
+                name=name,
+                rows=count,
+                dim=self.model.row_width,
+                values=round(chunks[name] * held.chunk_values),
+                state=round(chunks[name] * (held.chunk_bytes - held.chunk_values)),
+                index=index_bytes(entries[name]) + entries[name] * held.entry_bytes,
+            )
+            for name, count in kept.items()
+        )
+
+
+def cluster_on(machines: int, cluster: ClusterConfig) -> ClusterConfig:
+    """The same cluster with a worker that stores its share of the rows on each of so many machines."""
+    return replace(cluster, workers=machines, colocated=True, shares="equal", links="equal")

@@ -1,0 +1,123 @@
+"""Rows that come and go in one process, by the policies of their tables: the twin of what a cluster does.
+
+A cluster's scheduler and this ask the same `Lifetimes` with the same rows in the same iterations, so
+that both train and hold the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.nn import EmbeddingBagCollection, KeyedJaggedTensor
+from rowhaul.schedule import HotRows, IdBatch, Lifetimes, RowPolicy
+from rowhaul.schedule.directory.distinct_kernels import distinct_rows
+from rowhaul.schedule.directory.index import RowIndex
+from rowhaul.schedule.lifetimes import Status
+from rowhaul.schedule.row_counts import RowCounts
+from rowhaul.store import TableGroup
+from rowhaul.store.keyed import remove
+
+Ints = npt.NDArray[np.int64]
+
+
+class RowLifecycle:
+    """Admits and forgets the rows of a collection.
+
+    Args:
+        collection: whose rows they are.
+        policies: one for each table, in the collection's order.
+        exempt: rows that are trained and kept whatever the policies say, as a cluster does with those that it
+            replicates.
+    """
+
+    def __init__(
+        self, collection: EmbeddingBagCollection, policies: Sequence[RowPolicy], exempt: HotRows | None = None
+    ) -> None:
+        self.lifetimes = Lifetimes(policies)
+        self.counts = RowCounts()
+        self._collection = collection
+        self._exempt = RowIndex()
+        if exempt is not None:
+            self._exempt.add(exempt.tables, exempt.keys, np.zeros(len(exempt), np.int64))
+        configs = collection.embedding_bag_configs()
+        self._table_of = {
+            name: number for number, config in enumerate(configs) for name in config.feature_names
+        }
+        places = {
+            spec.name: (group.tables, position)
+            for group in collection.groups
+            for position, spec in enumerate(group.tables.tables)
+        }
+        self._places: list[tuple[TableGroup, int]] = [places[config.name] for config in configs]
+
+    def begin(self, iteration: int, ids: KeyedJaggedTensor) -> None:
+        """Before the forward pass on a whole batch: have its rows that are admitted, and no others."""
+        tables, keys, occurrences = self._named(ids)
+        status = np.full(len(keys), Status.KNOWN, np.uint8)
+        subject = np.flatnonzero(self._exempt.find(tables, keys) < 0)
+        status[subject] = self.lifetimes.see(iteration, tables[subject], keys[subject], occurrences[subject])
+        trained = status != Status.WAITING
+        for group, positions, some in self._by_table(tables[trained], keys[trained]):
+            group.make_fresh(positions, some)
+        self.counts += RowCounts(int((status == Status.ADMITTED).sum()), int((~trained).sum()))
+        self._collection.inserts_rows = False
+
+    def drop_gradients(self) -> None:
+        """After the backward passes: drop the gradients of rows that are not admitted."""
+        for group in self._collection.groups:
+            taken = group.take_gradients()
+            if taken is None:
+                continue
+            lookup, gradients = taken
+            kept = lookup.locations >= 0
+            if not kept.all():
+                starts = np.concatenate([[0], np.cumsum(kept)])[lookup.starts]
+                lookup = replace(
+                    lookup, keys=lookup.keys[kept], starts=starts, locations=lookup.locations[kept]
+                )
+                gradients = np.ascontiguousarray(gradients[kept])
+            group.pending.append((lookup, gradients))
+
+    def end(self, iteration: int) -> None:
+        """After the step: forget what is to be forgotten."""
+        self._collection.inserts_rows = True
+        gone = self.lifetimes.forget(iteration)
+        for group, positions, keys in self._by_table(gone.tables, gone.keys):
+            remove(group, positions, keys)
+        self.counts += RowCounts(expired=gone.num_expired, over_limit=len(gone) - gone.num_expired)
+
+    def know_rows(self, last: int) -> None:
+        """Take all rows that are there, from a checkpoint, for admitted; those of which nothing else is known
+        count as named in iteration ``last``.
+        """
+        for number, (group, position) in enumerate(self._places):
+            for keys, _ in group.index.blocks(position):
+                tables = np.full(len(keys), number, np.int32)
+                subject = self._exempt.find(tables, keys) < 0
+                self.lifetimes.know(last, tables[subject], keys[subject])
+
+    def _named(self, ids: KeyedJaggedTensor) -> tuple[npt.NDArray[np.int32], Ints, npt.NDArray[np.int32]]:
+        """The distinct rows of a batch by (table, key), and how many samples name each."""
+        features, stride = ids.keys(), ids.stride()
+        lengths = ids.lengths().cpu().numpy().reshape(len(features), stride)
+        values = ids.values().detach().cpu().numpy()
+        read = [place for place, name in enumerate(features) if name in self._table_of]
+        if len(read) < len(features):
+            ends = np.concatenate([[0], np.cumsum(lengths.sum(axis=1))])
+            parts = [values[ends[place] : ends[place + 1]] for place in read]
+            values, lengths = np.concatenate([values[:0], *parts]), lengths[read]
+        batch = IdBatch.from_features([self._table_of[features[place]] for place in read], values, lengths)
+        _, _, tables, keys, occurrences = distinct_rows(batch.offsets, batch.tables, batch.keys)
+        return tables, keys, occurrences
+
+    def _by_table(self, tables: npt.NDArray[Any], keys: Ints) -> Iterator[tuple[TableGroup, Ints, Ints]]:
+        """The rows of each table: its group, its position there once a row, and the keys."""
+        for number in np.unique(tables).tolist():
+            group, position = self._places[number]
+            some = keys[tables == number]
+            yield group, np.full(len(some), position), some

@@ -1,0 +1,288 @@
+"""Links and collectives between ranks that are threads of one process.
+
+The same interface and the same waiting as over a network, without one: a test runs a whole cluster in
+one process, with every interleaving it likes. Where the real transport leaves freedom, this one takes
+all of it: a payload is copied as late as allowed, at the first wait of either end, so that a buffer
+that is read or changed before it was waited for shows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from rowhaul.transport.base import Bytes, LinkError, check_buffers
+
+
+class InProcessNetwork:
+    """What the ranks of one process share.
+
+    As with ``torch.distributed.new_group``, the n-th links (or the n-th collective of the same members)
+    that each rank asks for belong together, and every rank asks once for each.
+
+    Args:
+        num_ranks: how many ranks there are.
+        delay: called, outside any lock, at every post, wait and collective; a stress test sleeps in it.
+        timeout_seconds: a wait that lasts longer is an error that says what did not come.
+    """
+
+    def __init__(
+        self, num_ranks: int, *, delay: Callable[[], None] | None = None, timeout_seconds: float = 60.0
+    ) -> None:
+        self.num_ranks = num_ranks
+        self.timeout_seconds = timeout_seconds
+        self.delay: Callable[[], None] = delay or _no_delay
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        self._groups_made: defaultdict[tuple[Any, ...], int] = defaultdict(int)
+        self._pairs: defaultdict[tuple[int, int, int], _Pair] = defaultdict(_Pair)
+        self._rounds: defaultdict[tuple[Any, ...], _Round] = defaultdict(_Round)
+
+    def links(self, rank: int) -> InProcessLinks:
+        """The links of one rank to all others."""
+        return InProcessLinks(self, rank, self._next_group("links", rank))
+
+    def collective(self, rank: int, members: Sequence[int] | None = None) -> InProcessCollective:
+        """The group of the given ranks (of all, if none are given) as one of them uses it."""
+        chosen = tuple(range(self.num_ranks) if members is None else members)
+        if rank not in chosen:
+            raise ValueError(f"rank {rank} is not among the members {list(chosen)} of the collective")
+        return InProcessCollective(self, chosen.index(rank), chosen, self._next_group(chosen, rank))
+
+    def fail(self, error: BaseException) -> None:
+        """Raise an error in everyone who waits, and in everyone who comes later; the first one counts."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def _next_group(self, kind: object, rank: int) -> int:
+        if not 0 <= rank < self.num_ranks:
+            raise ValueError(f"the network has ranks 0 to {self.num_ranks - 1}; got {rank}")
+        with self._changed:
+            self._groups_made[kind, rank] += 1
+            return self._groups_made[kind, rank]
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _wait_until(self, happened: Callable[[], bool], what: Callable[[], str]) -> None:
+        """Wait, the condition held, for something that another rank does."""
+        if not self._changed.wait_for(lambda: self._error is not None or happened(), self.timeout_seconds):
+            raise LinkError(f"{what()} did not come within {self.timeout_seconds:g} s")
+        self._check()
+
+
+def _no_delay() -> None:
+    pass
+
+
+@dataclass
+class _Message:
+    """One payload from its first end's post to its copy."""
+
+    source: Bytes | None = None
+    destination: Bytes | None = None
+    delivered: bool = False
+    error: LinkError | None = None
+
+    @property
+    def is_matched(self) -> bool:
+        return self.source is not None and self.destination is not None
+
+
+@dataclass
+class _Pair:
+    """Messages from one rank to another that only one end has posted."""
+
+    sent: deque[_Message] = field(default_factory=deque)
+    awaited: deque[_Message] = field(default_factory=deque)
+
+
+class InProcessLinks:
+    """The point-to-point messages of one rank; used by one thread."""
+
+    def __init__(self, network: InProcessNetwork, rank: int, group: int) -> None:
+        self.rank = rank
+        self.num_ranks = network.num_ranks
+        self._network = network
+        self._group = group
+
+    def post(self, receives: Mapping[int, Bytes], sends: Mapping[int, Bytes]) -> InProcessTransfer:
+        """Start one message from and to each of the given ranks; does not wait. Empty ones are not sent."""
+        check_buffers(self.rank, self.num_ranks, receives, sends)
+        network = self._network
+        network.delay()
+        with network._changed:
+            network._check()
+            received = {peer: self._receive(peer, data) for peer, data in receives.items() if data.size}
+            sent = {peer: self._send(peer, data) for peer, data in sends.items() if data.size}
+            network._changed.notify_all()
+        return InProcessTransfer(network, self.rank, received, sent)
+
+    def _receive(self, peer: int, destination: Bytes) -> _Message:
+        pair = self._network._pairs[self._group, peer, self.rank]
+        message = _take_or_queue(pair.sent, pair.awaited)
+        message.destination = destination
+        _check_sizes(message, peer, self.rank)
+        return message
+
+    def _send(self, peer: int, source: Bytes) -> _Message:
+        pair = self._network._pairs[self._group, self.rank, peer]
+        message = _take_or_queue(pair.awaited, pair.sent)
+        message.source = source
+        _check_sizes(message, self.rank, peer)
+        return message
+
+
+def _take_or_queue(theirs: deque[_Message], ours: deque[_Message]) -> _Message:
+    if theirs:
+        return theirs.popleft()
+    message = _Message()
+    ours.append(message)
+    return message
+
+
+def _check_sizes(message: _Message, sender: int, receiver: int) -> None:
+    if message.source is None or message.destination is None:
+        return
+    if message.source.size != message.destination.size:
+        message.error = LinkError(
+            f"rank {sender} sent {message.source.size:,} bytes to rank {receiver}, which expected "
+            f"{message.destination.size:,}: both must follow the same plan"
+        )
+
+
+class InProcessTransfer:
+    """The messages of one post."""
+
+    def __init__(
+        self, network: InProcessNetwork, rank: int, received: dict[int, _Message], sent: dict[int, _Message]
+    ) -> None:
+        self._network = network
+        self._rank = rank
+        self._received = received
+        self._sent = sent
+
+    def wait_received(self) -> None:
+        """Return when everything to be received is there."""
+        self._wait(self._received, "from")
+
+    def wait_sent(self) -> None:
+        """Return when the sent buffers may be used again: the peers have posted, and have the bytes."""
+        self._wait(self._sent, "to")
+
+    def _wait(self, messages: dict[int, _Message], direction: str) -> None:
+        network = self._network
+        network.delay()
+        with network._changed:
+            network._check()
+            for peer in list(messages):
+                self._wait_for(messages[peer], f"{direction} rank {peer}")
+                del messages[peer]
+
+    def _wait_for(self, message: _Message, between: str) -> None:
+        self._network._wait_until(
+            lambda: message.is_matched, lambda: f"rank {self._rank}: the message {between}"
+        )
+        _deliver(message)
+
+
+def _deliver(message: _Message) -> None:
+    if message.error is not None:
+        raise message.error
+    if not message.delivered:
+        assert message.source is not None
+        assert message.destination is not None
+        message.destination[...] = message.source
+        message.delivered = True
+
+
+@dataclass
+class _Round:
+    """One collective operation: what the members gave, and what comes out."""
+
+    given: dict[int, Any] = field(default_factory=dict)
+    kinds: dict[int, str] = field(default_factory=dict)
+    result: Any = None
+    error: LinkError | None = None
+    num_taken: int = 0
+
+
+class InProcessCollective:
+    """A group as one of its members uses it; used by one thread."""
+
+    def __init__(self, network: InProcessNetwork, rank: int, members: tuple[int, ...], group: int) -> None:
+        self.rank = rank
+        self.num_ranks = len(members)
+        self._network = network
+        self._members = members
+        self._group = group
+        self._num_rounds = 0
+
+    def all_gather(self, mine: Bytes) -> npt.NDArray[np.uint8]:
+        """Everyone's bytes, ranks x length; the length is the same on all ranks."""
+        gathered: npt.NDArray[np.uint8] = self._together(
+            f"all_gather of {mine.size:,} bytes", mine.copy(), np.stack
+        )
+        return gathered.copy()
+
+    def sum_in_rank_order(self, values: Tensor) -> None:
+        """Replace a one-dimensional tensor by the sum over ranks, added up from rank 0 on: the same bits."""
+        if values.ndim != 1:
+            raise ValueError(
+                f"a sum over ranks takes a one-dimensional tensor; got shape {tuple(values.shape)}"
+            )
+        kind = f"sum_in_rank_order of {values.numel():,} {values.dtype}"
+        values.detach().copy_(self._together(kind, values.detach().clone(), _sum_in_order))
+
+    def _together(self, kind: str, mine: Any, combine: Callable[[list[Any]], Any]) -> Any:
+        """Wait for all members; the last one to come combines what they brought."""
+        network = self._network
+        network.delay()
+        self._num_rounds += 1
+        key = (self._members, self._group, self._num_rounds)
+        with network._changed:
+            network._check()
+            current = network._rounds[key]
+            current.given[self.rank], current.kinds[self.rank] = mine, kind
+            if len(current.given) == self.num_ranks:
+                self._finish(current, combine)
+                network._changed.notify_all()
+            network._wait_until(
+                lambda: current.result is not None or current.error is not None,
+                lambda: f"{kind}: {self._missing(current)}",
+            )
+            current.num_taken += 1
+            if current.num_taken == self.num_ranks:
+                del network._rounds[key]
+        if current.error is not None:
+            raise current.error
+        return current.result
+
+    def _finish(self, current: _Round, combine: Callable[[list[Any]], Any]) -> None:
+        if len(set(current.kinds.values())) == 1:
+            current.result = combine([current.given[rank] for rank in range(self.num_ranks)])
+            return
+        calls = "; ".join(
+            f"rank {self._members[rank]}: {current.kinds[rank]}" for rank in sorted(current.kinds)
+        )
+        current.error = LinkError(f"the members of a collective called it differently: {calls}")
+
+    def _missing(self, current: _Round) -> str:
+        absent = [member for rank, member in enumerate(self._members) if rank not in current.given]
+        return f"ranks {absent} of the members {list(self._members)}"
+
+
+def _sum_in_order(parts: list[Tensor]) -> Tensor:
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total

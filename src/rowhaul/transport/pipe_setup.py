@@ -1,0 +1,144 @@
+"""Which ranks of a group are on one host, and pipes between those; made by all ranks together."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import struct
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.errors import ClusterError
+from rowhaul.transport.base import Bytes
+from rowhaul.transport.local_sockets import as_system_address, host_id, is_same_user, new_address
+from rowhaul.transport.pipes import Pipe
+
+VARIABLE = "ROWHAUL_SHARED_MEMORY"  # 0: ranks of one host talk over the network too
+CONNECT_SECONDS = 30.0
+
+_HELLO = struct.Struct("<q")  # the rank of whoever connects
+_ADDRESS_BYTES = 64
+_HOST_BYTES = 16
+
+
+def can_share_memory() -> bool:
+    """Whether this system has what pipes are made of, and the environment does not forbid them."""
+    return sys.platform == "linux" and os.environ.get(VARIABLE, "1") != "0"
+
+
+def form_pipes(
+    rank: int,
+    all_gather: Callable[[Bytes], npt.NDArray[np.uint8]],
+    names: list[int],
+    host: str | None = None,
+    timeout: float | None = None,
+) -> dict[int, Pipe]:
+    """Pipes to the other ranks of this host; all ranks of the group call this together.
+
+    Args:
+        rank: of this process in the group.
+        all_gather: everyone's bytes, ranks x length.
+        names: of the group's ranks, for messages.
+        host: a name that the ranks of one host share, to tell apart ranks that could share memory.
+        timeout: seconds that a message may take to come; None: for ever.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        address = ""
+        if can_share_memory():
+            address = new_address()
+            listener.bind(as_system_address(address))
+            listener.listen(len(names))
+            listener.settimeout(CONNECT_SECONDS)
+        everyone = all_gather(np.frombuffer(_introduction(host, address), np.uint8))
+        hosts = [bytes(one[:_HOST_BYTES]) for one in everyone]
+        addresses = [bytes(one[_HOST_BYTES:]).rstrip(b"\0").decode() for one in everyone]
+        near = [
+            peer
+            for peer in range(len(names))
+            if peer != rank and hosts[peer] == hosts[rank] and address and addresses[peer]
+        ]
+        pipes: dict[int, Pipe] = {}
+        try:
+            for peer in near:
+                if peer < rank:
+                    pipes[peer] = _connect(addresses[peer], rank, names[peer], timeout)
+            while missing := [peer for peer in near if peer > rank and peer not in pipes]:
+                _welcome(listener, missing, names, pipes, timeout)
+        except BaseException:
+            for pipe in pipes.values():
+                pipe.close()
+            raise
+        return pipes
+
+
+def _introduction(host: str | None, address: str) -> bytes:
+    # Processes of different users may not exchange memory, so they are no neighbours.
+    neighbours = f"{host or ''} {host_id()} {os.getuid()}".encode()
+    return hashlib.blake2b(neighbours, digest_size=_HOST_BYTES).digest() + address.encode().ljust(
+        _ADDRESS_BYTES, b"\0"
+    )
+
+
+def _connect(address: str, rank: int, name: int, timeout: float | None) -> Pipe:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(CONNECT_SECONDS)
+    try:
+        connection.connect(as_system_address(address))
+        if not is_same_user(connection):
+            raise PermissionError("it belongs to another user")
+        return _shake_hands(connection, rank, name, timeout)[1]
+    except OSError as error:
+        connection.close()
+        raise ClusterError(
+            f"rank {name} is on this host, but its socket {address} cannot be used ({error}); "
+            f"{VARIABLE}=0 on all ranks lets them talk over the network"
+        ) from error
+
+
+def _welcome(
+    listener: socket.socket,
+    missing: list[int],
+    names: list[int],
+    pipes: dict[int, Pipe],
+    timeout: float | None,
+) -> None:
+    """Take in one of the ranks that are missing, or turn away a stranger."""
+    try:
+        connection, _ = listener.accept()
+    except TimeoutError:
+        raise ClusterError(
+            f"ranks {[names[peer] for peer in missing]} of this host did not connect within "
+            f"{CONNECT_SECONDS:g} s"
+        ) from None
+    connection.settimeout(CONNECT_SECONDS)
+    if not is_same_user(connection):
+        connection.close()
+        return
+    try:
+        peer, pipe = _shake_hands(connection, -1, -1, timeout)
+    except OSError as error:
+        connection.close()
+        raise ClusterError(
+            f"one of the ranks {[names[peer] for peer in missing]} of this host was lost on the way ({error})"
+        ) from error
+    pipe.peer = names[peer]
+    pipes[peer] = pipe
+
+
+def _shake_hands(connection: socket.socket, rank: int, name: int, timeout: float | None) -> tuple[int, Pipe]:
+    """Swap event counters; gives the rank that the other end says it has."""
+    freed = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    try:
+        socket.send_fds(connection, [_HELLO.pack(rank)], [freed])
+        hello, descriptors, _, _ = socket.recv_fds(connection, _HELLO.size, 1, socket.MSG_CMSG_CLOEXEC)
+        if len(hello) < _HELLO.size or not descriptors:
+            raise ConnectionResetError("its process has ended, or may open no more files")
+    except BaseException:
+        os.close(freed)
+        raise
+    connection.settimeout(None)  # however long the other end computes
+    return _HELLO.unpack(hello)[0], Pipe(connection, name, freed, descriptors[0], timeout)

@@ -1,0 +1,1 @@
+"""Decisions made while training: how many samples each worker gets, which rows are replicated."""

@@ -1,0 +1,1 @@
+"""The replicated hot set: how many rows, which ones, and when to choose again."""

@@ -1,0 +1,305 @@
+"""`hot_rows: auto`: a model decides how many rows every worker holds, and decides again when the data drifts.
+
+Before training all ranks measure what moves and sums take. Rank 0 then reads the first batches and asks the
+model (`rowhaul.simulate.hot`) which number of rows makes the shortest iterations. It asks again once
+compute is measured, and at every checkpoint with the batches trained last. What it likes best then is tried
+in training (`hot_trial`), later where it is predicted to gain enough, and the quickest set stays. All ranks
+hear of the rows, and of whose turn it is, never of what was measured.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from rowhaul.cluster.cluster import Cluster
+from rowhaul.cluster.waiting import within
+from rowhaul.data.stream import SampleStream
+from rowhaul.errors import ConfigError
+from rowhaul.nn import EmbeddingBagCollection
+from rowhaul.runtime.mover import Job
+from rowhaul.runtime.row_memory import TableLayout
+from rowhaul.schedule import HotRows, IdBatch, ScheduleSettings
+from rowhaul.schedule.replication import NO_ROWS
+from rowhaul.schedule.saved import Arrays
+from rowhaul.simulate.clock import TimeModel
+from rowhaul.simulate.hot import Beginning, HotModel, Prediction
+from rowhaul.train.distributed.training import DistributedTraining, tables_of_features
+from rowhaul.tuning.hot_set.broadcast import (
+    broadcast_number,
+    broadcast_rows,
+    broadcast_sets,
+    state_for_first,
+)
+from rowhaul.tuning.hot_set.costs import calibrated, processors
+from rowhaul.tuning.hot_set.trial import SKIPPED, TURN, HotTrial, different, same_rows, worth_trying
+from rowhaul.tuning.hot_set.watch import Watch
+from rowhaul.tuning.move_costs import measure_collectives
+from rowhaul.tuning.shares import MeasuredLinks
+
+FIRST_REVIEW = 25  # iterations after which compute is known, and the first choice is thought over
+OBSERVED = 60  # iterations whose times count, the latest ones
+LEAST_GAIN = 0.03  # predicted, of an iteration, for which other rows are tried
+SEARCH_SECONDS = 10.0  # that rank 0 takes for a choice, about
+PREDICTIONS = 14  # that a choice asks for, about
+LEAST_SCHEDULED = 20  # batches, for every prediction
+WARM_UP = 2 / 3  # of these fill caches: fewer rows move while nobody has trained those that come
+COMING = 40  # batches at most that are scheduled once training is under way: its caches are filled
+SETTLING = 1 / 4  # of these: after an exchange rows move that will not move again
+CACHE_SHARE = 0.5  # replicated rows take at most so much, beside the cache, of what the cache holds
+_WAITING_SECONDS = 24 * 3600.0  # for rank 0 to decide; a rank that is gone is noticed by its heartbeat
+
+Told = Callable[[str], None]
+Choice = TypeVar("Choice")
+
+
+class HotSetController:
+    """Chooses the replicated rows of a run; every rank has one, and calls it at the same moments.
+
+    Args:
+        cluster: whose ranks decide together.
+        stream: the data, which rank 0 reads.
+        collection: whose rows they are.
+        layout: of its tables.
+        profile: batches that are counted for a choice.
+        dense_bytes: of the gradients that are summed in every iteration anyway.
+        links: measured; None: they are measured here.
+        first: the iteration that training begins with.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        stream: SampleStream,
+        collection: EmbeddingBagCollection,
+        layout: TableLayout,
+        *,
+        profile: int,
+        dense_bytes: int,
+        links: MeasuredLinks | None = None,
+        first: int = 0,
+    ) -> None:
+        # Iterations after which `review` is to be called next, whatever else it is called for.
+        self.due: int | None = first + FIRST_REVIEW
+        self._trial: HotTrial | None = None
+        self._was_tried = False
+        self.told: Told = lambda text: self._unsaid.append(text)
+        self._unsaid: list[str] = []
+        self._cluster, self._stream, self._collection = cluster, stream, collection
+        self._profile, self._dense_bytes = profile, dense_bytes
+        self._links = links or MeasuredLinks.measure(cluster)
+        self.times = within(
+            _WAITING_SECONDS,
+            lambda: measure_collectives(
+                cluster.topology, layout, cluster.moves, cluster.dense, cluster.control
+            ),
+            check=cluster.failure.check,
+        )
+        self._watch = Watch(cluster.topology.num_workers, OBSERVED)
+
+    def speak(self, told: Told) -> None:
+        """Tell what was decided, from now on and so far."""
+        self.told = told
+        for text in self._unsaid:
+            told(text)
+        self._unsaid.clear()
+
+    def first(self, settings: ScheduleSettings) -> ScheduleSettings:
+        """The settings with the rows that are replicated to begin with; a collective call before training."""
+        if not all(policy.keeps_all for policy in settings.row_policies):
+            raise ConfigError(
+                "cluster.hot_rows is auto, but hot rows are admitted at once and never forgotten, and with "
+                "policies of tables others are not: what is learned would depend on measured times. Say how "
+                "many rows are hot, or leave the policies out"
+            )
+        mine = None
+        if self._cluster.rank == 0:
+            mine = self._decided(lambda: self._first_rows(settings))
+        links = self._cluster.moves
+        # Not in this thread: a rank that waits in the network for one that is gone cannot be interrupted.
+        hot = within(_WAITING_SECONDS, lambda: broadcast_rows(links, mine), check=self._cluster.failure.check)
+        return replace(settings, hot=hot if hot is not None and len(hot) else None)
+
+    def observe(self, job: Job) -> None:
+        """Take note of an iteration."""
+        self._watch.observe(job)
+
+    def review(self, training: DistributedTraining, samples: int) -> bool:
+        """Think the replicated rows over, ``samples`` having been trained; returns whether they changed.
+
+        A collective call, between two segments.
+        """
+        if self.due is not None and training.iteration < self.due:
+            return False  # compute is not known yet, or a set is in the middle of its turn
+        self.due = None
+        if training.settings.sync_mode.name == "bounded":
+            return False
+        if self._trial is not None:
+            self._trial.end_turn(self._watch.seconds_since_rest[SKIPPED - 1 :])
+        else:
+            state = state_for_first(self._cluster, training)
+            mine: list[HotRows] = []
+            if self._cluster.rank == 0:
+                mine = self._decided(lambda: self._candidates(training.settings, samples, state)) or []
+            sets = training.runtime.in_moves(lambda mover: broadcast_sets(mover.links, mine)).wait()
+            if not sets:
+                return False
+            self._trial = HotTrial(sets)
+        return self._next_turn(training, self._trial)
+
+    def _next_turn(self, training: DistributedTraining, trial: HotTrial) -> bool:
+        """Replicate the set whose turn it is, or, all having been tried, the quickest."""
+        if not trial.is_over:
+            self.due = training.iteration + TURN
+            return self._exchange(training, trial.in_turn)
+        mine = 0
+        if self._cluster.rank == 0:
+            mine = trial.quickest()
+            self.told(trial.result())
+        best = training.runtime.in_moves(lambda mover: broadcast_number(mover.links, mine)).wait()
+        self._trial = None
+        return self._exchange(training, trial.sets[best])
+
+    def _exchange(self, training: DistributedTraining, hot: HotRows) -> bool:
+        """Replicate these rows; returns whether they are others than before."""
+        changed = not same_rows(training.settings.hot, hot)
+        if changed:
+            typical = self._watch.iteration_seconds
+            began = time.perf_counter()
+            plan = training.replicate(hot)
+            seconds = time.perf_counter() - began
+            num_left = len(plan.evicted_keys) // max(plan.num_workers, 1)
+            self.told(
+                f"hot rows exchanged: {len(plan.keys):,} entered, {num_left:,} left, "
+                f"{int(plan.moves.num_bytes.sum()):,} bytes moved in {seconds * 1e3:.0f} ms, "
+                f"the time of {seconds / max(typical or seconds, 1e-9):.1f} iterations"
+            )
+        self._watch.rested()
+        return changed
+
+    def _decided(self, choose: Callable[[], Choice]) -> Choice | None:
+        try:
+            return choose()
+        except Exception as error:  # whatever rows are replicated, training is right
+            self.told(f"hot rows stay as they are: {type(error).__name__}: {error}")
+            return None
+
+    def _first_rows(self, settings: ScheduleSettings) -> HotRows:
+        stream = self._stream
+        began = time.perf_counter()
+        end = min(self._profile * stream.batch_size, stream.num_samples)
+        model = self.model(settings, self._batches(0, end))
+        chosen = model.choose(largest(settings))
+        self._tell_choice(model, chosen, time.perf_counter() - began)
+        return model.rows(chosen.num_rows)
+
+    def _candidates(self, settings: ScheduleSettings, samples: int, state: Arrays | None) -> list[HotRows]:
+        """Sets to be tried in training, judged by the latest batches; none if those of now may stay."""
+        began, size = time.perf_counter(), self._stream.batch_size
+        latest = self._batches(max(0, samples - self._profile * size), samples)
+        to_come = self._read(samples, samples + COMING * size)
+        beginning = None if state is None else Beginning(len(latest), state, settings.hot)
+        if beginning is None:
+            settings = replace(settings, first_touch=False)  # by now most rows have been trained
+        model = self.model(settings, latest + to_come, beginning)
+        now_hot = settings.hot or NO_ROWS
+        now = model.predict_rows(now_hot)
+        chosen = model.choose(largest(settings))
+        gain = 1 - chosen.seconds / now.seconds
+        sets = different([*(model.rows(one.num_rows) for one in worth_trying(model, chosen)), now_hot])
+        if len(sets) == 1 or (self._was_tried and not gain > LEAST_GAIN):
+            self.told(
+                f"hot rows stay: {now.num_rows:,} are {now.coverage:.0%} of the latest accesses, and "
+                f"{chosen.num_rows:,} others would gain {max(gain, 0):.1%}"
+            )
+            return []
+        self._was_tried = True
+        self._tell_choice(model, chosen, time.perf_counter() - began, now)
+        self.told(
+            f"hot rows: {', '.join(f'{len(one):,}' for one in sets)} will be tried, "
+            f"each for twice {TURN} iterations"
+        )
+        return sets
+
+    def model(
+        self, settings: ScheduleSettings, batches: list[IdBatch], beginning: Beginning | None = None
+    ) -> HotModel:
+        """The performance model as far as it is known what things take; on rank 0.
+
+        Args:
+            settings: of the scheduler.
+            batches: to count and to schedule.
+            beginning: of the batches to schedule; None: they begin with empty caches.
+        """
+        cluster, topology = self._cluster, settings.topology
+        shared = cluster.interface == cluster.side_interface
+        costs = calibrated(self.times, self._links.for_time_model(settings), topology, shared_links=shared)
+        share = max(map(len, cluster.hosts)) / cluster.num_ranks / len(os.sched_getaffinity(0))
+        busy = processors(self.times, share)
+        compute = (0.0,) * topology.num_workers
+        if self._watch.num_seen >= FIRST_REVIEW:
+            compute, busy = self._watch.compute_seconds(), self._watch.with_the_rest(busy, share)
+        model = replace(costs, compute_seconds=compute, dense_bytes=self._dense_bytes)
+        scheduled = self._affordable(settings, batches, model, beginning)
+        if beginning is not None:
+            batches = batches[: beginning.num_batches + scheduled]
+        warmup = int(scheduled * (WARM_UP if beginning is None else SETTLING))
+        made = HotModel(batches, settings, model, scheduled, warmup, busy, beginning)
+        if self._watch.num_seen >= FIRST_REVIEW:
+            now = made.predict_rows(settings.hot or NO_ROWS)
+            made.overhead = max(0.0, self._watch.iteration_seconds - now.seconds)
+        return made
+
+    def _affordable(
+        self,
+        settings: ScheduleSettings,
+        batches: list[IdBatch],
+        model: TimeModel,
+        beginning: Beginning | None,
+    ) -> int:
+        """How many batches a prediction may schedule."""
+        trained = 0 if beginning is None else beginning.num_batches
+        least = min(LEAST_SCHEDULED, len(batches) - trained)
+        trial = HotModel(batches[: trained + least], settings, model, least, 0, beginning=beginning)
+        trial.predict_rows(NO_ROWS)  # kernels may compile
+        began = time.perf_counter()
+        trial.predict_rows(NO_ROWS)
+        each = (time.perf_counter() - began) / least
+        affordable = int(SEARCH_SECONDS / PREDICTIONS / max(each, 1e-6))
+        return min(max(affordable, least), len(batches) - trained)
+
+    def _batches(self, start: int, end: int) -> list[IdBatch]:
+        """The ids of whole batches from the data; a short last one would not be typical."""
+        read = self._read(start, end)
+        return [one for one in read if len(one) == self._stream.batch_size] or read
+
+    def _read(self, start: int, end: int) -> list[IdBatch]:
+        return [
+            IdBatch.from_features(
+                tables_of_features(self._collection, samples.features), samples.values, samples.lengths
+            )
+            for samples in self._stream.part(start, end)
+        ]
+
+    def _tell_choice(
+        self, model: HotModel, chosen: Prediction, seconds: float, now: Prediction | None = None
+    ) -> None:
+        without = model.predict(0)
+        instead = "" if now is None else f" instead of {now.num_rows:,} ({now.seconds * 1e3:.2f} ms)"
+        self.told(
+            f"hot rows: {chosen.num_rows:,} on every worker{instead}, {chosen.coverage:.1%} of accesses. "
+            f"Predicted {chosen.seconds * 1e3:.2f} ms of moves and sums an iteration, "
+            f"{without.seconds / chosen.seconds:.2f} times as fast as without "
+            f"({without.seconds * 1e3:.2f} ms): "
+            f"{chosen.summed_rows:,.0f} rows summed, {chosen.moved_rows:,.0f} moved instead of "
+            f"{without.moved_rows:,.0f}. {len(model.tried)} sizes tried in {seconds:.1f} s"
+        )
+
+
+def largest(settings: ScheduleSettings) -> int:
+    """How many rows every worker may hold beside its cache."""
+    room = CACHE_SHARE * float(settings.cache.capacities(settings.topology.num_workers).min())
+    return int(room if settings.cache.unit == "rows" else room / max(settings.sizes.records))

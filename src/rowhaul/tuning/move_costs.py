@@ -1,0 +1,276 @@
+"""What moving rows, and summing them over the workers, really take: both are run at several sizes.
+
+The trials go the way of training: rows are packed, sent, unpacked and stepped by the same code, over the
+same groups, on memory of their own, in which they lie as far apart as in a large table. They start
+small and grow until their share of time is used up; then all sizes of both kinds take turns, so that
+whatever slows the machine for a while slows a trial of each. The slowest rank of a trial counts, of the
+trials of a size the best: a busy machine may hold up any of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rowhaul.runtime.mover import Job, Mover
+from rowhaul.runtime.phases import RankPhases
+from rowhaul.runtime.row_memory import RowMemory, TableLayout
+from rowhaul.schedule.plan import Kind, Moves, Payload, Plan, Steps
+from rowhaul.schedule.sync import make_sync
+from rowhaul.schedule.topology import Topology
+from rowhaul.store.keyed import locate
+from rowhaul.transport.base import Collective, Links
+
+FIRST_ROWS, GROWTH = 8, 4  # of a trial, for each pair of ranks
+MOST_BYTES = 4 << 20  # that a rank holds in one trial
+TRIALS = 6  # of each size
+GROWING = 2  # of these, the first, tell whether there is time for a larger one
+SPREAD_ROWS, SPREAD_BYTES = 1 << 17, 64 << 20  # among which those of a trial are
+LEAST_SIZES = 3  # whatever they take: two numbers are to be fitted
+
+_Make = Callable[[int, int], tuple[Plan, Callable[[], None]]]  # rows and number of a trial -> what, and how
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A trial: the plan that was carried out, or would have been, and the seconds that it took."""
+
+    plan: Plan
+    seconds: float
+    cpu_seconds: float  # of all ranks together
+
+
+@dataclass(frozen=True)
+class CollectiveTimes:
+    """What was measured; the same on all ranks."""
+
+    moves: tuple[Timed, ...]  # every worker hands gradients to every home, which steps, and pulls the rows
+    sums: tuple[Timed, ...]  # replicated rows are summed over all workers, and stepped by each
+
+
+def measure_collectives(
+    topology: Topology,
+    layout: TableLayout,
+    links: Links,
+    dense: Collective | None,
+    control: Collective,
+    *,
+    seconds: float = 3.0,
+) -> CollectiveTimes:
+    """Run moves and sums of several sizes; all ranks call this together, nothing else being under way.
+
+    Args:
+        topology: who trains, who stores.
+        layout: the tables; trials use rows of the first.
+        links: that rows move over.
+        dense: the group of all workers; None on a store.
+        control: the group of all ranks.
+        seconds: about how long each of the two kinds may take.
+    """
+    rank = links.rank
+    trial = _Trials(control, seconds)
+    record, values = layout.sizes().records[0], layout.sizes().values[0]
+    table = _Table(layout, min(SPREAD_ROWS, SPREAD_BYTES // record))
+    worker, home = rank < topology.num_workers, topology.colocated or rank >= topology.num_workers
+    cache, stored = (table.memory() if one else None for one in (worker, home))
+    mover = Mover(rank, links, make_sync("on-demand"), lambda iteration: 0.0, cache, stored)
+    per_rank = max(topology.num_workers, topology.num_shards)
+
+    def move(count: int, number: int) -> tuple[Plan, Callable[[], None]]:
+        plan = _moving_plan(topology, table.keys(count * topology.num_shards, number), values)
+
+        def carry_out() -> None:
+            if cache is not None:
+                _buffer_gradients(cache, plan, rank)
+            mover.late(Job(plan, RankPhases(plan, rank)))
+            mover.wait_sent()
+
+        return plan, carry_out
+
+    def sum_up(count: int, number: int) -> tuple[Plan, Callable[[], None]]:
+        keys = table.keys(count * per_rank, number)
+        nothing = _moving_plan(topology, keys[:0], values).moves
+        plan = _plan(topology, nothing, len(keys), len(keys) * values)
+        if dense is None or cache is None:
+            return plan, lambda: None
+        return plan, _summing(cache, dense, keys)
+
+    # Rows of one trial differ, and are few among all.
+    most_rows = min(table.num_rows // (2 * per_rank), MOST_BYTES // (record * per_rank))
+    most_rows = max(most_rows, FIRST_ROWS * GROWTH ** (LEAST_SIZES - 1))
+    return CollectiveTimes(*trial.run((move, sum_up), most_rows))
+
+
+class _Table:
+    """Rows of the first table, enough of them that those of a trial are in no processor's cache."""
+
+    def __init__(self, layout: TableLayout, num_rows: int) -> None:
+        self._layout, self.num_rows = layout, num_rows
+
+    def memory(self) -> RowMemory:
+        """Memory that holds all of the rows."""
+        memory = RowMemory(self._layout)
+        memory.make(np.zeros(self.num_rows, np.int32), np.arange(self.num_rows))
+        return memory
+
+    def keys(self, count: int, number: int) -> npt.NDArray[np.int64]:
+        """Some of the rows, ordered by key as in a plan, others for each trial; the same on all ranks."""
+        chosen = np.random.default_rng(number).choice(self.num_rows, count, replace=False)
+        return np.sort(chosen).astype(np.int64)
+
+
+@dataclass
+class _Tried:
+    """The trials of one size."""
+
+    plan: Plan
+    calls: Sequence[Callable[[], None]]  # one for each trial
+    seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+
+    def timed(self) -> Timed:
+        return Timed(self.plan, min(self.seconds), min(self.cpu_seconds))
+
+
+class _Trials:
+    """Runs trials of growing size on all ranks, who hear of each other's seconds."""
+
+    def __init__(self, control: Collective, seconds: float) -> None:
+        self._control, self._seconds = control, seconds
+
+    def run(self, kinds: Sequence[_Make], most_rows: int) -> list[tuple[Timed, ...]]:
+        """The times of each kind, smallest trials first."""
+        tried = [self._grow(make, most_rows) for make in kinds]
+        for _ in range(TRIALS - GROWING):
+            for one in chain(*tried):
+                self._try(one)
+        return [tuple(one.timed() for one in sizes) for sizes in tried]
+
+    def _grow(self, make: _Make, most_rows: int) -> list[_Tried]:
+        """The sizes that there is time for, each tried a few times."""
+        sizes: list[_Tried] = []
+        count, spent = FIRST_ROWS, 0.0
+        while count <= most_rows:
+            make(count, TRIALS)[1]()  # kernels are compiled, ways of summing are tried
+            plans, calls = zip(*(make(count, number) for number in range(TRIALS)), strict=True)
+            sizes.append(_Tried(plans[0], calls))
+            for _ in range(GROWING):
+                self._try(sizes[-1])
+            spent += TRIALS * min(sizes[-1].seconds)
+            if len(sizes) >= LEAST_SIZES and spent * GROWTH > self._seconds:
+                break
+            count *= GROWTH
+        return sizes
+
+    def _try(self, one: _Tried) -> None:
+        seconds, cpu_seconds = self._time(one.calls[len(one.seconds)])
+        one.seconds.append(seconds)
+        one.cpu_seconds.append(cpu_seconds)
+
+    def _time(self, call: Callable[[], None]) -> tuple[float, float]:
+        """Seconds of the slowest rank, and CPU seconds of all."""
+        self._control.all_gather(np.zeros(1, np.uint8))  # all begin together
+        began, cpu_began = time.perf_counter(), time.process_time()
+        call()
+        mine = np.array([time.perf_counter() - began, time.process_time() - cpu_began])
+        everyone = self._control.all_gather(mine.view(np.uint8)).view(np.float64)
+        return float(everyone[:, 0].max()), float(everyone[:, 1].sum())
+
+
+def _summing(cache: RowMemory, dense: Collective, keys: npt.NDArray[np.int64]) -> Callable[[], None]:
+    """What a worker does with replicated rows: their sum, and a step of each."""
+    number, position = cache.place_of(0)
+    group = cache.groups[number]
+    positions = np.full(len(keys), position)
+    part = np.zeros((len(keys), group.dim), group.dtype)
+
+    def step() -> None:
+        buffer = torch.zeros(part.size, dtype=torch.from_numpy(part).dtype)
+        buffer.numpy().reshape(part.shape)[:] = part
+        dense.sum_in_rank_order(buffer)
+        group.update(locate(group, positions, keys), buffer.numpy().reshape(part.shape), 0.0, 1)
+
+    return step
+
+
+def _buffer_gradients(cache: RowMemory, plan: Plan, rank: int) -> None:
+    """Have the gradients that a worker hands in, as training leaves them."""
+    mine = np.flatnonzero((plan.moves.source == rank) & (plan.moves.kind == Kind.UPDATE_PUSH))
+    number, position = cache.place_of(0)
+    gradients = np.zeros((len(mine), cache.groups[number].dim), cache.groups[number].dtype)
+    cache.buffer_gradients(number, np.full(len(mine), position), plan.moves.key[mine], rank, gradients)
+
+
+def _moving_plan(topology: Topology, keys: npt.NDArray[np.int64], values: int) -> Plan:
+    """Rows that all workers have trained: each hands its gradients to every other rank, and pulls the values.
+
+    Ranks that store are homes of the rows in turns, and step them in between.
+    """
+    stores = np.arange(topology.first_store, topology.first_store + topology.num_shards)
+    workers = np.arange(topology.num_workers)
+    homes = np.resize(stores, len(keys))
+    worker, row = (grid.reshape(-1) for grid in np.meshgrid(workers, np.arange(len(keys)), indexing="ij"))
+    apart = worker != homes[row]
+    worker, row = worker[apart], row[apart]
+    pushed = np.arange(2 * len(row)) < len(row)
+    both = len(pushed)
+    moves = Moves(
+        np.where(pushed, Kind.UPDATE_PUSH, Kind.MISS_PULL).astype(np.uint8),
+        np.where(pushed, Payload.GRADIENT, Payload.VALUES).astype(np.uint8),
+        np.zeros(both, np.int32),
+        np.tile(keys[row], 2),
+        np.concatenate([worker, homes[row]]).astype(np.int16),
+        np.concatenate([homes[row], worker]).astype(np.int16),
+        np.full(both, values, np.int64),
+        np.zeros(both, np.int32),
+        np.zeros(both, np.uint8),
+        (~pushed).astype(np.uint8),
+    )
+    everyone = np.uint64(2**topology.num_workers - 1)
+    own = np.where(homes < topology.num_workers, np.uint64(1) << homes.astype(np.uint64), np.uint64(0))
+    stepped = Steps(
+        table=np.zeros(len(homes), np.int32),
+        key=keys,
+        rank=homes.astype(np.int16),
+        contributors=everyone & ~own,
+        trained=np.zeros(len(homes), np.int32),
+        ready=np.zeros(len(homes), np.int32),
+        after=np.zeros(len(homes), np.uint8),
+        by_peer=np.zeros(len(homes), np.uint8),
+    )
+    has_gradients = np.flatnonzero(stepped.contributors)
+    return _plan(topology, moves, steps=Steps(**{n: c[has_gradients] for n, c in vars(stepped).items()}))
+
+
+def _plan(
+    topology: Topology,
+    moves: Moves,
+    summed_rows: int = 0,
+    summed_bytes: int = 0,
+    steps: Steps | None = None,
+) -> Plan:
+    nobody: npt.NDArray[np.int64] = np.zeros(topology.num_workers, np.int64)
+    return Plan(
+        iteration=0,
+        num_workers=topology.num_workers,
+        worker=np.zeros(0, np.int32),
+        tables=np.zeros(0, np.int32),
+        keys=np.zeros(0, np.int64),
+        trainers=np.zeros(0, np.uint64),
+        states=np.zeros(0, np.uint8),
+        moves=moves,
+        lookups=nobody,
+        hits=nobody,
+        all_reduce_rows=summed_rows,
+        all_reduce_bytes=summed_bytes,
+        evicted_from=np.zeros(0, np.int16),
+        evicted_tables=np.zeros(0, np.int32),
+        evicted_keys=np.zeros(0, np.int64),
+        steps=steps,
+    )

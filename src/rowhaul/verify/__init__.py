@@ -1,0 +1,1 @@
+"""Trains on a cluster and again in one process, and finds the largest difference."""
