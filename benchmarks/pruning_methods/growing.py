@@ -13,7 +13,7 @@ from torch.nn.functional import embedding_bag
 
 from pruning_methods.growing_rows import LEVEL, RECORD, GrowingRows, Read
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor, PoolingType
-from rowhaul.nn.pooled import FeatureGroup
+from rowhaul.nn.features import FeatureGroup
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.store import TableSpec
 
@@ -49,7 +49,7 @@ class GrowingCollection(EmbeddingBagCollection):
             sizes.append(2 * sizes[-1])
         specs = [TableSpec(table.name, smallest, *table.initial_range) for table in tables]
         self.store = GrowingRows(specs, optimizer, seed, [*sizes[:-1], self.dim], share)
-        self._selection: FeatureGroup = _selection(tables, optimizer, seed)
+        self._selection: FeatureGroup = _selection(tables)
         random = torch.Generator().manual_seed(seed)
         shapes = [(len(tables), size, self.dim) for size in self.store.sizes]
         self.projections = nn.ParameterList(
@@ -127,8 +127,8 @@ class GrowingCollection(EmbeddingBagCollection):
         return widened
 
 
-def _selection(tables: Sequence[EmbeddingBagConfig], optimizer: RowOptimizerRule, seed: int) -> FeatureGroup:
-    """What finds the ids of all tables in a batch; its own tables stay empty."""
+def _selection(tables: Sequence[EmbeddingBagConfig]) -> FeatureGroup:
+    """Find the ids of all tables in a batch."""
     widths = [table.embedding_dim * len(table.feature_names) for table in tables]
     first_columns = [sum(widths[:position]) for position in range(len(tables))]
-    return FeatureGroup(tables, first_columns, optimizer, seed)
+    return FeatureGroup(tables, first_columns)

@@ -65,9 +65,9 @@ class MixedDimensions(nn.Module):
         self._configs = list(tables)
         narrow = [replace(table, embedding_dim=dim) for table, dim in zip(tables, dims, strict=True)]
         self.rows = EmbeddingBagCollection(narrow, optimizer=optimizer, seed=seed, on_unknown="default")
-        for group in self.rows.groups:  # a size may have few rows: blocks as small as those of pruned ones
-            arena = group.tables.arena
-            group.tables.arena = RecordArena(arena.width, arena.dtype, BLOCK_BYTES)
+        for group in self.rows.source.tables:  # a size may have few rows: blocks as small as pruned ones
+            arena = group.arena
+            group.arena = RecordArena(arena.width, arena.dtype, BLOCK_BYTES)
         random = torch.Generator().manual_seed(seed)
         weights = {}
         for table, dim in zip(tables, dims, strict=True):

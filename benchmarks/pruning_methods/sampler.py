@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from rowhaul.nn import Batch
 from rowhaul.pruning.pool import Pruner
-from rowhaul.pruning.pool.collection import CollectionPruning
+from rowhaul.pruning.pool.collection import PrunedRows
 from rowhaul.pruning.room import INDEX_BYTES
 from rowhaul.store.arena import RecordArena
 from rowhaul.store.index import KeyIndex
@@ -18,7 +18,7 @@ _EVERY = 10  # steps between counting the chunks that a batch reads
 class Sampler:
     """What a run held and did; `look` after every step."""
 
-    pruning: CollectionPruning | None
+    pruning: PrunedRows | None
     num_looks: int = 0
     peak_bytes: int = 0
     evicted: int = 0  # chunks
@@ -50,7 +50,7 @@ class Sampler:
         self.allocated += pruner.pool.num_used - used_before + evicted
         self._seen[id(pruner)] = (pruner.pool.num_used, pruner.pruned_at)
 
-    def _count_reads(self, pruning: CollectionPruning, batch: Batch) -> None:
+    def _count_reads(self, pruning: PrunedRows, batch: Batch) -> None:
         for group in pruning.groups:
             located = group.locate(batch.ids)[0]
             lookup = group.pruned.read(located)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rowhaul.train.run import CHECKPOINTS
+from rowhaul.train.run_folder import CHECKPOINTS
 
 NARROW = ("period=6", "dims=4", "cold_start=4", "chunks=2")
 

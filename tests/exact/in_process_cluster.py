@@ -35,7 +35,6 @@ from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule import HotRows, IdBatch, Plan, Scheduler
 from rowhaul.train.distributed.training import (
     DistributedTraining,
-    cache_of,
     layout_of,
     only_collection,
     tables_of_features,
@@ -161,7 +160,7 @@ class Rank:
         self.model = case.model()
         self.dense = torch.optim.SGD(self.model.parameters(), lr=case.dense_lr)
         collection = only_collection(self.model)
-        cache = cache_of(collection) if trains else None
+        cache = layout_of(collection).make_cache(collection.feature_groups) if trains else None
         home = RowMemory(layout_of(collection)) if topology.colocated or not trains else None
         if cache is not None and case.settings.hot is not None:
             cache.make(case.settings.hot.tables, case.settings.hot.keys)

@@ -119,23 +119,24 @@ class Admission:
 def _step_rows(case: Case, model: TinyModel, admission: Admission, iteration: int) -> None:
     """Step the rows that are admitted; the gradients of the others are dropped."""
     number_of = {table.name: number for number, table in enumerate(case.tables)}
-    for group in model.rows.groups:
-        taken = group.take_gradients()
+    source = model.rows.source
+    for number, tables in enumerate(source.tables):
+        taken = source.take_gradients(number)
         if taken is None:
             continue
         lookup, gradients = taken
-        tables = [number_of[table.name] for table in group.tables.tables]
-        rows = zip(np.repeat(tables, np.diff(lookup.starts)).tolist(), lookup.keys.tolist(), strict=True)
+        numbers = [number_of[table.name] for table in tables.tables]
+        rows = zip(np.repeat(numbers, np.diff(lookup.starts)).tolist(), lookup.keys.tolist(), strict=True)
         some = admission.admits(rows)
         if some.any():
-            group.tables.update(lookup.locations[some], gradients[some], case.rates(iteration), iteration + 1)
+            tables.update(lookup.locations[some], gradients[some], case.rates(iteration), iteration + 1)
 
 
 def _delete_row(case: Case, model: TinyModel, row: Row) -> None:
-    group, position = model.rows._table(case.tables[row[0]].name)
+    tables, position = model.rows.source.find_table(case.tables[row[0]].name)
     where = np.array([position]), np.array([row[1]])
-    if locate(group.tables, *where)[0] >= 0:  # one that was only ever replicated was not trained here
-        remove(group.tables, *where)
+    if locate(tables, *where)[0] >= 0:  # one that was only ever replicated was not trained here
+        remove(tables, *where)
 
 
 def _trained_rows(case: Case, model: TinyModel, admission: Admission) -> Rows:

@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import torch
 from training_case import Case, Row, per_sample_loss
 
 from rowhaul.data.samples import Samples
-from rowhaul.nn import Batch
-from rowhaul.nn.pooled import tables_of_keys
+from rowhaul.nn import Batch, EmbeddingBagCollection
+from rowhaul.nn.local_rows import LocalRows, tables_of_keys
 from rowhaul.pruning.chunk_tables import row_seeds
 from rowhaul.pruning.decision import KnownRows, decide
 from rowhaul.pruning.distinct_counter import DistinctCounter
@@ -26,6 +25,7 @@ from rowhaul.pruning.hashing import mixed, salt_of
 from rowhaul.pruning.pool.lookups import decay_powers
 from rowhaul.pruning.pool.pool import chunk_starts
 from rowhaul.pruning.room import Sizes, room_for
+from rowhaul.store import Lookup
 from rowhaul.store.arena import RecordArena
 
 LEAST_ENTRIES = 3
@@ -43,6 +43,20 @@ class PrunedAlone:
     num_held: list[tuple[int, int]] = field(default_factory=list)  # chunks, and how many there may be
 
 
+class _Assembled(LocalRows):
+    """Rows of the oracle's dictionaries, as a model reads them."""
+
+    def __init__(self, oracle: PrunedOracle, collection: EmbeddingBagCollection) -> None:
+        super().__init__(collection.feature_groups, collection.optimizer, collection.seed)
+        self._oracle = oracle
+
+    def look_up(self, number, ids, training, on_unknown):
+        tables = self.tables[number]
+        keys, starts, inverse = tables.distinct(*ids)
+        rows = self._oracle._assemble(tables, keys, starts)
+        return Lookup(keys, starts, inverse, -1 - np.arange(len(keys)), rows)
+
+
 class PrunedOracle:
     """One process that trains and prunes."""
 
@@ -50,9 +64,9 @@ class PrunedOracle:
         assert case.pruning is not None
         self.case, self.settings = case, case.pruning
         self.model = case.model()
-        self.model.rows.spread()
-        self.fresh = case.model().rows
-        self.fresh.spread()
+        self.source = _Assembled(self, self.model.rows)
+        self.model.rows.read_from(self.source)
+        self.fresh = LocalRows(self.model.rows.feature_groups, case.optimizer, case.seed)
         self.num_chunks, dim = case.pruning.chunks, case.tables[0].embedding_dim
         self._keep(np.tile(np.arange(dim), (len(case.tables), 1)))
         self.squares = [np.zeros((len(case.tables), dim)) for _ in range(case.settings.topology.num_workers)]
@@ -73,8 +87,6 @@ class PrunedOracle:
         ]
         self.counter, self.num_rows, self.is_complete = DistinctCounter(), 0, True
         self.num_rows_pruned = self.num_turned_away = 0
-        for group in self.model.rows.groups:
-            group.assemble = partial(self._assemble, group)
 
     def _keep(self, columns: np.ndarray) -> None:
         """Have so many columns of each table, in chunks."""
@@ -162,16 +174,16 @@ class PrunedOracle:
 
     def _first(self, row: Row, place: int) -> np.ndarray:
         """A chunk as it begins."""
-        group, position = self.fresh._table(self.case.tables[row[0]].name)
-        location = group.tables.make_fresh(np.array([position]), np.array([row[1]]))
-        values = group.tables.arena.read(location)[0][self._columns(row, place)]
+        group, position = self.fresh.find_table(self.case.tables[row[0]].name)
+        location = group.make_fresh(np.array([position]), np.array([row[1]]))
+        values = group.arena.read(location)[0][self._columns(row, place)]
         record = np.full(self._width(place), self.case.optimizer.initial_state, values.dtype)
         record[: len(values)] = values
         return record
 
     def _assemble(self, group, keys: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        rows = np.zeros((len(keys), group.tables.dim), group.tables.dtype)
-        tables = np.repeat([self.numbers[one.name] for one in group.tables.tables], np.diff(starts))
+        rows = np.zeros((len(keys), group.dim), group.dtype)
+        tables = np.repeat([self.numbers[one.name] for one in group.tables], np.diff(starts))
         for number, row in enumerate(zip(tables.tolist(), keys.tolist(), strict=True)):
             for place, is_there in enumerate(self.present.get(row, ())):
                 if is_there:
@@ -191,11 +203,11 @@ class PrunedOracle:
             loss.backward()
             total += loss.detach()
             own = self._accesses(some)
-            for group in self.model.rows.groups:
-                taken = group.take_gradients()
+            for number, group in enumerate(self.source.groups):
+                taken = self.source.take_gradients(number)
                 if taken is None:
                     continue
-                names = [self.numbers[table.name] for table in group.tables.tables]
+                names = [self.numbers[table.name] for table in group.specs]
                 tables = np.array(names)[tables_of_keys(taken[0])].tolist()
                 for row, gradient in zip(
                     zip(tables, taken[0].keys.tolist(), strict=True), taken[1], strict=True

@@ -75,12 +75,11 @@ def count_updates(reads: dict[tuple[int, int], dict[Row, np.ndarray]]):
 
     def train(rank: Rank, batch: Batch) -> float:
         rank.model(batch).sum().backward()
-        (group,) = rank.model.rows.groups
+        source = rank.model.rows.source
+        (tables,), (pending,) = source.tables, source.pending
         found = reads[rank.rank, rank.training.iteration] = {}
-        for lookup, gradients in group.pending:
-            for key, record in zip(
-                lookup.keys.tolist(), group.tables.arena.read(lookup.locations), strict=True
-            ):
+        for lookup, gradients in pending:
+            for key, record in zip(lookup.keys.tolist(), tables.arena.read(lookup.locations), strict=True):
                 found[0, key] = record
             gradients[:] = 0
             gradients[:, rank.rank] = -1  # at a rate of 1

@@ -143,12 +143,13 @@ def test_a_cache_does_not_change_while_its_worker_trains(cluster: str) -> None:
 def _contents(rank: Rank) -> dict[str, np.ndarray]:
     """What a worker's cache holds of each table, where, and the records of the rows that it trains now."""
     contents = {}
-    for group in rank.model.rows.groups:
-        for position, spec in enumerate(group.tables.tables):
-            blocks = [np.stack(block) for block in group.tables.index.blocks(position)]
+    source = rank.model.rows.source
+    for tables, pending in zip(source.tables, source.pending, strict=True):
+        for position, spec in enumerate(tables.tables):
+            blocks = [np.stack(block) for block in tables.index.blocks(position)]
             contents[f"places of {spec.name}"] = np.concatenate(blocks, axis=1)
-        for lookup, _ in group.pending:
-            records = group.tables.arena.read(lookup.locations)
+        for lookup, _ in pending:
+            records = tables.arena.read(lookup.locations)
             # As bytes: where only values were pulled, the state is whatever was there.
             contents[f"records of {lookup.keys.tolist()}"] = records.view(np.uint8)
     return contents

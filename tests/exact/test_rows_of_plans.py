@@ -8,9 +8,10 @@ from scripted_cases import run_exactly, script
 
 from rowhaul.optim import SGD
 from rowhaul.runtime.due_steps import PhaseSteps
+from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.phases import DueSteps
 from rowhaul.runtime.row_locations import Located, RowLocations
-from rowhaul.runtime.row_memory import MissingRowError, RowMemory, TableLayout
+from rowhaul.runtime.row_memory import MissingRowError, RowMemory
 from rowhaul.store import TableSpec
 
 

@@ -20,7 +20,8 @@ from rowhaul.pruning.cluster.utility_log import UtilityLog
 from rowhaul.pruning.layout import check_schedule, chunk_layout
 from rowhaul.pruning.pool import PruneSettings
 from rowhaul.pruning.timing import next_stop
-from rowhaul.runtime.row_memory import RowMemory, TableLayout
+from rowhaul.runtime.layout import TableLayout
+from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule import CacheSettings, HotRows, IdBatch, RowPolicy, ScheduleSettings, Topology
 from rowhaul.store import TableSpec
 

@@ -6,7 +6,7 @@ import pytest
 from transport_ranks import run_threads
 
 from rowhaul.optim import row_optimizer
-from rowhaul.runtime.row_memory import TableLayout
+from rowhaul.runtime.layout import TableLayout
 from rowhaul.schedule import Topology
 from rowhaul.store import TableSpec
 from rowhaul.transport.base import Collective, Links

@@ -126,7 +126,7 @@ def test_threads_change_nothing():
     for number in (1, 3):
         with torch_threads(number):
             collection = make(PruneSettings(ratio=0.7, chunks=2, period=3, dims=5, cold_start=4))
-            assert len(collection.groups) == number
+            assert len(collection.feature_groups) == number
             train(collection, 9)
             states.append(state_bytes(collection))
     assert states[0] == states[1]

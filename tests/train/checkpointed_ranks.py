@@ -17,14 +17,13 @@ from rowhaul.checkpoint import CheckpointReader
 from rowhaul.cluster.place import roles_of
 from rowhaul.data.schema import SCHEMA_FILE, Schema
 from rowhaul.data.stream import SampleStream
-from rowhaul.pruning.cluster.settings import schedule_settings
 from rowhaul.schedule import HotRows, Topology
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import ModelConfig, OptimizerConfig, RateSchedule, TrainConfig
 from rowhaul.train.distributed import checkpointing
 from rowhaul.train.distributed.setup import distribute
 from rowhaul.train.distributed.training import layout_of
-from rowhaul.train.run import CHECKPOINTS, CONFIG_FILE
+from rowhaul.train.run_folder import CHECKPOINTS, CONFIG_FILE
 from rowhaul.train.trainer import Trainer, per_sample_loss, rate_factor
 from rowhaul.transport.in_process import InProcessNetwork
 
@@ -84,10 +83,9 @@ class Session:
         if saved is not None:
             saved.check_same_data(stream)
         trainer.total_steps = self.config.max_steps
-        settings = schedule_settings(
+        settings = layout_of(trainer.collection).schedule_settings(
             self.cluster,
             cluster.topology,
-            layout_of(trainer.collection),
             hot=rows_of_first_table(self.hot) if self.hot else None,
             policies=trainer.policies,
         )

@@ -19,7 +19,6 @@ from rowhaul.cluster.roll_call import Member
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ClusterError, ConfigError, DataError
 from rowhaul.planning.rank0_data.feed import data_bytes
-from rowhaul.pruning.cluster.settings import schedule_settings
 from rowhaul.pruning.config import PruneConfig
 from rowhaul.runtime.flush import flushed_blocks
 from rowhaul.train.cluster_config import ClusterConfig
@@ -92,7 +91,7 @@ def train(cluster, hosts, config, schema, folder, evaluation_batch=96):
         cluster,
         trainer.model,
         streams.training if reads else None,
-        settings=schedule_settings(settings, cluster.topology, layout, hot=hot),
+        settings=layout.schedule_settings(settings, cluster.topology, hot=hot),
         data_from=settings.data_from,
     )
     losses, metrics = [], []

@@ -27,7 +27,7 @@ from rowhaul.cluster import launch
 from rowhaul.errors import CheckpointError, ClusterError, ConfigError, DataError
 from rowhaul.train.config import ModelConfig
 from rowhaul.train.distributed import checkpointing
-from rowhaul.train.run import CHECKPOINTS, check_same_config, drop_old_checkpoints
+from rowhaul.train.run_folder import CHECKPOINTS, check_same_config, drop_old_checkpoints
 from rowhaul.train.trainer import Trainer
 
 

@@ -26,7 +26,7 @@ from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import OptimizerConfig
 from rowhaul.train.distributed import checkpointing
 from rowhaul.train.distributed.training import layout_of
-from rowhaul.train.run import CHECKPOINTS
+from rowhaul.train.run_folder import CHECKPOINTS
 from rowhaul.train.trainer import Trainer
 
 HOT = [0, 7919, 2 * 7919, 5 * 7919, 10**9]  # the last is in no batch

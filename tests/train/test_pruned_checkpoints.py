@@ -13,7 +13,7 @@ from rowhaul.errors import CheckpointError
 from rowhaul.pruning.config import PruneConfig
 from rowhaul.train import train_run
 from rowhaul.train.cluster_config import ClusterConfig
-from rowhaul.train.run import CHECKPOINTS
+from rowhaul.train.run_folder import CHECKPOINTS
 
 TIGHT = ClusterConfig(workers=3, cache="70", dispatcher="random")
 PRUNED = replace(CONFIG, prune=PruneConfig(ratio="60%", chunks=3, period=3, decay=0.9))

@@ -15,7 +15,7 @@ from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch
 from rowhaul.schedule.row_counts import RowCounts
 from rowhaul.train import TrainConfig, snapshot, train_run
-from rowhaul.train.run import CHECKPOINTS
+from rowhaul.train.run_folder import CHECKPOINTS
 from rowhaul.train.trainer import Trainer
 
 TABLES = {
@@ -108,7 +108,7 @@ def test_rows_of_a_checkpoint_without_policies_are_all_known(session, tmp_path):
     trainer.train_step(Batch.from_samples(next(batches)))
     after = {name: trainer.collection.num_rows(name) for name in names}
     assert all(0 < after[name] < before[name] for name in names if before[name] > 64)
-    assert trainer.keeper.counts.expired == sum(before.values()) - sum(after.values())
+    assert trainer.lifecycle.counts.expired == sum(before.values()) - sum(after.values())
 
 
 def test_rows_that_are_not_admitted_are_not_stored_and_do_not_learn(session):
@@ -118,8 +118,7 @@ def test_rows_that_are_not_admitted_are_not_stored_and_do_not_learn(session):
     assert all(
         trainer.collection.num_rows(one.name) == 0 for one in trainer.collection.embedding_bag_configs()
     )
-    assert trainer.keeper.counts == RowCounts(gradients_dropped=trainer.keeper.counts.gradients_dropped)
-    assert trainer.collection.inserts_rows
+    assert trainer.lifecycle.counts == RowCounts(gradients_dropped=trainer.lifecycle.counts.gradients_dropped)
 
 
 def test_configurations_say_it_by_table(tmp_path):

@@ -7,7 +7,6 @@ import pytest
 
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig
 from rowhaul.optim import row_optimizer
-from rowhaul.pruning.cluster.settings import schedule_settings
 from rowhaul.pruning.pool import PruneSettings
 from rowhaul.runtime.runtime import MEASURES
 from rowhaul.schedule import Topology
@@ -86,7 +85,7 @@ def test_shares_of_pruned_rows_are_tried_on_the_chunks_that_will_be_left():
     read = {pair for ids in batches for pair in zip(ids.tables, ids.keys, strict=True)}
     assert len({key for _, key in read} & set(range(10))) >= 9
     assert len(read) <= 20  # chunks: a tenth of those of a hundred rows
-    settings = schedule_settings(ClusterConfig(cache="60"), Topology(2, 1), layout)
+    settings = layout.schedule_settings(ClusterConfig(cache="60"), Topology(2, 1))
     links = shares.MeasuredLinks((1e6, 1e5, 2e6), (0.0, 0.0, 0.0))
     found = shares.candidates(settings, batches, links, (1e-5, 1e-5), 1e-4)
     assert [35, 35] in [list(one.shares) for one in found]

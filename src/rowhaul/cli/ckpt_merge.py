@@ -49,7 +49,7 @@ def merge_into_folder(sources: Sequence[CheckpointReader], to: Path, progress: P
     from rowhaul.data.schema import SCHEMA_FILE
     from rowhaul.errors import ConfigError
     from rowhaul.train.merging import merge as merge_checkpoints
-    from rowhaul.train.run import CHECKPOINTS, CONFIG_FILE
+    from rowhaul.train.run_folder import CHECKPOINTS, CONFIG_FILE
 
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ConfigError(f"{to} exists and is not empty; choose another folder for the result")

@@ -11,7 +11,7 @@ from rowhaul.pruning.config import parse_share
 from rowhaul.pruning.layout import chunk_layout
 from rowhaul.pruning.pool import PruneSettings
 from rowhaul.pruning.simulated import SimulatedPruning
-from rowhaul.runtime.row_memory import TableLayout
+from rowhaul.runtime.layout import TableLayout
 from rowhaul.schedule import IdBatch, Scheduler, ScheduleSettings
 from rowhaul.simulate.measure import MakeScheduler
 from rowhaul.store import TableSpec

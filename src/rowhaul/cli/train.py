@@ -174,7 +174,7 @@ def read_config(
 
     from rowhaul.errors import ConfigError
     from rowhaul.train.config import TrainConfig, override, read_settings
-    from rowhaul.train.run import CONFIG_FILE
+    from rowhaul.train.run_folder import CONFIG_FILE
 
     if path is None and resumed is not None and (resumed / CONFIG_FILE).is_file():
         path = resumed / CONFIG_FILE

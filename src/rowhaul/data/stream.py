@@ -7,7 +7,7 @@ stream the window, that a position lies in, and goes on with the very batches th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -127,7 +127,7 @@ class SampleStream:
     def __iter__(self) -> Iterator[Samples]:
         return self.prepared(lambda samples: samples)
 
-    def prepared(self, prepare: Callable[[Samples], Prepared]) -> Iterator[Prepared]:
+    def prepared(self, prepare: Callable[[Samples], Prepared]) -> Generator[Prepared, None, None]:
         """What ``prepare`` makes of every batch: it runs ahead, in the thread that loads them."""
         self.position = self._start
         made = ((len(batch), prepare(batch)) for batch in self._batches())

@@ -52,7 +52,7 @@ from rowhaul.pruning.export import (
     pruned_blocks,
     pruned_layout,
 )
-from rowhaul.train.run import CONFIG_FILE
+from rowhaul.train.run_folder import CONFIG_FILE
 
 _DENSE_GROUP = "model"  # of a checkpoint: the dense weights
 _FACTS = ("model", "step", "samples", "row_optimizer", "key_kinds")  # of a checkpoint, kept in the export

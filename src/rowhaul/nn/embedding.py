@@ -1,30 +1,27 @@
 """`EmbeddingBagCollection`: many tables over raw keys, pooled in one pass, trained in place.
 
-Rows live in the store, not in parameters: the backward pass leaves one summed gradient per distinct
-row, and `RowOptimizer` turns it into a step on the record itself. Nothing the size of a table is
-ever built.
+Rows are not parameters: the collection reads them from a `RowSource`, the backward pass leaves one summed
+gradient per distinct row there, and `RowOptimizer` steps the records themselves. Nothing the size of a
+table is ever built.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rowhaul.errors import CheckpointError, ConfigError
+from rowhaul.errors import ConfigError
 from rowhaul.nn.config import EmbeddingBagConfig
+from rowhaul.nn.features import FeatureGroup, group_features
 from rowhaul.nn.jagged import KeyedJaggedTensor, KeyedTensor, as_keyed_jagged
-from rowhaul.nn.pooled import FeatureGroup, PooledRead, PoolRows, is_worth_threads
-from rowhaul.nn.threads import run_all
+from rowhaul.nn.local_rows import LocalRows
+from rowhaul.nn.pooled import PoolRows
+from rowhaul.nn.row_source import Floats, Int64s, RowReader, RowSettings, RowSource
 from rowhaul.optim import Adagrad, RowOptimizerRule
-from rowhaul.pruning.pool import PruneSettings
-from rowhaul.pruning.pool.collection import CollectionPruning, make_pruned_groups
-from rowhaul.pruning.pool.state import load_state, names_of_state, state_of
 from rowhaul.store.tables import ON_UNKNOWN
 
 
@@ -43,8 +40,7 @@ class EmbeddingBagCollection(nn.Module):
         optimizer: the row optimizer; its state lives in the row's record.
         seed: with table name and key it determines every initial value.
         on_unknown: see above.
-        pruning: keep only the useful parts of rows in memory. Whatever is pruned reads as zeros; keys without
-            a row, too, since rows that hold nothing are forgotten.
+        pruning: keep only the useful parts of rows in memory (`rowhaul.pruning.PruneSettings`).
 
     Example:
         >>> tables = [EmbeddingBagConfig(embedding_dim=4, name="t", feature_names=["user", "item"])]
@@ -64,36 +60,55 @@ class EmbeddingBagCollection(nn.Module):
         optimizer: RowOptimizerRule | None = None,
         seed: int = 0,
         on_unknown: str = "init",
-        pruning: PruneSettings | None = None,
+        pruning: RowSettings | None = None,
     ) -> None:
         super().__init__()
         _check_tables(tables)
         if on_unknown not in ON_UNKNOWN:
             raise ConfigError(f"on_unknown must be one of {', '.join(ON_UNKNOWN)}, got {on_unknown!r}")
         self.optimizer = optimizer if optimizer is not None else Adagrad(lr=0.01)
-        self.seed, self.on_unknown = seed, on_unknown
-        # Whether training inserts rows it has not seen; a worker's rows come and go as its plan says.
-        self.inserts_rows = True
+        self.seed, self.on_unknown, self.row_settings = seed, on_unknown, pruning
         self.device = torch.device(device) if device is not None else torch.device("cpu")
         self._configs, self._is_weighted = list(tables), is_weighted
         self._keys, self._dims = _output_names_and_dims(tables)
-        self.prune_settings = pruning
-        self.pruning: CollectionPruning | None = None  # of rows in this process
-        self._groups: list[FeatureGroup]
+        self._groups = group_features(tables)
+        self._source: RowSource
         if pruning is None:
-            grouped = _grouped(tables)
-            self._groups = [FeatureGroup(*some, self.optimizer, seed) for some in grouped]
+            self._source = LocalRows(self._groups, self.optimizer, seed)
         else:
-            _check_prunable(on_unknown)
-            self.pruning = make_pruned_groups(tables, _grouped(tables), self.optimizer, seed, pruning)
-            self._groups = list(self.pruning.groups)
+            self._source = pruning.make_rows(self._groups, self.optimizer, seed, on_unknown)
+        self._reader: RowReader = self._source
         # Backward reaches the rows through this: autograd needs an input that requires a gradient.
         self.anchor = torch.zeros((), requires_grad=True)
 
     @property
-    def groups(self) -> list[FeatureGroup]:
-        """The tables by row size, as the runtime moves their rows; no order of theirs means anything."""
+    def source(self) -> RowSource:
+        """Where rows come from."""
+        return self._source
+
+    @property
+    def pruning(self) -> Any:
+        """Pruned rows, where this process holds them; None otherwise."""
+        return self._source if hasattr(self._source, "pruners") else None
+
+    @property
+    def feature_groups(self) -> list[FeatureGroup]:
+        """The features by row size of their tables: what a row source is made for."""
         return self._groups
+
+    def read_from(self, source: RowSource) -> None:
+        """Read rows from another source from now on; those of the old one are left behind."""
+        self._source.drop_gradients()
+        self._source = self._reader = source
+
+    @contextmanager
+    def reading(self, reader: RowReader) -> Iterator[None]:
+        """Read rows from elsewhere for a while; the source is left as it is."""
+        self._reader = reader
+        try:
+            yield
+        finally:
+            self._reader = self._source
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables, in order."""
@@ -106,52 +121,26 @@ class EmbeddingBagCollection(nn.Module):
     @property
     def allocated_bytes(self) -> int:
         """Bytes held by rows, optimizer state and index."""
-        pools = self.pruning.pool_bytes if self.pruning else 0
-        return sum(group.tables.allocated_bytes for group in self._groups) + pools
+        return self._source.allocated_bytes
 
     def num_rows(self, table: str) -> int:
-        """Rows that a table holds now."""
-        group, position = self._table(table)
-        return int(group.tables.index.num_keys[position])
+        """Count the rows that a table holds now."""
+        return self._source.num_rows(table)
 
-    def rows(self, table: str) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
-        """All rows of a table as blocks of (keys, records); a record is values, then optimizer state.
+    def rows(self, table: str) -> Iterator[tuple[Int64s, Floats]]:
+        """Yield all rows of a table as blocks of (keys, records); a record is values, then optimizer state.
 
-        Of pruned tables it is the whole row's values alone, zeros where pruned.
+        Records of pruned tables are whole values alone, zeros where pruned.
         """
-        group, position = self._table(table)
-        return group.tables.blocks(position)
+        return self._source.rows(table)
 
-    def load_rows(self, table: str, keys: npt.NDArray[np.int64], records: npt.NDArray[Any]) -> None:
+    def load_rows(self, table: str, keys: Int64s, records: Floats) -> None:
         """Set rows of a table, creating those it lacks; the inverse of `rows`."""
-        group, position = self._table(table)
-        if self.pruning is not None:
-            raise ConfigError(f"table {table!r} is pruned: its rows come from a checkpoint or a state_dict")
-        keys, records = np.asarray(keys), np.asarray(records)
-        self._check_records(table, keys, records)
-        group.tables.load(position, np.ascontiguousarray(keys), records)
-
-    def _check_records(self, table: str, keys: npt.NDArray[Any], records: npt.NDArray[Any]) -> None:
-        if keys.dtype != np.int64 or keys.ndim != 1 or len(np.unique(keys)) != len(keys):
-            raise CheckpointError(
-                f"table {table!r}: keys must be different int64 numbers in one dimension, "
-                f"got {keys.dtype} of shape {keys.shape}"
-            )
-        tables = self._table(table)[0].tables
-        if records.shape != (len(keys), tables.arena.width):
-            raise CheckpointError(
-                f"table {table!r}: {len(keys)} keys with records of shape {records.shape}; this model "
-                f"needs {tables.arena.width} elements a record (dim {tables.dim}, {self.optimizer.name})"
-            )
+        self._source.load_rows(table, keys, records)
 
     def clear(self) -> None:
-        """Forget every row of every table, and gradients that no step has used."""
-        self.drop_gradients()
-        if self.pruning is not None:
-            self.pruning.clear()
-            return
-        for group in self._groups:
-            group.tables.clear()
+        """Drop every row of every table, and gradients that no step has used."""
+        self._source.clear()
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pooled vectors of every feature, samples × Σ dim, in the order of tables and their features."""
@@ -169,53 +158,27 @@ class EmbeddingBagCollection(nn.Module):
             form = f"{weights.dtype} of shape {tuple(weights.shape)}"
             raise ConfigError(f"weights must be one floating-point number an id, got {form}")
         shape = (features.stride(), sum(self._dims))
-        insert = self.training and self.inserts_rows
-        on_unknown = "init" if self.training else self.on_unknown
-        in_parallel = is_worth_threads(shape[0] * shape[1])
-        reads: list[PooledRead]
-        if self.pruning is not None:
-            reads = self.pruning.read(features, insert, in_parallel)
-        else:
-            reads = run_all(
-                [
-                    partial(group.read, features, insert=insert, on_unknown=on_unknown)
-                    for group in self._groups
-                ],
-                in_parallel,
-            )
+        reads = self._reader.read(features, training=self.training, on_unknown=self.on_unknown)
         anchor = self.anchor if self.training else self.anchor.detach()
-        pooled: Tensor = PoolRows.apply(anchor, weights, shape, reads)  # type: ignore[no-untyped-call]
+        dtype = self._groups[0].dtype
+        pooled: Tensor = PoolRows.apply(anchor, weights, shape, dtype, reads)  # type: ignore[no-untyped-call]
         return KeyedTensor(keys=self._keys, length_per_key=self._dims, values=pooled.to(self.device))
 
     def locate_early(self, features: KeyedJaggedTensor) -> None:
         """Look up the rows of a batch that comes later, in any thread, beside training on others.
 
         Reading the same object later then takes less time and gives the same bits, whatever came in between.
-        Its ids must not be changed meanwhile. Only pruned rows are found early; of others nothing happens.
+        Its ids must not be changed meanwhile. Sources that gain nothing by it do nothing.
         """
-        if self.pruning is not None:
-            self.pruning.locate_early(features)
+        self._source.locate_early(features)
 
     def apply_gradients(self, lr: float, number: int) -> None:
         """Step every row touched since the last call; ``number`` counts steps from 1."""
-        num_values = sum(gradients.size for group in self._groups for _, gradients in group.pending)
-        run_all([partial(group.step, lr, number) for group in self._groups], is_worth_threads(num_values))
-        if self.pruning is not None:
-            self.pruning.finish_step(number)
-
-    def spread(self) -> None:
-        """Have pruned rows come from a cluster, which prunes them, instead of tables here.
-
-        Rows are forgotten. Whoever brings others tells every group where to get them from.
-        """
-        self.drop_gradients()
-        self.pruning = None
-        self._groups = [FeatureGroup(*some, self.optimizer, self.seed) for some in _grouped(self._configs)]
+        self._source.step(lr, number)
 
     def drop_gradients(self) -> None:
-        """Forget row gradients that were not applied."""
-        for group in self._groups:
-            group.pending.clear()
+        """Drop row gradients that were not applied."""
+        self._source.drop_gradients()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # After model.to("cuda") vectors go there; rows stay in host memory.
@@ -227,58 +190,19 @@ class EmbeddingBagCollection(nn.Module):
         tables = ", ".join(f"{config.name}: {config.embedding_dim}" for config in self._configs)
         return f"{{{tables}}}, optimizer={self.optimizer}"
 
-    def _table(self, name: str) -> tuple[FeatureGroup, int]:
-        for group in self._groups:
-            for position, spec in enumerate(group.tables.tables):
-                if spec.name == name:
-                    return group, position
-        known = ", ".join(config.name for config in self._configs)
-        raise ConfigError(f"no table {name!r}; the tables are {known}")
-
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.pruning is not None:
-            for name, array in state_of(self.pruning, [one.name for one in self._configs]).items():
-                destination[f"{prefix}{name}"] = torch.from_numpy(array.copy())
-            return
-        for config in self._configs:
-            blocks = list(self.rows(config.name))
-            width = self._table(config.name)[0].tables.arena.width
-            keys = np.concatenate([np.empty(0, np.int64), *(keys for keys, _ in blocks)])
-            empty = np.empty((0, width), self._groups[0].tables.dtype)
-            records = np.concatenate([empty, *(records for _, records in blocks)])
-            destination[f"{prefix}{config.name}.keys"] = torch.from_numpy(keys)
-            destination[f"{prefix}{config.name}.records"] = torch.from_numpy(records)
+        for name, array in self._source.state().items():
+            destination[f"{prefix}{name}"] = torch.from_numpy(array.copy())
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
         _, _, missing, *_ = arguments
-        if self.pruning is not None:
-            missing += self._load_pruned(self.pruning, state_dict, prefix)
-            super()._load_from_state_dict(state_dict, prefix, *arguments)
-            return
-        given: dict[str, list[npt.NDArray[Any]]] = {}
-        for config in self._configs:
-            names = [f"{prefix}{config.name}.{part}" for part in ("keys", "records")]
-            absent = [name for name in names if name not in state_dict]
-            missing += absent
-            if not absent:
-                given[config.name] = [state_dict.pop(name).cpu().numpy() for name in names]
-                self._check_records(config.name, *given[config.name])
-        if len(given) == len(self._configs):  # all or nothing: rows are replaced only when all are there
-            self.clear()
-            for table, (keys, records) in given.items():
-                self.load_rows(table, keys, records)
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
-
-    def _load_pruned(self, pruning: CollectionPruning, state_dict: Any, prefix: str) -> list[str]:
-        """Replace all pruned rows, unless some part is missing; returns what is."""
-        tables = [config.name for config in self._configs]
-        names = names_of_state(pruning, tables)
+        names = self._source.state_names()
         absent = [prefix + name for name in names if prefix + name not in state_dict]
-        if not absent:
-            self.drop_gradients()
-            load_state(pruning, tables, {name: state_dict.pop(prefix + name).cpu().numpy() for name in names})
-        return absent
+        missing += absent
+        if not absent:  # all or nothing: rows are replaced only when all are there
+            self._source.load_state({name: state_dict.pop(prefix + name).cpu().numpy() for name in names})
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 
 def _check_tables(tables: Sequence[EmbeddingBagConfig]) -> None:
@@ -301,29 +225,3 @@ def _output_names_and_dims(tables: Sequence[EmbeddingBagConfig]) -> tuple[list[s
         for feature in config.feature_names
     ]
     return names, [config.embedding_dim for config in tables for _ in config.feature_names]
-
-
-def _grouped(tables: Sequence[EmbeddingBagConfig]) -> list[tuple[list[EmbeddingBagConfig], list[int]]]:
-    """Tables of one row size together, but in as many groups as threads can share the work of.
-
-    Each group's tables and the columns of the output where their vectors begin.
-    """
-    widths = [config.embedding_dim * len(config.feature_names) for config in tables]
-    first_columns = [sum(widths[:position]) for position in range(len(tables))]
-    num_threads = torch.get_num_threads()
-    groups = []
-    for dim in dict.fromkeys(config.embedding_dim for config in tables):
-        members = [position for position, config in enumerate(tables) if config.embedding_dim == dim]
-        size = -(-len(members) // num_threads)
-        for begin in range(0, len(members), size):
-            some = members[begin : begin + size]
-            groups.append(([tables[p] for p in some], [first_columns[p] for p in some]))
-    return groups
-
-
-def _check_prunable(on_unknown: str) -> None:
-    if on_unknown == "error":
-        raise ConfigError(
-            "on_unknown='error' does not go with pruning: rows that were pruned away cannot be told from "
-            "unknown ones, and read as zeros; use 'init' or 'default'"
-        )

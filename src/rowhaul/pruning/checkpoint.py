@@ -9,7 +9,7 @@ from rowhaul.checkpoint import CheckpointReader, CheckpointWriter
 from rowhaul.errors import CheckpointError
 from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.pruning.pool import PruneSettings
-from rowhaul.pruning.pool.collection import CollectionPruning
+from rowhaul.pruning.pool.collection import PrunedRows
 from rowhaul.pruning.pool.state import (
     check_rows,
     load_pruners,
@@ -23,7 +23,7 @@ from rowhaul.pruning.row_files import FACT as FACT
 _FILE = "pruning"
 
 
-def write(writer: CheckpointWriter, collection: EmbeddingBagCollection, pruning: CollectionPruning) -> None:
+def write(writer: CheckpointWriter, collection: EmbeddingBagCollection, pruning: PrunedRows) -> None:
     """Write all tables of a pruned collection."""
     name = writer.arrays(_FILE, pruner_arrays(pruning))
     writer.facts[FACT] = fact(pruning.settings, name)
@@ -42,7 +42,7 @@ def fact(settings: PruneSettings, file: str) -> dict[str, Any]:
     return {"chunks": settings.chunks, "file": file, "settings": asdict(settings)}
 
 
-def check(reader: CheckpointReader, pruning: CollectionPruning | None) -> None:
+def check(reader: CheckpointReader, pruning: PrunedRows | None) -> None:
     """Refuse a checkpoint that was pruned otherwise, with the reason."""
     there: dict[str, Any] | None = reader.facts.get(FACT)
     if (there is None) != (pruning is None):
@@ -58,7 +58,7 @@ def check(reader: CheckpointReader, pruning: CollectionPruning | None) -> None:
         )
 
 
-def read(reader: CheckpointReader, collection: EmbeddingBagCollection, pruning: CollectionPruning) -> None:
+def read(reader: CheckpointReader, collection: EmbeddingBagCollection, pruning: PrunedRows) -> None:
     """Replace every row of a collection by the checkpoint's."""
     load_pruners(pruning, reader.arrays(reader.facts[FACT]["file"]))
     for config in collection.embedding_bag_configs():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from rowhaul._quantities import parse_bytes
 from rowhaul.errors import ConfigError
 from rowhaul.pruning.pool import PruneSettings
 from rowhaul.pruning.settings import PruneRules
-from rowhaul.train.cluster_config import ClusterConfig
+
+if TYPE_CHECKING:
+    from rowhaul.train.cluster_config import ClusterConfig
 
 
 @dataclass(frozen=True)

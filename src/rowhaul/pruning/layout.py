@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul._quantities import parse_bytes
 from rowhaul.errors import ConfigError
+from rowhaul.nn.features import FeatureGroup
+from rowhaul.optim import SGD
 from rowhaul.pruning.chunk_tables import ChunkTables
+from rowhaul.pruning.config import check_cluster
 from rowhaul.pruning.pool import PruneSettings
 from rowhaul.pruning.pool.pool import chunk_starts
-from rowhaul.runtime.row_memory import TableLayout
-from rowhaul.schedule import ScheduleSettings
+from rowhaul.runtime.layout import CopiedRows, TableLayout, Upkeep
+from rowhaul.runtime.lookups import Rows
+from rowhaul.runtime.row_memory import Rates, RowMemory
+from rowhaul.runtime.worker_rows import CachedRows
+from rowhaul.schedule import HotRows, IdBatch, RowPolicy, Scheduler, ScheduleSettings, Topology
 from rowhaul.store import TableGroup, TableSpec
 
 Ints = npt.NDArray[np.int64]
@@ -90,6 +99,82 @@ class ChunkLayout(TableLayout):
                 )
             )
         return found
+
+    def schedule_settings(
+        self,
+        config: Any,
+        topology: Topology,
+        *,
+        seed: int = 0,
+        hot: HotRows | None = None,
+        speeds: Sequence[float] | None = None,
+        policies: tuple[RowPolicy, ...] = (),
+    ) -> ScheduleSettings:
+        """Settings of the scheduler for chunks: a cache given in rows holds as many times their chunks."""
+        check_cluster(config)
+        if not all(policy.keeps_all for policy in policies):
+            raise ConfigError(
+                "prune decides by itself which rows are dropped, but tables have policies that admit and "
+                "drop rows; leave out one of them"
+            )
+        in_bytes = str(config.cache).strip()[-1:].isalpha()
+        if not in_bytes:
+            config = replace(config, cache=str(int(config.cache) * self.num_chunks))
+        chunked = replace(topology, tables_per_row=self.num_chunks)
+        settings: ScheduleSettings = config.schedule(chunked, self.sizes(), seed=seed, speeds=speeds)
+        if in_bytes and self.columns_to_keep:  # chunks of one size now will be smaller: more of them fit
+            capacity = parse_bytes(str(config.cache), "cluster.cache")
+            settings = replace(settings, cache=replace(settings.cache, capacity=capacity, unit="bytes"))
+        return settings
+
+    def make_scheduler(self, settings: ScheduleSettings, ids: Iterable[IdBatch]) -> Scheduler:
+        """Make a scheduler of chunks over the ids of rows."""
+        from rowhaul.pruning.chunk_map import ChunkMap
+        from rowhaul.pruning.scheduling import ChunkScheduler
+
+        check_schedule(settings, self)
+        return ChunkScheduler(settings, ChunkMap(self), ids)
+
+    def make_cache(self, groups: Sequence[FeatureGroup]) -> RowMemory:
+        """Make a worker's cache of chunks."""
+        return RowMemory(self, makes_rows=False)
+
+    def make_upkeep(self, *, trains: bool) -> Upkeep:
+        """Make what prunes rows between segments."""
+        from rowhaul.pruning.cluster.pruning import ClusterPruning
+
+        return ClusterPruning(self, trains=trains)
+
+    def cached_rows(
+        self, groups: Sequence[FeatureGroup], cache: RowMemory, rates: Rates, upkeep: Upkeep, *, bounded: bool
+    ) -> CachedRows:
+        """Make the row source of a worker."""
+        from rowhaul.pruning.cluster.pruning import ClusterPruning
+        from rowhaul.pruning.cluster.worker import ChunkedWorkerRows
+
+        assert isinstance(upkeep, ClusterPruning)
+        assert upkeep.utility_log is not None
+        return ChunkedWorkerRows(groups, cache, rates, upkeep.utility_log)
+
+    def copied_rows(self, groups: Sequence[FeatureGroup]) -> CopiedRows:
+        """Make a row source for rows that are only read."""
+        from rowhaul.pruning.cluster.worker import AssembledRows
+
+        chunks = [TableGroup(one.tables, SGD(lr=0.0), one.dtype, self.seed) for one in self.groups()]
+        memory = RowMemory(self, chunks, makes_rows=False)
+        return _CopiedChunks(memory, AssembledRows(groups, memory))
+
+
+class _CopiedChunks(CopiedRows):
+    """Copies of chunks."""
+
+    def records_of(self, rows: Rows) -> Rows:
+        """Name all chunks that rows may have."""
+        layout = self.memory.layout
+        assert isinstance(layout, ChunkLayout)
+        places = np.tile(np.arange(layout.num_chunks), len(rows))
+        tables = np.repeat(rows.tables * layout.num_chunks, layout.num_chunks) + places
+        return Rows(tables, np.repeat(rows.keys, layout.num_chunks))
 
 
 def chunk_layout(whole: TableLayout, pruning: PruneSettings) -> ChunkLayout:

@@ -61,8 +61,6 @@ class PrunedReplay:
         layout = layout_of(trainer.collection)
         assert isinstance(layout, ChunkLayout)
         self._trainer, self._rates, self.layout = trainer, rates, layout
-        trainer.collection.spread()
-        trainer.collection.inserts_rows = False
         self._map, self._memory = ChunkMap(layout), RowMemory(layout)
         columns = (len(layout.rows), layout.rows[0].dim) if layout.awaits_columns else (0, 0)
         self._utility_logs = [
@@ -86,6 +84,7 @@ class PrunedReplay:
             part = Batch.from_samples(
                 samples.take(np.flatnonzero(workers == worker)), global_size=len(samples)
             )
+            trainer.collection.read_from(self._parts[worker])
             loss = part.loss(per_sample_loss(trainer.model(part), part))
             loss.backward()
             total += loss.detach()
@@ -122,10 +121,8 @@ class PrunedReplay:
         return found
 
     def _make_parts(self) -> list[_Part]:
-        collection = self._trainer.collection
-        return [
-            _Part(collection, self._memory, self._rates, utility_log) for utility_log in self._utility_logs
-        ]
+        groups = self._trainer.collection.feature_groups
+        return [_Part(groups, self._memory, self._rates, utility_log) for utility_log in self._utility_logs]
 
     def _have(self, tables: npt.NDArray[Any], keys: Ints) -> None:
         """Make chunks that are not there yet."""

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rowhaul.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rowhaul.nn.features import FeatureGroup
+    from rowhaul.nn.row_source import RowSource
+    from rowhaul.optim import RowOptimizerRule
+    from rowhaul.runtime.layout import TableLayout
 
 UTILITIES = ("gradient", "access")
 RATIOS = ("adaptive", "linear", "power")
@@ -104,6 +112,25 @@ class PruneSettings(PruneRules):
         share = max(LEAST_COLUMNS, math.sqrt(1 - self.ratio))
         kept = max(math.ceil(share * dim - 1e-6), self.chunks)  # half of 32 columns are 16, however rounded
         return kept if kept < dim else 0
+
+    def make_rows(
+        self, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int, on_unknown: str
+    ) -> RowSource:
+        """Make the rows of a collection in this process; see `rowhaul.nn.row_source.RowSettings`."""
+        if on_unknown == "error":
+            raise ConfigError(
+                "on_unknown='error' does not go with pruning: pruned rows cannot be told from unknown ones, "
+                "and read as zeros; use 'init' or 'default'"
+            )
+        from rowhaul.pruning.pool.collection import make_pruned_rows  # settings alone need no torch
+
+        return make_pruned_rows(groups, optimizer, seed, self)
+
+    def layout(self, whole: TableLayout) -> TableLayout:
+        """Turn the layout of whole rows into that of chunks, for a cluster."""
+        from rowhaul.pruning.layout import chunk_layout
+
+        return chunk_layout(whole, self)
 
     def check_dim(self, table: str, dim: int) -> None:
         """Refuse rows that cannot be cut as these settings say."""

@@ -8,22 +8,22 @@ gradients of several workers in rank order, the same wherever they meet.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import RowhaulError
-from rowhaul.optim import RowOptimizerRule
 from rowhaul.runtime.gradient_buffer import GradientBuffer
 from rowhaul.runtime.phase_kernels import pick_gradients, pick_records, pick_rows, rows_of_contributor
 from rowhaul.runtime.phases import DueSteps, Kinds, Payloads
-from rowhaul.schedule.sizes import RowSizes
-from rowhaul.store import TableGroup, TableSpec
+from rowhaul.store import TableGroup
 from rowhaul.store.keyed import copy_in, copy_out, find_or_add, locate_or_add, remove
 from rowhaul.store.record_kernels import add_records
 from rowhaul.transport.base import Bytes
+
+if TYPE_CHECKING:
+    from rowhaul.runtime.layout import TableLayout
 
 Ints = npt.NDArray[np.int64]
 Rates = Callable[[int], float]
@@ -35,29 +35,6 @@ _ALL_ROWS = 2**31  # more than a plan can have
 
 class MissingRowError(RowhaulError):
     """A row is not where the plan says: a defect of Rowhaul, found before anything wrong was learned."""
-
-
-@dataclass(frozen=True)
-class TableLayout:
-    """What every rank knows of the tables, in the order that plans number them."""
-
-    specs: tuple[TableSpec, ...]
-    optimizer: RowOptimizerRule
-    dtype: str
-    seed: int
-
-    def sizes(self) -> RowSizes:
-        """Bytes of a row of each table."""
-        size = np.dtype(self.dtype).itemsize
-        dims = [spec.dim for spec in self.specs]
-        states = [self.optimizer.state_width(dim) for dim in dims]
-        return RowSizes(tuple(dim * size for dim in dims), tuple(width * size for width in states))
-
-    def groups(self) -> list[TableGroup]:
-        """Empty tables, those of one row size together."""
-        dims = dict.fromkeys(spec.dim for spec in self.specs)
-        together = [[spec for spec in self.specs if spec.dim == dim] for dim in dims]
-        return [TableGroup(specs, self.optimizer, self.dtype, self.seed) for specs in together]
 
 
 class RowMemory:

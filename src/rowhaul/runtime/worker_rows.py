@@ -1,75 +1,106 @@
-"""What a worker does with the gradients of its rows: step, keep for the home, or share with all.
+"""`CachedRows`: a worker's rows as the model reads them, and what becomes of their gradients.
 
-A row that it trains alone is stepped in its cache. Of a row that others train too it has a part of the
-gradient, which waits until it is handed in. Rows that all workers hold get the sum of all parts, and
-every worker takes the same step. Rows that are not admitted yet learn nothing.
+A row that the worker trains alone is stepped in its cache. Of a row that others train too it has a partial
+gradient, which is buffered until a plan asks for it. Replicated rows get the sum of all workers' gradients,
+and every worker takes the same step. Rows that are not admitted learn nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import ConfigError
-from rowhaul.nn import EmbeddingBagCollection
-from rowhaul.nn.pooled import FeatureGroup, tables_of_keys
+from rowhaul.nn.features import FeatureGroup
+from rowhaul.nn.local_rows import TableRows, tables_of_keys
+from rowhaul.nn.row_source import Arrays
 from rowhaul.runtime.batch_rows import BatchRows
 from rowhaul.runtime.mover import TrainedRows
 from rowhaul.runtime.row_memory import Rates, RowMemory
-from rowhaul.store import Lookup
+from rowhaul.schedule.plan import Plan
+from rowhaul.store import Lookup, TableGroup
+from rowhaul.store.matching import KnownRows, match_keys
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]
 
 
-class WorkerRows:
-    """The rows of a worker's collection in training."""
+class CachedRows(TableRows):
+    """The row source of a worker: rows come and go as its plans say.
+
+    Args:
+        groups: the features.
+        cache: the worker's cache.
+        rates: the rows' learning rate by iteration.
+        bounded: whether the worker steps its copy of every row, as with bounded staleness.
+        tables: what features look their ids up in, if not the cache's tables.
+    """
 
     def __init__(
-        self, collection: EmbeddingBagCollection, cache: RowMemory, rates: Rates, *, bounded: bool
+        self,
+        groups: Sequence[FeatureGroup],
+        cache: RowMemory,
+        rates: Rates,
+        *,
+        bounded: bool = False,
+        tables: Sequence[TableGroup] | None = None,
     ) -> None:
-        self._groups = collection.groups
+        super().__init__(groups, cache.groups if tables is None else tables)
         self._cache, self._rates, self._bounded = cache, rates, bounded
+        self._known: list[KnownRows | None] = [None] * len(groups)  # rows of the batch that is read next
 
-    def expect(self, rows: Sequence[BatchRows]) -> None:
-        """Tell the collection which rows the batch that comes next reads, and where they are."""
-        for group in self._groups:
-            group.known = None
+    def expect(self, plan: Plan, rows: Sequence[BatchRows]) -> None:
+        """Prepare for the batch of a plan, whose rows are in the cache."""
+        self._known = [None] * len(self.groups)
         for part in rows:
             if part.all_admitted and len(part):
-                self._groups[part.number].known = part.rows
+                self._known[part.number] = part.rows
+
+    def look_up(self, number: int, ids: tuple[Ints, Ints, Ints], training: bool, on_unknown: str) -> Lookup:
+        """Match ids with the rows of the plan; of another batch, find what the cache has."""
+        known, tables = self._known[number], self.tables[number]
+        if known is not None:
+            lookup = match_keys(known, *ids, np.empty((0, tables.dim), tables.dtype))
+            if lookup is not None:
+                return lookup
+        return super().look_up(number, ids, training, on_unknown)
 
     def take(self, iteration: int, rows: Sequence[BatchRows]) -> TakenGradients:
-        """Everything that backward left, sorted out as the rows are."""
+        """Remove everything that backward left, in the order of the plan's rows."""
         parts = []
         for part in rows:
             if len(part):
-                lookup, gradients = _gradients_of(self._groups[part.number], len(part))
+                taken = self.take_gradients(part.number)
+                if taken is None:
+                    raise ConfigError(
+                        f"{len(part):,} rows of this worker have no gradient; call backward() on the loss of "
+                        "the batch that was dispatched, then step()"
+                    )
+                lookup, gradients = taken
                 if lookup.keys is not part.rows.keys:
                     gradients = gradients[_matched(part, lookup)]
             else:
                 gradients = np.empty((0, self._cache.groups[part.number].dim))
             parts.append((part, gradients))
-        for group in self._groups:
-            group.pending.clear()
-            group.known = None
+        self.drop_gradients()
+        self._known = [None] * len(self.groups)
         return TakenGradients(iteration, parts)
 
     def step_own(self, taken: TakenGradients) -> TrainedRows:
-        """Step the rows that nobody else trained; returns the gradients that are to be handed in."""
-        handed_in = []
+        """Step the rows that nobody else trained; return the gradients to be buffered."""
+        buffered = []
         for part, gradients in taken.parts:
-            rows, handed = part.rows, part.own if self._bounded else part.shared
+            rows, shared = part.rows, part.own if self._bounded else part.shared
             self._step(taken.iteration, part.number, rows.locations[part.own], gradients[part.own])
-            if handed.start < handed.stop:
-                handed_in.append((part.number, rows.tables[handed], rows.keys[handed], gradients[handed]))
-        return TrainedRows(handed_in)
+            if shared.start < shared.stop:
+                buffered.append((part.number, rows.tables[shared], rows.keys[shared], gradients[shared]))
+        return TrainedRows(buffered)
 
     def step_replicated(self, taken: TakenGradients, summed: Floats) -> None:
-        """Step the rows that all workers hold by the sum of their gradients, as every worker does."""
+        """Step replicated rows by the sum of all workers' gradients, as every worker does."""
         first = 0
         for part, gradients in taken.parts:
             count, dim = len(part.replicated_locations), gradients.shape[1]
@@ -81,13 +112,57 @@ class WorkerRows:
         if len(locations):
             self._cache.groups[number].update(locations, gradients, self._rates(iteration), iteration + 1)
 
+    def step(self, lr: float, number: int) -> None:
+        """Refuse: other ranks take part in the step."""
+        raise ConfigError(
+            "on a cluster rows are stepped by training.step(), together with the other ranks; leave out "
+            "RowOptimizer.step()"
+        )
+
+    def num_rows(self, table: str) -> int:
+        """Refuse: a cache holds some of the rows."""
+        self._refuse("num_rows()", "training.held() counts the rows of all ranks")
+
+    def rows(self, table: str) -> Iterator[tuple[Ints, Floats]]:
+        """Refuse: a cache holds some of the rows."""
+        self._refuse("rows()", _SAVE)
+
+    def load_rows(self, table: str, keys: Ints, records: Floats) -> None:
+        """Refuse: each row belongs on the rank that stores it."""
+        self._refuse("load_rows()", "load them in one process, save a checkpoint, and resume from it here")
+
+    def clear(self) -> None:
+        """Refuse: other ranks hold rows, too."""
+        self._refuse("clear()", "start training anew on all ranks")
+
+    def state_names(self) -> list[str]:
+        """Refuse: each row belongs on the rank that stores it."""
+        self._refuse("load_state_dict()", "resume from a checkpoint")
+
+    def state(self) -> Arrays:
+        """Refuse: a cache holds some of the rows."""
+        self._refuse("state_dict()", _SAVE)
+
+    def load_state(self, arrays: Arrays) -> None:
+        """Refuse: each row belongs on the rank that stores it."""
+        self.state_names()
+
+    def _refuse(self, call: str, instead: str) -> NoReturn:
+        raise ConfigError(f"{call} on a worker of a cluster would see the rows of one cache only; {instead}")
+
+
+_SAVE = (
+    "rowhaul.train.distributed.save_checkpoint writes all of them, and `rowhaul export` turns that into "
+    "plain files; for the dense weights alone use model.named_parameters()"
+)
+
 
 class TakenGradients:
     """The gradients of one iteration on one worker: those of each group's rows, in the order of the rows."""
 
     def __init__(self, iteration: int, parts: list[tuple[BatchRows, Floats]]) -> None:
         self.iteration, self.parts = iteration, parts
-        # Elements of all replicated rows of the batch, whoever trains them.
+        # Elements of all replicated rows of the batch, whichever worker trains them.
         self.replicated_size = sum(
             len(part.replicated_locations) * gradients.shape[1] for part, gradients in parts
         )
@@ -104,18 +179,8 @@ class TakenGradients:
             first += count * dim
 
 
-def _gradients_of(group: FeatureGroup, num_rows: int) -> tuple[Lookup, Floats]:
-    taken = group.take_gradients()
-    if taken is None:
-        raise ConfigError(
-            f"{num_rows:,} rows of this worker have no gradient; call backward() on the loss of the batch "
-            "that was dispatched, then step()"
-        )
-    return taken
-
-
 def _matched(part: BatchRows, lookup: Lookup) -> Ints:
-    """Where each row of the plan is among those that the model has read, in an order of its own."""
+    """Find each row of the plan among those that the model has read, in an order of its own."""
     rows, tables = part.rows, tables_of_keys(lookup)
     ours, theirs = np.lexsort((rows.keys, rows.tables)), np.lexsort((lookup.keys, tables))
     if (

@@ -3,8 +3,9 @@
 from rowhaul.export.reader import ExportReader
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.loading import load_trained
+from rowhaul.train.loop import RunResult
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
-from rowhaul.train.run import RunResult, train_run
+from rowhaul.train.run import train_run
 from rowhaul.train.trainer import Trainer
 
 __all__ = [

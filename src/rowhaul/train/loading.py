@@ -14,11 +14,11 @@ from rowhaul.errors import CheckpointError
 from rowhaul.export.manifest import MANIFEST_FILE
 from rowhaul.export.reader import ExportReader
 from rowhaul.pruning.plain_files import PrunedLayout
-from rowhaul.pruning.pool.collection import CollectionPruning
+from rowhaul.pruning.pool.collection import PrunedRows
 from rowhaul.pruning.pool.state import PRUNER_PARTS, Arrays, load_pruners, load_rows
 from rowhaul.train import snapshot
 from rowhaul.train.config import TrainConfig
-from rowhaul.train.run import CHECKPOINTS, CONFIG_FILE
+from rowhaul.train.run_folder import CHECKPOINTS, CONFIG_FILE
 from rowhaul.train.trainer import Trainer
 
 
@@ -128,7 +128,7 @@ def _load_whole(trainer: Trainer, reader: ExportReader, table: str) -> None:
         trainer.collection.load_rows(table, keys, np.concatenate([values, state], axis=1))
 
 
-def _load_chunks(pruning: CollectionPruning, reader: ExportReader, table: str) -> None:
+def _load_chunks(pruning: PrunedRows, reader: ExportReader, table: str) -> None:
     layout = reader.tables[table].layout()
     assert isinstance(layout, PrunedLayout)
     for block in reader.chunks(table):
@@ -145,7 +145,7 @@ def _load_chunks(pruning: CollectionPruning, reader: ExportReader, table: str) -
         )
 
 
-def _pruner_arrays(pruning: CollectionPruning, reader: ExportReader) -> Arrays:
+def _pruner_arrays(pruning: PrunedRows, reader: ExportReader) -> Arrays:
     """What pruners are to know: which columns there are; the rest is for training."""
     arrays: Arrays = {}
     for number, pruner in enumerate(pruning.pruners):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
 from rowhaul._files import write_text
-from rowhaul.pruning.report import PruneReport
+from rowhaul.nn.row_source import RowNote
 from rowhaul.train.metrics import MetricValues
 
 METRICS_FILE = "metrics.jsonl"
@@ -57,22 +58,16 @@ class RunLog:
         """How rows came and went, a step, on average."""
         self._write("tables", step, values, {})
 
-    def pruning(self, step: int, report: PruneReport) -> None:
-        """What a pruning has left: totals, the values a row of each table holds, and rows by their chunks."""
-        values = {
-            "rows": float(report.num_rows),
-            "ratio": report.ratio,
-            "chunks": float(report.num_chunks),
-            "bytes": float(report.allocated_bytes),
-            **{f"dims/{table.name}": table.mean_dims for table in report.tables},
-        }
-        counts = report.rows_by_chunks
-        self._write("prune", step, values, {"rows_by_chunks": list(counts)})
-        if self._board is not None:
+    def row_note(self, step: int, note: RowNote) -> None:
+        """Something a row source did: its numbers, and its counts as histograms."""
+        self._write(
+            note.kind, step, dict(note.values), {name: list(one) for name, one in note.counts.items()}
+        )
+        for name, counts in note.counts.items() if self._board is not None else ():
             numbers = range(len(counts))
             sums = [sum(number**power * count for number, count in enumerate(counts)) for power in (1, 2)]
             self._board.add_histogram_raw(
-                "prune/chunks of a row", 0, len(counts) - 1, sum(counts), *sums,
+                f"{note.kind}/{name}", 0, len(counts) - 1, sum(counts), *sums,
                 [number + 0.5 for number in numbers], list(counts), step,
             )  # fmt: skip
 
@@ -98,6 +93,51 @@ class RunLog:
         self._lines.flush()
         for name, value in values.items():
             self._board.add_scalar(f"{kind}/{name}", value, step)
+
+
+class TrainingLog(RunLog):
+    """The log of a run, with its speed: samples a second of training alone.
+
+    Args:
+        folder: of the run; None writes nothing.
+        first_step: steps taken before.
+        every: steps between two lines.
+    """
+
+    def __init__(self, folder: Path | None, first_step: int, every: int) -> None:
+        super().__init__(folder, first_step)
+        self.every, self.step_number = every, first_step
+        self.num_steps = 0  # by this run
+        self._began, self._samples_before = time.perf_counter(), 0
+        self._seconds, self._samples = 0.0, 0  # of training alone, after the first step
+        self._logged = (0.0, 0)
+
+    @property
+    def samples_per_second(self) -> float:
+        """The speed of training: without the first step, evaluations and checkpoints."""
+        return self._samples / self._seconds if self._seconds else 0.0
+
+    def resume_clock(self, samples: int) -> None:
+        """Start timing again after a pause."""
+        self._began, self._samples_before = time.perf_counter(), samples
+
+    def stepped(self, step: int, samples: int, loss: float) -> None:
+        """Time a step; write a line when one is due."""
+        now = time.perf_counter()
+        self.num_steps += 1
+        self.step_number = step
+        if self.num_steps > 1:  # the first may have compiled kernels
+            self._seconds += now - self._began
+            self._samples += samples - self._samples_before
+        self.resume_clock(samples)
+        if step % self.every == 0:
+            seconds, trained = self._seconds - self._logged[0], self._samples - self._logged[1]
+            self.step(step, samples, loss, trained / seconds if seconds else 0.0)
+            self._logged = (self._seconds, self._samples)
+            self.write_more(step)
+
+    def write_more(self, step: int) -> None:
+        """Write what else a line is due for; nothing here."""
 
 
 def _lines_until(path: Path, step: int) -> list[dict[str, Any]]:

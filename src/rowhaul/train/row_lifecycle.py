@@ -14,22 +14,23 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.nn import EmbeddingBagCollection, KeyedJaggedTensor
+from rowhaul.nn.local_rows import LocalRows, Pending, TableRows
 from rowhaul.schedule import HotRows, IdBatch, Lifetimes, RowPolicy
 from rowhaul.schedule.directory.distinct_kernels import distinct_rows
 from rowhaul.schedule.directory.index import RowIndex
 from rowhaul.schedule.lifetimes import Status
 from rowhaul.schedule.row_counts import RowCounts
-from rowhaul.store import TableGroup
+from rowhaul.store import Lookup, TableGroup
 from rowhaul.store.keyed import remove
 
 Ints = npt.NDArray[np.int64]
 
 
-class RowLifecycle:
-    """Admits and forgets the rows of a collection.
+class RowLifecycle(LocalRows):
+    """A collection's rows in this process, of which policies admit some and drop others.
 
     Args:
-        collection: whose rows they are.
+        collection: which is to read its rows from here.
         policies: one for each table, in the collection's order.
         exempt: rows that are trained and kept whatever the policies say, as a cluster does with those that it
             replicates.
@@ -38,9 +39,10 @@ class RowLifecycle:
     def __init__(
         self, collection: EmbeddingBagCollection, policies: Sequence[RowPolicy], exempt: HotRows | None = None
     ) -> None:
+        super().__init__(collection.feature_groups, collection.optimizer, collection.seed)
         self.lifetimes = Lifetimes(policies)
         self.counts = RowCounts()
-        self._collection = collection
+        self._is_open = True  # whether training on a new key creates its row
         self._exempt = RowIndex()
         if exempt is not None:
             self._exempt.add(exempt.tables, exempt.keys, np.zeros(len(exempt), np.int64))
@@ -48,15 +50,10 @@ class RowLifecycle:
         self._table_of = {
             name: number for number, config in enumerate(configs) for name in config.feature_names
         }
-        places = {
-            spec.name: (group.tables, position)
-            for group in collection.groups
-            for position, spec in enumerate(group.tables.tables)
-        }
-        self._places: list[tuple[TableGroup, int]] = [places[config.name] for config in configs]
+        self._places = [self.find_table(config.name) for config in configs]
 
     def begin(self, iteration: int, ids: KeyedJaggedTensor) -> None:
-        """Before the forward pass on a whole batch: have its rows that are admitted, and no others."""
+        """Before the forward pass on a whole batch: create those of its rows that are admitted."""
         tables, keys, occurrences = self._named(ids)
         status = np.full(len(keys), Status.KNOWN, np.uint8)
         subject = np.flatnonzero(self._exempt.find(tables, keys) < 0)
@@ -65,36 +62,37 @@ class RowLifecycle:
         for group, positions, some in self._by_table(tables[trained], keys[trained]):
             group.make_fresh(positions, some)
         self.counts += RowCounts(int((status == Status.ADMITTED).sum()), int((~trained).sum()))
-        self._collection.inserts_rows = False
+        self._is_open = False
 
-    def drop_gradients(self) -> None:
-        """After the backward passes: drop the gradients of rows that are not admitted."""
-        for group in self._collection.groups:
-            taken = group.take_gradients()
-            if taken is None:
-                continue
-            lookup, gradients = taken
-            kept = lookup.locations >= 0
-            if not kept.all():
-                starts = np.concatenate([[0], np.cumsum(kept)])[lookup.starts]
-                lookup = replace(
-                    lookup, keys=lookup.keys[kept], starts=starts, locations=lookup.locations[kept]
-                )
-                gradients = np.ascontiguousarray(gradients[kept])
-            group.pending.append((lookup, gradients))
+    def look_up(self, number: int, ids: tuple[Ints, Ints, Ints], training: bool, on_unknown: str) -> Lookup:
+        """Locate a group's rows; those that are not admitted read as they would start."""
+        if training and not self._is_open:
+            return TableRows.look_up(self, number, ids, training, on_unknown)
+        return super().look_up(number, ids, training, on_unknown)
+
+    def take_gradients(self, number: int) -> Pending | None:
+        """Remove a group's gradients, without those of rows that are not admitted."""
+        taken = super().take_gradients(number)
+        if taken is None:
+            return None
+        lookup, gradients = taken
+        kept = lookup.locations >= 0
+        if kept.all():
+            return taken
+        starts = np.concatenate([[0], np.cumsum(kept)])[lookup.starts]
+        lookup = replace(lookup, keys=lookup.keys[kept], starts=starts, locations=lookup.locations[kept])
+        return lookup, np.ascontiguousarray(gradients[kept])
 
     def end(self, iteration: int) -> None:
-        """After the step: forget what is to be forgotten."""
-        self._collection.inserts_rows = True
+        """After the step: drop rows whose time is over."""
+        self._is_open = True
         gone = self.lifetimes.forget(iteration)
         for group, positions, keys in self._by_table(gone.tables, gone.keys):
             remove(group, positions, keys)
         self.counts += RowCounts(expired=gone.num_expired, over_limit=len(gone) - gone.num_expired)
 
     def know_rows(self, last: int) -> None:
-        """Take all rows that are there, from a checkpoint, for admitted; those of which nothing else is known
-        count as named in iteration ``last``.
-        """
+        """Take all rows held, from a checkpoint, as admitted; seen in ``last`` unless known better."""
         for number, (group, position) in enumerate(self._places):
             for keys, _ in group.index.blocks(position):
                 tables = np.full(len(keys), number, np.int32)

@@ -1,77 +1,37 @@
-"""A training run in a folder: configuration, log, TensorBoard, checkpoints, and going on after a stop.
-
-::
-
-    run/
-      config.yaml  schema.yaml     what was trained, on what
-      metrics.jsonl                one line every ``log_every`` steps and for each evaluation
-      tensorboard/                 the same for TensorBoard
-      checkpoints/step-000001000/  see `rowhaul.checkpoint.layout`
-"""
+"""A training run in one process: from files to a trained model in a folder, resumed to the same bits."""
 
 from __future__ import annotations
 
-import shutil
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from rowhaul.checkpoint import CheckpointReader, latest_checkpoint
-from rowhaul.checkpoint.layout import finished_checkpoints, remove_unfinished, step_folder
-from rowhaul.data.schema import SCHEMA_FILE, Schema
+from rowhaul.checkpoint.layout import step_folder
+from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
-from rowhaul.errors import CheckpointError, ConfigError
-from rowhaul.pruning.report import PruneReport
+from rowhaul.errors import ConfigError
+from rowhaul.nn import Batch
 from rowhaul.schedule.row_counts import RowCounts
-from rowhaul.train import snapshot
+from rowhaul.train import loop, snapshot
 from rowhaul.train.config import TrainConfig
-from rowhaul.train.log import RunLog
+from rowhaul.train.log import TrainingLog
+from rowhaul.train.loop import Listener, RunResult, ShouldStop
 from rowhaul.train.metrics import MetricValues
+from rowhaul.train.run_folder import (
+    CHECKPOINTS,
+    begin_folder,
+    check_new_folder,
+    check_same_config,
+    check_same_data,
+)
 from rowhaul.train.trainer import Trainer
 
-CONFIG_FILE = "config.yaml"
-CHECKPOINTS = "checkpoints"
 EVALUATION_BATCH = 8192
-# Settings that may differ when a run goes on: they change what it tells or where, not what it learns.
-_MAY_CHANGE = ("eval_every", "checkpoint_every", "keep_checkpoints", "log_every", "cluster")
-_MAY_CHANGE_AT_CONSTANT_RATES = ("epochs", "max_steps")
-
-
-class Listener(Protocol):
-    """Who wants to know how a run is going."""
-
-    def started(self, samples: int, total_samples: int) -> None:
-        """Training begins at ``samples`` of ``total_samples``."""
-
-    def stepped(self, samples: int, loss: float) -> None:
-        """A step is done; ``samples`` counts all so far."""
-
-    def evaluating(self, total_samples: int) -> None:
-        """An evaluation begins."""
-
-    def evaluated(self, step: int, metrics: MetricValues) -> None:
-        """An evaluation is done."""
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """How a run ended."""
-
-    step: int
-    steps_taken: int  # by this call; the others were taken before it resumed
-    samples: int
-    samples_per_second: float  # of training: without the first step, evaluations and checkpoints
-    metrics: MetricValues | None
-    interrupted: bool
-    num_rows: int
-    row_bytes: int  # values, optimizer state and index
-    row_counts: RowCounts | None = None  # of this call, where rows of some tables come and go
-    pruning: PruneReport | None = None  # what is left of rows, where they are pruned
 
 
 def train_run(
@@ -83,7 +43,7 @@ def train_run(
     eval_data: Any = None,
     resume: bool = False,
     listener: Listener | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
+    should_stop: ShouldStop = lambda: False,
 ) -> RunResult:
     """Train, evaluate and save; ``data`` and ``eval_data`` are files as `SampleStream` takes them.
 
@@ -116,139 +76,110 @@ def train_run(
     if reader is not None:
         check_same_data(reader, stream)
     trainer.total_steps = min(trainer.step + stream.num_batches, config.max_steps or sys.maxsize)
-    if folder:  # only now: what is wrong with configuration or data leaves no folder behind
-        folder.mkdir(parents=True, exist_ok=True)
-        config.write(folder / CONFIG_FILE)
-        schema.write(folder / SCHEMA_FILE)
-    with RunLog(folder, trainer.step) as log:
-        return _Run(trainer, stream, evaluation, folder, log, listener).loop(should_stop)
+    if folder:
+        begin_folder(folder, config, schema)
+    with _Alone(trainer, stream, evaluation, folder, should_stop) as session:
+        return loop.train(session, folder, listener)
 
 
-class _Run:
+class _Alone:
+    """The session of a single process."""
+
+    is_leader = True
+
     def __init__(
         self,
         trainer: Trainer,
         stream: SampleStream,
         evaluation: SampleStream | None,
         folder: Path | None,
-        log: RunLog,
-        listener: Listener | None,
+        should_stop: ShouldStop,
     ) -> None:
         self.trainer, self.stream, self.evaluation = trainer, stream, evaluation
-        self.folder, self.log, self.listener = folder, log, listener
-        self.first_step = trainer.step
+        self.log = _Log(folder, trainer)
+        self.stopped = self.finished = False
+        self._should_stop = should_stop
+        self._batches = stream.prepared(trainer.prepare)
 
-    def loop(self, should_stop: Callable[[], bool]) -> RunResult:
-        trainer, config, total_steps = self.trainer, self.trainer.config, self.trainer.total_steps
-        seconds, timed_samples, interrupted = 0.0, 0, False
-        logged = (0, 0.0)  # samples and seconds at the latest line of the log
-        metrics = None
-        counted, pruning = RowCounts(), trainer.collection.pruning
-        if self.listener:
-            whole = config.epochs * self.stream.num_samples
-            last = trainer.samples + (total_steps - trainer.step) * config.batch_size
-            self.listener.started(trainer.samples, min(whole, last))
-        began = time.perf_counter()
-        for batch in self.stream.prepared(trainer.prepare) if trainer.step < total_steps else ():
-            loss = trainer.train_step(batch)
-            if trainer.step == self.first_step + 2:
-                seconds, timed_samples, logged = 0.0, 0, (0, 0.0)  # the first may have compiled kernels
-            seconds += time.perf_counter() - began
-            timed_samples += len(batch)
-            if self.listener:
-                self.listener.stepped(trainer.samples, loss)
-            if trainer.step % config.log_every == 0:
-                rate = (timed_samples - logged[0]) / (seconds - logged[1])
-                self.log.step(trainer.step, trainer.samples, loss, rate)
-                logged = (timed_samples, seconds)
-                if trainer.keeper is not None:
-                    since, counted = trainer.keeper.counts - counted, trainer.keeper.counts
-                    means = {name: one / config.log_every for name, one in since.by_name().items()}
-                    self.log.rows(trainer.step, means)
-            if pruning is not None and pruning.pruned_at == trainer.step:
-                self.log.pruning(trainer.step, pruning.report())
-            if trainer.step >= total_steps:
-                break
-            interrupted = should_stop()
-            if interrupted:
-                break
-            if config.eval_every and trainer.step % config.eval_every == 0:
-                metrics = self.evaluate()
-            if config.checkpoint_every and trainer.step % config.checkpoint_every == 0:
-                self.save()
-            began = time.perf_counter()
-        self.save()  # before an evaluation that might fail
-        if not interrupted:
-            metrics = self.evaluate()
-        collection = trainer.collection
-        return RunResult(
-            step=trainer.step,
-            steps_taken=trainer.step - self.first_step,
-            samples=trainer.samples,
-            samples_per_second=timed_samples / seconds if seconds else 0.0,
-            metrics=metrics,
-            interrupted=interrupted,
-            num_rows=sum(collection.num_rows(one.name) for one in collection.embedding_bag_configs()),
-            row_bytes=collection.allocated_bytes,
-            row_counts=None if trainer.keeper is None else trainer.keeper.counts,
-            pruning=None if pruning is None else pruning.report(),
-        )
+    def __enter__(self) -> _Alone:
+        return self
 
-    def evaluate(self) -> MetricValues | None:
-        if self.evaluation is None:
-            return None
-        if self.listener:
-            self.listener.evaluating(self.evaluation.num_samples)
-        metrics = self.trainer.evaluate(self.evaluation)
-        self.log.evaluation(self.trainer.step, metrics)
-        if self.listener:
-            self.listener.evaluated(self.trainer.step, metrics)
-        return metrics
+    def __exit__(self, *error: object) -> None:
+        self._batches.close()
 
-    def save(self) -> None:
-        if self.folder is None:
-            return
-        checkpoints = self.folder / CHECKPOINTS
+    @property
+    def row_counts(self) -> RowCounts | None:
+        """Rows admitted and dropped so far, where tables have policies."""
+        return None if self.trainer.lifecycle is None else self.trainer.lifecycle.counts
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    def batches(self, count: int) -> Iterator[Batch]:
+        """Yield the next batches, until asked to stop."""
+        for batch in islice(self._batches, count):
+            yield batch
+            if self.trainer.step < self.trainer.total_steps and self._should_stop():
+                self.stopped = True
+                return
+            count -= 1
+        self.finished = count > 0
+
+    def train(self, batch: Batch) -> float:
+        """Take one step."""
+        return self.trainer.train_step(batch)
+
+    def pauses(self) -> list[int]:
+        """Return nothing: a single process needs no rest."""
+        return []
+
+    def rest(self, at_checkpoint: bool) -> None:
+        """Do nothing."""
+
+    def evaluate(self) -> MetricValues:
+        """Measure the model on the evaluation data."""
+        assert self.evaluation is not None
+        return self.trainer.evaluate(self.evaluation)
+
+    def save(self, checkpoints: Path, facts: dict[str, Any]) -> None:
+        """Save a checkpoint of this step, unless there is one."""
         path = checkpoints / step_folder(self.trainer.step)
         if latest_checkpoint(checkpoints) != path:
-            facts = {"samples_per_epoch": self.stream.num_samples, "data": self.stream.fingerprint}
             snapshot.save(self.trainer, path, facts)
-        drop_old_checkpoints(checkpoints, self.trainer.config.keep_checkpoints)
+
+    def finish(self) -> None:
+        """Do nothing."""
+
+    def held(self) -> tuple[int, int]:
+        """Count rows and their bytes."""
+        collection = self.trainer.collection
+        num_rows = sum(collection.num_rows(one.name) for one in collection.embedding_bag_configs())
+        return num_rows, collection.allocated_bytes
 
 
-def check_new_folder(folder: Path) -> None:
-    """Refuse to start a run where something is already."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(
-            f"{folder} exists and is not empty; go on with it (--resume), or choose another --out"
-        )
+class _Log(TrainingLog):
+    """Logs what a row source and policies did, besides steps."""
 
+    def __init__(self, folder: Path | None, trainer: Trainer) -> None:
+        super().__init__(folder, trainer.step, trainer.config.log_every)
+        self._trainer, self._counted = trainer, RowCounts()
 
-def check_same_config(folder: Path, config: TrainConfig, schema: Schema) -> None:
-    """Refuse to go on with a run under settings that would teach it something else."""
-    if not (folder / CONFIG_FILE).is_file() or not (folder / SCHEMA_FILE).is_file():
-        raise ConfigError(f"{folder} holds no run to resume: it has no {CONFIG_FILE}; leave out --resume")
-    before, now = TrainConfig.read(folder / CONFIG_FILE).to_dict(), config.to_dict()
-    may_change = _MAY_CHANGE + (_MAY_CHANGE_AT_CONSTANT_RATES if config.rates.decay == "constant" else ())
-    for name, value in before.items():
-        if name not in may_change and now[name] != value:
-            raise ConfigError(
-                f"{folder} was trained with {name} = {value!r}, now it is {now[name]!r}; resume with the "
-                "same value, or start a new run in another --out"
-            )
-    if Schema.read(folder / SCHEMA_FILE) != schema:
-        raise ConfigError(f"{folder} was trained with another schema; resume on the same data")
+    def stepped(self, step: int, samples: int, loss: float) -> None:
+        """Log a step."""
+        super().stepped(step, samples, loss)
+        for note in self._trainer.collection.source.notes():
+            self.row_note(step, note)
 
-
-def drop_old_checkpoints(checkpoints: Path, keep: int) -> None:
-    """Remove all but the newest complete checkpoints, and what interrupted saves left."""
-    remove_unfinished(checkpoints)
-    for old in finished_checkpoints(checkpoints)[:-keep]:
-        shutil.rmtree(old)
+    def write_more(self, step: int) -> None:
+        """Log how policies admitted and dropped rows, a step, on average."""
+        lifecycle = self._trainer.lifecycle
+        if lifecycle is not None:
+            since, self._counted = lifecycle.counts - self._counted, lifecycle.counts
+            self.rows(step, {name: one / self.every for name, one in since.by_name().items()})
 
 
 def _restore(trainer: Trainer, folder: Path) -> CheckpointReader | None:
-    """The newest checkpoint, loaded; None if the run stopped before its first."""
+    """Load the newest checkpoint; None if the run stopped before its first."""
     checkpoint = latest_checkpoint(folder / CHECKPOINTS)
     if checkpoint is None:
         return None
@@ -256,12 +187,3 @@ def _restore(trainer: Trainer, folder: Path) -> CheckpointReader | None:
     if "cluster" not in reader.facts:  # of several processes each had its own
         torch.set_num_threads(reader.facts["threads"])  # another number sums in another order
     return reader
-
-
-def check_same_data(reader: CheckpointReader, stream: SampleStream) -> None:
-    """Refuse to go on with a checkpoint on other files than it was trained on."""
-    if reader.facts["data"] != stream.fingerprint:
-        raise CheckpointError(
-            f"{reader.path} was trained on other files ({reader.facts['samples_per_epoch']:,} samples an "
-            f"epoch, now {stream.num_samples:,}); resume on the same files, in the same order"
-        )

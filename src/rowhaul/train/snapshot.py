@@ -48,8 +48,8 @@ def save(trainer: Trainer, path: str | Path, facts: dict[str, Any] | None = None
     with CheckpointWriter(path) as writer:
         writer.facts = {**(facts or {}), **save_dense(trainer, writer)}
         collection = trainer.collection
-        if trainer.keeper is not None:
-            saved_lifetimes.write(writer, trainer.keeper.lifetimes.export(), _table_names(collection))
+        if trainer.lifecycle is not None:
+            saved_lifetimes.write(writer, trainer.lifecycle.lifetimes.export(), _table_names(collection))
         if collection.pruning is not None:
             saved_pruning.write(writer, collection, collection.pruning)
             return
@@ -86,12 +86,12 @@ def restore(trainer: Trainer, path: str | Path) -> CheckpointReader:
     reader = CheckpointReader(path)
     restore_dense(trainer, reader)
     load_rows(trainer.collection, reader)
-    if trainer.keeper is not None:
-        trainer.keeper = RowLifecycle(trainer.collection, trainer.policies)
+    if trainer.lifecycle is not None:
+        trainer.lifecycle = RowLifecycle(trainer.collection, trainer.policies)
         known = saved_lifetimes.read(reader, _table_names(trainer.collection))
         if known is not None:
-            trainer.keeper.lifetimes.restore(Saved(known))
-        trainer.keeper.know_rows(trainer.step - 1)
+            trainer.lifecycle.lifetimes.restore(Saved(known))
+        trainer.lifecycle.know_rows(trainer.step - 1)
     return reader
 
 

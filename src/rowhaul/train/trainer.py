@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rowhaul.data.samples import Samples
@@ -48,9 +48,10 @@ class Trainer:
         self.total_steps = 0  # when known, what the learning rates decay towards
         self.key_kinds: dict[str, str] = {}  # "integer" or "text", as trained on
         self.policies = config.row_policies([one.name for one in self.collection.embedding_bag_configs()])
-        self.keeper: RowLifecycle | None = None  # of rows that come and go, where tables have policies
+        self.lifecycle: RowLifecycle | None = None  # of rows that come and go, where tables have policies
         if not all(one.keeps_all for one in self.policies):
-            self.keeper = RowLifecycle(self.collection, self.policies)
+            self.lifecycle = RowLifecycle(self.collection, self.policies)
+            self.collection.read_from(self.lifecycle)
 
     @property
     def collection(self) -> EmbeddingBagCollection:
@@ -79,27 +80,37 @@ class Trainer:
 
     def train_parts(self, batch: Batch, parts: Sequence[Batch]) -> float:
         """One step on a global batch that is trained in parts, one after the other; returns its mean loss."""
+        if self.lifecycle is not None:
+            self.lifecycle.begin(self.step, batch.ids)
+        return self.learn(parts, len(batch), self._step_rows)
+
+    def learn(self, parts: Iterable[Batch], num_samples: int, step_rows: Callable[[Tensor], float]) -> float:
+        """Take one step: forward and backward on the parts at hand, then rows, then dense weights.
+
+        Args:
+            parts: of a global batch, trained one after the other; may be none.
+            num_samples: of the global batch.
+            step_rows: steps rows, given the parts' loss; returns that of the global batch. On a cluster it
+                also sums the dense gradients over the workers.
+        """
         self.model.train()
         self.set_rates()
-        if self.keeper is not None:
-            self.keeper.begin(self.step, batch.ids)
         total = torch.zeros((), dtype=getattr(torch, self.config.precision))
         for part in parts:
-            loss = part.loss(per_sample_loss(self.model(part), part))
-            loss.backward()
-            total += loss.detach()
-        if self.keeper is not None:
-            self.keeper.drop_gradients()
-        self.rows.step()
-        if self.keeper is not None:
-            self.keeper.end(self.step)
+            total += backward(self.model, part)
+        loss = step_rows(total)
         self.dense.step()
         self.dense.zero_grad()
         self.step += 1
-        self.samples += len(batch)
-        value = total.item()
-        check_finite(value, self.step, self.config)
-        return value
+        self.samples += num_samples
+        check_finite(loss, self.step, self.config)
+        return loss
+
+    def _step_rows(self, loss: Tensor) -> float:
+        self.rows.step()
+        if self.lifecycle is not None:
+            self.lifecycle.end(self.step)
+        return loss.item()
 
     def evaluate(self, stream: SampleStream, progress: Progress = lambda done, total: None) -> MetricValues:
         """Metrics over a stream; the state of training is left as it was, to the bit."""
@@ -168,6 +179,13 @@ def make_model(config: TrainConfig, schema: Schema) -> RecommendationModel:
         options=config.model.options,
     )
     return model.to(dtype)
+
+
+def backward(model: nn.Module, batch: Batch) -> Tensor:
+    """Run forward and backward on one part of a global batch; returns its part of the mean loss."""
+    loss = batch.loss(per_sample_loss(model(batch), batch))
+    loss.backward()
+    return loss.detach()
 
 
 def per_sample_loss(logits: Tensor, batch: Batch) -> Tensor:

@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.mover import Job, Mover
 from rowhaul.runtime.phases import RankPhases
-from rowhaul.runtime.row_memory import RowMemory, TableLayout
+from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule.plan import Kind, Moves, Payload, Plan, Steps
 from rowhaul.schedule.sync import make_sync
 from rowhaul.schedule.topology import Topology

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.runtime.row_memory import RowMemory, TableLayout
+from rowhaul.runtime.layout import TableLayout
+from rowhaul.runtime.row_memory import RowMemory
 
 Keys = npt.NDArray[np.int64]
 Numbers = npt.NDArray[Any]

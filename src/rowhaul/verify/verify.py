@@ -41,16 +41,17 @@ from rowhaul.pruning.layout import ChunkLayout
 from rowhaul.pruning.pool.state import row_arrays, stored_columns
 from rowhaul.pruning.replay import PrunedReplay
 from rowhaul.runtime.flush import flushed_blocks
+from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.mover import Job
-from rowhaul.runtime.row_memory import TableLayout
 from rowhaul.schedule.plan import KIND_NAMES
+from rowhaul.train import loop
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed import checkpointing
-from rowhaul.train.distributed.run import ClusterRun, join_as_configured
+from rowhaul.train.distributed.run import ClusterSession, join_as_configured
 from rowhaul.train.distributed.training import layout_of
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.row_lifecycle import RowLifecycle
-from rowhaul.train.run import CHECKPOINTS
+from rowhaul.train.run_folder import CHECKPOINTS
 from rowhaul.train.trainer import Trainer, rate_factor
 from rowhaul.tuning.hot_set.first_rows import profile_hot_rows
 from rowhaul.verify.comparison import TableRows, Trained
@@ -126,7 +127,8 @@ def train_and_record(
         run = _RecordedRun(cluster, config, schema, data, None, None, False)
         try:
             losses = _Losses(stepped)
-            if run.loop(losses if cluster.rank == 0 else None, should_stop).interrupted:
+            run.training.runtime.should_stop = should_stop
+            if loop.train(run, None, losses if cluster.rank == 0 else None).interrupted:
                 return False
             run.write(shared, losses.values)
             if run.training.pruning is not None:
@@ -158,7 +160,7 @@ class _Losses:
         pass
 
 
-class _RecordedRun(ClusterRun):
+class _RecordedRun(ClusterSession):
     """The run that `rowhaul train` makes, with a note of who trained what."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -249,9 +251,9 @@ def train_alone(
     trainer, stream = Trainer(config, schema), open_stream(config, schema, data)
     trainer.check_keys(stream)
     trainer.total_steps = min(stream.num_batches, config.max_steps)
-    if trainer.keeper is not None:  # hot rows are trained and kept, whatever policies say
+    if trainer.lifecycle is not None:  # hot rows are trained and kept, whatever policies say
         hot = profile_hot_rows(stream, config.cluster, trainer.collection)
-        trainer.keeper = RowLifecycle(trainer.collection, trainer.policies, hot)
+        trainer.lifecycle = RowLifecycle(trainer.collection, trainer.policies, hot)
     if trainer.collection.pruning is not None:
         return _pruned_alone(trainer, stream, workers, stepped)
     losses = []

@@ -20,7 +20,8 @@ from rowhaul.pruning.layout import ChunkLayout
 from rowhaul.pruning.pool import PruneSettings
 from rowhaul.pruning.pool.lookups import decay_powers
 from rowhaul.pruning.scheduling import ChunkScheduler
-from rowhaul.runtime.row_memory import RowMemory, TableLayout
+from rowhaul.runtime.layout import TableLayout
+from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule import Scheduler, Topology, homes_of
 from rowhaul.schedule.plan import LiveRows
 from rowhaul.schedule.saved import Saved

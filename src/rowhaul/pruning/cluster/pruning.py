@@ -25,7 +25,9 @@ from rowhaul.pruning.layout import ChunkLayout
 from rowhaul.pruning.pool.shrink import best_columns
 from rowhaul.pruning.scheduling import ChunkScheduler
 from rowhaul.pruning.timing import next_stop
+from rowhaul.runtime.layout import Upkeep
 from rowhaul.runtime.mover import Mover
+from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule import Plan, Scheduler, Topology, homes_of
 from rowhaul.schedule.plan import LiveRows
@@ -59,7 +61,7 @@ class PruneNote:
         )
 
 
-class ClusterPruning:
+class ClusterPruning(Upkeep):
     """The part of one rank in prunings.
 
     Args:
@@ -68,7 +70,8 @@ class ClusterPruning:
     """
 
     def __init__(self, layout: ChunkLayout, *, trains: bool) -> None:
-        self.layout, self.num_chunks = layout, layout.num_chunks
+        self.layout: ChunkLayout = layout
+        self.num_chunks = layout.num_chunks
         columns = (len(layout.rows), layout.rows[0].dim) if layout.awaits_columns else (0, 0)
         self.utility_log = UtilityLog(layout.num_chunks, layout.pruning.decay, columns) if trains else None
         self.latest: PruneNote | None = None
@@ -79,6 +82,11 @@ class ClusterPruning:
         if self.layout.awaits_columns and iteration < self.layout.pruning.cold_start:
             until = min(until, self.layout.pruning.cold_start - iteration)
         return until
+
+    def run(self, runtime: Runtime, topology: Topology) -> list[PruneNote]:
+        """Choose columns and prune, as far as it is time; a collective call."""
+        self.narrow(runtime)
+        return [self.prune(runtime, topology)] if self.is_due(runtime) else []
 
     def is_due(self, runtime: Runtime) -> bool:
         """Whether rows are to be pruned now, where they may be; a collective call."""
@@ -173,8 +181,8 @@ class ClusterPruning:
         come = runtime.in_moves(lambda mover: _collect(mover, leaders[0], data, sizes)).wait()
         return [decode_told(come[rank].tobytes(), self.num_chunks) for rank in sorted(come)], sizes, leaders
 
-    def num_rows_here(self, runtime: Runtime) -> int:
-        """Rows that are kept track of, on rank 0, and 0 on others; a collective call."""
+    def count_rows(self, runtime: Runtime, flushed: RowMemory | None) -> int:
+        """Count the rows that are kept track of, on rank 0, and 0 on others; a collective call."""
         every = _gathered(runtime, self._facts(runtime))
         most = max(numbers[0] for numbers in every)
         return most if runtime.rank == 0 else 0

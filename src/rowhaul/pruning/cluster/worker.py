@@ -8,51 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import ConfigError
-from rowhaul.nn import EmbeddingBagCollection
-from rowhaul.nn.pooled import tables_of_keys
+from rowhaul.nn.features import FeatureGroup
+from rowhaul.nn.local_rows import TableRows, tables_of_keys
 from rowhaul.pruning.chunk_ids import match_rows, put_chunks, take_chunks
 from rowhaul.pruning.chunk_kernels import add_squares, chunk_norms
 from rowhaul.pruning.cluster.utility_log import UtilityLog
 from rowhaul.pruning.layout import ChunkLayout
 from rowhaul.runtime.batch_rows import BatchRows
 from rowhaul.runtime.row_memory import Rates, RowMemory
-from rowhaul.runtime.worker_rows import TakenGradients, WorkerRows
+from rowhaul.runtime.worker_rows import CachedRows, TakenGradients
 from rowhaul.schedule.plan import LiveRows, Plan
-from rowhaul.store import Lookup
+from rowhaul.store import Lookup, TableGroup
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]
 
 
 class ChunkReader:
-    """Whole rows of a collection, put together from the chunks in a memory."""
+    """Puts whole rows of features together from the chunks in a memory."""
 
-    def __init__(self, collection: EmbeddingBagCollection, memory: RowMemory) -> None:
+    def __init__(self, groups: Sequence[FeatureGroup], memory: RowMemory) -> None:
         layout = memory.layout
         assert isinstance(layout, ChunkLayout)
         self._memory, self._num_chunks, self._starts = memory, layout.num_chunks, layout.starts
         self._columns = layout.column_matrix
-        self.groups = collection.groups
         numbers = {spec.name: number for number, spec in enumerate(layout.rows)}
         # By group of features: the number of each of its tables.
-        self.tables = [np.array([numbers[one.name] for one in group.tables.tables]) for group in self.groups]
+        self.tables = [np.array([numbers[one.name] for one in group.specs]) for group in groups]
 
-    def attach(self) -> None:
-        """Let the collection read rows from here."""
-        for number, group in enumerate(self.groups):
-            group.assemble = partial(self._rows, number)
-
-    def _rows(self, number: int, keys: Ints, starts: Ints) -> Floats:
-        """The rows of distinct keys, which come table by table."""
-        group = self.groups[number].tables
-        rows = np.zeros((len(keys), group.dim), group.dtype)
+    def rows(self, number: int, whole: TableGroup, keys: Ints, starts: Ints) -> Floats:
+        """Return the rows of a group's distinct keys, which come table by table; zeros where pruned."""
+        rows = np.zeros((len(keys), whole.dim), whole.dtype)
         tables = np.repeat(self.tables[number], np.diff(starts))
         group_of, position_of = self._memory.places
         for place in range(self._num_chunks):
@@ -67,6 +59,29 @@ class ChunkReader:
             )  # fmt: skip
         return rows
 
+    def look_up(self, number: int, whole: TableGroup, ids: tuple[Ints, Ints, Ints]) -> Lookup:
+        """Return a batch's rows of a group, none of them stored whole."""
+        keys, starts, inverse = whole.distinct(*ids)
+        rows = self.rows(number, whole, keys, starts)
+        return Lookup(keys, starts, inverse, -1 - np.arange(len(keys)), rows)
+
+
+class AssembledRows(TableRows):
+    """A row source that puts rows together from chunks, and only reads."""
+
+    def __init__(self, groups: Sequence[FeatureGroup], memory: RowMemory) -> None:
+        super().__init__(groups, whole_tables(groups, memory))
+        self._reader = ChunkReader(groups, memory)
+
+    def look_up(self, number: int, ids: tuple[Ints, Ints, Ints], training: bool, on_unknown: str) -> Lookup:
+        """Put a group's rows together."""
+        return self._reader.look_up(number, self.tables[number], ids)
+
+
+def whole_tables(groups: Sequence[FeatureGroup], memory: RowMemory) -> list[TableGroup]:
+    """Make tables of whole rows, which stay empty: their rows are put together from chunks."""
+    return [group.make_tables(memory.layout.optimizer, memory.layout.seed) for group in groups]
+
 
 @dataclass(frozen=True)
 class _Read:
@@ -77,27 +92,26 @@ class _Read:
     gradients: Floats
 
 
-class ChunkedWorkerRows(WorkerRows):
-    """The rows of a worker's collection in training, in chunks.
+class ChunkedWorkerRows(CachedRows):
+    """The row source of a worker whose cache holds chunks.
 
     Args:
-        collection: of whole rows.
+        groups: the features.
         cache: of chunks.
         rates: of learning.
         ledger: of what is useful.
     """
 
     def __init__(
-        self, collection: EmbeddingBagCollection, cache: RowMemory, rates: Rates, utility_log: UtilityLog
+        self, groups: Sequence[FeatureGroup], cache: RowMemory, rates: Rates, utility_log: UtilityLog
     ) -> None:
-        super().__init__(collection, cache, rates, bounded=False)
+        super().__init__(groups, cache, rates, tables=whole_tables(groups, cache))
         layout = cache.layout
         assert isinstance(layout, ChunkLayout)
         self._layout, self._utility_log = layout, utility_log
         self._starts, self._columns = layout.starts, layout.column_matrix
         self._by_gradient = layout.pruning.utility == "gradient"
-        self._reader = ChunkReader(collection, cache)
-        self._reader.attach()
+        self._reader = ChunkReader(groups, cache)
         self._table_and_place: list[tuple[Ints, Ints]] = []  # by group of chunks: of each of its tables
         for number in range(len(cache.groups)):
             some = np.flatnonzero(cache.places[0] == number)
@@ -105,22 +119,22 @@ class ChunkedWorkerRows(WorkerRows):
             self._table_and_place.append((some // layout.num_chunks, some % layout.num_chunks))
         self._live: LiveRows | None = None
 
-    def begin(self, plan: Plan) -> None:
-        """A batch of this plan is read next."""
+    def expect(self, plan: Plan, rows: Sequence[BatchRows]) -> None:
+        """Prepare for the batch of a plan; it reads rows, while the plan's are chunks."""
         self._live = plan.live
 
-    def expect(self, rows: Sequence[BatchRows]) -> None:
-        """Nothing: the batch reads rows, and these are chunks."""
+    def look_up(self, number: int, ids: tuple[Ints, Ints, Ints], training: bool, on_unknown: str) -> Lookup:
+        """Put a group's rows together."""
+        return self._reader.look_up(number, self.tables[number], ids)
 
     def take(self, iteration: int, rows: Sequence[BatchRows]) -> TakenGradients:
         """Everything that backward left, as gradients of chunks; and what it says of their usefulness."""
         read = []
-        for number, group in enumerate(self._groups):
-            tables = self._reader.tables[number]
+        for number, tables in enumerate(self._reader.tables):
             if not self._by_gradient:
-                for lookup, _ in group.pending:
+                for lookup, _ in self.pending[number]:
                     self._count(iteration + 1, tables[tables_of_keys(lookup)], lookup)
-            taken = group.take_gradients()
+            taken = self.take_gradients(number)
             if taken is not None:
                 read.append(_Read(tables[tables_of_keys(taken[0])], taken[0].keys, taken[1]))
         for one in read:
@@ -130,7 +144,7 @@ class ChunkedWorkerRows(WorkerRows):
     def _count(self, now: int, tables: Ints, lookup: Lookup) -> None:
         """Note accesses."""
         assert self._live is not None
-        places, known = self._known(tables, lookup.keys)
+        places, known = self._tracked(tables, lookup.keys)
         counts = np.bincount(lookup.inverse, minlength=len(lookup.keys))[known].astype(np.float64)
         amounts = np.repeat(counts[:, None], self._layout.num_chunks, axis=1)
         self._utility_log.add(self._live.numbers[places], amounts, now)
@@ -140,7 +154,7 @@ class ChunkedWorkerRows(WorkerRows):
         if not self._by_gradient and not self._layout.awaits_columns:
             return
         assert self._live is not None
-        places, known = self._known(read.tables, read.keys)
+        places, known = self._tracked(read.tables, read.keys)
         if self._layout.awaits_columns:
             add_squares(read.gradients, read.tables, known, self._utility_log.squares)
         if not self._by_gradient:
@@ -149,7 +163,7 @@ class ChunkedWorkerRows(WorkerRows):
         amounts = self._live.accesses[places].astype(np.float64)[:, None] * norms
         self._utility_log.add(self._live.numbers[places], amounts, now)
 
-    def _known(self, tables: Ints, keys: Ints) -> tuple[Ints, Ints]:
+    def _tracked(self, tables: Ints, keys: Ints) -> tuple[Ints, Ints]:
         """Of rows that are kept track of: their places among those of the plan; and which of the rows."""
         live = self._live
         assert live is not None

@@ -6,7 +6,7 @@ concerns them all, who gets memory, happens between their steps, in one thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,13 +16,16 @@ import numpy.typing as npt
 from torch import Tensor
 
 from rowhaul.errors import ConfigError
-from rowhaul.nn.config import EmbeddingBagConfig
+from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
-from rowhaul.nn.pooled import FeatureGroup, PooledRead, summed
+from rowhaul.nn.local_rows import summed
+from rowhaul.nn.pooled import PooledRead, is_worth_threads
+from rowhaul.nn.row_source import Arrays, RowNote
 from rowhaul.nn.threads import run_all
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.pruning.pool import ChunkPool, PrunedLookup, PrunedTables, Pruner, PruneSettings
 from rowhaul.pruning.pool.early import EarlyLookups, FoundRows
+from rowhaul.pruning.pool.state import load_state, names_of_state, state_of
 from rowhaul.pruning.report import PruneReport, report_on
 from rowhaul.store import Lookup
 
@@ -30,30 +33,22 @@ Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]
 
 
-class PrunedGroup(FeatureGroup):
+class PrunedGroup:
     """A group of features over pruned tables."""
 
     pruner: Pruner
 
     def __init__(
-        self,
-        configs: Sequence[EmbeddingBagConfig],
-        first_columns: Sequence[int],
-        optimizer: RowOptimizerRule,
-        seed: int,
-        pool: ChunkPool,
+        self, features: FeatureGroup, optimizer: RowOptimizerRule, seed: int, pool: ChunkPool
     ) -> None:
-        super().__init__(configs, first_columns, optimizer, seed, partial(PrunedTables, pool=pool))
-
-    @property
-    def pruned(self) -> PrunedTables:
-        """The tables."""
-        assert isinstance(self.tables, PrunedTables)
-        return self.tables
+        self.features = features
+        dtype = str(features.dtype).removeprefix("torch.")
+        self.pruned = PrunedTables(features.specs, optimizer, dtype, seed, pool)
+        self.pending: list[tuple[Lookup, Floats]] = []
 
     def locate(self, features: KeyedJaggedTensor) -> FoundRows:
         """Find the entries of the rows that a batch reads; and which of its ids they are, in which bags."""
-        ids, entries, offsets = self.ids_of(features)
+        ids, entries, offsets = self.features.ids_of(features)
         return self.pruned.locate(*ids), entries, offsets
 
     def step(self, lr: float, number: int) -> None:
@@ -71,11 +66,11 @@ class PrunedGroup(FeatureGroup):
 
     def _joined(self) -> tuple[Lookup, Floats, Int64s]:
         """Several passes as one: each row once, with its gradients and its accesses summed."""
-        together, gradients = summed(self.pending, self.tables)
+        together, gradients = summed(self.pending, self.pruned)
         located = self.pruned.locate_keys(together.keys, together.starts, together.inverse)
         counts = np.zeros(len(together.keys), dtype=np.int64)
         for lookup, _ in self.pending:
-            for table in range(len(self.tables.tables)):
+            for table in range(len(self.pruned.tables)):
                 first, end = together.starts[table : table + 2]
                 some = slice(lookup.starts[table], lookup.starts[table + 1])
                 places = first + np.searchsorted(together.keys[first:end], lookup.keys[some])
@@ -88,28 +83,30 @@ class PrunedRead(PooledRead):
     """One batch's use of a group whose chunks may be somewhere else after a pruning."""
 
     def __init__(
-        self, group: PrunedGroup, lookup: PrunedLookup, entries: slice | Int64s, offsets: Int64s
+        self, pruned_group: PrunedGroup, lookup: PrunedLookup, entries: slice | Int64s, offsets: Int64s
     ) -> None:
-        super().__init__(group, lookup, entries, offsets)
-        self._pruner, self._moves = group.pruner, group.pruner.num_moves
-        self._pruned, self._chunks = group.pruned, lookup
+        pruned = pruned_group.pruned
+        keep = partial(_append, pruned_group.pending)
+        super().__init__(pruned_group.features, pruned.arena, lookup, entries, offsets, keep)
+        self._pruner, self._moves = pruned_group.pruner, pruned_group.pruner.num_moves
+        self._pruned, self._chunks = pruned, lookup
 
     def pool(self, weights: Tensor | None, out: Floats) -> None:
         """Write this group's columns of ``out``."""
         group = self.group
         self._pruned.pool_vectors(
-            self._chunks, self.offsets, group.columns, group.is_mean, self._weights(weights), out
+            self._chunks, self.offsets, group.columns, group.is_mean, self.weights_of(weights), out
         )  # fmt: skip
 
     def keep_gradients(self, weights: Tensor | None, pooled_gradients: Floats) -> None:
-        """Sum gradients per distinct row and leave them for the optimizer."""
+        """Sum gradients per distinct row and keep them for the step."""
         self._check_unmoved()
         group = self.group
         gradients = self._pruned.sum_gradients(
             self._chunks, group.feature_tables, self.offsets, group.columns, group.is_mean,
-            self._weights(weights), pooled_gradients,
+            self.weights_of(weights), pooled_gradients,
         )  # fmt: skip
-        group.pending.append((self._chunks, gradients))
+        self._keep(self._chunks, gradients)
 
     def weight_gradients(self, pooled_gradients: Floats) -> Floats:
         """Gradient of each id's weight."""
@@ -129,21 +126,30 @@ class PrunedRead(PooledRead):
             )
 
 
-@dataclass(frozen=True)
-class CollectionPruning:
-    """The pruning of a whole collection: one pruner for each row size."""
+def _append(pending: list[tuple[Lookup, Floats]], lookup: Lookup, gradients: Floats) -> None:
+    pending.append((lookup, gradients))
+
+
+@dataclass
+class PrunedRows:
+    """Pruned rows of a whole collection in this process: one pruner for each row size."""
 
     settings: PruneSettings
     pruners: list[Pruner]
     groups: list[PrunedGroup]
     early: EarlyLookups = field(default_factory=EarlyLookups)
+    noted_at: int = 0
 
     def locate_early(self, features: KeyedJaggedTensor) -> None:
         """Find the entries of a batch that is read some time later, in any thread."""
         self.early.put(features, [group.locate(features) for group in self.groups])
 
-    def read(self, features: KeyedJaggedTensor, insert: bool, in_parallel: bool) -> list[PooledRead]:
-        """Find or make the rows of a batch, and copy them."""
+    def read(self, features: KeyedJaggedTensor, *, training: bool, on_unknown: str) -> list[PooledRead]:
+        """Find or make the rows of a batch, and copy them; what is not there reads as zeros."""
+        num_values = features.stride() * sum(
+            one.features.dim * len(one.features.features) for one in self.groups
+        )
+        in_parallel = is_worth_threads(num_values)
         found = self.early.take(features)
         if found is None:
             found = run_all([partial(group.locate, features) for group in self.groups], in_parallel)
@@ -151,7 +157,7 @@ class CollectionPruning:
             for group, one in zip(self.groups, found, strict=True):
                 group.pruned.refresh(one[0])
         located = {id(group): one[0] for group, one in zip(self.groups, found, strict=True)}
-        if insert:
+        if training:
             for pruner in self.pruners:
                 if not pruner.pool.has_state:
                     raise ConfigError(
@@ -168,10 +174,55 @@ class CollectionPruning:
             for group, lookup, one in zip(self.groups, lookups, found, strict=True)
         ]
 
-    def finish_step(self, number: int) -> None:
-        """Prune what is due after a step."""
+    def step(self, lr: float, number: int) -> None:
+        """Step every row that has gradients, then prune if it is time."""
+        num_values = sum(gradients.size for group in self.groups for _, gradients in group.pending)
+        tasks = [partial(group.step, lr, number) for group in self.groups]
+        run_all(tasks, is_worth_threads(num_values))
         for pruner in self.pruners:
             pruner.finish_step(number)
+
+    def drop_gradients(self) -> None:
+        """Drop gradients that no step has used."""
+        for group in self.groups:
+            group.pending.clear()
+
+    def num_rows(self, table: str) -> int:
+        """Count the rows of a table that have an entry."""
+        tables, position = find_table(self, table)
+        return int(tables.index.num_keys[position])
+
+    def rows(self, table: str) -> Iterator[tuple[Int64s, Floats]]:
+        """Yield all rows of a table as blocks of (keys, values), zeros where pruned."""
+        tables, position = find_table(self, table)
+        return tables.blocks(position)
+
+    def load_rows(self, table: str, keys: Int64s, records: Floats) -> None:
+        """Refuse: pruned rows come with what pruners know of them."""
+        raise ConfigError(f"table {table!r} is pruned: its rows come from a checkpoint or a state_dict")
+
+    def state_names(self) -> list[str]:
+        """Name the arrays of `state`."""
+        return names_of_state(self, self._tables())
+
+    def state(self) -> Arrays:
+        """Return everything as named arrays."""
+        return state_of(self, self._tables())
+
+    def load_state(self, arrays: Arrays) -> None:
+        """Replace everything by what `state` returned."""
+        self.drop_gradients()
+        load_state(self, self._tables(), arrays)
+
+    def notes(self) -> list[RowNote]:
+        """Report the latest pruning, once."""
+        if self.pruned_at == self.noted_at:
+            return []
+        self.noted_at = self.pruned_at
+        return [note_of(self.report())]
+
+    def _tables(self) -> list[str]:
+        return [spec.name for group in self.groups for spec in group.features.specs]
 
     def report(self) -> PruneReport:
         """Which tables hold how much, and what was pruned last."""
@@ -183,7 +234,8 @@ class CollectionPruning:
             pruner.background.wait()
 
     def clear(self) -> None:
-        """Forget every row."""
+        """Drop every row and every gradient."""
+        self.drop_gradients()
         for pruner in self.pruners:
             pruner.reset()
 
@@ -193,9 +245,10 @@ class CollectionPruning:
         return max(pruner.pruned_at for pruner in self.pruners)
 
     @property
-    def pool_bytes(self) -> int:
-        """Bytes of all chunks, used or not."""
-        return sum(pruner.pool.arena.allocated_bytes for pruner in self.pruners)
+    def allocated_bytes(self) -> int:
+        """Bytes of chunks, used or not, entries and index."""
+        pools = sum(pruner.pool.arena.allocated_bytes for pruner in self.pruners)
+        return pools + sum(group.pruned.allocated_bytes for group in self.groups)
 
     def serve(self) -> None:
         """Drop utilities and optimizer state: rows can then be read and no longer trained."""
@@ -203,28 +256,21 @@ class CollectionPruning:
             pruner.serve()
 
 
-def make_pruned_groups(
-    tables: Sequence[EmbeddingBagConfig],
-    grouped: Sequence[tuple[list[EmbeddingBagConfig], list[int]]],
-    optimizer: RowOptimizerRule,
-    seed: int,
-    settings: PruneSettings,
-) -> CollectionPruning:
-    """Groups of pruned tables, given the tables of each group and their first columns in the output."""
-    for config in tables:
-        settings.check_dim(config.name, config.embedding_dim)
-    dtype = str(tables[0].data_type).removeprefix("torch.")
-    total = sum(config.embedding_dim for config in tables)
+def make_pruned_rows(
+    features: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int, settings: PruneSettings
+) -> PrunedRows:
+    """Make empty pruned tables for groups of features."""
+    specs = [spec for group in features for spec in group.specs]
+    for spec in specs:
+        settings.check_dim(spec.name, spec.dim)
+    dtype = str(features[0].dtype).removeprefix("torch.")
+    total = sum(spec.dim for spec in specs)
     pruners: list[Pruner] = []
     groups: list[PrunedGroup] = []
-    for dim in dict.fromkeys(config.embedding_dim for config in tables):
+    for dim in dict.fromkeys(group.dim for group in features):
         pool = ChunkPool(dim, settings.chunks, optimizer, dtype)
-        members = [
-            PrunedGroup(configs, firsts, optimizer, seed, pool)
-            for configs, firsts in grouped
-            if configs[0].embedding_dim == dim
-        ]
-        of_dim = sum(config.embedding_dim for config in tables if config.embedding_dim == dim)
+        members = [PrunedGroup(group, optimizer, seed, pool) for group in features if group.dim == dim]
+        of_dim = sum(spec.dim for spec in specs if spec.dim == dim)
         # Of a budget, tables get what their rows have of all columns.
         budget = settings.budget * of_dim // total
         pruner = Pruner(pool, [group.pruned for group in members], settings, budget, seed)
@@ -232,4 +278,27 @@ def make_pruned_groups(
             group.pruner = pruner
         pruners.append(pruner)
         groups += members
-    return CollectionPruning(settings, pruners, groups)
+    return PrunedRows(settings, pruners, groups)
+
+
+def find_table(rows: PrunedRows, table: str) -> tuple[PrunedTables, int]:
+    """The tables that a table is among, and its position there."""
+    for group in rows.groups:
+        for position, spec in enumerate(group.pruned.tables):
+            if spec.name == table:
+                return group.pruned, position
+    known = ", ".join(rows._tables())
+    raise ConfigError(f"no table {table!r}; the tables are {known}")
+
+
+def note_of(report: PruneReport) -> RowNote:
+    """What a pruning has left, for a log."""
+    values = {
+        "rows": float(report.num_rows),
+        "ratio": report.ratio,
+        "chunks": float(report.num_chunks),
+        "bytes": float(report.allocated_bytes),
+        **{f"dims/{table.name}": table.mean_dims for table in report.tables},
+    }
+    text = f"pruned: {report.num_chunks:,} of {report.most_chunks:,} chunks are held"
+    return RowNote("prune", text, values, {"rows_by_chunks": report.rows_by_chunks})

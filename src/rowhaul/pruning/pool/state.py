@@ -7,23 +7,25 @@ after the other), utilities and the step they are of. By row size: what the prun
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import CheckpointError
-from rowhaul.pruning.pool.collection import CollectionPruning
 from rowhaul.pruning.pool.lookups import RowBlock
 from rowhaul.pruning.pool.pruner import Pruner
 from rowhaul.pruning.pool.tables import PrunedTables
+
+if TYPE_CHECKING:
+    from rowhaul.pruning.pool.collection import PrunedRows
 
 Arrays = dict[str, npt.NDArray[Any]]
 ROW_PARTS = ("keys", "present", "chunks", "utilities", "touched")
 PRUNER_PARTS = ("registers", "numbers", "columns", "sums")
 
 
-def pruner_arrays(pruning: CollectionPruning) -> Arrays:
+def pruner_arrays(pruning: PrunedRows) -> Arrays:
     """What pruners know beside rows, as ``0.registers`` and so on."""
     arrays: Arrays = {}
     for number, pruner in enumerate(pruning.pruners):
@@ -32,7 +34,7 @@ def pruner_arrays(pruning: CollectionPruning) -> Arrays:
     return arrays
 
 
-def row_arrays(pruning: CollectionPruning, table: str) -> Iterator[Arrays]:
+def row_arrays(pruning: PrunedRows, table: str) -> Iterator[Arrays]:
     """The rows of a table, block by block."""
     pruning.wait()
     tables, position = _find(pruning, table)
@@ -41,7 +43,7 @@ def row_arrays(pruning: CollectionPruning, table: str) -> Iterator[Arrays]:
         yield dict(zip(ROW_PARTS, parts, strict=True))
 
 
-def no_rows(pruning: CollectionPruning, table: str) -> Arrays:
+def no_rows(pruning: PrunedRows, table: str) -> Arrays:
     """The arrays of a table without rows."""
     tables, _ = _find(pruning, table)
     num_chunks, width = tables.pool.num_chunks, tables.pool.arena.width
@@ -54,13 +56,13 @@ def no_rows(pruning: CollectionPruning, table: str) -> Arrays:
     }
 
 
-def stored_columns(pruning: CollectionPruning, table: str) -> Arrays:
+def stored_columns(pruning: PrunedRows, table: str) -> Arrays:
     """Which columns of a table's rows are stored, and where chunks begin among them."""
     tables, position = _find(pruning, table)
     return {"columns": tables.columns[position], "starts": tables.pool.starts}
 
 
-def check_rows(pruning: CollectionPruning, table: str, arrays: Mapping[str, Any], columns: int) -> None:
+def check_rows(pruning: PrunedRows, table: str, arrays: Mapping[str, Any], columns: int) -> None:
     """Refuse rows of another kind; ``columns`` are those that rows of the table keep there."""
     tables, _ = _find(pruning, table)
     num_chunks = arrays["present"].shape[1]
@@ -79,19 +81,19 @@ def check_rows(pruning: CollectionPruning, table: str, arrays: Mapping[str, Any]
         )
 
 
-def load_pruners(pruning: CollectionPruning, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+def load_pruners(pruning: PrunedRows, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     """Forget every row and take over what pruners knew."""
     for number, pruner in enumerate(pruning.pruners):
         pruner.restore(*(arrays[f"{number}.{name}"] for name in PRUNER_PARTS))
 
 
-def load_rows(pruning: CollectionPruning, table: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+def load_rows(pruning: PrunedRows, table: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     """Add rows as `row_arrays` gave them."""
     tables, position = _find(pruning, table)
     tables.load_block(position, RowBlock(*(np.ascontiguousarray(arrays[name]) for name in ROW_PARTS)))
 
 
-def pruner_of(pruning: CollectionPruning, table: str) -> tuple[int, Pruner]:
+def pruner_of(pruning: PrunedRows, table: str) -> tuple[int, Pruner]:
     """Which pruner a table belongs to."""
     tables, _ = _find(pruning, table)
     for number, pruner in enumerate(pruning.pruners):
@@ -107,7 +109,7 @@ def _width(tables: PrunedTables, num_columns: int) -> int:
     return max(size + tables.optimizer.state_width(size) for size in (largest, smallest))
 
 
-def _find(pruning: CollectionPruning, table: str) -> tuple[PrunedTables, int]:
+def _find(pruning: PrunedRows, table: str) -> tuple[PrunedTables, int]:
     for group in pruning.groups:
         for position, spec in enumerate(group.pruned.tables):
             if spec.name == table:
@@ -115,7 +117,7 @@ def _find(pruning: CollectionPruning, table: str) -> tuple[PrunedTables, int]:
     raise AssertionError(f"no table {table!r}")
 
 
-def state_of(pruning: CollectionPruning, tables: Sequence[str]) -> Arrays:
+def state_of(pruning: PrunedRows, tables: Sequence[str]) -> Arrays:
     """Everything, by the names that a ``state_dict`` has it under."""
     arrays = {f"pruning.{name}": array for name, array in pruner_arrays(pruning).items()}
     for table in tables:
@@ -125,14 +127,14 @@ def state_of(pruning: CollectionPruning, tables: Sequence[str]) -> Arrays:
     return arrays
 
 
-def names_of_state(pruning: CollectionPruning, tables: Sequence[str]) -> list[str]:
+def names_of_state(pruning: PrunedRows, tables: Sequence[str]) -> list[str]:
     """The names of `state_of`, without making it."""
     numbers = range(len(pruning.pruners))
     names = [f"pruning.{number}.{part}" for number in numbers for part in PRUNER_PARTS]
     return names + [f"{table}.{part}" for table in tables for part in ROW_PARTS]
 
 
-def load_state(pruning: CollectionPruning, tables: Sequence[str], arrays: Arrays) -> None:
+def load_state(pruning: PrunedRows, tables: Sequence[str], arrays: Arrays) -> None:
     """The inverse of `state_of`; rows of another kind are refused before anything changes."""
     for table in tables:
         number, _ = pruner_of(pruning, table)

@@ -30,7 +30,8 @@ from rowhaul.errors import CheckpointError, ClusterError
 from rowhaul.pruning.cluster import checkpoint as pruned_checkpoint
 from rowhaul.pruning.scheduling import ChunkScheduler
 from rowhaul.runtime.flush import flushed_blocks
-from rowhaul.runtime.row_memory import RowMemory, TableLayout
+from rowhaul.runtime.layout import TableLayout
+from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule import HotRows, Scheduler, ScheduleSettings, homes_of
 from rowhaul.schedule.describe import differences
 from rowhaul.schedule.plan import LiveRows
@@ -39,7 +40,7 @@ from rowhaul.train import saved_lifetimes, snapshot
 from rowhaul.train.distributed import sidecar
 from rowhaul.train.distributed.setup import Start
 from rowhaul.train.distributed.training import DistributedTraining
-from rowhaul.train.run import check_same_data
+from rowhaul.train.run_folder import check_same_data
 from rowhaul.train.snapshot import Trained
 
 _SCHEDULE = "schedule"  # file of the scheduler's state

@@ -21,12 +21,8 @@ from torch import Tensor
 from rowhaul._threads import Future
 from rowhaul.data.samples import Samples
 from rowhaul.nn import Batch
-from rowhaul.optim import SGD
-from rowhaul.pruning.cluster.worker import ChunkReader
-from rowhaul.pruning.layout import ChunkLayout
+from rowhaul.runtime.layout import CopiedRows
 from rowhaul.runtime.lookups import FlushedRows, FoundRows, RowLookups, Rows, missing_rows
-from rowhaul.runtime.row_memory import RowMemory
-from rowhaul.store import TableGroup
 from rowhaul.train.distributed.gathering import Measured, metrics_of_all, raise_first_error
 from rowhaul.train.distributed.samples import as_samples
 from rowhaul.train.distributed.training import DistributedTraining
@@ -148,7 +144,7 @@ class _Waiting:
     number: int
     samples: Samples
     done: int  # samples of the stream up to here
-    rows: _PulledRows
+    rows: CopiedRows
     found: Future[FoundRows | None]
 
 
@@ -159,7 +155,7 @@ class _Scoring:
         self.number = 0  # of the batch in hand
         self._training, self._share, self._lookups = training, share, lookups
         self._given = iter(share)
-        self._pulled = _PulledRows(training)
+        self._pulled = _copied_rows(training)
         self._table_of = {
             feature: table
             for table, config in enumerate(training.collection.embedding_bag_configs())
@@ -189,39 +185,15 @@ class _Scoring:
         if samples is None:
             return None
         if self._pulled.allocated_bytes > KEPT_BYTES:
-            self._pulled = _PulledRows(self._training)
-        wanted = missing_rows(self._pulled.memory, self._pulled.parts(_rows_of(samples, self._table_of)))
+            self._pulled = _copied_rows(self._training)
+        wanted = missing_rows(self._pulled.memory, self._pulled.records_of(_rows_of(samples, self._table_of)))
         lookups = self._lookups
         found = self._training.runtime.in_moves(lambda mover: lookups.exchange(mover.links, wanted))
         return _Waiting(number, samples, self._share.num_samples, self._pulled, found)
 
 
-class _PulledRows:
-    """Tables like a collection's, of rows that are only read: their records are values alone."""
-
-    def __init__(self, training: DistributedTraining) -> None:
-        layout, collection = training.layout, training.collection
-        self._num_chunks = layout.num_chunks if isinstance(layout, ChunkLayout) else 1
-        like = (
-            layout.groups() if isinstance(layout, ChunkLayout) else [one.tables for one in collection.groups]
-        )
-        self.groups = [TableGroup(one.tables, SGD(lr=0.0), one.dtype, collection.seed) for one in like]
-        self.memory = RowMemory(layout, self.groups, makes_rows=False)
-        # Where rows are pruned, they are put together from what was pulled of them.
-        self.reader = ChunkReader(collection, self.memory) if isinstance(layout, ChunkLayout) else None
-
-    def parts(self, rows: Rows) -> Rows:
-        """What homes are asked for: rows, or all chunks that they may have."""
-        if self.reader is None:
-            return rows
-        places = np.tile(np.arange(self._num_chunks), len(rows))
-        tables = np.repeat(rows.tables * self._num_chunks, self._num_chunks) + places
-        return Rows(tables, np.repeat(rows.keys, self._num_chunks))
-
-    @property
-    def allocated_bytes(self) -> int:
-        """Bytes of rows and index."""
-        return sum(group.allocated_bytes for group in self.groups)
+def _copied_rows(training: DistributedTraining) -> CopiedRows:
+    return training.layout.copied_rows(training.collection.feature_groups)
 
 
 def _rows_of(samples: Samples, table_of: dict[str, int]) -> Rows:
@@ -237,22 +209,13 @@ def _rows_of(samples: Samples, table_of: dict[str, int]) -> Rows:
 
 
 @contextmanager
-def _evaluating(training: DistributedTraining, rows: _PulledRows) -> Iterator[None]:
-    """Let the model read other tables than the cache, and learn nothing."""
-    groups = training.collection.groups
-    cached = [(group.tables, group.assemble) for group in groups]
+def _evaluating(training: DistributedTraining, rows: CopiedRows) -> Iterator[None]:
+    """Let the model read copies of rows, and learn nothing."""
     modes = [(module, module.training) for module in training.model.modules()]
     try:
         training.model.eval()
-        if rows.reader is not None:
-            rows.reader.attach()
-        else:
-            for group, stand_in in zip(groups, rows.groups, strict=True):
-                group.tables = stand_in
-        with torch.no_grad():
+        with training.collection.reading(rows.source), torch.no_grad():
             yield
     finally:
-        for group, (own, assemble) in zip(groups, cached, strict=True):
-            group.tables, group.assemble = own, assemble
         for module, mode in modes:
             module.training = mode

@@ -12,10 +12,8 @@ is positive; ``slack_least`` is the smallest of any worker and iteration.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -24,14 +22,13 @@ from rowhaul.runtime.runtime import MEASURES
 from rowhaul.schedule import Topology
 from rowhaul.schedule.plan import KIND_NAMES
 from rowhaul.schedule.row_counts import RowCounts
-from rowhaul.train.log import RunLog
-from rowhaul.train.metrics import MetricValues
+from rowhaul.train.log import TrainingLog
 
 _STARTING_STEPS = 10  # whose plans had nothing to be made beside, and kernels to compile
 _SECONDS = [name for name in MEASURES if name not in ("cpu", "samples")]
 
 
-class ClusterLog:
+class ClusterLog(TrainingLog):
     """The log of rank 0; on other ranks it writes nothing.
 
     Args:
@@ -51,35 +48,14 @@ class ClusterLog:
         *,
         has_policies: bool = False,
     ) -> None:
-        self._log, self._topology, self._every = RunLog(folder, first_step), topology, every
+        super().__init__(folder, first_step, every)
+        self._topology = topology
         self._writes = folder is not None
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._iterations = 0
         self._slack_least = np.inf
-        self._cpu, self._step = 0.0, first_step
-        self._began = time.perf_counter()
-        self._seconds, self._samples, self._steps = 0.0, 0, 0  # of training alone, after the first step
-        self._logged = (0.0, 0)
-        self._samples_before = 0
+        self._cpu = 0.0
         self.row_counts = RowCounts() if has_policies else None  # of all steps
-
-    def __enter__(self) -> ClusterLog:
-        self._log.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._log.__exit__(kind, error, trace)
-
-    @property
-    def samples_per_second(self) -> float:
-        """Of training: without the first step, evaluations and checkpoints."""
-        return self._samples / self._seconds if self._seconds else 0.0
-
-    def segment_began(self, samples: int) -> None:
-        """Training goes on after a pause."""
-        self._began, self._samples_before = time.perf_counter(), samples
 
     def iterated(self, job: Job) -> None:
         """Take note of an iteration: its moves, and what the ranks have said of themselves."""
@@ -109,41 +85,25 @@ class ClusterLog:
             measured = dict(zip(MEASURES, job.measures[:workers].T, strict=True))
             for name in _SECONDS:
                 sums[f"seconds/{name}"] += float(measured[name].mean())
-            if self._steps > _STARTING_STEPS:
+            if self.num_steps > _STARTING_STEPS:
                 self._slack_least = min(self._slack_least, float(measured["slack"].min()))
             cpu = float(job.measures[:, MEASURES.index("cpu")].sum())
             sums["seconds/cpu of all ranks"] += cpu - self._cpu if self._cpu else 0.0
             self._cpu = cpu
 
-    def stepped(self, step: int, samples: int, loss: float) -> None:
-        """A step is done; writes when it is time to."""
-        now = time.perf_counter()
-        self._steps += 1
-        self._step = step
-        if self._steps > 1:  # the first may have compiled kernels
-            self._seconds += now - self._began
-            self._samples += samples - self._samples_before
-        self._began, self._samples_before = now, samples
-        if step % self._every == 0 and self._writes:
-            seconds, trained = self._seconds - self._logged[0], self._samples - self._logged[1]
-            self._log.step(step, samples, loss, trained / seconds if seconds else 0.0)
-            self._logged = (self._seconds, self._samples)
-            self._write_means(step)
-
     def tell(self, text: str) -> None:
-        """A line of words: what was decided, and why."""
-        self._log.note(self._step, text)
+        """Log a line of words: what was decided, and why."""
+        self.note(self.step_number, text)
 
-    def evaluation(self, step: int, metrics: MetricValues) -> None:
-        """One evaluation."""
-        self._log.evaluation(step, metrics)
-
-    def _write_means(self, step: int) -> None:
+    def write_more(self, step: int) -> None:
+        """Log means of the iterations since the last time."""
+        if not self._writes:
+            return
         sums, count = self._sums, max(self._iterations, 1)
         means = {name: value / count for name, value in sums.items() if name not in ("hits", "lookups")}
         means["hit_ratio"] = sums["hits"] / max(sums["lookups"], 1)
         if np.isfinite(self._slack_least):
             means["seconds/slack_least"] = self._slack_least
-        self._log.means(step, means)
+        self.means(step, means)
         self._sums.clear()
         self._iterations, self._slack_least = 0, np.inf

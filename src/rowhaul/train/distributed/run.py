@@ -1,4 +1,4 @@
-"""A training run on a cluster, in a folder: the twin of `rowhaul.train.run` for several ranks.
+"""A training run on a cluster: the twin of `rowhaul.train.run` for several ranks.
 
 Every rank runs it. Rank 0 keeps the log and talks to the user; rows are saved by the ranks that
 store them.
@@ -7,21 +7,23 @@ store them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rowhaul.cluster import join
 from rowhaul.cluster.checks import check_same, check_shared_folder
 from rowhaul.cluster.cluster import Cluster
-from rowhaul.data.schema import SCHEMA_FILE, Schema
+from rowhaul.data.schema import Schema
 from rowhaul.errors import ConfigError
-from rowhaul.nn import BatchNorm1d
+from rowhaul.nn import Batch, BatchNorm1d
 from rowhaul.planning.rank0_data.feed import data_bytes
-from rowhaul.pruning.cluster.settings import schedule_settings
 from rowhaul.runtime.mover import Job
+from rowhaul.schedule.row_counts import RowCounts
+from rowhaul.train import loop
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed import checkpointing
@@ -35,17 +37,10 @@ from rowhaul.train.distributed.evaluation import evaluate
 from rowhaul.train.distributed.log import ClusterLog
 from rowhaul.train.distributed.setup import distribute
 from rowhaul.train.distributed.training import DistributedTraining, layout_of
+from rowhaul.train.loop import Listener, RunResult, ShouldStop
 from rowhaul.train.metrics import MetricValues
-from rowhaul.train.run import (
-    CHECKPOINTS,
-    CONFIG_FILE,
-    Listener,
-    RunResult,
-    check_new_folder,
-    check_same_config,
-    drop_old_checkpoints,
-)
-from rowhaul.train.trainer import Trainer, check_finite, per_sample_loss, rate_factor
+from rowhaul.train.run_folder import CHECKPOINTS, begin_folder, check_new_folder, check_same_config
+from rowhaul.train.trainer import Trainer, rate_factor
 from rowhaul.tuning.hot_set.controller import HotSetController
 from rowhaul.tuning.shares import MeasuredLinks, ShareController, first_batches
 
@@ -59,7 +54,7 @@ def train_on_cluster(
     eval_data: Any = None,
     resume: bool = False,
     listener: Listener | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
+    should_stop: ShouldStop = lambda: False,
 ) -> RunResult:
     """Train as one rank of a cluster; arguments as of `rowhaul.train.train_run`, the same on every rank.
 
@@ -70,11 +65,13 @@ def train_on_cluster(
     if config.threads:
         torch.set_num_threads(config.threads)
     with join_as_configured(config.cluster) as cluster:
-        run = ClusterRun(cluster, config, schema, data, Path(out) if out else None, eval_data, resume)
+        folder = Path(out) if out else None
+        session = ClusterSession(cluster, config, schema, data, folder, eval_data, resume)
+        session.training.runtime.should_stop = should_stop
         try:
-            return run.loop(listener if cluster.rank == 0 else None, should_stop)
+            return loop.train(session, folder, listener if cluster.rank == 0 else None)
         finally:
-            run.close()
+            session.close()
 
 
 def join_as_configured(settings: ClusterConfig) -> Cluster:
@@ -88,8 +85,8 @@ def join_as_configured(settings: ClusterConfig) -> Cluster:
     )
 
 
-class ClusterRun:
-    """A run on one rank: what it trains with, and the loop."""
+class ClusterSession:
+    """The session of one rank of a cluster."""
 
     def __init__(
         self,
@@ -125,21 +122,19 @@ class ClusterRun:
         )
         self.first_step = self.trainer.step
         # A worker without samples has nothing to compute, unless layers need all workers at once.
-        self.joins_empty = any(isinstance(one, BatchNorm1d) for one in self.trainer.model.modules())
+        self._joins_empty = any(isinstance(one, BatchNorm1d) for one in self.trainer.model.modules())
         wanted = config.cluster.links == "measure" or config.cluster.shares == "auto"
         self.links = MeasuredLinks.measure(cluster) if wanted else None
         self.hot = self._hot_set_controller() if config.cluster.hot_is_auto else None
         self.training = self._distribute(saved)
         if folder and cluster.rank == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            config.write(folder / CONFIG_FILE)
-            schema.write(folder / SCHEMA_FILE)
+            begin_folder(folder, config, schema)
         self.log = ClusterLog(
             folder if cluster.rank == 0 else None,
             self.trainer.step,
             cluster.topology,
             config.log_every,
-            has_policies=self.trainer.keeper is not None,
+            has_policies=self.trainer.lifecycle is not None,
         )
         chooses = config.cluster.shares == "auto" and cluster.rank == 0
         self.shares = ShareController(
@@ -157,10 +152,9 @@ class ClusterRun:
     def _distribute(self, saved: checkpointing.Saved | None) -> DistributedTraining:
         config, cluster, trainer = self.config, self.cluster, self.trainer
         speeds = self.links.bytes_per_second[: cluster.topology.num_workers] if self.links else None
-        settings = schedule_settings(
+        settings = layout_of(trainer.collection).schedule_settings(
             config.cluster,
             cluster.topology,
-            layout_of(trainer.collection),
             seed=config.seed,
             hot=hot_rows_for_all(cluster, config, self.stream, trainer.collection),
             speeds=speeds,
@@ -199,122 +193,83 @@ class ClusterRun:
             first=self.first_step,
         )
 
-    def loop(self, listener: Listener | None, should_stop: Callable[[], bool]) -> RunResult:
-        """Train to the end, evaluating and saving on the way."""
-        trainer, training, total = self.trainer, self.training, self.trainer.total_steps
-        training.runtime.should_stop = should_stop
-        metrics = None
-        if listener:
-            whole = self.config.epochs * self.stream.num_samples
-            last = trainer.samples + (total - trainer.step) * self.config.batch_size
-            listener.started(trainer.samples, min(whole, last))
-        with self.log:
-            if self.hot is not None:
-                self.hot.speak(self.log.tell)
-            while trainer.step < total and not training.finished:
-                self._train(self._next_pause() - trainer.step, listener)
-                if training.runtime.stopped:
-                    break
-                if trainer.step < total:
-                    if self._is_due(self.config.eval_every):
-                        metrics = self._evaluate(listener)
-                    if self.hot is not None and self._hot_is_due():
-                        self.hot.review(training, trainer.samples)
-                    if self._is_due(self.config.checkpoint_every):
-                        self._save()
-            interrupted = training.runtime.stopped and trainer.step < total
-            self._save()
-            if not interrupted:
-                metrics = self._evaluate(listener)
-            if sent := data_bytes(training.runtime.feed):
-                parts = ", ".join(f"{count:,} of {what}" for what, count in sorted(sent.items()))
-                self.log.tell(f"rank 0 has sent data to other ranks, in bytes: {parts}")
-        return self._result(metrics, interrupted)
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is rank 0."""
+        return self.cluster.rank == 0
 
-    def close(self) -> None:
-        """End the threads of this rank."""
-        self.training.close()
+    @property
+    def stopped(self) -> bool:
+        """Whether the run was asked to stop, agreed on by all ranks."""
+        return self.training.runtime.stopped
 
-    def _train(self, count: int, listener: Listener | None) -> None:
-        """A segment of the run."""
-        trainer, training = self.trainer, self.training
-        self.log.segment_began(trainer.samples)
-        for batch in training.batches(count):
-            trainer.model.train()
-            trainer.set_rates()
-            loss = torch.zeros((), dtype=getattr(torch, self.config.precision))
-            if len(batch) or self.joins_empty:
-                loss = batch.loss(per_sample_loss(trainer.model(batch), batch))
-                loss.backward()
-            value = training.step(loss)
-            assert value is not None
-            trainer.dense.step()
-            trainer.dense.zero_grad()
-            trainer.step += 1
-            trainer.samples += batch.global_size
-            check_finite(value, trainer.step, self.config)
-            self.log.stepped(trainer.step, trainer.samples, value)
-            if listener:
-                listener.stepped(trainer.samples, value)
+    @property
+    def finished(self) -> bool:
+        """Whether the data is used up; the same on all ranks."""
+        return self.training.finished
+
+    @property
+    def row_counts(self) -> RowCounts | None:
+        """Rows admitted and dropped so far, where tables have policies."""
+        return self.log.row_counts
+
+    def start(self) -> None:
+        """Let the hot set's controller write to the log."""
+        if self.hot is not None:
+            self.hot.speak(self.log.tell)
+
+    def batches(self, count: int) -> Iterator[Batch]:
+        """Yield this worker's part of the next global batches; nothing on a store, which serves them."""
+        yield from self.training.batches(count)
         if not self.cluster.is_worker:
-            trainer.step = training.iteration
-            trainer.samples = training.samples
+            self.trainer.step, self.trainer.samples = self.training.iteration, self.training.samples
+
+    def train(self, batch: Batch) -> float:
+        """Take one step with the other ranks."""
+        parts = [batch] if len(batch) or self._joins_empty else []
+        return self.trainer.learn(parts, batch.global_size, self._step_rows)
+
+    def _step_rows(self, loss: Tensor) -> float:
+        value = self.training.step(loss)
+        assert value is not None
+        return value
+
+    def pauses(self) -> list[int]:
+        """The step at which hot rows are to be reviewed, if one is set."""
+        return [self.hot.due] if self.hot is not None and self.hot.due is not None else []
+
+    def rest(self, at_checkpoint: bool) -> None:
+        """Review hot rows at checkpoints, which then have them, and when their controller asks for it."""
+        if self.hot is not None and (at_checkpoint or self.trainer.step == self.hot.due):
+            self.hot.review(self.training, self.trainer.samples)
+
+    def evaluate(self) -> MetricValues:
+        """Measure the model on the evaluation data, with the other ranks."""
+        assert self.evaluation is not None
+        with evaluation_batches(self.training, self.evaluation) as batches:
+            return evaluate(self.training, batches)
+
+    def save(self, checkpoints: Path, facts: dict[str, Any]) -> None:
+        """Save a checkpoint of this step, with the other ranks."""
+        checkpointing.save(self.cluster, self.training, self.trainer, checkpoints, facts)
+
+    def held(self) -> tuple[int, int]:
+        """Count the rows of the model, and bytes on all ranks."""
+        return self.training.held()
 
     def iterated(self, job: Job) -> None:
-        """An iteration is over on this worker."""
+        """Observe an iteration that is over on this worker."""
         self.log.iterated(job)
         self.shares.observe(job)
         if self.hot is not None:
             self.hot.observe(job)
 
-    def _next_pause(self) -> int:
-        """The step after which something is to be done, counted from the beginning of the run."""
-        step, total = self.trainer.step, self.trainer.total_steps
-        every = [one for one in (self.config.eval_every, self.config.checkpoint_every) if one]
-        pauses = [total, *((step // one + 1) * one for one in every)]
-        if self.hot is not None and self.hot.due is not None:
-            pauses.append(self.hot.due)
-        return min(pauses)
+    def finish(self) -> None:
+        """Log what rank 0 has sent of the data."""
+        if sent := data_bytes(self.training.runtime.feed):
+            parts = ", ".join(f"{count:,} of {what}" for what, count in sorted(sent.items()))
+            self.log.tell(f"rank 0 has sent data to other ranks, in bytes: {parts}")
 
-    def _hot_is_due(self) -> bool:
-        """Hot rows are thought over at checkpoints, which then have them, and when their keeper wants to."""
-        wanted = self.hot is not None and self.trainer.step == self.hot.due
-        return wanted or self._is_due(self.config.checkpoint_every)
-
-    def _is_due(self, every: int) -> bool:
-        return bool(every) and self.trainer.step % every == 0
-
-    def _evaluate(self, listener: Listener | None) -> MetricValues | None:
-        if self.evaluation is None:
-            return None
-        if listener:
-            listener.evaluating(self.evaluation.num_samples)
-        with evaluation_batches(self.training, self.evaluation) as batches:
-            metrics = evaluate(self.training, batches)
-        if self.cluster.rank == 0:
-            self.log.evaluation(self.trainer.step, metrics)
-        if listener:
-            listener.evaluated(self.trainer.step, metrics)
-        return metrics
-
-    def _save(self) -> None:
-        if self.folder is None:
-            return
-        facts = {"samples_per_epoch": self.stream.num_samples, "data": self.stream.fingerprint}
-        checkpointing.save(self.cluster, self.training, self.trainer, self.folder / CHECKPOINTS, facts)
-        if self.cluster.rank == 0:
-            drop_old_checkpoints(self.folder / CHECKPOINTS, self.config.keep_checkpoints)
-
-    def _result(self, metrics: MetricValues | None, interrupted: bool) -> RunResult:
-        num_rows, row_bytes = self.training.held()
-        return RunResult(
-            step=self.trainer.step,
-            steps_taken=self.trainer.step - self.first_step,
-            samples=self.trainer.samples,
-            samples_per_second=self.log.samples_per_second,
-            metrics=metrics,
-            interrupted=interrupted,
-            num_rows=num_rows,
-            row_bytes=row_bytes,
-            row_counts=self.log.row_counts,
-        )
+    def close(self) -> None:
+        """End the threads of this rank."""
+        self.training.close()

@@ -27,10 +27,9 @@ from rowhaul.planning.planner import Planner
 from rowhaul.planning.rank0_data.feed import DataFeed
 from rowhaul.planning.rank0_data.sharing import READER, DataReceiver, DataSource
 from rowhaul.planning.sharing import PlanClient, PlanServer
-from rowhaul.pruning.cluster.pruning import PruneNote
-from rowhaul.pruning.cluster.settings import make_scheduler, schedule_settings
+from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.mover import Job, Mover
-from rowhaul.runtime.row_memory import Rates, RowMemory, TableLayout
+from rowhaul.runtime.row_memory import Rates, RowMemory
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule import IdBatch, Plan, Scheduler, ScheduleSettings
 from rowhaul.schedule.lifetimes import policies_by_table
@@ -39,7 +38,6 @@ from rowhaul.train.distributed.data_training import TrainingOnSentData
 from rowhaul.train.distributed.samples import as_samples
 from rowhaul.train.distributed.training import (
     DistributedTraining,
-    cache_of,
     layout_of,
     only_collection,
     tables_of_features,
@@ -86,7 +84,7 @@ def distribute(
     seed: int = 0,
     saved: Checkpoint | None = None,
     on_iteration: Callable[[Job], None] = lambda job: None,
-    on_prune: Callable[[PruneNote], None] = lambda note: None,
+    on_prune: Callable[[Any], None] = lambda note: None,
 ) -> DistributedTraining:
     """Spread a model's rows over a cluster; every rank calls it with the same arguments.
 
@@ -123,8 +121,8 @@ def distribute(
     if settings is None:
         tables = [one.name for one in collection.embedding_bag_configs()]
         by_table = policies_by_table(policies or {}, tables)
-        settings = schedule_settings(config, cluster.topology, layout, seed=seed, policies=by_table)
-    if saved is not None and collection.prune_settings is not None:  # rows may have fewer columns by now
+        settings = layout.schedule_settings(config, cluster.topology, seed=seed, policies=by_table)
+    if saved is not None:  # rows may have another size by now
         layout = saved.layout(layout)
         settings = replace(settings, sizes=layout.sizes())
     data_from = data_from or config.data_from
@@ -133,7 +131,7 @@ def distribute(
     start = saved.start if saved is not None else Start()
     facts = {**_facts(cluster, model, settings, repr(layout)), "data from": data_from}
     check_same(cluster, {**version_facts(), **facts})
-    cache = cache_of(collection, layout) if cluster.is_worker else None
+    cache = layout.make_cache(collection.feature_groups) if cluster.is_worker else None
     home = RowMemory(layout) if cluster.topology.colocated or not cluster.is_worker else None
     if cache is not None and settings.hot is not None:
         cache.make(settings.hot.tables, settings.hot.keys)
@@ -255,7 +253,7 @@ class _Feeding:
         return LeaderFeed(planner, server, cluster.failure)
 
     def _scheduler(self, ids: Iterator[IdBatch]) -> Scheduler:
-        scheduler = make_scheduler(self.settings, self.layout, ids)
+        scheduler = self.layout.make_scheduler(self.settings, ids)
         self.start.restore(scheduler)
         return scheduler
 

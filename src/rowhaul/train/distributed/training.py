@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,22 +16,20 @@ from torch import Tensor, nn
 
 from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch, EmbeddingBagCollection
-from rowhaul.pruning.cluster.pruning import ClusterPruning, PruneNote
-from rowhaul.pruning.cluster.worker import ChunkedWorkerRows
-from rowhaul.pruning.layout import ChunkLayout, chunk_layout
-from rowhaul.runtime.flush import flush, flush_plan, num_flushed_rows
+from rowhaul.runtime.flush import flush, flush_plan
 from rowhaul.runtime.hot_set import carry_out, replacing_plan
+from rowhaul.runtime.layout import TableLayout, Upkeep
 from rowhaul.runtime.mover import Job
-from rowhaul.runtime.row_memory import Rates, RowMemory, TableLayout
+from rowhaul.runtime.row_memory import Rates, RowMemory
 from rowhaul.runtime.runtime import Runtime
-from rowhaul.runtime.worker_rows import WorkerRows
+from rowhaul.runtime.worker_rows import CachedRows
 from rowhaul.schedule import HotRows, Plan, ScheduleSettings
 from rowhaul.store import TableSpec
 from rowhaul.train.distributed.samples import part_of
 from rowhaul.transport.dense_sum import DenseGradients
 
 OnIteration = Callable[[Job], None]
-OnPrune = Callable[[PruneNote], None]
+OnPrune = Callable[[Any], None]
 
 
 class DistributedTraining:
@@ -59,25 +58,22 @@ class DistributedTraining:
     ) -> None:
         self.model, self.runtime, self.settings = model, runtime, settings
         self._rates = rates
-        bounded = settings.sync_mode.name == "bounded"
         self.collection = only_collection(model)
-        self.pruning: ClusterPruning | None = None
         self._on_iteration, self._on_prune = on_iteration, on_prune
         self._job: Job | None = None
         self._compute_began = 0.0
-        cache = runtime.mover.cache
-        self._rows: WorkerRows | None = None
-        self.layout = (cache or runtime.mover.home or _no_memory(self.collection)).layout
-        if isinstance(self.layout, ChunkLayout):
-            self.collection.spread()
-            self.pruning = ClusterPruning(self.layout, trains=cache is not None)
+        cache, home = runtime.mover.cache, runtime.mover.home
+        self.layout = cache.layout if cache else home.layout if home else layout_of(self.collection)
+        self.upkeep = self.layout.make_upkeep(trains=cache is not None)
+        self._rows: CachedRows | None = None
         if cache is not None:
-            self.collection.inserts_rows = False
             self._dense = DenseGradients(model)
-            if self.pruning is not None and self.pruning.utility_log is not None:
-                self._rows = ChunkedWorkerRows(self.collection, cache, rates, self.pruning.utility_log)
-            else:
-                self._rows = WorkerRows(self.collection, cache, rates, bounded=bounded)
+            self._read_from_cache()
+
+    @property
+    def pruning(self) -> Any:
+        """What prunes rows on the cluster; None where they are whole."""
+        return self.upkeep if type(self.upkeep) is not Upkeep else None
 
     @property
     def iteration(self) -> int:
@@ -99,33 +95,40 @@ class DistributedTraining:
 
         Call `step` once for each. Yields nothing on a store. Rows are pruned on the way where they are.
         """
-        if self.pruning is None:
-            yield from self._segment(count)
-            return
         runtime, end = self.runtime, None if count is None else self.runtime.iteration + count
         while not runtime.ended and (end is None or runtime.iteration < end):
-            before = runtime.iteration
-            most = self.pruning.until_next(before)
-            yield from self._segment(most if end is None else min(most, end - before))
-            if runtime.iteration == before + most:
-                if self.pruning.narrow(runtime):
-                    self._use_narrower()
-                if self.pruning.is_due(runtime):
-                    self._on_prune(self.pruning.prune(runtime, self.settings.topology))
+            before, most = runtime.iteration, self.upkeep.until_next(runtime.iteration)
+            limits = [one for one in (most, None if end is None else end - before) if one is not None]
+            yield from self._segment(min(limits, default=None))
+            if most is not None and runtime.iteration == before + most:
+                self._maintain_rows()
             if runtime.stopped:
                 break
 
-    def _use_narrower(self) -> None:
-        """Rows have fewer columns now."""
-        assert self.pruning is not None
-        self.layout = self.pruning.layout
-        self.settings = replace(self.settings, sizes=self.layout.sizes())
+    def _maintain_rows(self) -> None:
+        """Do what is due to rows between segments."""
+        for note in self.upkeep.run(self.runtime, self.settings.topology):
+            self._on_prune(note)
+        if self.upkeep.layout is not self.layout:  # rows have another size now
+            self.layout = self.upkeep.layout
+            self.settings = replace(self.settings, sizes=self.layout.sizes())
+            self._read_from_cache()
+
+    def _read_from_cache(self) -> None:
+        """Make the model read the rows in this worker's cache."""
         cache = self.runtime.mover.cache
-        if cache is not None and self.pruning.utility_log is not None:
-            self._rows = ChunkedWorkerRows(self.collection, cache, self._rates, self.pruning.utility_log)
+        if cache is not None:
+            self._rows = self.layout.cached_rows(
+                self.collection.feature_groups,
+                cache,
+                self._rates,
+                self.upkeep,
+                bounded=self.settings.sync_mode.name == "bounded",
+            )
+            self.collection.read_from(self._rows)
 
     def _segment(self, count: int | None) -> Iterator[Batch]:
-        """Iterations during which chunks stay as they are."""
+        """Train iterations with nothing in between."""
         self.runtime.start_segment(count)
         if self._rows is not None:
             previous = None
@@ -197,9 +200,7 @@ class DistributedTraining:
         """Rows of the model, and bytes of rows and indexes on all ranks; a collective call."""
         cache, home, flushed = self.runtime.mover.cache, self.runtime.mover.home, self.flushed()
         groups = [*(cache.groups if cache else ()), *(home.groups if home else ())]
-        num_rows = num_flushed_rows(home, flushed) if home is not None and flushed is not None else 0
-        if self.pruning is not None:
-            num_rows = self.pruning.num_rows_here(self.runtime)
+        num_rows = self.upkeep.count_rows(self.runtime, flushed)
         mine = np.array([num_rows, sum(group.allocated_bytes for group in groups)])
         gathered = self.runtime.in_control(lambda control: control.all_gather(mine.view(np.uint8))).wait()
         rows, num_bytes = np.ascontiguousarray(gathered).view(np.int64).sum(axis=0).tolist()
@@ -213,15 +214,13 @@ class DistributedTraining:
         assert job.samples is not None
         assert self._rows is not None
         self._compute_began = time.perf_counter()
-        if isinstance(self._rows, ChunkedWorkerRows):
-            self._rows.begin(job.plan)
-        self._rows.expect(job.rows)
+        self._rows.expect(job.plan, job.rows)
         mine = part_of(job.samples, job.plan.worker, self.runtime.rank)
         job.num_samples = len(mine)
         return Batch.from_samples(mine, global_size=len(job.samples))
 
     def _dtype(self) -> torch.dtype:
-        return self.collection.groups[0].dtype
+        return self.collection.feature_groups[0].dtype
 
 
 def only_collection(model: nn.Module) -> EmbeddingBagCollection:
@@ -236,7 +235,7 @@ def only_collection(model: nn.Module) -> EmbeddingBagCollection:
 
 
 def layout_of(collection: EmbeddingBagCollection) -> TableLayout:
-    """What every rank must know of a collection's tables: those of chunks, where rows are pruned."""
+    """What every rank must know of a collection's tables."""
     configs = collection.embedding_bag_configs()
     features = [feature for config in configs for feature in config.feature_names]
     twice = sorted({feature for feature in features if features.count(feature) > 1})
@@ -251,18 +250,8 @@ def layout_of(collection: EmbeddingBagCollection) -> TableLayout:
         str(configs[0].data_type).removeprefix("torch."),
         collection.seed,
     )
-    return whole if collection.prune_settings is None else chunk_layout(whole, collection.prune_settings)
-
-
-def _no_memory(collection: EmbeddingBagCollection) -> RowMemory:
-    """Of a rank that neither trains nor stores."""
-    return RowMemory(layout_of(collection))
-
-
-def cache_of(collection: EmbeddingBagCollection, layout: TableLayout | None = None) -> RowMemory:
-    """A collection's rows as a worker's cache; where they are pruned, a cache beside it."""
-    groups = None if collection.prune_settings is not None else [one.tables for one in collection.groups]
-    return RowMemory(layout or layout_of(collection), groups, makes_rows=False)
+    settings = collection.row_settings
+    return whole if settings is None else settings.layout(whole)
 
 
 def tables_of_features(collection: EmbeddingBagCollection, features: tuple[str, ...]) -> list[int]:

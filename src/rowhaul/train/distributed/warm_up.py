@@ -20,7 +20,6 @@ from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
 from rowhaul.planning.feed import LeaderFeed
 from rowhaul.planning.planner import Planner
-from rowhaul.pruning.cluster.settings import make_scheduler, schedule_settings
 from rowhaul.runtime.mover import Mover
 from rowhaul.runtime.phase_kernels import sort_out
 from rowhaul.runtime.row_memory import RowMemory
@@ -29,12 +28,11 @@ from rowhaul.schedule import ScheduleSettings, Topology
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.training import (
     DistributedTraining,
-    cache_of,
     layout_of,
     only_collection,
     tables_of_features,
 )
-from rowhaul.train.trainer import make_model, per_sample_loss
+from rowhaul.train.trainer import backward, make_model
 from rowhaul.transport.in_process import InProcessNetwork
 
 _SAMPLES, _BATCHES, _KEYS = 64, 6, 40
@@ -54,7 +52,7 @@ def compile_kernels(config: TrainConfig, schema: Schema, told: Callable[[], None
         replace(one, ttl=one.ttl and 1, max_rows=one.max_rows and 3) for one in given_policies
     )
     plain = replace(config.cluster, shares="equal", links="equal", cache="64MiB")
-    given = schedule_settings(plain, topology, layout, policies=policies)
+    given = layout.schedule_settings(plain, topology, policies=policies)
     network = InProcessNetwork(topology.num_ranks)
     threads = [
         threading.Thread(target=_train, args=(config, schema, given, topology, network, rank), daemon=True)
@@ -80,11 +78,12 @@ def _train(
         model = make_model(config, schema)
         collection = only_collection(model)
         trains, failure = rank < topology.num_workers, Failure()
-        cache = cache_of(collection) if trains else None
-        home = RowMemory(layout_of(collection)) if topology.colocated or not trains else None
+        layout = layout_of(collection)
+        cache = layout.make_cache(collection.feature_groups) if trains else None
+        home = RowMemory(layout) if topology.colocated or not trains else None
         batches = _batches(schema)
         planner = Planner(
-            lambda ids: make_scheduler(settings, layout_of(collection), ids),
+            lambda ids: layout.make_scheduler(settings, ids),
             batches,
             failure,
             tables_of_features=tables_of_features(collection, batches[0].features),
@@ -100,9 +99,7 @@ def _train(
         )
         training = DistributedTraining(model, runtime, lambda iteration: 0.1, settings)
         for batch in training.batches():
-            loss = batch.loss(per_sample_loss(model(batch), batch))
-            loss.backward()
-            training.step(loss)
+            training.step(backward(model, batch))
         training.flushed()
         training.close()
     except BaseException as error:  # what cannot run will say so in the run itself

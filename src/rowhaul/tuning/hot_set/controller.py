@@ -20,8 +20,8 @@ from rowhaul.cluster.waiting import within
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
 from rowhaul.nn import EmbeddingBagCollection
+from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.mover import Job
-from rowhaul.runtime.row_memory import TableLayout
 from rowhaul.schedule import HotRows, IdBatch, ScheduleSettings
 from rowhaul.schedule.replication import NO_ROWS
 from rowhaul.schedule.saved import Arrays

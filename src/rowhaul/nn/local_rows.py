@@ -1,0 +1,205 @@
+"""`LocalRows`: whole rows in this process's memory, the plainest row source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.errors import CheckpointError, ConfigError
+from rowhaul.nn.features import FeatureGroup
+from rowhaul.nn.jagged import KeyedJaggedTensor
+from rowhaul.nn.pooled import PooledRead, is_worth_threads
+from rowhaul.nn.row_source import Arrays, Floats, Int64s, RowNote
+from rowhaul.nn.threads import run_all
+from rowhaul.optim import RowOptimizerRule
+from rowhaul.store import Lookup, TableGroup
+from rowhaul.store.matching import KnownLookup
+
+Pending = tuple[Lookup, Floats]
+"""Rows that a backward pass has gradients for, and these."""
+
+
+class TableRows:
+    """Rows in table groups, one for each group of features, with the gradients that await their step.
+
+    The common part of sources whose rows are records in this process: `LocalRows` creates and steps them,
+    others bring them here by other means.
+    """
+
+    def __init__(self, groups: Sequence[FeatureGroup], tables: Sequence[TableGroup]) -> None:
+        self.groups, self.tables = list(groups), list(tables)
+        self.pending: list[list[Pending]] = [[] for _ in self.groups]
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes held by rows, optimizer state and index."""
+        return sum(tables.allocated_bytes for tables in self.tables)
+
+    def read(self, features: KeyedJaggedTensor, *, training: bool, on_unknown: str) -> list[PooledRead]:
+        """Find the rows of a batch."""
+        num_values = features.stride() * sum(group.dim * len(group.features) for group in self.groups)
+        return run_all(
+            [
+                partial(self._read, number, features, training, on_unknown)
+                for number in range(len(self.groups))
+            ],
+            is_worth_threads(num_values),
+        )
+
+    def _read(self, number: int, features: KeyedJaggedTensor, training: bool, on_unknown: str) -> PooledRead:
+        group, arena = self.groups[number], self.tables[number].arena
+        ids, entries, offsets = group.ids_of(features)
+        lookup = self.look_up(number, ids, training, on_unknown)
+        return PooledRead(group, arena, lookup, entries, offsets, partial(self._keep, number, arena))
+
+    def look_up(
+        self, number: int, ids: tuple[Int64s, Int64s, Int64s], training: bool, on_unknown: str
+    ) -> Lookup:
+        """Locate a group's rows, without creating any."""
+        return self.tables[number].lookup(*ids, insert=False, on_unknown="init" if training else on_unknown)
+
+    def _keep(self, number: int, arena: Any, lookup: Lookup, gradients: Floats) -> None:
+        if arena is not self.tables[number].arena:
+            raise ConfigError("rows were cleared or loaded between forward and backward; run forward again")
+        self.pending[number].append((lookup, gradients))
+
+    def take_gradients(self, number: int) -> Pending | None:
+        """Remove a group's gradients, summed over backward passes, with the rows they are for."""
+        pending, self.pending[number] = self.pending[number], []
+        if len(pending) > 1:
+            return summed(pending, self.tables[number])
+        return pending[0] if pending else None
+
+    def drop_gradients(self) -> None:
+        """Drop gradients that no step has used."""
+        for pending in self.pending:
+            pending.clear()
+
+    def locate_early(self, features: KeyedJaggedTensor) -> None:
+        """Do nothing: looking whole rows up takes no longer when they are read."""
+
+    def notes(self) -> list[RowNote]:
+        """Return nothing: rows come and stay."""
+        return []
+
+    def report(self) -> None:
+        """Return nothing: all rows are held, whole."""
+
+    def find_table(self, name: str) -> tuple[TableGroup, int]:
+        """The group that holds a table, and the table's position in it."""
+        for tables in self.tables:
+            for position, spec in enumerate(tables.tables):
+                if spec.name == name:
+                    return tables, position
+        known = ", ".join(spec.name for tables in self.tables for spec in tables.tables)
+        raise ConfigError(f"no table {name!r}; the tables are {known}")
+
+
+class LocalRows(TableRows):
+    """All rows of a collection, created on first sight and stepped here."""
+
+    def __init__(self, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int) -> None:
+        super().__init__(groups, [group.make_tables(optimizer, seed) for group in groups])
+
+    def look_up(
+        self, number: int, ids: tuple[Int64s, Int64s, Int64s], training: bool, on_unknown: str
+    ) -> Lookup:
+        """Locate a group's rows, creating new ones in training."""
+        return self.tables[number].lookup(*ids, insert=training, on_unknown=on_unknown)
+
+    def step(self, lr: float, number: int) -> None:
+        """Step every row that has gradients."""
+        num_values = sum(gradients.size for pending in self.pending for _, gradients in pending)
+        groups = range(len(self.groups))
+        run_all([partial(self._step, group, lr, number) for group in groups], is_worth_threads(num_values))
+
+    def _step(self, group: int, lr: float, number: int) -> None:
+        taken = self.take_gradients(group)
+        if taken is not None:
+            self.tables[group].update(taken[0].locations, taken[1], lr, number)
+
+    def num_rows(self, table: str) -> int:
+        """Count the rows of a table."""
+        tables, position = self.find_table(table)
+        return int(tables.index.num_keys[position])
+
+    def rows(self, table: str) -> Iterator[tuple[Int64s, Floats]]:
+        """Yield all rows of a table as blocks of (keys, records); a record is values, then state."""
+        tables, position = self.find_table(table)
+        return tables.blocks(position)
+
+    def load_rows(self, table: str, keys: Int64s, records: Floats) -> None:
+        """Set rows of a table, creating those it lacks; the inverse of `rows`."""
+        keys, records = np.asarray(keys), np.asarray(records)
+        self._check_records(table, keys, records)
+        tables, position = self.find_table(table)
+        tables.load(position, np.ascontiguousarray(keys), records)
+
+    def clear(self) -> None:
+        """Drop every row and every gradient."""
+        self.drop_gradients()
+        for tables in self.tables:
+            tables.clear()
+
+    def state_names(self) -> list[str]:
+        """Name the arrays of `state`."""
+        return [f"{name}.{part}" for name in self._table_names() for part in ("keys", "records")]
+
+    def state(self) -> Arrays:
+        """Return the keys and records of every table."""
+        arrays: Arrays = {}
+        for name in self._table_names():
+            tables, _ = self.find_table(name)
+            blocks = list(self.rows(name))
+            empty = np.empty((0, tables.arena.width), tables.dtype)
+            arrays[f"{name}.keys"] = np.concatenate([np.empty(0, np.int64), *(keys for keys, _ in blocks)])
+            arrays[f"{name}.records"] = np.concatenate([empty, *(records for _, records in blocks)])
+        return arrays
+
+    def load_state(self, arrays: Arrays) -> None:
+        """Replace all rows."""
+        for name in self._table_names():
+            self._check_records(name, arrays[f"{name}.keys"], arrays[f"{name}.records"])
+        self.clear()
+        for name in self._table_names():
+            self.load_rows(name, arrays[f"{name}.keys"], arrays[f"{name}.records"])
+
+    def _table_names(self) -> list[str]:
+        return [spec.name for tables in self.tables for spec in tables.tables]
+
+    def _check_records(self, table: str, keys: npt.NDArray[Any], records: npt.NDArray[Any]) -> None:
+        if keys.dtype != np.int64 or keys.ndim != 1 or len(np.unique(keys)) != len(keys):
+            raise CheckpointError(
+                f"table {table!r}: keys must be different int64 numbers in one dimension, "
+                f"got {keys.dtype} of shape {keys.shape}"
+            )
+        tables, _ = self.find_table(table)
+        if records.shape != (len(keys), tables.arena.width):
+            raise CheckpointError(
+                f"table {table!r}: {len(keys)} keys with records of shape {records.shape}; this model "
+                f"needs {tables.arena.width} elements a record (dim {tables.dim}, {tables.optimizer.name})"
+            )
+
+
+def tables_of_keys(lookup: Lookup) -> Int64s:
+    """The position of each distinct key's table."""
+    if isinstance(lookup, KnownLookup):
+        return lookup.tables
+    return np.repeat(np.arange(len(lookup.starts) - 1), np.diff(lookup.starts))
+
+
+def summed(parts: Sequence[Pending], tables: TableGroup) -> Pending:
+    """Sum the gradients of several passes: each row once, parts added in order."""
+    table_of_key = [tables_of_keys(lookup) for lookup, _ in parts]
+    rows = np.stack([np.concatenate(table_of_key), np.concatenate([lookup.keys for lookup, _ in parts])])
+    distinct, first, where = np.unique(rows, axis=1, return_index=True, return_inverse=True)
+    gradients = np.zeros((len(first), tables.dim), dtype=tables.dtype)
+    np.add.at(gradients, where.reshape(-1), np.concatenate([part for _, part in parts]))
+    starts = np.searchsorted(distinct[0], np.arange(len(tables.tables) + 1))
+    locations = np.concatenate([lookup.locations for lookup, _ in parts])[first]
+    nothing = np.empty(0, dtype=np.int32)
+    return Lookup(np.ascontiguousarray(distinct[1]), starts, nothing, locations, parts[0][0].spare), gradients

@@ -1,0 +1,133 @@
+"""`RowSource`: the one thing a collection asks for rows, wherever they are.
+
+A collection pools vectors and knows nothing of indexes, caches or networks. The rows of this process, a
+worker's cache, evaluation's copies and pruned rows are sources; so is any other place that can read rows,
+take their gradients and step them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from rowhaul.nn.jagged import KeyedJaggedTensor
+from rowhaul.optim import RowOptimizerRule
+
+if TYPE_CHECKING:
+    from rowhaul.nn.features import FeatureGroup
+
+Int64s = npt.NDArray[np.int64]
+Floats = npt.NDArray[Any]
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class RowRead(Protocol):
+    """One batch's use of some tables: what forward and backward share."""
+
+    entries: slice | Int64s  # which ids of the batch it reads
+
+    def pool(self, weights: Tensor | None, out: Floats) -> None:
+        """Write the pooled vectors of its features to their columns of ``out``."""
+        ...
+
+    def keep_gradients(self, weights: Tensor | None, pooled_gradients: Floats) -> None:
+        """Sum gradients per distinct row and keep them for the step."""
+        ...
+
+    def weight_gradients(self, pooled_gradients: Floats) -> Floats:
+        """Return the gradient of each id's weight."""
+        ...
+
+
+class RowReader(Protocol):
+    """Anything that rows can be read from."""
+
+    def read(self, features: KeyedJaggedTensor, *, training: bool, on_unknown: str) -> Sequence[RowRead]:
+        """Find the rows of a batch; in training, create those that are new."""
+        ...
+
+
+class RowSource(RowReader, Protocol):
+    """Reads rows for a batch, takes their gradients, steps them."""
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes held by rows, optimizer state and index."""
+        ...
+
+    def step(self, lr: float, number: int) -> None:
+        """Step every row that has gradients, once, by their sum; ``number`` counts steps from 1."""
+        ...
+
+    def drop_gradients(self) -> None:
+        """Drop gradients that no step has used."""
+        ...
+
+    def locate_early(self, features: KeyedJaggedTensor) -> None:
+        """Look up a batch that is read later, from any thread, where that saves time."""
+        ...
+
+    def num_rows(self, table: str) -> int:
+        """Count the rows of a table."""
+        ...
+
+    def rows(self, table: str) -> Iterator[tuple[Int64s, Floats]]:
+        """Yield all rows of a table as blocks of (keys, records)."""
+        ...
+
+    def load_rows(self, table: str, keys: Int64s, records: Floats) -> None:
+        """Set rows of a table, creating those it lacks."""
+        ...
+
+    def clear(self) -> None:
+        """Drop every row and every gradient."""
+        ...
+
+    def state_names(self) -> list[str]:
+        """Name the arrays of `state` without making them."""
+        ...
+
+    def state(self) -> Arrays:
+        """Return everything as named arrays, for a ``state_dict``."""
+        ...
+
+    def load_state(self, arrays: Arrays) -> None:
+        """Replace everything by what `state` returned; wrong arrays are refused before anything changes."""
+        ...
+
+    def report(self) -> Any:
+        """Describe what is held, where that is not simply all rows; None otherwise."""
+        ...
+
+    def notes(self) -> list[RowNote]:
+        """Return what is worth logging since the last call."""
+        ...
+
+
+@dataclass(frozen=True)
+class RowNote:
+    """Something a source did that a log should have."""
+
+    kind: str
+    text: str  # one line for people
+    values: Mapping[str, float]  # for plots
+    counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # histograms
+
+
+class RowSettings(Protocol):
+    """Settings that decide how a collection holds its rows, when not simply whole and all of them."""
+
+    def make_rows(
+        self, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int, on_unknown: str
+    ) -> RowSource:
+        """Make the rows of a collection in this process."""
+        ...
+
+    def layout(self, whole: Any) -> Any:
+        """Turn the layout of whole rows (`rowhaul.runtime.layout`) into that of a cluster's rows."""
+        ...

@@ -1,0 +1,128 @@
+"""`TableLayout`: what every rank knows of the tables, and how their rows are held on a cluster.
+
+The layout of whole rows is here. Another way to hold rows (`rowhaul.pruning.layout` keeps them in chunks)
+overrides what differs; the runtime asks the layout and never what kind of rows it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rowhaul.nn.features import FeatureGroup
+from rowhaul.nn.local_rows import TableRows
+from rowhaul.optim import SGD, RowOptimizerRule
+from rowhaul.runtime.flush import num_flushed_rows
+from rowhaul.runtime.row_memory import Rates, RowMemory
+from rowhaul.runtime.worker_rows import CachedRows
+from rowhaul.schedule import HotRows, IdBatch, RowPolicy, Scheduler, ScheduleSettings, Topology
+from rowhaul.schedule.sizes import RowSizes
+from rowhaul.store import TableGroup, TableSpec
+
+if TYPE_CHECKING:
+    from rowhaul.runtime.lookups import Rows
+    from rowhaul.runtime.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """The tables in the order that plans number them; all rows whole."""
+
+    specs: tuple[TableSpec, ...]
+    optimizer: RowOptimizerRule
+    dtype: str
+    seed: int
+
+    def sizes(self) -> RowSizes:
+        """Bytes of a row of each table."""
+        size = np.dtype(self.dtype).itemsize
+        dims = [spec.dim for spec in self.specs]
+        states = [self.optimizer.state_width(dim) for dim in dims]
+        return RowSizes(tuple(dim * size for dim in dims), tuple(width * size for width in states))
+
+    def groups(self) -> list[TableGroup]:
+        """Make empty tables, those of one row size together."""
+        dims = dict.fromkeys(spec.dim for spec in self.specs)
+        together = [[spec for spec in self.specs if spec.dim == dim] for dim in dims]
+        return [TableGroup(specs, self.optimizer, self.dtype, self.seed) for specs in together]
+
+    def schedule_settings(
+        self,
+        config: Any,
+        topology: Topology,
+        *,
+        seed: int = 0,
+        hot: HotRows | None = None,
+        speeds: Sequence[float] | None = None,
+        policies: tuple[RowPolicy, ...] = (),
+    ) -> ScheduleSettings:
+        """Settings of the scheduler for these tables; ``config`` is a `rowhaul.train.ClusterConfig`."""
+        settings: ScheduleSettings = config.schedule(
+            topology, self.sizes(), seed=seed, hot=hot, speeds=speeds, policies=policies
+        )
+        return settings
+
+    def make_scheduler(self, settings: ScheduleSettings, ids: Iterable[IdBatch]) -> Scheduler:
+        """Make a scheduler over the ids of rows."""
+        return Scheduler(settings, ids)
+
+    def make_cache(self, groups: Sequence[FeatureGroup]) -> RowMemory:
+        """Make a worker's cache: a group of tables for each group of features."""
+        tables = [group.make_tables(self.optimizer, self.seed) for group in groups]
+        return RowMemory(self, tables, makes_rows=False)
+
+    def make_upkeep(self, *, trains: bool) -> Upkeep:
+        """Make what looks after rows between segments on this rank."""
+        return Upkeep(self)
+
+    def cached_rows(
+        self, groups: Sequence[FeatureGroup], cache: RowMemory, rates: Rates, upkeep: Upkeep, *, bounded: bool
+    ) -> CachedRows:
+        """Make the row source of a worker."""
+        return CachedRows(groups, cache, rates, bounded=bounded)
+
+    def copied_rows(self, groups: Sequence[FeatureGroup]) -> CopiedRows:
+        """Make a row source for rows that are only read, such as evaluation's."""
+        values_only = SGD(lr=0.0)
+        tables = [group.make_tables(values_only, self.seed) for group in groups]
+        memory = RowMemory(self, tables, makes_rows=False)
+        return CopiedRows(memory, TableRows(groups, memory.groups))
+
+
+class CopiedRows:
+    """Copies of rows with their values alone: where they are put, and how a model reads them."""
+
+    def __init__(self, memory: RowMemory, source: TableRows) -> None:
+        self.memory, self.source = memory, source
+
+    def records_of(self, rows: Rows) -> Rows:
+        """Name the records that hold rows, as homes know them."""
+        return rows
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of records and index."""
+        return sum(group.allocated_bytes for group in self.memory.groups)
+
+
+class Upkeep:
+    """What is done to rows between two segments: nothing, where they are whole."""
+
+    def __init__(self, layout: TableLayout) -> None:
+        self.layout = layout
+
+    def until_next(self, iteration: int) -> int | None:
+        """Iterations before `run` must be called; None: never."""
+        return None
+
+    def run(self, runtime: Runtime, topology: Topology) -> list[Any]:
+        """Do what is due; a collective call. Returns notes for the log."""
+        return []
+
+    def count_rows(self, runtime: Runtime, flushed: RowMemory | None) -> int:
+        """Count rows such that the sum over ranks is that of the model; a collective call."""
+        home = runtime.mover.home
+        return num_flushed_rows(home, flushed) if home is not None and flushed is not None else 0

@@ -1,0 +1,222 @@
+"""The training loop of a run, over a `Session`: one process, or one rank of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rowhaul.data.stream import SampleStream
+from rowhaul.nn import Batch
+from rowhaul.schedule.row_counts import RowCounts
+from rowhaul.train.log import TrainingLog
+from rowhaul.train.metrics import MetricValues
+from rowhaul.train.run_folder import CHECKPOINTS, drop_old_checkpoints
+from rowhaul.train.trainer import Trainer
+
+
+class Listener(Protocol):
+    """Follows a run, for a progress bar."""
+
+    def started(self, samples: int, total_samples: int) -> None:
+        """Training begins at ``samples`` of ``total_samples``."""
+
+    def stepped(self, samples: int, loss: float) -> None:
+        """A step is done; ``samples`` counts all so far."""
+
+    def evaluating(self, total_samples: int) -> None:
+        """An evaluation begins."""
+
+    def evaluated(self, step: int, metrics: MetricValues) -> None:
+        """An evaluation is done."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended."""
+
+    step: int
+    steps_taken: int  # by this call; the others were taken before it resumed
+    samples: int
+    samples_per_second: float  # of training: without the first step, evaluations and checkpoints
+    metrics: MetricValues | None
+    interrupted: bool
+    num_rows: int
+    row_bytes: int  # values, optimizer state and index
+    row_counts: RowCounts | None = None  # of this call, where policies admit and drop rows
+    pruning: Any = None  # a report on what is left of rows, where they are pruned
+
+
+class Session(Protocol):
+    """Training alone or in a cluster, as the loop sees it."""
+
+    @property
+    def trainer(self) -> Trainer:
+        """The model, its optimizers and how far they have come."""
+        ...
+
+    @property
+    def log(self) -> TrainingLog:
+        """The run's log."""
+        ...
+
+    @property
+    def stream(self) -> SampleStream:
+        """The training data."""
+        ...
+
+    @property
+    def evaluation(self) -> SampleStream | None:
+        """The evaluation data."""
+        ...
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process keeps checkpoints and the log of evaluations."""
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run was asked to stop."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """Whether the data is used up."""
+        ...
+
+    @property
+    def row_counts(self) -> RowCounts | None:
+        """Rows admitted and dropped so far, where tables have policies."""
+        ...
+
+    def start(self) -> None:
+        """Prepare for the first step; the log is open."""
+        ...
+
+    def batches(self, count: int) -> Iterator[Batch]:
+        """Yield this process's part of the next global batches; fewer where the run ends or stops."""
+        ...
+
+    def train(self, batch: Batch) -> float:
+        """Take one step; returns the loss of the global batch."""
+        ...
+
+    def pauses(self) -> list[int]:
+        """Steps at which `rest` must be called."""
+        ...
+
+    def rest(self, at_checkpoint: bool) -> None:
+        """Do what can only be done between iterations."""
+        ...
+
+    def evaluate(self) -> MetricValues:
+        """Measure the model on the evaluation data."""
+        ...
+
+    def save(self, checkpoints: Path, facts: dict[str, Any]) -> None:
+        """Save a checkpoint of this step."""
+        ...
+
+    def held(self) -> tuple[int, int]:
+        """Count rows, and bytes of rows and indexes."""
+        ...
+
+    def finish(self) -> None:
+        """Log what is known only at the end."""
+        ...
+
+
+def train(session: Session, folder: Path | None, listener: Listener | None) -> RunResult:
+    """Train to the end, evaluating and saving on the way."""
+    return _Loop(session, folder, listener).run()
+
+
+class _Loop:
+    def __init__(self, session: Session, folder: Path | None, listener: Listener | None) -> None:
+        self._session, self._folder, self._listener = session, folder, listener
+        self._trainer, self._config, self._log = session.trainer, session.trainer.config, session.log
+        self._first_step = session.trainer.step
+
+    def run(self) -> RunResult:
+        session, trainer, config = self._session, self._trainer, self._config
+        total, metrics = trainer.total_steps, None
+        if self._listener:
+            whole = config.epochs * session.stream.num_samples
+            last = trainer.samples + (total - trainer.step) * config.batch_size
+            self._listener.started(trainer.samples, min(whole, last))
+        with self._log:
+            session.start()
+            while trainer.step < total and not session.finished:
+                self._train_until(self._next_pause())
+                if session.stopped:
+                    break
+                if trainer.step < total:
+                    if self._is_due(config.eval_every):
+                        metrics = self._evaluate()
+                    session.rest(self._is_due(config.checkpoint_every))
+                    if self._is_due(config.checkpoint_every):
+                        self._save()
+            interrupted = session.stopped and trainer.step < total
+            self._save()  # before an evaluation that might fail
+            if not interrupted:
+                metrics = self._evaluate()
+            session.finish()
+        num_rows, row_bytes = session.held()
+        return RunResult(
+            step=trainer.step,
+            steps_taken=trainer.step - self._first_step,
+            samples=trainer.samples,
+            samples_per_second=self._log.samples_per_second,
+            metrics=metrics,
+            interrupted=interrupted,
+            num_rows=num_rows,
+            row_bytes=row_bytes,
+            row_counts=session.row_counts,
+            pruning=trainer.collection.source.report(),
+        )
+
+    def _train_until(self, step: int) -> None:
+        session, trainer = self._session, self._trainer
+        self._log.resume_clock(trainer.samples)
+        for batch in session.batches(step - trainer.step):
+            loss = session.train(batch)
+            self._log.stepped(trainer.step, trainer.samples, loss)
+            if self._listener:
+                self._listener.stepped(trainer.samples, loss)
+
+    def _next_pause(self) -> int:
+        """The step after which there is something else to do, counted from the beginning of the run."""
+        step = self._trainer.step
+        every = [one for one in (self._config.eval_every, self._config.checkpoint_every) if one]
+        regular = ((step // one + 1) * one for one in every)
+        return min(self._trainer.total_steps, *regular, *self._session.pauses(), 1 << 62)
+
+    def _is_due(self, every: int) -> bool:
+        return bool(every) and self._trainer.step % every == 0
+
+    def _evaluate(self) -> MetricValues | None:
+        session = self._session
+        if session.evaluation is None:
+            return None
+        if self._listener:
+            self._listener.evaluating(session.evaluation.num_samples)
+        metrics = session.evaluate()
+        if session.is_leader:
+            self._log.evaluation(self._trainer.step, metrics)
+        if self._listener:
+            self._listener.evaluated(self._trainer.step, metrics)
+        return metrics
+
+    def _save(self) -> None:
+        if self._folder is None:
+            return
+        stream, checkpoints = self._session.stream, self._folder / CHECKPOINTS
+        facts = {"samples_per_epoch": stream.num_samples, "data": stream.fingerprint}
+        self._session.save(checkpoints, facts)
+        if self._session.is_leader:
+            drop_old_checkpoints(checkpoints, self._config.keep_checkpoints)
+
+
+ShouldStop = Callable[[], bool]
