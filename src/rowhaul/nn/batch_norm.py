@@ -1,4 +1,4 @@
-"""Batch normalisation over the global batch, whoever trains its samples.
+"""Batch normalisation over the global batch, however its samples are spread over workers.
 
 ``torch.nn.BatchNorm1d`` normalises by the samples at hand, so its result depends on how a batch was dealt
 out. Here the sums behind mean and variance, and behind their gradients, go over all workers: three small
@@ -156,7 +156,7 @@ def _times(scale: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def set_reducer(model: nn.Module, reducer: Reducer | None) -> None:
-    """Have every `BatchNorm1d` of a model sum over the workers through ``reducer``; None: one process."""
+    """Make every `BatchNorm1d` of a model sum over the workers through ``reducer``; None: one process."""
     for module in model.modules():
         if isinstance(module, BatchNorm1d):
             module.reducer = reducer

@@ -21,7 +21,7 @@ def run_all(tasks: Sequence[Callable[[], Result]], in_parallel: bool) -> list[Re
     others = [_pool(len(tasks) - 1).submit(task) for task in tasks[1:]]
     try:
         first = tasks[0]()
-    finally:  # even if it failed: nobody may still be writing when the caller goes on
+    finally:  # even if it failed: no task may still write when the caller continues
         finished = [other.exception() for other in others]
     for error in finished:
         if error is not None:

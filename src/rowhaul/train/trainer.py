@@ -48,7 +48,7 @@ class Trainer:
         self.total_steps = 0  # when known, what the learning rates decay towards
         self.key_kinds: dict[str, str] = {}  # "integer" or "text", as trained on
         self.policies = config.row_policies([one.name for one in self.collection.embedding_bag_configs()])
-        self.lifecycle: RowLifecycle | None = None  # of rows that come and go, where tables have policies
+        self.lifecycle: RowLifecycle | None = None  # where policies admit and drop rows
         if not all(one.keeps_all for one in self.policies):
             self.lifecycle = RowLifecycle(self.collection, self.policies)
             self.collection.read_from(self.lifecycle)
@@ -64,7 +64,7 @@ class Trainer:
         return self.config.model.name
 
     def count_row_steps(self, steps: int) -> None:
-        """Go on after so many steps of the rows."""
+        """Set how many steps rows have taken."""
         for group in self.rows.param_groups:
             group["number"] = steps
 
@@ -195,7 +195,7 @@ def per_sample_loss(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def check_finite(loss: float, step: int, config: TrainConfig) -> None:
-    """Refuse to go on with a loss that is no number; ``step`` counts from 1."""
+    """Stop at a loss that is not finite; ``step`` counts from 1."""
     if not math.isfinite(loss):
         raise DivergedError(
             f"the loss is {loss} at step {step:,}: training has diverged. Lower rows.lr "
