@@ -32,25 +32,27 @@ class RowLifecycle(LocalRows):
     Args:
         collection: which is to read its rows from here.
         policies: one for each table, in the collection's order.
-        exempt: rows that are trained and kept whatever the policies say, as a cluster does with those that it
-            replicates.
     """
 
-    def __init__(
-        self, collection: EmbeddingBagCollection, policies: Sequence[RowPolicy], exempt: HotRows | None = None
-    ) -> None:
+    def __init__(self, collection: EmbeddingBagCollection, policies: Sequence[RowPolicy]) -> None:
         super().__init__(collection.feature_groups, collection.optimizer, collection.seed)
-        self.lifetimes = Lifetimes(policies)
-        self.counts = RowCounts()
+        self._policies, self._exempt = policies, RowIndex()
         self._is_open = True  # whether training on a new key creates its row
-        self._exempt = RowIndex()
-        if exempt is not None:
-            self._exempt.add(exempt.tables, exempt.keys, np.zeros(len(exempt), np.int64))
+        self.reset()
         configs = collection.embedding_bag_configs()
         self._table_of = {
             name: number for number, config in enumerate(configs) for name in config.feature_names
         }
         self._places = [self.find_table(config.name) for config in configs]
+
+    def reset(self) -> None:
+        """Start counting anew; rows stay."""
+        self.lifetimes, self.counts = Lifetimes(self._policies), RowCounts()
+
+    def exempt(self, rows: HotRows | None) -> None:
+        """Train and keep these rows whatever the policies say, as a cluster does with those it replicates."""
+        if rows is not None:
+            self._exempt.add(rows.tables, rows.keys, np.zeros(len(rows), np.int64))
 
     def begin(self, iteration: int, ids: KeyedJaggedTensor) -> None:
         """Before the forward pass on a whole batch: create those of its rows that are admitted."""

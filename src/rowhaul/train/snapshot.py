@@ -14,7 +14,6 @@ from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.pruning import checkpoint as saved_pruning
 from rowhaul.schedule.saved import Saved
 from rowhaul.train import saved_lifetimes
-from rowhaul.train.row_lifecycle import RowLifecycle
 from rowhaul.train.saved_lifetimes import Tensors
 from rowhaul.train.trainer import Trainer
 
@@ -87,7 +86,7 @@ def restore(trainer: Trainer, path: str | Path) -> CheckpointReader:
     restore_dense(trainer, reader)
     load_rows(trainer.collection, reader)
     if trainer.lifecycle is not None:
-        trainer.lifecycle = RowLifecycle(trainer.collection, trainer.policies)
+        trainer.lifecycle.reset()
         known = saved_lifetimes.read(reader, _table_names(trainer.collection))
         if known is not None:
             trainer.lifecycle.lifetimes.restore(Saved(known))

@@ -50,7 +50,6 @@ from rowhaul.train.distributed import checkpointing
 from rowhaul.train.distributed.run import ClusterSession, join_as_configured
 from rowhaul.train.distributed.training import layout_of
 from rowhaul.train.metrics import MetricValues
-from rowhaul.train.row_lifecycle import RowLifecycle
 from rowhaul.train.run_folder import CHECKPOINTS
 from rowhaul.train.trainer import Trainer, rate_factor
 from rowhaul.tuning.hot_set.first_rows import profile_hot_rows
@@ -253,7 +252,7 @@ def train_alone(
     trainer.total_steps = min(stream.num_batches, config.max_steps)
     if trainer.lifecycle is not None:  # hot rows are trained and kept, whatever policies say
         hot = profile_hot_rows(stream, config.cluster, trainer.collection)
-        trainer.lifecycle = RowLifecycle(trainer.collection, trainer.policies, hot)
+        trainer.lifecycle.exempt(hot)
     if trainer.collection.pruning is not None:
         return _pruned_alone(trainer, stream, workers, stepped)
     losses = []
