@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,14 @@ def test_signatures_that_are_saved_at_once_are_not_taken_for_each_other(tmp_path
     save(0)
     other.join(30)
     assert wrong == []
+
+
+def test_processes_that_start_together_compile_a_kernel_once(copy):
+    began = copy.parent / "began"
+    wait = f"import pathlib, time\nwhile not pathlib.Path({str(began)!r}).exists(): time.sleep(0.01)\n"
+    with ThreadPoolExecutor(3) as pool:
+        runs = [pool.submit(run, copy, f"import rowhaul.data.answer\n{wait}{PROGRAM}") for _ in range(3)]
+        began.touch()
+        answers = [one.result() for one in runs]
+    assert [answer for answer, _ in answers] == ["41"] * 3
+    assert sum(compiled for _, compiled in answers) == 1

@@ -16,6 +16,7 @@ every later process too. Here a file is named by what is in it.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import glob
 import hashlib
@@ -23,12 +24,13 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numba
 from numba.core.caching import IndexDataCacheFile
+from numba.core.compiler_lock import global_compiler_lock
 
 _BEGAN = time.time()  # modules with kernels are imported from now on
 
@@ -45,7 +47,38 @@ def kernel(function: Callable[..., Any]) -> Any:
         return numba.njit(function, nogil=True, error_model="numpy")
     cache._cache_file = _CacheFiles(cache.cache_path, cache._impl.filename_base, stamp)
     _tolerate_failing_saves(compiled)
+    _compile_once(compiled, f"{os.path.join(cache.cache_path, cache._impl.filename_base)}.lock")
     return compiled
+
+
+def _compile_once(compiled: Any, lock_file: str) -> None:
+    """Compile in one process at a time: the others wait, then load what it saved.
+
+    Numba's own lock comes first, so that a process holds the file locks of one thread only; kernels call each
+    other in one direction, so no two processes wait for each other.
+    """
+    compile_now = compiled.compile
+
+    def compile_or_load(signature: Any) -> Any:
+        with global_compiler_lock, _locked(lock_file):
+            return compile_now(signature)
+
+    compiled.compile = compile_or_load
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Hold a lock file; do without where the folder cannot be written."""
+    try:
+        lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 class _CacheFiles(IndexDataCacheFile):  # type: ignore[misc]  # Numba's classes have no types
