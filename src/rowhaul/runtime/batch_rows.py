@@ -1,8 +1,7 @@
-"""The rows of a batch that one worker trains, found once: reading, stepping and handing in go by this.
+"""The located rows of a batch that one worker trains: the model reads, steps and buffers by them.
 
-The plan names the distinct rows of a batch, so nobody has to find out again which they are. They are
-sorted by what becomes of their gradients, so that each part is a slice: first the rows that the worker
-steps itself, then those that it shares with others, then replicated ones, last those that learn nothing.
+Rows are sorted by what becomes of their gradients, so that each part is a slice: first the rows that the
+worker steps itself, then rows shared with other workers, then replicated rows, last rows not admitted.
 """
 
 from __future__ import annotations
@@ -29,12 +28,11 @@ class BatchRows:
     """The rows of one group that a worker trains in an iteration."""
 
     number: int  # of the group
-    rows: KnownRows  # those that are not admitted have location -1, and are not in its order
+    rows: KnownRows  # rows that are not admitted have location -1, and are not in its order
     own: slice
     shared: slice
     replicated: slice
-    # All replicated rows of the batch in this group, whoever trains them: where they are, and which of
-    # them those are that this worker trains.
+    # The locations of all replicated rows of the batch in this group, and which of them this worker trains.
     replicated_locations: Ints
     replicated_here: Ints
 
@@ -43,7 +41,7 @@ class BatchRows:
 
     @property
     def moving(self) -> slice:
-        """Rows that travel: all but replicated ones and those not admitted."""
+        """Rows that move between ranks: all but replicated rows and rows not admitted."""
         return slice(0, self.replicated.start)
 
     @property
@@ -55,13 +53,13 @@ class BatchRows:
 def batch_rows(
     cache: RowMemory, plan: Plan, located: Located, worker: int, *, bounded: bool
 ) -> list[BatchRows]:
-    """The rows that a worker trains, once all of them are in its cache.
+    """Sort the rows that a worker trains, once all of them are in its cache.
 
-    With bounded staleness a worker steps its copy of every row, whoever trains it too.
+    With bounded staleness a worker steps its copy of every row, shared or not.
     """
     found = []
     for number, group in enumerate(cache.groups):
-        keys, tables, locations, roles, order, ordered, starts, copied, copy_starts, here = sort_by_role(
+        keys, tables, locations, roles, order, ordered, starts, copied, here = sort_by_role(
             plan.tables, plan.keys, plan.trainers, plan.states, located.records, worker, bounded,
             *cache.places, number, len(group.tables), *_STATES,
         )  # fmt: skip
@@ -75,7 +73,7 @@ def batch_rows(
                 slice(own, shared),
                 slice(shared, replicated),
                 slice(replicated, rest),
-                cache.find(number, copied, copy_starts) if len(copied) else copied,
+                copied,
                 here,
             )
         )

@@ -1,7 +1,7 @@
-"""Shelves: where the gradients of a worker wait for their step, by (table, key).
+"""Buffers for the gradients of a worker until their step, by (table, key).
 
-Thousands come and go with every iteration, in one thread, and few wait at a time. So a shelf has an index
-of its own kind: no locks, no shards, one small table that stays in fast memory.
+Thousands are added and removed in every iteration, by one thread, and few are held at a time. So a buffer has
+an index without locks and shards: one small table that stays in the processor's cache.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class GradientIndex:
         return self._count
 
     def find(self, keys: Int64s, starts: Int64s) -> tuple[Int64s, np.int64]:
-        """Location of each key (-1 where absent), and the number of absent keys."""
+        """Return the location of each key, -1 where absent, and the number of absent keys."""
         locations, num_absent = find_gradients(self._rows.places, keys, starts)
         return locations, np.int64(num_absent)
 
     def find_each(self, tables: Int64s, keys: Int64s) -> Int64s:
-        """Location of each key of the table given with it (-1 where absent), in any order."""
+        """Return the location of each key of the table given with it, -1 where absent, in any order."""
         return self._rows.find(tables.astype(np.int32), keys).astype(np.int64)
 
     def insert(
@@ -56,7 +56,7 @@ class GradientIndex:
     ) -> Int64s:
         """Give the keys that `find` did not find, which must differ, the ``records`` in order.
 
-        Fills their ``locations`` and returns which keys they are.
+        Fills in their ``locations`` and returns which keys they are.
         """
         self._rows.reserve(self._count + int(num_absent))
         self._count += int(num_absent)
@@ -64,16 +64,20 @@ class GradientIndex:
         return absent
 
     def delete(self, keys: Int64s, starts: Int64s) -> Int64s:
-        """Forget the given keys, which must be there and differ; returns the locations they had."""
+        """Remove distinct keys and return their locations; raise KeyError, removing none, if one is absent."""
         locations, num_absent = self.find(keys, starts)
         if num_absent:
             raise KeyError(int(keys[np.flatnonzero(locations < 0)[0]]))
-        remove_gradients(self._rows.places, keys, starts)
-        self._count -= len(keys)
+        self.remove_found(keys, starts)
         return locations
 
+    def remove_found(self, keys: Int64s, starts: Int64s) -> None:
+        """Remove keys that `find` has found."""
+        remove_gradients(self._rows.places, keys, starts)
+        self._count -= len(keys)
+
     def blocks(self, table: int) -> Iterator[tuple[Int64s, Int64s]]:
-        """All (keys, locations) of a table."""
+        """Yield all (keys, locations) of a table."""
         tables, keys, locations = self._rows.items()
         chosen = tables == table
         yield keys[chosen], locations[chosen]

@@ -1,4 +1,4 @@
-"""Compiled loops over shelves: keys come table by table, in the order of the index of a group."""
+"""Compiled loops over gradient buffers; keys are given table by table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rowhaul.schedule.directory.index_kernels import index_delete, index_find, i
 
 @kernel
 def find_gradients(places, keys, starts):
-    """The locations of keys that come table by table, -1 where absent; and how many are."""
+    """Return the locations of keys, -1 where absent, and the number of absent keys."""
     locations = np.empty(len(keys), np.int64)
     num_absent = 0
     for table in range(len(starts) - 1):
@@ -23,7 +23,7 @@ def find_gradients(places, keys, starts):
 
 @kernel
 def put_gradients(places, keys, starts, locations, records):
-    """Give every key without a location the next record; returns which those are."""
+    """Give every key without a location the next record; return which keys those are."""
     absent = np.empty(len(records), np.int64)
     count = 0
     for table in range(len(starts) - 1):
@@ -38,7 +38,7 @@ def put_gradients(places, keys, starts, locations, records):
 
 @kernel
 def remove_gradients(places, keys, starts):
-    """Forget keys that are there."""
+    """Remove keys that exist."""
     for table in range(len(starts) - 1):
         for i in range(starts[table], starts[table + 1]):
             index_delete(places, index_find(places, table, keys[i]))

@@ -1,8 +1,7 @@
-"""Another set of replicated rows, between two segments: what it moves is a plan like any other.
+"""Change the set of replicated rows between two segments; what moves is a plan like any other.
 
-Rows that leave the set go home: all workers hold the same record, the lowest one pushes it. Rows that
-enter it are settled at their homes, as for a checkpoint but for good, and every worker pulls the record;
-those that were never trained are made where they are needed.
+Rows that leave the set go home: all workers hold the same record, the lowest one pushes it. Rows that enter
+it are flushed to their homes, and every worker pulls the record; rows never trained are made by each worker.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from rowhaul.schedule.topology import homes_of
 
 
 def replacing_plan(scheduler: Scheduler, hot: HotRows) -> Plan:
-    """Let a scheduler replicate these rows and no others; returns what brings all rows where they belong.
+    """Make a scheduler replicate these rows and no others; return the plan that moves rows accordingly.
 
-    Of the plan, the rows are those that enter; ``evicted`` are the copies of those that leave.
+    The plan's rows are those that enter; ``evicted`` are the copies of those that leave.
     """
     before = scheduler.states()
     change = scheduler.replicate(hot)
@@ -52,13 +51,13 @@ def replacing_plan(scheduler: Scheduler, hot: HotRows) -> Plan:
 
 
 def carry_out(mover: Mover, plan: Plan) -> None:
-    """Bring the rows of one rank to where a `replacing_plan` has them; all ranks call it together."""
+    """Carry out a `replacing_plan` on one rank; all ranks call it together."""
     mover.late(Job(plan, RankPhases(plan, mover.rank)))
     mover.wait_sent()
 
 
 def _pulls(scheduler: Scheduler, change: Replacement, chosen: npt.NDArray[np.bool_]) -> Moves:
-    """Every worker pulls the records of rows that enter from their homes."""
+    """Make every worker pull the records of entering rows from their homes."""
     topology, sizes = scheduler.settings.topology, scheduler.settings.sizes
     tables, keys = change.entering.tables[chosen], change.entering.keys[chosen]
     row = np.repeat(np.arange(len(keys)), topology.num_workers)
@@ -72,7 +71,7 @@ def _pulls(scheduler: Scheduler, change: Replacement, chosen: npt.NDArray[np.boo
         np.array(sizes.records, np.int64)[tables[row]],
         np.zeros(len(row), np.int32),
         np.zeros(len(row), np.uint8),
-        np.ones(len(row), np.uint8),  # after what is pushed has arrived
+        np.ones(len(row), np.uint8),  # second: after the pushes
     )
 
 

@@ -75,7 +75,7 @@ class TableLayout:
         return RowMemory(self, tables, makes_rows=False)
 
     def make_upkeep(self, *, trains: bool) -> Upkeep:
-        """Make what looks after rows between segments on this rank."""
+        """Make what maintains rows between segments on this rank."""
         return Upkeep(self)
 
     def cached_rows(
@@ -93,7 +93,7 @@ class TableLayout:
 
 
 class CopiedRows:
-    """Copies of rows with their values alone: where they are put, and how a model reads them."""
+    """Copies of rows, values only: the memory to write them to, and the source that a model reads."""
 
     def __init__(self, memory: RowMemory, source: TableRows) -> None:
         self.memory, self.source = memory, source
@@ -109,7 +109,7 @@ class CopiedRows:
 
 
 class Upkeep:
-    """What is done to rows between two segments: nothing, where they are whole."""
+    """Maintenance of rows between two segments: none where rows are whole."""
 
     def __init__(self, layout: TableLayout) -> None:
         self.layout = layout

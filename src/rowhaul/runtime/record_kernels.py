@@ -1,4 +1,4 @@
-"""Compiled loops over the rows of a plan whose records have been found: nothing is looked up here.
+"""Compiled loops over numbered rows whose records have been located.
 
 ``at`` has the address of each row's record in one memory, 0 where there is none.
 """
@@ -18,9 +18,9 @@ _AHEAD = 8  # how far ahead of its use a record is asked for
 
 @register_jitable
 def _table_by_table(places, count, tables, position_of, starts):
-    """Count the chosen rows of each table in ``starts``, zeros at first; returns them table by table.
+    """Sort chosen rows by table; ``starts``, zeros at first, gets where each table begins.
 
-    The rows of a plan are ordered by table, so that nearly always they are so already.
+    The rows of a plan are ordered by table, so nothing is left to do in most cases.
     """
     in_order, last = True, 0
     for i in range(count):
@@ -42,12 +42,12 @@ def _table_by_table(places, count, tables, position_of, starts):
 
 @kernel
 def pick_needed(tables, keys, needed, bit, group_of, position_of, group, num_tables):
-    """The rows of a group that a bit is set of, table by table: places, keys, where each table begins."""
+    """Pick the rows of a group that have a bit set, table by table: places, keys, starts of tables."""
     starts = np.zeros(num_tables + 1, np.int64)
     places = np.empty(len(tables) + 1, np.int64)
     count = 0
     for r in range(len(tables)):
-        places[count] = r  # without a branch, here and below: nothing tells which rows are chosen
+        places[count] = r  # branch-free, here and below, as no guess would hold
         count += (needed[r] & bit != 0) & (group_of[tables[r]] == group)
     places = _table_by_table(places, count, tables, position_of, starts)
     chosen = np.empty(count, np.int64)
@@ -58,7 +58,7 @@ def pick_needed(tables, keys, needed, bit, group_of, position_of, group, num_tab
 
 @kernel
 def note_records(addresses, shift, record_bytes, places, locations, records, at):
-    """Remember where the records of rows were found; those that were not stay as they are."""
+    """Write down the locations and addresses of the records that were found."""
     for i in range(len(places)):
         if locations[i] >= 0:
             records[places[i]] = locations[i]
@@ -67,94 +67,87 @@ def note_records(addresses, shift, record_bytes, places, locations, records, at)
 
 @kernel
 def mark_arrivals(kind, payload, row, is_chosen, needed, bit):
-    """Set a bit of rows that records came for."""
+    """Set a bit of rows whose records have arrived."""
     for i in range(len(kind)):
-        if payload[i] & _VALUES and row[i] >= 0 and is_chosen[kind[i]]:
+        if payload[i] & _VALUES and is_chosen[kind[i]]:
             needed[row[i]] |= bit
 
 
 @kernel
-def mark_absent(trainers, mask, states, records, needed, arrived, absent, fresh, not_admitted):
-    """Set a bit of rows that are to be in the cache and are not yet; tells one that cannot come, or -1.
+def mark_absent(trainers, states, mask, records, needed, arrived, absent, fresh, replicated, not_admitted):
+    """Set a bit of rows to insert into the cache; return one that is missing, or -1.
 
-    Rows that came, and rows that nobody has trained before, can.
+    Records that have arrived and rows never trained before are inserted. Others that the worker trains, or
+    holds as replicas, must be in the cache.
     """
     missing = -1
-    for r in range(len(trainers)):
+    for r in range(len(records)):
         came = needed[r] & arrived != 0
-        wanted = (records[r] < 0) & (came | (trainers[r] & mask != 0))
-        can_come = came | (states[r] == fresh)
-        needed[r] |= absent * (wanted & can_come)
-        missing = r if wanted & ~can_come & (states[r] != not_admitted) else missing
+        trained = r < len(trainers) and (trainers[r] & mask != 0 or states[r] == replicated)
+        if records[r] < 0 and (came or trained):
+            if came or states[r] == fresh:
+                needed[r] |= absent
+            elif states[r] != not_admitted:
+                missing = r
     return missing
 
 
 @kernel
-def pack_rows(
-    kind,
-    payload,
-    table,
-    row,
-    offsets,
-    is_from_home,
-    home_at,
-    cache_at,
-    value_bytes,
-    record_bytes,
+def pack_records(
+    kind, payload, row, offsets, is_from_home, home_at, cache_at, tables, value_bytes, record_bytes,
     out_address,
-):
-    """Copy records into the buffer of a turn; returns a payload whose record is not there, or -1."""
+):  # fmt: skip
+    """Copy records into the buffer of a phase; return a payload whose record is missing, or -1."""
     last = len(kind) - 1
     for i in range(len(kind)):
         soon = min(i + _AHEAD, last)
-        if row[soon] >= 0:
-            prefetch_to_read(home_at[row[soon]] if is_from_home[kind[soon]] else cache_at[row[soon]])
-        if payload[i] & _VALUES and row[i] >= 0:
+        prefetch_to_read(home_at[row[soon]] if is_from_home[kind[soon]] else cache_at[row[soon]])
+        if payload[i] & _VALUES:
             address = home_at[row[i]] if is_from_home[kind[i]] else cache_at[row[i]]
             if address == 0:
                 return i
-            size = record_bytes[table[i]] if payload[i] & _STATE else value_bytes[table[i]]
+            table = tables[row[i]]
+            size = record_bytes[table] if payload[i] & _STATE else value_bytes[table]
             copy_bytes(out_address + offsets[i], address, size)
     return -1
 
 
 @kernel
-def unpack_rows(kind, payload, table, row, offsets, is_chosen, at, value_bytes, record_bytes, in_address):
-    """Overwrite records with those that came; returns a payload whose record is not there, or -1."""
+def unpack_records(kind, payload, row, offsets, is_chosen, at, tables, value_bytes, record_bytes, in_address):
+    """Overwrite records with those received; return a payload whose record is missing, or -1."""
     last = len(kind) - 1
     for i in range(len(kind)):
-        soon = min(i + _AHEAD, last)
-        if row[soon] >= 0:
-            prefetch_to_write(at[row[soon]])
-        if payload[i] & _VALUES and row[i] >= 0 and is_chosen[kind[i]]:
+        prefetch_to_write(at[row[min(i + _AHEAD, last)]])
+        if payload[i] & _VALUES and is_chosen[kind[i]]:
             address = at[row[i]]
             if address == 0:
                 return i
-            size = record_bytes[table[i]] if payload[i] & _STATE else value_bytes[table[i]]
+            table = tables[row[i]]
+            size = record_bytes[table] if payload[i] & _STATE else value_bytes[table]
             copy_bytes(address, in_address + offsets[i], size)
     return -1
 
 
 @kernel
 def note_gradients(
-    kind, payload, table, row, source, offsets, is_chosen, step_of_row, contributors, value_bytes,
+    kind, payload, row, source, offsets, is_chosen, step_of_row, contributors, tables, value_bytes,
     record_bytes, in_address, done, gradients,
 ):  # fmt: skip
-    """Where the gradients are that came for steps that are due: steps x workers; marks those as done."""
+    """Write down, steps x workers, the addresses of gradients received for due steps; mark those as done."""
     for i in range(len(kind)):
-        if payload[i] & _GRADIENT and row[i] >= 0 and is_chosen[kind[i]]:
+        if payload[i] & _GRADIENT and is_chosen[kind[i]]:
             step = step_of_row[row[i]] - 1
             if step >= 0 and contributors[step] & (np.uint64(1) << np.uint64(source[i])):
-                behind = 0
+                behind, table = 0, tables[row[i]]
                 if payload[i] & _VALUES:
-                    behind = record_bytes[table[i]] if payload[i] & _STATE else value_bytes[table[i]]
+                    behind = record_bytes[table] if payload[i] & _STATE else value_bytes[table]
                 gradients[step, source[i]] = in_address + offsets[i] + behind
                 done[i] = 1
 
 
 @kernel
 def buffered_rows(contributors, gradients, keys, starts, worker):
-    """Of steps that come table by table, those whose gradient of a worker is not known yet."""
+    """Of steps given table by table, pick those whose gradient of a worker was received earlier."""
     mask = np.uint64(1) << np.uint64(worker)
     places, some, begins = np.empty_like(keys), np.empty_like(keys), np.empty_like(starts)
     count = 0
@@ -170,14 +163,14 @@ def buffered_rows(contributors, gradients, keys, starts, worker):
 
 @kernel
 def note_buffered(addresses, shift, record_bytes, places, locations, worker, gradients):
-    """Where the gradients are that were on a shelf."""
+    """Write down the addresses of buffered gradients."""
     for i in range(len(places)):
         gradients[places[i], worker] = record_address(addresses, shift, record_bytes, locations[i])
 
 
 @kernel
 def sum_gradients(gradients, sums):
-    """Add up the gradients of each row in the order of the workers."""
+    """Sum the gradients of each row in the order of workers."""
     dim = sums.shape[1]
     for s in range(len(sums)):
         for k in range(dim):
@@ -191,7 +184,7 @@ def sum_gradients(gradients, sums):
 
 @register_jitable
 def _roles(tables, trainers, states, mask, bounded, group_of, group, replicated, not_admitted, rows, roles):
-    """The rows of a group that a worker trains, or all replicate: their places, roles, and how many."""
+    """Fill in the rows of a group that a worker trains or replicates, and their roles; return the count."""
     count = 0
     for r in range(len(tables)):
         trained, copied = trainers[r] & mask != 0, states[r] == replicated
@@ -209,11 +202,11 @@ def sort_by_role(
     tables, keys, trainers, states, records, worker, bounded, group_of, position_of, group, num_tables,
     replicated, not_admitted,
 ):  # fmt: skip
-    """The rows of a group that a worker trains, by role, and table by table within each.
+    """Sort the rows of a group that a worker trains by role, and by table within each role.
 
     Returns keys, positions of tables and records (-1 where not admitted); where each role begins; of the
-    admitted ones, table by table, their place among those, their keys, and where each table begins; keys and
-    starts of all replicated rows; and which of these the worker trains.
+    admitted rows, table by table, their places among those, their keys, and where each table begins; the
+    records of all replicated rows; and which of these the worker trains.
     """
     mask = np.uint64(1) << np.uint64(worker)
     rows, role_of = np.empty(len(tables) + 1, np.int64), np.empty(len(tables), np.int8)
@@ -231,11 +224,11 @@ def sort_by_role(
         following[role] = roles[role]
     following[_OTHERS] = roles[_OTHERS]
     num_trained, num_admitted = roles[_OTHERS], roles[_NOT_ADMITTED]
-    chosen, positions = np.empty(count, np.int64), np.empty(count, np.int64)  # others come last
+    chosen, positions = np.empty(count, np.int64), np.empty(count, np.int64)  # others last
     locations = np.empty(count, np.int64)
     order, ordered = np.empty(num_admitted + 1, np.int64), np.empty(num_admitted + 1, np.int64)
     copied, here = np.empty(count + 1, np.int64), np.empty(num_admitted - roles[_REPLICATED], np.int64)
-    starts, copy_starts = np.zeros(num_tables + 1, np.int64), np.zeros(num_tables + 1, np.int64)
+    starts = np.zeros(num_tables + 1, np.int64)
     admitted, copy = 0, 0
     for position in range(num_tables):
         for i in range(every[position], every[position + 1]):
@@ -247,12 +240,12 @@ def sort_by_role(
             locations[place] = records[r] if role < _NOT_ADMITTED else -1
             order[admitted], ordered[admitted] = place, key
             admitted += role < _NOT_ADMITTED
-            copied[copy] = key
+            copied[copy] = records[r]
             if role == _REPLICATED:
                 here[place - roles[_REPLICATED]] = copy
             copy += states[r] == replicated
-        starts[position + 1], copy_starts[position + 1] = admitted, copy
+        starts[position + 1] = admitted
     return (
         chosen[:num_trained], positions[:num_trained], locations[:num_trained], roles, order[:num_admitted],
-        ordered[:num_admitted], starts, copied[:copy], copy_starts, here,
+        ordered[:num_admitted], starts, copied[:copy], here,
     )  # fmt: skip

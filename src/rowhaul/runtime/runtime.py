@@ -1,9 +1,9 @@
-"""One rank at work: plans come in, rows move, iterations are handed to whoever trains them.
+"""The threads of one rank: plans are agreed on, rows move, and iterations are trained.
 
-Three lanes run beside the main thread: *control* compares plans with the other ranks, *moves* carries them
-out, and *dense* sums gradients over the workers. The main thread of a worker trains iteration t
-between its `begin` and its `end`; while it does, rows of t+1 travel. A run is in segments: at the end
-of one nothing is under way, and rows are where the directory says.
+Three threads run beside the main thread: *control* compares plans with the other ranks, *moves* carries them
+out, and *dense* sums gradients over the workers. The main thread of a worker trains iteration t between its
+`begin` and its `end`; meanwhile rows of t+1 move. A run is divided into segments: at the end of one nothing
+is pending, and rows are where the directory says.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rowhaul.runtime.mover import Job, Mover, TrainedRows
 from rowhaul.runtime.phases import RankPhases
 from rowhaul.transport.base import Collective
 
-AHEAD = 2  # iterations that ranks agree on beyond the one that is trained; one more may be planned
+AHEAD = 2  # iterations agreed on beyond the one in training; one more may be planned
 
-# What ranks tell each other of themselves with every plan: all in seconds, but for the samples.
+# What ranks report to each other with every plan: all in seconds, except for the samples.
 MEASURES = (
     "cpu",
     "samples",
@@ -45,26 +45,26 @@ Result = TypeVar("Result")
 
 @dataclass
 class _Iteration:
-    """The stations of one iteration."""
+    """The futures of one iteration."""
 
-    job: Future[Job | None]  # planned, and agreed on by all ranks; None when there is none
+    job: Future[Job | None]  # planned and agreed on by all ranks; None at the end of the data
     ready: Future[Job | None]  # its rows are in the cache
     trained: Future[TrainedRows | None]
 
 
 class Runtime:
-    """The lanes of a rank.
+    """The threads of a rank.
 
     Args:
-        rank: this one.
-        mover: carries plans out.
-        feed: where plans come from.
+        rank: this rank.
+        mover: carries out plans.
+        feed: the source of plans.
         control: the group of all ranks.
         dense: the group of all workers, or None on a store.
         failure: of this rank.
         trains: whether this rank is a worker.
         first: the first iteration; a later one when a run is resumed.
-        postbox: what rank 0 decides for all.
+        postbox: control records of rank 0 for all ranks.
     """
 
     def __init__(
@@ -81,17 +81,17 @@ class Runtime:
         postbox: Postbox | None = None,
     ) -> None:
         self.rank, self.mover, self.feed, self.failure, self.trains = rank, mover, feed, failure, trains
-        self.iteration = first  # the next one to be trained
+        self.iteration = first  # the next one to train
         self.postbox = postbox or Postbox()
         self.samples = 0  # of all ranks, trained so far
         self.ended = False  # whether the data is used up
-        self.measures = np.zeros(len(MEASURES))  # of the latest iteration; all ranks hear of them
+        self.measures = np.zeros(len(MEASURES))  # of the latest iteration, sent to all ranks
         self._control, self._dense = control, dense
-        self._lanes = {name: Lane(name, failure) for name in ("control", "moves", "dense")}
+        self._threads = {name: Lane(name, failure) for name in ("control", "moves", "dense")}
         self._iterations: dict[int, _Iteration] = {}
         self._segment: Future[None] | None = None
-        self._last: int | None = None  # of the segment, as far as it is known
-        self.should_stop: Callable[[], bool] = lambda: False  # asked with every plan; ends the segment
+        self._last: int | None = None  # iteration of the segment, once known
+        self.should_stop: Callable[[], bool] = lambda: False  # called with every plan; True ends the segment
         self._stopped = False
 
     @property
@@ -100,7 +100,7 @@ class Runtime:
         return self._stopped
 
     def start_segment(self, count: int | None) -> None:
-        """Begin up to ``count`` iterations, or all that the data has."""
+        """Start up to ``count`` iterations, or all that the data has."""
         assert self._segment is None
         self._last = None if count is None else self.iteration + count - 1
         self._stopped = False
@@ -109,10 +109,10 @@ class Runtime:
             self.feed.allow(first)
         for number in range(first, first + AHEAD + 1):
             self._plan(number)
-        self._segment = self._lanes["moves"].submit(lambda: self._carry_out(first))
+        self._segment = self._threads["moves"].submit(lambda: self._carry_out(first))
 
     def begin(self) -> Job | None:
-        """Wait until an iteration's rows are there; None at the end of the segment."""
+        """Wait until the next iteration's rows are in the cache; None at the end of the segment."""
         if self._is_over(self.iteration):
             return None
         began = time.perf_counter()
@@ -122,58 +122,58 @@ class Runtime:
         return job
 
     def end(self, trained: TrainedRows | None) -> None:
-        """Hand over what training left of the iteration begun last."""
+        """Pass on the gradients of the iteration that was begun last."""
         self._iterations[self.iteration].trained.set(trained)
         self.iteration += 1
 
     def note_measures(self, job: Job) -> None:
-        """Tell all ranks, with the next plan, what an iteration took here; it must be over."""
+        """Report a finished iteration's measurements to all ranks with the next plan."""
         seconds = {**job.seconds, "slack": job.slack_seconds, "samples": job.num_samples}
         for place, name in enumerate(MEASURES):
             self.measures[place] = seconds.get(name, 0.0)
 
     def finish_segment(self) -> None:
-        """Wait until nothing is under way; on a store this is the whole segment."""
+        """Wait until nothing is pending; on a store this is the whole segment."""
         assert self._segment is not None
         self._segment.wait()
         for one in self._iterations.values():
-            one.job.wait()  # also beyond the end: what is left in the control lane must find the segment over
+            one.job.wait()  # also beyond the end: the control thread must see that the segment is over
         self._segment = None
         self._iterations.clear()
 
     def sum_over_workers(self, values: Tensor) -> Future[None]:
-        """Sum a tensor over all workers, in rank order, in place, beside what the caller does next."""
+        """Sum a tensor over all workers in rank order, in place and in the background."""
         dense = self._dense
         assert dense is not None
-        return self._lanes["dense"].submit(lambda: dense.sum_in_rank_order(values))
+        return self._threads["dense"].submit(lambda: dense.sum_in_rank_order(values))
 
     def in_control(self, call: Callable[[Collective], Result]) -> Future[Result]:
-        """Do something with the group of all ranks, between segments, as all ranks do."""
-        return self._lanes["control"].submit(lambda: call(self._control))
+        """Call a collective over all ranks in the control thread, between segments."""
+        return self._threads["control"].submit(lambda: call(self._control))
 
     def in_moves(self, call: Callable[[Mover], Result]) -> Future[Result]:
-        """Do something with the rows of this rank, between segments, as all ranks do."""
-        return self._lanes["moves"].submit(lambda: call(self.mover))
+        """Call something with this rank's mover in the moves thread, between segments."""
+        return self._threads["moves"].submit(lambda: call(self.mover))
 
     def close(self) -> None:
-        """End the lanes and the plans."""
+        """Stop the threads and the feed."""
         self.feed.close()
-        for lane in self._lanes.values():
-            lane.close()
+        for thread in self._threads.values():
+            thread.close()
 
     def _is_over(self, iteration: int) -> bool:
         return self._last is not None and iteration > self._last
 
     def _plan(self, number: int) -> None:
-        """Have an iteration planned and compared, unless the segment ends before it."""
-        if number in self._iterations or (self._last is not None and number > self._last):
+        """Start agreeing on an iteration, unless the segment ends before it."""
+        if number in self._iterations or self._is_over(number):
             return
         failure = self.failure
-        job = self._lanes["control"].submit(lambda: self._agree_on(number))
+        job = self._threads["control"].submit(lambda: self._agree_on(number))
         self._iterations[number] = _Iteration(job, Future(failure), Future(failure))
 
     def _agree_on(self, number: int) -> Job | None:
-        """In the control lane: the plan of an iteration once all ranks have the same."""
+        """In the control thread: get the plan of an iteration and compare it with all ranks."""
         if self._is_over(number):
             return None
         planned = self.feed.next()
@@ -191,7 +191,7 @@ class Runtime:
         for record in agreement.records:
             self.feed.receive(record)
         if not self._is_over(number + 1):
-            self.feed.allow(number + 1)  # only now: what was decided with this one is known to all planners
+            self.feed.allow(number + 1)  # only now: all planners have this one's control records
         job = Job(planned.plan, RankPhases(planned.plan, self.rank), planned.samples)
         job.seconds["dispatch"] = planned.decision_seconds
         job.measures = agreement.measures
@@ -199,25 +199,25 @@ class Runtime:
         return job
 
     def _carry_out(self, first: int) -> None:
-        """In the move lane: a whole segment."""
+        """In the moves thread: carry out a whole segment."""
         number = first
         job = self._take(number)
         if job is not None:
             self.mover.early(job)
         while job is not None:
             self.mover.late(job)
-            station = self._iterations[number]
-            station.ready.set(job)
+            iteration = self._iterations[number]
+            iteration.ready.set(job)
             self._plan(number + AHEAD + 1)
             following = self._take(number + 1)
             if following is not None:
                 self.mover.early(following)
-            trained = station.trained.wait() if self.trains else None
+            trained = iteration.trained.wait() if self.trains else None
             self.mover.finish(job, trained)
             self.samples += len(job.plan.worker)
             if not self.trains:
                 self.iteration = number + 1
-            del self._iterations[number]  # with its plan, whose memory is used again
+            del self._iterations[number]  # frees its plan
             job, number = following, number + 1
         if number in self._iterations:
             self._iterations[number].ready.set(None)

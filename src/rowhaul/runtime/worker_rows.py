@@ -29,14 +29,14 @@ Floats = npt.NDArray[Any]
 
 
 class CachedRows(TableRows):
-    """The row source of a worker: rows come and go as its plans say.
+    """The row source of a worker, whose cache changes as its plans say.
 
     Args:
         groups: the features.
         cache: the worker's cache.
         rates: the rows' learning rate by iteration.
         bounded: whether the worker steps its copy of every row, as with bounded staleness.
-        tables: what features look their ids up in, if not the cache's tables.
+        tables: the tables that features look up their ids in; the cache's by default.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class CachedRows(TableRows):
                 self._known[part.number] = part.rows
 
     def look_up(self, number: int, ids: tuple[Ints, Ints, Ints], training: bool, on_unknown: str) -> Lookup:
-        """Match ids with the rows of the plan; of another batch, find what the cache has."""
+        """Match ids with the rows of the plan; for another batch, look them up in the cache."""
         known, tables = self._known[number], self.tables[number]
         if known is not None:
             lookup = match_keys(known, *ids, np.empty((0, tables.dim), tables.dtype))
@@ -69,7 +69,7 @@ class CachedRows(TableRows):
         return super().look_up(number, ids, training, on_unknown)
 
     def take(self, iteration: int, rows: Sequence[BatchRows]) -> TakenGradients:
-        """Remove everything that backward left, in the order of the plan's rows."""
+        """Take the gradients of backward, in the order of the plan's rows."""
         parts = []
         for part in rows:
             if len(part):
@@ -90,7 +90,7 @@ class CachedRows(TableRows):
         return TakenGradients(iteration, parts)
 
     def step_own(self, taken: TakenGradients) -> TrainedRows:
-        """Step the rows that nobody else trained; return the gradients to be buffered."""
+        """Step the rows that only this worker trained; return the gradients to buffer."""
         buffered = []
         for part, gradients in taken.parts:
             rows, shared = part.rows, part.own if self._bounded else part.shared
@@ -115,7 +115,7 @@ class CachedRows(TableRows):
     def step(self, lr: float, number: int) -> None:
         """Refuse: other ranks take part in the step."""
         raise ConfigError(
-            "on a cluster rows are stepped by training.step(), together with the other ranks; leave out "
+            "on a cluster training.step() steps the rows, together with the other ranks; leave out "
             "RowOptimizer.step()"
         )
 
@@ -162,7 +162,7 @@ class TakenGradients:
 
     def __init__(self, iteration: int, parts: list[tuple[BatchRows, Floats]]) -> None:
         self.iteration, self.parts = iteration, parts
-        # Elements of all replicated rows of the batch, whichever worker trains them.
+        # Elements of all replicated rows of the batch.
         self.replicated_size = sum(
             len(part.replicated_locations) * gradients.shape[1] for part, gradients in parts
         )

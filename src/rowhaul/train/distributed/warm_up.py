@@ -21,7 +21,7 @@ from rowhaul.data.schema import Schema
 from rowhaul.planning.feed import LeaderFeed
 from rowhaul.planning.planner import Planner
 from rowhaul.runtime.mover import Mover
-from rowhaul.runtime.phase_kernels import sort_out
+from rowhaul.runtime.phase_kernels import sort_moves
 from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule import ScheduleSettings, Topology
@@ -125,7 +125,7 @@ def _batches(schema: Schema) -> list[Samples]:
 
 def _stamp(config: TrainConfig, schema: Schema) -> Path | None:
     """The file that says that the kernels of such a run are cached; None where nothing can be."""
-    folder = getattr(getattr(sort_out, "_cache", None), "cache_path", None)
+    folder = getattr(getattr(sort_moves, "_cache", None), "cache_path", None)
     if folder is None:
         return None
     package = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowhaul.data.samples import Samples
-from rowhaul.runtime.phase_kernels import index_rows, pick_gradients, pick_records, rows_of_plan, sort_out
+from rowhaul.runtime.phase_kernels import number_rows, pick_gradients, sort_moves, unnumbered
 from rowhaul.runtime.record_kernels import pick_needed, sort_by_role
 from rowhaul.schedule.directory.states import State
 from rowhaul.schedule.phases import Phase
@@ -19,104 +19,106 @@ EXAMPLES = settings(max_examples=30, deadline=None)
 
 
 def some_moves(random, count, num_ranks, *, within=False):
+    """Columns as `sort_moves` expects them."""
     source = random.integers(0, num_ranks, count).astype(np.int16)
     target = source.copy() if within else ((source + 1) % num_ranks).astype(np.int16)
     return (
         random.integers(0, len(Kind), count).astype(np.uint8),
         random.choice([1, 3, 4, 7], count).astype(np.uint8),
-        random.integers(0, 4, count).astype(np.int32),
-        random.integers(-9, 9, count),
         source,
         target,
         4 * random.integers(1, 9, count),
         random.integers(0, len(Phase), count),
-        np.arange(count, dtype=np.int32) - int(random.integers(0, 2)),
+        random.integers(0, 30, count).astype(np.int32),
     )
 
 
 @EXAMPLES
 @given(SEEDS, st.integers(2, 4), st.booleans())
-def test_moves_are_sorted_by_turn_and_peer_in_the_order_of_the_plan(seed, num_ranks, sends):
+def test_moves_are_sorted_by_phase_and_peer_in_the_order_of_the_plan(seed, num_ranks, sends):
     random = np.random.default_rng(seed)
     rank = int(random.integers(0, num_ranks))
     parts = [some_moves(random, int(random.integers(0, 40)), num_ranks, within=one) for one in (False, True)]
     every = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
-    ours, theirs = (every[4], every[5]) if sends else (every[5], every[4])
+    kind, payload, source, target, num_bytes, phases, _ = every
+    ours, theirs = (source, target) if sends else (target, source)
     peers = [peer for peer in range(num_ranks) if peer != rank] + [rank]
-    columns, offsets, counts, begins, ends, kind_bytes, has = sort_out(
-        *parts[0], *parts[1], rank, num_ranks, len(Kind), len(Phase), sends
+    columns, offsets, counts, begins, ends, kind_bytes, has_gradients = sort_moves(
+        *parts, rank, num_ranks, len(Kind), len(Phase), sends
     )
     place = 0
     for phase in range(len(Phase)):
         end = 0
         for peer in peers:
-            chosen = np.flatnonzero((ours == rank) & (theirs == peer) & (every[7] == phase))
+            chosen = np.flatnonzero((ours == rank) & (theirs == peer) & (phases == phase))
             assert counts[phase, peer] == len(chosen)
             assert begins[phase, peer] == end
             for m in chosen:
-                assert [column[place] for column in columns] == [every[c][m] for c in (0, 1, 2, 3, 4, 8)]
+                assert [column[place] for column in columns] == [every[c][m] for c in (0, 1, 2, 6)]
                 assert offsets[place] == end
-                end += every[6][m]
+                end += num_bytes[m]
                 place += 1
             assert ends[phase, peer] == end
-            expected = np.bincount(every[0][chosen], every[6][chosen], len(Kind))
+            expected = np.bincount(kind[chosen], num_bytes[chosen], len(Kind))
             assert kind_bytes[phase, peer].tolist() == expected.tolist()
-        sorted_out = np.flatnonzero((ours == rank) & (every[7] == phase))
-        assert has[phase].tolist() == [(every[1][sorted_out] & 4).any(), (every[8][sorted_out] < 0).any()]
+        assert has_gradients[phase] == (payload[(ours == rank) & (phases == phase)] & 4).any()
     assert place == len(offsets)
 
 
 @EXAMPLES
-@given(SEEDS, st.integers(0, 60))
-def test_rows_of_moves_are_found_in_the_plan_and_others_are_not(seed, num_rows):
+@given(SEEDS, st.integers(0, 60), st.booleans())
+def test_every_row_has_one_number_and_those_of_the_plan_keep_theirs(seed, num_rows, known):
     random = np.random.default_rng(seed)
     rows = sorted({(int(t), int(k)) for t, k in random.integers(-20, 20, (num_rows, 2))})
     tables = np.array([t for t, _ in rows], np.int32)
     keys = np.array([k for _, k in rows], np.int64)
     table, key = random.integers(-20, 20, 80).astype(np.int32), random.integers(-20, 20, 80)
-    ranks = random.integers(0, 3, 80).astype(np.int16)
-    found = rows_of_plan(index_rows(tables, keys), tables, keys, ranks, ranks, 1, table, key)
-    for m in range(80):
-        name = int(table[m]), int(key[m])
-        assert found[m] == (rows.index(name) if ranks[m] == 1 and name in rows else -1)
+    named = list(zip(table.tolist(), key.tolist(), strict=True))
+    numbers, every_table, every_key = number_rows(tables, keys, len(rows) if known else 0, table, key)
+    every = list(zip(every_table.tolist(), every_key.tolist(), strict=True))
+    assert every[: len(rows)] == rows
+    assert [every[number] for number in numbers] == named
+    others = every[len(rows) :]
+    assert len(set(others)) == len(others)
+    assert set(others) == set(named) - (set(rows) if known else set())
+
+
+@EXAMPLES
+@given(SEEDS)
+def test_rows_of_other_ranks_get_no_number(seed):
+    random = np.random.default_rng(seed)
+    source, target = random.integers(0, 3, (2, 40)).astype(np.int16)
+    rows = random.integers(-1, 3, 40).astype(np.int32)
+    expected = np.flatnonzero((rows < 0) & ((source == 1) | (target == 1)))
+    assert unnumbered(rows, source, target, 1).tolist() == expected.tolist()
 
 
 @EXAMPLES
 @given(SEEDS, st.integers(0, 50))
-def test_payloads_of_a_group_come_table_by_table_with_their_places(seed, count):
+def test_gradients_of_a_group_are_picked_table_by_table_with_their_places(seed, count):
     random = np.random.default_rng(seed)
-    kind, payload, table, key, source, *_ = some_moves(random, count, 3)
-    row, offsets = random.integers(-1, 3, count).astype(np.int32), 10 * np.arange(count)
+    kind, payload, source, *_, row = some_moves(random, count, 3)
+    tables, keys = random.integers(0, 4, 30).astype(np.int32), random.integers(-9, 9, 30)
+    table, key, offsets = tables[row], keys[row], 10 * np.arange(count)
     group_of, position_of = np.array([0, 1, 0, 0]), np.array([1, 0, 0, 2])
     chosen, done = np.array([True, False, True, True]), random.integers(0, 2, count).astype(np.uint8)
-    fits = chosen[kind] & (group_of[table] == 0)
-    keys, starts, lengths, begins = pick_records(
-        kind, payload, table, key, row, offsets, chosen, 2, group_of, position_of, 0, 3, 16, 20
+    picked, starts, begins = pick_gradients(
+        kind, payload, source, row, offsets, chosen, done, tables, keys, group_of, position_of, 0, 3, 16, 20
     )
-    expected = [
-        (position_of[table[i]], key[i], 20 if payload[i] & 2 else 16, offsets[i])
-        for position in range(3)
-        for i in np.flatnonzero(fits & (payload & 1 != 0) & (row < 2) & (position_of[table] == position))
-    ]
-    tables = np.repeat(np.arange(3), np.diff(starts))
-    assert list(zip(tables, keys, lengths, begins, strict=True)) == expected
-    keys, starts, begins = pick_gradients(
-        kind, payload, table, key, source, offsets, chosen, done, group_of, position_of, 0, 3, 16, 20
-    )
-    fits &= (payload & 4 != 0) & (done == 0)
+    fits = chosen[kind] & (group_of[table] == 0) & (payload & 4 != 0) & (done == 0)
     for worker in range(len(starts)):
         for position in range(3):
             some = np.flatnonzero(fits & (source == worker) & (position_of[table] == position))
             part = slice(*starts[worker, position : position + 2])
             behind = np.where(payload[some] & 1, np.where(payload[some] & 2, 20, 16), 0)
-            assert keys[part].tolist() == key[some].tolist()
+            assert picked[part].tolist() == key[some].tolist()
             assert begins[part].tolist() == (offsets[some] + behind).tolist()
-    assert len(keys) == fits.sum()
+    assert len(picked) == fits.sum()
 
 
 @EXAMPLES
 @given(SEEDS, st.integers(0, 60), st.booleans())
-def test_needed_rows_come_table_by_table(seed, num_rows, in_order):
+def test_needed_rows_are_picked_table_by_table(seed, num_rows, in_order):
     random = np.random.default_rng(seed)
     tables = np.sort(random.integers(0, 4, num_rows)).astype(np.int32)
     keys, needed = random.permutation(num_rows), random.integers(0, 4, num_rows).astype(np.uint8)
@@ -138,8 +140,8 @@ def test_roles_are_slices_of_all_rows_that_a_worker_trains(seed, num_rows, bound
     trainers = random.integers(1, 8, num_rows).astype(np.uint64)
     states = random.integers(0, len(State), num_rows).astype(np.uint8)
     group_of, position_of = np.array([0, 1, 0, 0]), np.array([1, 0, 0, 2])
-    records = random.integers(0, 99, num_rows)
-    chosen, positions, locations, roles, order, ordered, starts, copied, copy_starts, here = sort_by_role(
+    records = random.permutation(num_rows)
+    chosen, positions, locations, roles, order, ordered, starts, copied, here = sort_by_role(
         tables, keys, trainers, states, records, 1, bounded, group_of, position_of, 0, 3,
         int(State.REPLICATED), int(State.NOT_ADMITTED),
     )  # fmt: skip
@@ -166,9 +168,8 @@ def test_roles_are_slices_of_all_rows_that_a_worker_trains(seed, num_rows, bound
     assert locations[: roles[3]].tolist() == [records[row_of[int(key)]] for key in chosen[: roles[3]]]
     assert (locations[roles[3] :] == -1).all()
     assert positions[order].tolist() == np.repeat(np.arange(3), np.diff(starts)).tolist()
-    assert sorted(copied) == sorted(keys[in_group & (states == State.REPLICATED)])
-    assert copied[here].tolist() == chosen[roles[2] : roles[3]].tolist()
-    assert copy_starts[-1] == len(copied)
+    assert sorted(copied) == sorted(records[in_group & (states == State.REPLICATED)])
+    assert copied[here].tolist() == locations[roles[2] : roles[3]].tolist()
 
 
 @EXAMPLES

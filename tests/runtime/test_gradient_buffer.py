@@ -1,4 +1,4 @@
-"""A shelf's index against a plain dict, whatever comes and goes."""
+"""A gradient buffer's index against a plain dict under random insertions and removals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def by_table(rows):
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), SOME_ROWS), max_size=12), st.integers(0, 900))
-def test_a_shelf_holds_what_was_put_there_and_not_taken(changes, more):
+def test_a_buffer_holds_what_was_put_and_not_taken(changes, more):
     buffer, expected = GradientBuffer(NUM_TABLES, 2, "float32"), {}
     crowd = {(number % NUM_TABLES, number * number) for number in range(more)}  # so that it has to grow
     for puts, rows in [(True, crowd), *changes, (False, crowd)]:
@@ -51,7 +51,7 @@ def test_a_shelf_holds_what_was_put_there_and_not_taken(changes, more):
         assert held == {row: at for row, at in expected.items() if row[0] == table}
 
 
-def test_taking_what_is_not_there_takes_nothing():
+def test_a_failed_delete_removes_nothing():
     buffer = GradientBuffer(1, 2, "float32")
     find_or_add(buffer, np.array([1, 2]), np.array([0, 2]))
     with pytest.raises(KeyError, match="3"):
