@@ -138,7 +138,7 @@ def _copy(
 def flushed_blocks(
     home: RowMemory, flushed: RowMemory, table: int
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
-    """Yield all rows of a table at one home as blocks of (keys, records), flushed records where there are any."""
+    """Yield all rows of a table at one home as blocks of (keys, records), with flushed records."""
     number, position = home.place_of(table)
     there, here = home.groups[number], flushed.groups[number]
     for keys, records in there.blocks(position):

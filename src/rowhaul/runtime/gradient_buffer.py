@@ -64,7 +64,7 @@ class GradientIndex:
         return absent
 
     def delete(self, keys: Int64s, starts: Int64s) -> Int64s:
-        """Remove distinct keys and return their locations; raise KeyError, removing none, if one is absent."""
+        """Remove distinct keys and return their locations; KeyError, and none removed, if one is absent."""
         locations, num_absent = self.find(keys, starts)
         if num_absent:
             raise KeyError(int(keys[np.flatnonzero(locations < 0)[0]]))

@@ -47,11 +47,8 @@ class Job:
     slack_seconds: float = 0.0  # from then until the plan was needed
 
 
-@dataclass(frozen=True)
-class TrainedRows:
-    """Gradients of rows that a worker did not step itself: by group, position of the table, key."""
-
-    parts: list[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any]]]
+TrainedRows = list[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any]]]
+"""Gradients of rows that a worker did not step itself: group, positions of tables, keys, gradients."""
 
 
 class Mover:
@@ -103,7 +100,7 @@ class Mover:
     def finish(self, job: Job, trained: TrainedRows | None) -> None:
         """Buffer the gradients of training, run the phase after it, and remove rows that are not kept."""
         if self.cache is not None and trained is not None:
-            for number, positions, keys, gradients in trained.parts:
+            for number, positions, keys, gradients in trained:
                 self.cache.buffer_gradients(
                     number, positions, keys, self.rank, gradients, accumulate=self._bounded
                 )

@@ -97,7 +97,7 @@ class CachedRows(TableRows):
             self._step(taken.iteration, part.number, rows.locations[part.own], gradients[part.own])
             if shared.start < shared.stop:
                 buffered.append((part.number, rows.tables[shared], rows.keys[shared], gradients[shared]))
-        return TrainedRows(buffered)
+        return buffered
 
     def step_replicated(self, taken: TakenGradients, summed: Floats) -> None:
         """Step replicated rows by the sum of all workers' gradients, as every worker does."""

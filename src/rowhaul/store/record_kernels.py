@@ -130,15 +130,3 @@ def scatter_bytes(addresses, shift, record_bytes, records, lengths, offsets, in_
     for i in range(len(records)):
         address = record_address(addresses, shift, record_bytes, records[i])
         copy_bytes(address, in_address + offsets[i], lengths[i])
-
-
-@kernel
-def add_records(addresses, shift, records, rows, sums):
-    """Add each record to row ``rows[i]`` of ``sums``."""
-    width = sums.shape[1]
-    for i in range(len(records)):
-        record = memory_at(
-            record_address(addresses, shift, width * sums.itemsize, records[i]), width, sums.dtype
-        )
-        for k in range(width):
-            sums[rows[i], k] += record[k]

@@ -1,7 +1,7 @@
-"""The files of a run on a cluster: opened where they are, described to the ranks that do not have them.
+"""Open the files of a run on a cluster.
 
-With ``data_from: every_host`` every rank opens them, and all ranks are told which hosts do not see them. With
-``rank0`` only rank 0 needs them: the others get the schema and what else they must know of the streams.
+With ``data_from: every_host`` every rank opens them, and all ranks learn which hosts cannot. With ``rank0``
+only rank 0 needs them: it sends the schema and the facts of its streams to the others.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from rowhaul.transport.base import Links
 from rowhaul.transport.remote_errors import read_report, write_report
 from rowhaul.tuning.hot_set.first_rows import profile_hot_rows
 
-_OPENING_SECONDS = 600.0  # all footers are read; a rank that dies meanwhile is noticed by its heartbeat
+_OPENING_SECONDS = 600.0  # to read all footers; the heartbeat notices a rank that dies meanwhile
 
 
 @dataclass(frozen=True)
 class StreamFacts:
-    """What a rank without the files knows of a stream; the attributes are those of `SampleStream`."""
+    """What a rank without the files knows of a stream, with the attributes of `SampleStream`."""
 
-    files: list[str]  # the first of them, which messages name
+    files: list[str]  # the first file only, for messages
     batch_size: int
     num_samples: int
     num_batches: int
@@ -49,7 +49,7 @@ class StreamFacts:
 
     @classmethod
     def of(cls, stream: SampleStream) -> StreamFacts:
-        """The facts of a stream."""
+        """Return the facts of a stream."""
         return cls(
             [str(stream.files[0])],
             stream.batch_size,
@@ -62,17 +62,17 @@ class StreamFacts:
 
 @dataclass(frozen=True)
 class Streams:
-    """The data of a run. On a rank without the files these are `StreamFacts`: they cannot be iterated."""
+    """The data of a run; on a rank without the files, `StreamFacts`, which cannot be iterated."""
 
     training: SampleStream
     evaluation: SampleStream | None
 
 
 def schema_for_all(cluster: Cluster, config: TrainConfig, schema: Schema | None) -> Schema:
-    """The schema: rank 0's, where it has the files for all; a collective call there."""
+    """Return the schema, broadcast by rank 0 where only it reads the files; a collective call there."""
     if config.cluster.data_from == "rank0":
         text = json.dumps(schema.to_dict()) if schema is not None and cluster.rank == READER else ""
-        text = gather_texts(cluster, "telling the schema", text)[READER]
+        text = gather_texts(cluster, "sharing the schema", text)[READER]
         schema = Schema.from_dict(json.loads(text), "the schema of rank 0") if text else None
     if schema is None:
         raise DataError("no schema was given; with --data-from rank0, rank 0 must have one, else every rank")
@@ -82,11 +82,11 @@ def schema_for_all(cluster: Cluster, config: TrainConfig, schema: Schema | None)
 def open_streams(
     cluster: Cluster, config: TrainConfig, schema: Schema, data: Any, eval_data: Any, start: int
 ) -> Streams:
-    """The files to train on, from ``start`` on, and those to evaluate on; a collective call.
+    """Open the files to train on, from ``start``, and those to evaluate on; a collective call.
 
     Raises:
-        ClusterError: on every rank, if some hosts do not see the files.
-        DataError: on every rank, if nobody does, or the one does not that should.
+        ClusterError: on every rank, if some hosts cannot open the files.
+        DataError: on every rank, if no rank can, or rank 0 cannot where it reads for all.
     """
 
     def open_here() -> Streams:
@@ -107,16 +107,16 @@ def open_streams(
 
 
 def _opened_by_reader(cluster: Cluster, open_here: Callable[[], Streams]) -> Streams:
-    streams, error, told = None, None, ""
+    streams, error, text = None, None, ""
     if cluster.rank == READER:
         try:
             streams = open_here()
         except Exception as raised:
-            error, told = raised, json.dumps({"error": write_report(raised, READER).decode()})
+            error, text = raised, json.dumps({"error": write_report(raised, READER).decode()})
         else:
             given = (streams.training, streams.evaluation)
-            told = json.dumps([None if one is None else asdict(StreamFacts.of(one)) for one in given])
-    facts = json.loads(gather_texts(cluster, "telling of the data", told, _OPENING_SECONDS)[READER])
+            text = json.dumps([None if one is None else asdict(StreamFacts.of(one)) for one in given])
+    facts = json.loads(gather_texts(cluster, "sharing facts of the data", text, _OPENING_SECONDS)[READER])
     if isinstance(facts, dict):
         _wait_until_all_know(cluster)
         if error is None:
@@ -126,7 +126,7 @@ def _opened_by_reader(cluster: Cluster, open_here: Callable[[], Streams]) -> Str
     if streams is not None:
         return streams
     training, evaluation = (None if one is None else StreamFacts(**one) for one in facts)
-    # Where the files are not, nothing reads them, and all the rest is the same.
+    # A rank without the files reads only these attributes.
     return Streams(cast(SampleStream, training), cast("SampleStream | None", evaluation))
 
 
@@ -149,27 +149,27 @@ def _opened_by_all(cluster: Cluster, open_here: Callable[[], Streams]) -> Stream
         raise ClusterError(
             f"{ranks_text(blind, cluster.roles)} on {', '.join(hosts)} cannot open the data, which other "
             f"ranks can: {texts[blind[0]]}. What to do: put the files into a folder that all hosts share, "
-            "copy them to the same path on every host, or have rank 0 read them for all (--data-from rank0)"
+            "copy them to the same path on every host, or let rank 0 read them for all (--data-from rank0)"
         ) from error
     assert streams is not None
     return streams
 
 
 def _wait_until_all_know(cluster: Cluster) -> None:
-    """Let no rank leave, with an error, while others still read what it is: they would see it leave first."""
+    """Keep failed ranks alive until their peers have read the error."""
     with suppress(ClusterError):  # there is a better one to raise
-        require_all(cluster, "hearing of the data")
+        require_all(cluster, "sharing errors of the data")
 
 
 def hot_rows_for_all(
     cluster: Cluster, config: TrainConfig, stream: SampleStream, collection: EmbeddingBagCollection
 ) -> HotRows | None:
-    """The rows that every worker holds, counted by who has the files; a collective call before training."""
+    """Choose the rows that every worker holds, on ranks with the files; a collective call before training."""
     settings = config.cluster
     if settings.data_from != "rank0" or not settings.num_hot_rows:
         return profile_hot_rows(stream, settings, collection)
     mine = profile_hot_rows(stream, settings, collection) if cluster.rank == READER else None
-    # Not in this thread: a rank that waits in the network for one that is gone cannot be interrupted.
+    # In another thread: waiting in the network for a lost rank cannot be interrupted.
     return within(_OPENING_SECONDS, lambda: _broadcast_rows(cluster.data, mine), check=cluster.failure.check)
 
 
@@ -194,7 +194,7 @@ def _broadcast_rows(links: Links, mine: HotRows | None) -> HotRows:
 
 @contextmanager
 def evaluation_batches(training: DistributedTraining, stream: SampleStream) -> Iterator[Iterable[Samples]]:
-    """The batches that `evaluate` takes on this rank, read here or sent by rank 0; collective, as it is."""
+    """Provide the batches for `evaluate`, read here or sent by rank 0; collective, like `evaluate`."""
     feed, num_workers = training.runtime.feed, training.settings.topology.num_workers
     if not isinstance(feed, DataFeed) or not training.runtime.trains:
         yield stream
@@ -207,7 +207,7 @@ def evaluation_batches(training: DistributedTraining, stream: SampleStream) -> I
         batches = ReceivedBatches(feed.data, training.runtime.rank, stream.num_samples)
     try:
         yield batches
-    except Exception:  # which all ranks are told of, unless it is a failure
+    except Exception:  # known to all ranks, unless the rank has failed
         if training.runtime.failure.error is None:
             batches.close()
         raise

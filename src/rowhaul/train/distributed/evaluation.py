@@ -1,9 +1,9 @@
-"""Evaluation on a cluster: the model that all ranks hold together, measured as one process would measure it.
+"""Evaluation on a cluster, with the metrics that one process would compute.
 
-Workers score every n-th batch of the stream each. The rows come from their homes' settled copies into tables
-of the evaluation's own, which stand in for a worker's cache while the model computes: caches, homes and
-waiting gradients stay as they are, so training does not depend on how often one evaluates. Batches are
-those of one process, and so are the logits, to the bit.
+Each worker scores every n-th batch of the stream. It reads flushed rows from their homes into separate
+tables, which replace its cache while the model computes: caches, homes and buffered gradients do not change,
+so training does not depend on how often the model is evaluated. Batches and logits are those of one process,
+to the bit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +28,9 @@ from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.metrics import MetricValues
 
 Progress = Callable[[int, int], None]
-"""Called with the samples done, by all workers together, and all there are."""
+"""Called with the samples done by all workers together, and the total."""
 
-KEPT_BYTES = 256 << 20  # of rows pulled for earlier batches, which later ones need not pull again
+KEPT_BYTES = 256 << 20  # of rows pulled for earlier batches and kept for later ones
 
 
 def evaluate(
@@ -39,13 +38,13 @@ def evaluate(
     stream: Iterable[Samples | Batch],
     progress: Progress = lambda done, total: None,
 ) -> MetricValues:
-    """Metrics over a stream, the same on every rank; the state of training is left as it was, to the bit.
+    """Compute metrics over a stream, the same on every rank; the state of training does not change.
 
-    A collective call between two segments: every rank makes it, stores too, with the same stream.
+    A collective call between two segments: every rank, stores included, makes it with the same stream.
 
     Raises:
-        UnknownKeyError: on every rank, if a worker met a key that was never trained, and the collection has
-            ``on_unknown="error"``. Training can go on.
+        UnknownKeyError: on every rank, if a worker finds a key that was never trained, and the collection has
+            ``on_unknown="error"``. Training can continue.
         ClusterError: if workers have read different streams.
     """
     share = EveryNth(stream, training.runtime.rank, training.settings.topology.num_workers)
@@ -55,7 +54,7 @@ def evaluate(
         try:
             measured.add(number, batch.labels, logits)
         except Exception as error:
-            scored.throw(error)  # which tells the other ranks, and raises it
+            scored.throw(error)  # which sends it to the other ranks, and raises it
     read = (share.num_batches, share.num_samples)
     return metrics_of_all(training.runtime, training.settings.topology.num_workers, measured, read)
 
@@ -67,43 +66,28 @@ def score(
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Yield (batch, logits) for the batches that this worker scores; ``batch.index`` says which they are.
 
-    Collective, as `evaluate`; on a store it serves and yields nothing. All of it must be iterated, or closed,
-    before training goes on.
+    Collective, like `evaluate`; on a store it serves rows and yields nothing. Exhaust or close it before
+    training continues.
     """
     share = EveryNth(stream, training.runtime.rank, training.settings.topology.num_workers)
     for _, batch, logits in _scored(training, share, progress):
         yield batch, logits
 
 
-class Share(Protocol):
-    """The batches that a worker scores, wherever they come from."""
-
-    num_batches: int  # of the stream, read so far
-    num_samples: int  # in these
-
-    @property
-    def total(self) -> int:
-        """Samples of the whole stream, as far as that is known."""
-        ...
-
-    def __iter__(self) -> Iterator[tuple[int, Samples]]:
-        """Batches with their numbers in the stream."""
-        ...
-
-
 class EveryNth:
-    """A worker's share of a stream that every worker reads: each n-th batch, from the worker's number on."""
+    """A worker's share of a stream: every n-th batch, beginning with the worker's number."""
 
     def __init__(self, stream: Iterable[Samples | Batch], worker: int, num_workers: int) -> None:
         self._stream, self._worker, self._num_workers = stream, worker, num_workers
-        self.num_batches = self.num_samples = 0
+        self.num_batches = self.num_samples = 0  # of the whole stream, read so far
 
     @property
     def total(self) -> int:
-        """Samples of the whole stream, as far as that is known."""
+        """Samples of the whole stream, as far as known."""
         return int(getattr(self._stream, "num_samples", self.num_samples))
 
     def __iter__(self) -> Iterator[tuple[int, Samples]]:
+        """Yield batches with their numbers in the stream."""
         for number, given in enumerate(self._stream):
             self.num_batches += 1
             self.num_samples += len(given)
@@ -112,9 +96,9 @@ class EveryNth:
 
 
 def _scored(
-    training: DistributedTraining, share: Share, progress: Progress
+    training: DistributedTraining, share: EveryNth, progress: Progress
 ) -> Generator[tuple[int, Batch, Tensor], None, None]:
-    """This worker's batches, numbered, with logits; when a worker fails, all ranks raise its error."""
+    """Yield this worker's batches with numbers and logits; raise a worker's error on all ranks."""
     runtime = training.runtime
     flushed, home = training.flushed(), runtime.mover.home
     answers = FlushedRows(home, flushed) if home is not None and flushed is not None else None
@@ -128,7 +112,7 @@ def _scored(
                 yield number, batch, logits
                 progress(done, share.total)
     except GeneratorExit:
-        pass  # the caller has had enough; the other ranks go on
+        pass  # closed by the caller; the other ranks continue
     except Exception as raised:
         error = raised
     runtime.in_moves(lambda mover: lookups.finish(mover.links, failed=error is not None)).wait()
@@ -139,7 +123,7 @@ def _scored(
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A batch whose rows are on their way."""
+    """A batch whose rows are being pulled."""
 
     number: int
     samples: Samples
@@ -149,10 +133,10 @@ class _Waiting:
 
 
 class _Scoring:
-    """The model of a worker over its share of a stream; rows of the next batch travel meanwhile."""
+    """Runs a worker's model over its share of a stream while the rows of the next batch are pulled."""
 
-    def __init__(self, training: DistributedTraining, share: Share, lookups: RowLookups) -> None:
-        self.number = 0  # of the batch in hand
+    def __init__(self, training: DistributedTraining, share: EveryNth, lookups: RowLookups) -> None:
+        self.number = 0  # of the current batch
         self._training, self._share, self._lookups = training, share, lookups
         self._given = iter(share)
         self._pulled = _copied_rows(training)
@@ -163,14 +147,14 @@ class _Scoring:
         }
 
     def batches(self) -> Iterator[tuple[int, Batch, Tensor, int]]:
-        """Number, batch and logits, and the samples of the stream that are done with it."""
-        waiting = self._ask()
+        """Yield number, batch and logits, and the samples of the stream done so far."""
+        waiting = self._pull_next()
         while waiting is not None:
             found = waiting.found.wait()
             if found is None:
                 return  # a worker has failed
             found.write_to(waiting.rows.memory)
-            following = self._ask()
+            following = self._pull_next()
             self.number = waiting.number
             batch = Batch.from_samples(waiting.samples)
             with _evaluating(self._training, waiting.rows):
@@ -178,9 +162,9 @@ class _Scoring:
             yield waiting.number, batch, logits, waiting.done
             waiting = following
 
-    def _ask(self) -> _Waiting | None:
-        """Read a batch of this worker and have those of its rows pulled that are not here already."""
-        self.number = self._share.num_batches  # if reading fails, it is that one
+    def _pull_next(self) -> _Waiting | None:
+        """Read a batch of this worker and start pulling the rows that it lacks."""
+        self.number = self._share.num_batches  # the one that fails if reading does
         number, samples = next(self._given, (-1, None))
         if samples is None:
             return None
@@ -197,7 +181,7 @@ def _copied_rows(training: DistributedTraining) -> CopiedRows:
 
 
 def _rows_of(samples: Samples, table_of: dict[str, int]) -> Rows:
-    """The distinct rows that samples read."""
+    """Return the distinct rows that samples read."""
     ends = np.cumsum(samples.lengths.sum(axis=1, dtype=np.int64)).tolist()
     keys: dict[int, list[npt.NDArray[np.int64]]] = {}
     for feature, first, last in zip(samples.features, [0, *ends[:-1]], ends, strict=True):
@@ -210,7 +194,7 @@ def _rows_of(samples: Samples, table_of: dict[str, int]) -> Rows:
 
 @contextmanager
 def _evaluating(training: DistributedTraining, rows: CopiedRows) -> Iterator[None]:
-    """Let the model read copies of rows, and learn nothing."""
+    """Make the model read copied rows, in evaluation mode."""
     modes = [(module, module.training) for module in training.model.modules()]
     try:
         training.model.eval()

@@ -1,4 +1,4 @@
-"""What workers have measured, in the order of the stream; and what went wrong, told to all ranks."""
+"""Gather the metrics and the errors of all ranks, so that every rank returns or raises the same."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Measured:
         self._logits: list[npt.NDArray[np.float32]] = []
 
     def add(self, number: int, labels: Tensor | None, logits: Tensor) -> None:
-        """Add a batch; refuses what cannot be measured."""
+        """Add a batch, which must have labels."""
         if labels is None:
             raise DataError("evaluation needs labels; read the stream with require_label=True")
         BinaryMetrics().update(labels, logits)
@@ -41,7 +41,7 @@ class Measured:
         return len(self._numbers), sum(map(len, self._labels))
 
     def to_bytes(self) -> Bytes:
-        """Everything in one message."""
+        """Encode all batches as one message."""
         counts = np.array([self._numbers, [len(labels) for labels in self._labels]], np.int64)
         parts: list[npt.NDArray[Any]] = [counts.reshape(-1), *self._labels, *self._logits]
         return np.concatenate([part.view(np.uint8) for part in parts])
@@ -61,7 +61,7 @@ class Measured:
         self._logits += np.split(logits.copy().view(np.float32), ends) if num_batches else []
 
     def metrics(self) -> MetricValues:
-        """Of all batches, in the order of the stream: sums of rounded numbers depend on it."""
+        """Compute metrics in the order of the stream: sums of rounded numbers depend on it."""
         metrics = BinaryMetrics()
         for place in np.argsort(self._numbers):
             metrics.update(self._labels[place], self._logits[place])
@@ -71,9 +71,9 @@ class Measured:
 def metrics_of_all(
     runtime: Runtime, num_workers: int, measured: Measured, read: tuple[int, int]
 ) -> MetricValues:
-    """Gather what the workers have measured on rank 0, and tell all ranks the metrics.
+    """Gather all workers' batches on rank 0, and broadcast the metrics.
 
-    ``read`` are the batches and samples of the stream that this rank has seen: the same on all workers.
+    ``read`` is the number of batches and samples that this rank has read: the same on all workers.
     """
     mine = np.array([*measured.size, *read], np.int64)
     every = runtime.in_control(lambda control: control.all_gather(mine.view(np.uint8))).wait()
@@ -82,7 +82,7 @@ def metrics_of_all(
     sizes = [(int(batches), int(samples)) for batches, samples in numbers[:, :2]]
     runtime.in_moves(lambda mover: _gather(mover.links, runtime.rank, measured, sizes)).wait()
     text = json.dumps(asdict(measured.metrics())).encode() if runtime.rank == 0 else b""
-    return MetricValues(**json.loads(tell_all(runtime, text)[0]))
+    return MetricValues(**json.loads(gather_texts(runtime, text)[0]))
 
 
 def _check_same_stream(read: list[list[int]]) -> None:
@@ -96,7 +96,7 @@ def _check_same_stream(read: list[list[int]]) -> None:
 
 
 def _gather(links: Links, rank: int, measured: Measured, sizes: list[tuple[int, int]]) -> None:
-    """Send what this worker has measured to rank 0, which adds up everything."""
+    """Send this worker's batches to rank 0."""
     if rank == 0:
         received = {
             worker: np.empty(Measured.num_bytes(*size), np.uint8)
@@ -116,11 +116,11 @@ def raise_first_error(runtime: Runtime, number: int, error: Exception | None) ->
 
     Args:
         runtime: of this rank.
-        number: of the batch that the error is about.
-        error: of this rank.
+        number: of the batch that failed.
+        error: of this rank, if any.
     """
     report = b"" if error is None else f"{number} ".encode() + write_report(error, runtime.rank)
-    texts = tell_all(runtime, report)
+    texts = gather_texts(runtime, report)
     failed = [(int(text.partition(b" ")[0]), rank) for rank, text in enumerate(texts) if text]
     if not failed:
         return
@@ -132,10 +132,10 @@ def raise_first_error(runtime: Runtime, number: int, error: Exception | None) ->
     raise raised from error
 
 
-def tell_all(runtime: Runtime, text: bytes) -> list[bytes]:
-    """What every rank has to say, told to all."""
+def gather_texts(runtime: Runtime, text: bytes) -> list[bytes]:
+    """Gather a text of every rank on all ranks."""
 
-    def tell(control: Collective) -> list[bytes]:
+    def gather(control: Collective) -> list[bytes]:
         length = np.array([len(text)], np.int64)
         lengths = (
             np.ascontiguousarray(control.all_gather(length.view(np.uint8))).view(np.int64)[:, 0].tolist()
@@ -147,4 +147,4 @@ def tell_all(runtime: Runtime, text: bytes) -> list[bytes]:
         rows = control.all_gather(padded)
         return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
 
-    return runtime.in_control(tell).wait()
+    return runtime.in_control(gather).wait()

@@ -1,13 +1,13 @@
-"""What a run on a cluster tells: where the time goes, and what crosses which link.
+"""The log of a run on a cluster: time per iteration, and bytes per link.
 
-Every ``log_every`` steps ``metrics.jsonl`` gets, beside the line of every run, one of kind "cluster":
-means per iteration over the steps since the last one. TensorBoard shows the same numbers.
+Every ``log_every`` steps ``metrics.jsonl`` gets, beside the line of every run, one of kind "cluster": means
+per iteration over the steps since the last one. TensorBoard shows the same numbers.
 
-``seconds/...`` are means over the workers: *dispatch* is the decision of the scheduler; *compute* forward,
-backward and own steps; *all_reduce* waiting for the sum of dense gradients; *push*, *pull* and *early* are
-spent moving rows, the last beside training; *waiting* is how long training waited for rows and plans.
-*slack* is how long before it was needed a plan was agreed on: training never waits for a decision while it
-is positive; ``slack_least`` is the smallest of any worker and iteration.
+``seconds/...`` are means over the workers: *dispatch* is the scheduler's decision; *compute* is forward,
+backward and own steps; *all_reduce* is waiting for the sum of dense gradients; *push*, *pull* and *early* are
+moving rows, the last in parallel with training; *waiting* is how long training waited for rows and plans.
+*slack* is how early a plan was agreed on: while it is positive, training never waits for a decision;
+``slack_least`` is the smallest of any worker and iteration.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rowhaul.schedule.plan import KIND_NAMES
 from rowhaul.schedule.row_counts import RowCounts
 from rowhaul.train.log import TrainingLog
 
-_STARTING_STEPS = 10  # whose plans had nothing to be made beside, and kernels to compile
+_STARTING_STEPS = 10  # whose plans could not overlap with training, and had kernels to compile
 _SECONDS = [name for name in MEASURES if name not in ("cpu", "samples")]
 
 
@@ -36,7 +36,7 @@ class ClusterLog(TrainingLog):
         first_step: steps taken before.
         topology: workers and stores.
         every: steps between two lines.
-        has_policies: whether rows of some tables come and go, so that this is told, too.
+        has_policies: whether to log admitted and expired rows, too.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ClusterLog(TrainingLog):
         self.row_counts = RowCounts() if has_policies else None  # of all steps
 
     def iterated(self, job: Job) -> None:
-        """Take note of an iteration: its moves, and what the ranks have said of themselves."""
+        """Add an iteration: its moves, and the measurements of all ranks."""
         if self.row_counts is not None:
             counts = RowCounts.of_plan(job.plan)
             self.row_counts += counts
@@ -92,7 +92,7 @@ class ClusterLog(TrainingLog):
             self._cpu = cpu
 
     def tell(self, text: str) -> None:
-        """Log a line of words: what was decided, and why."""
+        """Log a line of text: what was decided, and why."""
         self.note(self.step_number, text)
 
     def write_more(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Global batches in whatever form a user's loader has them, as the samples that ranks share."""
+"""Convert the global batches of a user's loader to `Samples`, and pick a worker's part of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rowhaul.runtime.phase_kernels import take_ids
 
 
 def part_of(samples: Samples, worker: npt.NDArray[np.int32], rank: int) -> Samples:
-    """The samples that a worker trains, in order: `Samples.take` in one pass over the ids."""
+    """Return the samples that a worker trains, in order: `Samples.take` in one pass over the ids."""
     mine = np.flatnonzero(worker == rank)
     values, lengths = take_ids(samples.values, np.ascontiguousarray(samples.lengths), mine)
     labels = None if samples.labels is None else samples.labels[mine]
@@ -20,7 +20,7 @@ def part_of(samples: Samples, worker: npt.NDArray[np.int32], rank: int) -> Sampl
 
 
 def as_samples(given: Samples | Batch) -> Samples:
-    """Samples as they are, or those of a `Batch`."""
+    """Return samples as they are, or those of a `Batch`."""
     if isinstance(given, Samples):
         return given
     if not isinstance(given, Batch):

@@ -1,13 +1,14 @@
-"""From a cluster and a model to training: every rank gets its rows, its lanes and its plans."""
+"""`distribute`: set up training of a model on a cluster; every rank gets its rows, threads and plans."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -34,7 +35,6 @@ from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule import IdBatch, Plan, Scheduler, ScheduleSettings
 from rowhaul.schedule.lifetimes import policies_by_table
 from rowhaul.train.cluster_config import ClusterConfig
-from rowhaul.train.distributed.data_training import TrainingOnSentData
 from rowhaul.train.distributed.samples import as_samples
 from rowhaul.train.distributed.training import (
     DistributedTraining,
@@ -43,32 +43,17 @@ from rowhaul.train.distributed.training import (
     tables_of_features,
 )
 
+if TYPE_CHECKING:
+    from rowhaul.train.distributed.checkpointing import Saved
+
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins, if not at its beginning."""
+    """The state that a run starts from."""
 
     iteration: int = 0
     next_record: int = 0  # number of the next control record
-    restore: Callable[[Scheduler], None] = lambda scheduler: None  # brings a new scheduler there
-
-
-class Checkpoint(Protocol):
-    """Where a run goes on; see `rowhaul.train.distributed.checkpointing`."""
-
-    @property
-    def start(self) -> Start:
-        """The iteration, and how to bring a scheduler there."""
-
-    @property
-    def samples(self) -> int:
-        """Samples trained so far."""
-
-    def layout(self, layout: TableLayout) -> TableLayout:
-        """The tables as they were saved."""
-
-    def load_rows(self, training: DistributedTraining) -> None:
-        """Fill this rank's store and cache."""
+    restore: Callable[[Scheduler], None] = lambda scheduler: None  # sets the state of a new scheduler
 
 
 def distribute(
@@ -82,28 +67,29 @@ def distribute(
     data_from: str | None = None,
     rates: Rates | None = None,
     seed: int = 0,
-    saved: Checkpoint | None = None,
+    saved: Saved | None = None,
     on_iteration: Callable[[Job], None] = lambda job: None,
     on_prune: Callable[[Any], None] = lambda note: None,
 ) -> DistributedTraining:
     """Spread a model's rows over a cluster; every rank calls it with the same arguments.
 
     Args:
-        cluster: what `rowhaul.cluster.join` gave.
+        cluster: from `rowhaul.cluster.join`.
         model: with one `EmbeddingBagCollection`; its dense weights must be the same on all workers.
         samples: the *global* batches, the same on every rank, as `Samples` or `Batch`; with
-            ``data_from="rank0"`` those of rank 0 count, and other ranks may give None.
-        config: dispatcher, caches and all that; the defaults suit most.
-        policies: how rows come and go, by table name or "default", as ``tables`` in a configuration file:
-            ``{"default": {"admit_after": 2}, "user": {"ttl": 10_000}}``; by default all are kept.
-        settings: the scheduler's settings instead, where config and policies do not say enough.
-        data_from: ``every_host`` or ``rank0``, as in `ClusterConfig`; by default what config says.
-        rates: the rows' learning rate in each iteration, counted from 0, because stores take steps, too; by
-            default the rate of the collection's optimizer throughout.
-        seed: of dispatchers that draw.
-        saved: the checkpoint that the run goes on from, if it does.
-        on_iteration: told of every iteration that this worker has trained.
-        on_prune: told of every pruning, where the collection prunes its rows.
+            ``data_from="rank0"`` only rank 0 reads them, and other ranks may pass None.
+        config: dispatcher, caches and so on; the defaults suit most models.
+        policies: how rows are admitted and expire, by table name or "default", as ``tables`` in a
+            configuration file: ``{"default": {"admit_after": 2}, "user": {"ttl": 10_000}}``; by default
+            all are kept.
+        settings: the scheduler's settings, instead of config and policies.
+        data_from: ``every_host`` or ``rank0``, as in `ClusterConfig`; by default that of config.
+        rates: the rows' learning rate in each iteration, counted from 0, since stores take steps, too; by
+            default the constant rate of the collection's optimizer.
+        seed: of dispatchers that draw random numbers.
+        saved: a checkpoint to resume from.
+        on_iteration: called after every iteration that this worker has trained.
+        on_prune: called after every pruning, where the collection prunes its rows.
 
     Example:
         >>> with rowhaul.cluster.join(num_stores=1) as cluster:
@@ -122,7 +108,7 @@ def distribute(
         tables = [one.name for one in collection.embedding_bag_configs()]
         by_table = policies_by_table(policies or {}, tables)
         settings = layout.schedule_settings(config, cluster.topology, seed=seed, policies=by_table)
-    if saved is not None:  # rows may have another size by now
+    if saved is not None:  # the row size may have changed
         layout = saved.layout(layout)
         settings = replace(settings, sizes=layout.sizes())
     data_from = data_from or config.data_from
@@ -148,8 +134,9 @@ def distribute(
     )
     if cluster.is_worker:
         set_reducer(model, lambda values: runtime.sum_over_workers(values).wait())
-    make = TrainingOnSentData if data_from == "rank0" else DistributedTraining
-    training = make(model, runtime, rates, settings, on_iteration=on_iteration, on_prune=on_prune)
+    training = DistributedTraining(
+        model, runtime, rates, settings, on_iteration=on_iteration, on_prune=on_prune
+    )
     if saved is not None:
         runtime.samples = saved.samples
         saved.load_rows(training)
@@ -158,7 +145,7 @@ def distribute(
 
 @dataclass(frozen=True)
 class _Feeding:
-    """Where a rank gets its plans from, and the planner of its host its data."""
+    """Makes a rank's feed of plans; the leader of a host also plans, from the data."""
 
     cluster: Cluster
     settings: ScheduleSettings
@@ -167,15 +154,15 @@ class _Feeding:
     start: Start
 
     def feed(self, samples: Iterable[Samples | Batch] | None, data_from: str) -> PlanFeed:
-        """Plans made here, if this rank leads its host, or taken from the one that does."""
+        """Make plans here, if this rank leads its host, or take them from the leader."""
         if data_from == "rank0":
             return self._fed_by_rank0(samples)
         if samples is None:
-            raise ConfigError('samples may be None where data_from="rank0" only, on other ranks than 0')
+            raise ConfigError('samples may be None only with data_from="rank0", on ranks other than 0')
         if self._leads:
             batches = (as_samples(one) for one in samples)
             return self._leader_feed(lambda: _peek(batches))
-        # Files are read once a host. What a user's own loader gives is read everywhere, and compared.
+        # Files are read once per host. The batches of a user's own loader are read everywhere and compared.
         own = None if isinstance(samples, SampleStream) else map(as_samples, samples)
         return FollowerFeed(self._client(), own)
 
@@ -196,7 +183,7 @@ class _Feeding:
             raise
 
     def _data(self, samples: Iterable[Samples | Batch] | None) -> DataSource | DataReceiver:
-        """This rank's end of the data."""
+        """Make this rank's end of the data that rank 0 sends."""
         cluster, look_ahead = self.cluster, self.settings.look_ahead
         workers = range(cluster.topology.num_workers)
         hosts = {max(host): [rank for rank in host if rank in workers] for host in cluster.hosts}
@@ -214,7 +201,7 @@ class _Feeding:
         return self.cluster.rank == self.cluster.leader
 
     def _key(self) -> str:
-        """Where the leader's address is; a meeting of the leader with the other ranks of its host."""
+        """The key of the leader's address, which the other ranks of its host read."""
         return f"plans/{self.cluster.next_meeting('plans')}/{self.cluster.leader}"
 
     def _client(self) -> PlanClient:
@@ -227,7 +214,7 @@ class _Feeding:
         begin: Callable[[], tuple[tuple[str, ...], Iterator[Samples]]],
         complete: Callable[[Samples, Plan], Samples] = lambda samples, plan: samples,
     ) -> LeaderFeed:
-        """A planner here; ``begin`` gives the features of the data, and the batches."""
+        """Start a planner; ``begin`` returns the features of the data, and the batches."""
         cluster = self.cluster
         others = [rank for rank in cluster.local_ranks if rank != cluster.rank]
         key = self._key()
@@ -259,23 +246,18 @@ class _Feeding:
 
 
 def _peek(batches: Iterator[Samples]) -> tuple[tuple[str, ...], Iterator[Samples]]:
-    """The features of the data, and all batches."""
+    """Return the features of the data, and all batches."""
     first = next(batches, None)
-    return ((), iter(())) if first is None else (first.features, _followed(first, batches))
-
-
-def _followed(first: Samples, others: Iterator[Samples]) -> Iterator[Samples]:
-    yield first
-    yield from others
+    return ((), iter(())) if first is None else (first.features, itertools.chain([first], batches))
 
 
 def _address() -> str:
-    """A socket with a path: names without one belong to a network namespace, and ranks may be in several."""
+    """Choose a socket path: names without one belong to a network namespace, and ranks may be in several."""
     return os.path.join(tempfile.gettempdir(), f"rowhaul-{secrets.token_hex(8)}")
 
 
 def _facts(cluster: Cluster, model: nn.Module, settings: ScheduleSettings, layout: str) -> dict[str, str]:
-    """What must be equal on all ranks; dense weights matter on workers only."""
+    """Collect what must be equal on all ranks."""
     digest = xxhash.xxh3_64()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         digest.update(name.encode())

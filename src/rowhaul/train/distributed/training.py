@@ -1,6 +1,6 @@
-"""Distributed training as a loop of one's own: iterate over dispatched batches, backward, step.
+"""`DistributedTraining`: iterate over dispatched batches, call backward and step.
 
-Every rank, the stores too, runs the same script. On a store the loop serves rows and yields nothing.
+Every rank, stores included, runs the same script. On a store the loop serves rows and yields nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch, EmbeddingBagCollection
+from rowhaul.planning.rank0_data.feed import DataFeed
+from rowhaul.planning.rank0_data.sharing import DataSource
 from rowhaul.runtime.flush import flush, flush_plan
 from rowhaul.runtime.hot_set import carry_out, replacing_plan
 from rowhaul.runtime.layout import TableLayout, Upkeep
@@ -25,6 +27,7 @@ from rowhaul.runtime.runtime import Runtime
 from rowhaul.runtime.worker_rows import CachedRows
 from rowhaul.schedule import HotRows, Plan, ScheduleSettings
 from rowhaul.store import TableSpec
+from rowhaul.train.distributed.gathering import raise_first_error
 from rowhaul.train.distributed.samples import part_of
 from rowhaul.transport.dense_sum import DenseGradients
 
@@ -33,9 +36,9 @@ OnPrune = Callable[[Any], None]
 
 
 class DistributedTraining:
-    """A model whose rows are on several ranks, in training.
+    """Trains a model whose rows are on several ranks.
 
-    Between two calls of `batches` nothing is under way: this is where to evaluate and to save.
+    Between two calls of `batches` nothing is pending: evaluate and save there.
 
     Example:
         >>> for batch in training.batches(1000):
@@ -62,6 +65,7 @@ class DistributedTraining:
         self._on_iteration, self._on_prune = on_iteration, on_prune
         self._job: Job | None = None
         self._compute_began = 0.0
+        self._read_error_known = False
         cache, home = runtime.mover.cache, runtime.mover.home
         self.layout = cache.layout if cache else home.layout if home else layout_of(self.collection)
         self.upkeep = self.layout.make_upkeep(trains=cache is not None)
@@ -72,7 +76,7 @@ class DistributedTraining:
 
     @property
     def pruning(self) -> Any:
-        """What prunes rows on the cluster; None where they are whole."""
+        """The upkeep that prunes rows; None where rows are whole."""
         return self.upkeep if type(self.upkeep) is not Upkeep else None
 
     @property
@@ -82,7 +86,7 @@ class DistributedTraining:
 
     @property
     def samples(self) -> int:
-        """Samples that all ranks together have trained."""
+        """Samples trained so far by all ranks together."""
         return self.runtime.samples
 
     @property
@@ -91,9 +95,14 @@ class DistributedTraining:
         return self.runtime.ended
 
     def batches(self, count: int | None = None) -> Iterator[Batch]:
-        """This rank's part of each of the next ``count`` global batches, or of all; may have no sample.
+        """Yield this rank's part, possibly empty, of each of the next ``count`` global batches, or of all.
 
-        Call `step` once for each. Yields nothing on a store. Rows are pruned on the way where they are.
+        Call `step` once for each. Yields nothing on a store. Rows that are pruned are so between batches.
+
+        Raises:
+            Exception: with ``data_from="rank0"``, the error that ended rank 0's data, on every rank and after
+                all batches before it are trained: raising it at once on rank 0 alone would leave the others
+                in the middle of an iteration.
         """
         runtime, end = self.runtime, None if count is None else self.runtime.iteration + count
         while not runtime.ended and (end is None or runtime.iteration < end):
@@ -104,18 +113,22 @@ class DistributedTraining:
                 self._maintain_rows()
             if runtime.stopped:
                 break
+        if runtime.ended and isinstance(runtime.feed, DataFeed) and not self._read_error_known:
+            self._read_error_known = True
+            data = runtime.feed.data
+            raise_first_error(runtime, self.iteration, data.error if isinstance(data, DataSource) else None)
 
     def _maintain_rows(self) -> None:
-        """Do what is due to rows between segments."""
+        """Prune rows, if that is due."""
         for note in self.upkeep.run(self.runtime, self.settings.topology):
             self._on_prune(note)
-        if self.upkeep.layout is not self.layout:  # rows have another size now
+        if self.upkeep.layout is not self.layout:  # the row size has changed
             self.layout = self.upkeep.layout
             self.settings = replace(self.settings, sizes=self.layout.sizes())
             self._read_from_cache()
 
     def _read_from_cache(self) -> None:
-        """Make the model read the rows in this worker's cache."""
+        """Point the model at this worker's cache."""
         cache = self.runtime.mover.cache
         if cache is not None:
             self._rows = self.layout.cached_rows(
@@ -134,14 +147,14 @@ class DistributedTraining:
             previous = None
             while (job := self.runtime.begin()) is not None:
                 if previous is not None:
-                    self._is_over(previous)
+                    self._report(previous)
                 self._job = previous = job
                 yield self._part(job)
                 if self._job is not None:
                     raise ConfigError("call step() after backward(), once for every batch")
             self.runtime.finish_segment()
             if previous is not None:
-                self._is_over(previous)
+                self._report(previous)
         else:
             self.runtime.finish_segment()
 
@@ -152,14 +165,14 @@ class DistributedTraining:
         """
         job, rows = self._job, self._rows
         if job is None or rows is None:
-            raise ConfigError("step() belongs to a batch: call it once for every batch that batches() yields")
+            raise ConfigError("step() without a batch; call it once for every batch that batches() yields")
         job.seconds["compute"] += time.perf_counter() - self._compute_began
         taken = rows.take(job.plan.iteration, job.rows)
         shared = self._dense.collect(loss, taken.replicated_size, self._dtype())
         taken.write_replicated(shared.replicated)
         summing = self.runtime.sum_over_workers(shared.buffer)
         began = time.perf_counter()
-        handed_in = rows.step_own(taken)
+        buffered = rows.step_own(taken)
         stepped = time.perf_counter()
         summing.wait()
         job.seconds["all_reduce"] += time.perf_counter() - stepped
@@ -167,16 +180,16 @@ class DistributedTraining:
         rows.step_replicated(taken, shared.replicated)
         job.seconds["compute"] += stepped - began
         self._job = None
-        self.runtime.end(handed_in)
+        self.runtime.end(buffered)
         return shared.loss
 
-    def _is_over(self, job: Job) -> None:
-        """All that an iteration did is done, its last pushes too."""
+    def _report(self, job: Job) -> None:
+        """Report an iteration that is finished, including its last pushes."""
         self.runtime.note_measures(job)
         self._on_iteration(job)
 
     def flushed(self) -> RowMemory | None:
-        """The latest records of rows that are not at rest, on copies: at a store, those that it is home of.
+        """Copy the latest records of unsynchronised rows to their homes; return this rank's copies.
 
         A collective call, between two segments; None on a rank that stores nothing.
         """
@@ -187,9 +200,9 @@ class DistributedTraining:
         return runtime.in_moves(lambda mover: flush(mover, plan, self._rates)).wait()
 
     def replicate(self, hot: HotRows) -> Plan:
-        """From now on every worker holds these rows, and no others are replicated; nothing is learned by it.
+        """Replicate these rows, and no others, on every worker; what is learned does not change.
 
-        A collective call, between two segments, with the same rows on all ranks. Returns what was moved.
+        A collective call, between two segments, with the same rows on all ranks. Returns the plan of moves.
         """
         plan = self.runtime.feed.share(lambda scheduler: replacing_plan(scheduler, hot))
         self.runtime.in_moves(lambda mover: carry_out(mover, plan)).wait()
@@ -197,7 +210,7 @@ class DistributedTraining:
         return plan
 
     def held(self) -> tuple[int, int]:
-        """Rows of the model, and bytes of rows and indexes on all ranks; a collective call."""
+        """Count the rows of the model, and bytes of rows and indexes on all ranks; a collective call."""
         cache, home, flushed = self.runtime.mover.cache, self.runtime.mover.home, self.flushed()
         groups = [*(cache.groups if cache else ()), *(home.groups if home else ())]
         num_rows = self.upkeep.count_rows(self.runtime, flushed)
@@ -207,7 +220,7 @@ class DistributedTraining:
         return rows, num_bytes
 
     def close(self) -> None:
-        """End the threads of this rank; the cluster stays joined."""
+        """Stop the threads of this rank; the cluster stays joined."""
         self.runtime.close()
 
     def _part(self, job: Job) -> Batch:
@@ -224,7 +237,7 @@ class DistributedTraining:
 
 
 def only_collection(model: nn.Module) -> EmbeddingBagCollection:
-    """The embedding tables of a model."""
+    """Return the one `EmbeddingBagCollection` of a model."""
     found = [one for one in model.modules() if isinstance(one, EmbeddingBagCollection)]
     if len(found) != 1:
         raise ConfigError(
@@ -235,7 +248,7 @@ def only_collection(model: nn.Module) -> EmbeddingBagCollection:
 
 
 def layout_of(collection: EmbeddingBagCollection) -> TableLayout:
-    """What every rank must know of a collection's tables."""
+    """Describe a collection's tables as every rank needs to know them."""
     configs = collection.embedding_bag_configs()
     features = [feature for config in configs for feature in config.feature_names]
     twice = sorted({feature for feature in features if features.count(feature) > 1})
@@ -255,7 +268,7 @@ def layout_of(collection: EmbeddingBagCollection) -> TableLayout:
 
 
 def tables_of_features(collection: EmbeddingBagCollection, features: tuple[str, ...]) -> list[int]:
-    """The number of the table that each feature of the data reads."""
+    """Return the number of the table that each feature of the data reads."""
     table = {
         name: number
         for number, config in enumerate(collection.embedding_bag_configs())

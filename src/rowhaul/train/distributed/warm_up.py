@@ -1,4 +1,4 @@
-"""Compiles the kernels of a run once, before several processes would each do it at the same time.
+"""Compiles the kernels of a run once, before several processes would each do so at the same time.
 
 A tiny cluster of threads trains a few made-up samples with the optimizer, type, dispatcher and caches of the
 run. A stamp beside Numba's cache remembers that it was done, until a file of this package changes.
@@ -38,17 +38,17 @@ from rowhaul.transport.in_process import InProcessNetwork
 _SAMPLES, _BATCHES, _KEYS = 64, 6, 40
 
 
-def compile_kernels(config: TrainConfig, schema: Schema, told: Callable[[], None] = lambda: None) -> None:
-    """Have all kernels of a run compiled and cached; ``told`` is called if there is something to do."""
+def compile_kernels(config: TrainConfig, schema: Schema, on_start: Callable[[], None] = lambda: None) -> None:
+    """Compile and cache all kernels of a run; call ``on_start`` first if there is something to do."""
     stamp = _stamp(config, schema)
     if stamp is not None and stamp.exists():
         return
-    told()
+    on_start()
     topology = replace(config.cluster.topology(2), num_stores=1)
     collection = only_collection(make_model(config, schema))
     layout = layout_of(collection)
     given_policies = config.row_policies([one.name for one in collection.embedding_bag_configs()])
-    policies = tuple(  # that forget within the few batches that there are
+    policies = tuple(  # short enough to expire rows within these few batches
         replace(one, ttl=one.ttl and 1, max_rows=one.max_rows and 3) for one in given_policies
     )
     plain = replace(config.cluster, shares="equal", links="equal", cache="64MiB")
@@ -102,7 +102,7 @@ def _train(
             training.step(backward(model, batch))
         training.flushed()
         training.close()
-    except BaseException as error:  # what cannot run will say so in the run itself
+    except BaseException as error:  # the run itself will report it
         network.fail(error)
 
 
@@ -124,7 +124,7 @@ def _batches(schema: Schema) -> list[Samples]:
 
 
 def _stamp(config: TrainConfig, schema: Schema) -> Path | None:
-    """The file that says that the kernels of such a run are cached; None where nothing can be."""
+    """Return the file that marks the kernels of such a run as cached; None without a cache."""
     folder = getattr(getattr(sort_moves, "_cache", None), "cache_path", None)
     if folder is None:
         return None
