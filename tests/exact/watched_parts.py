@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from rowhaul.runtime.mover import Job, Mover, TrainedRows
-from rowhaul.runtime.phases import Phase
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule import IdBatch, Plan, Scheduler, ScheduleSettings
+from rowhaul.schedule.phases import Phase
 from rowhaul.transport.in_process import InProcessLinks, InProcessTransfer
 
 Delay = Callable[[int, str], None]  # rank, phase

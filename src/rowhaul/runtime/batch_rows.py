@@ -13,9 +13,7 @@ import numpy.typing as npt
 
 from rowhaul.runtime.record_kernels import sort_by_role
 from rowhaul.runtime.row_locations import Located
-from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule.directory.states import State
-from rowhaul.schedule.plan import Plan
 from rowhaul.store.matching import KnownRows
 
 Ints = npt.NDArray[np.int64]
@@ -50,17 +48,17 @@ class BatchRows:
         return int(self.replicated.stop) == len(self)
 
 
-def batch_rows(
-    cache: RowMemory, plan: Plan, located: Located, worker: int, *, bounded: bool
-) -> list[BatchRows]:
+def batch_rows(located: Located, *, bounded: bool) -> list[BatchRows]:
     """Sort the rows that a worker trains, once all of them are in its cache.
 
     With bounded staleness a worker steps its copy of every row, shared or not.
     """
+    cache, plan = located.memory, located.phases.plan
+    assert cache is not None
     found = []
     for number, group in enumerate(cache.groups):
         keys, tables, locations, roles, order, ordered, starts, copied, here = sort_by_role(
-            plan.tables, plan.keys, plan.trainers, plan.states, located.records, worker, bounded,
+            plan.tables, plan.keys, plan.trainers, plan.states, located.records, located.phases.rank, bounded,
             *cache.places, number, len(group.tables), *_STATES,
         )  # fmt: skip
         if not len(keys) and not len(copied):

@@ -20,9 +20,10 @@ import numpy.typing as npt
 from rowhaul.data.samples import Samples
 from rowhaul.runtime.batch_rows import BatchRows, batch_rows
 from rowhaul.runtime.phase_gradients import pack_payloads, unpack_payloads
-from rowhaul.runtime.phases import Payloads, Phase, RankPhases, steps_on_arrival
+from rowhaul.runtime.phases import Payloads, RankPhases, steps_on_arrival
 from rowhaul.runtime.row_locations import RowLocations
 from rowhaul.runtime.row_memory import Rates, RowMemory
+from rowhaul.schedule.phases import Phase
 from rowhaul.schedule.plan import Plan
 from rowhaul.schedule.sync import SyncMode
 from rowhaul.transport.base import Bytes, Links, Transfer
@@ -95,7 +96,7 @@ class Mover:
         if self.cache is not None:
             assert job.where is not None
             self._change_cache(job.plan, job.where, self.cache)
-            job.rows = batch_rows(self.cache, job.plan, job.where.cache, self.rank, bounded=self._bounded)
+            job.rows = batch_rows(job.where.cache, bounded=self._bounded)
 
     def finish(self, job: Job, trained: TrainedRows | None) -> None:
         """Buffer the gradients of training, run the phase after it, and remove rows that are not kept."""

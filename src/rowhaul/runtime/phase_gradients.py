@@ -122,7 +122,9 @@ class PhaseSteps:
         )  # fmt: skip
 
     def take(self, rates: Rates) -> None:
-        """Sum each row's gradients in rank order and apply one optimizer step; empty the buffers used."""
+        """Sum each row's gradients in rank order and take one optimizer step; remove buffered gradients."""
+        if not len(self._steps):
+            return
         memory, phases, row = self._located.memory, self._located.phases, self._steps.row
         assert memory is not None
         tables, keys, every = phases.tables[row], phases.keys[row], np.ones(len(row), np.uint8)

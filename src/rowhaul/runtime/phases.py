@@ -8,6 +8,7 @@ plan first, then the other rows that the rank touches, such as evicted ones.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,22 +16,8 @@ import numpy.typing as npt
 
 from rowhaul.runtime.phase_kernels import mark_needed, number_rows, sort_moves, sort_steps, unnumbered
 from rowhaul.schedule.directory.states import State
-from rowhaul.schedule.phases import Phase, Phases, phases_of
+from rowhaul.schedule.phases import Phase, phases_of
 from rowhaul.schedule.plan import Kind, Moves, Payload, Plan, Steps
-
-__all__ = [
-    "FROM_CACHE",
-    "FROM_HOME",
-    "NO_DUE_STEPS",
-    "TO_CACHE",
-    "TO_HOME",
-    "DueSteps",
-    "Kinds",
-    "Payloads",
-    "Phase",
-    "RankPhases",
-    "steps_on_arrival",
-]
 
 Int32s = npt.NDArray[np.int32]
 Kinds = npt.NDArray[np.bool_]  # by `Kind`: whether it is chosen
@@ -91,18 +78,16 @@ class RankPhases:
         )  # fmt: skip
         sent, received = sort_moves(*parts, True), sort_moves(*parts, False)
         self._sent, self._received = _by_phase(sent, rank), _by_phase(received, rank)
-        due, starts, by_peer = _steps_of_rank(steps, step_rows, phases, rank)
-        self._steps = {
-            (phase, peer): DueSteps(*(column[slice(*starts[cell : cell + 2])] for column in due))
-            for phase in Phase
-            for peer in (False, True)
-            if starts[cell := 2 * phase + peer] < starts[cell + 1]
-        }
+        places, starts = sort_steps(steps.rank, phases.steps, phases.by_peer, rank, len(Phase))
+        due = step_rows[places], steps.contributors[places], steps.trained[places]
+        self._steps = [
+            DueSteps(*(column[first:last] for column in due)) for first, last in pairwise(starts.tolist())
+        ]
         self.mask = np.uint64(1 << rank if rank < plan.num_workers else 0)  # this worker among `trainers`
         # By row: 1, this rank needs the record in its cache; 2, the record at its home; or both.
         self.needed: npt.NDArray[np.uint8] = mark_needed(
             len(self.keys), plan.trainers, plan.states, self.mask, int(State.REPLICATED),
-            sent[0][0], sent[0][3], received[0][0], received[0][3], due[0], by_peer,
+            sent[0][0], sent[0][3], received[0][0], received[0][3], due[0], phases.by_peer[places],
         )  # fmt: skip
 
     def sent(self, phase: Phase) -> Payloads:
@@ -115,7 +100,7 @@ class RankPhases:
 
     def steps(self, phase: Phase, *, by_peer: bool) -> DueSteps:
         """The steps due once the phase's moves have arrived: on rows at home, or in a peer's cache."""
-        return self._steps.get((phase, by_peer), NO_DUE_STEPS)
+        return self._steps[2 * phase + by_peer]
 
 
 def _number_rows(
@@ -181,15 +166,6 @@ def _by_phase(sorted_moves: Any, rank: int) -> list[Payloads]:
         )
         first = part.stop
     return found
-
-
-def _steps_of_rank(
-    steps: Steps, rows: Int32s, phases: Phases, rank: int
-) -> tuple[tuple[npt.NDArray[Any], ...], list[int], npt.NDArray[np.bool_]]:
-    """The columns of a rank's steps, by phase and whether as a peer; where those begin; and the latter."""
-    places, starts = sort_steps(steps.rank, phases.steps, phases.by_peer, rank, len(Phase))
-    columns = rows[places], steps.contributors[places], steps.trained[places]
-    return columns, starts.tolist(), phases.by_peer[places]
 
 
 def steps_on_arrival(payloads: Payloads, iteration: int) -> DueSteps:

@@ -27,17 +27,8 @@ AHEAD = 2  # iterations agreed on beyond the one in training; one more may be pl
 
 # What ranks report to each other with every plan: all in seconds, except for the samples.
 MEASURES = (
-    "cpu",
-    "samples",
-    "compute",
-    "all_reduce",
-    "waiting",
-    "push",
-    "pull",
-    "early",
-    "dispatch",
-    "slack",
-)
+    "cpu", "samples", "compute", "all_reduce", "waiting", "push", "pull", "early", "dispatch", "slack",
+)  # fmt: skip
 CPU = MEASURES.index("cpu")
 
 Result = TypeVar("Result")

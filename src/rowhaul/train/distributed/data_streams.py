@@ -50,14 +50,8 @@ class StreamFacts:
     @classmethod
     def of(cls, stream: SampleStream) -> StreamFacts:
         """Return the facts of a stream."""
-        return cls(
-            [str(stream.files[0])],
-            stream.batch_size,
-            stream.num_samples,
-            stream.num_batches,
-            stream.fingerprint,
-            stream.key_kinds,
-        )
+        same = ("batch_size", "num_samples", "num_batches", "fingerprint", "key_kinds")
+        return cls([str(stream.files[0])], *(getattr(stream, name) for name in same))
 
 
 @dataclass(frozen=True)

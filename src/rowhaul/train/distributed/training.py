@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from rowhaul.errors import ConfigError
@@ -168,7 +167,7 @@ class DistributedTraining:
             raise ConfigError("step() without a batch; call it once for every batch that batches() yields")
         job.seconds["compute"] += time.perf_counter() - self._compute_began
         taken = rows.take(job.plan.iteration, job.rows)
-        shared = self._dense.collect(loss, taken.replicated_size, self._dtype())
+        shared = self._dense.collect(loss, taken.replicated_size, self.collection.feature_groups[0].dtype)
         taken.write_replicated(shared.replicated)
         summing = self.runtime.sum_over_workers(shared.buffer)
         began = time.perf_counter()
@@ -231,9 +230,6 @@ class DistributedTraining:
         mine = part_of(job.samples, job.plan.worker, self.runtime.rank)
         job.num_samples = len(mine)
         return Batch.from_samples(mine, global_size=len(job.samples))
-
-    def _dtype(self) -> torch.dtype:
-        return self.collection.feature_groups[0].dtype
 
 
 def only_collection(model: nn.Module) -> EmbeddingBagCollection:
