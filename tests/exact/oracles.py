@@ -179,6 +179,6 @@ def _assert_same_names(case: Case, found: Rows, expected: Rows) -> None:
     hot = set().union(*map(rows_of, (case.settings.hot, *case.replicated)))
     for table, key in found.keys() - expected.keys():
         assert (table, key) in hot, f"row {key} of table {table} was not trained"
-        group, position = untouched._table(case.tables[table].name)
-        location = group.tables.make_fresh(np.array([position]), np.array([key]))
-        assert np.array_equal(found[table, key], group.tables.arena.read(location)[0])
+        tables, position = untouched.source.find_table(case.tables[table].name)
+        location = tables.make_fresh(np.array([position]), np.array([key]))
+        assert np.array_equal(found[table, key], tables.arena.read(location)[0])
