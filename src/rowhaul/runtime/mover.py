@@ -92,7 +92,7 @@ class Mover:
 
     @property
     def links(self) -> Links:
-        """To all other ranks; for the move lane alone."""
+        """To all other ranks; for the move thread alone."""
         return self._links
 
     def early(self, job: Job) -> None:

@@ -1,6 +1,6 @@
 """One rank at work: plans come in, rows move, iterations are handed to whoever trains them.
 
-Three lanes run beside the main thread: *control* compares plans with the other ranks, *moves* carries them
+Three threads run beside the main one: *control* compares plans with the other ranks, *moves* carries them
 out, and *dense* sums gradients over the workers. The main thread of a worker trains iteration t
 between its `begin` and its `end`; while it does, rows of t+1 travel. A run is in segments: at the end
 of one nothing is under way, and rows are where the directory says.
@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
-from rowhaul._threads import Failure, Future, Lane
+from rowhaul._threads import Failure, Future, SerialExecutor
 from rowhaul.planning.agreement import Postbox, agree
 from rowhaul.planning.feed import PlanFeed
 from rowhaul.runtime.mover import Job, Mover, TrainedRows
@@ -53,7 +53,7 @@ class _Iteration:
 
 
 class Runtime:
-    """The lanes of a rank.
+    """The threads of a rank.
 
     Args:
         rank: this one.
@@ -87,7 +87,7 @@ class Runtime:
         self.ended = False  # whether the data is used up
         self.measures = np.zeros(len(MEASURES))  # of the latest iteration; all ranks hear of them
         self._control, self._dense = control, dense
-        self._lanes = {name: Lane(name, failure) for name in ("control", "moves", "dense")}
+        self._executors = {name: SerialExecutor(name, failure) for name in ("control", "moves", "dense")}
         self._iterations: dict[int, _Iteration] = {}
         self._segment: Future[None] | None = None
         self._last: int | None = None  # of the segment, as far as it is known
@@ -109,7 +109,7 @@ class Runtime:
             self.feed.allow(first)
         for number in range(first, first + AHEAD + 1):
             self._plan(number)
-        self._segment = self._lanes["moves"].submit(lambda: self._carry_out(first))
+        self._segment = self._executors["moves"].submit(lambda: self._carry_out(first))
 
     def begin(self) -> Job | None:
         """Wait until an iteration's rows are there; None at the end of the segment."""
@@ -123,7 +123,7 @@ class Runtime:
 
     def end(self, trained: TrainedRows | None) -> None:
         """Hand over what training left of the iteration begun last."""
-        self._iterations[self.iteration].trained.set(trained)
+        self._iterations[self.iteration].trained.set_result(trained)
         self.iteration += 1
 
     def note_measures(self, job: Job) -> None:
@@ -137,7 +137,7 @@ class Runtime:
         assert self._segment is not None
         self._segment.wait()
         for one in self._iterations.values():
-            one.job.wait()  # also beyond the end: what is left in the control lane must find the segment over
+            one.job.wait()  # also beyond the end: the control thread must see that the segment is over
         self._segment = None
         self._iterations.clear()
 
@@ -145,21 +145,21 @@ class Runtime:
         """Sum a tensor over all workers, in rank order, in place, beside what the caller does next."""
         dense = self._dense
         assert dense is not None
-        return self._lanes["dense"].submit(lambda: dense.sum_in_rank_order(values))
+        return self._executors["dense"].submit(lambda: dense.sum_in_rank_order(values))
 
     def in_control(self, call: Callable[[Collective], Result]) -> Future[Result]:
         """Do something with the group of all ranks, between segments, as all ranks do."""
-        return self._lanes["control"].submit(lambda: call(self._control))
+        return self._executors["control"].submit(lambda: call(self._control))
 
     def in_moves(self, call: Callable[[Mover], Result]) -> Future[Result]:
         """Do something with the rows of this rank, between segments, as all ranks do."""
-        return self._lanes["moves"].submit(lambda: call(self.mover))
+        return self._executors["moves"].submit(lambda: call(self.mover))
 
     def close(self) -> None:
-        """End the lanes and the plans."""
+        """End the threads and the plans."""
         self.feed.close()
-        for lane in self._lanes.values():
-            lane.close()
+        for executor in self._executors.values():
+            executor.close()
 
     def _is_over(self, iteration: int) -> bool:
         return self._last is not None and iteration > self._last
@@ -169,11 +169,11 @@ class Runtime:
         if number in self._iterations or (self._last is not None and number > self._last):
             return
         failure = self.failure
-        job = self._lanes["control"].submit(lambda: self._agree_on(number))
+        job = self._executors["control"].submit(lambda: self._agree_on(number))
         self._iterations[number] = _Iteration(job, Future(failure), Future(failure))
 
     def _agree_on(self, number: int) -> Job | None:
-        """In the control lane: the plan of an iteration once all ranks have the same."""
+        """In the control thread: the plan of an iteration once all ranks have the same."""
         if self._is_over(number):
             return None
         planned = self.feed.next()
@@ -199,7 +199,7 @@ class Runtime:
         return job
 
     def _carry_out(self, first: int) -> None:
-        """In the move lane: a whole segment."""
+        """In the move thread: a whole segment."""
         number = first
         job = self._take(number)
         if job is not None:
@@ -207,7 +207,7 @@ class Runtime:
         while job is not None:
             self.mover.late(job)
             station = self._iterations[number]
-            station.ready.set(job)
+            station.ready.set_result(job)
             self._plan(number + AHEAD + 1)
             following = self._take(number + 1)
             if following is not None:
@@ -220,7 +220,7 @@ class Runtime:
             del self._iterations[number]  # with its plan, whose memory is used again
             job, number = following, number + 1
         if number in self._iterations:
-            self._iterations[number].ready.set(None)
+            self._iterations[number].ready.set_result(None)
         self.mover.wait_sent()
 
     def _take(self, number: int) -> Job | None:

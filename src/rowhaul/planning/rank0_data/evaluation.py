@@ -91,7 +91,7 @@ class SentBatches:
             given = payload if worker in (None, rank) else None
             size = 0 if given is None else len(given)
             messages[rank] = (Header(kind, size, num_samples, -1 if worker is None else worker), given)
-        self._source.lane.submit(lambda: self._source.tell(messages))
+        self._source.executor.submit(lambda: self._source.tell(messages))
 
 
 class ReceivedBatches:
@@ -125,10 +125,10 @@ class ReceivedBatches:
         """The next batch; the one after it is received meanwhile."""
         if self._ended:
             return None
-        awaited = self._awaited or self._receiver.lane.submit(self._receive)
+        awaited = self._awaited or self._receiver.executor.submit(self._receive)
         samples = awaited.wait()
         self._ended = samples is None
-        self._awaited = None if self._ended else self._receiver.lane.submit(self._receive)
+        self._awaited = None if self._ended else self._receiver.executor.submit(self._receive)
         return samples
 
     def _receive(self) -> Samples | None:

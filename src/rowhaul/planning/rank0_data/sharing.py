@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rowhaul._threads import Failure, Lane
+from rowhaul._threads import Failure, SerialExecutor
 from rowhaul.data.samples import Samples
 from rowhaul.planning.planner import check_samples
 from rowhaul.planning.rank0_data.inbox import Inbox, Workers, trained_by
@@ -62,7 +62,7 @@ class DataSource:
     ) -> None:
         self.sent: Counter[str] = Counter()  # bytes: ids, dense, evaluation; and what is neither of them
         self.error: Exception | None = None  # for which there are no more batches
-        self.lane = Lane("data", failure)
+        self.executor = SerialExecutor("data", failure)
         self._links, self._leader, self._failure = links, leader, failure
         self._progress = _Progress(look_ahead)
         self._source: Iterator[Samples] = iter(samples)
@@ -74,18 +74,18 @@ class DataSource:
         self.inbox: Inbox | None = None
         if leader == READER:
             self.inbox = Inbox(hosts[leader], failure, tells_who_trains=True)
-        self.lane.submit(self._begin)
+        self.executor.submit(self._begin)
 
     def serve(self) -> None:
         """The next iteration may be planned."""
-        self.lane.submit(self._serve)
+        self.executor.submit(self._serve)
 
     def close(self) -> None:
         """End the lane, and let nobody wait for it."""
         if self.inbox is not None:
             self.inbox.close()
-        self.lane.submit(self._wait_sent)
-        self.lane.close(_closing_seconds(self._failure))
+        self.executor.submit(self._wait_sent)
+        self.executor.close(_closing_seconds(self._failure))
         with contextlib.suppress(AttributeError, ValueError):  # cannot be closed, or is just being read
             self._source.close()  # type: ignore[attr-defined]  # generators have it, other iterators may not
 
@@ -201,25 +201,25 @@ class DataReceiver:
         shares_reader: bool = False,
     ) -> None:
         self.sent: Counter[str] = Counter()
-        self.lane = Lane("data", failure)
+        self.executor = SerialExecutor("data", failure)
         self.inbox: Inbox | None = None
         self._links, self._shares_reader, self._failure = links, shares_reader, failure
         self._progress = _Progress(look_ahead)
         self._description = Description()
         if workers is not None:
             self.inbox = Inbox(workers, failure, tells_who_trains=shares_reader)
-            self.lane.submit(self._begin)
+            self.executor.submit(self._begin)
 
     def serve(self) -> None:
         """The next iteration may be planned."""
         if self.inbox is not None:
-            self.lane.submit(self._serve)
+            self.executor.submit(self._serve)
 
     def close(self) -> None:
         """End the lane, and let nobody wait for it."""
         if self.inbox is not None:
             self.inbox.close()
-        self.lane.close(_closing_seconds(self._failure))
+        self.executor.close(_closing_seconds(self._failure))
 
     def receive(self) -> tuple[Header, Bytes]:
         """In the lane: the next message of rank 0."""

@@ -1,4 +1,4 @@
-"""From a cluster and a model to training: every rank gets its rows, its lanes and its plans."""
+"""From a cluster and a model to training: every rank gets its rows, its threads and its plans."""
 
 from __future__ import annotations
 
