@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from checkpointed_ranks import CONFIG, contents, on_threads
 
+from checkpointed_ranks import CONFIG, contents, on_threads
 from click_logs import click_log
 from rowhaul.cluster import launch
 from rowhaul.cluster.roll_call import Member

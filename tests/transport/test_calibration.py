@@ -6,12 +6,12 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from transport_ranks import run_processes, run_threads
 
 from rowhaul.schedule import Topology, link_prices
 from rowhaul.transport.base import Collective, Links
 from rowhaul.transport.calibration import LinkMeasurements, measure_links, rounds_of_pairs
 from rowhaul.transport.in_process import InProcessNetwork
+from transport_ranks import run_processes, run_threads
 
 
 def measure_quickly(links: Links, collective: Collective) -> LinkMeasurements:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from checkpointed_ranks import (
     CLUSTER,
     CONFIG,
@@ -18,7 +19,6 @@ from checkpointed_ranks import (
     on_threads,
     same_bits,
 )
-
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
 from rowhaul.schedule import RowPolicy

@@ -1,9 +1,8 @@
-"""Links and collectives between ranks that are threads of one process.
+"""A transport between ranks that are threads of one process, for tests and for compiling kernels.
 
-The same interface and the same waiting as over a network, without one: a test runs a whole cluster in
-one process, with every interleaving it likes. Where the real transport leaves freedom, this one takes
-all of it: a payload is copied as late as allowed, at the first wait of either end, so that a buffer
-that is read or changed before it was waited for shows.
+The same interface and the same waits as over a network: a test runs a whole cluster in one process, with
+any interleaving. Where the real transport leaves freedom, this one takes all of it: a payload is copied as
+late as allowed, at the first wait of either end, to expose buffers that are used before the wait.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from rowhaul.transport.base import Bytes, LinkError, check_buffers
+from rowhaul.transport.base import Bytes, Groups, LinkError, Membership, check_buffers, check_summable
 
 
 class InProcessNetwork:
-    """What the ranks of one process share.
+    """Connects the ranks of one process; a `Transport`.
 
     As with ``torch.distributed.new_group``, the n-th links (or the n-th collective of the same members)
-    that each rank asks for belong together, and every rank asks once for each.
+    that each rank requests belong together, and every rank requests each once.
 
     Args:
-        num_ranks: how many ranks there are.
+        num_ranks: the number of ranks.
         delay: called, outside any lock, at every post, wait and collective; a stress test sleeps in it.
-        timeout_seconds: a wait that lasts longer is an error that says what did not come.
+        timeout_seconds: limit of a wait; a longer one raises an error that says what is missing.
     """
 
     def __init__(
@@ -38,26 +37,33 @@ class InProcessNetwork:
     ) -> None:
         self.num_ranks = num_ranks
         self.timeout_seconds = timeout_seconds
-        self.delay: Callable[[], None] = delay or _no_delay
+        self.delay: Callable[[], None] = delay or (lambda: None)
         self._changed = threading.Condition()
         self._error: BaseException | None = None
         self._groups_made: defaultdict[tuple[Any, ...], int] = defaultdict(int)
         self._pairs: defaultdict[tuple[int, int, int], _Pair] = defaultdict(_Pair)
         self._rounds: defaultdict[tuple[Any, ...], _Round] = defaultdict(_Round)
 
+    def connect(self, membership: Membership) -> Groups:
+        """Make the groups of one rank; every rank calls this once."""
+        rank, workers = membership.rank, range(membership.topology.num_workers)
+        moves, control = self.links(rank), self.collective(rank)
+        dense = self.collective(rank, workers) if rank in workers else None
+        return Groups(moves, dense, control, self.links(rank))
+
     def links(self, rank: int) -> InProcessLinks:
-        """The links of one rank to all others."""
+        """Return new links of one rank to all others."""
         return InProcessLinks(self, rank, self._next_group("links", rank))
 
     def collective(self, rank: int, members: Sequence[int] | None = None) -> InProcessCollective:
-        """The group of the given ranks (of all, if none are given) as one of them uses it."""
+        """Return one rank's end of a group of the given ranks, or of all."""
         chosen = tuple(range(self.num_ranks) if members is None else members)
         if rank not in chosen:
             raise ValueError(f"rank {rank} is not among the members {list(chosen)} of the collective")
         return InProcessCollective(self, chosen.index(rank), chosen, self._next_group(chosen, rank))
 
     def fail(self, error: BaseException) -> None:
-        """Raise an error in everyone who waits, and in everyone who comes later; the first one counts."""
+        """Raise an error in all current and later waits; the first error counts."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
@@ -74,19 +80,15 @@ class InProcessNetwork:
             raise self._error
 
     def _wait_until(self, happened: Callable[[], bool], what: Callable[[], str]) -> None:
-        """Wait, the condition held, for something that another rank does."""
+        """Wait for another rank; the caller holds the condition."""
         if not self._changed.wait_for(lambda: self._error is not None or happened(), self.timeout_seconds):
-            raise LinkError(f"{what()} did not come within {self.timeout_seconds:g} s")
+            raise LinkError(f"{what()} did not arrive within {self.timeout_seconds:g} s")
         self._check()
-
-
-def _no_delay() -> None:
-    pass
 
 
 @dataclass
 class _Message:
-    """One payload from its first end's post to its copy."""
+    """One payload, from the first post of either end until it is copied."""
 
     source: Bytes | None = None
     destination: Bytes | None = None
@@ -172,11 +174,11 @@ class InProcessTransfer:
         self._sent = sent
 
     def wait_received(self) -> None:
-        """Return when everything to be received is there."""
+        """Return when all receives are complete."""
         self._wait(self._received, "from")
 
     def wait_sent(self) -> None:
-        """Return when the sent buffers may be used again: the peers have posted, and have the bytes."""
+        """Return when the sent buffers may be reused: the peers have the bytes."""
         self._wait(self._sent, "to")
 
     def _wait(self, messages: dict[int, _Message], direction: str) -> None:
@@ -207,7 +209,7 @@ def _deliver(message: _Message) -> None:
 
 @dataclass
 class _Round:
-    """One collective operation: what the members gave, and what comes out."""
+    """One collective operation: its inputs and its result."""
 
     given: dict[int, Any] = field(default_factory=dict)
     kinds: dict[int, str] = field(default_factory=dict)
@@ -217,7 +219,7 @@ class _Round:
 
 
 class InProcessCollective:
-    """A group as one of its members uses it; used by one thread."""
+    """One member's end of a group; used by one thread."""
 
     def __init__(self, network: InProcessNetwork, rank: int, members: tuple[int, ...], group: int) -> None:
         self.rank = rank
@@ -228,23 +230,20 @@ class InProcessCollective:
         self._num_rounds = 0
 
     def all_gather(self, mine: Bytes) -> npt.NDArray[np.uint8]:
-        """Everyone's bytes, ranks x length; the length is the same on all ranks."""
+        """Return the bytes of all ranks, ranks x length; the length is the same on all ranks."""
         gathered: npt.NDArray[np.uint8] = self._together(
             f"all_gather of {mine.size:,} bytes", mine.copy(), np.stack
         )
         return gathered.copy()
 
     def sum_in_rank_order(self, values: Tensor) -> None:
-        """Replace a one-dimensional tensor by the sum over ranks, added up from rank 0 on: the same bits."""
-        if values.ndim != 1:
-            raise ValueError(
-                f"a sum over ranks takes a one-dimensional tensor; got shape {tuple(values.shape)}"
-            )
+        """Replace a one-dimensional tensor by its sum over ranks, added in rank order: the same bits."""
+        check_summable(values)
         kind = f"sum_in_rank_order of {values.numel():,} {values.dtype}"
         values.detach().copy_(self._together(kind, values.detach().clone(), _sum_in_order))
 
     def _together(self, kind: str, mine: Any, combine: Callable[[list[Any]], Any]) -> Any:
-        """Wait for all members; the last one to come combines what they brought."""
+        """Wait for all members; the last one to arrive combines their inputs."""
         network = self._network
         network.delay()
         self._num_rounds += 1
