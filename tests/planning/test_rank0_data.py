@@ -233,7 +233,7 @@ def test_plans_that_differ_are_left_to_the_comparison_of_ranks():
     """A host that assigned other samples gets the wrong number of them: what it publishes has none."""
     ranks = Ranks(iter(batches(8)), HOSTS["rank 0 leads"])
     inbox, plan = ranks.ends[3].inbox, expected_plans(batches(1))[0].plan
-    inbox.add_dense(np.zeros(3, np.uint8))
+    inbox.dense.put(np.zeros(3, np.uint8))
     completed = inbox.complete(without_dense(samples(0)), plan)
     assert np.isnan(completed.dense).all()
     ranks.close()
@@ -242,7 +242,7 @@ def test_plans_that_differ_are_left_to_the_comparison_of_ranks():
 @pytest.mark.parametrize("fails", [False, True])
 def test_waiting_for_data_ends_when_something_fails_or_is_closed(fails):
     failure, caught = Failure(), []
-    inbox = Inbox([1], failure, tells_who_trains=False)
+    inbox = Inbox([1], failure, plans_for_reader=False)
 
     def wait():
         try:

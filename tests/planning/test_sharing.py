@@ -149,7 +149,7 @@ def test_a_follower_that_has_gone_is_named(followers, planned):
     server.accept()
     server.send(planned)
     assert followers.lines(gone)[-1] == {"ended": 1}
-    with pytest.raises(SubscriberLostError, match="rank 5 does not take plans from rank 7") as raised:
+    with pytest.raises(SubscriberLostError, match="rank 5 does not accept plans from rank 7") as raised:
         server.send(planned)
     server.fail(raised.value)
     server.close()

@@ -1,9 +1,9 @@
-"""The planner: a thread that turns batches of samples into plans, ahead of the training that follows them.
+"""The planner: a thread that turns batches of samples into plans, ahead of training.
 
-One rank of each host has it. The scheduler belongs to this thread alone: whatever others want of it, a
-control record to take in or its state for a checkpoint, is done here, between two plans. It plans no
-further than it was allowed to, so that a control record reaches every planner before the first
-iteration in which it is in force, and so that nothing is ahead of training when a segment ends.
+One rank of each host has it. The scheduler belongs to this thread alone: requests by others, such as a
+control record or its state for a checkpoint, are handled here, between two plans. It plans only allowed
+iterations, so that a control record reaches every planner before the first iteration in which it is in
+force, and so that nothing is ahead of training when a segment ends.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import xxhash
 
-from rowhaul._threads import Failure
+from rowhaul._threads import Failure, Future
 from rowhaul.data.samples import Samples
 from rowhaul.errors import DataError
 from rowhaul.schedule import ControlRecord, IdBatch, Plan, Scheduler
@@ -28,39 +27,37 @@ from rowhaul.schedule.control import Value
 Result = TypeVar("Result")
 MakeScheduler = Callable[[Iterator[IdBatch]], Scheduler]
 
-_PATIENCE = 0.2  # seconds between two looks at whether something has failed
-
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """A plan, the samples that it is for, and what ranks compare before they act on it."""
+    """A plan, its samples, and the digests that ranks compare before they act on it."""
 
     plan: Plan
     samples: Samples
     samples_digest: bytes  # 16
-    plan_digest: bytes  # 16; without the ids, which the samples' one is of
-    decision_seconds: float  # that the scheduler took; neither reading nor looking rows up
+    plan_digest: bytes  # 16; without the ids, which the other digest covers
+    decision_seconds: float  # spent in the scheduler, without reading and looking up rows
     ready_at: float  # time.monotonic(), a clock that all processes of a host share
 
 
 class Audience(Protocol):
-    """Who else gets the plans, in the planner's thread, as soon as they are made."""
+    """Receives every plan as soon as it is made, in the planner's thread."""
 
     def send(self, planned: PlannedBatch) -> None:
-        """Take the next plan."""
+        """Send the next plan."""
         ...
 
     def end(self) -> None:
-        """There are no more."""
+        """Announce that there are no more plans."""
         ...
 
     def fail(self, error: BaseException) -> None:
-        """Planning has failed."""
+        """Announce that planning has failed."""
         ...
 
 
 def samples_digest(samples: Samples) -> bytes:
-    """A hash (16 bytes) of everything that samples hold: ids, dense values, labels, positions."""
+    """Hash everything in samples, ids, dense values, labels and positions, to 16 bytes."""
     state = xxhash.xxh3_128()
     for field in fields(samples):
         value = getattr(samples, field.name)
@@ -74,7 +71,7 @@ def samples_digest(samples: Samples) -> bytes:
 
 @dataclass(frozen=True)
 class _Call:
-    """Something to do with the scheduler between two plans; without ``done`` its errors end the planner."""
+    """A call with the scheduler between two plans; without ``done`` its errors end the planner."""
 
     work: Callable[[Scheduler], Any]
     done: Future[Any] | None = None
@@ -90,17 +87,17 @@ class _Call:
 
 
 class Planner:
-    """Plans iterations in a thread of its own.
+    """Plans iterations in its own thread.
 
     Args:
-        make_scheduler: makes the scheduler, new or restored, from the ids of the batches to come.
-        samples: the global batches, from the first that the scheduler has not planned on.
-        failure: of this rank: the planner's errors go there, and waiting for it ends when it is set.
+        make_scheduler: makes the scheduler, new or restored, from the ids of the coming batches.
+        samples: the global batches, starting with the first that the scheduler has not planned.
+        failure: of this rank: gets the planner's errors; waits end when it is set.
         tables_of_features: the number of the table of each feature; by default each has its own.
         ahead: iterations that may be planned before any is allowed.
-        audience: gets everything that `next` gives here.
-        complete: adds to a planned batch what can only be known once it is planned; its ids stay as they are.
-            Ranks compare the samples without it.
+        audience: receives all plans, too.
+        complete: adds data to the samples of a planned batch; ids do not change. Ranks compare the samples
+            without it.
 
     Example:
         >>> planner = Planner(lambda batches: Scheduler(settings, batches), samples, failure)
@@ -137,51 +134,44 @@ class Planner:
         self._thread.start()
 
     def allow(self, iteration: int) -> None:
-        """Let iterations up to and including this one be planned; what was allowed stays allowed."""
+        """Allow planning up to and including this iteration."""
         with self._changed:
             self._allowed = max(self._allowed, iteration)
             self._changed.notify_all()
 
     def next(self) -> PlannedBatch | None:
-        """The next plan, in order, once it is there; None when all batches are planned."""
+        """Wait for the next plan; None when all batches are planned."""
         with self._changed:
-            while not self._ready:
-                self._failure.check()
-                if self._ended:
-                    return None
-                if self._closing:
-                    raise RuntimeError("the planner is closed: there is no next plan")
-                self._changed.wait(_PATIENCE)
-            return self._ready.popleft()
+            self._failure.wait_until(self._changed, lambda: self._ready or self._ended or self._closing)
+            if self._ready:
+                return self._ready.popleft()
+            self._failure.check()
+            if self._ended:
+                return None
+            raise RuntimeError("the planner is closed: there is no next plan")
 
     def receive(self, record: ControlRecord) -> None:
-        """Take a control record in before the next plan is made; does not wait.
+        """Apply a control record before the next plan is made; does not wait.
 
-        One that the scheduler refuses, because it comes too late or makes no sense, ends the planner.
+        A record that the scheduler refuses, because it is late or invalid, ends the planner.
         """
         self._submit(_Call(lambda scheduler: scheduler.receive(record)))
 
     def post(self, name: str, value: Value) -> ControlRecord:
-        """Decide a control record here, as `Scheduler.post`: for a run that has no other planner."""
+        """Decide a control record here, as `Scheduler.post`: for a run with one planner."""
         return self.at_rest(lambda scheduler: scheduler.post(name, value))
 
     def at_rest(self, work: Callable[[Scheduler], Result]) -> Result:
-        """Do something with the scheduler between two plans, in the planner's thread; waits for the result.
+        """Call a function with the scheduler between two plans, in the planner's thread; wait for the result.
 
-        When everything allowed has been given by `next`, the scheduler rests right after the last of it.
+        When `next` has returned all allowed plans, the scheduler rests right after the last of them.
         """
-        done: Future[Result] = Future()
+        done: Future[Result] = Future(self._failure)
         self._submit(_Call(work, done))
-        while not done.done():
-            self._failure.check()
-            try:
-                done.exception(_PATIENCE)
-            except TimeoutError:
-                continue
-        return done.result()
+        return done.wait()
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the thread after the plan that it is at; one that is stuck in its source is left behind."""
+        """End the thread after the current plan; abandon it if it is stuck in its source."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -218,7 +208,7 @@ class Planner:
             self._tidy()
 
     def _next_call(self) -> _Call | None:
-        """What to do next: what others want comes before the next plan; None when the planner is closed."""
+        """Return the next call: requests of others first, then the next plan; None once closed."""
         with self._changed:
             while True:
                 if self._closing:
@@ -259,7 +249,7 @@ class Planner:
             self._changed.notify_all()
 
     def _tidy(self) -> None:
-        """Nothing more will be done: nobody may wait for it, and files being read are closed."""
+        """Fail all pending calls, and close the files being read."""
         error = self._failure.error or RuntimeError("the planner was closed before it could do this")
         with self._changed:
             self._closing = True
@@ -274,7 +264,7 @@ class Planner:
 
 
 def check_samples(samples: Samples) -> None:
-    """Refuse what is no batch, or one whose parts tell of different numbers of samples."""
+    """Refuse a batch whose parts have different numbers of samples."""
     if not isinstance(samples, Samples):
         raise DataError(f"batches must be rowhaul Samples; got a {type(samples).__name__}")
     sizes = {"lengths": samples.lengths.shape[-1], "dense": len(samples.dense), "index": len(samples.index)}
@@ -282,4 +272,4 @@ def check_samples(samples: Samples) -> None:
         sizes["labels"] = len(samples.labels)
     if len(set(sizes.values())) > 1:
         given = ", ".join(f"{name} of {size}" for name, size in sizes.items())
-        raise DataError(f"all parts of a batch must tell of the same number of samples; got {given}")
+        raise DataError(f"all parts of a batch must have the same number of samples; got {given}")

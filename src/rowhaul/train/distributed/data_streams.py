@@ -23,8 +23,7 @@ from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ClusterError, DataError
 from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.planning.rank0_data.evaluation import ReceivedBatches, SentBatches
-from rowhaul.planning.rank0_data.feed import DataFeed
-from rowhaul.planning.rank0_data.sharing import READER, DataSource
+from rowhaul.planning.rank0_data.sharing import READER, DataReceiver, DataSource
 from rowhaul.schedule import HotRows
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.training import DistributedTraining
@@ -195,16 +194,16 @@ def _broadcast_rows(links: Links, mine: HotRows | None) -> HotRows:
 @contextmanager
 def evaluation_batches(training: DistributedTraining, stream: SampleStream) -> Iterator[Iterable[Samples]]:
     """The batches that `evaluate` takes on this rank, read here or sent by rank 0; collective, as it is."""
-    feed, num_workers = training.runtime.feed, training.settings.topology.num_workers
-    if not isinstance(feed, DataFeed) or not training.runtime.trains:
+    data, num_workers = training.runtime.feed.data, training.settings.topology.num_workers
+    batches: SentBatches | ReceivedBatches
+    if data is None or not training.runtime.trains:
         yield stream
         return
-    if isinstance(feed.data, DataSource):
-        batches: SentBatches | ReceivedBatches = SentBatches(
-            feed.data, stream, num_workers, stream.num_samples
-        )
+    if isinstance(data, DataSource):
+        batches = SentBatches(data, stream, num_workers, stream.num_samples)
     else:
-        batches = ReceivedBatches(feed.data, training.runtime.rank, stream.num_samples)
+        assert isinstance(data, DataReceiver)
+        batches = ReceivedBatches(data, training.runtime.rank, stream.num_samples)
     try:
         yield batches
     except Exception:  # which all ranks are told of, unless it is a failure

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rowhaul.nn import Batch
-from rowhaul.planning.rank0_data.feed import DataFeed
 from rowhaul.planning.rank0_data.sharing import DataSource
 from rowhaul.train.distributed.gathering import raise_first_error
 from rowhaul.train.distributed.training import DistributedTraining
@@ -31,7 +30,5 @@ class TrainingOnSentData(DistributedTraining):
         if not self.finished or self._knows_why:
             return
         self._knows_why = True
-        feed, error = self.runtime.feed, None
-        if isinstance(feed, DataFeed) and isinstance(feed.data, DataSource):
-            error = feed.data.error
-        raise_first_error(self.runtime, self.iteration, error)
+        data = self.runtime.feed.data
+        raise_first_error(self.runtime, self.iteration, data.error if isinstance(data, DataSource) else None)
