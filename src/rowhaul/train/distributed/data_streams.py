@@ -12,8 +12,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-import numpy as np
-
 from rowhaul.cluster.checks import gather_texts, require_all
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.waiting import ranks_text, within
@@ -28,8 +26,8 @@ from rowhaul.schedule import HotRows
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.run import EVALUATION_BATCH
-from rowhaul.transport.base import Links
 from rowhaul.transport.remote_errors import read_report, write_report
+from rowhaul.tuning.hot_set.broadcast import broadcast_rows
 from rowhaul.tuning.hot_set.first_rows import profile_hot_rows
 
 _OPENING_SECONDS = 600.0  # all footers are read; a rank that dies meanwhile is noticed by its heartbeat
@@ -169,26 +167,7 @@ def hot_rows_for_all(
         return profile_hot_rows(stream, settings, collection)
     mine = profile_hot_rows(stream, settings, collection) if cluster.rank == READER else None
     # Not in this thread: a rank that waits in the network for one that is gone cannot be interrupted.
-    return within(_OPENING_SECONDS, lambda: _broadcast_rows(cluster.data, mine), check=cluster.failure.check)
-
-
-def _broadcast_rows(links: Links, mine: HotRows | None) -> HotRows:
-    if mine is not None:
-        size = np.array([len(mine)], np.int64)
-        others = [rank for rank in range(links.num_ranks) if rank != READER]
-        transfers = [
-            links.post({}, dict.fromkeys(others, part.view(np.uint8)))
-            for part in (size, mine.tables, mine.keys)
-        ]
-        for transfer in transfers:
-            transfer.wait_sent()
-        return mine
-    size = np.empty(1, np.int64)
-    links.post({READER: size.view(np.uint8)}, {}).wait_received()
-    tables, keys = np.empty(size[0], np.int32), np.empty(size[0], np.int64)
-    for part in (tables, keys):
-        links.post({READER: part.view(np.uint8)}, {}).wait_received()
-    return HotRows(tables, keys)
+    return within(_OPENING_SECONDS, lambda: broadcast_rows(cluster.data, mine), check=cluster.failure.check)
 
 
 @contextmanager

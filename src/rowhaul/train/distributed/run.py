@@ -215,7 +215,7 @@ class ClusterSession:
     def start(self) -> None:
         """Let the hot set's controller write to the log."""
         if self.hot is not None:
-            self.hot.speak(self.log.tell)
+            self.hot.report_to(self.log.tell)
 
     def batches(self, count: int) -> Iterator[Batch]:
         """Yield this worker's part of the next global batches; nothing on a store, which serves them."""
