@@ -22,7 +22,6 @@ from rowhaul._threads import Failure, Future
 from rowhaul.data.samples import Samples
 from rowhaul.errors import DataError
 from rowhaul.schedule import ControlRecord, IdBatch, Plan, Scheduler
-from rowhaul.schedule.control import Value
 
 Result = TypeVar("Result")
 MakeScheduler = Callable[[Iterator[IdBatch]], Scheduler]
@@ -156,10 +155,6 @@ class Planner:
         A record that the scheduler refuses, because it is late or invalid, ends the planner.
         """
         self._submit(_Call(lambda scheduler: scheduler.receive(record)))
-
-    def post(self, name: str, value: Value) -> ControlRecord:
-        """Decide a control record here, as `Scheduler.post`: for a run with one planner."""
-        return self.at_rest(lambda scheduler: scheduler.post(name, value))
 
     def at_rest(self, work: Callable[[Scheduler], Result]) -> Result:
         """Call a function with the scheduler between two plans, in the planner's thread; wait for the result.

@@ -11,6 +11,8 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -41,7 +43,8 @@ class InProcessNetwork:
         self._changed = threading.Condition()
         self._error: BaseException | None = None
         self._groups_made: defaultdict[tuple[Any, ...], int] = defaultdict(int)
-        self._pairs: defaultdict[tuple[int, int, int], _Pair] = defaultdict(_Pair)
+        # Messages posted by one end only, by group, sender and receiver; of one end at a time.
+        self._unmatched: defaultdict[tuple[int, int, int], deque[_Message]] = defaultdict(deque)
         self._rounds: defaultdict[tuple[Any, ...], _Round] = defaultdict(_Round)
 
     def connect(self, membership: Membership) -> Groups:
@@ -90,22 +93,29 @@ class InProcessNetwork:
 class _Message:
     """One payload, from the first post of either end until it is copied."""
 
+    sender: int
+    receiver: int
     source: Bytes | None = None
     destination: Bytes | None = None
-    delivered: bool = False
-    error: LinkError | None = None
+    is_delivered: bool = False
 
     @property
     def is_matched(self) -> bool:
         return self.source is not None and self.destination is not None
 
-
-@dataclass
-class _Pair:
-    """Messages from one rank to another that only one end has posted."""
-
-    sent: deque[_Message] = field(default_factory=deque)
-    awaited: deque[_Message] = field(default_factory=deque)
+    def deliver(self) -> None:
+        """Copy the payload at the first wait of either end."""
+        if self.is_delivered:
+            return
+        assert self.source is not None
+        assert self.destination is not None
+        if self.source.size != self.destination.size:
+            raise LinkError(
+                f"rank {self.sender} sent {self.source.size:,} bytes to rank {self.receiver}, which expected "
+                f"{self.destination.size:,}: both must follow the same plan"
+            )
+        self.destination[...] = self.source
+        self.is_delivered = True
 
 
 class InProcessLinks:
@@ -124,42 +134,29 @@ class InProcessLinks:
         network.delay()
         with network._changed:
             network._check()
-            received = {peer: self._receive(peer, data) for peer, data in receives.items() if data.size}
-            sent = {peer: self._send(peer, data) for peer, data in sends.items() if data.size}
+            received = {
+                peer: self._match(peer, self.rank, "destination", data)
+                for peer, data in receives.items()
+                if data.size
+            }
+            sent = {
+                peer: self._match(self.rank, peer, "source", data)
+                for peer, data in sends.items()
+                if data.size
+            }
             network._changed.notify_all()
         return InProcessTransfer(network, self.rank, received, sent)
 
-    def _receive(self, peer: int, destination: Bytes) -> _Message:
-        pair = self._network._pairs[self._group, peer, self.rank]
-        message = _take_or_queue(pair.sent, pair.awaited)
-        message.destination = destination
-        _check_sizes(message, peer, self.rank)
+    def _match(self, sender: int, receiver: int, end: str, data: Bytes) -> _Message:
+        """Find the message that the other end has posted, or queue a new one."""
+        queue = self._network._unmatched[self._group, sender, receiver]
+        if queue and getattr(queue[0], end) is None:
+            message = queue.popleft()
+        else:
+            message = _Message(sender, receiver)
+            queue.append(message)
+        setattr(message, end, data)
         return message
-
-    def _send(self, peer: int, source: Bytes) -> _Message:
-        pair = self._network._pairs[self._group, self.rank, peer]
-        message = _take_or_queue(pair.awaited, pair.sent)
-        message.source = source
-        _check_sizes(message, self.rank, peer)
-        return message
-
-
-def _take_or_queue(theirs: deque[_Message], ours: deque[_Message]) -> _Message:
-    if theirs:
-        return theirs.popleft()
-    message = _Message()
-    ours.append(message)
-    return message
-
-
-def _check_sizes(message: _Message, sender: int, receiver: int) -> None:
-    if message.source is None or message.destination is None:
-        return
-    if message.source.size != message.destination.size:
-        message.error = LinkError(
-            f"rank {sender} sent {message.source.size:,} bytes to rank {receiver}, which expected "
-            f"{message.destination.size:,}: both must follow the same plan"
-        )
 
 
 class InProcessTransfer:
@@ -187,34 +184,21 @@ class InProcessTransfer:
         with network._changed:
             network._check()
             for peer in list(messages):
-                self._wait_for(messages[peer], f"{direction} rank {peer}")
+                self._wait_for(messages[peer], f"rank {self._rank}: the message {direction} rank {peer}")
                 del messages[peer]
 
-    def _wait_for(self, message: _Message, between: str) -> None:
-        self._network._wait_until(
-            lambda: message.is_matched, lambda: f"rank {self._rank}: the message {between}"
-        )
-        _deliver(message)
-
-
-def _deliver(message: _Message) -> None:
-    if message.error is not None:
-        raise message.error
-    if not message.delivered:
-        assert message.source is not None
-        assert message.destination is not None
-        message.destination[...] = message.source
-        message.delivered = True
+    def _wait_for(self, message: _Message, what: str) -> None:
+        self._network._wait_until(lambda: message.is_matched, lambda: what)
+        message.deliver()
 
 
 @dataclass
 class _Round:
     """One collective operation: its inputs and its result."""
 
-    given: dict[int, Any] = field(default_factory=dict)
+    inputs: dict[int, Any] = field(default_factory=dict)  # by rank
     kinds: dict[int, str] = field(default_factory=dict)
-    result: Any = None
-    error: LinkError | None = None
+    result: Any = None  # or a `LinkError`
     num_taken: int = 0
 
 
@@ -240,7 +224,7 @@ class InProcessCollective:
         """Replace a one-dimensional tensor by its sum over ranks, added in rank order: the same bits."""
         check_summable(values)
         kind = f"sum_in_rank_order of {values.numel():,} {values.dtype}"
-        values.detach().copy_(self._together(kind, values.detach().clone(), _sum_in_order))
+        values.detach().copy_(self._together(kind, values.detach().clone(), lambda parts: reduce(add, parts)))
 
     def _together(self, kind: str, mine: Any, combine: Callable[[list[Any]], Any]) -> Any:
         """Wait for all members; the last one to arrive combines their inputs."""
@@ -251,37 +235,28 @@ class InProcessCollective:
         with network._changed:
             network._check()
             current = network._rounds[key]
-            current.given[self.rank], current.kinds[self.rank] = mine, kind
-            if len(current.given) == self.num_ranks:
-                self._finish(current, combine)
+            current.inputs[self.rank], current.kinds[self.rank] = mine, kind
+            if len(current.inputs) == self.num_ranks:
+                current.result = self._combine(current, combine)
                 network._changed.notify_all()
             network._wait_until(
-                lambda: current.result is not None or current.error is not None,
-                lambda: f"{kind}: {self._missing(current)}",
+                lambda: current.result is not None, lambda: f"{kind}: {self._missing(current)}"
             )
             current.num_taken += 1
             if current.num_taken == self.num_ranks:
                 del network._rounds[key]
-        if current.error is not None:
-            raise current.error
+        if isinstance(current.result, LinkError):
+            raise current.result
         return current.result
 
-    def _finish(self, current: _Round, combine: Callable[[list[Any]], Any]) -> None:
+    def _combine(self, current: _Round, combine: Callable[[list[Any]], Any]) -> Any:
         if len(set(current.kinds.values())) == 1:
-            current.result = combine([current.given[rank] for rank in range(self.num_ranks)])
-            return
+            return combine([current.inputs[rank] for rank in range(self.num_ranks)])
         calls = "; ".join(
-            f"rank {self._members[rank]}: {current.kinds[rank]}" for rank in sorted(current.kinds)
+            f"rank {self._members[rank]}: {kind}" for rank, kind in sorted(current.kinds.items())
         )
-        current.error = LinkError(f"the members of a collective called it differently: {calls}")
+        return LinkError(f"the members of a collective called it differently: {calls}")
 
     def _missing(self, current: _Round) -> str:
-        absent = [member for rank, member in enumerate(self._members) if rank not in current.given]
+        absent = [member for rank, member in enumerate(self._members) if rank not in current.inputs]
         return f"ranks {absent} of the members {list(self._members)}"
-
-
-def _sum_in_order(parts: list[Tensor]) -> Tensor:
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part
-    return total

@@ -55,42 +55,37 @@ class SentBatches:
                 sent = self._send(following)
                 yield from here
                 here = sent
-            self._end()
+            self.close()
             yield from here
         finally:
-            self._end()
+            self.close()
 
     def close(self) -> None:
         """Announce the end to the other workers."""
-        self._end()
+        if not self._has_ended:
+            self._has_ended = True
+            self._post(Kind.END)
 
     def _send(self, batches: list[Samples]) -> list[Samples]:
         """Send a round; return rank 0's view of it."""
         if self._description is None:
             self._description = Description.of(batches[0])
-            self._post(Kind.DESCRIPTION, self._description.to_bytes(), 0, None)
+            self._post(Kind.DESCRIPTION, self._description.to_bytes())
         for worker, samples in enumerate(batches):
             self._description.check(samples)
+            payload = None
             if worker:
                 everything = np.arange(len(samples))
                 payload = np.concatenate([pack_ids(samples), pack_dense(samples, everything)])
-                self._post(Kind.WHOLE, payload, len(samples), worker)
-            else:
-                self._post(Kind.WHOLE, None, len(samples), worker)
+            self._post(Kind.WHOLE, payload, len(samples), worker)
         return [batches[0], *map(_of_size, map(len, batches[1:]))]
 
-    def _end(self) -> None:
-        if not self._has_ended:
-            self._has_ended = True
-            self._post(Kind.END, None, 0, None)
-
-    def _post(self, kind: Kind, payload: Bytes | None, num_samples: int, worker: int | None) -> None:
+    def _post(self, kind: Kind, payload: Bytes | None = None, num_samples: int = 0, worker: int = -1) -> None:
         """Send a header to all other workers, and the payload to one of them, or to all."""
         messages: dict[int, tuple[Header, Bytes | None]] = {}
         for rank in range(1, self._num_workers):
-            given = payload if worker in (None, rank) else None
-            size = 0 if given is None else len(given)
-            messages[rank] = (Header(kind, size, num_samples, -1 if worker is None else worker), given)
+            given = payload if worker in (-1, rank) else None
+            messages[rank] = (Header(kind, 0 if given is None else len(given), num_samples, worker), given)
         self._source.executor.submit(lambda: self._source.send(messages))
 
 
