@@ -107,7 +107,7 @@ def measure_collectives(
 
 
 def _filled_memory(layout: TableLayout, num_rows: int) -> RowMemory:
-    """Make rows of the first table, so many that those of a trial are in no processor's cache."""
+    """Make more rows of the first table than any processor's cache holds."""
     memory = RowMemory(layout)
     memory.make(np.zeros(num_rows, np.int32), np.arange(num_rows))
     return memory
