@@ -12,7 +12,9 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
+
+from rowhaul.errors import ClusterError
 
 Result = TypeVar("Result")
 
@@ -48,12 +50,6 @@ class Failure:
             explained = self._explain(self._error)
             raise explained from (self._error if explained is not self._error else None)
 
-    def wait_until(self, changed: threading.Condition, happened: Callable[[], object]) -> None:
-        """Wait on a condition that the caller holds; raise the error if the rank fails meanwhile."""
-        while not happened():
-            self.check()
-            changed.wait(POLL_SECONDS)
-
 
 class Future(concurrent.futures.Future[Result]):
     """A future whose `wait` also ends when anything on the rank fails."""
@@ -69,6 +65,38 @@ class Future(concurrent.futures.Future[Result]):
             with contextlib.suppress(TimeoutError):
                 self.exception(POLL_SECONDS)
         return self.result()
+
+
+class RankQueue(Generic[Result]):
+    """A queue between threads of a rank; `get` also ends when the rank fails or the queue is closed.
+
+    Args:
+        failure: of this rank.
+        closed: the message of the `ClusterError` that `get` raises on a closed, empty queue.
+    """
+
+    def __init__(self, failure: Failure, closed: str) -> None:
+        self._failure, self._message = failure, closed
+        self._items: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self._closed = False
+
+    def put(self, item: Result) -> None:
+        """Append an item."""
+        self._items.put(item)
+
+    def get(self) -> Result:
+        """Wait for the next item and remove it."""
+        while True:
+            try:
+                return self._items.get(timeout=POLL_SECONDS)
+            except queue.Empty:
+                self._failure.check()
+                if self._closed:
+                    raise ClusterError(self._message) from None
+
+    def close(self) -> None:
+        """End all waits."""
+        self._closed = True
 
 
 class SerialExecutor:

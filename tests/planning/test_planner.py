@@ -9,7 +9,7 @@ import pytest
 from planned_cases import all_plans, assert_same, planner, samples, settings
 
 from rowhaul._threads import Failure
-from rowhaul.errors import ConfigError, DataError
+from rowhaul.errors import ClusterError, ConfigError, DataError
 from rowhaul.planning.planner import samples_digest
 from rowhaul.schedule import ControlRecord, IdBatch, Scheduler
 
@@ -211,9 +211,9 @@ def test_closing_ends_the_thread_and_closes_the_source():
     assert made.next() is not None
     made.close()
     assert closed.wait(60)
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(ClusterError, match="closed"):
         made.next()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(ClusterError, match="closed"):
         made.at_rest(lambda scheduler: scheduler.iteration)
 
 

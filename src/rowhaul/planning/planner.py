@@ -8,22 +8,25 @@ force, and so that nothing is ahead of training when a segment ends.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import xxhash
 
-from rowhaul._threads import Failure, Future
+from rowhaul._threads import Failure, Future, RankQueue, SerialExecutor
 from rowhaul.data.samples import Samples
-from rowhaul.errors import DataError
+from rowhaul.errors import ClusterError, DataError
 from rowhaul.schedule import ControlRecord, IdBatch, Plan, Scheduler
 
 Result = TypeVar("Result")
+_CLOSED = "the planner is closed: it makes no more plans"
+
 MakeScheduler = Callable[[Iterator[IdBatch]], Scheduler]
 
 
@@ -68,23 +71,6 @@ def samples_digest(samples: Samples) -> bytes:
     return state.digest()
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A call with the scheduler between two plans; without ``done`` its errors end the planner."""
-
-    work: Callable[[Scheduler], Any]
-    done: Future[Any] | None = None
-
-    def make(self, scheduler: Scheduler) -> None:
-        if self.done is None:
-            self.work(scheduler)
-            return
-        try:
-            self.done.set_result(self.work(scheduler))
-        except BaseException as error:
-            self.done.set_exception(error)
-
-
 class Planner:
     """Plans iterations in its own thread.
 
@@ -124,61 +110,67 @@ class Planner:
         self._complete = complete
         self._window: deque[Samples] = deque()  # read, not planned yet
         self._scheduler = make_scheduler(self._ids())
-        self._allowed = self._scheduler.iteration + ahead - 1
-        self._changed = threading.Condition()  # guards all that follows
-        self._calls: deque[_Call] = deque()
-        self._ready: deque[PlannedBatch] = deque()
-        self._ended = self._closing = False
-        self._thread = threading.Thread(target=self._run, name="rowhaul-planner", daemon=True)
-        self._thread.start()
+        self._ready: RankQueue[PlannedBatch | None] = RankQueue(
+            failure, "the planner is closed: no next plan"
+        )
+        self._executor = SerialExecutor("planner", failure)
+        self._lock = threading.Lock()  # of the next attribute
+        self._allowed = self._scheduler.iteration - 1
+        self._has_ended = self._is_exhausted = False  # all batches are planned; and taken by `next`
+        self._is_closed = False
+        self.allow(self._allowed + ahead)
 
     def allow(self, iteration: int) -> None:
         """Allow planning up to and including this iteration."""
-        with self._changed:
+        with self._lock:
+            for _ in range(self._allowed, iteration):
+                self._executor.submit(lambda: self._guarded(self._plan))
             self._allowed = max(self._allowed, iteration)
-            self._changed.notify_all()
 
     def next(self) -> PlannedBatch | None:
         """Wait for the next plan; None when all batches are planned."""
-        with self._changed:
-            self._failure.wait_until(self._changed, lambda: self._ready or self._ended or self._closing)
-            if self._ready:
-                return self._ready.popleft()
-            self._failure.check()
-            if self._ended:
-                return None
-            raise RuntimeError("the planner is closed: there is no next plan")
+        planned = None if self._is_exhausted else self._ready.get()
+        self._is_exhausted = planned is None
+        return planned
 
     def receive(self, record: ControlRecord) -> None:
         """Apply a control record before the next plan is made; does not wait.
 
         A record that the scheduler refuses, because it is late or invalid, ends the planner.
         """
-        self._submit(_Call(lambda scheduler: scheduler.receive(record)))
+        self._check_open()
+        self._executor.submit(lambda: self._guarded(lambda: self._scheduler.receive(record)))
 
     def at_rest(self, work: Callable[[Scheduler], Result]) -> Result:
-        """Call a function with the scheduler between two plans, in the planner's thread; wait for the result.
+        """Call a function with the scheduler after all allowed plans; wait for the result.
 
-        When `next` has returned all allowed plans, the scheduler rests right after the last of them.
+        The function runs in the planner's thread; its errors are raised here and do not end the planner.
         """
+        self._check_open()
         done: Future[Result] = Future(self._failure)
-        self._submit(_Call(work, done))
+
+        def call() -> None:
+            try:
+                self._check_open()
+                done.set_result(work(self._scheduler))
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._executor.submit(call)
         return done.wait()
 
     def close(self, timeout: float = 5.0) -> None:
         """End the thread after the current plan; abandon it if it is stuck in its source."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        self._thread.join(timeout)
+        self._is_closed = True
+        self._ready.close()
+        self._executor.close(timeout)
+        with contextlib.suppress(AttributeError, ValueError):  # cannot be closed, or is being read
+            self._source.close()  # type: ignore[attr-defined]  # generators have it, other iterators may not
 
-    def _submit(self, call: _Call) -> None:
-        with self._changed:
-            self._failure.check()
-            if self._closing:
-                raise RuntimeError("the planner is closed: its scheduler is gone")
-            self._calls.append(call)
-            self._changed.notify_all()
+    def _check_open(self) -> None:
+        self._failure.check()
+        if self._is_closed:
+            raise ClusterError(_CLOSED)
 
     def _ids(self) -> Iterator[IdBatch]:
         for samples in self._source:
@@ -189,36 +181,26 @@ class Planner:
                 range(len(samples.features)) if tables is None else tables, samples.values, samples.lengths
             )
 
-    def _run(self) -> None:
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """Make a call whose errors end the planner."""
+        if self._is_closed:
+            return
         try:
-            while (call := self._next_call()) is not None:
-                call.make(self._scheduler)
+            call()
         except BaseException as error:
             try:
                 if self._audience is not None:
                     self._audience.fail(error)  # first: this process may end as soon as the failure is known
             finally:
                 self._failure.set(error)
-        finally:
-            self._tidy()
 
-    def _next_call(self) -> _Call | None:
-        """Return the next call: requests of others first, then the next plan; None once closed."""
-        with self._changed:
-            while True:
-                if self._closing:
-                    return None
-                if self._calls:
-                    return self._calls.popleft()
-                if not self._ended and self._scheduler.iteration <= self._allowed:
-                    return _Call(self._plan)
-                self._changed.wait()
-
-    def _plan(self, scheduler: Scheduler) -> None:
+    def _plan(self) -> None:
+        if self._has_ended:
+            return
         planned = None
-        if scheduler.fill():
+        if self._scheduler.fill():
             began = time.perf_counter()
-            plan = scheduler.plan()
+            plan = self._scheduler.plan()
             seconds = time.perf_counter() - began
             samples = self._window.popleft()
             planned = PlannedBatch(
@@ -229,33 +211,12 @@ class Planner:
                 decision_seconds=seconds,
                 ready_at=time.monotonic(),
             )
-        self._publish(planned)
-
-    def _publish(self, planned: PlannedBatch | None) -> None:
+        self._has_ended = planned is None
         if self._audience is not None and planned is not None:
             self._audience.send(planned)
         elif self._audience is not None:
             self._audience.end()
-        with self._changed:
-            if planned is not None:
-                self._ready.append(planned)
-            else:
-                self._ended = True
-            self._changed.notify_all()
-
-    def _tidy(self) -> None:
-        """Fail all pending calls, and close the files being read."""
-        error = self._failure.error or RuntimeError("the planner was closed before it could do this")
-        with self._changed:
-            self._closing = True
-            for call in self._calls:
-                if call.done is not None:
-                    call.done.set_exception(error)
-            self._calls.clear()
-            self._changed.notify_all()
-        close = getattr(self._source, "close", None)
-        if close is not None:
-            close()
+        self._ready.put(planned)
 
 
 def check_samples(samples: Samples) -> None:

@@ -7,20 +7,18 @@ dense values and labels of the samples that this host trains.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from queue import Empty, SimpleQueue
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul._threads import POLL_SECONDS, Failure, Future
+from rowhaul._threads import Failure, Future, RankQueue
 from rowhaul.data.samples import Samples
-from rowhaul.errors import ClusterError
 from rowhaul.planning.rank0_data.messages import Description, with_dense
 from rowhaul.schedule import Plan
 from rowhaul.transport.base import Bytes
 
-Item = TypeVar("Item")
+_CLOSED = "training was closed on this rank while it waited for data of rank 0"
+
 Workers = npt.NDArray[np.int32]
 
 
@@ -41,12 +39,10 @@ class Inbox:
     def __init__(self, workers: Sequence[int], failure: Failure, *, plans_for_reader: bool) -> None:
         self.workers = tuple(workers)
         self.described: Future[Description] = Future(failure)
-        self.ids: SimpleQueue[Samples | None] = SimpleQueue()  # `without_dense`; None at the end
-        self.dense: SimpleQueue[Bytes] = SimpleQueue()  # of the same batches, in the same order
-        self._assignments: SimpleQueue[Workers] = SimpleQueue()
-        self._failure = failure
+        self.ids: RankQueue[Samples | None] = RankQueue(failure, _CLOSED)  # `without_dense`; None at the end
+        self.dense: RankQueue[Bytes] = RankQueue(failure, _CLOSED)  # of the same batches, in the same order
+        self._assignments: RankQueue[Workers] = RankQueue(failure, _CLOSED)
         self._plans_for_reader = plans_for_reader
-        self._closed = False
 
     def description(self) -> Description:
         """Wait for the description of the batches."""
@@ -54,7 +50,7 @@ class Inbox:
 
     def batches(self) -> Iterator[Samples]:
         """All batches, for the planner."""
-        while (samples := self._get(self.ids)) is not None:
+        while (samples := self.ids.get()) is not None:
             yield samples
 
     def complete(self, samples: Samples, plan: Plan) -> Samples:
@@ -63,7 +59,7 @@ class Inbox:
             self._assignments.put(plan.worker)
         if not self.workers:
             return samples
-        payload = self._get(self.dense)
+        payload = self.dense.get()
         places, description = trained_by(self.workers, plan.worker), self.description()
         if len(payload) != description.dense_bytes(len(places)):
             return samples  # plans differ, which all ranks find when they compare them
@@ -71,19 +67,9 @@ class Inbox:
 
     def assignment(self) -> Workers:
         """Wait until the next batch is planned; return the worker of each sample."""
-        return self._get(self._assignments)
+        return self._assignments.get()
 
     def close(self) -> None:
         """End all waits."""
-        self._closed = True
-
-    def _get(self, items: SimpleQueue[Item]) -> Item:
-        while True:
-            try:
-                return items.get(timeout=POLL_SECONDS)
-            except Empty:
-                self._failure.check()
-                if self._closed:
-                    raise ClusterError(
-                        "training was closed on this rank while it waited for data of rank 0"
-                    ) from None
+        for items in (self.ids, self.dense, self._assignments):
+            items.close()
