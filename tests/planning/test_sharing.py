@@ -334,9 +334,8 @@ def test_leader_and_follower_see_the_same():
     batches = [samples(number) for number in range(3)]
     leader, follower = feeds(batches)
     for feed in (leader, follower):
+        feed.receive(ControlRecord(0, 1, "shares", (8, 0)))
         feed.allow(3)
-    leader.receive(ControlRecord(0, 1, "shares", (8, 0)))
-    follower.receive(ControlRecord(0, 1, "shares", (8, 0)))
     for _ in batches:
         assert_same(follower.next(), as_shared(leader.next()))
         assert follower.own_digest == leader.own_digest != NO_SAMPLES

@@ -58,9 +58,10 @@ class GlooTransport:
                 dense = _new_group(workers)
                 made += [dense] if trains else []
                 made += [_new_group(everyone), _new_group(everyone)]
-            connected += [connect_group(group, host) for group in made]
+            for group in made:
+                connected.append(connect_group(group, host))
         except BaseException:
-            _destroy(made, owns_default)
+            close()
             raise
         moves, control, data = connected[0], connected[-2], connected[-1]
         summed = PairwiseCollective(connected[1]) if trains else None
