@@ -123,9 +123,9 @@ def together(folder: str, model: str, per_worker: int, steps: int, dispatcher: s
             trainer.dense.step()
             trainer.dense.zero_grad()
         seconds, counted = time.perf_counter() - began, steps - WARM_UP
-        lanes = {name: (cpu - before.get(name, 0)) / counted for name, cpu in threads_seconds().items()}
+        threads = {name: (cpu - before.get(name, 0)) / counted for name, cpu in threads_seconds().items()}
         everyone = training.runtime.in_control(
-            lambda control: control.all_gather(np.array([sum(lanes.values())]).view(np.uint8))
+            lambda control: control.all_gather(np.array([sum(threads.values())]).view(np.uint8))
         ).wait()
         training.close()
     if cluster.rank == 0:
@@ -135,7 +135,7 @@ def together(folder: str, model: str, per_worker: int, steps: int, dispatcher: s
         }
         slack = statistics.median(slack for _, slack in jobs[WARM_UP:])
         cpu = float(np.ascontiguousarray(everyone).view(np.float64).sum())
-        print(json.dumps([counted * config.batch_size / seconds, cpu, parts, slack, lanes]))
+        print(json.dumps([counted * config.batch_size / seconds, cpu, parts, slack, threads]))
 
 
 def run(command: list[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
@@ -179,8 +179,8 @@ def compare(folder: str, model: str, per_worker: int, dispatcher: str, repeats: 
         apart.append(measure_alone(folder, model, per_worker, steps))
         speed, cpu, *details = measure_together(folder, model, per_worker, steps, dispatcher)
         joined.append((speed, cpu))
-    waits, slack, lanes = details
-    for what, each in (("ms an iteration", waits), ("CPU ms of rank 0", lanes)):
+    waits, slack, threads = details
+    for what, each in (("ms an iteration", waits), ("CPU ms of rank 0", threads)):
         parts = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in each.items() if seconds > 5e-5)
         console.print(f"{model}, {per_worker:,} a worker, {what}: {parts}")
     console.print(f"{model}, {per_worker:,} a worker: slack of plans {slack * 1e3:.1f} ms")

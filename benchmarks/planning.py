@@ -22,8 +22,7 @@ from figures.traces import Trace, generated
 from report import print_machine, print_table
 from rowhaul import _environment
 from rowhaul.data.samples import Samples
-from rowhaul.planning.packing import unpack
-from rowhaul.planning.plan_files import PlanFiles
+from rowhaul.planning.packing import PlanFiles, unpack
 from rowhaul.planning.planner import PlannedBatch, samples_digest
 from rowhaul.schedule import CacheSettings, IdBatch, RowSizes, Scheduler, ScheduleSettings, Topology
 

@@ -1,4 +1,4 @@
-"""The commands: a cluster to play with, one command on all its ranks, a check of its links."""
+"""The commands: a cluster for experiments, one command on all its ranks, a check of its links."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAME = typer.Option("default", help="Which network, where several are up.")
 
 @app.command()
 def up(links: str = LINKS, stores: str = STORES, name: str = NAME) -> None:
-    """Leave a cluster up to play with, until `down`."""
+    """Leave a cluster up until `down`."""
     if links is None:
         raise ConfigError("--links is missing: give each worker's speed, e.g. --links 50mbit*4,5mbit*4")
     made = network.bring_up(name, *_links(links, stores))
@@ -122,7 +122,7 @@ def _parse(text: str, option: str, nodes: str) -> tuple[Link, ...]:
 
 
 def main() -> None:
-    """Run the command line; what a user can mend ends in one clear message, no traceback."""
+    """Run the command line; show a user's mistakes as one clear message, without a traceback."""
     try:
         app()
     except RowhaulError as error:

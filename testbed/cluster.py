@@ -18,7 +18,7 @@ from testbed.processes import RankOutput, RankProcesses
 
 @dataclass(frozen=True)
 class ClusterRun:
-    """What came of a run: each rank's output, what passed its links, and the seconds it took."""
+    """The result of a run: each rank's output, its traffic, and the seconds taken."""
 
     outputs: list[RankOutput]
     counters: Counters
@@ -52,7 +52,7 @@ def run_in(
     environment: Mapping[str, str] | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> ClusterRun:
-    """As `run_cluster`, in a network that is there: several runs can share one."""
+    """As `run_cluster`, in an existing network: several runs can share one."""
     folder = folder or Path(tempfile.mkdtemp(prefix="testbed-"))
     before, begin = counters.read(network), time.monotonic()
     with RankProcesses(network, command_of_rank, folder, environment) as processes:

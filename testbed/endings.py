@@ -1,4 +1,4 @@
-"""Ends processes by their numbers: asked first, then not."""
+"""Ends processes by their ids: terminates them, then kills those that remain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS_TO_END = 3.0  # between asking and forcing, and between forcing and givi
 
 
 def end(alive: Callable[[], Sequence[int]]) -> None:
-    """End processes until ``alive`` names none; it is asked again and again, since processes start others."""
+    """End processes until ``alive`` names none; it is called repeatedly, since processes start others."""
     asked: set[int] = set()
     asked_until = time.monotonic() + SECONDS_TO_END
     while pids := alive():

@@ -1,4 +1,4 @@
-"""What can go wrong with a testbed, told apart: it cannot run here, it broke, or a rank did."""
+"""Errors of the testbed: it cannot run here, it broke, or a rank failed."""
 
 from __future__ import annotations
 

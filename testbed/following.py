@@ -11,7 +11,7 @@ from testbed.layout import Network
 
 
 class Following:
-    """Reads on, in each rank's output files, from where it stopped reading."""
+    """Reads new lines of each rank's output files."""
 
     def __init__(self, network: Network, folder: Path | None = None) -> None:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="testbed-"))
@@ -19,7 +19,7 @@ class Following:
         self._read_bytes = {(rank, stream): 0 for rank in network.ranks for stream in ("stdout", "stderr")}
 
     def show_new_lines(self) -> None:
-        """Print the whole lines that came since the last call, to the stream that they came from."""
+        """Print the complete lines written since the last call, to the stream that they came from."""
         for (rank, stream), begin in self._read_bytes.items():
             with (self.folder / f"rank-{rank}.{stream}").open("rb") as file:
                 file.seek(begin)

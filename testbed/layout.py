@@ -1,4 +1,4 @@
-"""A network as those see it who use it: ranks, their links, their addresses, and how to enter them."""
+"""The layout of a network: ranks, their links and addresses, and how to enter them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Network:
 
     @property
     def switch_address(self) -> str:
-        """The bridge's own address among the shaped links: whoever talks to it waits for one link only."""
+        """The bridge's own address among the shaped links: messages to it pass one link only."""
         return str(_HAUL_NET + _SWITCH_HOST)
 
     def namespace(self, rank: int) -> str:
@@ -88,7 +88,7 @@ def side_port(rank: int) -> str:
 
 
 def description(network: Network, rank: int) -> str:
-    """What a port's alias says, for ``existing`` to read back: the kernel keeps the notes on a network."""
+    """Describe a port in its alias, for ``existing`` to read back: the kernel stores the description."""
     return f"{network.role(rank)} {round(network.links[rank].bytes_per_second * 8)}bit"
 
 

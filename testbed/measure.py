@@ -1,4 +1,4 @@
-"""What the links really carry: plain sockets, both directions at once, against what they are shaped to."""
+"""Measures the links with plain sockets, both directions at once, and compares them with their shape."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def remove_leftovers() -> list[str]:
 
 
 def _set(settings: Mapping[str, str]) -> str:
-    """A shell script that sets what this kernel knows of the settings."""
+    """Make a shell script that applies the settings that this kernel supports."""
     return "\n".join(
         f"if [ -e /proc/sys/{path} ]; then echo '{value}' > /proc/sys/{path}; fi"
         for path, value in settings.items()
@@ -199,7 +199,7 @@ def _rank_lines(network: Network, rank: int) -> Iterator[str]:
 
 
 def _shape(device: str, link: Link) -> Iterator[str]:
-    """Let no more leave a device than the link carries."""
+    """Limit the traffic that leaves a device to the link's speed."""
     rate = f"{round(link.bytes_per_second * 8)}bit"
     burst = round(max(_FRAME_BYTES, link.bytes_per_second * _BURST_SECONDS))
     yield f"qdisc add dev {device} root handle 1: htb default 1"

@@ -1,5 +1,7 @@
 """Shared fixtures: a small click log with something to learn."""
 
+import signal
+
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -37,6 +39,14 @@ def _one_thread():
     """Tables are grouped by the number of threads, which some tests and commands change."""
     yield
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def default_sigint():
+    """Restore SIGINT for a test that sends it: background jobs ignore it, and so do their children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

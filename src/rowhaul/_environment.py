@@ -5,7 +5,7 @@
   OpenMP reads this when PyTorch is loaded, so it is set before that.
 * While training, freed memory is kept. A step frees and allocates the same few large tensors over and
   over; by default glibc maps each afresh, and the page faults can cost as much as the arithmetic.
-* On a rank, threads hand Python's lock on sooner: its lanes wait for each other.
+* On a rank, threads hand Python's lock on sooner: its threads wait for each other.
 * While preparing data, freed memory is given back, so that the peak does not creep up with the file.
 """
 

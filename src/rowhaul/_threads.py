@@ -1,20 +1,24 @@
-"""The threads of a rank, and what happens to all of them when something goes wrong in one.
+"""The threads of a rank, and how a failure in one ends them all.
 
-Every process group is used by one thread only, its *lane*, so that all ranks issue the group's
-operations in the same order. The main thread never sits in a network call itself: it waits for
-lanes in small steps, and whatever fails first, in any lane or in the heartbeat, is what it raises.
+Every process group is used by one thread only, a `SerialExecutor`, so that all ranks issue the group's
+operations in the same order. The main thread never blocks in a network call: it polls futures, and raises
+the first error of any executor or of the heartbeat.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from rowhaul.errors import ClusterError
+
 Result = TypeVar("Result")
 
-_PATIENCE = 0.2  # seconds between two looks at whether something has failed
+POLL_SECONDS = 0.2  # between two checks for a failure while waiting
 
 
 class Failure:
@@ -27,15 +31,15 @@ class Failure:
 
     @property
     def error(self) -> BaseException | None:
-        """What failed first, if anything did."""
+        """The first error, if any."""
         return self._error
 
     def explain_with(self, explain: Callable[[BaseException], BaseException]) -> None:
-        """Let a better error be raised instead: one that names the rank that was lost, for example."""
+        """Set a function that replaces an error by a better one, such as one that names the lost rank."""
         self._explain = explain
 
     def set(self, error: BaseException) -> None:
-        """Note an error, unless there is one already."""
+        """Record an error unless one is recorded already."""
         with self._lock:
             if self._error is None:
                 self._error = error
@@ -47,38 +51,64 @@ class Failure:
             raise explained from (self._error if explained is not self._error else None)
 
 
-class Future(Generic[Result]):
-    """A value that a lane will have; waiting for it ends when anything on the rank fails."""
+class Future(concurrent.futures.Future[Result]):
+    """A future whose `wait` also ends when anything on the rank fails."""
 
     def __init__(self, failure: Failure) -> None:
+        super().__init__()
         self._failure = failure
-        self._done = threading.Event()
-        self._value: Result | None = None
-
-    def set(self, value: Result) -> None:
-        """Give the value."""
-        self._value = value
-        self._done.set()
-
-    @property
-    def is_set(self) -> bool:
-        """Whether the value is there."""
-        return self._done.is_set()
 
     def wait(self) -> Result:
-        """The value, once it is there."""
-        while not self._done.wait(_PATIENCE):
+        """Return the result once it is set; raise the rank's error if it fails first."""
+        while not self.done():
             self._failure.check()
-        return self._value  # type: ignore[return-value]  # set before the event was
+            with contextlib.suppress(TimeoutError):
+                self.exception(POLL_SECONDS)
+        return self.result()
 
 
-class Lane:
-    """One thread that makes calls in the order they were submitted.
+class RankQueue(Generic[Result]):
+    """A queue between threads of a rank; `get` also ends when the rank fails or the queue is closed.
+
+    Args:
+        failure: of this rank.
+        closed: the message of the `ClusterError` that `get` raises on a closed, empty queue.
+    """
+
+    def __init__(self, failure: Failure, closed: str) -> None:
+        self._failure, self._message = failure, closed
+        self._items: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self._closed = False
+
+    def put(self, item: Result) -> None:
+        """Append an item."""
+        self._items.put(item)
+
+    def get(self) -> Result:
+        """Wait for the next item and remove it."""
+        while True:
+            try:
+                return self._items.get(timeout=POLL_SECONDS)
+            except queue.Empty:
+                self._failure.check()
+                if self._closed:
+                    raise ClusterError(self._message) from None
+
+    def close(self) -> None:
+        """End all waits."""
+        self._closed = True
+
+
+class SerialExecutor:
+    """One thread that makes calls in submission order; after a failure of the rank it makes no more.
+
+    Not a ``ThreadPoolExecutor``: the interpreter joins its threads at exit, and one that is stuck in the
+    network would keep the process alive.
 
     Example:
-        >>> lane = Lane("moves", failure)
-        >>> lane.submit(lambda: links.post(...)).wait()
-        >>> lane.close()
+        >>> executor = SerialExecutor("moves", failure)
+        >>> executor.submit(lambda: links.post(...)).wait()
+        >>> executor.close()
     """
 
     def __init__(self, name: str, failure: Failure) -> None:
@@ -88,13 +118,13 @@ class Lane:
         self._thread.start()
 
     def submit(self, call: Callable[[], Result]) -> Future[Result]:
-        """Make a call after those before it; nothing is made any more once something has failed."""
+        """Queue a call. Its error becomes the rank's failure."""
         future: Future[Result] = Future(self._failure)
-        self._calls.put(lambda: future.set(call()))
+        self._calls.put(lambda: future.set_result(call()))
         return future
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the thread after what was submitted; a call that is stuck in the network is left behind."""
+        """End the thread after the queued calls; abandon it if a call is stuck in the network."""
         self._calls.put(None)
         self._thread.join(timeout)
 

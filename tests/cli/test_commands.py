@@ -140,6 +140,7 @@ def test_data_without_a_schema(rowhaul, log_folder, tmp_path):
     assert code == 0
 
 
+@pytest.mark.usefixtures("default_sigint")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_and_saves_and_resume_goes_on(number, log_folder, tmp_path):
     command = [
@@ -182,6 +183,7 @@ def test_test_files_taken_for_training_are_not_evaluated_on(rowhaul, tmp_path):
     assert "held-out" not in out
 
 
+@pytest.mark.usefixtures("default_sigint")
 def test_an_interrupted_generate_says_how_to_go_on(tmp_path):
     command = [
         sys.executable,

@@ -44,13 +44,13 @@ class Ranks:
         return TCPStore("127.0.0.1", self.server.port, wait_for_workers=False, timeout=timedelta(seconds=20))
 
     def silence(self, rank):
-        """As if the process was gone: no last words."""
+        """As if the process was gone: no last post."""
         self.beats[rank]._over.set()
         self.beats[rank]._wake.set()
         self.beats[rank]._thread.join(10)
 
     def error_of(self, rank, seconds=20.0):
-        assert self.beats[rank]._told.wait(seconds)
+        assert self.beats[rank]._found.wait(seconds)
         return self.failures[rank].error
 
 
@@ -81,7 +81,7 @@ def test_a_silent_rank_is_lost_to_all_others(ranks):
 def test_a_rank_that_has_said_goodbye_is_not_taken_for_dead(ranks):
     three = ranks(num_missed=10)
     three.beats[1].leave()
-    assert not three.beats[0]._told.wait(25 * INTERVAL)
+    assert not three.beats[0]._found.wait(25 * INTERVAL)
     assert three.failures[0].error is None
     three.silence(2)
     assert three.error_of(0).rank == 2

@@ -5,11 +5,12 @@ import os
 import psutil
 import pytest
 
-from rowhaul.cluster.interface import VARIABLE, Interface, bound_to, choose, is_loopback, towards
+from rowhaul.cluster.interface import Interface, choose, is_loopback, towards
 from rowhaul.cluster.joining import _avoid_loopback
 from rowhaul.cluster.roll_call import Member, Roster
 from rowhaul.errors import ClusterError
 from rowhaul.schedule.topology import Topology
+from rowhaul.transport.gloo import INTERFACE_VARIABLE, bound_to
 
 LOOPBACK = towards("127.0.0.1", 1).name
 OUTSIDE = [
@@ -22,7 +23,7 @@ OUTSIDE = [
 
 @pytest.fixture(autouse=True)
 def unset(monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(INTERFACE_VARIABLE, raising=False)
 
 
 def test_the_interface_is_the_one_that_leads_to_the_master():
@@ -34,7 +35,7 @@ def test_the_interface_is_the_one_that_leads_to_the_master():
 
 def test_what_the_user_says_comes_first(monkeypatch):
     name = OUTSIDE[0][0] if OUTSIDE else LOOPBACK
-    monkeypatch.setenv(VARIABLE, name)
+    monkeypatch.setenv(INTERFACE_VARIABLE, name)
     assert choose(None, "127.0.0.1", 1).name == name
     assert choose(LOOPBACK, "127.0.0.1", 1).name == LOOPBACK
 
@@ -42,18 +43,18 @@ def test_what_the_user_says_comes_first(monkeypatch):
 def test_an_interface_that_is_not_there_is_refused_with_those_that_are(monkeypatch):
     with pytest.raises(ClusterError, match=rf"no interface 'wlan77'.*as given.*{LOOPBACK}: 127.0.0.1"):
         choose("wlan77", "127.0.0.1", 1)
-    monkeypatch.setenv(VARIABLE, f"{LOOPBACK},wlan77")
-    with pytest.raises(ClusterError, match=f"no interface 'wlan77'.*{VARIABLE} is set"):
+    monkeypatch.setenv(INTERFACE_VARIABLE, f"{LOOPBACK},wlan77")
+    with pytest.raises(ClusterError, match=f"no interface 'wlan77'.*{INTERFACE_VARIABLE} is set"):
         choose(None, "127.0.0.1", 1)
 
 
 @pytest.mark.parametrize("before", [None, "eth7"])
 def test_the_environment_is_restored(monkeypatch, before):
     if before:
-        monkeypatch.setenv(VARIABLE, before)
+        monkeypatch.setenv(INTERFACE_VARIABLE, before)
     with bound_to("eth9"):
-        assert os.environ[VARIABLE] == "eth9"
-    assert os.environ.get(VARIABLE) == before
+        assert os.environ[INTERFACE_VARIABLE] == "eth9"
+    assert os.environ.get(INTERFACE_VARIABLE) == before
 
 
 @pytest.mark.skipif(not OUTSIDE, reason="this machine has no network")

@@ -1,13 +1,17 @@
 """Three real processes join, talk, disagree and leave."""
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from rank_processes import started
 
-from rowhaul.cluster import Timeouts, join
+from rowhaul.cluster import Place, Timeouts, join
 from rowhaul.errors import ClusterError
+from rowhaul.transport.in_process import InProcessNetwork
 
 MEETING = """
 def refusal(call):
@@ -122,7 +126,7 @@ DIES_WHILE_STARTING = """
 import rowhaul.cluster.joining as joining
 if rank == 2:
     def die(*arguments): os._exit(1)
-    joining.form_groups = die
+    joining.GlooTransport.connect = die
 try:
     join(timeouts=Timeouts(arrival=90))
 except ClusterError as error:
@@ -199,3 +203,32 @@ def test_more_stores_than_ranks_are_refused(variables):
     variables(MASTER_PORT=1)
     with pytest.raises(ClusterError, match=r"2 ranks cannot hold 2 stores .* start at least 3 ranks"):
         join(num_stores=2)
+
+
+def test_a_transport_can_be_given():
+    """Ranks that are threads of one process join over the in-process network."""
+    network = InProcessNetwork(3)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def run(rank):
+        place = Place(rank, 3, "127.0.0.1", port)
+        with join(num_stores=1, place=place, transport=network) as cluster:
+            ranks = cluster.control.all_gather(np.array([cluster.rank], np.uint8))
+            values = torch.full((4,), 1.0 + cluster.rank)
+            if cluster.dense is not None:
+                cluster.dense.sum_in_rank_order(values)
+            got = np.zeros(1, np.uint8)
+            others = (rank - 1) % 3, (rank + 1) % 3
+            for links in (cluster.moves, cluster.data):
+                links.post({others[0]: got}, {others[1]: np.array([rank], np.uint8)}).wait_received()
+            return cluster.role, ranks.tolist(), values[0].item(), int(got[0])
+
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(run, range(3)))
+    assert results == [
+        ("worker 0", [[0], [1], [2]], 3.0, 2),
+        ("worker 1", [[0], [1], [2]], 3.0, 0),
+        ("store 0", [[0], [1], [2]], 3.0, 1),
+    ]
+    assert not dist.is_initialized()

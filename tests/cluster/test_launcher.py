@@ -133,6 +133,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.usefixtures("default_sigint")
 @pytest.mark.parametrize(("times", "then"), [(1, "note('saved', ''); sys.exit(0)"), (2, "time.sleep(60)")])
 def test_the_first_interruption_is_passed_on_and_the_second_kills(tmp_path, times, then):
     sender = threading.Thread(target=interrupt, args=(tmp_path, times))
@@ -143,6 +144,19 @@ def test_the_first_interruption_is_passed_on_and_the_second_kills(tmp_path, time
     assert len(list(tmp_path.glob("interrupted-?"))) == 3
     assert len(list(tmp_path.glob("saved-?"))) == (3 if times == 1 else 0)
     assert not any(map(runs, pids(tmp_path)))
+
+
+def test_a_background_job_keeps_ignoring_ctrl_c(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sender = threading.Thread(target=interrupt, args=(tmp_path, 1))
+    try:
+        sender.start()
+        run(tmp_path, "note('pid', str(os.getpid()))\ntime.sleep(1)\nnote('done', '')")
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        sender.join()
+        signal.signal(signal.SIGINT, before)
+    assert len(list(tmp_path.glob("done-?"))) == 3
 
 
 def test_ranks_end_when_the_launcher_is_killed(tmp_path):

@@ -6,13 +6,13 @@ import signal
 import pytest
 from rank_processes import started
 
-# Everyone waits for a message from the victim, in a lane, as the runtime does.
+# Everyone waits for a message from the victim, in a thread, as the runtime does.
 WAITING = """
-from rowhaul._threads import Lane
+from rowhaul._threads import SerialExecutor
 victim = int(os.environ["VICTIM"])
 try:
     with join(num_stores=1, timeouts=Timeouts(arrival=90, silence=3)) as cluster:
-        lane = Lane("moves", cluster.failure)
+        executor = SerialExecutor("moves", cluster.failure)
         say(joined=True)
         if rank == victim:
             sys.stdin.readline()
@@ -20,7 +20,7 @@ try:
         def receive():
             got = np.zeros(10, np.uint8)
             cluster.moves.post({victim: got}, {}).wait_received()
-        lane.submit(receive).wait()
+        executor.submit(receive).wait()
 except Exception as error:
     say(error=str(error), kind=type(error).__name__, rank=getattr(error, "rank", None))
 say(ended=True)

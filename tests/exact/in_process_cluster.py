@@ -1,4 +1,4 @@
-"""A whole cluster in one process: every rank runs its real lanes, in threads, over the in-process network.
+"""A whole cluster in one process: every rank runs its real executors over the in-process network.
 
 Ranks share the network and nothing else: each makes its own model, copies the samples and plans for itself.
 """

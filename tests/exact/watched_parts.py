@@ -53,7 +53,7 @@ class DelayedMover(Mover):
 
 
 class DelayedRuntime(Runtime):
-    """A runtime whose control lane may dawdle."""
+    """A runtime whose control thread may dawdle."""
 
     delay: Delay = staticmethod(no_delay)
 

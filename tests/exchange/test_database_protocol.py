@@ -153,7 +153,7 @@ def leave_alone(db):
 
 
 def test_a_rank_that_does_not_call_is_an_error_after_the_time_out():
-    assert "did not come within 0.5 s" in run_ranks(2, leave_alone, tables={"t": 4}, timeout_seconds=0.5)[0]
+    assert "did not arrive within 0.5 s" in run_ranks(2, leave_alone, tables={"t": 4}, timeout_seconds=0.5)[0]
 
 
 def test_ranks_with_other_settings_are_refused():

@@ -64,6 +64,7 @@ def test_an_exception_leaves_nothing():
     assert started[0].wait(timeout=10) == -signal.SIGTERM
 
 
+@pytest.mark.usefixtures("default_sigint")
 @pytest.mark.parametrize(
     ("number", "exception"),
     [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit)],

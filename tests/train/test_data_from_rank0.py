@@ -11,14 +11,13 @@ from functools import partial
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from checkpointed_ranks import CONFIG, contents, on_threads
 
+from checkpointed_ranks import CONFIG, contents, on_threads
 from click_logs import click_log
 from rowhaul.cluster import launch
 from rowhaul.cluster.roll_call import Member
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ClusterError, ConfigError, DataError
-from rowhaul.planning.rank0_data.feed import data_bytes
 from rowhaul.pruning.config import PruneConfig
 from rowhaul.runtime.flush import flushed_blocks
 from rowhaul.train.cluster_config import ClusterConfig
@@ -111,7 +110,7 @@ def train(cluster, hosts, config, schema, folder, evaluation_batch=96):
                 rows |= {(table, key): one.tobytes() for key, one in zip(keys.tolist(), records, strict=True)}
         weights = [one.detach().numpy().tobytes() for one in trainer.model.parameters()]
         facts = (streams.training.num_batches, streams.training.num_samples, streams.training.fingerprint)
-        return losses, metrics, weights, rows, facts, data_bytes(training.runtime.feed)
+        return losses, metrics, weights, rows, facts, dict(training.runtime.feed.data_bytes)
     finally:
         training.close()
 

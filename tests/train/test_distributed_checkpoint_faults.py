@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+
 from checkpointed_ranks import (
     CLUSTER,
     CONFIG,
@@ -19,7 +20,6 @@ from checkpointed_ranks import (
     on_threads,
     same_bits,
 )
-
 from click_logs import click_log
 from rowhaul.checkpoint import ShardWriter, latest_checkpoint
 from rowhaul.checkpoint.layout import finished_checkpoints

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from checkpointed_ranks import (
     CLUSTER,
     CONFIG,
@@ -16,7 +17,6 @@ from checkpointed_ranks import (
     on_threads,
     same_bits,
 )
-
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.checkpoint.layout import finished_checkpoints
 from rowhaul.data.stream import SampleStream

@@ -1,6 +1,6 @@
 """Evaluating on a cluster: the numbers of one process, and no trace in training.
 
-Ranks are threads over the in-process network, with their real lanes; one test runs real processes.
+Ranks are threads over the in-process network, with their real executors; one test runs real processes.
 """
 
 import json

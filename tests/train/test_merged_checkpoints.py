@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from checkpointed_ranks import CLUSTER, STEPS, Session, contents, largest_difference, same_bits
 
+from checkpointed_ranks import CLUSTER, STEPS, Session, contents, largest_difference, same_bits
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.checkpoint.describing import describe
 from rowhaul.checkpoint.opening import open_checkpoint

@@ -5,10 +5,10 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-from checkpointed_ranks import STEPS, Session
 from test_pruned_checkpoints import PRUNED, TIGHT, everything
 from test_pruned_checkpoints import same_bits as same
 
+from checkpointed_ranks import STEPS, Session
 from rowhaul.checkpoint import CheckpointReader, CheckpointWriter
 from rowhaul.checkpoint import shard as shards
 from rowhaul.checkpoint.opening import open_checkpoint

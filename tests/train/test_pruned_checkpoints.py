@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from checkpointed_ranks import CONFIG, STEPS, Session, contents, largest_difference, same_bits
 
+from checkpointed_ranks import CONFIG, STEPS, Session, contents, largest_difference, same_bits
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.errors import CheckpointError
 from rowhaul.pruning.config import PruneConfig

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from checkpointed_ranks import CLUSTER, CONFIG, STEPS, Session, contents, largest_difference, same_bits
 
+from checkpointed_ranks import CLUSTER, CONFIG, STEPS, Session, contents, largest_difference, same_bits
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError

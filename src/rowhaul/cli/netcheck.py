@@ -53,7 +53,7 @@ def _check(interface: str | None, seconds_per_pair: float, as_json: bool) -> Non
     with join(colocated=True, interface=interface) as cluster:
         texts = gather_texts(cluster, "netcheck", json.dumps(_row_locations(cluster)))
         ranks = [json.loads(text) for text in texts]
-        links = _in_a_lane(
+        links = _in_a_thread(
             cluster, lambda: measure_links(cluster.moves, cluster.control, seconds_per_pair=seconds_per_pair)
         )
         master, num_hosts = cluster.place.master, len(cluster.hosts)
@@ -63,13 +63,13 @@ def _check(interface: str | None, seconds_per_pair: float, as_json: bool) -> Non
         _render(ranks, _pairs(links), master, num_hosts, Console(emoji=False))
 
 
-def _in_a_lane(cluster: Cluster, call: Any) -> LinkMeasurements:
+def _in_a_thread(cluster: Cluster, call: Any) -> LinkMeasurements:
     """Measure in a thread, so that a rank that dies meanwhile is named and nothing hangs."""
-    from rowhaul._threads import Lane
+    from rowhaul._threads import SerialExecutor
 
-    lane = Lane("netcheck", cluster.failure)
-    links: LinkMeasurements = lane.submit(call).wait()
-    lane.close()
+    executor = SerialExecutor("netcheck", cluster.failure)
+    links: LinkMeasurements = executor.submit(call).wait()
+    executor.close()
     return links
 
 

@@ -105,7 +105,10 @@ class TrainingProgress:
 
 
 class StopOnSignal:
-    """Callable that turns true at Ctrl-C or SIGTERM; a second Ctrl-C interrupts at once."""
+    """Callable that turns true at Ctrl-C or SIGTERM; a second Ctrl-C interrupts at once.
+
+    A signal that the process ignores, as a background job does SIGINT, stays ignored.
+    """
 
     _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -113,7 +116,11 @@ class StopOnSignal:
         self._asked = False
 
     def __enter__(self) -> StopOnSignal:
-        self._before = {number: signal.signal(number, self._handle) for number in self._SIGNALS}
+        self._before = {
+            number: signal.signal(number, self._handle)
+            for number in self._SIGNALS
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
         return self
 
     def __exit__(

@@ -1,8 +1,7 @@
 """Joins ranks into a cluster: launch, roles, process groups, heartbeat, choice of interface.
 
-``join()`` on every rank gives a `Cluster`; ``launch()`` starts all ranks on this machine. The names are
-imported when first used: starting local processes, or asking whether this is one, must not load
-PyTorch.
+``join()`` on every rank returns a `Cluster`; ``launch()`` starts all ranks on this machine. Names are
+imported when first used: starting local processes must not load PyTorch.
 """
 
 from __future__ import annotations

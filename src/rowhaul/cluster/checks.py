@@ -1,7 +1,7 @@
-"""What all ranks make sure of together before they rely on it, and collective calls that do not hang.
+"""Checks that all ranks make together, as collective calls that do not hang.
 
-Everything goes through the rendezvous store, not through a process group: a rank that never comes
-must be named, and a group would only wait for it.
+They use the rendezvous store, not a process group: a missing rank must be named, and a group would only
+wait for it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.waiting import ranks_text, until, within
 from rowhaul.errors import ClusterError
 
-_WIDTH = 100  # characters of a value that are shown
-_STORE_SECONDS = 10.0  # for the requests of a meeting
+_WIDTH = 100  # most characters shown of a value
+_STORE_SECONDS = 10.0  # for the requests to the store
 
 
 def gather_texts(cluster: Cluster, what: str, text: str, seconds: float = 30.0) -> list[str]:
-    """Everyone's text, by rank; a collective call.
+    """Return the texts of all ranks, by rank; a collective call.
 
     Args:
         cluster: of this rank.
-        what: is done, in words: the calls of one name are counted, and a rank that is missing is told so.
+        what: the name of the operation: calls of one name are counted, and errors show it.
         text: of this rank.
         seconds: how long to wait for the others.
     """
@@ -59,18 +59,18 @@ def _meet(cluster: Cluster, what: str, number: int, text: str, seconds: float) -
                 "a collective call: every rank, stores too, must make it, at the same point of the run"
             )
     texts = [cluster.store.get(key).decode() for key in keys]
-    if number:  # everyone is past the meeting before this one
+    if number:  # all ranks have finished the call before this one
         cluster.forget(f"meeting/{what}/{number - 1}/{cluster.rank}")
     return texts
 
 
 def require_all(cluster: Cluster, what: str, seconds: float = 30.0) -> None:
-    """Wait until every rank has called this; raise naming those that do not, instead of hanging."""
+    """Wait until every rank has called this; raise an error that names the missing ones."""
     gather_texts(cluster, what, "", seconds)
 
 
 def version_facts() -> dict[str, str]:
-    """The versions that have to be equal for all ranks to make the same plans and the same bits."""
+    """Return the versions that must be equal on all ranks to get the same plans and bits."""
     return {
         "version of rowhaul": version("rowhaul"),
         "version of torch": torch.__version__,
@@ -81,7 +81,7 @@ def version_facts() -> dict[str, str]:
 
 
 def check_same(cluster: Cluster, facts: Mapping[str, str], seconds: float = 30.0) -> None:
-    """Compare named facts over all ranks; if any differ, every rank raises an error that names them."""
+    """Compare named facts between all ranks; if any differ, every rank raises an error that names them."""
     texts = gather_texts(cluster, "comparing configurations", json.dumps(dict(facts)), seconds)
     everyone = [json.loads(text) for text in texts]
     names = dict.fromkeys(name for one in everyone for name in one)
@@ -105,13 +105,13 @@ def check_shared_folder(
     instead: str = "mount the same folder at the same path on every host",
     seconds: float = 10.0,
 ) -> None:
-    """Make sure that all ranks see one folder: rank 0 writes a file there, the others look for it.
+    """Check that all ranks see the same folder: rank 0 writes a file there, the others look for it.
 
     Args:
         cluster: of this rank.
-        folder: that has to be shared; rank 0 makes it if it is not there.
-        purpose: what it is for, in words, for the message.
-        instead: what a user could do.
+        folder: the shared folder; rank 0 creates it if it does not exist.
+        purpose: its purpose, for the error message.
+        instead: advice, for the error message.
         seconds: how long to look; network file systems show a new file with a delay.
     """
     what = f"looking for the folder of {purpose}"
@@ -154,7 +154,7 @@ def _reads(probe: Path, nonce: str) -> bool:
 
 
 def _difference(values: Sequence[str]) -> str:
-    """Which ranks have which value, in words; nothing if all are equal."""
+    """Say which ranks have which value; empty if all are equal."""
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
@@ -169,7 +169,7 @@ def _difference(values: Sequence[str]) -> str:
 
 
 def _shortened(value: str, start: int) -> str:
-    """The part of a long value where it begins to differ."""
+    """Cut a long value to the part where it begins to differ."""
     if len(value) <= _WIDTH:
         return value
     shown = value[start : start + _WIDTH]

@@ -1,24 +1,20 @@
-"""Which network interface the ranks talk over.
+"""The choice of a network interface.
 
-Left alone, Gloo binds to the address that the host's own name resolves to, on many machines 127.0.0.1,
-and then waits for ever for the other hosts. The right interface is the one that leads to the master;
-Gloo takes it from GLOO_SOCKET_IFNAME, which it reads whenever a group is made.
+By default Gloo binds to the address that the host's own name resolves to, on many machines 127.0.0.1,
+and then waits forever for the other hosts. The right interface is the one that leads to the master.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import os
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psutil
 
 from rowhaul.errors import ClusterError
-
-VARIABLE = "GLOO_SOCKET_IFNAME"
+from rowhaul.transport.gloo import INTERFACE_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -27,7 +23,7 @@ class Interface:
 
     name: str
     address: str
-    chosen_by: str  # in words
+    chosen_by: str  # the reason, for messages
 
     @property
     def is_loopback(self) -> bool:
@@ -36,28 +32,28 @@ class Interface:
 
 
 def choose(given: str | None, master_address: str, master_port: int) -> Interface:
-    """The interface that was given, or set in the environment, or else the one that leads to the master."""
+    """Return the interface given here, or by the environment, or else the one that leads to the master."""
     if given:
         return _named(given, "as given")
-    if os.environ.get(VARIABLE):
-        return _named(os.environ[VARIABLE], f"{VARIABLE} is set")
+    if os.environ.get(INTERFACE_VARIABLE):
+        return _named(os.environ[INTERFACE_VARIABLE], f"{INTERFACE_VARIABLE} is set")
     return towards(master_address, master_port)
 
 
 def towards(host: str, port: int) -> Interface:
-    """The interface over which a host is reached; raises `OSError` if there is no route or no such name."""
+    """Return the interface that leads to a host; raise `OSError` if there is no route or no such name."""
     address = local_address(host, port)
     for name, addresses in addresses_by_interface().items():
         if address in addresses:
             return Interface(name, address, f"it leads to {host}")
     raise ClusterError(
         f"{host} is reached from the address {address}, which is not on any interface that is up "
-        f"({_listed()}): name the interface, or set {VARIABLE}"
+        f"({_listed()}): name the interface, or set {INTERFACE_VARIABLE}"
     )
 
 
 def local_address(host: str, port: int) -> str:
-    """The address from which a host is reached. A UDP socket sends nothing to find it."""
+    """Return the local address used to reach a host. Connecting a UDP socket sends nothing."""
     error: OSError | None = None
     for family, kind, _, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
         with socket.socket(family, kind) as probe:
@@ -87,22 +83,8 @@ def addresses_by_interface() -> dict[str, tuple[str, ...]]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address stands for this machine only."""
+    """Whether an address reaches this machine only."""
     return ipaddress.ip_address(_bare(address)).is_loopback
-
-
-@contextlib.contextmanager
-def bound_to(interface: str) -> Iterator[None]:
-    """Let groups that are made inside use an interface; the environment is restored afterwards."""
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = interface
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
 
 
 def _named(names: str, chosen_by: str) -> Interface:

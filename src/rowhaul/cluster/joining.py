@@ -1,4 +1,4 @@
-"""Joining a cluster: from a process with an environment to a rank with groups and a heartbeat."""
+"""Joining a cluster: from a process with an environment to a connected rank with a heartbeat."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch.distributed import DistError
 
 from rowhaul._threads import Failure
 from rowhaul.cluster.cluster import Cluster
-from rowhaul.cluster.groups import form_groups
 from rowhaul.cluster.heartbeat import Heartbeat
 from rowhaul.cluster.interface import Interface, choose, is_loopback, towards
 from rowhaul.cluster.place import Place, roles_of, topology_of
-from rowhaul.cluster.rendezvous import PrefixStore, Store, connect, keep_store, reach_store
+from rowhaul.cluster.rendezvous import PrefixStore, Store, connect, first_line, keep_store, reach_store
 from rowhaul.cluster.roll_call import PREFIX, Member, Roster, call_the_roll
 from rowhaul.cluster.waiting import within
 from rowhaul.errors import ClusterError
-from rowhaul.schedule.topology import Topology
+from rowhaul.transport.base import Groups, Membership, Transport
+from rowhaul.transport.gloo import GlooTransport
 from rowhaul.transport.local_sockets import host_id
 
 _log = logging.getLogger(__name__)
@@ -33,15 +33,15 @@ _log = logging.getLogger(__name__)
 class Timeouts:
     """How long to wait for others, in seconds."""
 
-    master: float = 30.0  # until the rendezvous store answers
-    arrival: float = 120.0  # until all ranks are there
-    connection: float = 30.0  # until all pairs of ranks are connected
-    silence: float = 6.0  # without a heartbeat, until a rank is lost
+    master: float = 30.0  # for the rendezvous store to answer
+    arrival: float = 120.0  # for all ranks to start
+    connection: float = 30.0  # for all pairs of ranks to connect
+    silence: float = 6.0  # without a heartbeat, before a rank counts as lost
 
     def __post_init__(self) -> None:
-        for name in ("master", "arrival", "connection", "silence"):
-            if not getattr(self, name) > 0:
-                raise ClusterError(f"timeout {name!r} must be more than 0 seconds; got {getattr(self, name)}")
+        for name, seconds in vars(self).items():
+            if not seconds > 0:
+                raise ClusterError(f"timeout {name!r} must be more than 0 seconds; got {seconds}")
 
 
 def join(
@@ -53,21 +53,25 @@ def join(
     side_interface: str | None = None,
     host: str | None = None,
     timeouts: Timeouts = Timeouts(),
+    transport: Transport | None = None,
+    place: Place | None = None,
 ) -> Cluster:
     """Join the other ranks; every process that torchrun or `launch` has started calls it once.
 
     Of the ranks, the last ``num_stores`` store rows and the others train. Rank 0 must be reachable by all.
 
     Args:
-        num_stores: how many ranks only store; not used when co-located.
+        num_stores: the number of ranks that only store; not used when co-located.
         colocated: every rank trains and stores a shard.
         peer_to_peer: workers send rows to each other too.
         interface: network interface for row moves; by default ROWHAUL_INTERFACE or GLOO_SOCKET_IFNAME of the
             environment, or else the one that leads to the master.
         side_interface: network interface for dense gradients and control; by default
             ROWHAUL_SIDE_INTERFACE, or else the same.
-        host: a name that the ranks of one host share, to group them differently from what they find out.
+        host: a name that the ranks of one host share, to override the detected grouping.
         timeouts: how long to wait for others.
+        transport: connects the ranks; by default Gloo, with shared memory within a host.
+        place: this rank's number and the master's address; by default from torchrun's variables.
 
     Raises:
         ClusterError: an address, port, number of ranks or option is wrong, or a rank is missing; says which.
@@ -78,111 +82,113 @@ def join(
     """
     interface = interface or os.environ.get("ROWHAUL_INTERFACE")
     side_interface = side_interface or os.environ.get("ROWHAUL_SIDE_INTERFACE")
-    place = Place.from_environment()
+    place = place or Place.from_environment()
     topology = topology_of(place.world_size, num_stores, colocated, peer_to_peer)
     if place.keeps_store:
         keep_store(place, timeouts.master)
     first = reach_store(place, timeouts.master, interface)
     given_side = choose(side_interface, place.master_address, place.master_port) if side_interface else None
-    with _told_when_the_store_goes(place):
+    me = Member(
+        rank=place.rank,
+        id=uuid.uuid4().hex,
+        host=host or host_id(),
+        host_name=socket.gethostname(),
+        address=first.address,
+        process=os.getpid(),
+        topology=topology,
+    )
+    with _explain_lost_store(place):
         store = connect(place, timeouts.master, first)
-        me = _introduce(place, topology, first, host)
-        patience = timeouts.arrival + timeouts.master
-        roster = within(patience, lambda: call_the_roll(store, me, timeouts.arrival))
+        roster = within(
+            timeouts.arrival + timeouts.master, lambda: call_the_roll(store, me, timeouts.arrival)
+        )
         store.set_timeout(timedelta(seconds=timeouts.connection))
         own = first if interface else _avoid_loopback(first, roster)
-        side = given_side or own
-        _log.info("rank %d talks over %s (%s): %s", place.rank, own.name, own.address, own.chosen_by)
-        return _assemble(place, roster, store, (own, side), timeouts)
+        _log.info("rank %d uses %s (%s): %s", place.rank, own.name, own.address, own.chosen_by)
+        interfaces = (own, given_side or own)
+        return _connect(place, roster, store, interfaces, timeouts, transport or GlooTransport())
 
 
-def _assemble(
+def _connect(
     place: Place,
     roster: Roster,
     store: Store,
     interfaces: tuple[Interface, Interface],
     timeouts: Timeouts,
+    transport: Transport,
 ) -> Cluster:
-    topology, failure = roster.members[place.rank].topology, Failure()
-    run = PrefixStore(f"{PREFIX}/{roster.token}", store)
-    heartbeat = _heartbeat(place, roster, failure, timeouts, interfaces[0])
-    heartbeat.start()
-    try:
-        groups = form_groups(
-            PrefixStore("groups", run),
-            place.rank,
-            topology,
-            interfaces[0].name,
-            interfaces[1].name,
-            roster.members[place.rank].host,
-            timeouts.connection,
-            failure.check,
-        )
-    except BaseException as error:
-        explained = _formation_error(error, heartbeat)
-        heartbeat.leave(explained)
-        if explained is error:
-            raise
-        raise explained from error
-    return Cluster(place, topology, roster.members, interfaces, groups, run, heartbeat, failure)
-
-
-def _heartbeat(
-    place: Place, roster: Roster, failure: Failure, timeouts: Timeouts, interface: Interface
-) -> Heartbeat:
-    topology = roster.members[place.rank].topology
+    """Start the heartbeat, then connect to the other ranks."""
+    me, failure, prefix = roster.members[place.rank], Failure(), f"{PREFIX}/{roster.token}"
+    run = PrefixStore(prefix, store)
     num_missed = 6
-    return Heartbeat(
-        PrefixStore(f"{PREFIX}/{roster.token}", connect(place, timeouts.master, interface)),
+    heartbeat = Heartbeat(
+        PrefixStore(prefix, connect(place, timeouts.master, interfaces[0])),
         place.rank,
-        roles_of(topology.num_ranks, topology.num_workers),
+        roles_of(me.topology.num_ranks, me.topology.num_workers),
         failure,
         store_name=f"the rendezvous store at {place.master}",
         store_rank=None if place.launcher_keeps_store else 0,
         interval=timeouts.silence / num_missed,
         num_missed=num_missed,
     )
+    heartbeat.start()
+    own, side = (interface.name for interface in interfaces)
+    membership = Membership(place.rank, me.topology, me.host, own, side, PrefixStore("groups", run))
+    try:
+        groups = _connect_within(timeouts.connection, transport, membership, failure)
+    except BaseException as error:
+        explained = _connection_error(error, heartbeat)
+        heartbeat.leave(explained)
+        if explained is error:
+            raise
+        raise explained from error
+    return Cluster(place, roster.members, interfaces, groups, run, heartbeat, failure)
 
 
-def _introduce(place: Place, topology: Topology, interface: Interface, host: str | None) -> Member:
-    return Member(
-        rank=place.rank,
-        id=uuid.uuid4().hex,
-        host=host or host_id(),
-        host_name=socket.gethostname(),
-        address=interface.address,
-        process=os.getpid(),
-        topology=topology,
-    )
+def _connect_within(seconds: float, transport: Transport, membership: Membership, failure: Failure) -> Groups:
+    """Connect in a thread that can be abandoned: Gloo waits forever where a firewall drops packets."""
+    try:
+        return within(
+            seconds,
+            lambda: transport.connect(membership),
+            check=failure.check,
+            discard=lambda groups: groups.close(),
+        )
+    except TimeoutError:
+        names = " and ".join(dict.fromkeys((membership.interface, membership.side_interface)))
+        raise ClusterError(
+            f"the ranks reach the master, but not each other, over {names} (waited {seconds:g} s): Gloo "
+            "connects every pair of ranks at ports the system chooses, so firewalls between the hosts must "
+            "let all ports pass; if this is the wrong interface, name another"
+        ) from None
 
 
 def _avoid_loopback(chosen: Interface, roster: Roster) -> Interface:
-    """On the master's own host its name may stand for 127.0.0.1; then go by another rank's address."""
+    """On the master's own host its name may resolve to 127.0.0.1; then use another rank's address."""
     if not chosen.is_loopback:
         return chosen
     outside = [member.address for member in roster.members if not is_loopback(member.address)]
-    with contextlib.suppress(OSError):  # no route: then stay
+    with contextlib.suppress(OSError):  # no route
         return towards(outside[0], 1) if outside else chosen
     return chosen
 
 
-def _formation_error(error: BaseException, heartbeat: Heartbeat) -> BaseException:
-    """Gloo's errors, and the store's, in our words; the rank behind them where the heartbeat knows it."""
+def _connection_error(error: BaseException, heartbeat: Heartbeat) -> BaseException:
+    """Translate errors of Gloo and of the store; name the lost rank if the heartbeat knows it."""
     if isinstance(error, ClusterError) or not isinstance(error, RuntimeError):
         return error
     explained = heartbeat.explain(ConnectionError(str(error)))
     if isinstance(explained, ClusterError):
         return explained
-    reason = next(iter(str(error).strip().splitlines()), "no reason given")
-    return ClusterError(f"the process groups cannot be formed: {reason}")
+    return ClusterError(f"the process groups cannot be formed: {first_line(error) or 'no reason given'}")
 
 
 @contextlib.contextmanager
-def _told_when_the_store_goes(place: Place) -> Iterator[None]:
+def _explain_lost_store(place: Place) -> Iterator[None]:
     try:
         yield
     except (DistError, TimeoutError) as error:
         raise ClusterError(
-            f"the rendezvous store at {place.master} has gone while the ranks were joining: "
+            f"the rendezvous store at {place.master} was lost while the ranks were joining: "
             f"{'its launcher' if place.launcher_keeps_store else 'rank 0'} has ended (see its output)"
         ) from error

@@ -1,8 +1,8 @@
-"""Starts all ranks on this machine, watches them, and ends all of them when one dies.
+"""Starts all ranks on this machine, watches them, and ends them all when one dies.
 
-The children find torchrun's variables in their environment, so that they run as they would on a cluster.
-The launcher keeps the rendezvous store: it outlives every rank, whichever dies. Each child is a process
-group of its own, so that Ctrl-C reaches the launcher alone and is passed on in order.
+The children get torchrun's variables in their environment and run as they would on a cluster. The
+launcher hosts the rendezvous store, because it outlives every rank. Each child is a process group of its own:
+Ctrl-C reaches the launcher alone, which forwards it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rowhaul.cluster import tied_child
 from rowhaul.cluster.place import roles_of
 from rowhaul.errors import ClusterError
 
-_POLL = 0.05  # seconds between two looks at the children
+_POLL = 0.05  # seconds between two checks of the children
 _TAIL_LINES, _TAIL_BYTES = 20, 16384
 
 
@@ -35,11 +34,11 @@ class _Child:
     rank: int
     role: str
     process: subprocess.Popen[bytes]
-    output: Path | None  # None: it writes to where the launcher writes
+    output: Path | None  # None: the launcher's own output
 
     @property
     def ending(self) -> str:
-        """How it ended, in words."""
+        """How it ended, for messages."""
         code = self.process.returncode
         if code >= 0:
             return f"ended with exit code {code}"
@@ -56,23 +55,24 @@ def launch(
     environment: Mapping[str, str] | None = None,
     grace_seconds: float = 5.0,
 ) -> None:
-    """Run a command as several ranks on this machine and return when all have ended well.
+    """Run a command as several ranks on this machine; return when all have succeeded.
 
-    Rank 0 writes to this process's terminal; what the others write is kept and shown if they fail.
-    Ctrl-C is passed on to all ranks, a second one kills them.
+    Rank 0 writes to this process's terminal; the output of the others is shown if they fail. Ctrl-C is
+    forwarded to all ranks, a second one kills them. A process that ignores SIGINT, as a background job
+    does, keeps ignoring it; SIGTERM ends it.
 
     Args:
         arguments: of the command.
         num_workers: ranks that train.
         num_stores: ranks that only store; not used when co-located.
         colocated: workers store the rows.
-        command: what to run; by default ``python -m rowhaul``.
+        command: the command; by default ``python -m rowhaul``.
         environment: more variables for the children.
-        grace_seconds: between asking a rank to end and killing it.
+        grace_seconds: between terminating a rank and killing it.
 
     Raises:
-        ClusterError: a rank died; says which one, how, and its last words.
-        KeyboardInterrupt: Ctrl-C was passed on, and all ranks have ended.
+        ClusterError: a rank died; the message says which, how, and its last output.
+        KeyboardInterrupt: Ctrl-C was forwarded, and all ranks have ended.
     """
     if num_workers < 1:
         raise ClusterError(f"the number of workers must be at least 1; got {num_workers}")
@@ -84,31 +84,17 @@ def launch(
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rowhaul-ranks-")))
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=4 * num_ranks + 16))
-        signals = stack.enter_context(_signals_noted())
+        signals = stack.enter_context(_recorded_signals())
         children = _Children(grace_seconds)
         stack.callback(children.kill)
         variables = {**os.environ, **_variables(num_ranks, listener.getsockname()[1]), **(environment or {})}
         for rank, role in enumerate(roles):
             children.start(rank, role, whole, variables, folder)
-        store = _keep_store(listener)  # after the children: they import in the meantime
+        store = _host_store(listener)  # after the children, which import meanwhile
         children.watch(signals)
         del store
-    signals.raise_again()
-
-
-class _Signals:
-    """The signals that this process got while children ran."""
-
-    def __init__(self) -> None:
-        self.received: list[int] = []
-
-    def note(self, number: int, frame: FrameType | None) -> None:
-        self.received.append(number)
-
-    def raise_again(self) -> None:
-        """Let the first signal do what it does without us, now that the children have ended."""
-        if self.received:
-            signal.raise_signal(self.received[0])
+    if signals:  # the children have ended: now act on the first one
+        signal.raise_signal(signals[0])
 
 
 class _Children:
@@ -117,7 +103,7 @@ class _Children:
     def __init__(self, grace_seconds: float) -> None:
         self._children: list[_Child] = []
         self._grace_seconds = grace_seconds
-        self._num_passed_on = 0
+        self._num_forwarded = 0
         self._kill_at = float("inf")
 
     def start(
@@ -138,29 +124,29 @@ class _Children:
             )
         self._children.append(_Child(rank, role, process, output))
 
-    def watch(self, signals: _Signals) -> None:
-        """Return when all have ended well; when one does not, end the others and raise."""
+    def watch(self, signals: Sequence[int]) -> None:
+        """Return when all have succeeded; when one fails, end the others and raise."""
         dead: _Child | None = None
-        last_words = ""
+        last_output = ""
         while any(child.process.poll() is None for child in self._children):
-            if dead is None and not signals.received and (dead := self._first_dead()) is not None:
-                last_words = _last_words(dead)
+            if dead is None and not signals and (dead := self._first_dead()) is not None:
+                last_output = _last_output(dead)
                 self._send(signal.SIGTERM)
-            self._pass_on(signals)
+            self._forward(signals)
             if time.monotonic() > self._kill_at:
                 self.kill()
             time.sleep(_POLL)
-        if signals.received:
+        if signals:
             return
         dead = dead or self._first_dead()
         if dead is not None:
             raise ClusterError(
                 f"rank {dead.rank} ({dead.role}) {dead.ending}; the other ranks were ended"
-                + (last_words or _last_words(dead))
+                + (last_output or _last_output(dead))
             )
 
     def kill(self) -> None:
-        """End whatever still runs, at once."""
+        """Kill all running children."""
         for child in self._children:
             if child.process.poll() is None:
                 child.process.kill()
@@ -168,14 +154,14 @@ class _Children:
             child.process.wait()
 
     def _first_dead(self) -> _Child | None:
-        """Of those that ended badly the one most likely to be the cause: a killed one before the others."""
+        """Return the failed child that is the most likely cause: a killed one before the others."""
         ended = [child for child in self._children if child.process.poll() not in (None, 0)]
         return min(ended, key=lambda child: (child.process.returncode >= 0, child.rank), default=None)
 
-    def _pass_on(self, signals: _Signals) -> None:
-        for number in signals.received[self._num_passed_on :]:
-            self._num_passed_on += 1
-            if self._num_passed_on > 1:
+    def _forward(self, signals: Sequence[int]) -> None:
+        for number in signals[self._num_forwarded :]:
+            self._num_forwarded += 1
+            if self._num_forwarded > 1:
                 self.kill()
             elif number == signal.SIGINT:
                 self._send(signal.SIGINT, may_take_long=True)  # saving a checkpoint, for instance
@@ -197,7 +183,7 @@ def _variables(num_ranks: int, port: int) -> dict[str, str]:
         "GROUP_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher keeps the store, as torchrun's agent does
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher hosts the store, as torchrun's agent does
     }
     if "OMP_NUM_THREADS" not in os.environ:
         found["OMP_NUM_THREADS"] = str(max(1, _num_cores() // num_ranks))
@@ -210,7 +196,7 @@ def _num_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _keep_store(listener: socket.socket) -> Any:
+def _host_store(listener: socket.socket) -> Any:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # compiled
 
     return TCPStore(
@@ -218,18 +204,22 @@ def _keep_store(listener: socket.socket) -> Any:
         listener.getsockname()[1],
         is_master=True,
         wait_for_workers=False,
-        master_listen_fd=os.dup(listener.fileno()),  # the store closes what it is given
+        master_listen_fd=os.dup(listener.fileno()),  # the store closes its descriptor
     )
 
 
 @contextlib.contextmanager
-def _signals_noted() -> Iterator[_Signals]:
-    """Note Ctrl-C and requests to end instead of following them; only the main thread is asked."""
-    signals = _Signals()
-    if threading.current_thread() is not threading.main_thread():
+def _recorded_signals() -> Iterator[Sequence[int]]:
+    """Record SIGINT and SIGTERM instead of acting on them, where they are not ignored."""
+    signals: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # only that one can set handlers
         yield signals
         return
-    before = {number: signal.signal(number, signals.note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, lambda number, frame: signals.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield signals
     finally:
@@ -237,7 +227,7 @@ def _signals_noted() -> Iterator[_Signals]:
             signal.signal(number, handler)
 
 
-def _last_words(child: _Child) -> str:
+def _last_output(child: _Child) -> str:
     if child.output is None:
         return " (see its output above)"
     with child.output.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Where a process stands among the ranks, as ``torchrun`` tells it through the environment."""
+"""A process's place among the ranks, from the environment that ``torchrun`` sets."""
 
 from __future__ import annotations
 
@@ -21,39 +21,38 @@ class Place:
     world_size: int
     master_address: str
     master_port: int
-    local_rank: int = 0
-    local_world_size: int = 1
-    launcher_keeps_store: bool = False  # torchrun's agent, or our launcher, listens at the master's port
+    launcher_keeps_store: bool = False  # torchrun's agent, or our launcher, hosts the rendezvous store
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Place:
-        """Read the variables; what is missing or not a number is named."""
+        """Read the variables; name those that are missing or not a number."""
         missing = [
             name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)
         ]
         if missing:
             raise ClusterError(
-                f"{', '.join(missing)} not set in the environment: start the ranks with torchrun, or let "
-                "`rowhaul ... --workers N` start them on this machine"
+                f"{', '.join(missing)} not set in the environment: start the ranks with torchrun, or on "
+                "this machine with `rowhaul ... --workers N`"
             )
         rank, world_size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
         if not 0 <= rank < world_size:
             raise ClusterError(
                 f"RANK must be 0 to WORLD_SIZE - 1; got RANK={rank} and WORLD_SIZE={world_size}"
             )
+        port = _number(environment, "MASTER_PORT")
+        if not 0 < port < 1 << 16:
+            raise ClusterError(f"MASTER_PORT must be 1 to 65535; got {port}")
         return cls(
             rank=rank,
             world_size=world_size,
             master_address=environment["MASTER_ADDR"],
-            master_port=_port(environment),
-            local_rank=_number(environment, "LOCAL_RANK", "0"),
-            local_world_size=_number(environment, "LOCAL_WORLD_SIZE", "1"),
+            master_port=port,
             launcher_keeps_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         )
 
     @property
     def keeps_store(self) -> bool:
-        """Whether this process itself listens at the master's port."""
+        """Whether this process hosts the rendezvous store."""
         return self.rank == 0 and not self.launcher_keeps_store
 
     @property
@@ -64,7 +63,7 @@ class Place:
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is one of several ranks, started by torchrun or by `launch`."""
+    """Whether this process is a rank started by torchrun or by `launch`."""
     return bool(environment.get("RANK")) and bool(environment.get("WORLD_SIZE"))
 
 
@@ -78,28 +77,21 @@ def topology_of(world_size: int, num_stores: int, colocated: bool, peer_to_peer:
         raise ClusterError(
             f"{world_size} rank{'s' if world_size > 1 else ''} cannot hold {num_stores} store"
             f"{'s' if num_stores != 1 else ''} and a worker: start at least {num_stores + 1} ranks "
-            "(workers + stores), or let workers store the rows themselves (colocated)"
+            "(workers + stores), or store the rows on the workers (colocated)"
         )
     return Topology(world_size - num_stores, num_stores=num_stores, peer_to_peer=peer_to_peer)
 
 
 def roles_of(num_ranks: int, num_workers: int) -> tuple[str, ...]:
-    """What each rank is, in words: ``worker 3`` or ``store 0``."""
+    """Return the role of each rank: ``worker 3`` or ``store 0``."""
     return tuple(
         f"worker {rank}" if rank < num_workers else f"store {rank - num_workers}" for rank in range(num_ranks)
     )
 
 
-def _number(environment: Mapping[str, str], name: str, default: str = "") -> int:
-    text = environment.get(name) or default
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment[name]
     try:
         return int(text)
     except ValueError:
         raise ClusterError(f"{name} must be a whole number; got {text!r}") from None
-
-
-def _port(environment: Mapping[str, str]) -> int:
-    port = _number(environment, "MASTER_PORT")
-    if not 0 < port < 1 << 16:
-        raise ClusterError(f"MASTER_PORT must be 1 to 65535; got {port}")
-    return port

@@ -1,8 +1,8 @@
 """The rendezvous store: a small key-value server at the master's address that all ranks can reach.
 
-Under torchrun, and under our own launcher, whoever started the ranks keeps it; otherwise rank 0 does. It is
-reached before anything else, so most of what can be wrong with an address, a port or a firewall shows
-here, and is told with what was tried.
+Under torchrun and under our own launcher the parent process hosts it, otherwise rank 0 does. It is reached
+before anything else, so most problems with an address, a port or a firewall show here; errors say what was
+tried.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rowhaul.cluster.place import Place
 from rowhaul.cluster.waiting import within
 from rowhaul.errors import ClusterError
 
-__all__ = ["PrefixStore", "Store", "TCPStore", "connect", "keep_store", "reach_store"]
+__all__ = ["PrefixStore", "Store", "TCPStore", "connect", "first_line", "keep_store", "reach_store"]
 
 _OPERATION = timedelta(seconds=60)  # of one request to a store that answers
 _RETRY = 0.2  # seconds between two attempts to connect
@@ -30,9 +30,9 @@ _kept: dict[int, TCPStore] = {}  # by port
 
 
 def keep_store(place: Place, seconds: float) -> None:
-    """Listen at the master's port, as long as this process lives; rank 0 does where no launcher does.
+    """Listen at the master's port as long as this process lives, on rank 0 where no launcher does.
 
-    Ranks that join a second time may come to it before rank 0 has left the first time.
+    Ranks that join a second time may reach it before rank 0 has left the first time.
     """
     if place.master_port in _kept:
         return
@@ -50,12 +50,12 @@ def keep_store(place: Place, seconds: float) -> None:
                 "other ranks: end what uses it, or choose another MASTER_PORT (torchrun: --master-port)"
             ) from error
         raise ClusterError(
-            f"rank 0 cannot listen at port {place.master_port}: {_first_line(error)}"
+            f"rank 0 cannot listen at port {place.master_port}: {first_line(error)}"
         ) from error
 
 
 def reach_store(place: Place, seconds: float, interface: str | None = None) -> Interface:
-    """Wait until the master answers, and say over which interface; it may start later than this rank."""
+    """Wait until the master answers; return the interface used. It may start later than this rank."""
     deadline = time.monotonic() + seconds
     while True:
         chosen: Interface | None = None
@@ -70,11 +70,11 @@ def reach_store(place: Place, seconds: float, interface: str | None = None) -> I
 
 
 def connect(place: Place, seconds: float, interface: Interface) -> TCPStore:
-    """One more connection to the store. A connection serves one thread: a request can block it."""
+    """Open a connection to the store. A connection serves one thread: a request can block it."""
     try:
         return _store(place.master_address, place.master_port, seconds, listens=False)
     except (TimeoutError, DistError) as error:
-        reason = _first_line(error) or "something listens there, but it does not answer as torch's store does"
+        reason = first_line(error) or "something listens there, but it does not answer as torch's store does"
         raise _unreachable(place, seconds, interface, reason) from error
 
 
@@ -95,7 +95,7 @@ def _store(host: str, port: int, seconds: float, listens: bool) -> TCPStore:
 
 
 def _knock(place: Place, seconds: float) -> None:
-    # torch's client would also wait, but tells on stderr, again and again, and not why.
+    # torch's client would wait too, but it prints to stderr again and again, without a reason.
     with contextlib.closing(
         socket.create_connection((place.master_address, place.master_port), timeout=seconds)
     ):
@@ -105,7 +105,7 @@ def _knock(place: Place, seconds: float) -> None:
 def _unreachable(place: Place, seconds: float, chosen: Interface | None, reason: str) -> ClusterError:
     way = f"over interface {chosen.name}, local address {chosen.address}" if chosen else "no route to it"
     keeper = (
-        "whoever started the ranks (torchrun on the first host) listens there"
+        "the launcher (torchrun on the first host) listens there"
         if place.launcher_keeps_store
         else "rank 0 listens there once it has started"
     )
@@ -115,5 +115,6 @@ def _unreachable(place: Place, seconds: float, chosen: Interface | None, reason:
     )
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text."""
     return next(iter(str(error).strip().splitlines()), "")

@@ -1,10 +1,9 @@
-"""The roll call: which processes make up this run, found out through the rendezvous store.
+"""The roll call: ranks agree, through the rendezvous store, on the processes that make up a run.
 
-A store outlives a run: torchrun keeps it when it restarts the ranks, so it may still hold the keys of
-processes that are gone, and torchrun's count of restarts is not the same on all hosts. So rank 0
-calls with a token nobody has used, everyone answers to the newest call, and the run begins when rank 0
-has written the roster: a rank that does not find itself in it, by an id of its own, was
-looking at an old one, and waits for the next call. All keys of the run start with the token.
+A store outlives a run: torchrun keeps it when it restarts the ranks, so it may still hold the keys of dead
+processes, and torchrun's count of restarts differs between hosts. Therefore rank 0 calls with a new token,
+all ranks answer the newest call, and the run begins when rank 0 has written the roster. A rank whose own id
+is not in it has read an old one, and waits for the next call. All keys of the run start with the token.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from rowhaul.schedule.topology import Topology
 
 PREFIX = "rowhaul"
 
-_PAUSE = 0.1  # seconds between two looks
-_SILENCE = 3.0  # after so many seconds without a sign, rank 0's call is an old one
+_PAUSE = 0.1  # seconds between two checks
+_SILENCE = 3.0  # seconds without a sign of rank 0 after which its call counts as an old one
 
 
 @dataclass(frozen=True)
@@ -44,14 +43,14 @@ class Member:
 
 @dataclass(frozen=True)
 class Roster:
-    """Everyone, and what the keys of this run start with."""
+    """All processes of a run, and the prefix of its keys."""
 
     token: str
     members: tuple[Member, ...]
 
 
 def call_the_roll(store: Store, me: Member, seconds: float) -> Roster:
-    """Wait for all ranks of the topology; raises naming those that do not come."""
+    """Wait for all ranks of the topology; raise an error that names the missing ones."""
     store = PrefixStore(PREFIX, store)
     roster = _call(store, me, seconds) if me.rank == 0 else _answer(store, me, seconds)
     _check_topologies(roster.members)
@@ -59,14 +58,14 @@ def call_the_roll(store: Store, me: Member, seconds: float) -> Roster:
 
 
 def beat_key(rank: int) -> str:
-    """Where a rank posts its heartbeats, below the run's token."""
+    """Return the key of a rank's heartbeats, below the run's token."""
     return f"beat/{rank}"
 
 
 def _call(store: Store, me: Member, seconds: float) -> Roster:
     token, num_ranks = uuid.uuid4().hex, me.topology.num_ranks
     run = PrefixStore(token, store)
-    run.set(_arrival(0), _to_text(me))
+    run.set(_arrival(0), json.dumps(asdict(me)))
     store.set("call", json.dumps({"token": token, "num_ranks": num_ranks}))
     deadline = time.monotonic() + seconds
     while missing := _missing(run, num_ranks):
@@ -74,10 +73,10 @@ def _call(store: Store, me: Member, seconds: float) -> Roster:
         if time.monotonic() > deadline:
             error = _absent(missing, me.topology, seconds)
             run.set("refused", str(error))
-            time.sleep(4 * _PAUSE)  # the store may be in this process: let the others read it
+            time.sleep(4 * _PAUSE)  # the store may be in this process: the others must read it first
             raise error
         time.sleep(_PAUSE)
-    members = [_from_text(text) for text in run.multi_get([_arrival(rank) for rank in range(num_ranks)])]
+    members = [_member(json.loads(text)) for text in run.multi_get(list(map(_arrival, range(num_ranks))))]
     for rank in range(num_ranks):
         run.set(beat_key(rank), json.dumps({"beat": 0}))
     run.set("roster", json.dumps([asdict(member) for member in members]))
@@ -94,36 +93,40 @@ def _answer(store: Store, me: Member, seconds: float) -> Roster:
         if call["token"] != rank_0.token:
             _check_num_ranks(call["num_ranks"], me)
             run = PrefixStore(call["token"], store)
-            run.set(_arrival(me.rank), _to_text(me))
+            run.set(_arrival(me.rank), json.dumps(asdict(me)))
             rank_0 = _Signs(call["token"])
         if run is not None:
             rank_0.look(run)
-            roster = _verdict(run, me, rank_0)
-            if roster is not None:
+            if (roster := _verdict(run, me, rank_0)) is not None:
                 return roster
         time.sleep(_PAUSE)
     missing = [0]
     if run is not None and rank_0.is_calling:
         missing = _missing(run, me.topology.num_ranks)
-        run.delete_key(_arrival(me.rank))  # whoever still waits shall not count on this rank
+        run.delete_key(_arrival(me.rank))  # a rank that still waits must not count on this one
     raise _absent(missing, me.topology, seconds)
 
 
 def _verdict(run: Store, me: Member, rank_0: _Signs) -> Roster | None:
-    """What rank 0 says of a call: the roster with this process in it, or none as yet."""
+    """Return rank 0's roster once it includes this process; None before."""
     if run.check(["refused"]) and rank_0.has_called:
         raise ClusterError(run.get("refused").decode())
-    roster = _roster(run, rank_0.token)
-    if roster is None:
+    if not run.check(["roster"]):
         return None
-    mine = roster.members[me.rank]
-    if mine.id != me.id and rank_0.has_called:
-        raise _taken(me, mine)
-    return roster if mine.id == me.id else None
+    members = tuple(_member(entry) for entry in json.loads(run.get("roster")))
+    other = members[me.rank]
+    if other.id == me.id:
+        return Roster(rank_0.token, members)
+    if rank_0.has_called:
+        raise ClusterError(
+            f"two processes say that they are rank {me.rank}: process {me.process} on {me.host_name} and "
+            f"process {other.process} on {other.host_name}; every rank has one process"
+        )
+    return None
 
 
 class _Signs:
-    """Whether rank 0 is calling just now, or its call was left by an earlier run."""
+    """Whether rank 0 is calling now, or its call is left from an earlier run."""
 
     def __init__(self, token: str = "") -> None:
         self.token = token
@@ -145,12 +148,6 @@ class _Signs:
         return time.monotonic() - self._moved < _SILENCE
 
 
-def _roster(run: Store, token: str) -> Roster | None:
-    if not run.check(["roster"]):
-        return None
-    return Roster(token, tuple(_from_dict(entry) for entry in json.loads(run.get("roster"))))
-
-
 def _missing(run: Store, num_ranks: int) -> list[int]:
     return [rank for rank in range(num_ranks) if not run.check([_arrival(rank)])]
 
@@ -159,15 +156,7 @@ def _arrival(rank: int) -> str:
     return f"arrived/{rank}"
 
 
-def _to_text(member: Member) -> str:
-    return json.dumps(asdict(member))
-
-
-def _from_text(text: bytes) -> Member:
-    return _from_dict(json.loads(text))
-
-
-def _from_dict(entry: dict[str, Any]) -> Member:
+def _member(entry: dict[str, Any]) -> Member:
     return Member(**{**entry, "topology": Topology(**entry["topology"])})
 
 
@@ -184,15 +173,14 @@ def _check_topologies(members: Sequence[Member]) -> None:
     for member in members:
         by_topology.setdefault(member.topology, []).append(member.rank)
     if len(by_topology) > 1:
-        said = "; ".join(f"{_described(one)} on {ranks_text(ranks)}" for one, ranks in by_topology.items())
+        said = "; ".join(
+            f"{one.num_workers} workers, {'co-located' if one.colocated else f'{one.num_stores} stores'}, "
+            f"peer_to_peer={one.peer_to_peer} on {ranks_text(ranks)}"
+            for one, ranks in by_topology.items()
+        )
         raise ClusterError(
             f"ranks disagree about who stores the rows: {said}. Give all ranks the same options"
         )
-
-
-def _described(topology: Topology) -> str:
-    stores = "co-located" if topology.colocated else f"{topology.num_stores} stores"
-    return f"{topology.num_workers} workers, {stores}, peer_to_peer={topology.peer_to_peer}"
 
 
 def _absent(missing: Sequence[int], topology: Topology, seconds: float) -> ClusterError:
@@ -200,11 +188,4 @@ def _absent(missing: Sequence[int], topology: Topology, seconds: float) -> Clust
     return ClusterError(
         f"{ranks_text(missing, roles)} of {topology.num_ranks} did not arrive within {seconds:g} s: "
         "either not started, or ended while starting (see their output)"
-    )
-
-
-def _taken(me: Member, other: Member) -> ClusterError:
-    return ClusterError(
-        f"two processes say that they are rank {me.rank}: process {me.process} on {me.host_name} and process "
-        f"{other.process} on {other.host_name}; every rank has one process"
     )

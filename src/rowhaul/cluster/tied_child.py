@@ -1,7 +1,7 @@
 """Starts a command that ends with its parent: ``python tied_child.py PARENT_PID COMMAND...``.
 
-A program of its own, without imports of ours, because the kernel wants to be asked by the child itself, and
-Python cannot safely run code between fork and exec. What is asked survives exec.
+A separate program without imports of ours: only the child itself can make this request to the kernel, and
+Python cannot safely run code between fork and exec. The request survives exec.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> None:
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the kernel was asked
+    if os.getppid() != parent:  # it ended before the request
         sys.exit(1)
     os.execvp(arguments[1], arguments[1:])
 

@@ -1,8 +1,8 @@
-"""What all ranks tell each other before they act on a plan, and how they find that they disagree.
+"""Ranks compare their plans before they act on them.
 
-For every iteration each rank sends one small message of fixed size to all: which plan it has, made from
-which samples, and whether it wants to stop. Control records of rank 0 follow where its message says so.
-All ranks see the same messages, so all of them raise the same error, or go on.
+For every iteration each rank sends one small message of fixed size to all: digests of its plan and of its
+samples, and whether it wants to stop. Control records of rank 0 follow if its message announces them.
+All ranks see the same messages, so all raise the same error, or none does.
 """
 
 from __future__ import annotations
@@ -25,32 +25,27 @@ from rowhaul.schedule.control import DELAY, Value
 from rowhaul.transport.base import Collective
 
 _MESSAGE = struct.Struct("<8sqQQ16s16s")
-_TAG = b"rowhaulD"  # tells this message from anything else that a rank may gather at the same time
+_TAG = b"rowhaulD"  # distinguishes this message from anything else that a rank may gather at the same time
 _NO_PLAN = bytes(16)
 _STOP, _ENDED = 1, 2  # flags
 
 
 class DisagreementError(ClusterError):
-    """Ranks that must do the same are about to do different things."""
+    """Ranks are about to do different things where they must do the same."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all ranks will do after they have compared notes on an iteration.
+    """The outcome of a comparison, the same on all ranks."""
 
-    ``stop``: the iteration is the last for now, because a rank asked for it. ``records``: of rank 0, for
-    every planner to receive. ``ended``: there was no batch any more, on any rank. ``measures``: of all
-    ranks.
-    """
-
-    stop: bool
-    records: tuple[ControlRecord, ...] = ()
-    ended: bool = False
+    stop: bool  # the iteration is the last for now: a rank requested it, or the data has ended
+    records: tuple[ControlRecord, ...] = ()  # of rank 0, for every planner
+    ended: bool = False  # no rank had another batch
     measures: npt.NDArray[np.float64] | None = None  # ranks x numbers
 
 
 class Postbox:
-    """Control records on rank 0 between the decision and the message that carries them; thread-safe."""
+    """Control records decided on rank 0, until a message carries them; thread-safe."""
 
     def __init__(self, next_number: int = 0) -> None:
         self._lock = threading.Lock()
@@ -58,13 +53,13 @@ class Postbox:
         self._waiting: list[tuple[str, Value]] = []
 
     def post(self, name: str, value: Value) -> None:
-        """Let something be decided with the next message."""
-        ControlRecord(0, 0, name, value)  # complains here, not in the lane that carries it
+        """Queue a record for the next message."""
+        ControlRecord(0, 0, name, value)  # raises here, not in the thread that sends it
         with self._lock:
             self._waiting.append((name, value))
 
     def take(self, iteration: int) -> list[ControlRecord]:
-        """What the message of an iteration carries: numbered in order, in force `DELAY` iterations later."""
+        """Return the queued records for the message of an iteration, in force `DELAY` iterations later."""
         with self._lock:
             records = [
                 ControlRecord(number, iteration + DELAY, name, value)
@@ -76,7 +71,7 @@ class Postbox:
 
 
 class _Message(NamedTuple):
-    """What one rank says of an iteration."""
+    """One rank's message about an iteration."""
 
     tag: bytes
     iteration: int
@@ -98,18 +93,18 @@ def agree(
     records: Sequence[ControlRecord] = (),
     measures: npt.NDArray[np.float64] | None = None,
 ) -> Agreement:
-    """Compare notes with all ranks on the next iteration.
+    """Compare the next iteration with all ranks.
 
     Args:
-        collective: of all ranks; the one that is rank 0 there may send records.
-        planned: the plan that this rank has; None where its data has ended: then, too, all ranks call this.
+        collective: of all ranks; its rank 0 may send records.
+        planned: this rank's plan; None after the end of its data, when all ranks call this too.
         own_digest: of the samples as this rank read them.
         stop: whether this rank wants the iteration to be the last.
-        records: decided on rank 0 and carried by this message (`Postbox.take`).
-        measures: numbers of this rank that all ranks may know; as many on each.
+        records: decided on rank 0 and sent with this message (`Postbox.take`).
+        measures: numbers of this rank for all ranks; as many on each.
 
     Raises:
-        DisagreementError: on every rank, with the same text, if ranks have read or planned other things.
+        DisagreementError: on every rank, with the same text, if samples or plans differ.
     """
     text = json.dumps([(one.number, one.active, one.name, one.value) for one in records]).encode()
     mine = _Message(
@@ -131,7 +126,7 @@ def agree(
 
 
 def _exchange_records(collective: Collective, text: bytes, announced: _Message) -> tuple[ControlRecord, ...]:
-    """Rank 0's records, of the length that it has announced; the other ranks add nothing to them."""
+    """Receive rank 0's records, whose length it has announced."""
     size = announced.num_record_bytes
     mine = np.zeros(size, np.uint8)
     if collective.rank == 0:
@@ -150,29 +145,29 @@ def _exchange_records(collective: Collective, text: bytes, announced: _Message) 
 
 
 def _check(messages: Sequence[_Message]) -> None:
-    """Raise what keeps ranks from going on together; what explains the most comes first."""
+    """Raise an error if ranks differ; the checks that explain the most come first."""
     _check_calls(messages)
     senders = [rank for rank, one in enumerate(messages) if rank and one.num_record_bytes]
     if senders:
         raise DisagreementError(
-            f"{_ranks(senders)} posted control records; only rank 0 decides them: post them there"
+            f"{ranks_text(senders)} posted control records; only rank 0 decides them: post them there"
         )
     ended = [rank for rank, one in enumerate(messages) if one.has_ended]
     batch = max(one.iteration for one in messages)
     where = "at the end of the data" if batch < 0 else f"at batch {batch}"
     if ended and len(ended) < len(messages):
         raise DisagreementError(
-            f"{_ranks(ended)} found no more samples {where}, where the other ranks have some: Rowhaul "
-            "wants the same global batch on every rank (the same files, as many batches and epochs)"
+            f"{ranks_text(ended)} found no more samples {where}, where the other ranks have some: Rowhaul "
+            "needs the same global batch on every rank (the same files, as many batches and epochs)"
         )
     if odd := _odd_ones([one.samples_digest for one in messages]):
         raise DisagreementError(
-            f"{_ranks(odd)} read different samples {where}: Rowhaul wants the same global batch on every "
+            f"{ranks_text(odd)} read different samples {where}: Rowhaul needs the same global batch on every "
             "rank (no DistributedSampler, a seeded shuffle, the same files)"
         )
     if odd := _odd_ones([one.plan_digest for one in messages]):
         raise DisagreementError(
-            f"{_ranks(odd)} planned batch {batch} differently, from the same samples: all hosts need the "
+            f"{ranks_text(odd)} planned batch {batch} differently, from the same samples: all hosts need the "
             "same versions of Rowhaul, NumPy and Numba and the same settings of the schedule (dispatcher, "
             "sync, cache, shares, prices, seed)"
         )
@@ -183,7 +178,7 @@ def _check_calls(messages: Sequence[_Message]) -> None:
     strangers = [rank for rank, one in enumerate(messages) if one.tag != _TAG]
     if strangers:
         raise DisagreementError(
-            f"{_ranks(strangers)} did something else while the others went on to the next batch: every rank "
+            f"{ranks_text(strangers)} did something else while the others began the next batch: every rank "
             "must train, evaluate and save in the same order; run the same script on all of them"
         )
     at: dict[int, list[int]] = {}
@@ -191,18 +186,19 @@ def _check_calls(messages: Sequence[_Message]) -> None:
         if not one.has_ended:
             at.setdefault(one.iteration, []).append(rank)
     if len(at) > 1:
-        told = "; ".join(f"{_ranks(ranks)} at batch {batch}" for batch, ranks in sorted(at.items()))
+        places = "; ".join(f"{ranks_text(ranks)} at batch {batch}" for batch, ranks in sorted(at.items()))
         raise DisagreementError(
-            f"ranks are at different iterations: {told}. Every rank must train the same number of batches, "
-            "from the same checkpoint on; run the same script on all of them"
+            f"ranks are at different iterations: {places}. Every rank must train the same number of batches, "
+            "starting from the same checkpoint; run the same script on all of them"
         )
 
 
 def _odd_ones(values: Sequence[bytes]) -> list[int]:
-    """The ranks whose value is not the most common one; in doubt, the lowest rank is right."""
+    """Return the ranks whose value is not the most common one; in a tie, the lowest rank is right."""
     usual, _ = Counter(values).most_common(1)[0]
     return [rank for rank, value in enumerate(values) if value != usual]
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Name ranks in a message."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

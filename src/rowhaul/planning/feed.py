@@ -1,19 +1,20 @@
 """Where a rank gets its plans from: its own planner, or the planner of its host's leader.
 
-Both look the same to whoever carries plans out. A rank may also read the samples itself, as a user's
-own data loader does on every rank; what it read is then not used, but compared with what was planned.
+A rank may also read the samples itself, as a user's own data loader does on every rank; they are then only
+compared with those that were planned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 import numpy as np
 
 from rowhaul._threads import Failure
 from rowhaul.data.samples import Samples
 from rowhaul.planning.planner import PlannedBatch, Planner, samples_digest
+from rowhaul.planning.rank0_data.sharing import DataEnd
 from rowhaul.planning.sharing import PlanClient, PlanServer
 from rowhaul.schedule import ControlRecord, Plan, Scheduler
 
@@ -27,77 +28,95 @@ _NOTHING = Samples(
     None,
     np.zeros(0, np.int64),
 )
-NO_SAMPLES = bytes(16)  # the digest where there is no batch any more
+NO_SAMPLES = bytes(16)  # the digest after the last batch
 
 
-class PlanFeed(Protocol):
-    """The plans of a rank, in order; used by one thread."""
+class PlanFeed:
+    """The plans of a rank, in order; used by one thread.
+
+    Attributes:
+        own_digest: of the samples of the latest batch as this rank read them, to be compared.
+        data: this rank's end of the data, if rank 0 reads it for all.
+    """
+
+    def __init__(self) -> None:
+        self.own_digest = NO_SAMPLES
+        self.data: DataEnd | None = None
+        self._num_served = 0  # iterations
+
+    def attach_data(self, data: DataEnd, first: int) -> None:
+        """Transfer the data of each iteration that is allowed, from ``first`` on."""
+        self.data, self._num_served = data, first
 
     @property
-    def own_digest(self) -> bytes:
-        """The digest of the samples of the latest batch as this rank read them, to be compared."""
-        ...
+    def data_bytes(self) -> Mapping[str, int]:
+        """The bytes that rank 0 has sent so far, by kind: ids, dense (with labels), evaluation, other.
+
+        Empty where every host reads the files, and on other ranks.
+        """
+        return {} if self.data is None else dict(self.data.sent)
 
     def next(self) -> PlannedBatch | None:
-        """The next plan, once it is there; None after the last batch."""
-        ...
+        """Wait for the next plan; None after the last batch."""
+        raise NotImplementedError
 
     def allow(self, iteration: int) -> None:
-        """Let iterations up to and including this one be planned; every rank says so."""
-        ...
+        """Allow planning up to and including this iteration; every rank does."""
+        while self.data is not None and self._num_served <= iteration:
+            self._num_served += 1
+            self.data.serve()
 
     def receive(self, record: ControlRecord) -> None:
-        """Take in a control record that all ranks agreed on, before its iteration is allowed."""
-        ...
+        """Apply a control record that all ranks agreed on, before its iteration is allowed."""
 
     def at_rest(self, work: Callable[[Scheduler], Result]) -> Result | None:
-        """Do something with the scheduler between two plans, where it is; elsewhere nothing: None."""
-        ...
+        """Call a function with the scheduler between two plans; return None where there is no scheduler."""
+        return None
 
     def share(self, make: Callable[[Scheduler], Plan]) -> Plan:
-        """A plan of no iteration, made from the scheduler at rest; all ranks of the host call this."""
-        ...
+        """Make a plan of no iteration from the resting scheduler; all ranks of the host call this."""
+        raise NotImplementedError
 
     def close(self) -> None:
-        """End it."""
-        ...
+        """End the plans; the data first, as a planner may wait for it."""
+        if self.data is not None:
+            self.data.close()
 
 
-class LeaderFeed:
-    """Plans made on this rank, and sent to the others of its host.
+class LeaderFeed(PlanFeed):
+    """Plans made on this rank and sent to the others of its host.
 
     Args:
         planner: makes them; ``server`` is its audience.
-        server: connected to the other ranks; None where there are none.
+        server: connected to the other ranks; None if there are none.
         failure: of this rank.
     """
 
     def __init__(self, planner: Planner, server: PlanServer | None, failure: Failure) -> None:
-        self.own_digest = NO_SAMPLES
-        self._planner = planner
-        self._server = server
-        self._failure = failure
+        super().__init__()
+        self._planner, self._server, self._failure = planner, server, failure
 
     def next(self) -> PlannedBatch | None:
-        """The next plan, once it is there; None after the last batch."""
+        """Wait for the next plan; None after the last batch."""
         planned = self._planner.next()
         self.own_digest = NO_SAMPLES if planned is None else planned.samples_digest
         return planned
 
     def allow(self, iteration: int) -> None:
-        """Let iterations up to and including this one be planned."""
+        """Allow planning up to and including this iteration."""
+        super().allow(iteration)
         self._planner.allow(iteration)
 
     def receive(self, record: ControlRecord) -> None:
-        """Take in a control record before the next plan is made."""
+        """Apply a control record before the next plan is made."""
         self._planner.receive(record)
 
     def at_rest(self, work: Callable[[Scheduler], Result]) -> Result:
-        """Do something with the scheduler between two plans."""
+        """Call a function with the scheduler between two plans."""
         return self._planner.at_rest(work)
 
     def share(self, make: Callable[[Scheduler], Plan]) -> Plan:
-        """A plan of no iteration, made from the scheduler at rest, for all ranks of the host."""
+        """Make a plan of no iteration from the resting scheduler, for all ranks of the host."""
 
         def make_and_send(scheduler: Scheduler) -> Plan:
             plan = make(scheduler)
@@ -108,7 +127,8 @@ class LeaderFeed:
         return self._planner.at_rest(make_and_send)
 
     def close(self) -> None:
-        """End the planner; the other ranks of the host are told why, if this one has failed."""
+        """End the planner; after a failure, send the error to the other ranks of the host."""
+        super().close()
         self._planner.close()
         if self._server is not None:
             if self._failure.error is not None:
@@ -116,8 +136,8 @@ class LeaderFeed:
             self._server.close()
 
 
-class FollowerFeed:
-    """Plans made by the leader of the host, who also hears what is allowed and what was decided.
+class FollowerFeed(PlanFeed):
+    """Plans made by the leader of the host, which also gets the control records.
 
     Args:
         client: connected to the leader.
@@ -125,12 +145,12 @@ class FollowerFeed:
     """
 
     def __init__(self, client: PlanClient, own_samples: Iterable[Samples] | None = None) -> None:
-        self.own_digest = NO_SAMPLES
+        super().__init__()
         self._client = client
         self._own_samples = None if own_samples is None else iter(own_samples)
 
     def next(self) -> PlannedBatch | None:
-        """The next plan, once it is there; None after the last batch."""
+        """Wait for the next plan; None after the last batch."""
         planned = self._client.next()
         if self._own_samples is not None:
             own = next(self._own_samples, None)
@@ -139,21 +159,13 @@ class FollowerFeed:
             self.own_digest = NO_SAMPLES if planned is None else planned.samples_digest
         return planned
 
-    def allow(self, iteration: int) -> None:
-        """Nothing: the leader allows its planner the same."""
-
-    def receive(self, record: ControlRecord) -> None:
-        """Nothing: the leader's planner has it, and plans say from when it is in force."""
-
-    def at_rest(self, work: Callable[[Scheduler], Result]) -> None:
-        """Nothing: the scheduler is the leader's."""
-
     def share(self, make: Callable[[Scheduler], Plan]) -> Plan:
-        """The plan that the leader makes."""
+        """Wait for the plan that the leader makes."""
         planned = self._client.next_special()
         assert planned is not None
         return planned.plan
 
     def close(self) -> None:
         """Close the connection to the leader."""
+        super().close()
         self._client.close()

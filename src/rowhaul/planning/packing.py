@@ -1,7 +1,8 @@
-"""A planned batch as one file without a name, which other processes map instead of copying it.
+"""A planned batch as one unnamed file, which other processes map instead of copying it.
 
-The file begins with a description of the plan's fields in JSON; arrays stand behind it, each where the
-description says. Classes are described by whatever fields they have, so a plan may grow new ones.
+The file begins with a description of the plan's fields in JSON; arrays follow at the offsets it gives.
+Classes are described by their fields, so a plan may get new ones. Files are reused: new memory costs more
+than writing into it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import struct
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ from rowhaul.planning.planner import PlannedBatch
 from rowhaul.schedule import ControlRecord, IdBatch, Moves, Plan, Steps
 from rowhaul.schedule.plan import LiveRows
 
-# What a planned batch is made of; anything else inside it is refused when it is packed.
+# The classes in a planned batch; packing refuses anything else.
 _CLASSES: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (PlannedBatch, Plan, Moves, Steps, LiveRows, IdBatch, ControlRecord, Samples)
@@ -35,13 +36,60 @@ _PREFIX = struct.Struct("<8sQ")  # what the file is, and the length of the descr
 _MAGIC = b"rowhaul1"
 _ALIGNMENT = 64  # bytes: a cache line, and enough for any type
 _MAX_BUFFERS = 512  # in one system call; every system allows at least 1,024
+ONCE = 0  # the number of files that are not reused
+_MOST_FILES = 8  # that are kept; a plan is out of use some three plans later
+
+
+class PackedFile(NamedTuple):
+    """A plan in a file."""
+
+    number: int
+    descriptor: int
+    size: int
+
+
+class PlanFiles:
+    """Reusable files by number, and the readers of each; for one thread.
+
+    A reader maps a file and releases it when nothing refers to the plan any more. Until all readers have,
+    the next plan uses another file.
+    """
+
+    def __init__(self) -> None:
+        self._descriptors: dict[int, int] = {}
+        self._readers: dict[int, set[int]] = {}
+
+    def pack(self, planned: PlannedBatch, readers: Iterable[int]) -> PackedFile:
+        """Write a plan into a file for these readers; the caller closes one of number `ONCE`."""
+        number = next((one for one, having in self._readers.items() if not having), ONCE)
+        if number == ONCE and len(self._descriptors) < _MOST_FILES:
+            number = len(self._descriptors) + 1
+            self._descriptors[number] = _unnamed_file()
+            _seal(self._descriptors[number], "SHRINK")
+        if number == ONCE:
+            return PackedFile(ONCE, *pack(planned))
+        size = _pack_into(self._descriptors[number], planned)
+        self._readers[number] = set(readers)
+        return PackedFile(number, self._descriptors[number], size)
+
+    def give_back(self, number: int, reader: int) -> None:
+        """Release a file for one reader."""
+        if number in self._readers:
+            self._readers[number].discard(reader)
+
+    def close(self) -> None:
+        """Close all files; existing mappings stay valid."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+        self._readers.clear()
 
 
 def pack(planned: PlannedBatch) -> tuple[int, int]:
-    """Write a planned batch into a new file without a name; gives its descriptor and its size."""
+    """Write a planned batch into a new unnamed file; return its descriptor and size."""
     file = _unnamed_file()
     try:
-        size = pack_into(file, planned)
+        size = _pack_into(file, planned)
         _seal(file, "SHRINK", "GROW", "WRITE", "SEAL")
     except BaseException:
         os.close(file)
@@ -49,15 +97,8 @@ def pack(planned: PlannedBatch) -> tuple[int, int]:
     return file, size
 
 
-def new_file() -> int:
-    """The descriptor of a new file without a name, to be packed into again and again; it never shrinks."""
-    file = _unnamed_file()
-    _seal(file, "SHRINK")
-    return file
-
-
-def pack_into(file: int, planned: PlannedBatch) -> int:
-    """Write a planned batch into a file, over what is there; gives its size."""
+def _pack_into(file: int, planned: PlannedBatch) -> int:
+    """Overwrite a file with a planned batch; return its size."""
     arrays: list[npt.NDArray[Any]] = []
     description = json.dumps(_describe(planned, arrays, 0)[0], separators=(",", ":")).encode()
     beginning = _PREFIX.pack(_MAGIC, len(description)) + description
@@ -68,12 +109,11 @@ def pack_into(file: int, planned: PlannedBatch) -> int:
 
 
 def unpack(file: int, size: int, when_unused: Callable[[], object] | None = None) -> PlannedBatch:
-    """The planned batch in a file; its arrays are the mapped file, which lives as long as any of them.
+    """Map a planned batch from a file; its arrays are views of the mapping.
 
-    The mapping is private: writing to an array changes neither the file nor what other processes see.
-    (Arrays that cannot be written to at all would be other types to Numba, with kernels of their own
-    to compile, and PyTorch warns of them.) The descriptor stays the caller's. ``when_unused`` is called, in
-    any thread, once none of the arrays is left.
+    The mapping is private: writing to an array changes neither the file nor other processes' data.
+    (Read-only arrays would be other types to Numba, with more kernels to compile, and PyTorch warns about
+    them.) The caller keeps the descriptor. ``when_unused`` is called, in any thread, once no array is left.
     """
     mapped = _map(file, size)
     if when_unused is not None:
@@ -81,7 +121,7 @@ def unpack(file: int, size: int, when_unused: Callable[[], object] | None = None
     memory = memoryview(mapped)
     magic, length = _PREFIX.unpack_from(memory)
     if magic != _MAGIC:
-        raise ValueError(f"this is no planned batch: its file begins with {magic!r}")
+        raise ValueError(f"this is not a planned batch: its file begins with {magic!r}")
     end = _PREFIX.size + length
     description = json.loads(bytes(memory[_PREFIX.size : end]))
     planned = _restore(description, memory, end + -end % _ALIGNMENT)
@@ -90,7 +130,7 @@ def unpack(file: int, size: int, when_unused: Callable[[], object] | None = None
 
 
 def _describe(value: Any, arrays: list[npt.NDArray[Any]], end: int) -> tuple[Any, int]:
-    """A value in JSON's terms; its arrays are added to ``arrays``, which so far take ``end`` bytes."""
+    """Describe a value in JSON; append its arrays to ``arrays``, which take ``end`` bytes so far."""
     if value is None or isinstance(value, bool | int | float | str):
         return value, end
     if isinstance(value, np.generic):
@@ -118,7 +158,7 @@ def _describe(value: Any, arrays: list[npt.NDArray[Any]], end: int) -> tuple[Any
 
 
 def _restore(description: Any, memory: memoryview, start: int) -> Any:
-    """The value of a description, whose arrays are views on ``memory`` from ``start`` on."""
+    """Rebuild a described value; its arrays are views of ``memory`` from ``start`` on."""
     if not isinstance(description, dict):
         return description
     if "array" in description:
@@ -131,7 +171,7 @@ def _restore(description: Any, memory: memoryview, start: int) -> Any:
     if "tuple" in description:
         return tuple(_restore(item, memory, start) for item in description["tuple"])
     kind = _CLASSES[description["class"]]
-    made = object.__new__(kind)  # past its checks: the leader's one has passed them
+    made = object.__new__(kind)  # without its checks, which the leader made
     for name, value in description["fields"].items():
         object.__setattr__(made, name, _restore(value, memory, start))
     return made
@@ -149,7 +189,7 @@ def _unnamed_file() -> int:
 
 
 def _write(file: int, buffers: list[memoryview]) -> int:
-    """Write everything, however little of it the system takes at a time; gives the number of bytes."""
+    """Write all buffers, in as many calls as the system needs; return the number of bytes."""
     waiting = [buffer for buffer in buffers if len(buffer)][::-1]
     size = 0
     os.lseek(file, 0, os.SEEK_SET)
@@ -164,7 +204,7 @@ def _write(file: int, buffers: list[memoryview]) -> int:
 
 
 def _seal(file: int, *against: str) -> None:
-    """Let nobody do this to the file any more: a mapping of a file that shrinks kills its process."""
+    """Forbid operations on a file: if it shrank, processes that map it would be killed."""
     if hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS"):
         seals = sum(getattr(fcntl, f"F_SEAL_{one}") for one in against)
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)

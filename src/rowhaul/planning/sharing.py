@@ -1,8 +1,8 @@
-"""One scheduler for all ranks of a host: its plans reach the others through shared memory.
+"""One scheduler for all ranks of a host: it shares its plans through memory.
 
-The rank that plans, the host's *leader*, packs a plan and its samples into a file that has no name and
-passes its descriptor over a Unix socket; the other ranks map it. Whatever happens to any of the
-processes, the kernel frees the memory with the last of them: nothing is left to clean up.
+The rank that plans, the host's *leader*, packs a plan and its samples into an unnamed file and passes its
+descriptor over a Unix socket; the other ranks map it. The kernel frees the memory with the last process:
+there is nothing to clean up.
 """
 
 from __future__ import annotations
@@ -17,30 +17,29 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
-from rowhaul._threads import Failure
+from rowhaul._threads import POLL_SECONDS, Failure
 from rowhaul.errors import ClusterError
-from rowhaul.planning.packing import unpack
-from rowhaul.planning.plan_files import ONCE, PlanFiles
+from rowhaul.planning.agreement import ranks_text
+from rowhaul.planning.packing import ONCE, PlanFiles, unpack
 from rowhaul.planning.planner import PlannedBatch
 from rowhaul.transport.local_sockets import as_system_address, is_same_user, new_address, receive_exactly
 from rowhaul.transport.remote_errors import read_report, write_report
 
 CONNECT_SECONDS = 30.0
 
-_PATIENCE = 0.2  # seconds between two looks at whether something has failed
-# What comes; its size, of the file that comes along or of the text; the file's number.
+# The kind of the frame; the size of the attached file, or of the text that follows; the file's number.
 _FRAME = struct.Struct("<QQQ")
 _PLAN, _END, _ERROR = range(3)
 _HELLO = struct.Struct("<q")  # the rank of a subscriber
-_GIVEN_BACK = struct.Struct("<Q")  # the number of a file that a subscriber is done with
+_RELEASED = struct.Struct("<Q")  # the number of a file that a subscriber releases
 
 
 class LeaderLostError(ClusterError):
-    """The process that plans for this host has ended, or closed its plans, without a word."""
+    """The process that plans for this host has ended without reporting an error."""
 
 
 class SubscriberLostError(ClusterError):
-    """A process that takes its plans from this one has ended, or never came."""
+    """A process that gets its plans from this one has ended, or never connected."""
 
 
 class PlanServer:
@@ -49,9 +48,9 @@ class PlanServer:
     Args:
         rank: of this process.
         subscribers: the ranks that will connect.
-        failure: of this rank; waiting for a subscriber ends when it is set.
-        address: of the socket: a path, or ``@name`` for a name without a file (Linux). By default a new
-            one, to be told to the subscribers as `address`.
+        failure: of this rank; waits end when it is set.
+        address: of the socket: a path, or ``@name`` for a name without a file (Linux); by default a new
+            one.
     """
 
     def __init__(
@@ -64,8 +63,8 @@ class PlanServer:
         self._sockets: dict[int, socket.socket] = {}
         self._files = PlanFiles()
         self._listening = select.poll()
-        self._told: dict[int, bytes] = {}  # by subscribers, of files, and not read yet
-        self._said_all = False
+        self._unread: dict[int, bytes] = {}  # incomplete messages of subscribers
+        self._has_ended = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._listener.bind(as_system_address(self.address))
@@ -75,51 +74,51 @@ class PlanServer:
             raise OSError(
                 error.errno, f"cannot share plans at the socket {self.address}: {error.strerror}"
             ) from error
-        self._listener.settimeout(_PATIENCE)
+        self._listener.settimeout(POLL_SECONDS)
 
     def accept(self, timeout: float = CONNECT_SECONDS) -> None:
-        """Wait until every subscriber has connected; then the address is not needed any more."""
+        """Wait until every subscriber has connected; then stop listening."""
         deadline = time.monotonic() + timeout
         try:
             while missing := self._expected - self._sockets.keys():
                 if time.monotonic() > deadline:
                     raise SubscriberLostError(
-                        f"{_ranks(missing)} did not connect to rank {self._rank}, which plans for this host, "
-                        f"within {timeout:g} s; did all of them start? (socket {self.address})"
+                        f"{ranks_text(sorted(missing))} did not connect to rank {self._rank}, which plans "
+                        f"for this host, within {timeout:g} s; did all of them start? (socket {self.address})"
                     )
                 self._failure.check()
                 with contextlib.suppress(TimeoutError):
-                    self._welcome(self._listener.accept()[0])
+                    self._admit(self._listener.accept()[0])
         finally:
             self._stop_listening()
 
     def send(self, planned: PlannedBatch) -> None:
-        """Send a plan to all subscribers, without the ids by sample: they have them in the samples."""
+        """Send a plan to all subscribers, without the ids by sample, which are in the samples."""
         if not self._sockets:
             return
-        self._take_back()
+        self._collect_released()
         number, file, size = self._files.pack(
             replace(planned, plan=replace(planned.plan, ids=None)), self._sockets
         )
         try:
-            self._tell_all(_FRAME.pack(_PLAN, size, number), [file])
+            self._send_all(_FRAME.pack(_PLAN, size, number), [file])
         finally:
             if number == ONCE:
                 os.close(file)
 
     def end(self) -> None:
-        """Tell all subscribers that there are no more plans."""
-        self._said_all = True
-        self._tell_all(_FRAME.pack(_END, 0, ONCE), [])
+        """Announce to all subscribers that there are no more plans."""
+        self._has_ended = True
+        self._send_all(_FRAME.pack(_END, 0, ONCE), [])
 
     def fail(self, error: BaseException) -> None:
-        """Tell all subscribers that are still there what went wrong, unless they know how it ended."""
-        if self._said_all:
+        """Send an error to all subscribers, unless the plans have ended already."""
+        if self._has_ended:
             return
-        self._said_all = True
+        self._has_ended = True
         text = write_report(error, self._rank)
         for connection in self._sockets.values():
-            with contextlib.suppress(OSError):  # a timeout too: who takes nothing cannot be told
+            with contextlib.suppress(OSError):  # it has ended, or does not read
                 connection.sendall(_FRAME.pack(_ERROR, len(text), ONCE) + text)
 
     def close(self) -> None:
@@ -130,48 +129,45 @@ class PlanServer:
         self._sockets.clear()
         self._files.close()
 
-    def _take_back(self) -> None:
-        """Hear which files subscribers are done with; does not wait."""
+    def _collect_released(self) -> None:
+        """Read which files subscribers have released; does not wait."""
         ready = {descriptor for descriptor, _ in self._listening.poll(0)}
         for rank, connection in self._sockets.items():
             if connection.fileno() in ready:
-                with contextlib.suppress(OSError):  # who has ended is found out when it is told something
-                    self._told[rank] = self._told.get(rank, b"") + connection.recv(4096)
-                told = self._told.get(rank, b"")
-                whole = len(told) - len(told) % _GIVEN_BACK.size
-                for (number,) in _GIVEN_BACK.iter_unpack(told[:whole]):
+                unread = self._unread.get(rank, b"")
+                with contextlib.suppress(OSError):  # an ended process is detected by the next send
+                    unread += connection.recv(4096)
+                whole = len(unread) - len(unread) % _RELEASED.size
+                for (number,) in _RELEASED.iter_unpack(unread[:whole]):
                     self._files.give_back(number, rank)
-                self._told[rank] = told[whole:]
+                self._unread[rank] = unread[whole:]
 
-    def _welcome(self, connection: socket.socket) -> None:
-        connection.settimeout(_PATIENCE)
+    def _admit(self, connection: socket.socket) -> None:
+        connection.settimeout(POLL_SECONDS)
         try:
             if not is_same_user(connection):
                 raise PermissionError
             (rank,) = _HELLO.unpack(receive_exactly(connection, _HELLO.size, self._failure.check))
             if rank not in self._expected or rank in self._sockets:
                 raise ConnectionError
-        except (
-            OSError,
-            EOFError,
-        ):  # a stranger, or a process that died on the way: `accept` names who is missing
+        except (OSError, EOFError):  # a stranger, or a process that died: `accept` names the missing ones
             connection.close()
         else:
             self._sockets[rank] = connection
             self._listening.register(connection, select.POLLIN)
 
-    def _tell_all(self, frame: bytes, files: list[int]) -> None:
+    def _send_all(self, frame: bytes, files: list[int]) -> None:
         for rank, connection in self._sockets.items():
             try:
-                self._tell(connection, frame, files)
+                self._send(connection, frame, files)
             except OSError as error:
                 raise SubscriberLostError(
-                    f"rank {rank} does not take plans from rank {self._rank} of its host any more ({error}): "
-                    "its process has ended; see its output"
+                    f"rank {rank} does not accept plans from rank {self._rank} of its host any more "
+                    f"({error}): its process has ended; see its output"
                 ) from error
 
-    def _tell(self, connection: socket.socket, frame: bytes, files: list[int]) -> None:
-        """Send a frame, which the system takes as a whole, as soon as there is room for it."""
+    def _send(self, connection: socket.socket, frame: bytes, files: list[int]) -> None:
+        """Send a frame, which the system takes as a whole, as soon as the socket has room."""
         while True:
             try:
                 socket.send_fds(connection, [frame], files)
@@ -189,14 +185,14 @@ class PlanServer:
 
 
 class PlanClient:
-    """Takes plans from the leader of the host.
+    """Receives plans from the leader of the host.
 
     Args:
         address: the server's.
         rank: of this process.
         leader: the rank that plans, for messages.
-        failure: of this rank; waiting for a plan ends when it is set.
-        timeout: seconds to wait for the server to be there.
+        failure: of this rank; waits end when it is set.
+        timeout: seconds to wait for the server.
     """
 
     def __init__(
@@ -216,11 +212,11 @@ class PlanClient:
             raise
 
     def next(self) -> PlannedBatch | None:
-        """The next plan, once it is there; None after the last. Raises what the leader failed with."""
+        """Wait for the next plan; None after the last. Raise the leader's error if it fails."""
         return None if self._ended and self._error is None else self.next_special()
 
     def next_special(self) -> PlannedBatch | None:
-        """What the leader sends next, also after the last plan of an iteration: how to settle all rows."""
+        """Wait for the leader's next plan, also after the last iteration: how to flush all rows."""
         if self._error is not None:
             raise self._error
         try:
@@ -236,14 +232,14 @@ class PlanClient:
         return planned
 
     def close(self) -> None:
-        """Close the connection; plans already taken stay as they are."""
+        """Close the connection; plans already received stay valid."""
         self._socket.close()
 
     def _connect(self, address: str, timeout: float) -> socket.socket:
         deadline = time.monotonic() + timeout
         while True:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            connection.settimeout(_PATIENCE)
+            connection.settimeout(POLL_SECONDS)
             try:
                 connection.connect(as_system_address(address))
                 return connection
@@ -258,7 +254,7 @@ class PlanClient:
             except BaseException:
                 connection.close()
                 raise
-            time.sleep(_PATIENCE / 10)
+            time.sleep(POLL_SECONDS / 10)
 
     def _receive_next(self) -> PlannedBatch | None:
         frame, files = self._receive_frame()
@@ -267,9 +263,9 @@ class PlanClient:
             if what == _PLAN:
                 if not files:
                     raise OSError(
-                        "a plan came without its file: this process may open no more files (ulimit -n)"
+                        "a plan arrived without its file: this process may open no more files (ulimit -n)"
                     )
-                return unpack(files[0], size, partial(_give_back, self._socket, number))
+                return unpack(files[0], size, partial(_release, self._socket, number))
         finally:
             for file in files:
                 os.close(file)
@@ -293,13 +289,8 @@ class PlanClient:
             return frame, files
 
 
-def _give_back(connection: socket.socket, number: int) -> None:
-    """Tell the leader that nothing here refers to a plan any more."""
+def _release(connection: socket.socket, number: int) -> None:
+    """Inform the leader that nothing here refers to a plan any more."""
     if number != ONCE:
         with contextlib.suppress(OSError):  # it has ended, or this end is closed
-            connection.sendall(_GIVEN_BACK.pack(number))
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    numbers = sorted(ranks)
-    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+            connection.sendall(_RELEASED.pack(number))

@@ -98,7 +98,7 @@ class FlushedRows:
 
 
 class RowLookups:
-    """Rounds of questions and answers; all ranks take part until `is_over`, in their move lanes.
+    """Rounds of questions and answers; all ranks take part until `is_over`, in their move threads.
 
     Args:
         rank: this one.

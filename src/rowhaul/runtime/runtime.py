@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
-from rowhaul._threads import Failure, Future, Lane
+from rowhaul._threads import Failure, Future, SerialExecutor
 from rowhaul.planning.agreement import Postbox, agree
 from rowhaul.planning.feed import PlanFeed
 from rowhaul.runtime.mover import Job, Mover, TrainedRows
@@ -78,7 +78,7 @@ class Runtime:
         self.ended = False  # whether the data is used up
         self.measures = np.zeros(len(MEASURES))  # of the latest iteration, sent to all ranks
         self._control, self._dense = control, dense
-        self._threads = {name: Lane(name, failure) for name in ("control", "moves", "dense")}
+        self._executors = {name: SerialExecutor(name, failure) for name in ("control", "moves", "dense")}
         self._iterations: dict[int, _Iteration] = {}
         self._segment: Future[None] | None = None
         self._last: int | None = None  # iteration of the segment, once known
@@ -100,7 +100,7 @@ class Runtime:
             self.feed.allow(first)
         for number in range(first, first + AHEAD + 1):
             self._plan(number)
-        self._segment = self._threads["moves"].submit(lambda: self._carry_out(first))
+        self._segment = self._executors["moves"].submit(lambda: self._carry_out(first))
 
     def begin(self) -> Job | None:
         """Wait until the next iteration's rows are in the cache; None at the end of the segment."""
@@ -114,7 +114,7 @@ class Runtime:
 
     def end(self, trained: TrainedRows | None) -> None:
         """Pass on the gradients of the iteration that was begun last."""
-        self._iterations[self.iteration].trained.set(trained)
+        self._iterations[self.iteration].trained.set_result(trained)
         self.iteration += 1
 
     def note_measures(self, job: Job) -> None:
@@ -136,21 +136,21 @@ class Runtime:
         """Sum a tensor over all workers in rank order, in place and in the background."""
         dense = self._dense
         assert dense is not None
-        return self._threads["dense"].submit(lambda: dense.sum_in_rank_order(values))
+        return self._executors["dense"].submit(lambda: dense.sum_in_rank_order(values))
 
     def in_control(self, call: Callable[[Collective], Result]) -> Future[Result]:
         """Call a collective over all ranks in the control thread, between segments."""
-        return self._threads["control"].submit(lambda: call(self._control))
+        return self._executors["control"].submit(lambda: call(self._control))
 
     def in_moves(self, call: Callable[[Mover], Result]) -> Future[Result]:
         """Call something with this rank's mover in the moves thread, between segments."""
-        return self._threads["moves"].submit(lambda: call(self.mover))
+        return self._executors["moves"].submit(lambda: call(self.mover))
 
     def close(self) -> None:
         """Stop the threads and the feed."""
         self.feed.close()
-        for thread in self._threads.values():
-            thread.close()
+        for executor in self._executors.values():
+            executor.close()
 
     def _is_over(self, iteration: int) -> bool:
         return self._last is not None and iteration > self._last
@@ -160,7 +160,7 @@ class Runtime:
         if number in self._iterations or self._is_over(number):
             return
         failure = self.failure
-        job = self._threads["control"].submit(lambda: self._agree_on(number))
+        job = self._executors["control"].submit(lambda: self._agree_on(number))
         self._iterations[number] = _Iteration(job, Future(failure), Future(failure))
 
     def _agree_on(self, number: int) -> Job | None:
@@ -198,7 +198,7 @@ class Runtime:
         while job is not None:
             self.mover.late(job)
             iteration = self._iterations[number]
-            iteration.ready.set(job)
+            iteration.ready.set_result(job)
             self._plan(number + AHEAD + 1)
             following = self._take(number + 1)
             if following is not None:
@@ -211,7 +211,7 @@ class Runtime:
             del self._iterations[number]  # frees its plan
             job, number = following, number + 1
         if number in self._iterations:
-            self._iterations[number].ready.set(None)
+            self._iterations[number].ready.set_result(None)
         self.mover.wait_sent()
 
     def _take(self, number: int) -> Job | None:

@@ -1,13 +1,13 @@
-"""The seam between the runtime and the network: messages between pairs, and collectives.
+"""The seam between the runtime and the network: messages between pairs of ranks, and collectives.
 
-Both ends of every message know its size beforehand, from the plan: nothing but payloads travels.
-`rowhaul.transport.collectives` has the real ones, over ``torch.distributed`` between hosts and through shared
-memory within one; `rowhaul.transport.in_process` has the same between threads of one process.
+Both ends of every message know its size beforehand, from the plan: only payloads travel. A `Transport`
+makes the links and collectives of a run; pass one to `rowhaul.cluster.join` to use another than Gloo.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from rowhaul.errors import RowhaulError
+from rowhaul.schedule.topology import Topology
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -27,8 +28,80 @@ class LinkError(RowhaulError):
         self.peer = peer
 
 
+class Transfer(Protocol):
+    """Messages in flight; their buffers must not change before the wait for them returns."""
+
+    def wait_received(self) -> None:
+        """Return when all receives are complete."""
+        ...
+
+    def wait_sent(self) -> None:
+        """Return when the sent buffers may be reused."""
+        ...
+
+
+class Links(Protocol):
+    """Point-to-point messages; used by one thread, which posts the same sequence as its peers."""
+
+    rank: int
+    num_ranks: int
+
+    def post(self, receives: Mapping[int, Bytes], sends: Mapping[int, Bytes]) -> Transfer:
+        """Start one message from and to each of the given ranks, receives first; does not wait.
+
+        Empty messages are not sent.
+        """
+        ...
+
+
+class Collective(Protocol):
+    """Operations of all members of a group; used by one thread."""
+
+    rank: int  # within the group
+    num_ranks: int
+
+    def all_gather(self, mine: Bytes) -> npt.NDArray[np.uint8]:
+        """Return the bytes of all ranks, ranks x length; the length is the same on all ranks."""
+        ...
+
+    def sum_in_rank_order(self, values: Tensor) -> None:
+        """Replace a one-dimensional tensor by its sum over ranks, added in rank order: the same bits."""
+        ...
+
+
+@dataclass(frozen=True)
+class Membership:
+    """One rank's place in a run: what a transport needs to connect it to the others."""
+
+    rank: int
+    topology: Topology
+    host: str  # equal on ranks of one host, which may share memory
+    interface: str  # network interface of ``moves``
+    side_interface: str  # network interface of the other groups
+    store: Any  # rendezvous store of `torch.distributed`, below a prefix of this run
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The connections of one rank."""
+
+    moves: Links  # between all ranks: rows
+    dense: Collective | None  # of all workers: dense gradients; None on a store
+    control: Collective  # of all ranks: agreement on plans
+    data: Links  # between all ranks: samples that only rank 0 can read
+    close: Callable[[], None] = lambda: None
+
+
+class Transport(Protocol):
+    """A way to connect the ranks of a run."""
+
+    def connect(self, membership: Membership) -> Groups:
+        """Connect this rank to all others, which call this too. May block: the caller sets the time limit."""
+        ...
+
+
 def check_buffers(rank: int, num_ranks: int, *messages: Mapping[int, Bytes]) -> None:
-    """Refuse peers that do not exist and buffers that are not plain bytes."""
+    """Refuse unknown peers and buffers that are not plain bytes."""
     for buffers in messages:
         for peer, data in buffers.items():
             if not 0 <= peer < num_ranks or peer == rank:
@@ -40,63 +113,7 @@ def check_buffers(rank: int, num_ranks: int, *messages: Mapping[int, Bytes]) -> 
                 )
 
 
-class Transfer(Protocol):
-    """Messages under way; the buffers must stay as they are until they have been waited for."""
-
-    def wait_received(self) -> None:
-        """Return when everything to be received is there."""
-        ...
-
-    def wait_sent(self) -> None:
-        """Return when the sent buffers may be used again."""
-        ...
-
-
-class Links(Protocol):
-    """Point-to-point messages; used by one thread, which posts the same sequence as its peers."""
-
-    rank: int
-    num_ranks: int
-
-    def post(self, receives: Mapping[int, Bytes], sends: Mapping[int, Bytes]) -> Transfer:
-        """Start one message from and to each of the given ranks, receives first; does not wait."""
-        ...
-
-
-class Collective(Protocol):
-    """What all members of a group do together; used by one thread."""
-
-    rank: int  # within the group
-    num_ranks: int
-
-    def all_gather(self, mine: Bytes) -> npt.NDArray[np.uint8]:
-        """Everyone's bytes, ranks x length; the length is the same on all ranks."""
-        ...
-
-    def sum_in_rank_order(self, values: Tensor) -> None:
-        """Replace a one-dimensional tensor by the sum over ranks, added up from rank 0 on: the same bits."""
-        ...
-
-
-class KeyValueStore(Protocol):
-    """The rendezvous store, as ``torch.distributed`` has it."""
-
-    def set(self, key: str, value: str) -> None:
-        """Set a key."""
-        ...
-
-    def get(self, key: str) -> bytes:
-        """The value of a key; waits for it."""
-        ...
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all keys are set."""
-        ...
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a counter."""
-        ...
-
-    def wait(self, keys: list[str], timeout: Any) -> None:
-        """Wait for keys."""
-        ...
+def check_summable(values: Tensor) -> None:
+    """Refuse a tensor that is not one-dimensional."""
+    if values.ndim != 1:
+        raise ValueError(f"a sum over ranks takes a one-dimensional tensor; got shape {tuple(values.shape)}")

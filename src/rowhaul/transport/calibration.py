@@ -1,11 +1,10 @@
-"""Measures the links between ranks: how long a small message takes, and how many bytes a second pass.
+"""Measures the latency and the speed of the links between ranks.
 
-Pairs are measured in rounds in which no rank is in two pairs at once, so that each has its ends' links
-to itself. Of a pair the lower rank leads: it holds the clock and tells the other, with every trial, what
-to do next. A trial is timed against one of a few bytes, which takes as many trips; it starts small and
-grows until the pair's share of time or bytes is used up, so that a slow link costs no more than a fast
-one. The last two count, the better of them, as those before have used up what a shaper lets pass in a
-burst, and as a busy machine may hold up any of them.
+Pairs are measured in rounds in which no rank is in two pairs, so that each has its ends' links to itself. The
+lower rank of a pair leads: it holds the clock and orders each trial. The time of a trial of a few bytes, with
+as many trips, is subtracted. Trials start small and grow until the pair's share of time or bytes is used up,
+so that a slow link costs no more than a fast one. The better of the last two counts: earlier ones use up the
+burst that a shaper lets pass, and a busy machine may delay any of them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.schedule.topology import Topology
 from rowhaul.transport.base import Bytes, Collective, Links
 
 _Buffers = Mapping[int, Bytes]
@@ -34,42 +32,34 @@ _FIRST_BYTES = 16384
 _LEAST_BYTES_PER_PAIR = 6 * _FIRST_BYTES
 _GROWTH = 4  # from one trial to the next
 _MAX_PINGS = 20
-_NUM_SMALL = 3  # trials of a few bytes, to know what the trips cost
-_PING_SHARE = 0.2  # of a pair's time, for all that is small
+_NUM_SMALL = 3  # trials of a few bytes, to measure the trips
+_PING_SHARE = 0.2  # of a pair's time, for all small messages
 
 
 @dataclass(frozen=True)
 class LinkMeasurements:
-    """What was measured between each two ranks; the same on all of them.
+    """Latency and speed between each two ranks; the same on all ranks.
 
     Matrices are ranks x ranks. On the diagonal the latency is 0 and the speeds are infinite.
     """
 
     latency_seconds: Matrix  # of a small message, one way
-    bytes_per_second: Matrix  # from the rank of the row to that of the column, nothing coming back
-    both_ways_bytes_per_second: Matrix  # each way, while as much goes the other way
+    bytes_per_second: Matrix  # from the rank of the row to that of the column, one way at a time
+    both_ways_bytes_per_second: Matrix  # each way, while both are used
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks were measured."""
+        """The number of ranks."""
         return len(self.latency_seconds)
 
     def rank_speeds(self) -> tuple[float, ...]:
-        """Bytes a second of each rank's own link, each way while both are used.
+        """Estimate bytes per second of each rank's own link, each way while both are used.
 
         A pair is as fast as the slower of its two links, so a rank's own is as fast as its fastest pair.
-        This is too low for a rank whose link is faster than all others.
+        Too low for a rank whose link is faster than all others.
         """
         among_others = np.where(np.eye(self.num_ranks, dtype=bool), 0.0, self.both_ways_bytes_per_second)
         return tuple(float(speed) for speed in among_others.max(axis=1))
-
-    def worker_speeds(self, topology: Topology) -> tuple[float, ...]:
-        """Bytes a second of each worker's own link, as `rowhaul.schedule.link_prices` takes them."""
-        if topology.num_ranks != self.num_ranks:
-            raise ValueError(
-                f"links were measured between {self.num_ranks} ranks; the topology has {topology.num_ranks}"
-            )
-        return self.rank_speeds()[: topology.num_workers]
 
 
 def measure_links(
@@ -82,10 +72,10 @@ def measure_links(
     """Measure every pair of ranks; all ranks call this together.
 
     Args:
-        links: the links to measure, with nothing under way.
-        collective: a group of the same ranks, to tell everyone what was measured.
-        seconds_per_pair: about how long one pair may take; each kind of trial is made at least once.
-        bytes_per_pair: how many bytes one pair may send, both ways together.
+        links: the links to measure, with no messages in flight.
+        collective: a group of the same ranks, to share the results.
+        seconds_per_pair: time for one pair, about; each kind of trial is made at least once.
+        bytes_per_pair: most bytes of one pair, both ways together.
     """
     if links.num_ranks != collective.num_ranks:
         raise ValueError(
@@ -96,11 +86,9 @@ def measure_links(
         raise ValueError(f"a pair needs at least {_LEAST_BYTES_PER_PAIR:,} bytes; got {bytes_per_pair:,}")
     most_bytes = bytes_per_pair // len(_EACH_OF_THE_WAYS)
     end = _End(links, most_bytes)
-    led = np.zeros((4, links.num_ranks))  # what this rank measured of the pairs that it led
+    led = np.zeros((4, links.num_ranks))  # results of the pairs that this rank leads
     for pairs in rounds_of_pairs(links.num_ranks):
-        collective.all_gather(
-            np.zeros(1, np.uint8)
-        )  # a round starts when the one before has ended everywhere
+        collective.all_gather(np.zeros(1, np.uint8))  # a barrier between rounds
         for low, high in pairs:
             if links.rank == low:
                 led[:, high] = end.lead(high, seconds_per_pair, most_bytes)
@@ -111,7 +99,7 @@ def measure_links(
 
 
 def rounds_of_pairs(num_ranks: int) -> Iterator[list[tuple[int, int]]]:
-    """Every pair of ranks once, lower rank first, in rounds in which no rank is in two pairs.
+    """Yield every pair of ranks once, lower rank first, in rounds in which no rank is in two pairs.
 
     >>> list(rounds_of_pairs(4))
     [[(0, 3), (1, 2)], [(0, 2), (1, 3)], [(0, 1), (2, 3)]]
@@ -135,7 +123,7 @@ def _table(led: Matrix) -> LinkMeasurements:  # ranks that led x (latency, to, f
 
 
 class _End:
-    """One end of the pairs that a rank is in, with memory that has been touched before the clock runs."""
+    """One end of a rank's pairs, with memory that was touched before the clock runs."""
 
     def __init__(self, links: Links, most_bytes: int) -> None:
         self.links = links
@@ -143,18 +131,18 @@ class _End:
         self._outgoing = np.ones(most_bytes, np.uint8)
 
     def payload(self, peer: int, num_bytes: int, receives: bool, sends: bool) -> tuple[_Buffers, _Buffers]:
-        """What a trial receives from the other end, and what it sends there."""
+        """Return the buffers that a trial receives and sends."""
         return (
             {peer: self._incoming[:num_bytes]} if receives else {},
             {peer: self._outgoing[:num_bytes]} if sends else {},
         )
 
     def trial(self, peer: int, ways: int, num_bytes: int) -> float:
-        """Seconds from the order for a trial until both ends have everything, and this one knows it."""
+        """Time a trial, from its order until this end knows that both have everything."""
         answer, order = np.empty(1, np.uint8), np.array([ways, num_bytes], np.int64).view(np.uint8)
         incoming, outgoing = self.payload(peer, num_bytes, bool(ways & _TO_LEADER), bool(ways & _TO_FOLLOWER))
         started = time.perf_counter()
-        if ways:  # ready for the payload before the order goes, and for the answer before the payload goes
+        if ways:  # each receive is posted before the send that triggers it
             transfers = [self.links.post(incoming, {peer: order}), self.links.post({peer: answer}, outgoing)]
         else:
             transfers = [self.links.post({peer: answer}, {peer: order})]
@@ -166,7 +154,7 @@ class _End:
         return seconds
 
     def follow(self, leader: int) -> None:
-        """Do what the leader of a pair orders until it says to stop."""
+        """Carry out the leader's orders until it stops."""
         order, answer = np.empty(16, np.uint8), np.ones(1, np.uint8)
         last = self.links.post({leader: order}, {})
         while True:
@@ -183,11 +171,11 @@ class _End:
             payload.wait_sent()
 
     def lead(self, peer: int, seconds: float, most_bytes: int) -> list[float]:
-        """Latency, speed to the peer, speed from it, and speed each way at once."""
-        self.trial(peer, 0, 0)  # connects, and waits until the peer is there
+        """Measure latency, speed to the peer, speed from it, and speed each way at once."""
+        self.trial(peer, 0, 0)  # connects, and waits for the peer
         pings = self._trials(peer, 0, 0, _MAX_PINGS, seconds * _PING_SHARE / 2)
-        # The quickest, and before anything large: what a busy machine or a queue on the way adds to the
-        # trips would be taken off the time of the payload.
+        # The quickest, and before anything large: delays by a busy machine or a queue on the way would be
+        # subtracted from the time of the payload.
         trips = [
             min(self._trials(peer, ways, 1, _NUM_SMALL, seconds * _PING_SHARE / 6))
             for ways in _EACH_OF_THE_WAYS
@@ -207,7 +195,7 @@ class _End:
         return taken
 
     def _speed(self, peer: int, ways: int, trips: float, seconds: float, most_bytes: int) -> float:
-        """Bytes a second each way, from the two largest trials that there was time and bytes for."""
+        """Measure bytes per second each way, with the two largest trials that time and bytes allow."""
         deadline = time.perf_counter() + seconds
         left = most_bytes // (2 if ways == _BOTH_WAYS else 1)
         size = _FIRST_BYTES
@@ -225,5 +213,5 @@ class _End:
 
     def _speed_of_trial(self, peer: int, ways: int, num_bytes: int, trips: float) -> float:
         taken = self.trial(peer, ways, num_bytes)
-        # Where trips take most of the time, what is left of it is noise: three quarters go at most.
+        # Where trips take most of the time, the rest is noise: subtract three quarters at most.
         return num_bytes / max(taken - trips, taken / 4)

@@ -1,59 +1,124 @@
-"""Messages between the ranks of a process group: Gloo between CPUs, NCCL between GPUs, pipes within a host.
+"""The default transport: Gloo between hosts, pipes through shared memory within a host.
 
-A Gloo message moves only when the receiver's "I am ready" has reached the sender, over the same connection
-that carries the payloads of the other direction: a receive that is posted behind a large send comes late,
-and the link is used one way at a time. All receives of a call therefore go first. Cutting large messages
-into chunks gained nothing on a shaped link, and costs an operation each.
+A Gloo message moves only when the receiver's "ready" has reached the sender, over the same connection that
+carries the payloads of the other direction: a receive posted behind a large send is late, and the link is
+used one way at a time. All receives of a call therefore go first. Cutting large messages into chunks gained
+nothing on a shaped link, and costs an operation each.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
-from rowhaul.transport.base import LinkError
+from rowhaul.errors import ClusterError
+from rowhaul.transport.base import Bytes, Groups, LinkError, Membership, check_buffers
+from rowhaul.transport.collectives import PairwiseCollective, as_tensor
+from rowhaul.transport.pipe_setup import form_pipes
 from rowhaul.transport.pipes import Pipe
+
+INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"  # read by Gloo whenever it makes a group
+# Waiting for another rank is not an error, however long it computes; the heartbeat detects lost ranks.
+_OPERATION = timedelta(days=7)
+
+
+class GlooTransport:
+    """Connects ranks over process groups of ``torch.distributed``, and ranks of one host over pipes.
+
+    ``ROWHAUL_SHARED_MEMORY=0`` on all ranks disables the pipes.
+    """
+
+    def connect(self, membership: Membership) -> Groups:
+        """Make one process group for each purpose; on failure destroy those already made."""
+        topology, host = membership.topology, membership.host
+        everyone, workers = list(range(topology.num_ranks)), list(range(topology.num_workers))
+        trains = membership.rank in workers
+        owns_default = not dist.is_initialized()
+        made: list[ProcessGroup] = []
+        connected: list[GlooLinks] = []
+
+        def close() -> None:
+            for links in reversed(connected):
+                links.close()
+            _destroy(made, owns_default)
+
+        try:
+            with bound_to(membership.interface):
+                made.append(_first_group(membership, everyone, owns_default))
+            with bound_to(membership.side_interface):
+                dense = _new_group(workers)
+                made += [dense] if trains else []
+                made += [_new_group(everyone), _new_group(everyone)]
+            for group in made:
+                connected.append(connect_group(group, host))
+        except BaseException:
+            close()
+            raise
+        moves, control, data = connected[0], connected[-2], connected[-1]
+        summed = PairwiseCollective(connected[1]) if trains else None
+        return Groups(moves, summed, PairwiseCollective(control), data, close)
 
 
 class Message(Protocol):
-    """A message under way."""
+    """A message in flight."""
 
     def wait(self) -> None:
-        """Return when it has arrived, or when its memory may be used again."""
+        """Return when it has arrived, or when its memory may be reused."""
         ...
 
 
-class Pairs:
-    """Messages of tensors between one rank and the others of its group; used by one thread.
+@dataclass(frozen=True)
+class MessageTransfer:
+    """The messages of one post."""
+
+    received: list[Message]
+    sent: list[Message]
+
+    def wait_received(self) -> None:
+        """Return when all receives are complete."""
+        for message in self.received:
+            message.wait()
+
+    def wait_sent(self) -> None:
+        """Return when the sent buffers may be reused."""
+        for message in self.sent:
+            message.wait()
+
+
+class GlooLinks:
+    """Messages between one rank and the others of its group; used by one thread.
 
     Args:
         group: the process group; nothing else may use it.
-        pipes: to ranks of the same host, which are used instead of the group.
+        pipes: to ranks of the same host, used instead of the group.
     """
 
-    def __init__(self, group: dist.ProcessGroup, pipes: Mapping[int, Pipe] | None = None) -> None:
+    def __init__(self, group: ProcessGroup, pipes: Mapping[int, Pipe] | None = None) -> None:
         self.rank = group.rank()
         self.num_ranks = group.size()
-        self.uses_gpu = dist.get_backend(group) == "nccl"
-        self.device = (
-            torch.device("cuda", torch.cuda.current_device()) if self.uses_gpu else torch.device("cpu")
-        )
-        self.names = dist.get_process_group_ranks(group)  # by which a user knows the members
+        self.names = dist.get_process_group_ranks(group)  # the members' ranks in the run, for messages
         self.pipes: Mapping[int, Pipe] = pipes or {}
         self._group = group
 
-    def start(
-        self, receives: Mapping[int, Tensor], sends: Mapping[int, Tensor]
-    ) -> tuple[list[Message], list[Message]]:
-        """Start messages, receives first; empty ones are not sent, as both ends know."""
-        if self.uses_gpu:
-            return self._start_batch(receives, sends)
+    def post(self, receives: Mapping[int, Bytes], sends: Mapping[int, Bytes]) -> MessageTransfer:
+        """Start one message from and to each of the given ranks, receives first; does not wait."""
+        check_buffers(self.rank, self.num_ranks, receives, sends)
+        return self.start(
+            {peer: torch.from_numpy(data) for peer, data in receives.items()},
+            {peer: as_tensor(data) for peer, data in sends.items()},
+        )
+
+    def start(self, receives: Mapping[int, Tensor], sends: Mapping[int, Tensor]) -> MessageTransfer:
+        """Start messages of tensors, receives first; empty ones are not sent, as both ends know."""
         received = [self._receive(peer, tensor) for peer, tensor in receives.items() if tensor.numel()]
         sent = []
         for peer, tensor in sends.items():
@@ -63,16 +128,16 @@ class Pairs:
                 self.pipes[peer].send(tensor)
             else:
                 sent.append(self._begin(self._group.send, "sending to", peer, tensor))
-        return received, sent
+        return MessageTransfer(received, sent)
 
     @contextlib.contextmanager
     def swap(self, peer: int, own: Tensor, buffer: Callable[[], Tensor]) -> Iterator[Tensor]:
-        """Send a tensor and get one of the same size and type, to be read until the context is left.
+        """Send a tensor and yield the peer's, of the same size and type; valid until the context ends.
 
         Args:
-            peer: with whom.
-            own: what is sent; may be changed as soon as the other one is there.
-            buffer: makes memory for the other one, where some is needed.
+            peer: the rank to swap with.
+            own: the tensor to send; may change once the other one is yielded.
+            buffer: allocates memory for the other one, if needed.
         """
         if peer in self.pipes:
             self.pipes[peer].send(own)
@@ -80,13 +145,13 @@ class Pairs:
                 yield theirs.view(own.dtype)
             return
         theirs = buffer()
-        received, sent = self.start({peer: theirs}, {peer: own})
-        for message in received + sent:
-            message.wait()
+        transfer = self.start({peer: theirs}, {peer: own})
+        transfer.wait_received()
+        transfer.wait_sent()
         yield theirs
 
     def close(self) -> None:
-        """End the pipes; whoever waits at one gets an error."""
+        """Close the pipes; pending waits at either end raise an error."""
         for pipe in self.pipes.values():
             pipe.close()
 
@@ -104,29 +169,39 @@ class Pairs:
         except RuntimeError as error:
             raise _link_error(error, what, tensor, name) from error
 
-    def _start_batch(
-        self, receives: Mapping[int, Tensor], sends: Mapping[int, Tensor]
-    ) -> tuple[list[Message], list[Message]]:
-        """NCCL wants all messages of a call at once, and answers for them together."""
-        operations = [
-            dist.P2POp(way, tensor, group=self._group, group_peer=peer)
-            for way, tensors in ((dist.irecv, receives), (dist.isend, sends))
-            for peer, tensor in tensors.items()
-            if tensor.numel()
-        ]
-        if not operations:
-            return [], []
-        first = operations[0]
-        messages: list[Message] = [
-            _GroupMessage(work, first.tensor, "exchanging rows with", first.peer)
-            for work in dist.batch_isend_irecv(operations)
-        ]
-        return messages, messages
+
+def connect_group(group: ProcessGroup, host: str | None = None, timeout: float | None = None) -> GlooLinks:
+    """Make links between the ranks of a group, over pipes within a host; all its ranks call this together.
+
+    Args:
+        group: the process group; nothing else may use it.
+        host: a name that the ranks of one host share, to separate ranks that could share memory.
+        timeout: seconds that a message within a host may take; between hosts the group's timeout holds.
+    """
+    links = GlooLinks(group)
+    if links.num_ranks > 1:
+        gather = PairwiseCollective(links).all_gather
+        links.pipes = form_pipes(links.rank, gather, links.names, host, timeout)
+    return links
+
+
+@contextlib.contextmanager
+def bound_to(interface: str) -> Iterator[None]:
+    """Make Gloo use an interface for groups made inside; restore the environment afterwards."""
+    before = os.environ.get(INTERFACE_VARIABLE)
+    os.environ[INTERFACE_VARIABLE] = interface
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[INTERFACE_VARIABLE]
+        else:
+            os.environ[INTERFACE_VARIABLE] = before
 
 
 @dataclass(frozen=True)
 class _GroupMessage:
-    """A message over the process group; holds on to its tensor."""
+    """A message over the process group; keeps its tensor alive."""
 
     work: dist.Work
     tensor: Tensor
@@ -143,3 +218,40 @@ class _GroupMessage:
 def _link_error(error: RuntimeError, what: str, tensor: Tensor, peer: int) -> LinkError:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return LinkError(f"{what} rank {peer} failed ({tensor.nbytes:,} bytes): {reason}", peer)
+
+
+def _first_group(membership: Membership, everyone: list[int], owns_default: bool) -> ProcessGroup:
+    """The default group, or a new one if the user has initialised ``torch.distributed``."""
+    if owns_default:
+        dist.init_process_group(
+            "gloo",
+            store=membership.store,
+            rank=membership.rank,
+            world_size=len(everyone),
+            timeout=_OPERATION,
+        )
+        world = dist.group.WORLD
+        assert world is not None
+        return world
+    given = (dist.get_rank(), dist.get_world_size())
+    if given != (membership.rank, len(everyone)):
+        raise ClusterError(
+            f"torch.distributed was initialised as rank {given[0]} of {given[1]}, "
+            f"but the environment says rank {membership.rank} of {len(everyone)}"
+        )
+    return _new_group(everyone)
+
+
+def _new_group(ranks: list[int]) -> ProcessGroup:
+    """On ranks outside it, a placeholder that is not a group."""
+    group: ProcessGroup = dist.new_group(ranks, timeout=_OPERATION, backend="gloo")
+    return group
+
+
+def _destroy(made: list[ProcessGroup], owns_default: bool) -> None:
+    """Destroy our groups; those that the user made first stay."""
+    if not owns_default:
+        for group in reversed(made):
+            dist.destroy_process_group(group)
+    elif dist.is_initialized():
+        dist.destroy_process_group()

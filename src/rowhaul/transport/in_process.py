@@ -1,9 +1,8 @@
-"""Links and collectives between ranks that are threads of one process.
+"""A transport between ranks that are threads of one process, for tests and for compiling kernels.
 
-The same interface and the same waiting as over a network, without one: a test runs a whole cluster in
-one process, with every interleaving it likes. Where the real transport leaves freedom, this one takes
-all of it: a payload is copied as late as allowed, at the first wait of either end, so that a buffer
-that is read or changed before it was waited for shows.
+The same interface and the same waits as over a network: a test runs a whole cluster in one process, with
+any interleaving. Where the real transport leaves freedom, this one takes all of it: a payload is copied as
+late as allowed, at the first wait of either end, to expose buffers that are used before the wait.
 """
 
 from __future__ import annotations
@@ -12,25 +11,27 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from rowhaul.transport.base import Bytes, LinkError, check_buffers
+from rowhaul.transport.base import Bytes, Groups, LinkError, Membership, check_buffers, check_summable
 
 
 class InProcessNetwork:
-    """What the ranks of one process share.
+    """Connects the ranks of one process; a `Transport`.
 
     As with ``torch.distributed.new_group``, the n-th links (or the n-th collective of the same members)
-    that each rank asks for belong together, and every rank asks once for each.
+    that each rank requests belong together, and every rank requests each once.
 
     Args:
-        num_ranks: how many ranks there are.
+        num_ranks: the number of ranks.
         delay: called, outside any lock, at every post, wait and collective; a stress test sleeps in it.
-        timeout_seconds: a wait that lasts longer is an error that says what did not come.
+        timeout_seconds: limit of a wait; a longer one raises an error that says what is missing.
     """
 
     def __init__(
@@ -38,26 +39,34 @@ class InProcessNetwork:
     ) -> None:
         self.num_ranks = num_ranks
         self.timeout_seconds = timeout_seconds
-        self.delay: Callable[[], None] = delay or _no_delay
+        self.delay: Callable[[], None] = delay or (lambda: None)
         self._changed = threading.Condition()
         self._error: BaseException | None = None
         self._groups_made: defaultdict[tuple[Any, ...], int] = defaultdict(int)
-        self._pairs: defaultdict[tuple[int, int, int], _Pair] = defaultdict(_Pair)
+        # Messages posted by one end only, by group, sender and receiver; of one end at a time.
+        self._unmatched: defaultdict[tuple[int, int, int], deque[_Message]] = defaultdict(deque)
         self._rounds: defaultdict[tuple[Any, ...], _Round] = defaultdict(_Round)
 
+    def connect(self, membership: Membership) -> Groups:
+        """Make the groups of one rank; every rank calls this once."""
+        rank, workers = membership.rank, range(membership.topology.num_workers)
+        moves, control = self.links(rank), self.collective(rank)
+        dense = self.collective(rank, workers) if rank in workers else None
+        return Groups(moves, dense, control, self.links(rank))
+
     def links(self, rank: int) -> InProcessLinks:
-        """The links of one rank to all others."""
+        """Return new links of one rank to all others."""
         return InProcessLinks(self, rank, self._next_group("links", rank))
 
     def collective(self, rank: int, members: Sequence[int] | None = None) -> InProcessCollective:
-        """The group of the given ranks (of all, if none are given) as one of them uses it."""
+        """Return one rank's end of a group of the given ranks, or of all."""
         chosen = tuple(range(self.num_ranks) if members is None else members)
         if rank not in chosen:
             raise ValueError(f"rank {rank} is not among the members {list(chosen)} of the collective")
         return InProcessCollective(self, chosen.index(rank), chosen, self._next_group(chosen, rank))
 
     def fail(self, error: BaseException) -> None:
-        """Raise an error in everyone who waits, and in everyone who comes later; the first one counts."""
+        """Raise an error in all current and later waits; the first error counts."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
@@ -74,36 +83,39 @@ class InProcessNetwork:
             raise self._error
 
     def _wait_until(self, happened: Callable[[], bool], what: Callable[[], str]) -> None:
-        """Wait, the condition held, for something that another rank does."""
+        """Wait for another rank; the caller holds the condition."""
         if not self._changed.wait_for(lambda: self._error is not None or happened(), self.timeout_seconds):
-            raise LinkError(f"{what()} did not come within {self.timeout_seconds:g} s")
+            raise LinkError(f"{what()} did not arrive within {self.timeout_seconds:g} s")
         self._check()
-
-
-def _no_delay() -> None:
-    pass
 
 
 @dataclass
 class _Message:
-    """One payload from its first end's post to its copy."""
+    """One payload, from the first post of either end until it is copied."""
 
+    sender: int
+    receiver: int
     source: Bytes | None = None
     destination: Bytes | None = None
-    delivered: bool = False
-    error: LinkError | None = None
+    is_delivered: bool = False
 
     @property
     def is_matched(self) -> bool:
         return self.source is not None and self.destination is not None
 
-
-@dataclass
-class _Pair:
-    """Messages from one rank to another that only one end has posted."""
-
-    sent: deque[_Message] = field(default_factory=deque)
-    awaited: deque[_Message] = field(default_factory=deque)
+    def deliver(self) -> None:
+        """Copy the payload at the first wait of either end."""
+        if self.is_delivered:
+            return
+        assert self.source is not None
+        assert self.destination is not None
+        if self.source.size != self.destination.size:
+            raise LinkError(
+                f"rank {self.sender} sent {self.source.size:,} bytes to rank {self.receiver}, which expected "
+                f"{self.destination.size:,}: both must follow the same plan"
+            )
+        self.destination[...] = self.source
+        self.is_delivered = True
 
 
 class InProcessLinks:
@@ -122,42 +134,29 @@ class InProcessLinks:
         network.delay()
         with network._changed:
             network._check()
-            received = {peer: self._receive(peer, data) for peer, data in receives.items() if data.size}
-            sent = {peer: self._send(peer, data) for peer, data in sends.items() if data.size}
+            received = {
+                peer: self._match(peer, self.rank, "destination", data)
+                for peer, data in receives.items()
+                if data.size
+            }
+            sent = {
+                peer: self._match(self.rank, peer, "source", data)
+                for peer, data in sends.items()
+                if data.size
+            }
             network._changed.notify_all()
         return InProcessTransfer(network, self.rank, received, sent)
 
-    def _receive(self, peer: int, destination: Bytes) -> _Message:
-        pair = self._network._pairs[self._group, peer, self.rank]
-        message = _take_or_queue(pair.sent, pair.awaited)
-        message.destination = destination
-        _check_sizes(message, peer, self.rank)
+    def _match(self, sender: int, receiver: int, end: str, data: Bytes) -> _Message:
+        """Find the message that the other end has posted, or queue a new one."""
+        queue = self._network._unmatched[self._group, sender, receiver]
+        if queue and getattr(queue[0], end) is None:
+            message = queue.popleft()
+        else:
+            message = _Message(sender, receiver)
+            queue.append(message)
+        setattr(message, end, data)
         return message
-
-    def _send(self, peer: int, source: Bytes) -> _Message:
-        pair = self._network._pairs[self._group, self.rank, peer]
-        message = _take_or_queue(pair.awaited, pair.sent)
-        message.source = source
-        _check_sizes(message, self.rank, peer)
-        return message
-
-
-def _take_or_queue(theirs: deque[_Message], ours: deque[_Message]) -> _Message:
-    if theirs:
-        return theirs.popleft()
-    message = _Message()
-    ours.append(message)
-    return message
-
-
-def _check_sizes(message: _Message, sender: int, receiver: int) -> None:
-    if message.source is None or message.destination is None:
-        return
-    if message.source.size != message.destination.size:
-        message.error = LinkError(
-            f"rank {sender} sent {message.source.size:,} bytes to rank {receiver}, which expected "
-            f"{message.destination.size:,}: both must follow the same plan"
-        )
 
 
 class InProcessTransfer:
@@ -172,11 +171,11 @@ class InProcessTransfer:
         self._sent = sent
 
     def wait_received(self) -> None:
-        """Return when everything to be received is there."""
+        """Return when all receives are complete."""
         self._wait(self._received, "from")
 
     def wait_sent(self) -> None:
-        """Return when the sent buffers may be used again: the peers have posted, and have the bytes."""
+        """Return when the sent buffers may be reused: the peers have the bytes."""
         self._wait(self._sent, "to")
 
     def _wait(self, messages: dict[int, _Message], direction: str) -> None:
@@ -185,39 +184,26 @@ class InProcessTransfer:
         with network._changed:
             network._check()
             for peer in list(messages):
-                self._wait_for(messages[peer], f"{direction} rank {peer}")
+                self._wait_for(messages[peer], f"rank {self._rank}: the message {direction} rank {peer}")
                 del messages[peer]
 
-    def _wait_for(self, message: _Message, between: str) -> None:
-        self._network._wait_until(
-            lambda: message.is_matched, lambda: f"rank {self._rank}: the message {between}"
-        )
-        _deliver(message)
-
-
-def _deliver(message: _Message) -> None:
-    if message.error is not None:
-        raise message.error
-    if not message.delivered:
-        assert message.source is not None
-        assert message.destination is not None
-        message.destination[...] = message.source
-        message.delivered = True
+    def _wait_for(self, message: _Message, what: str) -> None:
+        self._network._wait_until(lambda: message.is_matched, lambda: what)
+        message.deliver()
 
 
 @dataclass
 class _Round:
-    """One collective operation: what the members gave, and what comes out."""
+    """One collective operation: its inputs and its result."""
 
-    given: dict[int, Any] = field(default_factory=dict)
+    inputs: dict[int, Any] = field(default_factory=dict)  # by rank
     kinds: dict[int, str] = field(default_factory=dict)
-    result: Any = None
-    error: LinkError | None = None
+    result: Any = None  # or a `LinkError`
     num_taken: int = 0
 
 
 class InProcessCollective:
-    """A group as one of its members uses it; used by one thread."""
+    """One member's end of a group; used by one thread."""
 
     def __init__(self, network: InProcessNetwork, rank: int, members: tuple[int, ...], group: int) -> None:
         self.rank = rank
@@ -228,23 +214,20 @@ class InProcessCollective:
         self._num_rounds = 0
 
     def all_gather(self, mine: Bytes) -> npt.NDArray[np.uint8]:
-        """Everyone's bytes, ranks x length; the length is the same on all ranks."""
+        """Return the bytes of all ranks, ranks x length; the length is the same on all ranks."""
         gathered: npt.NDArray[np.uint8] = self._together(
             f"all_gather of {mine.size:,} bytes", mine.copy(), np.stack
         )
         return gathered.copy()
 
     def sum_in_rank_order(self, values: Tensor) -> None:
-        """Replace a one-dimensional tensor by the sum over ranks, added up from rank 0 on: the same bits."""
-        if values.ndim != 1:
-            raise ValueError(
-                f"a sum over ranks takes a one-dimensional tensor; got shape {tuple(values.shape)}"
-            )
+        """Replace a one-dimensional tensor by its sum over ranks, added in rank order: the same bits."""
+        check_summable(values)
         kind = f"sum_in_rank_order of {values.numel():,} {values.dtype}"
-        values.detach().copy_(self._together(kind, values.detach().clone(), _sum_in_order))
+        values.detach().copy_(self._together(kind, values.detach().clone(), lambda parts: reduce(add, parts)))
 
     def _together(self, kind: str, mine: Any, combine: Callable[[list[Any]], Any]) -> Any:
-        """Wait for all members; the last one to come combines what they brought."""
+        """Wait for all members; the last one to arrive combines their inputs."""
         network = self._network
         network.delay()
         self._num_rounds += 1
@@ -252,37 +235,28 @@ class InProcessCollective:
         with network._changed:
             network._check()
             current = network._rounds[key]
-            current.given[self.rank], current.kinds[self.rank] = mine, kind
-            if len(current.given) == self.num_ranks:
-                self._finish(current, combine)
+            current.inputs[self.rank], current.kinds[self.rank] = mine, kind
+            if len(current.inputs) == self.num_ranks:
+                current.result = self._combine(current, combine)
                 network._changed.notify_all()
             network._wait_until(
-                lambda: current.result is not None or current.error is not None,
-                lambda: f"{kind}: {self._missing(current)}",
+                lambda: current.result is not None, lambda: f"{kind}: {self._missing(current)}"
             )
             current.num_taken += 1
             if current.num_taken == self.num_ranks:
                 del network._rounds[key]
-        if current.error is not None:
-            raise current.error
+        if isinstance(current.result, LinkError):
+            raise current.result
         return current.result
 
-    def _finish(self, current: _Round, combine: Callable[[list[Any]], Any]) -> None:
+    def _combine(self, current: _Round, combine: Callable[[list[Any]], Any]) -> Any:
         if len(set(current.kinds.values())) == 1:
-            current.result = combine([current.given[rank] for rank in range(self.num_ranks)])
-            return
+            return combine([current.inputs[rank] for rank in range(self.num_ranks)])
         calls = "; ".join(
-            f"rank {self._members[rank]}: {current.kinds[rank]}" for rank in sorted(current.kinds)
+            f"rank {self._members[rank]}: {kind}" for rank, kind in sorted(current.kinds.items())
         )
-        current.error = LinkError(f"the members of a collective called it differently: {calls}")
+        return LinkError(f"the members of a collective called it differently: {calls}")
 
     def _missing(self, current: _Round) -> str:
-        absent = [member for rank, member in enumerate(self._members) if rank not in current.given]
+        absent = [member for rank, member in enumerate(self._members) if rank not in current.inputs]
         return f"ranks {absent} of the members {list(self._members)}"
-
-
-def _sum_in_order(parts: list[Tensor]) -> Tensor:
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part
-    return total

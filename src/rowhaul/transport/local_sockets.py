@@ -1,4 +1,4 @@
-"""How processes of one host find each other: the host's id, and Unix sockets, by name or without a file."""
+"""Unix sockets between processes of one host, and the host's id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PEER = struct.Struct("3i")  # process, user, group
 
 
 def host_id() -> str:
-    """Equal on two ranks exactly if they can share memory through a Unix socket without a file.
+    """Return an id that is equal on two ranks if they can share memory through an abstract Unix socket.
 
     That is one running kernel and, since such sockets belong to it, one network namespace.
     """
@@ -28,18 +28,18 @@ def host_id() -> str:
 
 
 def new_address() -> str:
-    """A new name for a socket: ``@name``, without a file, on Linux, a path elsewhere."""
+    """Make a new address: ``@name``, an abstract socket, on Linux, a path elsewhere."""
     name = f"rowhaul-{secrets.token_hex(8)}"
     return f"@{name}" if sys.platform == "linux" else os.path.join(tempfile.gettempdir(), name)
 
 
 def as_system_address(address: str) -> str:
-    """An address as the system's calls take it."""
+    """Convert an address to the form of system calls."""
     return "\0" + address[1:] if address.startswith("@") else address
 
 
 def is_same_user(connection: socket.socket) -> bool:
-    """Whether the other end runs as the same user; names without a file are open to all."""
+    """Whether the other end runs as the same user; abstract sockets are open to all."""
     if sys.platform != "linux":
         return True
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
@@ -47,7 +47,7 @@ def is_same_user(connection: socket.socket) -> bool:
 
 
 def receive_exactly(connection: socket.socket, size: int, check: Callable[[], None]) -> bytes:
-    """Exactly so many bytes; ``check`` is called now and then while they are waited for."""
+    """Receive ``size`` bytes; call ``check`` now and then during the wait."""
     received = b""
     while len(received) < size:
         try:

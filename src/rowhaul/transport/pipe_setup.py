@@ -1,4 +1,4 @@
-"""Which ranks of a group are on one host, and pipes between those; made by all ranks together."""
+"""Makes pipes between the ranks of a group that are on one host; all its ranks together."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from rowhaul.transport.base import Bytes
 from rowhaul.transport.local_sockets import as_system_address, host_id, is_same_user, new_address
 from rowhaul.transport.pipes import Pipe
 
-VARIABLE = "ROWHAUL_SHARED_MEMORY"  # 0: ranks of one host talk over the network too
+VARIABLE = "ROWHAUL_SHARED_MEMORY"  # 0: ranks of one host use the network too
 CONNECT_SECONDS = 30.0
 
-_HELLO = struct.Struct("<q")  # the rank of whoever connects
+_HELLO = struct.Struct("<q")  # the rank of the connecting process
 _ADDRESS_BYTES = 64
 _HOST_BYTES = 16
 
 
 def can_share_memory() -> bool:
-    """Whether this system has what pipes are made of, and the environment does not forbid them."""
+    """Whether this system supports pipes, and the environment does not disable them."""
     return sys.platform == "linux" and os.environ.get(VARIABLE, "1") != "0"
 
 
@@ -37,14 +37,14 @@ def form_pipes(
     host: str | None = None,
     timeout: float | None = None,
 ) -> dict[int, Pipe]:
-    """Pipes to the other ranks of this host; all ranks of the group call this together.
+    """Make pipes to the other ranks of this host; all ranks of the group call this together.
 
     Args:
         rank: of this process in the group.
-        all_gather: everyone's bytes, ranks x length.
+        all_gather: of the group.
         names: of the group's ranks, for messages.
-        host: a name that the ranks of one host share, to tell apart ranks that could share memory.
-        timeout: seconds that a message may take to come; None: for ever.
+        host: a name that the ranks of one host share, to separate ranks that could share memory.
+        timeout: seconds that a message may take; None: no limit.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         address = ""
@@ -67,7 +67,7 @@ def form_pipes(
                 if peer < rank:
                     pipes[peer] = _connect(addresses[peer], rank, names[peer], timeout)
             while missing := [peer for peer in near if peer > rank and peer not in pipes]:
-                _welcome(listener, missing, names, pipes, timeout)
+                _accept(listener, missing, names, pipes, timeout)
         except BaseException:
             for pipe in pipes.values():
                 pipe.close()
@@ -76,7 +76,7 @@ def form_pipes(
 
 
 def _introduction(host: str | None, address: str) -> bytes:
-    # Processes of different users may not exchange memory, so they are no neighbours.
+    # Processes of different users may not exchange memory.
     neighbours = f"{host or ''} {host_id()} {os.getuid()}".encode()
     return hashlib.blake2b(neighbours, digest_size=_HOST_BYTES).digest() + address.encode().ljust(
         _ADDRESS_BYTES, b"\0"
@@ -95,18 +95,18 @@ def _connect(address: str, rank: int, name: int, timeout: float | None) -> Pipe:
         connection.close()
         raise ClusterError(
             f"rank {name} is on this host, but its socket {address} cannot be used ({error}); "
-            f"{VARIABLE}=0 on all ranks lets them talk over the network"
+            f"set {VARIABLE}=0 on all ranks to use the network"
         ) from error
 
 
-def _welcome(
+def _accept(
     listener: socket.socket,
     missing: list[int],
     names: list[int],
     pipes: dict[int, Pipe],
     timeout: float | None,
 ) -> None:
-    """Take in one of the ranks that are missing, or turn away a stranger."""
+    """Accept one of the missing ranks, or reject a stranger."""
     try:
         connection, _ = listener.accept()
     except TimeoutError:
@@ -123,14 +123,15 @@ def _welcome(
     except OSError as error:
         connection.close()
         raise ClusterError(
-            f"one of the ranks {[names[peer] for peer in missing]} of this host was lost on the way ({error})"
+            f"one of the ranks {[names[peer] for peer in missing]} of this host was lost "
+            f"while connecting ({error})"
         ) from error
     pipe.peer = names[peer]
     pipes[peer] = pipe
 
 
 def _shake_hands(connection: socket.socket, rank: int, name: int, timeout: float | None) -> tuple[int, Pipe]:
-    """Swap event counters; gives the rank that the other end says it has."""
+    """Swap event counters; return the rank of the other end, and the pipe."""
     freed = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     try:
         socket.send_fds(connection, [_HELLO.pack(rank)], [freed])
@@ -140,5 +141,5 @@ def _shake_hands(connection: socket.socket, rank: int, name: int, timeout: float
     except BaseException:
         os.close(freed)
         raise
-    connection.settimeout(None)  # however long the other end computes
+    connection.settimeout(None)  # the other end may compute for long
     return _HELLO.unpack(hello)[0], Pipe(connection, name, freed, descriptors[0], timeout)

@@ -1,9 +1,9 @@
 """Messages between two ranks of one host, through memory that both processes map.
 
-A sender copies a message into a block of memory that it shares with the receiver, and says so over a Unix
-socket; the receiver copies it out, or reads it where it is, and counts it in the sender's event counter,
-so that the block is used again. Small messages travel in the socket. Compared with a socket's stream this
-saves the kernel's copies, and with Gloo the thread that polls: about four fifths of the processor's time.
+A sender copies a message into a block of memory that it shares with the receiver, and announces it over a
+Unix socket; the receiver copies it out, or reads it in place, and counts it in the sender's event counter, so
+that the block can be reused. Small messages travel in the socket. Compared with a stream socket this saves
+the kernel's copies, and compared with Gloo the polling thread: about four fifths of the processor's time.
 
 Nothing has a name: the kernel frees blocks, sockets and counters with the last process that holds them.
 """
@@ -33,7 +33,7 @@ SMALLEST_BLOCK = 1 << 16
 
 _FRAME = struct.Struct("<qq")  # the block, or _INLINE, and the bytes of the message
 _INLINE = -1
-_CAPACITY = struct.Struct("<q")  # of a new block, whose descriptor comes along
+_CAPACITY = struct.Struct("<q")  # of a new block, whose descriptor is attached
 _MAX_FRAME = _FRAME.size + max(MAX_INLINE, _CAPACITY.size)
 _TIME = struct.Struct("ll")  # seconds, microseconds
 _ANCILLARY = socket.CMSG_SPACE(struct.calcsize("i"))
@@ -49,19 +49,19 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Frame:
-    """What the socket said: a message in a block, or a small one itself."""
+    """A received message: in a block, or a small one from the socket."""
 
     data: Tensor
     in_block: bool
 
 
 class Arrival:
-    """A message that is awaited."""
+    """A message to be received."""
 
     def __init__(self, pipe: Pipe, destination: Tensor) -> None:
         self._pipe = pipe
         self.destination = destination
-        self.has_come = False
+        self.is_complete = False
 
     def wait(self) -> None:
         """Return when the message is in its destination."""
@@ -74,9 +74,9 @@ class Pipe:
     Args:
         connection: a Unix socket that keeps messages apart (``SOCK_SEQPACKET``).
         peer: the rank at the other end, for messages.
-        freed: an event counter: of our blocks, how many more the other end has read.
+        freed: an event counter of our blocks that the other end has read.
         taken: the other end's counter of the same kind.
-        timeout: seconds that a message may take to come, or the socket to have room; None: for ever.
+        timeout: seconds that a message may take, or the socket be full; None: no limit.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Pipe:
         self.peer = peer
         self._socket = connection
         self._timeout = timeout
-        if timeout is not None:  # the kernel's: Python's own would wait in sending, too
+        if timeout is not None:  # the kernel's: Python's own would apply to sends too
             connection.setsockopt(
                 socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(int(timeout), int(timeout % 1 * 1e6))
             )
@@ -102,32 +102,32 @@ class Pipe:
         self._awaited: deque[Arrival] = deque()
 
     def send(self, data: Tensor) -> None:
-        """Send a message; its memory may be used again at once."""
+        """Send a message; its memory may be reused at once."""
         data = as_bytes(data)
         if data.numel() <= MAX_INLINE:
-            self._say([_FRAME.pack(_INLINE, data.numel()), data.numpy().data], None, data.numel())
+            self._write([_FRAME.pack(_INLINE, data.numel()), data.numpy().data], None, data.numel())
             return
         block, descriptor = self._room(data.numel())
         block.memory[: data.numel()].copy_(data)
         self._in_use.append(block)
         frame = _FRAME.pack(block.number, data.numel())
         if descriptor is None:
-            self._say([frame], None, data.numel())
+            self._write([frame], None, data.numel())
             return
         try:
-            self._say([frame, _CAPACITY.pack(block.memory.numel())], descriptor, data.numel())
+            self._write([frame, _CAPACITY.pack(block.memory.numel())], descriptor, data.numel())
         finally:
             os.close(descriptor)
 
     def expect(self, destination: Tensor) -> Arrival:
-        """Await a message behind those that are awaited already."""
+        """Queue the receive of a message behind earlier ones."""
         arrival = Arrival(self, as_bytes(destination))
         self._awaited.append(arrival)
         return arrival
 
     @contextlib.contextmanager
     def next_in_place(self, num_bytes: int) -> Iterator[Tensor]:
-        """The next message where it is, to be read until the context is left; no other may be awaited."""
+        """Yield the next message in place, valid until the context ends; no other receive may be queued."""
         assert not self._awaited
         frame = self._next_frame(num_bytes)
         try:
@@ -136,7 +136,7 @@ class Pipe:
             self._release(frame)
 
     def close(self) -> None:
-        """End the connection; whoever waits at either end gets an error."""
+        """Close the connection; pending waits at either end raise an error."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -146,12 +146,12 @@ class Pipe:
         self._freed = self._taken = -1
 
     def _receive_until(self, last: Arrival) -> None:
-        while not last.has_come:
+        while not last.is_complete:
             arrival = self._awaited[0]
             frame = self._next_frame(arrival.destination.numel())
             arrival.destination.copy_(frame.data)
             self._release(frame)
-            arrival.has_come = True
+            arrival.is_complete = True
             self._awaited.popleft()
 
     def _next_frame(self, num_bytes: int) -> _Frame:
@@ -175,7 +175,7 @@ class Pipe:
                 os.eventfd_write(self._taken, 1)
 
     def _read_frame(self) -> None:
-        """Wait for what the socket says next."""
+        """Read the next frame from the socket."""
         text, ancillary, _, _ = self._socket.recvmsg(_MAX_FRAME, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
         if not text:  # no message is empty
             raise ConnectionResetError("its process has ended, or closed the connection")
@@ -189,7 +189,7 @@ class Pipe:
             self._theirs[number] = _mapped(_descriptor(ancillary), *_CAPACITY.unpack(rest))
         self._inbox.append(_Frame(self._theirs[number][:size], in_block=True))
 
-    def _say(self, parts: list[bytes | memoryview], descriptor: int | None, num_bytes: int) -> None:
+    def _write(self, parts: list[bytes | memoryview], descriptor: int | None, num_bytes: int) -> None:
         """Write to the socket; while it is full, read, since the other end may be doing the same."""
         passed = [] if descriptor is None else [descriptor]
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))] if passed else []
@@ -216,19 +216,19 @@ class Pipe:
         return LinkError(f"{what} rank {self.peer} failed ({num_bytes:,} bytes): {reason}", self.peer)
 
     def _room(self, size: int) -> tuple[_Block, int | None]:
-        """A block that is free and large enough; if it is new, with a descriptor for the other end."""
+        """Return a free block that is large enough; if it is new, with a descriptor for the other end."""
         with contextlib.suppress(BlockingIOError):
             for _ in range(os.eventfd_read(self._freed)):
                 self._free.append(self._in_use.popleft())
         fitting = [place for place, block in enumerate(self._free) if block.memory.numel() >= size]
         if fitting:
             return self._free.pop(min(fitting, key=lambda place: self._free[place].memory.numel())), None
-        # In place of one that is too small, so that there are as many as are under way at a time.
+        # Replace one that is too small: there are only as many as are in flight at a time.
         number = self._free.pop(0).number if self._free else len(self._in_use)
         capacity = max(SMALLEST_BLOCK, 1 << (size - 1).bit_length())
         descriptor = os.memfd_create("rowhaul-messages", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, capacity)
-        # A mapping of a file that shrinks would kill its process.
+        # If the file shrank, processes that map it would be killed.
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         return _Block(number, _map(descriptor, capacity)), descriptor
 
@@ -242,7 +242,7 @@ def _descriptor(ancillary: list[tuple[int, int, bytes]]) -> int:
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             return int(struct.unpack_from("i", data)[0])
-    raise OSError("a message came without its memory: this process may open no more files (ulimit -n)")
+    raise OSError("a message arrived without its memory: this process may open no more files (ulimit -n)")
 
 
 def _mapped(descriptor: int, capacity: int) -> Tensor:
@@ -253,6 +253,6 @@ def _mapped(descriptor: int, capacity: int) -> Tensor:
 
 
 def _map(descriptor: int, capacity: int) -> Tensor:
-    """All pages at once: one by one, when they are first used, they cost as much as the messages."""
+    """Map all pages at once: page faults one by one cost as much as the messages."""
     memory = mmap.mmap(descriptor, capacity, mmap.MAP_SHARED | mmap.MAP_POPULATE)
     return torch.frombuffer(memory, dtype=torch.uint8)

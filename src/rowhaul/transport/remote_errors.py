@@ -1,7 +1,7 @@
-"""An error as text for another process, and an error of the same kind made from it there.
+"""Sends an error to another process, which raises one of the same class.
 
-Not pickled: only classes that every process has, Python's own and Rowhaul's, are looked up, and nothing
-but their message and plain attributes travels.
+Without pickle: only Python's own and Rowhaul's classes are looked up, and only the message and plain
+attributes are sent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def write_report(error: BaseException, rank: int) -> bytes:
-    """What another process needs to raise the same kind of error, with the same message."""
+    """Encode an error, so that another process can raise one of the same class and message."""
     plain = str | int | float | bool | None
     args = list(error.args) if all(isinstance(arg, plain) for arg in error.args) else [str(error)]
     attributes = {name: value for name, value in vars(error).items() if isinstance(value, plain)}
@@ -23,7 +23,7 @@ def write_report(error: BaseException, rank: int) -> bytes:
 
 
 def read_report(text: bytes) -> Exception:
-    """The error of a report: of its class, or of the nearest of its bases that can say the same."""
+    """Rebuild an error: of its class, or of the nearest base class that gives the same message."""
     report = json.loads(text)
     error = _rebuilt(report)
     error.add_note(f"(on rank {report['rank']}, which plans for this host)")
@@ -36,7 +36,7 @@ def _rebuilt(report: dict[str, Any]) -> Exception:
         if kind is None:
             continue
         for args in (report["args"], [report["text"]]):
-            # Past its own __init__, which may ask for other things than those it keeps as ``args``.
+            # Without its __init__, which may need other arguments than those in ``args``.
             error = kind.__new__(kind)
             error.args = tuple(args)
             vars(error).update(report["attributes"])

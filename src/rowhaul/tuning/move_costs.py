@@ -1,10 +1,9 @@
-"""What moving rows, and summing them over the workers, really take: both are run at several sizes.
+"""Measures the time of moving rows, and of summing them over the workers, at several sizes.
 
-The trials go the way of training: rows are packed, sent, unpacked and stepped by the same code, over the
-same groups, on memory of their own, in which they lie as far apart as in a large table. They start
-small and grow until their share of time is used up; then all sizes of both kinds take turns, so that
-whatever slows the machine for a while slows a trial of each. The slowest rank of a trial counts, of the
-trials of a size the best: a busy machine may hold up any of them.
+The trials use the code and the groups of training, on separate memory in which rows are as far apart as in
+a large table. They start small and grow until their share of time is used up; then all sizes of both kinds
+alternate, so that a temporary slowdown of the machine affects each of them. The slowest rank of a trial
+counts, and the best trial of a size.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from rowhaul.store.keyed import locate
 from rowhaul.transport.base import Collective, Links
 
 FIRST_ROWS, GROWTH = 8, 4  # of a trial, for each pair of ranks
-MOST_BYTES = 4 << 20  # that a rank holds in one trial
+MOST_BYTES = 4 << 20  # of a rank in one trial
 TRIALS = 6  # of each size
-GROWING = 2  # of these, the first, tell whether there is time for a larger one
-SPREAD_ROWS, SPREAD_BYTES = 1 << 17, 64 << 20  # among which those of a trial are
-LEAST_SIZES = 3  # whatever they take: two numbers are to be fitted
+GROWING = 2  # of these, the first, decide whether there is time for a larger size
+SPREAD_ROWS, SPREAD_BYTES = 1 << 17, 64 << 20  # among which the rows of a trial are
+LEAST_SIZES = 3  # always measured: two numbers are fitted
 
-_Make = Callable[[int, int], tuple[Plan, Callable[[], None]]]  # rows and number of a trial -> what, and how
+_Make = Callable[[int, int], tuple[Plan, Callable[[], None]]]  # rows and number of a trial -> plan, call
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A trial: the plan that was carried out, or would have been, and the seconds that it took."""
+    """A trial: a plan, and the time of carrying it out."""
 
     plan: Plan
     seconds: float
@@ -49,9 +48,9 @@ class Timed:
 
 @dataclass(frozen=True)
 class CollectiveTimes:
-    """What was measured; the same on all ranks."""
+    """The measured times; the same on all ranks."""
 
-    moves: tuple[Timed, ...]  # every worker hands gradients to every home, which steps, and pulls the rows
+    moves: tuple[Timed, ...]  # every worker pushes gradients to every home, which steps, and pulls the rows
     sums: tuple[Timed, ...]  # replicated rows are summed over all workers, and stepped by each
 
 
@@ -64,27 +63,26 @@ def measure_collectives(
     *,
     seconds: float = 3.0,
 ) -> CollectiveTimes:
-    """Run moves and sums of several sizes; all ranks call this together, nothing else being under way.
+    """Time moves and sums of several sizes; all ranks call this together, while nothing else runs.
 
     Args:
-        topology: who trains, who stores.
+        topology: workers and stores.
         layout: the tables; trials use rows of the first.
-        links: that rows move over.
+        links: for the moves.
         dense: the group of all workers; None on a store.
         control: the group of all ranks.
-        seconds: about how long each of the two kinds may take.
+        seconds: for each of the two kinds, about.
     """
     rank = links.rank
-    trial = _Trials(control, seconds)
     record, values = layout.sizes().records[0], layout.sizes().values[0]
-    table = _Table(layout, min(SPREAD_ROWS, SPREAD_BYTES // record))
+    num_rows = min(SPREAD_ROWS, SPREAD_BYTES // record)
     worker, home = rank < topology.num_workers, topology.colocated or rank >= topology.num_workers
-    cache, stored = (table.memory() if one else None for one in (worker, home))
+    cache, stored = (_filled_memory(layout, num_rows) if one else None for one in (worker, home))
     mover = Mover(rank, links, make_sync("on-demand"), lambda iteration: 0.0, cache, stored)
     per_rank = max(topology.num_workers, topology.num_shards)
 
     def move(count: int, number: int) -> tuple[Plan, Callable[[], None]]:
-        plan = _moving_plan(topology, table.keys(count * topology.num_shards, number), values)
+        plan = _moving_plan(topology, _keys(num_rows, count * topology.num_shards, number), values)
 
         def carry_out() -> None:
             if cache is not None:
@@ -95,7 +93,7 @@ def measure_collectives(
         return plan, carry_out
 
     def sum_up(count: int, number: int) -> tuple[Plan, Callable[[], None]]:
-        keys = table.keys(count * per_rank, number)
+        keys = _keys(num_rows, count * per_rank, number)
         nothing = _moving_plan(topology, keys[:0], values).moves
         plan = _plan(topology, nothing, len(keys), len(keys) * values)
         if dense is None or cache is None:
@@ -103,27 +101,22 @@ def measure_collectives(
         return plan, _summing(cache, dense, keys)
 
     # Rows of one trial differ, and are few among all.
-    most_rows = min(table.num_rows // (2 * per_rank), MOST_BYTES // (record * per_rank))
+    most_rows = min(num_rows // (2 * per_rank), MOST_BYTES // (record * per_rank))
     most_rows = max(most_rows, FIRST_ROWS * GROWTH ** (LEAST_SIZES - 1))
-    return CollectiveTimes(*trial.run((move, sum_up), most_rows))
+    return CollectiveTimes(*_run_trials(control, seconds, (move, sum_up), most_rows))
 
 
-class _Table:
-    """Rows of the first table, enough of them that those of a trial are in no processor's cache."""
+def _filled_memory(layout: TableLayout, num_rows: int) -> RowMemory:
+    """Make more rows of the first table than any processor's cache holds."""
+    memory = RowMemory(layout)
+    memory.make(np.zeros(num_rows, np.int32), np.arange(num_rows))
+    return memory
 
-    def __init__(self, layout: TableLayout, num_rows: int) -> None:
-        self._layout, self.num_rows = layout, num_rows
 
-    def memory(self) -> RowMemory:
-        """Memory that holds all of the rows."""
-        memory = RowMemory(self._layout)
-        memory.make(np.zeros(self.num_rows, np.int32), np.arange(self.num_rows))
-        return memory
-
-    def keys(self, count: int, number: int) -> npt.NDArray[np.int64]:
-        """Some of the rows, ordered by key as in a plan, others for each trial; the same on all ranks."""
-        chosen = np.random.default_rng(number).choice(self.num_rows, count, replace=False)
-        return np.sort(chosen).astype(np.int64)
+def _keys(num_rows: int, count: int, number: int) -> npt.NDArray[np.int64]:
+    """Choose rows for a trial, ordered by key as in a plan; the same on all ranks."""
+    chosen = np.random.default_rng(number).choice(num_rows, count, replace=False)
+    return np.sort(chosen).astype(np.int64)
 
 
 @dataclass
@@ -135,57 +128,49 @@ class _Tried:
     seconds: list[float] = field(default_factory=list)
     cpu_seconds: list[float] = field(default_factory=list)
 
-    def timed(self) -> Timed:
-        return Timed(self.plan, min(self.seconds), min(self.cpu_seconds))
-
-
-class _Trials:
-    """Runs trials of growing size on all ranks, who hear of each other's seconds."""
-
-    def __init__(self, control: Collective, seconds: float) -> None:
-        self._control, self._seconds = control, seconds
-
-    def run(self, kinds: Sequence[_Make], most_rows: int) -> list[tuple[Timed, ...]]:
-        """The times of each kind, smallest trials first."""
-        tried = [self._grow(make, most_rows) for make in kinds]
-        for _ in range(TRIALS - GROWING):
-            for one in chain(*tried):
-                self._try(one)
-        return [tuple(one.timed() for one in sizes) for sizes in tried]
-
-    def _grow(self, make: _Make, most_rows: int) -> list[_Tried]:
-        """The sizes that there is time for, each tried a few times."""
-        sizes: list[_Tried] = []
-        count, spent = FIRST_ROWS, 0.0
-        while count <= most_rows:
-            make(count, TRIALS)[1]()  # kernels are compiled, ways of summing are tried
-            plans, calls = zip(*(make(count, number) for number in range(TRIALS)), strict=True)
-            sizes.append(_Tried(plans[0], calls))
-            for _ in range(GROWING):
-                self._try(sizes[-1])
-            spent += TRIALS * min(sizes[-1].seconds)
-            if len(sizes) >= LEAST_SIZES and spent * GROWTH > self._seconds:
-                break
-            count *= GROWTH
-        return sizes
-
-    def _try(self, one: _Tried) -> None:
-        seconds, cpu_seconds = self._time(one.calls[len(one.seconds)])
-        one.seconds.append(seconds)
-        one.cpu_seconds.append(cpu_seconds)
-
-    def _time(self, call: Callable[[], None]) -> tuple[float, float]:
-        """Seconds of the slowest rank, and CPU seconds of all."""
-        self._control.all_gather(np.zeros(1, np.uint8))  # all begin together
+    def run(self, control: Collective) -> None:
+        """Make the next trial: record the seconds of the slowest rank, and the CPU seconds of all."""
+        control.all_gather(np.zeros(1, np.uint8))  # a barrier
         began, cpu_began = time.perf_counter(), time.process_time()
-        call()
+        self.calls[len(self.seconds)]()
         mine = np.array([time.perf_counter() - began, time.process_time() - cpu_began])
-        everyone = self._control.all_gather(mine.view(np.uint8)).view(np.float64)
-        return float(everyone[:, 0].max()), float(everyone[:, 1].sum())
+        everyone = control.all_gather(mine.view(np.uint8)).view(np.float64)
+        self.seconds.append(float(everyone[:, 0].max()))
+        self.cpu_seconds.append(float(everyone[:, 1].sum()))
+
+
+def _run_trials(
+    control: Collective, seconds: float, kinds: Sequence[_Make], most_rows: int
+) -> list[tuple[Timed, ...]]:
+    """Return the times of each kind, smallest trials first."""
+    tried = [_grow(control, seconds, make, most_rows) for make in kinds]
+    for _ in range(TRIALS - GROWING):
+        for one in chain(*tried):
+            one.run(control)
+    return [
+        tuple(Timed(one.plan, min(one.seconds), min(one.cpu_seconds)) for one in sizes) for sizes in tried
+    ]
+
+
+def _grow(control: Collective, seconds: float, make: _Make, most_rows: int) -> list[_Tried]:
+    """Try each size for which there is time a few times."""
+    sizes: list[_Tried] = []
+    count, spent = FIRST_ROWS, 0.0
+    while count <= most_rows:
+        make(count, TRIALS)[1]()  # compiles kernels, and chooses how to sum
+        plans, calls = zip(*(make(count, number) for number in range(TRIALS)), strict=True)
+        sizes.append(_Tried(plans[0], calls))
+        for _ in range(GROWING):
+            sizes[-1].run(control)
+        spent += TRIALS * min(sizes[-1].seconds)
+        if len(sizes) >= LEAST_SIZES and spent * GROWTH > seconds:
+            break
+        count *= GROWTH
+    return sizes
 
 
 def _summing(cache: RowMemory, dense: Collective, keys: npt.NDArray[np.int64]) -> Callable[[], None]:
-    """What a worker does with replicated rows: their sum, and a step of each."""
+    """Return a call that sums replicated rows and steps each, as a worker does."""
     number, position = cache.place_of(0)
     group = cache.groups[number]
     positions = np.full(len(keys), position)
@@ -201,7 +186,7 @@ def _summing(cache: RowMemory, dense: Collective, keys: npt.NDArray[np.int64]) -
 
 
 def _buffer_gradients(cache: RowMemory, plan: Plan, rank: int) -> None:
-    """Have the gradients that a worker hands in, as training leaves them."""
+    """Buffer the gradients that a worker pushes, as training does."""
     mine = np.flatnonzero((plan.moves.source == rank) & (plan.moves.kind == Kind.UPDATE_PUSH))
     number, position = cache.place_of(0)
     gradients = np.zeros((len(mine), cache.groups[number].dim), cache.groups[number].dtype)
@@ -209,9 +194,9 @@ def _buffer_gradients(cache: RowMemory, plan: Plan, rank: int) -> None:
 
 
 def _moving_plan(topology: Topology, keys: npt.NDArray[np.int64], values: int) -> Plan:
-    """Rows that all workers have trained: each hands its gradients to every other rank, and pulls the values.
+    """Plan a step of rows that all workers have trained: push gradients to the homes, step, pull the values.
 
-    Ranks that store are homes of the rows in turns, and step them in between.
+    The homes are all ranks that store, in turn.
     """
     stores = np.arange(topology.first_store, topology.first_store + topology.num_shards)
     workers = np.arange(topology.num_workers)
@@ -233,13 +218,13 @@ def _moving_plan(topology: Topology, keys: npt.NDArray[np.int64], values: int) -
         np.zeros(both, np.uint8),
         (~pushed).astype(np.uint8),
     )
-    everyone = np.uint64(2**topology.num_workers - 1)
+    all_workers = np.uint64(2**topology.num_workers - 1)
     own = np.where(homes < topology.num_workers, np.uint64(1) << homes.astype(np.uint64), np.uint64(0))
     stepped = Steps(
         table=np.zeros(len(homes), np.int32),
         key=keys,
         rank=homes.astype(np.int16),
-        contributors=everyone & ~own,
+        contributors=all_workers & ~own,
         trained=np.zeros(len(homes), np.int32),
         ready=np.zeros(len(homes), np.int32),
         after=np.zeros(len(homes), np.uint8),

@@ -1,9 +1,9 @@
-"""`--shares auto`: how many samples each worker trains, from what its link and its processor can do.
+"""`--shares auto`: chooses the number of samples of each worker by the speed of its link and processor.
 
-Links are measured before training, compute during the first iterations. Rank 0 then tries shares on the
-first batches of the data in the simulator, beside training. The best of those, equal shares, and equal
-shares on the best workers alone are each tried in training itself, for a few iterations, and the
-quickest stay. Ranks hear of shares by control records: in force in the same iteration everywhere.
+Links are measured before training, compute during the first iterations. Rank 0 then simulates shares on the
+first batches of the data, beside training. The best of those, equal shares, and equal shares on the best
+workers alone are each tried in training, for a few iterations, and the quickest stay. Shares are control
+records: in force in the same iteration on all ranks.
 """
 
 from __future__ import annotations
@@ -36,14 +36,12 @@ OBSERVED_ITERATIONS = 10  # whose compute times count
 SKIPPED_ITERATIONS = 3  # before them: kernels may compile
 TRIED_BATCHES, WARM_UP_BATCHES = 60, 20  # in the simulator
 TRIAL_ITERATIONS = 16  # of training, with each candidate
-SLOW_STORE = 2.0  # how many times faster among themselves workers are whom a store holds back
-
-Told = Callable[[str], None]
+SLOW_STORE = 2.0  # a store is slow if workers are this much faster among themselves
 
 
 @dataclass(frozen=True)
 class MeasuredLinks:
-    """What each rank's link does, workers first."""
+    """The speed and latency of each rank's link, workers first."""
 
     bytes_per_second: tuple[float, ...]
     latency_seconds: tuple[float, ...]
@@ -53,12 +51,12 @@ class MeasuredLinks:
         """Measure the links of all ranks; a collective call before training."""
         measured = measure_links(cluster.moves, cluster.control)
         others = np.where(np.eye(measured.num_ranks, dtype=bool), np.inf, measured.latency_seconds)
-        # A message keeps both of its ends busy; what it takes is divided between them.
+        # A message occupies both of its ends: each gets half of its latency.
         latencies = tuple((others.min(axis=1) / 2).tolist())
         return cls(_own_speeds(measured, cluster.topology), latencies)
 
     def for_time_model(self, settings: ScheduleSettings) -> Links:
-        """The links as the simulator has them."""
+        """Convert to the simulator's links."""
         links = [
             Link(speed, latency)
             for speed, latency in zip(self.bytes_per_second, self.latency_seconds, strict=True)
@@ -69,11 +67,11 @@ class MeasuredLinks:
 
 
 def _own_speeds(measured: LinkMeasurements, topology: Topology) -> tuple[float, ...]:
-    """What the link of each rank does by itself, from what pairs of ranks do.
+    """Estimate the speed of each rank's own link from those of pairs.
 
-    A pair is as fast as the slower of its links. Workers are judged by their pairs with stores, unless
-    they are much faster among themselves: then it is the store that is slow. A store that is not is
-    taken to be as fast as all workers together: from the other end of a slower link nobody can tell.
+    A pair is as fast as the slower of its links. A worker's pairs with stores count, unless workers are much
+    faster among themselves: then the store is slow. Otherwise a store is assumed to be as fast as all
+    workers together: its speed cannot be measured over slower links.
     """
     workers = topology.num_workers
     if topology.colocated:
@@ -91,10 +89,10 @@ class ShareController:
     """Watches the first iterations on rank 0 and decides the shares.
 
     Args:
-        training: whose shares they are.
-        first_batches: gives the ids of the first global batches of the data.
-        links: measured; None where shares are not chosen.
-        told: gets a line about what was chosen and why.
+        training: the run.
+        first_batches: reads the ids of the first global batches of the data.
+        links: as measured; None if shares are not chosen.
+        report: called with a line about the choice.
     """
 
     def __init__(
@@ -102,11 +100,11 @@ class ShareController:
         training: DistributedTraining,
         first_batches: Callable[[], list[IdBatch]],
         links: MeasuredLinks | None,
-        told: Told = lambda text: None,
+        report: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.decided = False  # the shares are on their way to all ranks
+        self.decided = False  # the final shares have been posted
         self._training, self._first_batches, self._links = training, first_batches, links
-        self._told = told
+        self._report = report
         self._observed: list[npt.NDArray[np.float64]] = []
         self._num_seen = 0
         self._thread: threading.Thread | None = None
@@ -116,7 +114,7 @@ class ShareController:
         self._last = time.perf_counter()
 
     def observe(self, job: Job) -> None:
-        """Take note of an iteration; after enough of them, find candidates beside training, and try them."""
+        """Record an iteration; after enough of them, find candidates beside training, and try them."""
         if self._links is None or job.measures is None:
             return
         now = time.perf_counter()
@@ -138,21 +136,21 @@ class ShareController:
             self._thread.start()
 
     def _find(self) -> None:
-        """The shares that the simulator likes best."""
+        """Simulate shares and keep the best as candidates."""
         try:
             assert self._links is not None
             seconds, sums = seconds_per_sample(self._observed), sum_seconds(self._observed)
             settings = self._training.settings
             self._candidates = candidates(settings, self._first_batches(), self._links, seconds, sums)
-        except Exception as error:  # equal shares are never wrong, only slower
-            self._told(f"shares stay equal: {error}")
+        except Exception as error:  # equal shares are always correct, only slower
+            self._report(f"shares stay equal: {error}")
 
     def _try(self, job: Job, seconds: float) -> None:
-        """Time the candidate that is in force; then the next one, and in the end use the quickest."""
+        """Time the current candidate, then the next one; in the end use the quickest."""
         trial = self._trial
         assert trial is not None
         shares = np.bincount(job.plan.worker, minlength=job.plan.num_workers)
-        if self.decided or not trial.is_active(shares, seconds):
+        if self.decided or not trial.is_timed(shares, seconds):
             return
         trial.place += 1
         if trial.place < len(trial.candidates):
@@ -164,7 +162,7 @@ class ShareController:
         tried = ", ".join(
             f"{list(one.shares)} {trial.median(n) * 1e3:.1f} ms" for n, one in enumerate(trial.candidates)
         )
-        self._told(
+        self._report(
             f"shares {list(best.shares)} with {best.dispatch}: {typical * 1e3:.1f} ms an iteration, "
             f"the quickest of those tried ({tried})"
         )
@@ -178,7 +176,7 @@ class ShareController:
 
 
 class _Trial:
-    """Candidates timed one after the other."""
+    """Times candidates one after the other."""
 
     def __init__(self, candidates: list[Outcome]) -> None:
         self.candidates, self.place = candidates, 0
@@ -186,17 +184,17 @@ class _Trial:
 
     @property
     def candidate(self) -> Outcome:
-        """The one that is tried."""
+        """The current one."""
         return self.candidates[self.place]
 
-    def is_active(self, shares: npt.NDArray[np.int64], seconds: float) -> bool:
-        """Take note of an iteration with these samples a worker; true when the candidate was timed enough."""
-        if sum(shares) == sum(self.candidate.shares) and shares.tolist() == list(self.candidate.shares):
+    def is_timed(self, shares: npt.NDArray[np.int64], seconds: float) -> bool:
+        """Record an iteration with these samples per worker; return whether the candidate is timed."""
+        if shares.tolist() == list(self.candidate.shares):
             self._seconds[self.place].append(seconds)
         return len(self._seconds[self.place]) >= TRIAL_ITERATIONS
 
     def median(self, number: int) -> float:
-        """What an iteration took, without the first ones: rows were still on their way to other workers."""
+        """The median iteration, without the first ones, when rows still move to other workers."""
         return statistics.median(self._seconds[number][TRIAL_ITERATIONS // 2 :])
 
     def quickest(self) -> tuple[Outcome, float]:
@@ -207,7 +205,7 @@ class _Trial:
 
 
 def first_batches(stream: SampleStream, collection: EmbeddingBagCollection) -> list[IdBatch]:
-    """The ids of the batches that shares are tried on; where rows are pruned, those of what will be left."""
+    """Read the ids of the batches to simulate; of pruned rows, those of the chunks that will be left."""
     batches = [
         IdBatch.from_features(
             tables_of_features(collection, samples.features), samples.values, samples.lengths
@@ -219,7 +217,7 @@ def first_batches(stream: SampleStream, collection: EmbeddingBagCollection) -> l
 
 
 def seconds_per_sample(observed: list[npt.NDArray[np.float64]]) -> tuple[float, ...]:
-    """What a sample takes each worker; one that has trained none is taken to be like the others."""
+    """Return the compute time of a sample on each worker; the median for one that has trained none."""
     compute, samples = MEASURES.index("compute"), MEASURES.index("samples")
     every = np.stack(observed)  # iterations x workers x measures
     trained = every[:, :, samples]
@@ -232,7 +230,7 @@ def seconds_per_sample(observed: list[npt.NDArray[np.float64]]) -> tuple[float, 
 
 
 def sum_seconds(observed: list[npt.NDArray[np.float64]]) -> float:
-    """What the sum of dense gradients takes: the last worker to come to it waits for nothing else."""
+    """Return the time of the dense sum: that of the last worker to arrive, which waits for nothing else."""
     waited = np.stack(observed)[:, :, MEASURES.index("all_reduce")]
     return float(np.median(waited.min(axis=1)))
 
@@ -244,7 +242,7 @@ def candidates(
     compute_seconds: tuple[float, ...],
     dense_seconds: float,
 ) -> list[Outcome]:
-    """Shares worth a trial: the best in the simulator, equal ones, and equal ones on the best workers."""
+    """Return the shares to try: the best simulated, equal ones, and equal ones on the best workers."""
     settings = replace(settings, shares=None)
     simulation = Simulation(
         batches=lambda: batches,

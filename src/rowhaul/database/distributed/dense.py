@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rowhaul.errors import ConfigError
 from rowhaul.transport.base import Links, Transfer
-from rowhaul.transport.collectives import RankLinks, connect_pairs
+from rowhaul.transport.gloo import connect_group
 
 
 class DenseGradients:
@@ -43,7 +43,7 @@ class DenseGradients:
         if links is None:
             ranks = None if group is None else dist.get_process_group_ranks(group)
             made = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
-            links = RankLinks(connect_pairs(made))
+            links = connect_group(made)
         self._links = links
         length = sum(parameter.numel() for parameter in self._parameters)
         self._everyone = torch.zeros((links.num_ranks, length), dtype=types.pop())

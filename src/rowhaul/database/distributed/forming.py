@@ -13,14 +13,14 @@ from rowhaul.database.distributed.ring import Ring
 from rowhaul.database.settings import DatabaseSettings
 from rowhaul.errors import ClusterError, ConfigError
 from rowhaul.transport.base import Links
-from rowhaul.transport.collectives import RankLinks, connect_pairs
+from rowhaul.transport.gloo import GlooLinks, connect_group
 
 NUM_SEQUENCES = 3  # index, rows, snapshots: each is used by a thread of its own
 
 
 def form_links(
     group: dist.ProcessGroup | None, timeout_seconds: float
-) -> tuple[list[RankLinks], Callable[[], None]]:
+) -> tuple[list[GlooLinks], Callable[[], None]]:
     """Links between the ranks of a group, and what ends them."""
     if not dist.is_initialized():
         raise ConfigError(
@@ -38,14 +38,14 @@ def form_links(
         for _ in range(NUM_SEQUENCES)
     ]
 
-    sequences = [connect_pairs(one, timeout=timeout_seconds) for one in groups]
+    sequences = [connect_group(one, timeout=timeout_seconds) for one in groups]
 
     def destroy() -> None:
-        for pairs, one in zip(sequences, groups, strict=True):
-            pairs.close()
+        for links, one in zip(sequences, groups, strict=True):
+            links.close()
             dist.destroy_process_group(one)
 
-    return [RankLinks(one) for one in sequences], destroy
+    return sequences, destroy
 
 
 def check_equal(links: Links, settings: DatabaseSettings) -> None:

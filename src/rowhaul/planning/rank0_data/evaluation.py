@@ -1,8 +1,8 @@
-"""Batches to be evaluated, of files that only rank 0 can read: each goes to the one worker that scores it.
+"""Evaluation batches from files that only rank 0 can read: each is sent to the worker that scores it.
 
-Workers take batches in turn. Of a batch that is another's they are told the size alone, so that all count
-the same. Rank 0 is a round ahead: when it fails, the others have what they need to come to the point where
-they hear of it.
+Workers score batches in turn. Of other workers' batches they receive the size only, so that all count the
+same. Rank 0 is a round ahead: when it fails, the others have the batches they need to reach the point where
+errors are exchanged.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from rowhaul.transport.base import Bytes
 
 
 class SentBatches:
-    """Rank 0's batches, in order; sends the others theirs as it goes.
+    """Rank 0's batches, in order; sends the other workers theirs during iteration.
 
-    To be iterated once, and closed. What rank 0 gets of the others' batches is their size.
+    Iterate once, then close. Batches of other workers have their size only.
 
     Args:
         source: this rank's end of the data.
         batches: to be evaluated.
-        num_workers: who score them in turn.
+        num_workers: which score them in turn.
         num_samples: of all batches.
     """
 
@@ -46,7 +46,7 @@ class SentBatches:
         self._source, self._batches = source, iter(batches)
         self._num_workers = num_workers
         self._description: Description | None = None
-        self._told_end = False
+        self._has_ended = False
 
     def __iter__(self) -> Iterator[Samples]:
         try:
@@ -55,49 +55,44 @@ class SentBatches:
                 sent = self._send(following)
                 yield from here
                 here = sent
-            self._end()
+            self.close()
             yield from here
         finally:
-            self._end()
+            self.close()
 
     def close(self) -> None:
-        """Tell the others that nothing more comes, if they do not know."""
-        self._end()
+        """Announce the end to the other workers."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._post(Kind.END)
 
     def _send(self, batches: list[Samples]) -> list[Samples]:
-        """Send a round; returns what rank 0 needs of it."""
+        """Send a round; return rank 0's view of it."""
         if self._description is None:
             self._description = Description.of(batches[0])
-            self._tell(Kind.DESCRIPTION, self._description.to_bytes(), 0, None)
+            self._post(Kind.DESCRIPTION, self._description.to_bytes())
         for worker, samples in enumerate(batches):
             self._description.check(samples)
+            payload = None
             if worker:
                 everything = np.arange(len(samples))
                 payload = np.concatenate([pack_ids(samples), pack_dense(samples, everything)])
-                self._tell(Kind.WHOLE, payload, len(samples), worker)
-            else:
-                self._tell(Kind.WHOLE, None, len(samples), worker)
+            self._post(Kind.WHOLE, payload, len(samples), worker)
         return [batches[0], *map(_of_size, map(len, batches[1:]))]
 
-    def _end(self) -> None:
-        if not self._told_end:
-            self._told_end = True
-            self._tell(Kind.END, None, 0, None)
-
-    def _tell(self, kind: Kind, payload: Bytes | None, num_samples: int, worker: int | None) -> None:
-        """The same header to all workers, with the payload to one of them, or to all."""
+    def _post(self, kind: Kind, payload: Bytes | None = None, num_samples: int = 0, worker: int = -1) -> None:
+        """Send a header to all other workers, and the payload to one of them, or to all."""
         messages: dict[int, tuple[Header, Bytes | None]] = {}
         for rank in range(1, self._num_workers):
-            given = payload if worker in (None, rank) else None
-            size = 0 if given is None else len(given)
-            messages[rank] = (Header(kind, size, num_samples, -1 if worker is None else worker), given)
-        self._source.lane.submit(lambda: self._source.tell(messages))
+            given = payload if worker in (-1, rank) else None
+            messages[rank] = (Header(kind, 0 if given is None else len(given), num_samples, worker), given)
+        self._source.executor.submit(lambda: self._source.send(messages))
 
 
 class ReceivedBatches:
-    """The same batches on another worker: its own whole, of the others' the size.
+    """The same batches on another worker: its own in full, of others the size only.
 
-    To be iterated once, and closed.
+    Iterate once, then close.
 
     Args:
         receiver: this rank's end of the data.
@@ -117,18 +112,18 @@ class ReceivedBatches:
             yield samples
 
     def close(self) -> None:
-        """Take what still comes; rank 0 ends it."""
+        """Receive the remaining batches until rank 0 ends them."""
         while self._next() is not None:
             pass
 
     def _next(self) -> Samples | None:
-        """The next batch; the one after it is received meanwhile."""
+        """Return the next batch, and start to receive the one after it."""
         if self._ended:
             return None
-        awaited = self._awaited or self._receiver.lane.submit(self._receive)
+        awaited = self._awaited or self._receiver.executor.submit(self._receive)
         samples = awaited.wait()
         self._ended = samples is None
-        self._awaited = None if self._ended else self._receiver.lane.submit(self._receive)
+        self._awaited = None if self._ended else self._receiver.executor.submit(self._receive)
         return samples
 
     def _receive(self) -> Samples | None:
@@ -145,7 +140,7 @@ class ReceivedBatches:
 
 
 def _of_size(num_samples: int) -> Samples:
-    """Samples of which nothing but the number is known."""
+    """Make samples with nothing but a size."""
     return Samples(
         features=(),
         values=np.empty(0, np.int64),

@@ -1,136 +1,75 @@
-"""Between the lane that brings a host its data and the planner that needs it, on the rank that plans.
+"""Queues between the thread that receives a host's data and its planner, on the rank that plans.
 
-A batch comes in two parts: its ids, from which it is planned, and, once it is known who trains what, the
+A batch arrives in two parts: its ids, from which it is planned, and, once it is assigned to workers, the
 dense values and labels of the samples that this host trains.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul._threads import Failure
+from rowhaul._threads import Failure, Future, RankQueue
 from rowhaul.data.samples import Samples
-from rowhaul.errors import ClusterError
 from rowhaul.planning.rank0_data.messages import Description, with_dense
 from rowhaul.schedule import Plan
 from rowhaul.transport.base import Bytes
 
-_PATIENCE = 0.2  # seconds between two looks at whether something has failed
+_CLOSED = "training was closed on this rank while it waited for data of rank 0"
 
-Result = TypeVar("Result")
 Workers = npt.NDArray[np.int32]
 
 
 def trained_by(workers: Sequence[int], worker: Workers) -> npt.NDArray[np.int64]:
-    """Which samples some workers train, when it is known who trains each."""
+    """Return the samples that some workers train, given the worker of each sample."""
     return np.flatnonzero(np.isin(worker, workers))
 
 
 class Inbox:
-    """The batches of a host, in order, as they come in.
+    """The batches of a host, in order.
 
     Args:
         workers: those on this host.
-        failure: of this rank; waiting ends when it is set.
-        tells_who_trains: whether `assignment` is asked for.
+        failure: of this rank; waits end when it is set.
+        plans_for_reader: whether `assignment` is used: this rank plans for rank 0's host.
     """
 
-    def __init__(self, workers: Sequence[int], failure: Failure, *, tells_who_trains: bool) -> None:
-        self._workers = tuple(workers)
-        self._failure = failure
-        self._tells_who_trains = tells_who_trains
-        self._changed = threading.Condition()  # guards all that follows
-        self._description: Description | None = None
-        self._ids: deque[Samples] = deque()
-        self._dense: deque[Bytes] = deque()
-        self._assignments: deque[Workers] = deque()
-        self._ended = self._closed = False
-
-    @property
-    def trains(self) -> bool:
-        """Whether samples are trained on this host at all."""
-        return len(self._workers) > 0
-
-    # The lane's side.
-
-    def describe(self, description: Description) -> None:
-        """Say what the batches will be like."""
-        with self._changed:
-            self._description = description
-            self._changed.notify_all()
-
-    def add(self, samples: Samples) -> None:
-        """Add a batch, of which only the ids are known."""
-        with self._changed:
-            self._ids.append(samples)
-            self._changed.notify_all()
-
-    def end(self) -> None:
-        """There are no more batches."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-
-    def add_dense(self, payload: Bytes) -> None:
-        """Add the dense values and labels of the batch after the one they were added for before."""
-        with self._changed:
-            self._dense.append(payload)
-            self._changed.notify_all()
-
-    def assignment(self) -> Workers:
-        """Who trains the samples of the next batch, once it is planned."""
-        return self._wait_for(lambda: bool(self._assignments), self._assignments.popleft)
-
-    # The planner's side.
+    def __init__(self, workers: Sequence[int], failure: Failure, *, plans_for_reader: bool) -> None:
+        self.workers = tuple(workers)
+        self.described: Future[Description] = Future(failure)
+        self.ids: RankQueue[Samples | None] = RankQueue(failure, _CLOSED)  # `without_dense`; None at the end
+        self.dense: RankQueue[Bytes] = RankQueue(failure, _CLOSED)  # of the same batches, in the same order
+        self._assignments: RankQueue[Workers] = RankQueue(failure, _CLOSED)
+        self._plans_for_reader = plans_for_reader
 
     def description(self) -> Description:
-        """What the batches will be like."""
-
-        def take() -> Description:
-            assert self._description is not None
-            return self._description
-
-        return self._wait_for(lambda: self._description is not None, take)
+        """Wait for the description of the batches."""
+        return self.described.wait()
 
     def batches(self) -> Iterator[Samples]:
-        """All batches."""
-        while (samples := self._wait_for(lambda: bool(self._ids) or self._ended, self._next)) is not None:
+        """All batches, for the planner."""
+        while (samples := self.ids.get()) is not None:
             yield samples
 
     def complete(self, samples: Samples, plan: Plan) -> Samples:
-        """The batch that is planned, with dense values and labels where they are trained here."""
-        if self._tells_who_trains:
-            with self._changed:
-                self._assignments.append(plan.worker)
-                self._changed.notify_all()
-        if not self.trains:
+        """Add dense values and labels to the samples of a planned batch that are trained here."""
+        if self._plans_for_reader:
+            self._assignments.put(plan.worker)
+        if not self.workers:
             return samples
-        payload = self._wait_for(lambda: bool(self._dense), self._dense.popleft)
-        places, description = trained_by(self._workers, plan.worker), self.description()
+        payload = self.dense.get()
+        places, description = trained_by(self.workers, plan.worker), self.description()
         if len(payload) != description.dense_bytes(len(places)):
-            return samples  # ranks plan differently, as all of them find when they compare plans
+            return samples  # plans differ, which all ranks find when they compare them
         return with_dense(samples, places, payload, description)
 
+    def assignment(self) -> Workers:
+        """Wait until the next batch is planned; return the worker of each sample."""
+        return self._assignments.get()
+
     def close(self) -> None:
-        """Let nobody wait any more."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def _next(self) -> Samples | None:
-        return self._ids.popleft() if self._ids else None
-
-    def _wait_for(self, has_come: Callable[[], bool], take: Callable[[], Result]) -> Result:
-        with self._changed:
-            while not has_come():
-                self._failure.check()
-                if self._closed:
-                    raise ClusterError("training was closed on this rank while it waited for data of rank 0")
-                self._changed.wait(_PATIENCE)
-            return take()
+        """End all waits."""
+        for items in (self.ids, self.dense, self._assignments):
+            items.close()

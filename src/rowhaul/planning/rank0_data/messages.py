@@ -1,8 +1,8 @@
-"""What rank 0 sends of batches that only it can read, as bytes: ids to everyone who plans, the rest to few.
+"""The messages of rank 0 about batches that only it can read.
 
-Ids of a whole global batch go to every host, so they are packed: numbers travel as their distance from the
-least of them, in as few bytes as the largest distance needs, and in none where all are equal. Positions
-in the stream are sent as what they are beyond counting up, which of most streams is nothing.
+Ids of a whole global batch go to every host, so they are packed: numbers are sent as their distance from the
+smallest, in as few bytes as the largest distance needs, and in none if all are equal. Positions in the stream
+are sent as their difference from counting up, which is constant in most streams.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ _WIDTHS = (0, 1, 2, 4, 8)  # bytes of a number
 
 
 class Kind(IntEnum):
-    """What a message is."""
+    """The kind of a message."""
 
     DESCRIPTION = 1  # of the batches to come
     IDS = 2  # of one batch
     END = 3  # there are no more batches
     DENSE = 4  # dense values and labels of the samples that a host trains
-    WHOLE = 5  # a batch with all it has, to be evaluated by one worker
+    WHOLE = 5  # a batch with all its values, to be evaluated by one worker
 
 
 @dataclass(frozen=True)
 class Header:
-    """What comes before every payload: its kind and its size."""
+    """Precedes every payload."""
 
     kind: Kind
     num_bytes: int = 0
     num_samples: int = 0
-    worker: int = -1  # for whom a whole batch is
+    worker: int = -1  # that evaluates a whole batch
 
     def to_bytes(self) -> Bytes:
-        """As a message of `HEADER_BYTES`."""
+        """Encode as `HEADER_BYTES` bytes."""
         packed = _HEADER.pack(self.kind, self.num_bytes, self.num_samples, self.worker)
         return np.frombuffer(packed, np.uint8).copy()
 
@@ -61,7 +61,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Description:
-    """What all batches of a stream have in common; ``label_type`` is empty where they have no labels."""
+    """The columns that all batches of a stream share; ``label_type`` is empty without labels."""
 
     features: tuple[str, ...] = ()
     num_dense: int = 0
@@ -70,7 +70,7 @@ class Description:
 
     @classmethod
     def of(cls, samples: Samples) -> Description:
-        """Of a batch."""
+        """Describe a batch."""
         labels = samples.labels
         return cls(
             tuple(samples.features),
@@ -80,13 +80,13 @@ class Description:
         )
 
     def check(self, samples: Samples) -> None:
-        """Refuse a batch that is not like the first."""
+        """Refuse a batch with other columns than the first."""
         found = Description.of(samples)
         if found != self:
             raise DataError(f"batches must all have the same columns: the first had {self}, this has {found}")
 
     def to_bytes(self) -> Bytes:
-        """As a message."""
+        """Encode as a message."""
         return np.frombuffer(json.dumps(vars(self)).encode(), np.uint8).copy()
 
     @classmethod
@@ -96,16 +96,13 @@ class Description:
         return cls(**{**fields, "features": tuple(fields["features"])})
 
     def dense_bytes(self, num_samples: int) -> int:
-        """The length of `pack_dense` of so many samples."""
+        """Return the length of `pack_dense` for a number of samples."""
         label_bytes = np.dtype(self.label_type).itemsize if self.label_type else 0
         return num_samples * (self.num_dense * np.dtype(self.dense_type).itemsize + label_bytes)
 
 
 def without_dense(samples: Samples) -> Samples:
-    """The samples as they are known where they are not trained: no number instead of dense values and labels.
-
-    These arrays take no memory.
-    """
+    """Replace dense values and labels by NaN, in arrays that take no memory."""
     missing = np.broadcast_to(np.array(np.nan, samples.dense.dtype), samples.dense.shape)
     labels = samples.labels
     none = None if labels is None else np.broadcast_to(np.array(np.nan, labels.dtype), labels.shape)
@@ -113,7 +110,7 @@ def without_dense(samples: Samples) -> Samples:
 
 
 def with_dense(samples: Samples, places: Ints, payload: Bytes, description: Description) -> Samples:
-    """Samples, some of which get the dense values and labels that `pack_dense` has packed."""
+    """Add dense values and labels, packed by `pack_dense`, to some of the samples."""
     count, dense_type = len(places), np.dtype(description.dense_type)
     split = count * description.num_dense * dense_type.itemsize
     dense = np.full((len(samples), description.num_dense), np.nan, dense_type)
@@ -126,7 +123,7 @@ def with_dense(samples: Samples, places: Ints, payload: Bytes, description: Desc
 
 
 def pack_dense(samples: Samples, places: Ints) -> Bytes:
-    """Dense values and labels of some of the samples."""
+    """Pack dense values and labels of some of the samples."""
     parts = [samples.dense[places].reshape(-1)]
     if samples.labels is not None:
         parts.append(samples.labels[places])
@@ -134,7 +131,7 @@ def pack_dense(samples: Samples, places: Ints) -> Bytes:
 
 
 def pack_ids(samples: Samples) -> Bytes:
-    """Ids, how many of them each sample has, and the samples' positions."""
+    """Pack ids, their number in each sample, and the samples' positions."""
     beyond = samples.index - np.arange(len(samples))
     packed = [_narrow(numbers) for numbers in (samples.values, samples.lengths.reshape(-1), beyond)]
     sizes = (number for least, width, _ in packed for number in (least, width))
@@ -143,7 +140,7 @@ def pack_ids(samples: Samples) -> Bytes:
 
 
 def unpack_ids(payload: Bytes, description: Description) -> tuple[Samples, Bytes]:
-    """The samples, still `without_dense`, and what is behind them in the payload."""
+    """Return the samples, `without_dense`, and the rest of the payload."""
     num_samples, num_ids, *codes = _IDS.unpack(payload[: _IDS.size].tobytes())
     num_features = len(description.features)
     counts, rest, numbers = (num_ids, num_features * num_samples, num_samples), payload[_IDS.size :], []
@@ -163,7 +160,7 @@ def unpack_ids(payload: Bytes, description: Description) -> tuple[Samples, Bytes
 
 
 def _narrow(numbers: npt.NDArray[Any]) -> tuple[int, int, Bytes]:
-    """The least number, bytes each, and all of them as what they are more than the least."""
+    """Return the smallest number, the bytes of each difference from it, and the differences."""
     least, most = (int(numbers.min()), int(numbers.max())) if numbers.size else (0, 0)
     width = next(width for width in _WIDTHS if most - least < 256**width)
     if width == 8:

@@ -12,8 +12,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-import numpy as np
-
 from rowhaul.cluster.checks import gather_texts, require_all
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.waiting import ranks_text, within
@@ -23,14 +21,13 @@ from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ClusterError, DataError
 from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.planning.rank0_data.evaluation import ReceivedBatches, SentBatches
-from rowhaul.planning.rank0_data.feed import DataFeed
-from rowhaul.planning.rank0_data.sharing import READER, DataSource
+from rowhaul.planning.rank0_data.sharing import READER, DataReceiver, DataSource
 from rowhaul.schedule import HotRows
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.run import EVALUATION_BATCH
-from rowhaul.transport.base import Links
 from rowhaul.transport.remote_errors import read_report, write_report
+from rowhaul.tuning.hot_set.broadcast import broadcast_rows
 from rowhaul.tuning.hot_set.first_rows import profile_hot_rows
 
 _OPENING_SECONDS = 600.0  # to read all footers; the heartbeat notices a rank that dies meanwhile
@@ -163,42 +160,23 @@ def hot_rows_for_all(
     if settings.data_from != "rank0" or not settings.num_hot_rows:
         return profile_hot_rows(stream, settings, collection)
     mine = profile_hot_rows(stream, settings, collection) if cluster.rank == READER else None
-    # In another thread: waiting in the network for a lost rank cannot be interrupted.
-    return within(_OPENING_SECONDS, lambda: _broadcast_rows(cluster.data, mine), check=cluster.failure.check)
-
-
-def _broadcast_rows(links: Links, mine: HotRows | None) -> HotRows:
-    if mine is not None:
-        size = np.array([len(mine)], np.int64)
-        others = [rank for rank in range(links.num_ranks) if rank != READER]
-        transfers = [
-            links.post({}, dict.fromkeys(others, part.view(np.uint8)))
-            for part in (size, mine.tables, mine.keys)
-        ]
-        for transfer in transfers:
-            transfer.wait_sent()
-        return mine
-    size = np.empty(1, np.int64)
-    links.post({READER: size.view(np.uint8)}, {}).wait_received()
-    tables, keys = np.empty(size[0], np.int32), np.empty(size[0], np.int64)
-    for part in (tables, keys):
-        links.post({READER: part.view(np.uint8)}, {}).wait_received()
-    return HotRows(tables, keys)
+    # Not in this thread: a rank that waits in the network for one that is gone cannot be interrupted.
+    return within(_OPENING_SECONDS, lambda: broadcast_rows(cluster.data, mine), check=cluster.failure.check)
 
 
 @contextmanager
 def evaluation_batches(training: DistributedTraining, stream: SampleStream) -> Iterator[Iterable[Samples]]:
     """Provide the batches for `evaluate`, read here or sent by rank 0; collective, like `evaluate`."""
-    feed, num_workers = training.runtime.feed, training.settings.topology.num_workers
-    if not isinstance(feed, DataFeed) or not training.runtime.trains:
+    data, num_workers = training.runtime.feed.data, training.settings.topology.num_workers
+    batches: SentBatches | ReceivedBatches
+    if data is None or not training.runtime.trains:
         yield stream
         return
-    if isinstance(feed.data, DataSource):
-        batches: SentBatches | ReceivedBatches = SentBatches(
-            feed.data, stream, num_workers, stream.num_samples
-        )
+    if isinstance(data, DataSource):
+        batches = SentBatches(data, stream, num_workers, stream.num_samples)
     else:
-        batches = ReceivedBatches(feed.data, training.runtime.rank, stream.num_samples)
+        assert isinstance(data, DataReceiver)
+        batches = ReceivedBatches(data, training.runtime.rank, stream.num_samples)
     try:
         yield batches
     except Exception:  # known to all ranks, unless the rank has failed

@@ -20,7 +20,6 @@ from rowhaul.cluster.cluster import Cluster
 from rowhaul.data.schema import Schema
 from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch, BatchNorm1d
-from rowhaul.planning.rank0_data.feed import data_bytes
 from rowhaul.runtime.mover import Job
 from rowhaul.schedule.row_counts import RowCounts
 from rowhaul.train import loop
@@ -216,7 +215,7 @@ class ClusterSession:
     def start(self) -> None:
         """Let the hot set's controller write to the log."""
         if self.hot is not None:
-            self.hot.speak(self.log.tell)
+            self.hot.report_to(self.log.tell)
 
     def batches(self, count: int) -> Iterator[Batch]:
         """Yield this worker's part of the next global batches; nothing on a store, which serves them."""
@@ -266,7 +265,7 @@ class ClusterSession:
 
     def finish(self) -> None:
         """Log what rank 0 has sent of the data."""
-        if sent := data_bytes(self.training.runtime.feed):
+        if sent := self.training.runtime.feed.data_bytes:
             parts = ", ".join(f"{count:,} of {what}" for what, count in sorted(sent.items()))
             self.log.tell(f"rank 0 has sent data to other ranks, in bytes: {parts}")
 

@@ -25,7 +25,6 @@ from rowhaul.nn.exactness import check_trainable
 from rowhaul.planning.agreement import Postbox
 from rowhaul.planning.feed import FollowerFeed, LeaderFeed, PlanFeed
 from rowhaul.planning.planner import Planner
-from rowhaul.planning.rank0_data.feed import DataFeed
 from rowhaul.planning.rank0_data.sharing import READER, DataReceiver, DataSource
 from rowhaul.planning.sharing import PlanClient, PlanServer
 from rowhaul.runtime.layout import TableLayout
@@ -170,13 +169,15 @@ class _Feeding:
         cluster = self.cluster
         data = self._data(samples)
         try:
-            inbox = data.inbox
-            if inbox is None:
-                return DataFeed(FollowerFeed(self._client()), data, self.start.iteration)
-            feed = self._leader_feed(
-                lambda: (inbox.description().features, inbox.batches()), complete=inbox.complete
-            )
-            return DataFeed(feed, data, self.start.iteration)
+            feed: PlanFeed
+            if (inbox := data.inbox) is None:
+                feed = FollowerFeed(self._client())
+            else:
+                feed = self._leader_feed(
+                    lambda: (inbox.description().features, inbox.batches()), complete=inbox.complete
+                )
+            feed.attach_data(data, self.start.iteration)
+            return feed
         except BaseException as error:
             cluster.failure.set(error)
             data.close()

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch, EmbeddingBagCollection
-from rowhaul.planning.rank0_data.feed import DataFeed
 from rowhaul.planning.rank0_data.sharing import DataSource
 from rowhaul.runtime.flush import flush, flush_plan
 from rowhaul.runtime.hot_set import carry_out, replacing_plan
@@ -112,7 +111,7 @@ class DistributedTraining:
                 self._maintain_rows()
             if runtime.stopped:
                 break
-        if runtime.ended and isinstance(runtime.feed, DataFeed) and not self._read_error_known:
+        if runtime.ended and runtime.feed.data is not None and not self._read_error_known:
             self._read_error_known = True
             data = runtime.feed.data
             raise_first_error(runtime, self.iteration, data.error if isinstance(data, DataSource) else None)

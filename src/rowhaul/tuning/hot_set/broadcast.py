@@ -1,7 +1,4 @@
-"""What ranks tell each other of hot rows: rank 0 tells of sets of them, and which one has won.
-
-It is told the state of the scheduler, which is on another rank of its host.
-"""
+"""Messages about hot rows: sets of them from rank 0 to all, and a scheduler's state to rank 0."""
 
 from __future__ import annotations
 
@@ -11,18 +8,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.schedule import HotRows
+from rowhaul.schedule.replication import NO_ROWS
 from rowhaul.schedule.saved import Arrays
 from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.transport.base import Links
+
+Ints = npt.NDArray[np.int64]
 
 MOST_STATE_BYTES = 128 << 20  # of a scheduler that is copied: about two million rows
 
 
 def state_for_first(cluster: Cluster, training: DistributedTraining) -> Arrays | None:
-    """What the scheduler of rank 0's host knows, on rank 0; None elsewhere, and where it is too much to copy.
+    """Return, on rank 0, the state of its host's scheduler; None elsewhere, and if it is too large to copy.
 
     A collective call, between two segments.
     """
@@ -38,56 +39,61 @@ def state_for_first(cluster: Cluster, training: DistributedTraining) -> Arrays |
 
 
 def _send_state(links: Links, source: int, state: Arrays | None) -> Arrays | None:
-    """Arrays from a rank to rank 0, made small on the way: most of them are much alike."""
-    size = np.zeros(1, np.int64)
-    if links.rank == source:
-        packed = io.BytesIO()
-        if state is not None:
-            arrays: dict[str, Any] = dict(state)
-            np.savez(packed, **arrays)
-        data = np.frombuffer(zlib.compress(packed.getvalue(), 1), np.uint8).copy()
-        size[0] = len(data) if state is not None else 0
-        for part in (size.view(np.uint8), data[: size[0]]):
-            links.post({}, {0: part}).wait_sent()
-    elif links.rank == 0:
-        links.post({source: size.view(np.uint8)}, {}).wait_received()
-        data = np.empty(size[0], np.uint8)
-        links.post({source: data}, {}).wait_received()
-        if size[0]:
-            with np.load(io.BytesIO(zlib.decompress(data.tobytes()))) as found:
-                return dict(found)
-    return None
+    """Send arrays from a rank to rank 0, compressed: most of them are repetitive."""
+    if links.rank not in (source, 0):
+        return None
+    packed = io.BytesIO()
+    if links.rank == source and state is not None:
+        arrays: dict[str, Any] = dict(state)
+        np.savez(packed, **arrays)
+    mine = np.frombuffer(zlib.compress(packed.getvalue(), 1), np.uint8)
+    size = np.array([len(mine)])
+    _send(links, size, source, [0])
+    data = mine if links.rank == source else np.empty(size[0], np.uint8)
+    _send(links, data, source, [0])
+    unpacked = zlib.decompress(data.tobytes())
+    if links.rank == source or not unpacked:
+        return None
+    with np.load(io.BytesIO(unpacked)) as found:
+        return dict(found)
 
 
 def broadcast_sets(links: Links, mine: Sequence[HotRows]) -> list[HotRows]:
-    """Sets of rows from rank 0 to all."""
+    """Send sets of rows from rank 0 to all."""
     count = broadcast_number(links, len(mine))
-    told = [broadcast_rows(links, mine[place] if links.rank == 0 else None) for place in range(count)]
-    return [one for one in told if one is not None]
-
-
-def broadcast_number(links: Links, mine: int) -> int:
-    """A number from rank 0 to all."""
-    number = np.array([mine], np.int64)
-    if links.rank == 0:
-        links.post({}, dict.fromkeys(range(1, links.num_ranks), number.view(np.uint8))).wait_sent()
-    else:
-        links.post({0: number.view(np.uint8)}, {}).wait_received()
-    return int(number[0])
+    return [
+        HotRows(_broadcast(links, tables).astype(np.int32), _broadcast(links, keys))
+        for tables, keys in (_columns(mine, place) for place in range(count))
+    ]
 
 
 def broadcast_rows(links: Links, mine: HotRows | None) -> HotRows | None:
-    """Rows from rank 0 to all; None, on all ranks, where rank 0 has none to tell of."""
-    size = broadcast_number(links, -1 if mine is None else len(mine))
-    if size < 0:
-        return None
-    tables, keys = (
-        (np.empty(size, np.int32), np.empty(size, np.int64)) if mine is None else (mine.tables, mine.keys)
-    )
-    for part in (tables, keys):
-        if links.rank == 0:
-            others = range(1, links.num_ranks)
-            links.post({}, dict.fromkeys(others, part.view(np.uint8))).wait_sent()
-        else:
-            links.post({0: part.view(np.uint8)}, {}).wait_received()
-    return HotRows(tables, keys)
+    """Send rows from rank 0 to all; None on all ranks if rank 0 has none."""
+    return next(iter(broadcast_sets(links, [] if mine is None else [mine])), None)
+
+
+def broadcast_number(links: Links, mine: int) -> int:
+    """Send a number from rank 0 to all."""
+    return int(_broadcast(links, np.array([mine]))[0])
+
+
+def _columns(sets: Sequence[HotRows], place: int) -> tuple[Ints, Ints]:
+    """Tables and keys of a set; nothing where only rank 0 knows it."""
+    rows = sets[place] if place < len(sets) else NO_ROWS
+    return rows.tables.astype(np.int64), rows.keys
+
+
+def _broadcast(links: Links, mine: Ints) -> Ints:
+    size, others = np.array([len(mine)]), range(1, links.num_ranks)
+    _send(links, size, 0, others)
+    values = mine if links.rank == 0 else np.empty(size[0], np.int64)
+    _send(links, values, 0, others)
+    return values
+
+
+def _send(links: Links, values: npt.NDArray[Any], source: int, targets: Sequence[int]) -> None:
+    """Send an array from one rank to others, into theirs of the same size."""
+    if links.rank == source:
+        links.post({}, dict.fromkeys(targets, values.view(np.uint8))).wait_sent()
+    else:
+        links.post({source: values.view(np.uint8)}, {}).wait_received()

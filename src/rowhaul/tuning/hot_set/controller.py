@@ -1,10 +1,10 @@
-"""`hot_rows: auto`: a model decides how many rows every worker holds, and decides again when the data drifts.
+"""`hot_rows: auto`: chooses the rows that every worker holds, and chooses again when the data drifts.
 
-Before training all ranks measure what moves and sums take. Rank 0 then reads the first batches and asks the
-model (`rowhaul.simulate.hot`) which number of rows makes the shortest iterations. It asks again once
-compute is measured, and at every checkpoint with the batches trained last. What it likes best then is tried
-in training (`hot_trial`), later where it is predicted to gain enough, and the quickest set stays. All ranks
-hear of the rows, and of whose turn it is, never of what was measured.
+Before training all ranks measure the time of moves and sums. Rank 0 then reads the first batches, and the
+model (`rowhaul.simulate.hot`) predicts the number of rows with the shortest iterations. This is repeated once
+compute is measured, and at every checkpoint with the latest batches. The model's favourites are then tried in
+training (`trial`), later only if the predicted gain is large enough, and the quickest set stays. All ranks
+receive the rows, and whose turn it is, never a measured time.
 """
 
 from __future__ import annotations
@@ -40,34 +40,34 @@ from rowhaul.tuning.hot_set.watch import Watch
 from rowhaul.tuning.move_costs import measure_collectives
 from rowhaul.tuning.shares import MeasuredLinks
 
-FIRST_REVIEW = 25  # iterations after which compute is known, and the first choice is thought over
-OBSERVED = 60  # iterations whose times count, the latest ones
-LEAST_GAIN = 0.03  # predicted, of an iteration, for which other rows are tried
-SEARCH_SECONDS = 10.0  # that rank 0 takes for a choice, about
-PREDICTIONS = 14  # that a choice asks for, about
-LEAST_SCHEDULED = 20  # batches, for every prediction
-WARM_UP = 2 / 3  # of these fill caches: fewer rows move while nobody has trained those that come
-COMING = 40  # batches at most that are scheduled once training is under way: its caches are filled
+FIRST_REVIEW = 25  # iterations until compute is known, and the first choice is reviewed
+OBSERVED = 60  # latest iterations whose times count
+LEAST_GAIN = 0.03  # predicted part of an iteration for which other rows are tried
+SEARCH_SECONDS = 10.0  # of rank 0 for a choice, about
+PREDICTIONS = 14  # of a choice, about
+LEAST_SCHEDULED = 20  # batches of every prediction
+WARM_UP = 2 / 3  # of these fill caches: fewer rows move while most are new
+COMING = 40  # most batches scheduled during training, when caches are filled
 SETTLING = 1 / 4  # of these: after an exchange rows move that will not move again
-CACHE_SHARE = 0.5  # replicated rows take at most so much, beside the cache, of what the cache holds
-_WAITING_SECONDS = 24 * 3600.0  # for rank 0 to decide; a rank that is gone is noticed by its heartbeat
+CACHE_SHARE = 0.5  # most replicated rows, as a part of the cache's capacity
+_WAITING_SECONDS = 24 * 3600.0  # for rank 0 to decide; the heartbeat detects lost ranks
 
-Told = Callable[[str], None]
+Report = Callable[[str], None]
 Choice = TypeVar("Choice")
 
 
 class HotSetController:
-    """Chooses the replicated rows of a run; every rank has one, and calls it at the same moments.
+    """Chooses the replicated rows of a run; every rank has one and makes the same calls.
 
     Args:
-        cluster: whose ranks decide together.
+        cluster: all ranks.
         stream: the data, which rank 0 reads.
-        collection: whose rows they are.
+        collection: whose rows are replicated.
         layout: of its tables.
-        profile: batches that are counted for a choice.
+        profile: the number of batches to count for a choice.
         dense_bytes: of the gradients that are summed in every iteration anyway.
-        links: measured; None: they are measured here.
-        first: the iteration that training begins with.
+        links: as measured; None: measured here.
+        first: the first iteration of training.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class HotSetController:
         links: MeasuredLinks | None = None,
         first: int = 0,
     ) -> None:
-        # Iterations after which `review` is to be called next, whatever else it is called for.
+        # The iteration after which `review` must be called next.
         self.due: int | None = first + FIRST_REVIEW
         self._trial: HotTrial | None = None
         self._was_tried = False
-        self.told: Told = lambda text: self._unsaid.append(text)
-        self._unsaid: list[str] = []
+        self._reports: list[str] = []
+        self.report: Report = self._reports.append
         self._cluster, self._stream, self._collection = cluster, stream, collection
         self._profile, self._dense_bytes = profile, dense_bytes
         self._links = links or MeasuredLinks.measure(cluster)
@@ -100,35 +100,33 @@ class HotSetController:
         )
         self._watch = Watch(cluster.topology.num_workers, OBSERVED)
 
-    def speak(self, told: Told) -> None:
-        """Tell what was decided, from now on and so far."""
-        self.told = told
-        for text in self._unsaid:
-            told(text)
-        self._unsaid.clear()
+    def report_to(self, report: Report) -> None:
+        """Report decisions to this function, past and future ones."""
+        self.report = report
+        for text in self._reports:
+            report(text)
+        self._reports.clear()
 
     def first(self, settings: ScheduleSettings) -> ScheduleSettings:
-        """The settings with the rows that are replicated to begin with; a collective call before training."""
+        """Add the first rows to replicate to the settings; a collective call before training."""
         if not all(policy.keeps_all for policy in settings.row_policies):
             raise ConfigError(
                 "cluster.hot_rows is auto, but hot rows are admitted at once and never forgotten, and with "
-                "policies of tables others are not: what is learned would depend on measured times. Say how "
-                "many rows are hot, or leave the policies out"
+                "policies of tables others are not: what is learned would depend on measured times. Set the "
+                "number of hot rows, or remove the policies"
             )
-        mine = None
-        if self._cluster.rank == 0:
-            mine = self._decided(lambda: self._first_rows(settings))
         links = self._cluster.moves
-        # Not in this thread: a rank that waits in the network for one that is gone cannot be interrupted.
+        mine = self._decided(lambda: self._first_rows(settings)) if links.rank == 0 else None
+        # In another thread: a wait in the network for a lost rank cannot be interrupted.
         hot = within(_WAITING_SECONDS, lambda: broadcast_rows(links, mine), check=self._cluster.failure.check)
         return replace(settings, hot=hot if hot is not None and len(hot) else None)
 
     def observe(self, job: Job) -> None:
-        """Take note of an iteration."""
+        """Record an iteration."""
         self._watch.observe(job)
 
     def review(self, training: DistributedTraining, samples: int) -> bool:
-        """Think the replicated rows over, ``samples`` having been trained; returns whether they changed.
+        """Review the replicated rows after ``samples`` samples; return whether they changed.
 
         A collective call, between two segments.
         """
@@ -151,20 +149,19 @@ class HotSetController:
         return self._next_turn(training, self._trial)
 
     def _next_turn(self, training: DistributedTraining, trial: HotTrial) -> bool:
-        """Replicate the set whose turn it is, or, all having been tried, the quickest."""
+        """Replicate the set whose turn it is, or the quickest once all were tried."""
         if not trial.is_over:
             self.due = training.iteration + TURN
             return self._exchange(training, trial.in_turn)
-        mine = 0
         if self._cluster.rank == 0:
-            mine = trial.quickest()
-            self.told(trial.result())
+            self.report(trial.result())
+        mine = trial.quickest()
         best = training.runtime.in_moves(lambda mover: broadcast_number(mover.links, mine)).wait()
         self._trial = None
         return self._exchange(training, trial.sets[best])
 
     def _exchange(self, training: DistributedTraining, hot: HotRows) -> bool:
-        """Replicate these rows; returns whether they are others than before."""
+        """Replicate these rows; return whether they changed."""
         changed = not same_rows(training.settings.hot, hot)
         if changed:
             typical = self._watch.iteration_seconds
@@ -172,7 +169,7 @@ class HotSetController:
             plan = training.replicate(hot)
             seconds = time.perf_counter() - began
             num_left = len(plan.evicted_keys) // max(plan.num_workers, 1)
-            self.told(
+            self.report(
                 f"hot rows exchanged: {len(plan.keys):,} entered, {num_left:,} left, "
                 f"{int(plan.moves.num_bytes.sum()):,} bytes moved in {seconds * 1e3:.0f} ms, "
                 f"the time of {seconds / max(typical or seconds, 1e-9):.1f} iterations"
@@ -183,8 +180,8 @@ class HotSetController:
     def _decided(self, choose: Callable[[], Choice]) -> Choice | None:
         try:
             return choose()
-        except Exception as error:  # whatever rows are replicated, training is right
-            self.told(f"hot rows stay as they are: {type(error).__name__}: {error}")
+        except Exception as error:  # training is correct with any replicated rows
+            self.report(f"hot rows stay as they are: {type(error).__name__}: {error}")
             return None
 
     def _first_rows(self, settings: ScheduleSettings) -> HotRows:
@@ -193,11 +190,11 @@ class HotSetController:
         end = min(self._profile * stream.batch_size, stream.num_samples)
         model = self.model(settings, self._batches(0, end))
         chosen = model.choose(largest(settings))
-        self._tell_choice(model, chosen, time.perf_counter() - began)
+        self._report_choice(model, chosen, time.perf_counter() - began)
         return model.rows(chosen.num_rows)
 
     def _candidates(self, settings: ScheduleSettings, samples: int, state: Arrays | None) -> list[HotRows]:
-        """Sets to be tried in training, judged by the latest batches; none if those of now may stay."""
+        """Choose sets to try in training from the latest batches; none if the current one stays."""
         began, size = time.perf_counter(), self._stream.batch_size
         latest = self._batches(max(0, samples - self._profile * size), samples)
         to_come = self._read(samples, samples + COMING * size)
@@ -211,14 +208,14 @@ class HotSetController:
         gain = 1 - chosen.seconds / now.seconds
         sets = different([*(model.rows(one.num_rows) for one in worth_trying(model, chosen)), now_hot])
         if len(sets) == 1 or (self._was_tried and not gain > LEAST_GAIN):
-            self.told(
+            self.report(
                 f"hot rows stay: {now.num_rows:,} are {now.coverage:.0%} of the latest accesses, and "
                 f"{chosen.num_rows:,} others would gain {max(gain, 0):.1%}"
             )
             return []
         self._was_tried = True
-        self._tell_choice(model, chosen, time.perf_counter() - began, now)
-        self.told(
+        self._report_choice(model, chosen, time.perf_counter() - began, now)
+        self.report(
             f"hot rows: {', '.join(f'{len(one):,}' for one in sets)} will be tried, "
             f"each for twice {TURN} iterations"
         )
@@ -227,12 +224,12 @@ class HotSetController:
     def model(
         self, settings: ScheduleSettings, batches: list[IdBatch], beginning: Beginning | None = None
     ) -> HotModel:
-        """The performance model as far as it is known what things take; on rank 0.
+        """Make the performance model from the times known so far; on rank 0.
 
         Args:
             settings: of the scheduler.
             batches: to count and to schedule.
-            beginning: of the batches to schedule; None: they begin with empty caches.
+            beginning: the state before the batches to schedule; None: empty caches.
         """
         cluster, topology = self._cluster, settings.topology
         shared = cluster.interface == cluster.side_interface
@@ -260,7 +257,7 @@ class HotSetController:
         model: TimeModel,
         beginning: Beginning | None,
     ) -> int:
-        """How many batches a prediction may schedule."""
+        """Return the number of batches that a prediction may schedule."""
         trained = 0 if beginning is None else beginning.num_batches
         least = min(LEAST_SCHEDULED, len(batches) - trained)
         trial = HotModel(batches[: trained + least], settings, model, least, 0, beginning=beginning)
@@ -272,7 +269,7 @@ class HotSetController:
         return min(max(affordable, least), len(batches) - trained)
 
     def _batches(self, start: int, end: int) -> list[IdBatch]:
-        """The ids of whole batches from the data; a short last one would not be typical."""
+        """Read the ids of full batches; a short last one would not be typical."""
         read = self._read(start, end)
         return [one for one in read if len(one) == self._stream.batch_size] or read
 
@@ -284,12 +281,12 @@ class HotSetController:
             for samples in self._stream.part(start, end)
         ]
 
-    def _tell_choice(
+    def _report_choice(
         self, model: HotModel, chosen: Prediction, seconds: float, now: Prediction | None = None
     ) -> None:
         without = model.predict(0)
         instead = "" if now is None else f" instead of {now.num_rows:,} ({now.seconds * 1e3:.2f} ms)"
-        self.told(
+        self.report(
             f"hot rows: {chosen.num_rows:,} on every worker{instead}, {chosen.coverage:.1%} of accesses. "
             f"Predicted {chosen.seconds * 1e3:.2f} ms of moves and sums an iteration, "
             f"{without.seconds / chosen.seconds:.2f} times as fast as without "
@@ -300,6 +297,6 @@ class HotSetController:
 
 
 def largest(settings: ScheduleSettings) -> int:
-    """How many rows every worker may hold beside its cache."""
+    """Return the most rows that every worker may hold beside its cache."""
     room = CACHE_SHARE * float(settings.cache.capacities(settings.topology.num_workers).min())
     return int(room if settings.cache.unit == "rows" else room / max(settings.sizes.records))

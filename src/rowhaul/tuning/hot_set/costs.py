@@ -1,9 +1,8 @@
-"""The simulator's clock set by what moves and sums of rows really take here.
+"""Calibrates the simulator's clock with the measured times of moves and sums.
 
-Links are measured pair by pair, and know nothing of packing, stepping and processors that ranks share. So
-moves and sums are run at several sizes, the clock is asked what it says of the very same, and a factor
-makes up for the difference: on the links for moves (on those of stores alone, where there are stores: they
-are what workers share), on the bytes of sums for sums.
+Links are measured pair by pair, without packing, stepping and processors that ranks share. So moves and sums
+of several sizes are timed and simulated, and a factor corrects the difference: on the links for moves (with
+stores, on the stores' links only, which workers share), on the bytes of sums for sums.
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ from rowhaul.simulate.hot import Processors
 from rowhaul.simulate.links import Link, Links
 from rowhaul.tuning.move_costs import CollectiveTimes, Timed
 
-_SLOWER = (0.2, 100.0)  # how far from the clock's, a byte's time is believed to be
-_LATER = (1.0, 50.0)  # and a message's
-_HALVINGS = 16  # of what is left to be known of a store's speed
+_SLOWER = (0.2, 100.0)  # limits of the correction of a byte's time
+_LATER = (1.0, 50.0)  # and of a message's
+_HALVINGS = 16  # in the search for a store's speed
 
 
 @dataclass(frozen=True)
 class Line:
     """Seconds that grow with a quantity, bytes or rows."""
 
-    seconds: float  # of nothing at all
+    seconds: float  # at 0
     each: float  # per byte, or per row
 
     @classmethod
     def through(cls, quantity: Sequence[float], seconds: Sequence[float]) -> Line:
-        """The line that is nearest; it neither begins below 0 nor falls.
+        """Fit a line that neither begins below 0 nor falls.
 
-        What disturbs a trial adds to its seconds, whatever its size: relative to them the small trials, whose
-        seconds hardly matter, would be believed most.
+        Absolute errors count, not relative ones: disturbances add seconds to trials of any size, and would
+        distort the small ones most.
         """
         x, y = np.array(quantity, np.float64), np.array(seconds, np.float64)
         (start, slope), *_ = np.linalg.lstsq(np.stack([np.ones(len(x)), x], axis=1), y, rcond=None)
@@ -49,13 +48,13 @@ class Line:
 def calibrated(
     times: CollectiveTimes, links: Links, topology: Topology, *, shared_links: bool = True
 ) -> TimeModel:
-    """A time model that takes as long for the measured moves and sums as they took; it computes nothing.
+    """Make a time model that reproduces the measured moves and sums, without compute.
 
     Args:
         times: as measured.
         links: as measured, pair by pair.
         topology: whose links they are.
-        shared_links: whether sums travel over the links of the rows.
+        shared_links: whether sums use the links of the rows.
     """
     nothing = (0.0,) * topology.num_workers
     model = TimeModel(links, nothing)
@@ -65,7 +64,7 @@ def calibrated(
     slower, later = _factors(times.moves, model, sizes)
     summed = [one.plan.all_reduce_bytes for one in times.sums]
     if links.stores:
-        # Sums tell of the workers' links, moves of the stores', at which all meet: no pair shows that.
+        # Sums show the workers' links, moves the stores', which all workers share: no pair shows that.
         slower, _ = _factors(times.sums, model, summed)
         links = _store_speeds(times.moves, _adjusted(links, min(slower, 1.0), later), sizes)
     else:
@@ -76,7 +75,7 @@ def calibrated(
 
 
 def _store_speeds(timed: Sequence[Timed], links: Links, sizes: Sequence[int]) -> Links:
-    """Stores' links as slow as the moves say: a byte takes the clock, then, as long as it took."""
+    """Set the stores' speed so that the simulated time of a byte equals the measured one."""
     measured = Line.through(sizes, [one.seconds for one in timed]).each
     fast, slow = _SLOWER
     for _ in range(_HALVINGS):
@@ -89,11 +88,11 @@ def _store_speeds(timed: Sequence[Timed], links: Links, sizes: Sequence[int]) ->
 
 
 def processors(times: CollectiveTimes, share: float) -> Processors:
-    """What a row that moves, and one that is summed, keeps the processors of a host busy with.
+    """Return the processor time of a host for a moved and for a summed row.
 
     Args:
         times: as measured; CPU seconds are those of all ranks together.
-        share: of CPU seconds of all ranks, what the processors of a host spend together.
+        share: the part of all ranks' CPU seconds that falls on one host's processors.
     """
     if not times.moves:
         return Processors()
@@ -107,7 +106,7 @@ def processors(times: CollectiveTimes, share: float) -> Processors:
 
 
 def _factors(timed: Sequence[Timed], model: TimeModel, sizes: Sequence[int]) -> tuple[float, float]:
-    """How much longer bytes, and messages, take than the model says."""
+    """Return how much longer bytes, and messages, take than in the model."""
     measured = Line.through(sizes, [one.seconds for one in timed])
     modelled = Line.through(sizes, [modelled_seconds(one.plan, model) for one in timed])
     slower = measured.each / max(modelled.each, 1e-15)
@@ -116,7 +115,7 @@ def _factors(timed: Sequence[Timed], model: TimeModel, sizes: Sequence[int]) -> 
 
 
 def modelled_seconds(plan: Plan, model: TimeModel) -> float:
-    """What the clock says of a plan that has nothing beside it."""
+    """Simulate a single plan."""
     clock = Clock(model, range(plan.num_workers))
     clock.observe(plan)
     return clock.finish()

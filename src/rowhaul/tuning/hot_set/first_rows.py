@@ -1,8 +1,10 @@
-"""Which rows every worker holds: the most frequent ones at the beginning of the data."""
+"""The rows that every worker holds: the most frequent ones at the beginning of the data."""
 
 from __future__ import annotations
 
 from itertools import islice
+
+import numpy as np
 
 from rowhaul.data.stream import SampleStream
 from rowhaul.nn import EmbeddingBagCollection
@@ -15,20 +17,18 @@ from rowhaul.train.distributed.training import tables_of_features
 def profile_hot_rows(
     stream: SampleStream, config: ClusterConfig, collection: EmbeddingBagCollection
 ) -> HotRows | None:
-    """The ``hot_rows`` most frequent rows of the first batches; the same on every rank that reads them.
+    """Return the ``hot_rows`` most frequent rows of the first batches; the same on every rank.
 
-    A run that is resumed must keep its hot rows, so they are counted from the beginning, not from where it
-    goes on. With ``hot_rows: auto`` none are given: see `hot_set_controller`.
+    A resumed run must keep its hot rows, so counting starts at the beginning of the data. None with
+    ``hot_rows: auto``: see `HotSetController`.
     """
     if not config.num_hot_rows:
         return None
     counter = RowCounter(len(collection.embedding_bag_configs()))
     beginning = stream.from_beginning(config.hot_profile * stream.batch_size)
     for samples in islice(beginning, config.hot_profile):
-        first = 0
+        ends = np.cumsum(samples.lengths.sum(axis=1))[:-1]
         tables = tables_of_features(collection, samples.features)
-        for table, lengths in zip(tables, samples.lengths, strict=True):
-            last = first + int(lengths.sum())
-            counter.add(table, samples.values[first:last])
-            first = last
+        for table, keys in zip(tables, np.split(samples.values, ends), strict=True):
+            counter.add(table, keys)
     return counter.most_frequent(config.num_hot_rows)

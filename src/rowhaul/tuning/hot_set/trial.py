@@ -1,8 +1,8 @@
-"""Sets of hot rows that take turns in training: a model proposes them, iterations decide.
+"""A trial of several hot sets in training: a model proposes them, measured iterations decide.
 
 Calibration may be off, above all on a busy machine, and a choice that rests on it alone would stay wrong. So
-the best sizes of the model, and none at all, each have a few iterations, there and back again: whatever slows
-the machine for a while meets more than one of them. Rank 0 alone decides; all ranks know whose turn it is.
+the best sizes of the model, and none at all, each get a few iterations, in order and then in reverse order:
+a temporary slowdown of the machine affects more than one of them. Rank 0 decides; all ranks know the order.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from rowhaul.schedule import HotRows
 from rowhaul.simulate.hot import HotModel, Prediction
 from rowhaul.tuning.hot_set.watch import CALM
 
-TURN = 10  # iterations that a set has at a time
+TURN = 10  # iterations of a set at a time
 SKIPPED = 3  # of these, at the beginning: rows that have left the set are not cached yet
-WORTH_TRYING = 1.25  # a size that is predicted to take longer than so many times the best is not tried
-AS_QUICK = 1.03  # sets this near the quickest may well be as quick: the one that the model likes best stays
-APART = 2  # how many times larger or smaller than the best another size is, to be tried beside it
+WORTH_TRYING = 1.25  # sizes predicted to take more than this times the best are not tried
+AS_QUICK = 1.03  # sets within this factor of the quickest count as equal: the model's favourite stays
+APART = 2  # the least factor between the best size and another that is tried beside it
 
 
 class HotTrial:
-    """Sets that take turns, there and back again.
+    """Hot sets that take turns, in order and then in reverse.
 
     Args:
-        sets: of rows, which differ; those first that are expected to be the best.
+        sets: different sets of rows; those expected to be the best first.
     """
 
     def __init__(self, sets: Sequence[HotRows]) -> None:
         self.sets = list(sets)
         # By size: the most frequent rows are in all of them, and need not be exchanged.
-        there = sorted(range(len(self.sets)), key=lambda place: len(self.sets[place]))
-        self._turns = [*there, *reversed(there)]
-        self._turn_seconds: list[list[float]] = [[] for _ in self.sets]  # what an iteration took in each turn
+        order = sorted(range(len(self.sets)), key=lambda place: len(self.sets[place]))
+        self._turns = [*order, *reversed(order)]
+        self._turn_seconds: list[list[float]] = [[] for _ in self.sets]  # of an iteration, in each turn
 
     @property
     def is_over(self) -> bool:
@@ -48,17 +48,17 @@ class HotTrial:
         return self.sets[self._turns[0]]
 
     def end_turn(self, seconds: Sequence[float]) -> None:
-        """Let the next set have its turn; the one before had iterations that took so long."""
+        """End a turn, given the seconds of its iterations."""
         place = self._turns.pop(0)
         if seconds:
             self._turn_seconds[place].append(float(np.quantile(seconds, CALM)))
 
     def typical_seconds(self) -> list[float]:
-        """What an iteration took with each set; infinite for one that was not timed."""
+        """The seconds of an iteration with each set; infinite for one that was not timed."""
         return [statistics.mean(one) if one else float("inf") for one in self._turn_seconds]
 
     def quickest(self) -> int:
-        """The number of the set with the shortest iterations; of those as quick, even in one turn, the first.
+        """The number of the quickest set; the first of those that are as quick in their best turn.
 
         The first is expected to be the best, and turns of one set may differ by more than two sets do.
         """
@@ -67,7 +67,7 @@ class HotTrial:
         return next((place for place, one in enumerate(in_best_turn) if one <= quick), 0)
 
     def result(self) -> str:
-        """What was found, in words."""
+        """Describe the outcome."""
         typical, best = self.typical_seconds(), self.quickest()
         tried = ", ".join(
             f"{len(rows):,} {seconds * 1e3:.1f} ms" for rows, seconds in zip(self.sets, typical, strict=True)
@@ -79,7 +79,7 @@ class HotTrial:
 
 
 def worth_trying(model: HotModel, best: Prediction) -> list[Prediction]:
-    """Sizes that deserve a trial once a model has chosen one: that, 0, and the best that is not near it."""
+    """Choose the sizes to try: the model's best, the best one of another magnitude, and 0."""
     others = [
         one
         for one in model.tried
@@ -87,12 +87,8 @@ def worth_trying(model: HotModel, best: Prediction) -> list[Prediction]:
         and not best.num_rows < APART * one.num_rows < APART**2 * best.num_rows
         and one.seconds <= WORTH_TRYING * best.seconds
     ]
-    found = {one.num_rows: one for one in (best, *sorted(others, key=_seconds)[:1], model.predict(0))}
-    return list(found.values())
-
-
-def _seconds(one: Prediction) -> float:
-    return one.seconds
+    other = sorted(others, key=lambda one: one.seconds)[:1]
+    return list({one.num_rows: one for one in (best, *other, model.predict(0))}.values())
 
 
 def same_rows(one: HotRows | None, other: HotRows | None) -> bool:
@@ -103,7 +99,7 @@ def same_rows(one: HotRows | None, other: HotRows | None) -> bool:
 
 
 def different(sets: Sequence[HotRows]) -> list[HotRows]:
-    """The sets without those that came before, in order."""
+    """Drop sets that occurred before."""
     kept: list[HotRows] = []
     for one in sets:
         if not any(same_rows(one, other) for other in kept):

@@ -1,4 +1,4 @@
-"""What the latest iterations took: the part of the hot-row model that only training can tell."""
+"""Times of the latest iterations: the part of the hot-row model that only training can measure."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rowhaul.runtime.runtime import CPU
 from rowhaul.simulate.hot import Processors
 from rowhaul.tuning.shares import seconds_per_sample
 
-CALM = 0.25  # as large a part of iterations is quicker: what others do on a machine only ever adds to them
+CALM = 0.25  # the quantile of iteration times that counts: other load on a machine only adds to them
 
 
 class Watch:
-    """Remembers some iterations, as one rank hears of them.
+    """Remembers the times of some iterations.
 
     Args:
         num_workers: whose compute counts.
-        length: iterations that are remembered.
+        length: the number of iterations to remember.
     """
 
     def __init__(self, num_workers: int, length: int) -> None:
         self.num_seen = 0
-        self.seconds_since_rest: list[float] = []  # of iterations, but for the first
+        self.seconds_since_rest: list[float] = []  # of iterations, except the first
         self._num_workers = num_workers
         self._measures: deque[npt.NDArray[np.float64]] = deque(maxlen=length)
         self._seconds: deque[float] = deque(maxlen=length)
@@ -36,7 +36,7 @@ class Watch:
         self._last: float | None = None
 
     def observe(self, job: Job) -> None:
-        """Take note of an iteration."""
+        """Record an iteration."""
         now, self.num_seen = time.perf_counter(), self.num_seen + 1
         if self._last is not None:
             self._seconds.append(now - self._last)
@@ -47,31 +47,28 @@ class Watch:
         self._measures.append(job.measures[: self._num_workers].copy())
         cpu = float(job.measures[:, CPU].sum())
         if self._cpu_before is not None:
-            plan = job.plan
-            self._cpu.append((cpu - self._cpu_before, len(plan.moves), plan.all_reduce_rows))
+            self._cpu.append((cpu - self._cpu_before, len(job.plan.moves), job.plan.all_reduce_rows))
         self._cpu_before = cpu
 
     def rested(self) -> None:
-        """Rows may have been exchanged: nothing that iterations took before tells of those to come."""
+        """Drop all iteration times: the rows may have been exchanged."""
         self._last = self._cpu_before = None
         for one in (self._cpu, self._seconds, self.seconds_since_rest):
             one.clear()
 
     @property
     def iteration_seconds(self) -> float:
-        """Of an iteration that nothing but training held up; 0 where none is known."""
+        """The time of an undisturbed iteration; 0 if unknown."""
         return float(np.quantile(self._seconds, CALM)) if self._seconds else 0.0
 
     def compute_seconds(self) -> tuple[float, ...]:
-        """What a sample takes each worker."""
-        if not self._measures:
-            return (0.0,) * self._num_workers
-        return seconds_per_sample(list(self._measures))
+        """The compute time of a sample on each worker."""
+        return seconds_per_sample(list(self._measures)) if self._measures else (0.0,) * self._num_workers
 
     def with_the_rest(self, processors: Processors, share: float) -> Processors:
-        """With what iterations keep processors busy with beside the rows that move or are summed.
+        """Add the processor time of an iteration that neither moved nor summed rows account for.
 
-        ``share`` is that of CPU seconds of all ranks which the processors of one host spend together.
+        ``share`` is the part of all ranks' CPU seconds that falls on the processors of one host.
         """
         if not self._cpu:
             return processors

@@ -149,7 +149,7 @@ def test_a_follower_that_has_gone_is_named(followers, planned):
     server.accept()
     server.send(planned)
     assert followers.lines(gone)[-1] == {"ended": 1}
-    with pytest.raises(SubscriberLostError, match="rank 5 does not take plans from rank 7") as raised:
+    with pytest.raises(SubscriberLostError, match="rank 5 does not accept plans from rank 7") as raised:
         server.send(planned)
     server.fail(raised.value)
     server.close()
@@ -334,9 +334,8 @@ def test_leader_and_follower_see_the_same():
     batches = [samples(number) for number in range(3)]
     leader, follower = feeds(batches)
     for feed in (leader, follower):
+        feed.receive(ControlRecord(0, 1, "shares", (8, 0)))
         feed.allow(3)
-    leader.receive(ControlRecord(0, 1, "shares", (8, 0)))
-    follower.receive(ControlRecord(0, 1, "shares", (8, 0)))
     for _ in batches:
         assert_same(follower.next(), as_shared(leader.next()))
         assert follower.own_digest == leader.own_digest != NO_SAMPLES

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from rowhaul.transport.base import Collective, Links
-from rowhaul.transport.collectives import RankCollective, RankLinks, connect_pairs
+from rowhaul.transport.collectives import PairwiseCollective
+from rowhaul.transport.gloo import connect_group
 from rowhaul.transport.in_process import InProcessNetwork
 
 TIMEOUT = timedelta(seconds=60)
@@ -93,9 +94,8 @@ def _rank(
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=TIMEOUT)
     try:
         host = hosts[rank] if hosts else str(rank)
-        moves, all_ranks = (connect_pairs(dist.new_group(), host) for _ in range(2))
-        links: Links = RankLinks(moves)
-        collective: Collective = RankCollective(all_ranks)
+        links: Links = connect_group(dist.new_group(), host)
+        collective: Collective = PairwiseCollective(connect_group(dist.new_group(), host))
         answer.send((body(links, collective, *arguments), None))
     except BaseException:
         answer.send((None, traceback.format_exc()))

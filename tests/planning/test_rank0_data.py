@@ -171,16 +171,16 @@ def test_rank_0_reads_a_few_batches_ahead_and_no_more():
 
 
 def test_a_planner_never_waits_for_ids_that_were_not_sent():
-    """Everything allowed can be planned, and between two segments no lane is in the network."""
+    """Everything allowed can be planned, and between two segments no thread is in the network."""
     ranks = Ranks(iter(batches(40)), HOSTS["rank 0 with the store"])
     for segment in (1, 7, 3):
         for _ in range(segment):
             ranks.allow()
             ranks.next()
         for end in ranks.ends:
-            end.lane.submit(lambda: None).wait()
+            end.executor.submit(lambda: None).wait()
     ranks.close()
-    assert not any(end.lane._thread.is_alive() for end in ranks.ends)
+    assert not any(end.executor._thread.is_alive() for end in ranks.ends)
 
 
 @pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
@@ -198,7 +198,9 @@ def test_an_error_of_reading_comes_after_the_batches_before_it(hosts, good):
     assert set(ranks.next().values()) == {None}
     ranks.close()
     assert ranks.ends[0].error.line == 4
-    assert not any(end.lane._thread.is_alive() for end in ranks.ends), "a lane waits for what does not come"
+    assert not any(end.executor._thread.is_alive() for end in ranks.ends), (
+        "a thread waits for a message that nobody sends"
+    )
 
 
 @pytest.mark.parametrize("good", [0, 1])
@@ -231,7 +233,7 @@ def test_plans_that_differ_are_left_to_the_comparison_of_ranks():
     """A host that assigned other samples gets the wrong number of them: what it publishes has none."""
     ranks = Ranks(iter(batches(8)), HOSTS["rank 0 leads"])
     inbox, plan = ranks.ends[3].inbox, expected_plans(batches(1))[0].plan
-    inbox.add_dense(np.zeros(3, np.uint8))
+    inbox.dense.put(np.zeros(3, np.uint8))
     completed = inbox.complete(without_dense(samples(0)), plan)
     assert np.isnan(completed.dense).all()
     ranks.close()
@@ -240,7 +242,7 @@ def test_plans_that_differ_are_left_to_the_comparison_of_ranks():
 @pytest.mark.parametrize("fails", [False, True])
 def test_waiting_for_data_ends_when_something_fails_or_is_closed(fails):
     failure, caught = Failure(), []
-    inbox = Inbox([1], failure, tells_who_trains=False)
+    inbox = Inbox([1], failure, plans_for_reader=False)
 
     def wait():
         try:

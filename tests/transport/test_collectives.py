@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from transport_ranks import run_processes, run_threads
 
 from rowhaul.transport.base import Collective, LinkError, Links
-from rowhaul.transport.collectives import RankCollective, connect_pairs
+from rowhaul.transport.collectives import PairwiseCollective
+from rowhaul.transport.gloo import connect_group
+from transport_ranks import run_processes, run_threads
 
 LARGE = 6_000_000  # bytes: no socket buffer holds it
 
@@ -80,7 +81,7 @@ def test_processes_get_the_same_as_threads(hosts: str) -> None:
 def lose_the_last_rank(links: Links, collective: Collective, host: str | None) -> tuple[int | None, str]:
     last = links.num_ranks - 1
     group = dist.new_group([0, last])
-    pair = connect_pairs(group, host or str(links.rank)) if links.rank != 1 else None
+    pair = connect_group(group, host or str(links.rank)) if links.rank != 1 else None
     collective.all_gather(np.zeros(1, np.uint8))
     if links.rank == last:
         os.kill(os.getpid(), 9)
@@ -88,7 +89,9 @@ def lose_the_last_rank(links: Links, collective: Collective, host: str | None) -
 
     def talk_to_it() -> None:
         if pair is not None:
-            RankCollective(pair).sum_in_rank_order(torch.ones(5))  # rank 1 of the group, the last one of all
+            PairwiseCollective(pair).sum_in_rank_order(
+                torch.ones(5)
+            )  # rank 1 of the group, the last one of all
         else:
             links.post(large, {}).wait_received()
 

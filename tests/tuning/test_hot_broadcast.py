@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpointed_ranks import on_threads
 
+from checkpointed_ranks import on_threads
 from rowhaul.schedule import HotRows, Topology
 from rowhaul.tuning.hot_set.broadcast import _send_state, broadcast_number, broadcast_sets
 

@@ -68,7 +68,7 @@ def test_messages_arrive_as_sent_and_in_order(calls: list[tuple[str, bool, int]]
         elif call == "wait" and awaited[here]:
             awaited[here][-1][0].wait()
             for arrival, destination, sent in awaited[here]:  # those before it have come as well
-                assert arrival.has_come
+                assert arrival.is_complete
                 assert torch.equal(destination, sent)
             awaited[here].clear()
     for end in ends:

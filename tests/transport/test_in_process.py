@@ -106,9 +106,9 @@ def test_sizes_that_differ_are_an_error_at_both_ends() -> None:
 
 def test_a_wait_that_nobody_answers_says_what_is_missing() -> None:
     network = InProcessNetwork(2, timeout_seconds=0.05)
-    with pytest.raises(LinkError, match="rank 1: the message from rank 0 did not come"):
+    with pytest.raises(LinkError, match="rank 1: the message from rank 0 did not arrive"):
         network.links(1).post({0: bytes_of(0)}, {}).wait_received()
-    with pytest.raises(LinkError, match=r"ranks \[1\] of the members \[0, 1\] did not come"):
+    with pytest.raises(LinkError, match=r"ranks \[1\] of the members \[0, 1\] did not arrive"):
         network.collective(0).all_gather(bytes_of(1))
 
 

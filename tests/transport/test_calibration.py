@@ -6,12 +6,12 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from transport_ranks import run_processes, run_threads
 
-from rowhaul.schedule import Topology, link_prices
+from rowhaul.schedule import link_prices
 from rowhaul.transport.base import Collective, Links
 from rowhaul.transport.calibration import LinkMeasurements, measure_links, rounds_of_pairs
 from rowhaul.transport.in_process import InProcessNetwork
+from transport_ranks import run_processes, run_threads
 
 
 def measure_quickly(links: Links, collective: Collective) -> LinkMeasurements:
@@ -32,7 +32,7 @@ def test_everyone_has_the_same_positive_numbers(run) -> None:  # type: ignore[no
             np.testing.assert_array_equal(getattr(other, matrix), values)
     np.testing.assert_array_equal(first.latency_seconds, first.latency_seconds.T)
     np.testing.assert_array_equal(first.both_ways_bytes_per_second, first.both_ways_bytes_per_second.T)
-    assert len(link_prices(first.worker_speeds(Topology(2)))) == 2
+    assert len(link_prices(first.rank_speeds())) == first.num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 7, 8, 9])
@@ -58,9 +58,6 @@ def test_a_link_is_as_fast_as_the_fastest_pair_it_is_in() -> None:
     np.fill_diagonal(pairs, np.inf)
     measured = LinkMeasurements(np.zeros((4, 4)), pairs, pairs)
     assert measured.rank_speeds() == (80.0, 10.0, 50.0, 80.0)
-    assert measured.worker_speeds(Topology(3)) == (80.0, 10.0, 50.0)
-    with pytest.raises(ValueError, match="between 4 ranks; the topology has 3"):
-        measured.worker_speeds(Topology(2))
 
 
 def test_groups_of_other_ranks_and_too_few_bytes_are_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 from planned_cases import all_plans, assert_same, planner, samples, settings
 
 from rowhaul._threads import Failure
-from rowhaul.errors import ConfigError, DataError
+from rowhaul.errors import ClusterError, ConfigError, DataError
 from rowhaul.planning.planner import samples_digest
 from rowhaul.schedule import ControlRecord, IdBatch, Scheduler
 
@@ -112,7 +112,7 @@ def test_received_records_are_in_force_in_their_iteration():
 def test_posted_records_are_in_force_after_the_delay():
     made = planner(batches(5), ahead=2)
     assert [made.next().plan.iteration for _ in range(2)] == [0, 1]
-    record = made.post("shares", (8, 0))
+    record = made.at_rest(lambda scheduler: scheduler.post("shares", (8, 0)))
     assert (record.number, record.active) == (0, 3)
     made.allow(4)
     loads = [np.bincount(one.plan.worker, minlength=2).tolist() for one in all_plans_of(made, 3)]
@@ -130,7 +130,7 @@ def test_a_refused_post_is_the_posters_error_alone():
     failure = Failure()
     made = planner(batches(3), failure, ahead=3)
     with pytest.raises(ConfigError, match="3 shares were given for 2 workers"):
-        made.post("shares", (1, 1, 1))
+        made.at_rest(lambda scheduler: scheduler.post("shares", (1, 1, 1)))
     assert failure.error is None
     assert len(all_plans_of(made, 3)) == 3
 
@@ -153,7 +153,12 @@ def test_records_from_many_threads_all_arrive():
     made = planner(batches(1))
     numbers = []
     posting = [
-        threading.Thread(target=lambda: numbers.append(made.post("prices", (1, 2)).number)) for _ in range(8)
+        threading.Thread(
+            target=lambda: numbers.append(
+                made.at_rest(lambda scheduler: scheduler.post("prices", (1, 2))).number
+            )
+        )
+        for _ in range(8)
     ]
     for thread in posting:
         thread.start()
@@ -206,9 +211,9 @@ def test_closing_ends_the_thread_and_closes_the_source():
     assert made.next() is not None
     made.close()
     assert closed.wait(60)
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(ClusterError, match="closed"):
         made.next()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(ClusterError, match="closed"):
         made.at_rest(lambda scheduler: scheduler.iteration)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from checkpointed_ranks import (
     CLUSTER,
     CONFIG,
@@ -18,7 +19,6 @@ from checkpointed_ranks import (
     on_threads,
     same_bits,
 )
-
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
 from rowhaul.schedule import RowPolicy
@@ -83,7 +83,7 @@ def run_kept(cluster: Any, session: Session, told: list[str]) -> tuple[list[tupl
         cluster, stream, trainer.collection, layout, profile=10, dense_bytes=1000, links=links
     )
     if cluster.rank == 0:
-        keeper.speak(told.append)
+        keeper.report_to(told.append)
     settings = keeper.first(session.cluster.schedule(cluster.topology, layout.sizes()))
     sizes = [_described(settings.hot)]
     training = distribute(cluster, trainer.model, stream, settings=settings, on_iteration=keeper.observe)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from transport_ranks import run_threads
 
 from rowhaul.optim import row_optimizer
 from rowhaul.runtime.layout import TableLayout
@@ -13,6 +12,7 @@ from rowhaul.transport.base import Collective, Links
 from rowhaul.transport.in_process import InProcessNetwork
 from rowhaul.tuning import move_costs as collectives
 from rowhaul.tuning.move_costs import LEAST_SIZES, CollectiveTimes, measure_collectives
+from transport_ranks import run_threads
 
 LAYOUT = TableLayout(
     (TableSpec("a", 4, -1.0, 1.0), TableSpec("b", 8, -1.0, 1.0)),
