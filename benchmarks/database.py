@@ -31,7 +31,7 @@ import torch
 from report import console, print_machine, print_table
 from rowhaul._kernels import kernel
 from rowhaul._memory import copy_bytes, prefetch_to_read
-from rowhaul.store import EmbeddingDatabase
+from rowhaul.database import EmbeddingDatabase
 
 WARMUP = 3
 _AHEAD = 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from rowhaul.database.distributed import DistributedEmbeddingDatabase
+from rowhaul.database import DistributedEmbeddingDatabase
 from rowhaul.transport.in_process import InProcessNetwork
 
 

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_database_ranks import NAMES, TABLES, compare, follow, follow_in_one
+from test_distributed import NAMES, TABLES, compare, follow, follow_in_one
 from transport_ranks import run_processes
 
-from rowhaul.database.distributed import DistributedEmbeddingDatabase
+from rowhaul.database import DistributedEmbeddingDatabase, EmbeddingDatabase
 from rowhaul.errors import ClusterError
 from rowhaul.optim import RowwiseAdagrad
-from rowhaul.store import EmbeddingDatabase
 from rowhaul.transport.base import Collective, Links
 
 RULE = RowwiseAdagrad(lr=0.1, initial_accumulator_value=1e-2)
