@@ -43,9 +43,9 @@ class DistributedEmbeddingDatabase(Database):
     """Tables of embedding rows that the ranks of a process group hold together.
 
     A hash of the key selects the rank that owns its index entry, which names the rank that stores the row:
-    the same one until `migrate` moves it. Prefetches run in their own thread and process group, beside pulls and
-    pushes. Pushed gradients are summed at the rank that stores the row, in the order of pushes, and of ranks
-    within a push: the same bits in every run, and those of one process up to rounding.
+    the same one until `migrate` moves it. Prefetches run in their own thread and process group, beside pulls
+    and pushes. Pushed gradients are summed at the rank that stores the row, in the order of pushes, and of
+    ranks within a push: the same bits in every run, and those of one process up to rounding.
 
     Every call except `num_rows` and `memory` is collective. There are three sequences of calls, and all ranks
     must keep one order in each: (1) prefetch, delete, migrate, snapshot, load and total_rows; (2) pull, push
