@@ -48,7 +48,7 @@ def top_layer():
 
 def train(db, network):
     bags, top = DatabaseBags(db), top_layer()
-    sums = DenseSum(top.parameters(), collective=network.collective(db.rank))
+    sums = DenseSum(top.parameters(), links=network.links(db.rank))
     optimizer = torch.optim.SGD(top.parameters(), lr=0.1)
     first = db.rank * PER_RANK
     for step in samples(db.num_ranks):

@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.checkpoint import CheckpointReader, CheckpointWriter
+from rowhaul.checkpoint import CheckpointReader, CheckpointWriter, ShardWriter
 from rowhaul.database.rows import Rows
 from rowhaul.database.settings import DatabaseSettings
 from rowhaul.database.threads import Pieces
 from rowhaul.errors import CheckpointError
 
+if TYPE_CHECKING:
+    from rowhaul.database.snapshot import Snapshot
+
 KIND = "EmbeddingDatabase"
 Int64s = npt.NDArray[np.int64]
-Block = tuple[Int64s, npt.NDArray[Any]]  # keys and records, values before state
-
-
-class Source(Protocol):
-    """A snapshot: where the rows of a checkpoint come from."""
-
-    step: int
-
-    def blocks(self, table: str) -> Generator[Block]:
-        """All rows of a table."""
-        ...
-
-
-class Writer(Protocol):
-    """Where tables are written: a whole checkpoint, or one rank's part of it."""
-
-    def table(self, name: str, blocks: Iterable[Block], dim: int, state_width: int, dtype: str) -> None:
-        """Store a table's rows."""
 
 
 def facts_of(settings: DatabaseSettings, step: int) -> dict[str, Any]:
@@ -49,14 +34,16 @@ def facts_of(settings: DatabaseSettings, step: int) -> dict[str, Any]:
     }
 
 
-def save_snapshot(snapshot: Source, settings: DatabaseSettings, path: str | Path) -> None:
+def save_snapshot(snapshot: Snapshot, settings: DatabaseSettings, path: str | Path) -> None:
     """Stream a snapshot's rows into a checkpoint, which appears whole or not at all."""
     with CheckpointWriter(path) as writer:
         writer.facts = facts_of(settings, snapshot.step)
         write_tables(writer, snapshot, settings)
 
 
-def write_tables(writer: Writer, snapshot: Source, settings: DatabaseSettings) -> None:
+def write_tables(
+    writer: CheckpointWriter | ShardWriter, snapshot: Snapshot, settings: DatabaseSettings
+) -> None:
     """Write all rows of a snapshot; deletions may continue after each table, even if writing failed."""
     for spec in settings.tables:
         with closing(snapshot.blocks(spec.name)) as blocks:

@@ -7,18 +7,18 @@ worker keeps none, as in one process: the buffer has a flag for each parameter.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from rowhaul.errors import ConfigError
-from rowhaul.transport.base import Collective
-from rowhaul.transport.collectives import RankCollective, connect_pairs
+from rowhaul.transport.base import Links, Transfer
+from rowhaul.transport.collectives import RankLinks, connect_pairs
 
 
 @dataclass
@@ -99,40 +99,51 @@ class DenseGradients:
 
 
 class DenseSum:
-    """Sums the gradients of dense parameters over all ranks in the background, in rank order: the same bits.
+    """Sums the gradients of dense parameters over all ranks, in rank order: the same bits on each of them.
 
-    All ranks call `start` after backward() and `finish` before the optimizer's step.
+    All ranks call `start` after backward() and `finish` before the optimizer's step. Every rank sends its
+    gradients to every other, which suits small layers; wrap large ones in ``DistributedDataParallel``.
 
     Args:
         parameters: of one dtype, the same on all ranks.
         group: the ranks, of ``torch.distributed``; all unless given. A Gloo group of them is created.
-        collective: of the ranks, instead of a group.
+        links: between the ranks, instead of a group.
     """
 
     def __init__(
         self,
         parameters: Iterable[Tensor],
         group: dist.ProcessGroup | None = None,
-        collective: Collective | None = None,
+        links: Links | None = None,
     ) -> None:
         self._gradients = DenseGradients(parameters)
-        if collective is None:
+        if links is None:
             ranks = None if group is None else dist.get_process_group_ranks(group)
             made = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
-            collective = RankCollective(connect_pairs(made))
-        self._collective = collective
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="rowhaul-dense")
-        self._started: tuple[SharedGradients, Future[None]] | None = None
+            links = RankLinks(connect_pairs(made))
+        self._links = links
+        self._everyone = torch.empty(0)  # ranks x values
+        self._started: tuple[SharedGradients, Transfer] | None = None
 
     def start(self) -> None:
         """Send this rank's gradients; a missing one counts as zeros."""
-        shared = self._gradients.collect()
-        self._started = shared, self._pool.submit(self._collective.sum_in_rank_order, shared.buffer)
+        shared, rank, num_ranks = self._gradients.collect(), self._links.rank, self._links.num_ranks
+        if self._everyone.numel() != num_ranks * shared.buffer.numel():
+            self._everyone = torch.empty((num_ranks, shared.buffer.numel()), dtype=shared.buffer.dtype)
+        self._everyone[rank] = shared.buffer
+        values = self._everyone.numpy().view(np.uint8)
+        others = [other for other in range(num_ranks) if other != rank]
+        transfer = self._links.post({one: values[one] for one in others}, dict.fromkeys(others, values[rank]))
+        self._started = shared, transfer
 
     def finish(self) -> None:
         """Replace the gradients by their sums over all ranks."""
         if self._started is None:
-            raise ConfigError("finish() needs a sum under way; call start() first")
-        (shared, summed), self._started = self._started, None
-        summed.result()
+            raise ConfigError("finish() needs a sum in progress; call start() first")
+        (shared, transfer), self._started = self._started, None
+        transfer.wait_received()
+        shared.buffer.copy_(self._everyone[0])
+        for values in self._everyone[1:]:
+            shared.buffer += values
+        transfer.wait_sent()
         self._gradients.spread(shared)

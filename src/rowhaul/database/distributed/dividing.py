@@ -97,6 +97,8 @@ def divide(rows: Rows, asked: GroupRequest, ranks: Int64s, num_ranks: int, own: 
 
 def _entry_offsets(asked: GroupRequest) -> Int64s:
     """The entries of all vectors, part by part."""
+    if all(part.offsets is None for part in asked.parts):
+        return np.arange(asked.bounds[-1] + 1)
     begins = [
         np.arange(first, last) if part.offsets is None else part.offsets[:-1] + first
         for part, first, last in zip(asked.parts, asked.bounds[:-1], asked.bounds[1:], strict=True)
