@@ -1,4 +1,4 @@
-"""The embedding database: rows of any key behind prefetch, pull, push and update, in one process or several."""
+"""The embedding database: rows of any key behind prefetch, pull, push and update."""
 
 from rowhaul.database.bags import DatabaseBags
 from rowhaul.database.base import MemoryReport
