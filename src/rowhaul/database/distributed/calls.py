@@ -165,7 +165,6 @@ class Calls:
 
         Only the lengths may differ: array ``i`` has the same dtype and trailing shape everywhere.
         """
-        ranks = range(self.num_ranks)
         counts = self.compare(operation, subject, np.array([[len(one) for one in to] for to in given]))
         kinds = [(one.dtype, one.shape[1:]) for one in given[self.rank]]
         widths = np.array([dtype.itemsize * int(np.prod(shape)) for dtype, shape in kinds])
@@ -175,15 +174,10 @@ class Calls:
             {rank: np.concatenate([_as_bytes(one) for one in given[rank]]) for rank in self._targets},
         )
         self.await_headers()
-        arrived: list[Sequence[Array]] = []
-        for rank in ranks:
-            if rank == self.rank:
-                arrived.append(given[rank])
-                continue
-            parts = np.split(messages[rank], np.cumsum(counts[rank] * widths)[:-1])
-            arrived.append(
-                [_as_array(part, dtype, shape) for part, (dtype, shape) in zip(parts, kinds, strict=True)]
-            )
+        arrived = list(given)
+        for rank, message in messages.items():
+            parts = np.split(message, np.cumsum(counts[rank] * widths)[:-1])
+            arrived[rank] = [_as_array(part, *kind) for part, kind in zip(parts, kinds, strict=True)]
         return arrived
 
     def total(self, operation: str, subject: int, count: int) -> int:

@@ -270,7 +270,8 @@ class DistributedEmbeddingDatabase(Database):
         names = [spec.name for spec in self.settings.tables]
         own = np.array([self._open_rows().num_rows(name) for name in names])
         heard = self._index_calls.swap("total_rows", 0, [[own]] * self.num_ranks)
-        return dict(zip(names, sum(counts for (counts,) in heard).tolist(), strict=True))
+        totals: list[int] = np.sum([counts for (counts,) in heard], axis=0).tolist()
+        return dict(zip(names, totals, strict=True))
 
     def _snapshot(self, rows: Rows, on_unknown: str) -> DistributedSnapshot:
         self._index_calls.compare("snapshot", self._step)
@@ -278,11 +279,12 @@ class DistributedEmbeddingDatabase(Database):
         return DistributedSnapshot(self._read_calls, rows, local, self._moved.copy(), on_unknown)
 
     def _load(self, path: str | Path) -> None:
-        def owns(keys: np.ndarray) -> np.ndarray:
-            return owners_of(keys, self.num_ranks) == self.rank
-
         (rows, step), _ = self._index_calls.attempt(
-            "load", 0, lambda: load_rows(path, self.settings, self._pieces, owns)
+            "load",
+            0,
+            lambda: load_rows(
+                path, self.settings, self._pieces, lambda keys: owners_of(keys, self.num_ranks) == self.rank
+            ),
         )
         self._rows, self._moved, self._step = rows, locations.Moved(rows), step
         self._traffic.discard_pushed()

@@ -57,8 +57,9 @@ class Traffic:
     def pull(self, rows: Rows, ticket: Ticket[Route], route: Route, fill: OfGroup) -> None:
         """Fetch the vectors of every group from the ranks that store them, and pass them to ``fill``."""
         with self._calls.call():
-            arriving, leaving = self._for_requested(rows, route), self._for_served(rows, route)
-            received = self._calls.receive(arriving, [one.bounds for one in route])
+            requested, served = _bounds(route)
+            arriving, leaving = self._allocate(rows, requested), self._allocate(rows, served)
+            received = self._calls.receive(arriving, requested)
 
             def read() -> None:
                 for group, (one, out) in enumerate(zip(route, leaving, strict=True)):
@@ -67,7 +68,7 @@ class Traffic:
                             rows.read(group, one.served[rank], _of_rank(out, one.served_bounds, rank))
 
             stale = self._compare("pull", ticket, rows, route, read)
-            sent = self._calls.send(leaving, [one.served_bounds for one in route])
+            sent = self._calls.send(leaving, served)
             wait_received(received)
             if stale is None:
                 for group, vectors in enumerate(arriving):
@@ -80,8 +81,9 @@ class Traffic:
     def push(self, rows: Rows, ticket: Ticket[Route], route: Route, fill: OfGroup) -> None:
         """Send gradients, which ``fill`` writes, to the ranks that store the rows; do not wait for them."""
         with self._calls.call():
-            arriving, leaving = self._for_served(rows, route), self._for_requested(rows, route)
-            received = self._calls.receive(arriving, [one.served_bounds for one in route])
+            requested, served = _bounds(route)
+            arriving, leaving = self._allocate(rows, served), self._allocate(rows, requested)
+            received = self._calls.receive(arriving, served)
 
             def fill_all() -> None:
                 for group, gradients in enumerate(leaving):
@@ -90,7 +92,7 @@ class Traffic:
             stale = self._compare("push", ticket, rows, route, fill_all)
             if stale is None:
                 ticket.use_up(rows)
-            sent = self._calls.send(leaving, [one.bounds for one in route])
+            sent = self._calls.send(leaving, requested)
             pushed = _Pushed(ticket.lease, route, arriving, leaving, received, sent)
             if stale is not None:  # the payloads were sent all the same: the next ones follow them
                 wait_received(received)
@@ -112,18 +114,10 @@ class Traffic:
             self._pushed.clear()
         return moved
 
-    def _for_requested(self, rows: Rows, route: Route) -> list[Floats]:
-        """Buffers for the vectors that this rank requests, by group."""
+    def _allocate(self, rows: Rows, bounds: list[list[int]]) -> list[Floats]:
+        """Buffers for vectors, by group."""
         return [
-            self._buffers.take(one.bounds[-1], group.dim)
-            for group, one in zip(rows.groups, route, strict=True)
-        ]
-
-    def _for_served(self, rows: Rows, route: Route) -> list[Floats]:
-        """Buffers for the vectors that this rank serves to others, by group."""
-        return [
-            self._buffers.take(one.served_bounds[-1], group.dim)
-            for group, one in zip(rows.groups, route, strict=True)
+            self._buffers.take(cut[-1], group.dim) for group, cut in zip(rows.groups, bounds, strict=True)
         ]
 
     def _gradients(self, pushed: _Pushed) -> Iterator[Gradients]:
@@ -216,6 +210,11 @@ def _parts(route: GroupRoute) -> Iterator[tuple[TableKeys, npt.NDArray[np.int64]
 def _bag_sizes(part: TableKeys, dtype: npt.DTypeLike) -> Floats:
     assert part.offsets is not None
     return np.maximum(np.diff(part.offsets), 1).astype(dtype).reshape(-1, 1)
+
+
+def _bounds(route: Route) -> tuple[list[list[int]], list[list[int]]]:
+    """The bounds, by group, of the vectors that this rank requests and of those that it serves."""
+    return [one.bounds for one in route], [one.served_bounds for one in route]
 
 
 def _of_rank(vectors: Floats, bounds: list[int], rank: int) -> Floats:
