@@ -1,13 +1,13 @@
 """Pulls and updates of the embedding database against the machine's own random-gather bandwidth.
 
-The yardstick is a loop that does nothing but copy scattered rows of one large array into a contiguous one,
-asking for rows a few ahead, and ``torch.index_select`` on a tensor of the same size; the better of the two
-counts as 100 %. Bytes are those that have to move: a gather reads and writes every row; a fused row-wise
-Adagrad update reads a gradient, and reads and writes the record (values and accumulator).
+The baselines are a loop that only copies scattered rows of one large array into a contiguous one, prefetching
+a few rows ahead, and ``torch.index_select`` on a tensor of the same size; the better of the two counts as
+100 %. Bytes are those that must move: a gather reads and writes every row; a fused row-wise Adagrad update
+reads a gradient, and reads and writes the record (values and accumulator).
 
-Every measurement takes distinct random rows that no measurement before it in the same round has touched, from
-tables far larger than the last-level cache. One thread is judged by its processor time, which neighbours on
-the machine disturb least, two threads by the clock on the wall.
+Every measurement takes distinct random rows that no earlier one in the same round has touched, from tables
+far larger than the last-level cache. One thread is measured in processor time, which other processes disturb
+least, two threads in wall time.
 
     python benchmarks/database.py [--rows 4000000] [--dim 128] [--batch 65536] [--repeats 20]
 """
@@ -31,7 +31,7 @@ import torch
 from report import console, print_machine, print_table
 from rowhaul._kernels import kernel
 from rowhaul._memory import copy_bytes, prefetch_to_read
-from rowhaul.store import EmbeddingDatabase
+from rowhaul.database import EmbeddingDatabase
 
 WARMUP = 3
 _AHEAD = 16
@@ -39,7 +39,7 @@ _AHEAD = 16
 
 @kernel
 def plain_gather(table_address, row_bytes, rows, out_address):
-    """The yardstick: copy scattered rows, asking for those that come soon."""
+    """The baseline: copy scattered rows, prefetching the next ones."""
     for i in range(len(rows)):
         soon = table_address + rows[min(i + _AHEAD, len(rows) - 1)] * row_bytes
         for offset in range(0, row_bytes, 64):
@@ -62,7 +62,7 @@ class Rows:
 
 
 class Bench:
-    """The tables, and one timed function for each line of the report."""
+    """The tables, and a function to time for each line of the report."""
 
     def __init__(self, num_rows: int, dim: int, batch: int) -> None:
         self.dim, self.batch, self.rows = dim, batch, Rows(num_rows, batch)
@@ -115,7 +115,7 @@ class Bench:
         return run
 
     def lines(self) -> dict[str, tuple[Callable[[int], Callable[[], object]], int]]:
-        """What is measured, and the bytes that a row of it moves."""
+        """The measurements, and the bytes that each moves per row."""
         row, record = 4 * self.dim, 4 * (self.dim + 1)
         return {
             "plain gather": (self.plain, 2 * row),
@@ -127,7 +127,7 @@ class Bench:
 
 
 def measure(bench: Bench, threads: int, repeats: int) -> dict[str, float]:
-    """Median seconds of every line, taking turns; processor time of one thread, wall time of two."""
+    """Median seconds of every line, interleaved; processor time of one thread, wall time of two."""
     clock = time.thread_time if threads == 1 else time.perf_counter
     seconds: dict[str, list[float]] = {name: [] for name in bench.lines()}
     for repeat in range(WARMUP + repeats):
@@ -162,7 +162,7 @@ def main() -> None:
         clock = "processor time" if threads == 1 else "wall time"
         print_table(
             f"{options.batch:,} distinct rows of {options.dim} floats, {threads} thread(s), {clock}",
-            ["", "ms", "ns a row", "GB/s", "of the best gather"],
+            ["", "ms", "ns per row", "GB/s", "of the best gather"],
             [
                 [
                     name,
@@ -181,7 +181,7 @@ def main() -> None:
         bench.db.prefetch(keys).wait()
         seconds.append(time.perf_counter() - began)
     rate = options.batch / statistics.median(seconds) / 1e6
-    console.print(f"prefetch, in a thread of its own: {rate:.1f} million known keys a second (wall time)")
+    console.print(f"prefetch, in its own thread: {rate:.1f} million known keys per second (wall time)")
     bench.db.close()
 
 

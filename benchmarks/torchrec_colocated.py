@@ -165,7 +165,7 @@ def database_rank(path: str, warm_up: int) -> None:
     from torch import nn
 
     from rowhaul._environment import keep_freed_memory, let_threads_take_turns
-    from rowhaul.database.distributed import DatabaseBags, DenseGradients, DistributedEmbeddingDatabase
+    from rowhaul.database import DatabaseBags, DenseSum, DistributedEmbeddingDatabase
 
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -182,7 +182,7 @@ def database_rank(path: str, warm_up: int) -> None:
     top = nn.Linear(num_tables * DIM, 1)
     dense = torch.optim.SGD(top.parameters(), lr=LR)
     with DistributedEmbeddingDatabase(dict.fromkeys(names, DIM), "rowwise_adagrad", lr=LR) as database:
-        bags, sums = DatabaseBags(database), DenseGradients(top.parameters())
+        bags, sums = DatabaseBags(database), DenseSum(top.parameters())
         tickets = [database.prefetch(dict(zip(names, batch, strict=True))) for batch in batches[:AHEAD]]
         for step in range(steps):
             if step == warm_up:

@@ -19,8 +19,7 @@ TABLE = {
     "optim": (set(), {"numpy", "numba"}),
     "schedule": (set(), {"numpy", "numba", "xxhash"}),
     "simulate": ({"schedule"}, {"numpy", "matplotlib"}),
-    # checkpoint, data (its keys) and torch are for the database that is used on its own
-    "store": ({"optim", "checkpoint", "data"}, {"numpy", "numba", "xxhash", "torch"}),
+    "store": ({"optim"}, {"numpy", "numba", "xxhash"}),
     "nn": ({"data", "optim", "store"}, {"numpy", "torch"}),
     "checkpoint": (set(), {"numpy", "torch", "safetensors", "xxhash"}),
     "exchange": (

@@ -27,6 +27,7 @@ class CountedLinks:
 
     def __init__(self, links: InProcessLinks) -> None:
         self._links = links
+        self.rank, self.num_ranks = links.rank, links.num_ranks
         self.posted: Counter[tuple[int, int]] = Counter()
 
     def post(self, receives: Mapping[int, np.ndarray], sends: Mapping[int, np.ndarray]) -> InProcessTransfer:

@@ -209,10 +209,10 @@ with join(colocated=True) as cluster:
             optimizer.step(); optimizer.zero_grad()
         metrics = evaluate(training, batches)
     logits = {int(batch.index[0]): logits.tolist() for batch, logits in score(training, batches)}
-    settled, home, rows = training.settled(), training.runtime.mover.home, []
+    flushed, home, rows = training.flushed(), training.runtime.mover.home, []
     if home is not None:
         for table in range(3):
-            for keys, records in flushed_blocks(home, settled, table):
+            for keys, records in flushed_blocks(home, flushed, table):
                 rows += [(table, key, record) for key, record in zip(keys.tolist(), records.tolist())]
     dense = [one.detach().tolist() for one in model.parameters()]
     training.close()

@@ -1,7 +1,7 @@
 """`EmbeddingDatabase`: embedding rows of any key behind four calls, for any training loop.
 
-``prefetch`` locates or allocates rows in a thread of its own, ``pull`` gathers them, ``push`` takes their
-gradients, ``update`` is one optimizer step of everything pushed.
+``prefetch`` locates or creates rows in the background, ``pull`` gathers them, ``push`` takes their gradients,
+``update`` applies everything pushed in one optimizer step.
 """
 
 from __future__ import annotations
@@ -9,44 +9,51 @@ from __future__ import annotations
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from rowhaul.database.memory import MemoryReport, report
-from rowhaul.database.pieces import Pieces
-from rowhaul.database.pooled import row_gradients
-from rowhaul.database.requests import gradient_tensors, read_request
+from rowhaul.database.base import Database, MemoryReport, check_threads
+from rowhaul.database.requests import Request, gradient_tensors, read_request
 from rowhaul.database.rows import Rows
+from rowhaul.database.saving import load_rows
 from rowhaul.database.settings import DatabaseSettings
 from rowhaul.database.snapshot import Snapshot, check_on_unknown
-from rowhaul.database.stepping import Gradients
-from rowhaul.database.tickets import TableRead, Ticket, locate, stale_error
-from rowhaul.errors import ConfigError, DataError
+from rowhaul.database.tickets import Ticket, TicketError, group_requests
+from rowhaul.database.vectors import Gradients, Vectors, row_gradients
+from rowhaul.errors import DataError
 from rowhaul.optim import RowOptimizerRule
+
+
+@dataclass(frozen=True)
+class TableRead:
+    """Where the rows of one table's vectors are."""
+
+    table: str
+    group: int
+    vectors: Vectors
+
 
 LocalTicket = Ticket[list[TableRead]]
 
 
-class EmbeddingDatabase:
-    """Tables of embedding rows that grow with the keys they are asked for.
+class EmbeddingDatabase(Database):
+    """Tables of embedding rows that grow with the keys that are requested.
 
-    Keys are any int64, or strings. A row is made when its key is first prefetched, with values that depend
-    on (seed, table, key) alone. All calls may come from several threads: prefetches run beside each other
-    and beside pulls; a pull sees the whole of an update or nothing of it; a row deleted while a ticket knows
-    it is not reused before the ticket is gone.
+    Keys are any int64, or strings. A row is created when its key is first prefetched, with values that depend
+    only on (seed, table, key). Any thread may call anything: prefetches run beside each other and beside
+    pulls; a pull sees either all of an update or none of it; a deleted row is not reused while a ticket
+    refers to it.
 
     Args:
         tables: ``{"name": dim}``, or a list of `TableSpec` or `EmbeddingBagConfig`.
         optimizer: a row optimizer's name, or one of `rowhaul.optim`'s rules.
-        lr: its rate, with a name only; 0.01 unless given.
+        lr: the learning rate, only with an optimizer's name; 0.01 unless given.
         dtype: of values and optimizer state, float32 or float64.
-        seed: of first values.
-        prefetch_threads: how many prefetches are worked on at a time.
+        seed: of initial values.
+        prefetch_threads: the number of prefetches that run at a time.
         num_threads: for large pulls and updates; PyTorch's number unless given. Results do not depend on it.
 
     Example:
@@ -69,80 +76,62 @@ class EmbeddingDatabase:
         prefetch_threads: int = 1,
         num_threads: int | None = None,
     ) -> None:
-        self.settings = DatabaseSettings.of(tables, optimizer, lr, dtype, seed)
+        super().__init__(DatabaseSettings.of(tables, optimizer, lr, dtype, seed), num_threads)
         check_threads("prefetch_threads", prefetch_threads)
-        num_threads = torch.get_num_threads() if num_threads is None else num_threads
-        check_threads("num_threads", num_threads)
-        self._pieces = Pieces(num_threads)
-        self._rows: Rows | None = Rows(self.settings, self._pieces)
         self._pool = ThreadPoolExecutor(prefetch_threads, thread_name_prefix="rowhaul-prefetch")
-        self._lock = threading.Lock()  # of what follows
-        self._pushed: list[
-            tuple[Gradients, Tensor, int]
-        ] = []  # with the tensor it came from, and its version
-        self._step = 0
-        self._numbers = itertools.count(1)  # of tickets; not under the lock, which an update holds
-
-    @property
-    def step(self) -> int:
-        """Updates so far."""
-        return self._step
+        self._numbers = itertools.count(1)  # of tickets
+        self._lock = threading.Lock()  # of the step, and of:
+        self._pushed: list[tuple[Gradients, Tensor, int]] = []  # with the tensor pushed, and its version
 
     def __len__(self) -> int:
         rows = self._open_rows()
         return sum(rows.num_rows(spec.name) for spec in self.settings.tables)
 
-    def num_rows(self, table: str) -> int:
-        """Rows that a table holds now."""
-        return self._open_rows().num_rows(self.settings.table(table).name)
-
     def prefetch(
         self, keys: Any, table: str | None = None, *, lengths: Any = None, pooling: Any = None
     ) -> LocalTicket:
-        """Locate the rows of keys, and make those that are not there, in another thread.
+        """Locate the rows of keys, creating missing ones, in another thread.
 
         Args:
-            keys: int64 numbers (tensor, array, list) or strings, in one dimension, repeated as you like; or
+            keys: int64 numbers (tensor, array, list) or strings, in one dimension, with repeats; or
                 ``{table: keys}``.
-            table: of the keys, where the database has several and the keys are not given by table.
-            lengths: how many keys each bag has, for features of several keys: the bag's rows are pooled to
-                one vector. By table, where keys are.
+            table: of the keys, if the database has several and the keys are not given by table.
+            lengths: the number of keys in each bag, to pool the bag's rows to one vector. By table, if keys
+                are.
             pooling: ``"sum"`` (default) or ``"mean"`` of a bag; an empty one gives zeros.
 
         Raises:
-            DataError: the keys are not what they should be; nothing has changed.
+            DataError: the keys are invalid; nothing has changed.
         """
         rows = self._open_rows()
         request = read_request(self.settings, keys, table, lengths, pooling)
         lease = rows.leases.begin()
-        found = self._pool.submit(locate, rows, request)
+        found = self._pool.submit(_locate, rows, request)
         return Ticket(rows, request, lease, found, next(self._numbers))
 
     def pull(self, ticket: LocalTicket, out: Any = None) -> Tensor | dict[str, Tensor]:
-        """The ticket's vectors, one for every key or bag, in a new tensor; by table, if keys were.
+        """Return the ticket's vectors, one for every key or bag, in a new tensor; by table, if keys were.
 
         Args:
             ticket: from `prefetch`; waits until it is ready.
-            out: tensors to fill instead, as they would be returned: large new ones cost as much as the rows.
-        """
-        rows = self._open_rows()
-        vectors: dict[str, Tensor] = {}
-        for read in self._current(rows, ticket):
-            shape = (read.vectors.num_vectors, rows.groups[read.group].dim)
-            tensor = output(out, ticket.request.is_single, read.table, shape, self._torch_dtype)
-            rows.read(read.group, read.vectors, tensor.numpy())
-            vectors[read.table] = tensor
-        return ticket.request.result(vectors)
-
-    def push(self, ticket: LocalTicket, gradients: Any) -> None:
-        """Hand in the gradients of the vectors that `pull` gave, for the next `update`.
-
-        Gradients of one row are summed in the order of its keys. The tensor itself is kept where every key
-        is there once: it must not be changed before the update, which notices and refuses.
+            out: tensors to fill instead: allocating large new ones costs as much as reading the rows.
         """
         rows = self._open_rows()
         found = self._current(rows, ticket)
-        tensors = gradient_tensors(ticket.request, gradients, self._dims, self._torch_dtype)
+        tensors = self._outputs(ticket.request, out)
+        for read in found:
+            rows.read(read.group, read.vectors, tensors[read.table].numpy())
+        return ticket.request.result(tensors)
+
+    def push(self, ticket: LocalTicket, gradients: Any) -> None:
+        """Add the gradients of the vectors that `pull` returned to the next `update`.
+
+        Gradients of one row are summed in the order of its keys. If every key appears once, the tensor itself
+        is kept: do not change it before the update, which would refuse it.
+        """
+        rows = self._open_rows()
+        found = self._current(rows, ticket)
+        tensors = gradient_tensors(ticket.request, gradients, self._dims, self._dtype)
         pushed = []
         for read, tensor in zip(found, tensors, strict=True):
             summed = row_gradients(read.vectors, tensor.numpy())
@@ -153,18 +142,17 @@ class EmbeddingDatabase:
             self._pushed += pushed
 
     def update(self, lr: float | None = None) -> int:
-        """One optimizer step of everything pushed since the last one; returns the number of rows it moved.
+        """Apply everything pushed since the last update in one optimizer step; return the rows it moved.
 
         It counts as a step even if nothing was pushed.
 
         Args:
-            lr: the rate of this step; the optimizer's own unless given.
+            lr: the rate of this step; the optimizer's unless given.
         """
-        rows = self._open_rows()
-        rate = check_rate(self.settings.optimizer.lr if lr is None else lr)
+        rows, rate = self._open_rows(), self._rate(lr)
         with self._lock:
             for given, tensor, version in self._pushed:
-                if tensor._version != version and given.gradients.ctypes.data == tensor.data_ptr():
+                if tensor._version != version and given.values.ctypes.data == tensor.data_ptr():
                     raise DataError(
                         f"table {given.table!r}: a gradient was changed between push and update; "
                         "push a clone, or update before the next backward()"
@@ -175,127 +163,69 @@ class EmbeddingDatabase:
         return moved
 
     def discard_pushed(self) -> None:
-        """Forget everything pushed since the last update."""
+        """Drop everything pushed since the last update."""
         with self._lock:
             self._pushed.clear()
 
     def delete(self, keys: Any, table: str | None = None) -> int:
-        """Forget rows; returns how many there were. Tickets that know them cannot be used any more."""
+        """Delete rows; return how many existed. Tickets that refer to them become invalid."""
         rows = self._open_rows()
         request = read_request(self.settings, keys, table)
-        return sum(rows.delete(part.table, part.keys) for part in request.parts)
+        return sum(rows.delete(asked.keys) for asked in group_requests(rows, request) if asked.parts)
 
     def snapshot(self, on_unknown: str = "init") -> Snapshot:
-        """The rows as they are now, for reading while training goes on.
+        """Take a snapshot of the rows, for reading while training continues.
 
         Args:
-            on_unknown: what keys without a row read as: ``"init"`` (what they would start with),
-                ``"default"`` (zeros), or ``"error"``.
+            on_unknown: what keys without a row read as: ``"init"`` (their initial values), ``"default"``
+                (zeros), or ``"error"``.
         """
         check_on_unknown(on_unknown)
         rows = self._open_rows()
         with self._lock:  # not in the middle of an update
-            return Snapshot(rows, rows.view(), on_unknown, self._step)
-
-    def save(self, path: str | Path) -> None:
-        """Write a checkpoint folder: rows by key with checksums, readable by any number of ranks.
-
-        It is a snapshot's: training may go on in other threads meanwhile. What was pushed and not updated
-        is not part of it.
-        """
-        with self.snapshot() as snapshot:
-            snapshot.save(path)
+            return Snapshot(rows, on_unknown, self._step)
 
     def load(self, path: str | Path) -> None:
-        """Replace all rows by a checkpoint's, and forget what was pushed.
+        """Replace all rows by a checkpoint's, and drop what was pushed.
 
-        All files are checked first, and rows are exchanged when the last one was read: a damaged checkpoint
-        changes nothing. Tickets from before cannot be used any more; snapshots stay as they are.
+        All files are checked first and the rows replaced last: a damaged checkpoint changes nothing. Earlier
+        tickets become invalid; snapshots stay as they are.
         """
-        from rowhaul.database.saving import load_rows, open_checkpoint, step_of
-
         self._open_rows()
-        reader = open_checkpoint(path, self.settings)
-        loaded = Rows(self.settings, self._pieces)
-        loaded.reserve({name: table.num_rows for name, table in reader.tables.items()})
-        load_rows(reader, loaded.load)
+        loaded, step = load_rows(path, self.settings, self._pieces)
         with self._lock:
             self._open_rows()
-            self._rows, self._step = loaded, step_of(reader)
+            self._rows, self._step = loaded, step
             self._pushed.clear()
 
     def memory(self) -> MemoryReport:
-        """Bytes by purpose."""
+        """Report bytes by purpose."""
         with self._lock:
-            return report(self._open_rows(), [given for given, _, _ in self._pushed])
+            return MemoryReport.of(self._open_rows(), [given for given, _, _ in self._pushed])
 
     def close(self) -> None:
-        """End the threads and forget all rows; any number of times."""
+        """Stop the threads and drop all rows; may be called repeatedly."""
         self._pool.shutdown()
         with self._lock:
             self._rows = None
             self._pushed.clear()
         self._pieces.close()
 
-    def __enter__(self) -> EmbeddingDatabase:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        tables = ", ".join(f"{spec.name}: {spec.dim}" for spec in self.settings.tables)
-        return f"EmbeddingDatabase({{{tables}}}, {self.settings.optimizer})"
-
-    @property
-    def _dims(self) -> dict[str, int]:
-        return {spec.name: spec.dim for spec in self.settings.tables}
-
-    @property
-    def _torch_dtype(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self.settings.dtype)
-        return dtype
-
-    def _open_rows(self) -> Rows:
-        rows = self._rows
-        if rows is None:
-            raise ConfigError("the database is closed; make another one, and load() what was saved")
-        return rows
-
     def _current(self, rows: Rows, ticket: LocalTicket) -> list[TableRead]:
-        """What a ticket found, while all of it is still there."""
-        if not isinstance(ticket, Ticket):
-            raise ConfigError(f"a ticket from prefetch() is needed, got {type(ticket).__name__}")
-        found = ticket.found(rows)
+        """What a ticket found, if all of it still exists."""
+        found = self._found(rows, ticket)
         for read in found:
             if rows.is_stale(ticket.lease, read.group, read.vectors.locations):
-                raise stale_error(ticket.number, read.table)
+                raise TicketError.of_stale_rows(ticket.number, read.table)
         return found
 
 
-def check_threads(name: str, count: int) -> None:
-    """Refuse numbers of threads that cannot be."""
-    if not isinstance(count, int) or count < 1:
-        raise ConfigError(f"{name} must be a whole number from 1, got {count!r}")
-
-
-def check_rate(lr: float) -> float:
-    """A learning rate that a step can be taken with."""
-    if isinstance(lr, bool) or not isinstance(lr, int | float) or not np.isfinite(lr) or lr < 0:
-        raise ConfigError(f"lr must be a number of at least 0, got {lr!r}")
-    return float(lr)
-
-
-def output(out: Any, is_single: bool, table: str, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """The tensor that a table's vectors go to: the given one if it fits, or a new one."""
-    if out is None:
-        return torch.empty(shape, dtype=dtype)
-    given = out if is_single else out.get(table)
-    if not isinstance(given, Tensor) or tuple(given.shape) != shape or given.dtype != dtype:
-        found = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
-        raise DataError(f"table {table!r}: out must be {dtype} of shape {shape}, got {found}")
-    if not given.is_contiguous() or given.device.type != "cpu" or given.requires_grad:
-        raise DataError(f"table {table!r}: out must be a contiguous CPU tensor that requires no gradient")
-    return given
+def _locate(rows: Rows, request: Request) -> list[TableRead]:
+    """Find or create the rows of a request, in the order of its parts."""
+    reads = {}
+    for asked in group_requests(rows, request):
+        if asked.parts:
+            locations = rows.find_or_create(asked.keys)
+            for part, vectors in asked.vectors(locations):
+                reads[part.table] = TableRead(part.table, asked.keys.group, vectors)
+    return [reads[part.table] for part in request.parts]

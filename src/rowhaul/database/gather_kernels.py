@@ -1,4 +1,4 @@
-"""Compiled loops of the database: rows gathered at the speed of memory, gradients summed by record."""
+"""Compiled loops of the database: gather rows at memory speed, sum gradients by record."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rowhaul._memory import copy_bytes, prefetch_to_read, record_address
 from rowhaul.store.record_kernels import mix
 
 _CACHE_LINE = 64
-_BYTES_AHEAD = 8192  # of rows that are under way while one is copied: more than a core's open misses hold
+_BYTES_AHEAD = 8192  # prefetched ahead of the row being copied: more than a core's open misses
 
 
 @kernel
 def gather_rows(addresses, shift, record_bytes, locations, inverse, first, last, row_bytes, out_address):
-    """Copy the values of entries ``first`` to ``last`` to ``out_address``, one after the other.
+    """Copy the values of entries ``first`` to ``last`` to ``out_address``, back to back.
 
-    Entry ``i`` is the record ``locations[inverse[i]]``, or ``locations[i]`` where ``inverse`` is empty.
+    Entry ``i`` is the record ``locations[inverse[i]]``, or ``locations[i]`` if ``inverse`` is empty.
     """
     direct = len(inverse) == 0
     ahead = max(2, min(16, _BYTES_AHEAD // row_bytes))
@@ -37,10 +37,10 @@ def gather_rows(addresses, shift, record_bytes, locations, inverse, first, last,
 
 @kernel
 def merge_rows(records, contents, slots, count, distinct, sums):
-    """Add each row of ``contents`` to the sum of its record, in order; returns the number of records then.
+    """Add each row of ``contents`` to the sum of its record, in order; return the new number of records.
 
-    ``count`` records have sums so far, in ``distinct`` and ``sums``, which has room for all to come;
-    ``slots`` finds them: a power of two of zeros at first, more than twice as many as records.
+    ``count`` records already have sums, in ``distinct`` and ``sums``, which have room for all. ``slots`` is a
+    hash table of their numbers: zeros at first, a power of two more than twice the number of records.
     """
     mask = len(slots) - 1
     dim = sums.shape[1]

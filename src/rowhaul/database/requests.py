@@ -1,7 +1,4 @@
-"""What users give, as arrays: keys of one table or several, the bags they form, gradients.
-
-Everything is checked here, in the caller's thread, before anything else looks at it.
-"""
+"""Keys, bags and gradients as users pass them, checked in the caller's thread and turned into arrays."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ POOLINGS = ("sum", "mean")
 
 @dataclass(frozen=True)
 class TableKeys:
-    """The keys asked of one table; ``offsets`` cuts them into bags that are pooled, if it is there."""
+    """The keys requested of one table; ``offsets``, if given, cuts them into bags to pool."""
 
     table: str
     keys: Int64s
@@ -33,43 +30,43 @@ class TableKeys:
 
     @property
     def num_vectors(self) -> int:
-        """Vectors that a pull gives: one a key, or one a bag."""
+        """Vectors that a pull returns: one for each key, or one for each bag."""
         return len(self.keys) if self.offsets is None else len(self.offsets) - 1
 
 
 @dataclass(frozen=True)
 class Request:
-    """Keys by table; ``is_single`` if they came without a table's name, and vectors leave the same way."""
+    """Keys by table; ``is_single`` if they were passed without a table, as vectors are then returned."""
 
     parts: tuple[TableKeys, ...]
     is_single: bool
 
     def result(self, vectors: Mapping[str, Tensor]) -> Tensor | dict[str, Tensor]:
-        """Vectors by table, or those of the only one."""
+        """Return vectors by table, or those of the only one."""
         return vectors[self.parts[0].table] if self.is_single else dict(vectors)
 
 
 def read_request(
     settings: DatabaseSettings, keys: Any, table: str | None, lengths: Any = None, pooling: Any = None
 ) -> Request:
-    """Check and copy what was asked for."""
+    """Check and copy the keys of a request."""
     if isinstance(keys, Mapping):
         if table is not None:
-            raise ConfigError(f"keys are given by table already; leave out table={table!r}")
+            raise ConfigError(f"keys are given by table already; omit table={table!r}")
         if lengths is not None and not isinstance(lengths, Mapping):
             raise ConfigError("keys are given by table, so lengths must be too: {table: lengths}")
         names = [settings.table(name).name for name in keys]
         cuts = {} if lengths is None else dict(lengths)
         for name in cuts:
             if name not in keys:
-                raise ConfigError(f"lengths for table {name!r}, but no keys")
+                raise ConfigError(f"table {name!r} has lengths, but no keys")
         if cuts and not isinstance(pooling, Mapping):
-            pooling = dict.fromkeys(cuts, pooling)  # of those that have bags
+            pooling = dict.fromkeys(cuts, pooling)  # for tables with bags
         return Request(tuple(_part(n, keys[n], cuts.get(n), _of_table(pooling, n)) for n in names), False)
     if table is None:
         if len(settings.tables) > 1:
             known = ", ".join(spec.name for spec in settings.tables)
-            raise ConfigError(f"the database has several tables ({known}): give {{table: keys}}, or table=")
+            raise ConfigError(f"the database has several tables ({known}): pass {{table: keys}}, or table=")
         table = settings.tables[0].name
     name = settings.table(table).name
     return Request((_part(name, keys, lengths, _of_table(pooling, name)),), True)
@@ -94,9 +91,9 @@ def _part(table: str, keys: Any, lengths: Any, pooling: Any) -> TableKeys:
 
 
 def as_keys(keys: Any, where: str) -> Int64s:
-    """Keys as a new array of int64; strings become their hashes."""
+    """Copy keys into a new int64 array; strings become their hashes."""
     if isinstance(keys, np.ndarray) and keys.dtype == np.int64 and keys.ndim == 1:
-        return keys.copy()  # whoever gave it may go on using it
+        return keys.copy()  # the caller may reuse the array
     if isinstance(keys, str | bytes):
         raise DataError(f"{where}: keys must be a list or an array, got a string; write [{keys!r}]")
     if type(keys).__module__.partition(".")[0] == "pyarrow":
@@ -112,12 +109,12 @@ def as_keys(keys: Any, where: str) -> Int64s:
     if array.ndim != 1:
         raise DataError(
             f"{where}: keys must have one dimension, got shape {array.shape}; "
-            "flatten them, and give lengths= where several keys belong together"
+            "flatten them, and pass lengths= if several keys form a bag"
         )
     if not len(array):
         return np.empty(0, np.int64)
     if array.dtype.kind == "U" and isinstance(keys, Sequence):  # NumPy would write numbers as text
-        raise DataError(f"{where}: keys must be all numbers or all strings, got both")
+        raise DataError(f"{where}: keys must be all numbers or all strings, got a mix")
     if array.dtype.kind == "U" or (array.dtype == object and all(isinstance(key, str) for key in array)):
         return _strings(array.tolist(), where)
     if array.dtype.kind not in "iu" or array.dtype == np.uint64:
@@ -125,7 +122,7 @@ def as_keys(keys: Any, where: str) -> Int64s:
             f"{where}: keys must be int64 numbers or strings, got {array.dtype}"
             + ("; view them as int64" if array.dtype == np.uint64 else "")
         )
-    return array.astype(np.int64)  # a copy: whoever gave it may go on using it
+    return array.astype(np.int64)  # a copy: the caller may reuse the array
 
 
 def _strings(strings: Sequence[str], where: str) -> Int64s:
@@ -137,7 +134,7 @@ def _strings(strings: Sequence[str], where: str) -> Int64s:
 
 def _arrow_keys(keys: Any, where: str) -> Int64s:
     if keys.null_count:
-        raise DataError(f"{where}: {keys.null_count} of {len(keys)} keys are null; leave them out")
+        raise DataError(f"{where}: {keys.null_count} of {len(keys)} keys are null; remove them")
     try:
         return hash_strings(keys)
     except TypeError:
@@ -156,18 +153,18 @@ def _offsets(lengths: Any, num_keys: int, where: str) -> Int64s:
     offsets = np.zeros(len(array) + 1, np.int64)
     np.cumsum(array, out=offsets[1:])
     if offsets[-1] != num_keys:
-        raise DataError(f"{where}: the lengths add up to {offsets[-1]:,}, but there are {num_keys:,} keys")
+        raise DataError(f"{where}: the lengths add up to {offsets[-1]:,}, but {num_keys:,} keys were given")
     return offsets
 
 
 def gradient_tensors(
     request: Request, gradients: Any, dims: Mapping[str, int], dtype: torch.dtype
 ) -> list[Tensor]:
-    """A gradient for every vector that the request's pull gave, in the order of its parts; not copied."""
+    """Check the gradients of a request's vectors, in the order of its parts; they are not copied."""
     if request.is_single and not isinstance(gradients, Mapping):
         gradients = {request.parts[0].table: gradients}
     if not isinstance(gradients, Mapping):
-        raise DataError("the ticket is for several tables: give gradients as {table: gradients}")
+        raise DataError("the ticket is for several tables: pass gradients as {table: gradients}")
     names = [part.table for part in request.parts]
     if set(gradients) != set(names):
         raise DataError(f"gradients for tables {sorted(gradients)}, but the ticket is for {sorted(names)}")
@@ -180,11 +177,13 @@ def gradient_tensors(
 
 
 def as_gradient(given: Any, shape: tuple[int, int], dtype: torch.dtype, where: str) -> Tensor:
-    """A gradient of vectors as a tensor of their shape and type; not copied, if it is one."""
+    """Check a gradient of vectors; a tensor of the right dtype is not copied."""
     if given is None:
         raise DataError(f"{where}: no gradient; was backward() called, and did the rows require one?")
     if isinstance(given, Tensor) and given.layout is not torch.strided:
-        raise DataError(f"{where}: gradients must be a dense tensor, one row a vector, got {given.layout}")
+        raise DataError(
+            f"{where}: gradients must be a dense tensor with a row for each vector, got {given.layout}"
+        )
     try:
         tensor = given.detach() if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
     except (TypeError, ValueError) as error:

@@ -1,36 +1,30 @@
-"""A database on disk: the checkpoint format of training, so that the same tools read both."""
+"""A database on disk, in the checkpoint format of training, so that the same tools read both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.checkpoint import CheckpointReader, CheckpointWriter
+from rowhaul.checkpoint import CheckpointReader, CheckpointWriter, ShardWriter
+from rowhaul.database.rows import Rows
 from rowhaul.database.settings import DatabaseSettings
+from rowhaul.database.threads import Pieces
 from rowhaul.errors import CheckpointError
 
 if TYPE_CHECKING:
     from rowhaul.database.snapshot import Snapshot
 
 KIND = "EmbeddingDatabase"
-Block = tuple[npt.NDArray[np.int64], npt.NDArray[Any]]
-Load = Callable[[str, npt.NDArray[np.int64], npt.NDArray[Any]], None]
-
-
-class Tables(Protocol):
-    """Where tables are written: a whole checkpoint, or one rank's part of it."""
-
-    def table(self, name: str, blocks: Iterable[Block], dim: int, state_width: int, dtype: str) -> None:
-        """Store a table's rows, given as blocks of (keys, records), values before state."""
+Int64s = npt.NDArray[np.int64]
 
 
 def facts_of(settings: DatabaseSettings, step: int) -> dict[str, Any]:
-    """What a checkpoint says beside its rows."""
+    """The facts in a checkpoint's manifest."""
     return {
         "model": KIND,
         "step": step,
@@ -41,21 +35,41 @@ def facts_of(settings: DatabaseSettings, step: int) -> dict[str, Any]:
 
 
 def save_snapshot(snapshot: Snapshot, settings: DatabaseSettings, path: str | Path) -> None:
-    """Stream a snapshot's rows into a checkpoint that is there whole or not at all."""
+    """Stream a snapshot's rows into a checkpoint, which appears whole or not at all."""
     with CheckpointWriter(path) as writer:
         writer.facts = facts_of(settings, snapshot.step)
         write_tables(writer, snapshot, settings)
 
 
-def write_tables(writer: Tables, snapshot: Snapshot, settings: DatabaseSettings) -> None:
-    """Write all rows of a snapshot; deletions go on after each table, even if it could not be written."""
+def write_tables(
+    writer: CheckpointWriter | ShardWriter, snapshot: Snapshot, settings: DatabaseSettings
+) -> None:
+    """Write all rows of a snapshot; deletions may continue after each table, even if writing failed."""
     for spec in settings.tables:
         with closing(snapshot.blocks(spec.name)) as blocks:
             writer.table(spec.name, blocks, spec.dim, settings.state_width(spec), settings.dtype)
 
 
-def open_checkpoint(path: str | Path, settings: DatabaseSettings) -> CheckpointReader:
-    """A checkpoint whose every file is whole, and whose tables are the database's."""
+def load_rows(
+    path: str | Path,
+    settings: DatabaseSettings,
+    pieces: Pieces,
+    owns: Callable[[Int64s], npt.NDArray[np.bool_]] | None = None,
+) -> tuple[Rows, int]:
+    """Read the rows of a checkpoint, or only those with keys that a rank owns; return them and the step."""
+    reader = _open_checkpoint(path, settings)
+    rows = Rows(settings, pieces)
+    if owns is None:
+        rows.reserve({name: table.num_rows for name, table in reader.tables.items()})
+    for table in reader.tables:
+        for keys, records in reader.rows(table):
+            own = slice(None) if owns is None else owns(keys)
+            rows.load(table, keys[own], records[own])
+    return rows, int(reader.facts["row_steps"][0])
+
+
+def _open_checkpoint(path: str | Path, settings: DatabaseSettings) -> CheckpointReader:
+    """Check that a checkpoint has the database's tables, and that all its files are intact."""
     reader = CheckpointReader(path)
     optimizer = settings.optimizer.name
     ours = {
@@ -71,20 +85,8 @@ def open_checkpoint(path: str | Path, settings: DatabaseSettings) -> CheckpointR
         found, needed = theirs.get(name, "absent"), ours.get(name, "absent")
         if found != needed:
             raise CheckpointError(
-                f"{reader.path} is of other tables: {name!r} is {found} there and {needed} here; "
-                "make the database with the tables and the optimizer it was saved with"
+                f"{reader.path} has other tables: {name!r} is {found} there and {needed} here; "
+                "create the database with the tables and the optimizer it was saved with"
             )
     reader.verify()
     return reader
-
-
-def step_of(reader: CheckpointReader) -> int:
-    """Optimizer steps before a checkpoint."""
-    return int(reader.facts["row_steps"][0])
-
-
-def load_rows(reader: CheckpointReader, load: Load) -> None:
-    """Hand every row of a checkpoint over, block by block."""
-    for table in reader.tables:
-        for keys, contents in reader.rows(table):
-            load(table, keys, contents)

@@ -1,4 +1,4 @@
-"""What a database is made of, in the forms that people have it in: tables, type of values, optimizer."""
+"""The settings of a database, from the forms in which users pass them: tables, dtype, optimizer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rowhaul.errors import ConfigError
 from rowhaul.optim import RowOptimizerRule, row_optimizer
 from rowhaul.store.tables import TableSpec
 
-INITIAL_RANGE = 0.01  # rows start this close to zero unless the table says otherwise
+INITIAL_RANGE = 0.01  # initial values are between minus and plus this unless the table says otherwise
 DEFAULT_RATE = 0.01
 _DTYPES = ("float32", "float64")
 
 
 @dataclass(frozen=True)
 class DatabaseSettings:
-    """Tables, row optimizer, type of all values and the seed of their first ones; equal on all ranks."""
+    """Tables, row optimizer, dtype and seed of initial values; equal on all ranks."""
 
     tables: tuple[TableSpec, ...]
     optimizer: RowOptimizerRule
@@ -30,14 +30,14 @@ class DatabaseSettings:
     def of(
         cls, tables: Any, optimizer: str | RowOptimizerRule, lr: float | None, dtype: Any, seed: int
     ) -> DatabaseSettings:
-        """From a user's arguments; anything that cannot be is refused."""
+        """Check a user's arguments."""
         if not isinstance(seed, int):
             raise ConfigError(f"seed must be a whole number, got {seed!r}")
         specs, found = _specs(tables)
         return cls(specs, _rule(optimizer, lr), _dtype_name(dtype, found), seed)
 
     def table(self, name: str) -> TableSpec:
-        """The table of a name."""
+        """Look up a table by name."""
         for spec in self.tables:
             if spec.name == name:
                 return spec
@@ -50,7 +50,7 @@ class DatabaseSettings:
 
 
 def _specs(tables: Any) -> tuple[tuple[TableSpec, ...], set[str]]:
-    """Tables, and the types of values that they ask for."""
+    """The tables, and the dtypes that they ask for."""
     if isinstance(tables, Mapping):
         given: list[Any] = [
             TableSpec(name, dim, -INITIAL_RANGE, INITIAL_RANGE) for name, dim in tables.items()
@@ -60,13 +60,13 @@ def _specs(tables: Any) -> tuple[tuple[TableSpec, ...], set[str]]:
     else:
         given = [tables]
     if not given:
-        raise ConfigError('a database needs a table; give for example {"items": 16}')
+        raise ConfigError('a database needs a table; pass for example {"items": 16}')
     specs = tuple(_spec(table) for table in given)
     names = [spec.name for spec in specs]
     for spec in specs:
         _check(spec)
         if names.count(spec.name) > 1:
-            raise ConfigError(f"two tables are called {spec.name!r}; give every table its own name")
+            raise ConfigError(f"two tables are called {spec.name!r}; give each table its own name")
     return specs, {str(t.data_type).removeprefix("torch.") for t in given if hasattr(t, "data_type")}
 
 
@@ -84,12 +84,14 @@ def _spec(table: Any) -> TableSpec:
 
 def _check(spec: TableSpec) -> None:
     if not isinstance(spec.name, str) or not spec.name:
-        raise ConfigError(f"a table's name must be a string that is not empty, got {spec.name!r}")
+        raise ConfigError(f"a table's name must be a non-empty string, got {spec.name!r}")
     if not isinstance(spec.dim, int) or isinstance(spec.dim, bool) or spec.dim < 1:
-        raise ConfigError(f"table {spec.name!r}: the dim must be a whole number from 1, got {spec.dim!r}")
+        raise ConfigError(
+            f"table {spec.name!r}: the dim must be a whole number of at least 1, got {spec.dim!r}"
+        )
     low, high = spec.initial_low, spec.initial_high
     if not (np.isfinite(low) and np.isfinite(high) and low <= high):
-        raise ConfigError(f"table {spec.name!r}: rows cannot start between {low} and {high}")
+        raise ConfigError(f"table {spec.name!r}: initial values cannot lie between {low} and {high}")
 
 
 def _rule(optimizer: str | RowOptimizerRule, lr: float | None) -> RowOptimizerRule:
@@ -98,16 +100,14 @@ def _rule(optimizer: str | RowOptimizerRule, lr: float | None) -> RowOptimizerRu
     if not isinstance(optimizer, RowOptimizerRule):
         raise ConfigError(f"optimizer must be a name or one of rowhaul.optim's rules, got {optimizer!r}")
     if lr is not None:
-        raise ConfigError(f"{optimizer} has a rate already; give lr only with an optimizer's name")
+        raise ConfigError(f"{optimizer} already has a learning rate; pass lr only with an optimizer's name")
     return optimizer
 
 
 def _dtype_name(dtype: Any, found: set[str]) -> str:
     if dtype is None:
         if len(found) > 1:
-            raise ConfigError(
-                f"tables of one database share a type of values, got {', '.join(sorted(found))}"
-            )
+            raise ConfigError(f"tables of one database share a dtype, got {', '.join(sorted(found))}")
         return next(iter(found), _DTYPES[0])
     try:
         name = str(dtype).removeprefix("torch.")

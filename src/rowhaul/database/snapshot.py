@@ -1,8 +1,12 @@
-"""A read-only view of a database, for evaluation beside training."""
+"""Read-only snapshots of a database, for evaluation and saving beside training.
+
+Taking a snapshot copies nothing. While it is open, a step first saves the records it is about to change, once
+for each record; an insertion notes which keys are new; a deletion notes where the row was, and the snapshot's
+lease keeps the record from being reused.
+"""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,108 +14,111 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rowhaul.database.pooled import Vectors, read_vectors
-from rowhaul.database.requests import Request, TableKeys, read_request
-from rowhaul.database.rows import Rows, starts_of
-from rowhaul.database.tickets import by_group, distinct_keys
-from rowhaul.database.views import View
+from rowhaul.database.requests import Request, read_request
+from rowhaul.database.rows import Keys, Rows
+from rowhaul.database.saving import save_snapshot
+from rowhaul.database.tickets import group_requests
+from rowhaul.database.vectors import Floats, Int64s, Vectors, read_vectors
 from rowhaul.errors import ConfigError
+from rowhaul.store.index import KeyIndex
+from rowhaul.store.keyed import KeyedVectors
 from rowhaul.store.tables import ON_UNKNOWN
 
-Int64s = npt.NDArray[np.int64]
+_BLOCK_ROWS = 1 << 16  # rows copied at a time
+_INSERTED = 0  # the change noted for a key inserted since; for one deleted since it is 1 + its record
 
 
 class Snapshot:
-    """The rows of a database as they were when the snapshot was taken, whatever is trained since.
+    """The rows of a database as they were when the snapshot was taken; for any number of threads.
 
-    Taking it copies nothing. While it lives, a step saves each record before it changes it for the first
-    time: the cost is a copy, in time and memory, of the rows trained since. Several threads may use it.
+    It costs a copy, in time and memory, of each row trained since.
     """
 
-    def __init__(self, rows: Rows, view: View, on_unknown: str, step: int) -> None:
+    def __init__(self, rows: Rows, on_unknown: str, step: int) -> None:
         self.step = step  # updates before it was taken
-        self._rows, self._view, self._on_unknown = rows, view, on_unknown
-        weakref.finalize(self, view.close)
+        self.is_open = True
+        self._rows, self._on_unknown = rows, on_unknown
+        groups = rows.groups
+        self._changed = [KeyIndex(len(group.tables)) for group in groups]  # keys inserted or deleted since
+        self._saved = [KeyedVectors(1, group.arena.width, group.dtype) for group in groups]  # by record
+        with rows.structure.exclusive(), rows.records.exclusive():
+            self._num_keys = [group.index.num_keys for group in groups]
+            self._lease = rows.leases.begin()
+            rows.add_snapshot(self)
 
     def __len__(self) -> int:
-        return sum(self.num_rows(spec.name) for spec in self._rows.settings.tables)
+        return int(sum(counts.sum() for counts in self._num_keys))
 
     def num_rows(self, table: str) -> int:
         """Rows that a table had."""
         place = self._rows.places[self._rows.settings.table(table).name]
-        return int(self._view.num_keys[place.group][place.position])
+        return int(self._num_keys[place.group][place.position])
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes that the snapshot costs by now."""
-        return self._view.allocated_bytes
+        saved = sum(one.arena.allocated_bytes + one.index.allocated_bytes for one in self._saved)
+        return saved + sum(index.allocated_bytes for index in self._changed)
 
     def pull(
         self, keys: Any, table: str | None = None, *, lengths: Any = None, pooling: Any = None
     ) -> Tensor | dict[str, Tensor]:
-        """Vectors of keys given as to `EmbeddingDatabase.prefetch`; nothing is inserted."""
+        """Return the vectors of keys, given as to `EmbeddingDatabase.prefetch`; nothing is inserted."""
         self.check_open()
         request = read_request(self._rows.settings, keys, table, lengths, pooling)
-        return request.result(self.read(request))
+        return request.result(self._pull(request))
 
-    def read(self, request: Request) -> dict[str, Tensor]:
-        """The vectors of a request by table."""
-        dtype = getattr(torch, self._rows.settings.dtype)
-        vectors: dict[str, Tensor] = {}
-        for group, parts in by_group(self._rows, request).items():
-            for part, found in self._locate(group, parts):
-                out = torch.empty((part.num_vectors, self._rows.groups[group].dim), dtype=dtype)
-                with self._rows.records.shared():
-                    whole = self._with_saved(group, found)
-                    read_vectors(self._rows.groups[group].arena, whole, out.numpy(), self._rows.pieces)
-                vectors[part.table] = out
-        return {part.table: vectors[part.table] for part in request.parts}
-
-    def blocks(self, table: str) -> Generator[tuple[Int64s, npt.NDArray[Any]]]:
-        """All rows of a table as blocks of (keys, records). Deletions wait until the last one was taken."""
+    def blocks(self, table: str) -> Generator[tuple[Int64s, Floats]]:
+        """All rows of a table as blocks of (keys, records); deletions wait until the generator ends."""
         self.check_open()
         place = self._rows.places[self._rows.settings.table(table).name]
-        changed = self._view.changed[place.group]
+        changed = self._changed[place.group]
         with self._rows.deleting:
             for keys, records in self._rows.groups[place.group].index.blocks(place.position):
-                codes = changed.find_each(np.full(len(keys), place.position), keys)
-                yield from self._contents(place.group, keys[codes < 0], records[codes < 0])
-            for keys, codes in changed.blocks(place.position):
-                yield from self._contents(place.group, keys[codes > 0], codes[codes > 0] - 1)
+                changes = changed.find_each(np.full(len(keys), place.position), keys)
+                yield from self._contents(place.group, keys[changes < 0], records[changes < 0])
+            for keys, changes in changed.blocks(place.position):
+                deleted = changes > _INSERTED
+                yield from self._contents(place.group, keys[deleted], changes[deleted] - 1)
 
-    def find(self, table: str, keys: Int64s) -> Int64s:
-        """Where the rows of distinct keys of a table are in this process, -1 for those that had none."""
-        place = self._rows.places[table]
-        group = self._rows.groups[place.group]
-        starts = starts_of(len(group.tables), place.position, len(keys))
+    def find(self, keys: Keys) -> Int64s:
+        """Locations that distinct keys had in this process, -1 for those without a row."""
         with self._rows.structure.shared():
-            return self._view.locate(place.group, group.index, keys, starts)
+            # In this order: the change of a key that is found was noted before.
+            locations, _ = self._rows.groups[keys.group].index.find(keys.values, keys.starts)
+            changed = self._changed[keys.group]
+            if changed.num_keys.any():
+                changes, _ = changed.find(keys.values, keys.starts)
+                locations = np.where(changes < 0, locations, changes - 1)
+        return locations
 
-    def values_at(self, table: str, locations: Int64s) -> npt.NDArray[Any]:
-        """The values of rows that `find` found."""
-        place = self._rows.places[table]
-        group = self._rows.groups[place.group]
-        out = np.empty((len(locations), group.dim), group.dtype)
-        plain = Vectors(locations, np.arange(len(locations), dtype=np.int32))
+    def read(self, group: int, vectors: Vectors, out: Floats) -> None:
+        """Write vectors to ``out``, from saved records where rows have changed since."""
+        arena = self._rows.groups[group].arena
         with self._rows.records.shared():
-            read_vectors(group.arena, self._with_saved(place.group, plain), out, self._rows.pieces)
-        return out
+            which, contents = self._saved_records(group, vectors.locations)
+            if len(which):
+                before = contents[:0, : out.shape[1]] if vectors.spare is None else vectors.spare
+                locations = vectors.locations.copy()
+                locations[which] = -1 - len(before) - np.arange(len(which))
+                spare = np.concatenate([before, contents[:, : out.shape[1]]])
+                vectors = replace(vectors, locations=locations, spare=spare)
+            read_vectors(arena, vectors, out, self._rows.pieces)
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint of the snapshot, see `EmbeddingDatabase.save`."""
-        from rowhaul.database.saving import save_snapshot
-
         self.check_open()
         save_snapshot(self, self._rows.settings, path)
 
     def close(self) -> None:
-        """Give up what the snapshot costs; it cannot be used any more."""
-        self._view.close()
-        self._rows.forget_closed_views()
+        """Free the snapshot's memory; it cannot be used any more."""
+        with self._rows.structure.exclusive(), self._rows.records.exclusive():
+            self.is_open = False
+            self._changed, self._saved = [], []
+        self._lease.end()
 
     def __enter__(self) -> Snapshot:
         return self
@@ -123,46 +130,65 @@ class Snapshot:
 
     def check_open(self) -> None:
         """Refuse use after `close`."""
-        if not self._view.is_open:
+        if not self.is_open:
             raise ConfigError("the snapshot is closed; take another one")
 
-    def _locate(self, group: int, parts: list[TableKeys]) -> list[tuple[TableKeys, Vectors]]:
-        tables = self._rows.groups[group]
-        keys, starts, located = distinct_keys(self._rows, parts, group)
-        with self._rows.structure.shared():
-            locations = self._view.locate(group, tables.index, keys, starts)
-        absent = np.flatnonzero(locations < 0)
-        spare = tables.unknown_rows(keys, starts, absent, self._on_unknown) if len(absent) else None
-        locations[absent] = -1 - np.arange(len(absent))
-        return [(part, replace(found, locations=locations[own], spare=spare)) for part, own, found in located]
+    def note_inserted(self, keys: Keys) -> None:
+        """Note keys that are about to be inserted; only the first change of a key counts."""
+        self._note(keys, np.full(len(keys.values), _INSERTED, np.int64))
 
-    def _with_saved(self, group: int, vectors: Vectors) -> Vectors:
-        """The same vectors, reading rows that have changed since from what was saved of them."""
-        which, contents = self._view.saved(group, vectors.locations)
-        if not len(which):
-            return vectors
-        dim = self._rows.groups[group].dim
-        before = np.empty((0, dim), contents.dtype) if vectors.spare is None else vectors.spare
-        locations = vectors.locations.copy()
-        locations[which] = -1 - len(before) - np.arange(len(which))
-        return replace(vectors, locations=locations, spare=np.concatenate([before, contents[:, :dim]]))
+    def note_deleted(self, keys: Keys, records: Int64s) -> None:
+        """Note keys that are about to be deleted, and their records."""
+        self._note(keys, 1 + records)
 
-    def _contents(
-        self, group: int, keys: Int64s, records: Int64s
-    ) -> Iterator[tuple[Int64s, npt.NDArray[Any]]]:
+    def save_records(self, group: int, records: Int64s) -> None:
+        """Save distinct records that are about to change, unless they were saved before."""
+        arena, saved = self._rows.groups[group].arena, self._saved[group]
+
+        def allocate(absent: Int64s) -> Int64s:
+            copies = saved.arena.allocate(len(absent))
+            saved.arena.write(copies, arena.read(records[absent]))
+            return copies
+
+        saved.index.find_or_insert(records, np.array([0, len(records)]), allocate, saved.arena.release)
+
+    def _note(self, keys: Keys, changes: Int64s) -> None:
+        self._changed[keys.group].find_or_insert(
+            keys.values, keys.starts, lambda absent: changes[absent], lambda records: None
+        )
+
+    def _pull(self, request: Request) -> dict[str, Tensor]:
+        dtype = getattr(torch, self._rows.settings.dtype)
+        pulled = {}
+        for asked in group_requests(self._rows, request):
+            group = self._rows.groups[asked.keys.group]
+            locations = self.find(asked.keys)
+            absent = np.flatnonzero(locations < 0)
+            spare = group.unknown_rows(asked.keys, absent, self._on_unknown) if len(absent) else None
+            locations[absent] = -1 - np.arange(len(absent))
+            for part, vectors in asked.vectors(locations):
+                pulled[part.table] = torch.empty((part.num_vectors, group.dim), dtype=dtype)
+                self.read(asked.keys.group, replace(vectors, spare=spare), pulled[part.table].numpy())
+        return {part.table: pulled[part.table] for part in request.parts}
+
+    def _saved_records(self, group: int, records: Int64s) -> tuple[Int64s, Floats]:
+        """Which of the records have changed since, and their contents before."""
+        saved = self._saved[group]
+        copies, _ = saved.index.find(records, np.array([0, len(records)]))
+        which = np.flatnonzero(copies >= 0)
+        return which, saved.arena.read(copies[which])
+
+    def _contents(self, group: int, keys: Int64s, records: Int64s) -> Iterator[tuple[Int64s, Floats]]:
         for first in range(0, len(keys), _BLOCK_ROWS):
             some = records[first : first + _BLOCK_ROWS]
             with self._rows.records.shared():
                 contents = self._rows.groups[group].arena.read(some)
-                which, saved = self._view.saved(group, some)
+                which, saved = self._saved_records(group, some)
             contents[which] = saved
             yield keys[first : first + _BLOCK_ROWS], contents
 
 
-_BLOCK_ROWS = 1 << 16  # rows copied at a time
-
-
 def check_on_unknown(on_unknown: str) -> None:
-    """Refuse what no snapshot can do with unknown keys."""
+    """Refuse an unknown way of reading unknown keys."""
     if on_unknown not in ON_UNKNOWN:
         raise ConfigError(f"on_unknown must be one of {', '.join(ON_UNKNOWN)}, got {on_unknown!r}")

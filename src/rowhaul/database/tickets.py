@@ -1,41 +1,41 @@
-"""A ticket: what a prefetch found, and what pulls and pushes go by."""
+"""Tickets: what a prefetch found, for pulls and one push."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from rowhaul.database.leases import Lease
-from rowhaul.database.pooled import Vectors
 from rowhaul.database.requests import Request, TableKeys
-from rowhaul.database.rows import Int64s, Rows
+from rowhaul.database.rows import Keys, Rows
+from rowhaul.database.vectors import Int64s, Vectors
 from rowhaul.errors import RowhaulError
 
 Found = TypeVar("Found")
 
 
 class TicketError(RowhaulError):
-    """A ticket cannot be used: pushed before, of another database, or of rows that are gone."""
+    """A ticket cannot be used: it was pushed, belongs to another database, or its rows are gone."""
 
-
-@dataclass(frozen=True)
-class TableRead:
-    """Where the rows are that one table's vectors are made of."""
-
-    table: str
-    group: int
-    vectors: Vectors
+    @classmethod
+    def of_stale_rows(cls, number: int, table: str) -> TicketError:
+        """The error for a ticket whose rows are no longer where they were found."""
+        return cls(
+            f"rows of ticket {number} (table {table!r}) were deleted or moved after its prefetch; "
+            "prefetch again"
+        )
 
 
 class Ticket(Generic[Found]):
-    """Rows on their way to being located; used by ``pull`` any number of times, then by one ``push``.
+    """The rows of a prefetch, which may still be running; good for any number of pulls, then one push.
 
-    It keeps the numbers of its rows' records from being used for other rows until it is pushed and the
-    push is part of an update, or until the ticket is dropped.
+    The records of its rows are not reused until the push is part of an update, or the ticket is dropped.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class Ticket(Generic[Found]):
         return self._found.done()
 
     def wait(self, timeout_seconds: float | None = None) -> None:
-        """Return when all rows are located; raises what went wrong meanwhile."""
+        """Wait until all rows are located; raise the prefetch's error if it failed."""
         self._found.result(timeout_seconds)
 
     def found(self, owner: object) -> Found:
-        """What was located, for the database that gave the ticket and while it has not been pushed."""
+        """What the prefetch found, if ``owner`` issued the ticket and it was not pushed."""
         self._check(owner)
         return self._found.result()
 
     def use_up(self, owner: object) -> None:
-        """Mark the ticket as pushed; only one caller can."""
+        """Mark the ticket as pushed; only one caller succeeds."""
         with self._lock:
             self._check(owner)
             self._owner = None
@@ -73,54 +73,40 @@ class Ticket(Generic[Found]):
             )
         if self._owner is not owner:
             raise TicketError(
-                f"ticket {self.number} is of another database, or of rows from before a load; prefetch again"
+                f"ticket {self.number} belongs to another database, or to rows from before a load; "
+                "prefetch again"
             )
 
 
-def stale_error(number: int, table: str) -> TicketError:
-    """The rows of a ticket are no longer there."""
-    return TicketError(
-        f"rows of ticket {number} (table {table!r}) were deleted or moved after its prefetch; prefetch again"
-    )
+@dataclass(frozen=True)
+class GroupRequest:
+    """What a request reads from one group of tables."""
+
+    parts: tuple[TableKeys, ...]  # in the order of their tables
+    tables: Int64s  # parts: positions in the group
+    bounds: Int64s  # parts + 1: where each part's entries begin
+    keys: Keys  # distinct
+    inverse: npt.NDArray[np.int32]  # entries: which of the keys
+
+    def vectors(self, locations: Int64s) -> Iterator[tuple[TableKeys, Vectors]]:
+        """Each part with its vectors, given the locations of all keys."""
+        for i, (part, table) in enumerate(zip(self.parts, self.tables, strict=True)):
+            first, last = self.keys.starts[table : table + 2]
+            inverse = self.inverse[self.bounds[i] : self.bounds[i + 1]]
+            relative = inverse - np.int32(first) if first else inverse
+            yield part, Vectors(locations[first:last], relative, part.offsets, part.is_mean)
 
 
-def distinct_keys(
-    rows: Rows, parts: list[TableKeys], group: int
-) -> tuple[Int64s, Int64s, list[tuple[TableKeys, slice, Vectors]]]:
-    """The distinct keys that parts of one group ask for, table by table; and who needs which.
-
-    Each part comes with the slice of the distinct keys that are its table's, and with vectors whose
-    locations are still to be found.
-    """
-    parts = sorted(parts, key=lambda part: rows.places[part.table].position)
-    tables = np.array([rows.places[part.table].position for part in parts])
-    values = np.concatenate([part.keys for part in parts])
-    bounds = np.cumsum([0, *(len(part.keys) for part in parts)])
-    keys, starts, inverse = rows.groups[group].distinct(values, bounds, tables)
-    located = []
-    for part, table, begin, end in zip(parts, tables, bounds[:-1], bounds[1:], strict=True):
-        own = slice(int(starts[table]), int(starts[table + 1]))
-        relative = inverse[begin:end] - np.int32(own.start) if own.start else inverse[begin:end]
-        nowhere = np.empty(own.stop - own.start, np.int64)
-        located.append((part, own, Vectors(nowhere, relative, part.offsets, part.is_mean)))
-    return keys, starts, located
-
-
-def by_group(rows: Rows, request: Request) -> dict[int, list[TableKeys]]:
-    """The parts of a request by the group that their table is in."""
-    groups: dict[int, list[TableKeys]] = {}
-    for part in request.parts:
-        groups.setdefault(rows.places[part.table].group, []).append(part)
-    return groups
-
-
-def locate(rows: Rows, request: Request) -> list[TableRead]:
-    """Find the rows of a request, and make those that are not there; in the order of its parts."""
-    reads: dict[str, TableRead] = {}
-    for group, parts in by_group(rows, request).items():
-        keys, starts, located = distinct_keys(rows, parts, group)
-        locations = rows.find_or_make(group, keys, starts)
-        for part, own, vectors in located:
-            vectors.locations[:] = locations[own]
-            reads[part.table] = TableRead(part.table, group, vectors)
-    return [reads[part.table] for part in request.parts]
+def group_requests(rows: Rows, request: Request) -> list[GroupRequest]:
+    """Split a request by group of tables, with the distinct keys of each; some may be empty."""
+    found = []
+    for number, group in enumerate(rows.groups):
+        parts = [part for part in request.parts if rows.places[part.table].group == number]
+        parts.sort(key=lambda part: rows.places[part.table].position)
+        tables = np.array([rows.places[part.table].position for part in parts], np.int64)
+        values = np.concatenate([np.empty(0, np.int64), *(part.keys for part in parts)])
+        bounds = np.zeros(len(parts) + 1, np.int64)
+        np.cumsum([len(part.keys) for part in parts], out=bounds[1:])
+        keys, starts, inverse = group.distinct(values, bounds, tables)
+        found.append(GroupRequest(tuple(parts), tables, bounds, Keys(number, keys, starts), inverse))
+    return found

@@ -1,4 +1,4 @@
-"""Compiled loops of the distributed database: who is asked for which row, and the way back for gradients."""
+"""Compiled loops of the distributed database: divide rows by rank, and sum gradients."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _VECTORS_AHEAD = 8
 def find_owners(keys, num_ranks, owners):
     """Low bits of a hash of each key, modulo the number of ranks.
 
-    Of a second hash: the index on a rank takes its shards and slots from the first one, and would put keys
-    that agree in its low bits into few of its slots.
+    A second hash, since the index of a rank takes shards and slots from the first one: keys that agree in its
+    low bits would share few slots.
     """
     for i in range(len(keys)):
         hashed = mix(mix(keys[i]) ^ uint64(0x9E3779B97F4A7C15))
@@ -25,10 +25,10 @@ def find_owners(keys, num_ranks, owners):
 
 @kernel
 def sort_by_rank(ranks, starts, counts, bounds, order, places):
-    """Bring rows, given table by table, together by rank; tables keep their order within.
+    """Sort rows, given table by table, by rank; within a rank they keep their order.
 
-    Fills ``counts`` (ranks x tables, zeros before), ``bounds`` of each rank's rows, ``order`` (which row
-    comes where) and ``places`` (where each row comes).
+    Fills ``counts`` (ranks x tables, zeros before), ``bounds`` of each rank's rows, ``order`` (the row at
+    each place) and ``places`` (the place of each row).
     """
     for table in range(len(starts) - 1):
         for row in range(starts[table], starts[table + 1]):
@@ -46,7 +46,7 @@ def sort_by_rank(ranks, starts, counts, bounds, order, places):
 
 @kernel
 def count_bags(inverse, offsets, firsts, ranks, num_entries, num_bags):
-    """By rank and table: entries that its rows have in bags, and the bags that have any."""
+    """Count by rank and table the entries of its rows in bags, and the bags that contain any."""
     last_bag = num_bags[:, 0].copy()
     last_bag[:] = -1
     for table in range(len(firsts) - 1):
@@ -64,11 +64,11 @@ def gather_bags(
     inverse, offsets, firsts, starts, ranks, is_summed, places, vector_ends, entry_ends, entries, lengths,
     vectors, new_inverse, new_offsets, current,
 ):  # fmt: skip
-    """What each rank is to send, as bags of the rows asked of it, and vectors made of what it sends.
+    """Describe what each rank sends, as bags of the rows it is asked for, and the vectors made of that.
 
-    A rank first sends rows as they are, bags of one, then sums. ``vector_ends`` and ``entry_ends`` say where
+    A rank first sends single rows, as bags of one, then sums. ``vector_ends`` and ``entry_ends`` are where
     each rank's begin; ``current`` (2 x ranks, -1) is scratch: the bag being summed, and its vector. Returns
-    the number of entries that the vectors are made of now.
+    the new number of entries of the vectors.
     """
     for table in range(len(starts) - 1):
         for row in range(starts[table], starts[table + 1]):
@@ -106,9 +106,9 @@ def gather_bags(
 
 @kernel
 def add_gradients(inverse, offsets, gradients_address, vector_bytes, sums):
-    """Add the gradient of every vector to each row of ``sums`` that it is made of, in order.
+    """Add the gradient of every vector to the rows of ``sums`` that it is made of, in order.
 
-    Gradients are ``vector_bytes`` apart, so that those of one table may be columns of a wider array.
+    Gradients are ``vector_bytes`` apart: they may be columns of a wider array.
     """
     dim = sums.shape[1]
     for vector in range(len(offsets) - 1):

@@ -1,4 +1,4 @@
-"""A read-only view of a distributed database."""
+"""Read-only snapshots of a distributed database."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rowhaul.checkpoint import ShardWriter
+from rowhaul.checkpoint.layout import unfinished_folder
+from rowhaul.checkpoint.shard import Shard
+from rowhaul.checkpoint.writer import prepare, publish
 from rowhaul.database.distributed.calls import Calls
-from rowhaul.database.distributed.ring import join
-from rowhaul.database.distributed.routing import distinct_of, locate_everywhere
-from rowhaul.database.distributed.structure import Moved, at_rank
-from rowhaul.database.pooled import read_vectors
-from rowhaul.database.requests import Request, read_request
-from rowhaul.database.rows import Rows, starts_of
+from rowhaul.database.distributed.locations import Moved, at_rank
+from rowhaul.database.distributed.routes import GroupRoute, find_route
+from rowhaul.database.distributed.traffic import fill_tables
+from rowhaul.database.requests import read_request
+from rowhaul.database.rows import Keys, Rows
+from rowhaul.database.saving import facts_of, write_tables
 from rowhaul.database.snapshot import Snapshot
-from rowhaul.store.location import rank_of, record_of
-from rowhaul.transport.base import Bytes
-
-Int64s = npt.NDArray[np.int64]
+from rowhaul.database.vectors import Floats, Int64s, Vectors
+from rowhaul.errors import CheckpointError
 
 
 class DistributedSnapshot:
-    """The rows of all ranks as they were when the snapshot was taken; see `Snapshot` for what it costs.
+    """The rows of all ranks as they were when the snapshot was taken; see `Snapshot` for its cost.
 
-    `pull`, `save` and `close` are collective, with an order of calls of their own: evaluation may run in
-    another thread than training.
+    `pull` and `save` are collective, in an order of calls of their own: evaluation may run in another thread
+    than training.
     """
 
     def __init__(self, calls: Calls, rows: Rows, local: Snapshot, moved: Moved, on_unknown: str) -> None:
@@ -49,31 +50,53 @@ class DistributedSnapshot:
     def pull(
         self, keys: Any, table: str | None = None, *, lengths: Any = None, pooling: Any = None
     ) -> Tensor | dict[str, Tensor]:
-        """Vectors of this rank's keys, as `Snapshot.pull`; nothing is inserted anywhere."""
+        """Return the vectors of this rank's keys, as `Snapshot.pull`; nothing is inserted anywhere."""
         self.local.check_open()
-        request = read_request(self._rows.settings, keys, table, lengths, pooling)
-        distinct = distinct_of(self._rows, request)
-        names = [spec.name for spec in self._rows.settings.tables]
-        asked = [distinct[name][1] if name in distinct else np.empty(0, np.int64) for name in names]
-        with self._calls.call():
-            locations = locate_everywhere(self._calls, names, asked, self._locate, "snapshot.pull", self.step)
-            values = self._fetch(names, locations)
-        rows = dict(zip(names, values, strict=True))
-        self._fill_unknown(
-            rows, dict(zip(names, locations, strict=True)), dict(zip(names, asked, strict=True))
-        )
-        return request.result(self._pool(request, distinct, rows))
+        settings = self._rows.settings
+        request = read_request(settings, keys, table, lengths, pooling)
+        calls, call = self._calls, ("snapshot.pull", self.step)
+        with calls.call():
+            route = find_route(calls, self._rows, request, self._locate, *call, may_sum=False)
+            values = calls.swap(
+                *call,
+                [
+                    [self._read(group, one.served[rank]) for group, one in enumerate(route)]
+                    for rank in range(calls.num_ranks)
+                ],
+            )
+        dtype = getattr(torch, settings.dtype)
+        pulled = {
+            part.table: torch.empty((part.num_vectors, settings.table(part.table).dim), dtype=dtype)
+            for part in request.parts
+        }
+        outputs = {name: tensor.numpy() for name, tensor in pulled.items()}
+        for group, (one, arrived) in enumerate(zip(route, zip(*values, strict=True), strict=True)):
+            vectors = replace(one.vectors, locations=-1 - np.arange(one.bounds[-1]))
+            read = self._with_unknown(one, np.concatenate(arrived))
+            fill_tables(self._rows, group, replace(one, vectors=vectors), read, outputs)
+        return request.result(pulled)
 
     def save(self, path: str | Path) -> None:
-        """Write one checkpoint folder together, see `DistributedEmbeddingDatabase.save`."""
-        from rowhaul.database.distributed.saving import save_together
+        """Write one checkpoint folder together, see `DistributedEmbeddingDatabase.save`.
 
+        Rank 0 creates the folder, every rank writes its rows, and rank 0 writes the manifest last.
+        """
         self.local.check_open()
-        with self._calls.call():
-            save_together(self._calls, self.local, self._rows.settings, path)
+        calls, call, path = self._calls, ("save", self.step), Path(path)
+        with calls.call():
+            calls.attempt(*call, lambda: prepare(path) if calls.rank == 0 else None)
+            shard, _ = calls.attempt(*call, lambda: self._write(path))
+            own, nothing = np.frombuffer(shard.to_json().encode(), np.uint8), np.empty(0, np.uint8)
+            to_first = [[nothing if rank else own] for rank in range(calls.num_ranks)]
+            texts = [text.tobytes().decode() for (text,) in calls.swap(*call, to_first)]
+            facts = facts_of(self._rows.settings, self.step)
+            calls.attempt(
+                *call,
+                lambda: publish(path, facts, list(map(Shard.from_json, texts))) if calls.rank == 0 else None,
+            )
 
     def close(self) -> None:
-        """Give up what the snapshot costs."""
+        """Free the snapshot's memory."""
         self.local.close()
 
     def __enter__(self) -> DistributedSnapshot:
@@ -84,62 +107,39 @@ class DistributedSnapshot:
     ) -> None:
         self.close()
 
-    def _locate(self, table: str, keys: Int64s) -> Int64s:
-        """Where rows were whose keys this rank owns; -1 for those that had none."""
-        locations = self._moved.find(table, keys)
-        home = locations < 0
-        found = self.local.find(table, np.ascontiguousarray(keys[home]))
-        locations[home] = np.where(found >= 0, at_rank(self._calls.rank, found), -1)
+    def _locate(self, keys: Keys) -> Int64s:
+        """Locations that keys of this rank had, -1 for those without a row."""
+        locations = self._moved.find(keys)
+        here = locations < 0
+        found = self.local.find(keys.where(here))
+        locations[here] = np.where(found < 0, -1, at_rank(self._calls.rank, found))
         return locations
 
-    def _fetch(self, names: list[str], locations: list[Int64s]) -> list[npt.NDArray[Any]]:
-        """The values of rows from the ranks that stored them."""
-        calls, settings = self._calls, self._rows.settings
-        ranks = range(calls.num_ranks)
-        places = [[np.flatnonzero(rank_of(some) == rank) for some in locations] for rank in ranks]
-        counts = np.array([[len(some) for some in of_rank] for of_rank in places])
-        told = calls.tell("snapshot.pull", self.step, counts)[:, : len(names)]
-        requests = [
-            join([record_of(some[at]) for some, at in zip(locations, places[rank], strict=True)])
-            for rank in ranks
-        ]
-        dims = np.array([settings.table(name).dim for name in names])
-        dtype = np.dtype(settings.dtype)
+    def _read(self, group: int, served: Vectors) -> Floats:
+        """The values of vectors that this rank stored; zeros for keys without a row."""
+        tables = self._rows.groups[group]
+        out = np.empty((served.num_vectors, tables.dim), tables.dtype)
+        self.local.read(group, replace(served, spare=np.zeros((1, tables.dim), tables.dtype)), out)
+        return out
 
-        def answer(rank: int, request: Bytes) -> Bytes:
-            records = np.split(request.view(np.int64), np.cumsum(told[rank])[:-1])
-            return join([self.local.values_at(name, some) for name, some in zip(names, records, strict=True)])
+    def _with_unknown(self, route: GroupRoute, arrived: Floats) -> Floats:
+        """Fill in the rows of keys that no rank knew."""
+        own = self._calls.rank
+        unknown = np.flatnonzero(route.served[own].locations < 0)
+        if len(unknown):
+            keys = route.asked.keys
+            group = self._rows.groups[keys.group]
+            arrived[route.bounds[own] + unknown] = group.unknown_rows(
+                keys, route.own_keys[unknown], self._on_unknown
+            )
+        return arrived
 
-        sizes = (counts @ dims * dtype.itemsize).tolist()
-        arrived = calls.ring.ask(requests, (8 * told.sum(axis=1)).tolist(), answer, sizes)
-        values = [np.zeros((len(some), dim), dtype) for some, dim in zip(locations, dims, strict=True)]
-        for rank in ranks:
-            parts = np.split(arrived[rank].view(dtype), np.cumsum(counts[rank] * dims)[:-1])
-            for out, at, part, dim in zip(values, places[rank], parts, dims, strict=True):
-                out[at] = part.reshape(-1, dim)
-        return values
-
-    def _fill_unknown(
-        self, rows: dict[str, npt.NDArray[Any]], locations: dict[str, Int64s], keys: dict[str, Int64s]
-    ) -> None:
-        for name, found in locations.items():
-            absent = np.flatnonzero(found < 0)
-            if len(absent):
-                place = self._rows.places[name]
-                group = self._rows.groups[place.group]
-                starts = starts_of(len(group.tables), place.position, len(found))
-                rows[name][absent] = group.unknown_rows(keys[name], starts, absent, self._on_unknown)
-
-    def _pool(
-        self, request: Request, distinct: dict[str, Any], rows: dict[str, npt.NDArray[Any]]
-    ) -> dict[str, Tensor]:
-        vectors: dict[str, Tensor] = {}
-        for part in request.parts:
-            spare = rows[part.table]
-            out = torch.empty((part.num_vectors, spare.shape[1]), dtype=getattr(torch, str(spare.dtype)))
-            found = distinct[part.table][2]
-            arena = self._rows.groups[self._rows.places[part.table].group].arena
-            made = replace(found, locations=-1 - np.arange(len(spare)), spare=spare)
-            read_vectors(arena, made, out.numpy(), self._rows.pieces)
-            vectors[part.table] = out
-        return vectors
+    def _write(self, path: Path) -> Shard:
+        folder = unfinished_folder(path)
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"rank {self._calls.rank} does not see {folder}, created by rank 0: save to a shared folder"
+            )
+        writer = ShardWriter(folder, f"r{self._calls.rank:04d}")
+        write_tables(writer, self.local, self._rows.settings)
+        return writer.written

@@ -2,80 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.database.distributed.buffers import Buffers
-from rowhaul.database.distributed.calls import Calls, RefusedError, subject_of
-from rowhaul.database.distributed.ring import wait_for
-from rowhaul.database.distributed.routes import Route
+from rowhaul.database.distributed.calls import Calls, RefusedError, subject_of, wait_received, wait_sent
+from rowhaul.database.distributed.routes import GroupRoute, Route
+from rowhaul.database.distributed.routing_kernels import add_gradients
 from rowhaul.database.leases import Lease
-from rowhaul.database.pooled import row_gradients
+from rowhaul.database.requests import TableKeys
 from rowhaul.database.rows import Rows
-from rowhaul.database.stepping import Gradients
-from rowhaul.database.tickets import Ticket, TicketError, stale_error
-from rowhaul.transport.base import Bytes, Transfer
+from rowhaul.database.tickets import Ticket, TicketError
+from rowhaul.database.vectors import Floats, Gradients, row_gradients
+from rowhaul.store.pooling import pool_rows
+from rowhaul.transport.base import Transfer
 
-Floats = npt.NDArray[Any]
-OfGroup = Callable[[int, Floats], None]  # group, and the vectors that come from all ranks
+Tables = Mapping[str, Floats]  # vectors x dim
+OfGroup = Callable[[int, Floats], None]  # group, and the vectors of all ranks
+_MAX_BLOCKS = 32  # kept for reuse
+_SLACK = 8  # allocate an eighth more than needed, as the next step may need a little more
 
 
 @dataclass(frozen=True)
 class _Pushed:
-    """Gradients on their way here from all ranks, and from here."""
+    """Gradients in flight, to this rank and from it, by group."""
 
     lease: Lease
     route: Route
-    arriving: list[list[Floats]]  # by rank and group
-    leaving: list[Floats]  # by group; those of all ranks
+    arriving: list[Floats]
+    leaving: list[Floats]
     received: list[Transfer]
     sent: list[Transfer]
 
 
 class Traffic:
-    """What the vectors of tickets and their gradients need of the network; calls of one sequence."""
+    """Moves the vectors of tickets and their gradients between ranks; calls of one sequence."""
 
     def __init__(self, calls: Calls, dtype: npt.DTypeLike) -> None:
         self._calls = calls
         self._pushed: list[_Pushed] = []
-        self._buffers = Buffers(dtype)
+        self._buffers = _Buffers(dtype)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something was pushed that no update has used."""
+        """Whether pushed gradients wait for an update."""
         return bool(self._pushed)
 
-    def forget(self) -> None:
+    def discard_pushed(self) -> None:
         """Drop what was pushed."""
         self._pushed.clear()
 
     def pull(self, rows: Rows, ticket: Ticket[Route], route: Route, fill: OfGroup) -> None:
-        """Get the vectors of every group from the ranks that store them, and hand them to ``fill``."""
+        """Fetch the vectors of every group from the ranks that store them, and pass them to ``fill``."""
         with self._calls.call():
-            arriving = self._for_all_ranks(rows, route)
-            received = self._calls.ring.await_payloads(self._by_rank(route, arriving))
-            leaving = self._for_served(rows, route)
-            stale = self._compare("pull", ticket, rows, route, lambda: self._read(rows, route, leaving))
-            sent = self._calls.ring.send(lambda rank: _messages(leaving[rank]))
-            wait_for(received)
+            requested, served = _bounds(route)
+            arriving, leaving = self._allocate(rows, requested), self._allocate(rows, served)
+            received = self._calls.receive(arriving, requested)
+
+            def read() -> None:
+                for group, (one, out) in enumerate(zip(route, leaving, strict=True)):
+                    for rank in range(self._calls.num_ranks):
+                        if rank != self._calls.rank:
+                            rows.read(group, one.served[rank], _of_rank(out, one.served_bounds, rank))
+
+            stale = self._compare("pull", ticket, rows, route, read)
+            sent = self._calls.send(leaving, served)
+            wait_received(received)
             if stale is None:
                 for group, vectors in enumerate(arriving):
                     fill(group, vectors)
-            wait_for([], sent)
-            self._buffers.give_back(arriving + _flat(leaving))
+            wait_sent(sent)
+            self._buffers.give_back(arriving + leaving)
             if stale is not None:
                 raise RefusedError(stale)
 
     def push(self, rows: Rows, ticket: Ticket[Route], route: Route, fill: OfGroup) -> None:
-        """Send gradients, which ``fill`` writes, to where the rows are; does not wait for them."""
+        """Send gradients, which ``fill`` writes, to the ranks that store the rows; do not wait for them."""
         with self._calls.call():
-            arriving = self._for_served(rows, route)
-            received = self._calls.ring.await_payloads([_messages(of_rank) for of_rank in arriving])
-            leaving = self._for_all_ranks(rows, route)
+            requested, served = _bounds(route)
+            arriving, leaving = self._allocate(rows, served), self._allocate(rows, requested)
+            received = self._calls.receive(arriving, served)
 
             def fill_all() -> None:
                 for group, gradients in enumerate(leaving):
@@ -84,88 +92,54 @@ class Traffic:
             stale = self._compare("push", ticket, rows, route, fill_all)
             if stale is None:
                 ticket.use_up(rows)
-            by_rank = self._by_rank(route, leaving)
-            sent = self._calls.ring.send(lambda rank: by_rank[rank])
+            sent = self._calls.send(leaving, requested)
             pushed = _Pushed(ticket.lease, route, arriving, leaving, received, sent)
-            if stale is not None:  # payloads went their way all the same: the next ones follow them
-                wait_for(received)
+            if stale is not None:  # the payloads were sent all the same: the next ones follow them
+                wait_received(received)
                 self._finish(pushed)
                 raise RefusedError(stale)
             self._pushed.append(pushed)
 
     def update(self, rows: Rows, lr: float, number: int) -> int:
-        """One step with everything pushed, in the order of pushes and of ranks; the rows moved here."""
+        """Apply everything pushed, in the order of pushes and ranks; return the rows moved here."""
         with self._calls.call():
-            self._calls.tell("update", subject_of(lr))
-            self._calls.ring.await_headers()
+            self._calls.compare("update", subject_of(lr))
+            self._calls.await_headers()
             for pushed in self._pushed:
-                wait_for(pushed.received)
-            moved = rows.step(
-                [gradients for pushed in self._pushed for gradients in self._given(pushed)], lr, number
-            )
+                wait_received(pushed.received)
+            given = [gradients for pushed in self._pushed for gradients in self._gradients(pushed)]
+            moved = rows.step(given, lr, number)
             for pushed in self._pushed:
                 self._finish(pushed)
             self._pushed.clear()
         return moved
 
-    def _for_all_ranks(self, rows: Rows, route: Route) -> list[Floats]:
-        """Room for the vectors that come from all ranks, by group."""
+    def _allocate(self, rows: Rows, bounds: list[list[int]]) -> list[Floats]:
+        """Buffers for vectors, by group."""
         return [
-            self._buffers.take(one.bounds[-1], group.dim)
-            for group, one in zip(rows.groups, route, strict=True)
+            self._buffers.take(cut[-1], group.dim) for group, cut in zip(rows.groups, bounds, strict=True)
         ]
 
-    def _for_served(self, rows: Rows, route: Route) -> list[list[Floats]]:
-        """Room for the vectors that go to every other rank, by rank and group."""
-        return [
-            [
-                self._buffers.take(0 if rank == self._calls.rank else one.served[rank].num_vectors, group.dim)
-                for group, one in zip(rows.groups, route, strict=True)
-            ]
-            for rank in range(self._calls.num_ranks)
-        ]
-
-    def _by_rank(self, route: Route, vectors: Sequence[Floats]) -> list[list[Bytes]]:
-        """The vectors of all ranks as messages from or to each of them."""
-        return [
-            _messages(
-                [
-                    some[one.bounds[rank] : one.bounds[rank + 1]]
-                    for one, some in zip(route, vectors, strict=True)
-                ]
-            )
-            for rank in range(self._calls.num_ranks)
-        ]
-
-    def _read(self, rows: Rows, route: Route, leaving: Sequence[Sequence[Floats]]) -> None:
-        """Fill what goes to the other ranks: rows as they are, sums of bags."""
-        for rank, of_rank in enumerate(leaving):
-            if rank != self._calls.rank:
-                for group, out in enumerate(of_rank):
-                    rows.read(group, route[group].served[rank], out)
-
-    def _given(self, pushed: _Pushed) -> list[Gradients]:
+    def _gradients(self, pushed: _Pushed) -> Iterator[Gradients]:
         """The gradients of records that a push brought, in the order of ranks."""
-        given = []
-        for rank, of_rank in enumerate(pushed.arriving):
-            for group, (one, arrived) in enumerate(zip(pushed.route, of_rank, strict=True)):
+        for rank in range(self._calls.num_ranks):
+            for group, one in enumerate(pushed.route):
                 if rank == self._calls.rank:
-                    arrived = pushed.leaving[group][one.bounds[rank] : one.bounds[rank + 1]]
+                    arrived = _of_rank(pushed.leaving[group], one.bounds, rank)
+                else:
+                    arrived = _of_rank(pushed.arriving[group], one.served_bounds, rank)
                 vectors = one.served[rank]
-                given.append(
-                    Gradients(pushed.lease, group, None, vectors.locations, row_gradients(vectors, arrived))
-                )
-        return given
+                yield Gradients(pushed.lease, group, None, vectors.locations, row_gradients(vectors, arrived))
 
     def _finish(self, pushed: _Pushed) -> None:
-        """Use the memory of a push again, which has been received."""
-        wait_for([], pushed.sent)
-        self._buffers.give_back(pushed.leaving + _flat(pushed.arriving))
+        """Reuse the memory of a push that was received."""
+        wait_sent(pushed.sent)
+        self._buffers.give_back(pushed.leaving + pushed.arriving)
 
     def _compare(
         self, what: str, ticket: Ticket[Route], rows: Rows, route: Route, meanwhile: Callable[[], None]
     ) -> TicketError | None:
-        """All ranks mean the same ticket; the error to raise if a row of it is not where it was found."""
+        """Check that all ranks use the same ticket; return an error if any of its rows is no longer there."""
         stale = next(
             (
                 1 + group
@@ -176,17 +150,96 @@ class Traffic:
             0,
         )
         flags = np.full((self._calls.num_ranks, 1), stale)
-        heard = self._calls.tell(what, ticket.number, flags, meanwhile)[:, 0]
-        self._calls.ring.await_headers()  # the next ones: payloads are awaited already
+        heard = self._calls.compare(what, ticket.number, flags, meanwhile)[:, 0]
+        self._calls.await_headers()  # the receives of payloads are posted already
         if not heard.any():
             return None
         tables = rows.groups[int(heard[np.flatnonzero(heard)[0]]) - 1].tables
-        return stale_error(ticket.number, ", ".join(table.name for table in tables))
+        return TicketError.of_stale_rows(ticket.number, ", ".join(table.name for table in tables))
 
 
-def _messages(arrays: Sequence[Floats]) -> list[Bytes]:
-    return [array.reshape(-1).view(np.uint8) for array in arrays]
+def fill_tables(rows: Rows, group: int, route: GroupRoute, arrived: Floats, out: Tables) -> None:
+    """Write the vectors of every table; rows that this rank stores are read in place."""
+    for part, offsets in _parts(route):
+        rows.read(group, replace(route.vectors, offsets=offsets, spare=arrived), out[part.table])
+        if part.is_mean:
+            out[part.table][:] /= _bag_sizes(part, arrived.dtype)
 
 
-def _flat(arrays: Sequence[Sequence[Floats]]) -> list[Floats]:
-    return [array for some in arrays for array in some]
+def fill_columns(
+    rows: Rows, group: int, route: GroupRoute, arrived: Floats, columns: Mapping[str, int], out: Floats
+) -> None:
+    """Write the vectors of every table to its columns of one array, with a row for each sample."""
+    parts = route.asked.parts
+    if not parts:
+        return
+    arena, vectors = rows.groups[group].arena, route.vectors
+    dim = arrived.shape[1]
+    with rows.records.shared():
+        pool_rows(
+            arena.addresses, arena.shift, arena.width, vectors.locations, arrived.ctypes.data,
+            vectors.inverse, vectors.offsets, np.array([columns[part.table] for part in parts]), dim,
+            np.zeros(len(parts), np.bool_), np.empty(0, out.dtype), out, out.ctypes.data,
+        )  # fmt: skip
+    for part in parts:
+        if part.is_mean:
+            first = columns[part.table]
+            out[:, first : first + dim] /= _bag_sizes(part, out.dtype)
+
+
+def sum_gradients(route: GroupRoute, given: Tables, sums: Floats) -> None:
+    """Sum the gradients of all vectors for each vector that arrived; they may be columns of a wider array."""
+    sums[:] = 0
+    for part, offsets in _parts(route):
+        gradients = given[part.table]
+        if part.is_mean:
+            gradients = gradients / _bag_sizes(part, gradients.dtype)
+        add_gradients(route.vectors.inverse, offsets, gradients.ctypes.data, gradients.strides[0], sums)
+
+
+def _parts(route: GroupRoute) -> Iterator[tuple[TableKeys, npt.NDArray[np.int64]]]:
+    """Each part of a request, and the offsets of its vectors."""
+    offsets = route.vectors.offsets
+    assert offsets is not None
+    first = 0
+    for part in route.asked.parts:
+        yield part, offsets[first : first + part.num_vectors + 1]
+        first += part.num_vectors
+
+
+def _bag_sizes(part: TableKeys, dtype: npt.DTypeLike) -> Floats:
+    assert part.offsets is not None
+    return np.maximum(np.diff(part.offsets), 1).astype(dtype).reshape(-1, 1)
+
+
+def _bounds(route: Route) -> tuple[list[list[int]], list[list[int]]]:
+    """The bounds, by group, of the vectors that this rank requests and of those that it serves."""
+    return [one.bounds for one in route], [one.served_bounds for one in route]
+
+
+def _of_rank(vectors: Floats, bounds: list[int], rank: int) -> Floats:
+    return vectors[bounds[rank] : bounds[rank + 1]]
+
+
+class _Buffers:
+    """Arrays of vectors with undefined contents, kept for reuse: fresh pages cost as much as filling them."""
+
+    def __init__(self, dtype: npt.DTypeLike) -> None:
+        self._dtype = np.dtype(dtype)
+        self._free: list[npt.NDArray[np.uint8]] = []  # whole blocks
+
+    def take(self, count: int, dim: int) -> Floats:
+        """Return an array, count x dim."""
+        num_bytes = count * dim * self._dtype.itemsize
+        fitting = [i for i, block in enumerate(self._free) if len(block) >= num_bytes]
+        if fitting:
+            block = self._free.pop(min(fitting, key=lambda i: len(self._free[i])))
+        else:
+            block = np.empty(num_bytes + num_bytes // _SLACK, np.uint8)
+        return block[:num_bytes].view(self._dtype).reshape(count, dim)
+
+    def give_back(self, arrays: Iterable[Floats]) -> None:
+        """Take back arrays that are no longer used."""
+        self._free += [block for array in arrays if (block := array.base) is not None]
+        if len(self._free) > _MAX_BLOCKS:
+            self._free = sorted(self._free, key=len)[-_MAX_BLOCKS:]

@@ -69,7 +69,7 @@ class DistributedTraining:
         self.upkeep = self.layout.make_upkeep(trains=cache is not None)
         self._rows: CachedRows | None = None
         if cache is not None:
-            self._dense = DenseGradients(model)
+            self._dense = DenseGradients(model.parameters())
             self._read_from_cache()
 
     @property

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_database import PlainDatabase
 
-from rowhaul.database import TicketError
+from rowhaul.database import EmbeddingDatabase, TicketError
 from rowhaul.optim import SGD
-from rowhaul.store import EmbeddingDatabase, TableSpec
+from rowhaul.store import TableSpec
 from rowhaul.store.arena import OutOfMemoryError, RecordArena
 
 TABLES = [TableSpec("t", 4, -1, 1), TableSpec("u", 2, -1, 1)]

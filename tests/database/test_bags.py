@@ -5,10 +5,9 @@ import pytest
 import torch
 from database_ranks import run_ranks
 
-from rowhaul.database.distributed import DatabaseBags, DenseGradients
+from rowhaul.database import DatabaseBags, DenseSum, EmbeddingDatabase
 from rowhaul.errors import ConfigError, DataError
 from rowhaul.optim import RowwiseAdagrad
-from rowhaul.store import EmbeddingDatabase
 from rowhaul.transport.in_process import InProcessNetwork
 
 TABLES = {"a": 3, "b": 5, "c": 3}
@@ -49,7 +48,7 @@ def top_layer():
 
 def train(db, network):
     bags, top = DatabaseBags(db), top_layer()
-    sums = DenseGradients(top.parameters(), links=network.links(db.rank))
+    sums = DenseSum(top.parameters(), links=network.links(db.rank))
     optimizer = torch.optim.SGD(top.parameters(), lr=0.1)
     first = db.rank * PER_RANK
     for step in samples(db.num_ranks):
@@ -98,7 +97,7 @@ def test_ranks_train_as_one_process(num_ranks):
 def refuse(db):
     bags = DatabaseBags(db)
     ticket = db.prefetch({"a": [1, 2], "b": [1]})
-    with pytest.raises(DataError, match=r"1, 2: give lengths="):
+    with pytest.raises(DataError, match=r"1, 2: pass lengths="):
         bags(ticket)
     ticket = db.prefetch({"a": [1, 2], "b": [1, 1]})
     before = bags(ticket)
@@ -109,7 +108,7 @@ def refuse(db):
         before.sum().backward()
     db.update()
     with pytest.raises(ConfigError, match="one type"):
-        DenseGradients([torch.zeros(1), torch.zeros(1, dtype=torch.float64)])
+        DenseSum([torch.nn.Parameter(torch.zeros(1, dtype=d)) for d in (torch.float32, torch.float64)])
 
 
 def test_mistakes_are_told():

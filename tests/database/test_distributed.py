@@ -9,8 +9,9 @@ from database_ranks import run_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rowhaul.database import EmbeddingDatabase
 from rowhaul.optim import SGD, Adagrad, Adam, RowwiseAdagrad
-from rowhaul.store import EmbeddingDatabase, TableSpec
+from rowhaul.store import TableSpec
 
 TABLES = [TableSpec("a", 3, -1, 1), TableSpec("b", 3, 0, 2), TableSpec("c", 40, -0.1, 0.1)]
 RULES = [SGD(lr=0.3), Adagrad(lr=0.1, initial_accumulator_value=1e-3), Adam(lr=0.1)]

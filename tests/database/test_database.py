@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from plain_database import PlainDatabase
 
-from rowhaul.database import TicketError
+from rowhaul.database import EmbeddingDatabase, TicketError
 from rowhaul.optim import SGD, Adagrad, Adam, RowwiseAdagrad
-from rowhaul.store import EmbeddingDatabase, TableSpec
+from rowhaul.store import TableSpec
 
 NASTY = [0, -1, 1, np.iinfo(np.int64).min, np.iinfo(np.int64).max, 2**62, -(2**33)]
 KEYS = st.one_of(st.integers(-8, 8), st.sampled_from(NASTY))

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_database_ranks import NAMES, TABLES, compare, follow, follow_in_one
+import torch.distributed as dist
+from database_ranks import run_processes
+from test_distributed import NAMES, TABLES, compare, follow, follow_in_one
 
-from rowhaul.database.distributed import DistributedEmbeddingDatabase
+from rowhaul.database import DistributedEmbeddingDatabase, EmbeddingDatabase
 from rowhaul.errors import ClusterError
 from rowhaul.optim import RowwiseAdagrad
-from rowhaul.store import EmbeddingDatabase
-from rowhaul.transport.base import Collective, Links
-from transport_ranks import run_processes
 
 RULE = RowwiseAdagrad(lr=0.1, initial_accumulator_value=1e-2)
 NUM_RANKS = 3
@@ -60,25 +59,25 @@ def _bytes_of(seen: Any) -> Any:
     return [_bytes_of(one) for one in seen] if isinstance(seen, list) else seen
 
 
-def everything(links: Links, collective: Collective, folder: str) -> tuple[Any, list[str], list[str]]:
+def everything(rank: int, folder: str) -> tuple[Any, list[str], list[str]]:
     runs = []
     for repeat in range(2):
         with DistributedEmbeddingDatabase(TABLES, RULE, dtype="float64", seed=3) as db:
             runs.append(follow(db, history(), Path(folder) / str(repeat)))
     messages = []
-    collective.all_gather(np.zeros(1, np.uint8))  # together, as the time-out is short
+    dist.barrier()  # together, as the time-out is short
     with DistributedEmbeddingDatabase({"t": 4}, timeout_seconds=4) as db:
-        ticket = db.prefetch([links.rank])
+        ticket = db.prefetch([rank])
         ticket.wait()
         with pytest.raises(ClusterError) as caught:
-            db.update() if links.rank == 1 else db.pull(ticket)
+            db.update() if rank == 1 else db.pull(ticket)
         messages.append(str(caught.value))
-        collective.all_gather(np.zeros(1, np.uint8))
-        if links.rank:
+        dist.barrier()
+        if rank:
             with pytest.raises(ClusterError) as caught:  # rank 0 asks for nothing
                 db.prefetch([5]).wait()
             messages.append(str(caught.value))
-        collective.all_gather(np.zeros(1, np.uint8))
+        dist.barrier()
     return _as_numpy(runs[0]), [digest(run) for run in runs], messages
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from rowhaul.database import TicketError
+from rowhaul.database import EmbeddingDatabase, TicketError
 from rowhaul.errors import CheckpointError, ConfigError, DataError, UnknownKeyError
 from rowhaul.nn import EmbeddingBagConfig
 from rowhaul.optim import SGD, Adagrad
-from rowhaul.store import EmbeddingDatabase, TableSpec
+from rowhaul.store import TableSpec
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def test_keys_that_are_none(db, keys, message):
         ({"keys": [1]}, "several tables"),
         ({"keys": {"v": [1]}}, "no table 'v'; the tables are t, u"),
         ({"keys": [1], "table": "v"}, "no table 'v'"),
-        ({"keys": {"t": [1]}, "table": "t"}, "leave out table"),
-        ({"keys": [1, 2], "table": "t", "lengths": [1]}, "add up to 1, but there are 2 keys"),
+        ({"keys": {"t": [1]}, "table": "t"}, "omit table"),
+        ({"keys": [1, 2], "table": "t", "lengths": [1]}, "add up to 1, but 2 keys were given"),
         ({"keys": [1, 2], "table": "t", "lengths": [3, -1]}, "must not be negative"),
         ({"keys": [1, 2], "table": "t", "lengths": [1.0, 1.0]}, "whole numbers"),
         ({"keys": [1, 2], "table": "t", "pooling": "sum"}, "needs lengths"),
@@ -157,7 +157,7 @@ def test_rates_and_outputs_that_cannot_be(db):
         ({"tables": [TableSpec("a", 3, 1, -1)]}, "between 1 and -1"),
         ({"tables": [TableSpec("a", 3, 0, 1)] * 2}, "two tables are called 'a'"),
         ({"tables": {"a": 3}, "optimizer": "sgdd"}, "unknown row optimizer 'sgdd'"),
-        ({"tables": {"a": 3}, "optimizer": SGD(lr=1), "lr": 2}, "has a rate already"),
+        ({"tables": {"a": 3}, "optimizer": SGD(lr=1), "lr": 2}, "already has a learning rate"),
         ({"tables": {"a": 3}, "lr": -1}, "lr must be"),
         ({"tables": {"a": 3}, "dtype": "float16"}, "float32 or float64"),
         ({"tables": {"a": 3}, "dtype": "nonsense"}, "float32 or float64"),

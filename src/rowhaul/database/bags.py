@@ -1,9 +1,4 @@
-"""`DatabaseBags`: a distributed database in a model, as a layer whose backward pass pushes gradients.
-
-What `prefetch` was asked for goes in as its ticket, and out come the vectors of all its tables side by side,
-samples x dims, as a collection of embedding bags would give them. The backward pass sends the gradients on
-their way; `step` is one optimizer step of the rows of all ranks.
-"""
+"""`DatabaseBags`: a distributed database as a layer of a model, whose backward pass pushes gradients."""
 
 from __future__ import annotations
 
@@ -18,12 +13,12 @@ from rowhaul.database.distributed.database import DistributedEmbeddingDatabase, 
 class DatabaseBags(nn.Module):
     """Vectors of several features side by side, from a `DistributedEmbeddingDatabase`.
 
-    All ranks run forward, backward and `step` together, in the same order, as they would pull, push and
-    update. Gradients of all ranks are added up: a loss should be a sum over the rank's samples, divided by
-    the number of samples of all ranks.
+    The forward pass takes a ticket of `prefetch` and pulls, the backward pass pushes, and `step` updates the
+    rows of all ranks: all ranks run them together, in the same order. Gradients of all ranks are summed, so
+    divide a sum over the rank's samples by the number of samples of all ranks.
 
     Args:
-        database: stays open as long as the module is used; its rows are not parameters of the module.
+        database: must stay open while the module is used; its rows are not parameters of the module.
 
     Example:
         >>> bags = DatabaseBags(db)
@@ -36,16 +31,16 @@ class DatabaseBags(nn.Module):
     def __init__(self, database: DistributedEmbeddingDatabase) -> None:
         super().__init__()
         self.database = database
-        # Rows are no tensors that autograd knows; this one stands for them all, and gets no gradient.
+        # Autograd needs an input that requires a gradient; this one stands for all rows and gets none.
         self._rows = torch.zeros(0, requires_grad=True)
 
     def forward(self, ticket: DistributedTicket) -> Tensor:
-        """The vectors of the ticket's tables, in the order they were asked for: samples x sum of dims."""
+        """Return the vectors of the ticket's tables, in their order: samples x sum of dims."""
         vectors: Tensor = _PullAndPush.apply(self._rows, self.database, ticket)  # type: ignore[no-untyped-call]
         return vectors
 
     def step(self, lr: float | None = None) -> int:
-        """One optimizer step with what the backward passes of all ranks pushed; the rows moved here."""
+        """Take one optimizer step with what all ranks pushed; return the rows moved on this rank."""
         return self.database.update(lr)
 
 

@@ -11,12 +11,10 @@ import pytest
 import torch
 from database_ranks import run_ranks
 
-from rowhaul.database import TicketError
-from rowhaul.database.distributed import DistributedEmbeddingDatabase
-from rowhaul.database.distributed.routing import owners_of
+from rowhaul.database import DistributedEmbeddingDatabase, EmbeddingDatabase, TicketError
+from rowhaul.database.distributed.dividing import owners_of
 from rowhaul.errors import CheckpointError, ClusterError, ConfigError, DataError, UnknownKeyError
 from rowhaul.optim import SGD
-from rowhaul.store import EmbeddingDatabase
 from rowhaul.transport.in_process import InProcessNetwork
 
 
@@ -85,8 +83,8 @@ class CountingLinks:
 
 def bytes_of_a_step(db, lengths, keys):
     """Bytes that pull and push of one ticket send between the ranks."""
-    ring = db._traffic._calls.ring
-    ring._links = counting = CountingLinks(ring._links)
+    calls = db._traffic._calls
+    calls._links = counting = CountingLinks(calls._links)
     ticket = db.prefetch(keys, lengths=lengths)
     rows = db.pull(ticket)
     db.push(ticket, rows)
