@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rowhaul.cli.simulate import _options_named
-from rowhaul.cli.simulate_options import check_brute_force
+from rowhaul.cli.simulate.command import _options_named
+from rowhaul.cli.simulate.options import check_brute_force
 from rowhaul.errors import ConfigError
 
 KINDS = ["miss_pull", "update_push", "evict_push", "peer_send"]
@@ -246,7 +246,7 @@ def test_an_empty_data_set_is_named(simulate, tmp_path):
 
 
 def test_wrong_sizes_are_found_before_rows_are_counted(simulate, monkeypatch):
-    monkeypatch.setattr("rowhaul.cli.simulate_data.IdFiles.count_rows", lambda ids: pytest.fail("counted"))
+    monkeypatch.setattr("rowhaul.cli.simulate.data.IdFiles.count_rows", lambda ids: pytest.fail("counted"))
     for dispatch in ("laia,laia", "brute-force"):
         assert simulate("--dispatch", dispatch)[0] == 2
 

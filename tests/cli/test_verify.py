@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rowhaul.cli.verify_report import print_report
+from rowhaul.cli.verify.report import print_report
 from rowhaul.data.files import find_schema
 from rowhaul.pruning.comparison import compare_pruned
 from rowhaul.runtime.row_memory import RowMemory
@@ -257,7 +257,7 @@ def test_what_is_not_exact_by_design_is_no_failure(alone, capsys):
 
 
 def test_a_difference_ends_with_exit_code_1(rowhaul, log_folder, monkeypatch):
-    monkeypatch.setattr("rowhaul.cli.verify._Task.launch_and_compare", lambda task: False)
+    monkeypatch.setattr("rowhaul.cli.verify.command._Task.launch_and_compare", lambda task: False)
     assert rowhaul("verify", "--data", log_folder)[0] == 1
 
 

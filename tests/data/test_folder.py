@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rowhaul.data import folder as folder_module
-from rowhaul.data import folder_files
-from rowhaul.data.folder import PROGRESS_FILE, Chunk, FolderWriter, check_complete, read_manifest
+from rowhaul.data.folder import files as folder_files
+from rowhaul.data.folder import writer as folder_module
+from rowhaul.data.folder.writer import PROGRESS_FILE, Chunk, FolderWriter, check_complete, read_manifest
 from rowhaul.data.schema import Schema
 from rowhaul.errors import ConfigError, DataError
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from rowhaul.data import folder as folder_module
-from rowhaul.data import text
-from rowhaul.data.folder import PROGRESS_FILE, read_manifest
+from rowhaul.data.folder import writer as folder_module
+from rowhaul.data.folder.writer import PROGRESS_FILE, read_manifest
 from rowhaul.data.formats import time_order
 from rowhaul.data.keys import hash_string
 from rowhaul.data.prepare import prepare
 from rowhaul.data.schema import Schema
+from rowhaul.data.text import reader as text
 from rowhaul.errors import BadLineError, ConfigError, DataError
 
 SCHEMA = Schema.from_dict({"label": "y", "ids": [{"name": "n", "type": "integer"}, "s"]})

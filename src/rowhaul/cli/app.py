@@ -14,17 +14,17 @@ from rich.markup import escape
 from rowhaul import _environment
 from rowhaul.cli.ckpt import ckpt
 from rowhaul.cli.demo import demo
-from rowhaul.cli.doctor import doctor
+from rowhaul.cli.doctor.command import doctor
 from rowhaul.cli.evaluate import evaluate, predict
 from rowhaul.cli.export import export
 from rowhaul.cli.generate import generate
 from rowhaul.cli.interruption import is_interruption
 from rowhaul.cli.netcheck import netcheck
 from rowhaul.cli.prepare import prepare
-from rowhaul.cli.simulate import simulate
-from rowhaul.cli.size import size
+from rowhaul.cli.simulate.command import simulate
+from rowhaul.cli.size.command import size
 from rowhaul.cli.train import train
-from rowhaul.cli.verify import verify
+from rowhaul.cli.verify.command import verify
 from rowhaul.cluster import is_launched
 from rowhaul.errors import RowhaulError
 

@@ -22,8 +22,8 @@ def export(
     Of pruned rows the chunks that there are. `rowhaul evaluate` and `predict` take the folder like a run.
     """
     from rowhaul.checkpoint.opening import open_checkpoint
+    from rowhaul.cli.console import bytes_text, counted, plain_table
     from rowhaul.cli.progress import console, counting_bar, told_when_interrupted
-    from rowhaul.cli.size_text import bytes_text, counted, plain_table
     from rowhaul.export.export import export as export_checkpoint
 
     reader = open_checkpoint(path)

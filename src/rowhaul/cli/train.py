@@ -196,8 +196,8 @@ def read_config(
 def held_out_beside(data: list[str]) -> list[str]:
     """The held-out part that `prepare` and `generate` put in ``test/`` beside the training files."""
     from rowhaul.data.files import expand_files
-    from rowhaul.data.folder import MANIFEST_FILE
-    from rowhaul.data.folder_files import TEST_FOLDER
+    from rowhaul.data.folder.files import TEST_FOLDER
+    from rowhaul.data.folder.writer import MANIFEST_FILE
 
     folders = {path.parent for path in expand_files(data)}
     beside = {folder / TEST_FOLDER for folder in folders if (folder / MANIFEST_FILE).is_file()}

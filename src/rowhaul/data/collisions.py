@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rowhaul.data.folder_files import writing
+from rowhaul.data.folder.files import writing
 from rowhaul.data.formats.source import Source
-from rowhaul.data.text import BadLines
+from rowhaul.data.text.reader import BadLines
 
 Pairs = npt.NDArray[np.uint64]  # n x 2: key, second hash
 

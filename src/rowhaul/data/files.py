@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from rowhaul.data.folder import check_complete
+from rowhaul.data.folder.writer import check_complete
 from rowhaul.data.schema import SCHEMA_FILE, IdColumn, LabelColumn, Schema
 from rowhaul.errors import DataError
 

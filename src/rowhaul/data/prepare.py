@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from rowhaul.data.collisions import find_collisions
-from rowhaul.data.folder import SCRATCH_FOLDER, Chunk, FolderWriter, Progress
+from rowhaul.data.folder.writer import SCRATCH_FOLDER, Chunk, FolderWriter, Progress
 from rowhaul.data.formats import Options, Source, open_format
 from rowhaul.data.formats.source import TextSource
 from rowhaul.data.formats.time_order import TimeOrdered
 from rowhaul.data.prefetch import prefetch
 from rowhaul.data.schema import Schema
-from rowhaul.data.text import BadLines
+from rowhaul.data.text.reader import BadLines
 from rowhaul.errors import ConfigError, DataError
 
 _CHUNKS_AHEAD = 1

@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rowhaul.data.folder import Chunk
-from rowhaul.data.folder_files import writing
+from rowhaul.data.folder.files import writing
+from rowhaul.data.folder.writer import Chunk
 from rowhaul.data.formats.source import TextSource
 from rowhaul.data.schema import Schema
-from rowhaul.data.text import BadLines
+from rowhaul.data.text.reader import BadLines
 
 ROWS_PER_RUN = 1 << 19
 ROWS_PER_SLICE = 1 << 16

@@ -1,8 +1,8 @@
 """The kernel that turns the bytes of a delimited log straight into typed columns.
 
 One call parses whole records from a buffer until it is used up, the columns are full or a record is
-bad. No string object is made: numbers are computed and string ids hashed where they lie. `text` drives
-it and gives its codes words.
+bad. No string object is made: numbers are computed and string ids hashed in place. `reader` drives
+it and puts its codes into words.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from rowhaul._kernels import kernel
 from rowhaul._memory import load8, load64, store8
-from rowhaul.data.text_values import (
+from rowhaul.data.text.field_kernels import (
     FIELD_COUNT,
     INTEGER,
     LABEL,

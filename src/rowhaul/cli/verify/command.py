@@ -137,7 +137,7 @@ class _Task:
             return self._compare(folder) if compares and folder is not None else True
 
     def _compare(self, folder: Path) -> bool:
-        from rowhaul.cli.verify_report import print_report
+        from rowhaul.cli.verify.report import print_report
         from rowhaul.pruning.comparison import PrunedTrained
         from rowhaul.train.distributed.training import layout_of, only_collection
         from rowhaul.train.trainer import make_model
@@ -159,7 +159,7 @@ class _Task:
         return print_report(self.config, recorded, plain, replay)
 
     def _compare_pruned(self, recorded: Recorded, trained: PrunedTrained) -> bool:
-        from rowhaul.cli.verify_report import print_pruned_report
+        from rowhaul.cli.verify.report import print_pruned_report
         from rowhaul.pruning.comparison import PrunedTrained, compare_pruned
         from rowhaul.verify.verify import train_alone
 

@@ -55,8 +55,8 @@ def _verify(reader: CheckpointReader, quiet: bool) -> dict[str, str]:
 
 
 def _print(contents: Contents, others: list[str], damaged: dict[str, str] | None) -> None:
+    from rowhaul.cli.console import bytes_text, counted
     from rowhaul.cli.progress import console
-    from rowhaul.cli.size_text import bytes_text, counted
 
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -107,7 +107,7 @@ def _whole(tables: Sequence[TableContents]) -> tuple[str, str, str]:
 
 
 def _tables(contents: Contents) -> RenderableType:
-    from rowhaul.cli.size_text import bytes_text, plain_table
+    from rowhaul.cli.console import bytes_text, plain_table
 
     is_pruned = any(one.chunks is not None for one in contents.tables)
     kinds = ("columns", "chunks there", "of all") if is_pruned else ("state",)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rowhaul.data.generate.preset_criteo import CRITEO, CRITEO_SEARCH, CRITEO_TERABYTE
-from rowhaul.data.generate.preset_others import AVAZU, MOVIELENS, TAOBAO
+from rowhaul.data.generate.presets.criteo import CRITEO, CRITEO_SEARCH, CRITEO_TERABYTE
+from rowhaul.data.generate.presets.others import AVAZU, MOVIELENS, TAOBAO
 from rowhaul.data.generate.spec import Preset
 from rowhaul.errors import ConfigError
 

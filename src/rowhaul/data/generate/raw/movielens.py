@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from rowhaul.data.generate.counters import stream, uniforms
 from rowhaul.data.generate.generator import LabelledColumns, LogGenerator
 from rowhaul.data.generate.population import Members
-from rowhaul.data.generate.text import integers, lines
+from rowhaul.data.generate.raw.text import integers, lines
 
 _FIRST_SECOND = 956_703_932
 _SECONDS_BETWEEN = 89  # as many as make a million ratings last three years

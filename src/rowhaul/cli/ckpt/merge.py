@@ -69,7 +69,7 @@ def merge_into_folder(sources: Sequence[CheckpointReader], to: Path, progress: P
 
 def _left_out(merged: Merged) -> str:
     """What pruned rows there was no room for, if any."""
-    from rowhaul.cli.size_text import counted
+    from rowhaul.cli.console import counted
 
     rows = sum(one.dropped for one in merged.tables)
     what = [counted(merged.chunks_dropped, "chunk") + " of least use"] if merged.chunks_dropped else []
@@ -78,8 +78,8 @@ def _left_out(merged: Merged) -> str:
 
 
 def _print(merged: Merged, sources: Sequence[CheckpointReader], to: Path) -> None:
+    from rowhaul.cli.console import plain_table
     from rowhaul.cli.progress import console
-    from rowhaul.cli.size_text import plain_table
 
     numbers = range(1, len(sources) + 1)
     origins = [f"from {number}" for number in numbers] if len(sources) > 1 else []

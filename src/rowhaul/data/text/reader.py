@@ -1,4 +1,4 @@
-"""Delimited logs as typed Arrow columns, streamed: `text_kernel` driven block by block.
+"""Delimited logs as typed Arrow columns, streamed: `record_kernels` driven block by block.
 
 Memory is one buffer for the longest record plus a block, and one run of rows; it does not grow with the
 file. Every bad record is reported with its file and line.
@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rowhaul.data import text_values as values
 from rowhaul.data.prefetch import prefetch
-from rowhaul.data.text_blocks import BLOCK_BYTES, TextFile, read_blocks
-from rowhaul.data.text_kernel import (
+from rowhaul.data.text import field_kernels as values
+from rowhaul.data.text.blocks import BLOCK_BYTES, TextFile, read_blocks
+from rowhaul.data.text.layout import TextLayout, arrow_columns, kernel_layout, new_columns
+from rowhaul.data.text.record_kernels import (
     AT,
     BAD_RECORD,
     COLUMNS_FULL,
@@ -33,7 +34,6 @@ from rowhaul.data.text_kernel import (
     ROWS,
     parse_records,
 )
-from rowhaul.data.text_layout import TextLayout, arrow_columns, kernel_layout, new_columns
 from rowhaul.errors import BadLineError, DataError
 
 ROWS_AT_ONCE = 65_536

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from rowhaul.cli.checks import Check
+from rowhaul.cli.doctor.machine import Check
 
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 

@@ -58,8 +58,8 @@ def print_report(
     run: Run, counts: RowCounts, estimate: SizeEstimate, memory: int, ways: list[Suggestion]
 ) -> None:
     """Tables, ranks, the verdict, and what would help."""
+    from rowhaul.cli.console import bytes_text
     from rowhaul.cli.progress import console
-    from rowhaul.cli.size_text import bytes_text
 
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -83,7 +83,7 @@ def print_report(
 
 def _tables(estimate: SizeEstimate, without: SizeEstimate | None) -> Table:
     """A line for each table; beside it what it would take unpruned, where that is another."""
-    from rowhaul.cli.size_text import bytes_text, plain_table
+    from rowhaul.cli.console import bytes_text, plain_table
 
     more = ("unpruned",) if without is not None else ()
     table = plain_table("table", "rows", "dim", "values", "state", "index", "all", *more)
@@ -134,7 +134,7 @@ def _how_counted(counts: RowCounts) -> str:
 
 def _ranks(estimate: SizeEstimate, without: SizeEstimate | None) -> Table:
     """A column for each kind of rank, ranks that need the same together."""
-    from rowhaul.cli.size_text import bytes_text, plain_table
+    from rowhaul.cli.console import bytes_text, plain_table
 
     alike: dict[tuple[Any, ...], list[RankSize]] = {}
     for rank in estimate.ranks:

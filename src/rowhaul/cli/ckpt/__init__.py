@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from rowhaul.cli.ckpt_cat import cat
-from rowhaul.cli.ckpt_ls import ls
-from rowhaul.cli.ckpt_merge import merge
+from rowhaul.cli.ckpt.cat import cat
+from rowhaul.cli.ckpt.ls import ls
+from rowhaul.cli.ckpt.merge import merge
 from rowhaul.cli.export import export
 
 ckpt = typer.Typer(no_args_is_help=True, help="Look into checkpoints, merge them, export them.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 if TYPE_CHECKING:
-    from rowhaul.cli.simulate_data import IdFiles
+    from rowhaul.cli.simulate.data import IdFiles
     from rowhaul.schedule import ScheduleSettings
     from rowhaul.simulate.measure import MakeScheduler
     from rowhaul.simulate.results import Results
@@ -123,8 +123,8 @@ def simulate(
 
     from rowhaul._files import write_text
     from rowhaul.cli.progress import console, told_when_interrupted
-    from rowhaul.cli.simulate_outputs import check_outputs
-    from rowhaul.cli.simulate_table import print_results
+    from rowhaul.cli.simulate.outputs import check_outputs
+    from rowhaul.cli.simulate.table import print_results
 
     outputs = {option: path for option, path in (("--json", json_file), ("--report", report)) if path}
     check_outputs(outputs, data, schema, overwrite)
@@ -145,9 +145,8 @@ def simulate(
 
 def _simulate(given: dict[str, Any]) -> Results:
     """Read the options, count the rows where that is needed, and run every mechanism."""
-    from rowhaul.cli import simulate_notes as notes
-    from rowhaul.cli import simulate_options as options
-    from rowhaul.cli.simulate_data import IdFiles
+    from rowhaul.cli.simulate import notes, options
+    from rowhaul.cli.simulate.data import IdFiles
     from rowhaul.schedule import CacheSettings, RowPolicy, Scheduler, ScheduleSettings, link_prices
     from rowhaul.simulate.results import Results
     from rowhaul.simulate.run import Simulation, names_compared
@@ -200,7 +199,7 @@ def _simulate(given: dict[str, Any]) -> Results:
 
     make_scheduler: MakeScheduler = Scheduler
     if given["prune"] is not None:
-        from rowhaul.cli.simulate_pruning import prune
+        from rowhaul.cli.simulate.pruning import prune
 
         dims = dict(zip(ids.tables, options.parse_dims(given["dim"], ids.tables), strict=True))
         how = {"ratio": given["prune"], "chunks": given["prune_chunks"], "period": given["prune_period"]}
@@ -243,7 +242,7 @@ def _size_caches(
     """Set what depends on the number of rows, counting them if it does; returns their number if counted."""
     from dataclasses import replace
 
-    from rowhaul.cli import simulate_options as options
+    from rowhaul.cli.simulate import options
 
     options.check_at_least("--hot", hot or 0, 0)
     size = options.CacheSize.parse(cache)

@@ -64,7 +64,7 @@ def size(
         "cache": cache, "hot": hot, "prune": prune, "memory_budget": memory_budget,
         "admit_after": admit_after, "ttl": ttl, "max_rows": max_rows,
     }  # fmt: skip
-    from rowhaul.cli.size_report import print_json, print_report
+    from rowhaul.cli.size.report import print_json, print_report
     from rowhaul.cli.train import read_config
     from rowhaul.data.files import find_schema
     from rowhaul.sizing.fit import suggestions
@@ -91,7 +91,7 @@ def machine_memory(given: str | None) -> int:
     import psutil
 
     from rowhaul._quantities import parse_bytes
-    from rowhaul.cli.checks import _container_memory_limit
+    from rowhaul.cli.doctor.machine import _container_memory_limit
     from rowhaul.errors import ConfigError
 
     if given is not None:

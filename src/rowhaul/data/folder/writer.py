@@ -29,7 +29,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rowhaul.data.folder_files import (
+from rowhaul.data.folder.files import (
     ROWS_PER_PART,
     TEST_FOLDER,
     Part,

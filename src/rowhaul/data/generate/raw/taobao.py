@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rowhaul.data.generate.generator import BATCH_ROWS, LabelledColumns, LogGenerator
 from rowhaul.data.generate.population import Members
-from rowhaul.data.generate.text import decimal, integers, lines, where_present
+from rowhaul.data.generate.raw.text import decimal, integers, lines, where_present
 
 _FIRST_SECOND = 1_494_000_000
 _SECONDS = 8 * 24 * 3600

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rowhaul.data import text_values as values
-from rowhaul.data.text_kernel import Columns, Layout
+from rowhaul.data.text import field_kernels as values
+from rowhaul.data.text.record_kernels import Columns, Layout
 from rowhaul.errors import DataError
 
 KINDS = {

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 from rowhaul._files import whole
 from rowhaul.data.generate.generator import LabelledColumns, LogGenerator
-from rowhaul.data.generate.raw_movielens import write_movielens
-from rowhaul.data.generate.raw_taobao import write_taobao
-from rowhaul.data.generate.text import id_tokens, integers, lines, numbers
+from rowhaul.data.generate.raw.movielens import write_movielens
+from rowhaul.data.generate.raw.taobao import write_taobao
+from rowhaul.data.generate.raw.text import id_tokens, integers, lines, numbers
 from rowhaul.errors import ConfigError, DataError
 
 _AVAZU_FIRST_ID = 10**18

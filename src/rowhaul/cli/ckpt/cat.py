@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rowhaul.checkpoint import CheckpointReader
     from rowhaul.checkpoint.finding import FoundRow
-    from rowhaul.cli.ckpt_keys import Reading
+    from rowhaul.cli.ckpt.keys import Reading
 
 EXIT_ABSENT = 1  # as grep
 _WORTH_A_BAR = 8  # files
@@ -29,7 +29,7 @@ def cat(
     import json
 
     from rowhaul.checkpoint.opening import open_checkpoint
-    from rowhaul.cli.ckpt_keys import check_raw
+    from rowhaul.cli.ckpt.keys import check_raw
     from rowhaul.errors import ConfigError
     from rowhaul.export.export import ids_of_tables
 
@@ -90,7 +90,7 @@ class _Search:
         self._reader, self._ids, self._keys, self._tables, self._raw = reader, ids, keys, tables, raw
 
     def run(self, quiet: bool) -> Found:
-        from rowhaul.cli.ckpt_keys import meant, readings
+        from rowhaul.cli.ckpt.keys import meant, readings
         from rowhaul.cli.progress import counting_bar, told_when_interrupted
 
         found = Found([], [])
@@ -111,7 +111,7 @@ class _Search:
 
     def _find(self, table: str, progress: Any) -> dict[int, FoundRow]:
         from rowhaul.checkpoint.finding import find_rows
-        from rowhaul.cli.ckpt_keys import readings
+        from rowhaul.cli.ckpt.keys import readings
 
         wanted = [reading.key for typed in self._keys for reading in readings(typed)]
         return find_rows(self._reader, table, wanted, progress)

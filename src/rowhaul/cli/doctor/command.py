@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rowhaul.cli import checks as machine
-from rowhaul.cli import network as net
-from rowhaul.cli.checks import Check
+from rowhaul.cli.doctor import machine
+from rowhaul.cli.doctor import network as net
+from rowhaul.cli.doctor.machine import Check
 
 _MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[bold red]FAIL[/]"}
 
