@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from rowhaul import __version__
 
 SMALL = ("--batch-size", "500", "--embedding-dim", "4", "--set", "model.options.top=[16]")
 
@@ -207,7 +208,7 @@ def test_an_interrupted_generate_says_how_to_go_on(tmp_path):
 def test_version(rowhaul):
     code, out, _ = rowhaul("--version")
     assert code == 0
-    assert out.strip() == version("rowhaul")
+    assert out.strip() == __version__
 
 
 def test_demo_ends_with_what_to_try_next(rowhaul, tmp_path):

@@ -15,7 +15,7 @@ from rowhaul.data.folder import writer as folder_module
 from rowhaul.data.folder.writer import PROGRESS_FILE, read_manifest
 from rowhaul.data.formats import time_order
 from rowhaul.data.keys import hash_string
-from rowhaul.data.prepare import prepare
+from rowhaul.data.preparing import prepare
 from rowhaul.data.schema import Schema
 from rowhaul.data.text import reader as text
 from rowhaul.errors import BadLineError, ConfigError, DataError
@@ -156,7 +156,7 @@ SCRIPT = """
 import sys, time
 sys.path.insert(0, {tests!r})
 from test_prepare import SCHEMA, small_pieces
-from rowhaul.data.prepare import prepare
+from rowhaul.data.preparing import prepare
 small_pieces()
 def progress(rows, share):
     print(rows, flush=True)

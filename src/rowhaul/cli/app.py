@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from importlib.metadata import version
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from rowhaul import _environment
+from rowhaul import __version__, _environment
 from rowhaul.cli.ckpt import ckpt
 from rowhaul.cli.demo import demo
 from rowhaul.cli.doctor.command import doctor
@@ -62,7 +61,7 @@ def options(
 ) -> None:
     """Train recommendation models whose embedding tables outgrow one worker, exactly."""
     if show_version:
-        typer.echo(version("rowhaul"))
+        typer.echo(__version__)
         raise typer.Exit
 
 

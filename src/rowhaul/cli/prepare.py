@@ -34,7 +34,7 @@ def prepare(
     """Turn raw logs into Parquet files with a schema, ready to train on."""
     from rowhaul._environment import return_freed_memory
     from rowhaul.cli.progress import console, share_bar, told_when_interrupted
-    from rowhaul.data.prepare import prepare as prepare_data
+    from rowhaul.data.preparing import prepare as prepare_data
 
     return_freed_memory()
     with told_when_interrupted("run the same command again to go on"), share_bar() as bar:

@@ -10,11 +10,14 @@ import shutil
 import sys
 import tempfile
 import time
+import tomllib
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from rowhaul import __version__
 
 GIB = 1 << 30
 LOW_MEMORY_BYTES = 2 * GIB
@@ -36,7 +39,7 @@ class Check:
 
 def check_python(needed: str | None = None) -> Check:
     """Whether this Python is one that the package declares to run on."""
-    needed = needed or importlib.metadata.metadata("rowhaul")["Requires-Python"]
+    needed = needed or _declared()[0]
     detail = f"{platform.python_version()} at {sys.executable}"
     if _satisfies(platform.python_version(), needed):
         return Check("Python", "ok", detail)
@@ -51,8 +54,8 @@ def check_python(needed: str | None = None) -> Check:
 def check_packages(requirements: Iterable[str] | None = None) -> Check:
     """Whether every package that the installation declares is there and new enough."""
     if requirements is None:
-        requirements = [one for one in importlib.metadata.requires("rowhaul") or () if "extra ==" not in one]
-    found, wrong = [f"rowhaul {importlib.metadata.version('rowhaul')}"], []
+        requirements = _declared()[1]
+    found, wrong = [f"rowhaul {__version__}"], []
     for requirement in requirements:
         name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
         needed = requirement.removeprefix(name).partition(";")[0].strip()
@@ -67,6 +70,18 @@ def check_packages(requirements: Iterable[str] | None = None) -> Check:
     if wrong:
         return Check("packages", "fail", "; ".join(wrong), "run `pip install --upgrade rowhaul`")
     return Check("packages", "ok", ", ".join(found))
+
+
+def _declared() -> tuple[str, list[str]]:
+    """The Python and the packages that the installation, or an uninstalled source tree, requires."""
+    try:
+        facts = importlib.metadata.metadata("rowhaul")
+    except importlib.metadata.PackageNotFoundError:
+        project = Path(__file__).parents[4] / "pyproject.toml"
+        declared = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
+        return declared["requires-python"], declared["dependencies"]
+    packages = facts.get_all("Requires-Dist") or []
+    return facts["Requires-Python"], [one for one in packages if "extra ==" not in one]
 
 
 def check_cpu() -> Check:

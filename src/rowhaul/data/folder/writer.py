@@ -22,13 +22,13 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
 
+from rowhaul import __version__
 from rowhaul.data.folder.files import (
     ROWS_PER_PART,
     TEST_FOLDER,
@@ -219,7 +219,7 @@ class FolderWriter:
             self._schema.write(self.folder / SCHEMA_FILE)
             manifest = {
                 **self._made,
-                "rowhaul": version("rowhaul"),
+                "rowhaul": __version__,
                 "rows": self.rows,
                 "train_rows": train_rows,
                 "bytes": sum(part.bytes for part in (*train, *test)),
