@@ -167,7 +167,7 @@ def test_a_signal_stops_and_saves_and_resume_goes_on(number, log_folder, tmp_pat
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "Stopped and saved. To go on: rowhaul train --resume" in out
+    assert "Stopped and saved. To continue: rowhaul train --resume" in out
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
     step = int(checkpoint.name.removeprefix("step-"))
     command += ["--resume", "--max-steps", str(step + 5)]
@@ -201,7 +201,7 @@ def test_an_interrupted_generate_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "run the same command again to go on" in out
+    assert "run the same command again to continue" in out
     assert "Traceback" not in err
 
 

@@ -1,4 +1,4 @@
-"""`rowhaul netcheck`: do the ranks of a cluster reach each other, over which interface, and how fast."""
+"""`rowhaul netcheck`: do the ranks of a cluster reach each other, over which interface, how fast?"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOCAL_RANKS = 2
 def netcheck(
     workers: int | None = typer.Option(
         None,
-        help=f"Ranks to start on this machine, where torchrun has not started any; default {_LOCAL_RANKS}.",
+        help=f"Ranks to start on this machine if torchrun has not started any; default {_LOCAL_RANKS}.",
     ),
     interface: str | None = typer.Option(
         None, help="Network interface to use; default: the one that leads to the master."
@@ -51,9 +51,9 @@ def _check(interface: str | None, seconds_per_pair: float, as_json: bool) -> Non
     from rowhaul.transport.calibration import measure_links
 
     with join(colocated=True, interface=interface) as cluster:
-        texts = gather_texts(cluster, "netcheck", json.dumps(_row_locations(cluster)))
+        texts = gather_texts(cluster, "netcheck", json.dumps(_facts(cluster)))
         ranks = [json.loads(text) for text in texts]
-        links = _in_a_lane(
+        links = _in_a_thread(
             cluster, lambda: measure_links(cluster.moves, cluster.control, seconds_per_pair=seconds_per_pair)
         )
         master, num_hosts = cluster.place.master, len(cluster.hosts)
@@ -63,8 +63,8 @@ def _check(interface: str | None, seconds_per_pair: float, as_json: bool) -> Non
         _render(ranks, _pairs(links), master, num_hosts, Console(emoji=False))
 
 
-def _in_a_lane(cluster: Cluster, call: Any) -> LinkMeasurements:
-    """Measure in a thread, so that a rank that dies meanwhile is named and nothing hangs."""
+def _in_a_thread(cluster: Cluster, call: Any) -> LinkMeasurements:
+    """Measure in a thread, so that a rank that dies is named and nothing hangs."""
     from rowhaul._threads import Lane
 
     lane = Lane("netcheck", cluster.failure)
@@ -73,7 +73,7 @@ def _in_a_lane(cluster: Cluster, call: Any) -> LinkMeasurements:
     return links
 
 
-def _row_locations(cluster: Cluster) -> dict[str, Any]:
+def _facts(cluster: Cluster) -> dict[str, Any]:
     import psutil
 
     process = psutil.Process()

@@ -1,4 +1,4 @@
-"""`rowhaul ckpt`: look into checkpoints, put them together, take them elsewhere."""
+"""`rowhaul ckpt`: inspect, merge and export checkpoints."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rowhaul.cli.ckpt.ls import ls
 from rowhaul.cli.ckpt.merge import merge
 from rowhaul.cli.export import export
 
-ckpt = typer.Typer(no_args_is_help=True, help="Look into checkpoints, merge them, export them.")
+ckpt = typer.Typer(no_args_is_help=True, help="Inspect, merge and export checkpoints.")
 ckpt.command()(ls)
-# A key may be a negative number, which is no option.
+# A key may be a negative number, which is not an option.
 ckpt.command(context_settings={"ignore_unknown_options": True})(cat)
 ckpt.command()(merge)
 ckpt.command()(export)

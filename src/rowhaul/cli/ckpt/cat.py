@@ -8,6 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
+from rowhaul.cli.ckpt.ls import CHECKPOINT
+from rowhaul.cli.console import say
+from rowhaul.cli.progress import counting_bar, exit_when_interrupted
+from rowhaul.cli.run import AS_JSON
+from rowhaul.errors import ConfigError
+
 if TYPE_CHECKING:
     from rowhaul.checkpoint import CheckpointReader
     from rowhaul.checkpoint.finding import FoundRow
@@ -18,19 +24,18 @@ _WORTH_A_BAR = 8  # files
 
 
 def cat(
-    path: Path = typer.Argument(..., help="A checkpoint, or the --out of a `train`: its newest one."),
+    path: Path = CHECKPOINT,
     keys: list[str] = typer.Argument(..., metavar="KEY...", help="Ids as they are in the data."),
-    table: list[str] = typer.Option([], "--table", help="Look in this table only; repeatable."),
-    state: bool = typer.Option(False, "--state", help="Show the optimizer's state, too."),
-    raw: bool = typer.Option(False, "--raw", help="Keys are stored 64-bit keys, even of text ids."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    table: list[str] = typer.Option([], "--table", help="Search only this table; repeatable."),
+    state: bool = typer.Option(False, "--state", help="Also show the optimizer state."),
+    raw: bool = typer.Option(False, "--raw", help="KEY is a stored 64-bit key, even in tables of text ids."),
+    as_json: bool = AS_JSON,
 ) -> None:
-    """Print the rows of keys in the tables that have them; ends with 1 where a key is in none."""
+    """Print the rows of keys in all tables that have them; exits with 1 if a key is in none."""
     import json
 
     from rowhaul.checkpoint.opening import open_checkpoint
     from rowhaul.cli.ckpt.keys import check_raw
-    from rowhaul.errors import ConfigError
     from rowhaul.export.export import ids_of_tables
 
     if raw:
@@ -72,7 +77,7 @@ class Hit(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a search came to: rows, and those that other ways to read the keys would have found."""
+    """Rows that were found, and those that other readings of the keys would have found."""
 
     hits: list[Hit]
     near: list[Hit]
@@ -91,13 +96,11 @@ class _Search:
 
     def run(self, quiet: bool) -> Found:
         from rowhaul.cli.ckpt.keys import meant, readings
-        from rowhaul.cli.progress import counting_bar, told_when_interrupted
 
         found = Found([], [])
         num_files = sum(len(self._reader.tables[name].files) for name in self._tables)
-        bar = counting_bar()
-        bar.disable = quiet or num_files < _WORTH_A_BAR
-        with told_when_interrupted("not all files were searched"), bar:
+        bar = counting_bar(quiet or num_files < _WORTH_A_BAR)
+        with exit_when_interrupted("not all files were searched"), bar:
             task = bar.add_task("searching files", total=num_files, note="")
             for name in self._tables:
                 records = self._find(name, lambda file: bar.advance(task))
@@ -120,11 +123,6 @@ class _Search:
 def _print(
     found: Found, absent: list[str], searched: list[str], tables: Iterable[str], with_state: bool
 ) -> None:
-    from rowhaul.cli.progress import console
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
     for hit in found.hits:
         key = f"key {hit.reading.key}"
         say(f"{hit.table}: {hit.reading} ({key})" if hit.reading.kind == "text" else f"{hit.table}: {key}")
@@ -144,22 +142,22 @@ def _print(
 
 def _explained(hit: Hit) -> str:
     if hit.reading.kind == "integer":
-        return "it was trained on text ids, so that is a stored key; to see it, add --raw"
-    return "it was trained on integer ids, so this may be another id's"
+        return "its ids are text, so this is a stored key; add --raw to see it"
+    return "its ids are integers, so this may be the key of another id"
 
 
 def _values(row: FoundRow) -> str:
-    """The values, and a dot where one was pruned."""
+    """The values, with a dot for each that was pruned."""
     return " ".join(
         f"{value:.6g}" if row.has(column) else "·" for column, value in enumerate(row.values.tolist())
     )
 
 
 def _chunks(row: FoundRow) -> str:
-    """Which chunks of a row there are, and how useful all of them were."""
-    there = [str(number) for number, is_there in enumerate(row.present) if is_there]
-    what = f"{len(there)} of {len(row.present)} there{': ' if there else ''}{', '.join(there)}"
-    rest = "; what is pruned (·) reads as zeros" if len(there) < len(row.present) else ""
+    """Which chunks of a row are stored, and the utilities of all."""
+    stored = [str(number) for number, is_stored in enumerate(row.present) if is_stored]
+    what = f"{len(stored)} of {len(row.present)} stored{': ' if stored else ''}{', '.join(stored)}"
+    rest = "; pruned values (·) read as zero" if len(stored) < len(row.present) else ""
     return f"{what}{rest}; utilities {' '.join(f'{one:.3g}' for one in row.utilities)}"
 
 

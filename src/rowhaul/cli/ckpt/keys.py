@@ -1,7 +1,7 @@
-"""From a key as a person types it to the keys that tables may hold it under.
+"""Keys as a person types them, and the stored keys that they may stand for.
 
 Integer ids are their own key, text ids are hashed; the integer 7 and the text "7" are different keys. Which
-of the two a table was trained on is usually known; where it is not, both are looked up.
+of the two a table was trained on is usually known; if it is not, both are looked up.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ def readings(typed: str) -> list[Reading]:
 
 
 def meant(typed: str, kinds: Sequence[str], raw: bool) -> list[Reading]:
-    """How a key is to be read in a table of these kinds of ids; no kinds: not known."""
+    """The readings that fit a table of these kinds of ids; no kinds: unknown."""
     if raw:
         return [reading for reading in readings(typed) if reading.kind == INTEGER]
     return [reading for reading in readings(typed) if not kinds or reading.kind in kinds]
 
 
 def check_raw(typed: Iterable[str]) -> None:
-    """Refuse keys that cannot be stored ones."""
+    """Refuse what cannot be a stored key."""
     for one in typed:
         if not meant(one, (), raw=True):
             raise ConfigError(
-                f"{one!r} is no stored key: --raw takes 64-bit integers; leave it out for ids as they are in "
-                "the data"
+                f"{one!r} is not a stored key: --raw takes 64-bit integers; leave out --raw for ids as they "
+                "are in the data"
             )

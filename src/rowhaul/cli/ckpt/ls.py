@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from rowhaul.cli.console import bytes_text, console, counted, plain_table, say
+from rowhaul.cli.progress import exit_when_interrupted, share_bar
+from rowhaul.cli.run import AS_JSON
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -16,12 +20,13 @@ if TYPE_CHECKING:
     from rowhaul.checkpoint.describing import Contents, TableContents
 
 EXIT_DAMAGED = 2
+CHECKPOINT = typer.Argument(..., help="A checkpoint, or the --out of a `train`: its newest one.")
 
 
 def ls(
-    path: Path = typer.Argument(..., help="A checkpoint, or the --out of a `train`: its newest one."),
+    path: Path = CHECKPOINT,
     verify: bool = typer.Option(False, "--verify", help="Read every file and compare its checksum."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """List what a checkpoint holds: step, model, tables, tensors, the layout of a cluster."""
     import json
@@ -45,22 +50,13 @@ def ls(
 
 def _verify(reader: CheckpointReader, quiet: bool) -> dict[str, str]:
     from rowhaul.checkpoint.describing import damaged_files
-    from rowhaul.cli.progress import share_bar, told_when_interrupted
 
-    bar = share_bar()
-    bar.disable = quiet
-    with told_when_interrupted("not all files were verified"), bar:
+    with exit_when_interrupted("not all files were verified"), share_bar(quiet) as bar:
         task = bar.add_task("verifying", total=1.0, note="")
         return damaged_files(reader, lambda done, total: bar.update(task, completed=done, total=total))
 
 
 def _print(contents: Contents, others: list[str], damaged: dict[str, str] | None) -> None:
-    from rowhaul.cli.console import bytes_text, counted
-    from rowhaul.cli.progress import console
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
     facts = [f"step {contents.step:,}"] if contents.step is not None else []
     facts += [f"{contents.samples:,} samples"] if contents.samples is not None else []
     facts += [f"model {contents.model}"] if contents.model else []
@@ -76,20 +72,20 @@ def _print(contents: Contents, others: list[str], damaged: dict[str, str] | None
     if contents.layout:
         say(
             f"layout: {bytes_text(sum(contents.layout.values()))} in {counted(len(contents.layout), 'file')} "
-            "of the cluster that saved; any other ignores them"
+            "of the cluster that saved it; other clusters ignore them"
         )
     if others:
-        say("also there: " + ", ".join(Path(one).name for one in others))
+        say("other checkpoints: " + ", ".join(Path(one).name for one in others))
     if damaged:
         say(f"\n{counted(len(damaged), 'file')} of {contents.files:,} damaged:")
         for reason in damaged.values():
             say(f"  {reason}")
     elif damaged is not None:
-        say(f"\nverified: all {counted(contents.files, 'file')} agree with their checksums")
+        say(f"\nverified: all {counted(contents.files, 'file')} match their checksums")
 
 
 def _held(table: TableContents) -> tuple[str, str, str]:
-    """Columns that are stored, chunks that there are, and which share of all chunks of these rows."""
+    """Stored columns, stored chunks, and their share of all chunks of these rows."""
     columns = "-" if table.columns is None else str(table.columns)
     if table.chunks_there is None or table.chunks is None:
         return columns, "?", "?"
@@ -107,10 +103,8 @@ def _whole(tables: Sequence[TableContents]) -> tuple[str, str, str]:
 
 
 def _tables(contents: Contents) -> RenderableType:
-    from rowhaul.cli.console import bytes_text, plain_table
-
     is_pruned = any(one.chunks is not None for one in contents.tables)
-    kinds = ("columns", "chunks there", "of all") if is_pruned else ("state",)
+    kinds = ("columns", "stored chunks", "of all") if is_pruned else ("state",)
     table = plain_table("table", "rows", "dim", *kinds, "type", "size", "files")
     for one in contents.tables:
         kind = _held(one) if is_pruned else (str(one.state_width),)

@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from rowhaul.cli.console import console, counted, plain_table, say
+from rowhaul.cli.progress import progress_bar
+from rowhaul.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -16,30 +20,26 @@ if TYPE_CHECKING:
 
 def merge(
     paths: list[Path] = typer.Argument(
-        ..., metavar="A B ...", help="Checkpoints or runs; a row that several have is taken from the last."
+        ..., metavar="A B ...", help="Checkpoints or runs; the last one that has a row wins."
     ),
     to: Path = typer.Option(
-        ..., "--to", help="New folder: a run like that of the last one, or else a checkpoint."
+        ..., "--to", help="New folder: a run if the last one is of a run, else a checkpoint."
     ),
 ) -> None:
-    """Join the tables and rows of checkpoints; of one alone, put its many files into few.
+    """Merge the tables and rows of checkpoints; compact a single one into fewer files.
 
-    Later checkpoints win: a row, and all dense weights, come from the last one that has them.
+    Later checkpoints win: each row, and all dense weights, are taken from the last one that has them.
     """
     from rowhaul.checkpoint.opening import open_checkpoint
-    from rowhaul.cli.progress import counting_bar, told_when_interrupted
 
     sources = [open_checkpoint(path) for path in paths]
-    with told_when_interrupted("nothing was written"), counting_bar() as bar:
-        task = bar.add_task("merging", total=0, note="")
-        merged = merge_into_folder(
-            sources, to, lambda done, total: bar.update(task, completed=done // 2, total=total // 2)
-        )
+    with progress_bar("merging", "nothing was written") as progress:  # written, then read back
+        merged = merge_into_folder(sources, to, lambda done, total: progress(done // 2, total // 2))
     _print(merged, sources, to)
 
 
 def merge_into_folder(sources: Sequence[CheckpointReader], to: Path, progress: Progress) -> Merged:
-    """Merge into a checkpoint, or into a run with one checkpoint where the last source is of a run."""
+    """Merge into a checkpoint, or into a run with one checkpoint if the last source is of a run."""
     import shutil
     from dataclasses import replace
 
@@ -47,7 +47,6 @@ def merge_into_folder(sources: Sequence[CheckpointReader], to: Path, progress: P
     from rowhaul.checkpoint.layout import step_folder
     from rowhaul.checkpoint.opening import run_of
     from rowhaul.data.schema import SCHEMA_FILE
-    from rowhaul.errors import ConfigError
     from rowhaul.train.merging import merge as merge_checkpoints
     from rowhaul.train.run_folder import CHECKPOINTS, CONFIG_FILE
 
@@ -68,19 +67,14 @@ def merge_into_folder(sources: Sequence[CheckpointReader], to: Path, progress: P
 
 
 def _left_out(merged: Merged) -> str:
-    """What pruned rows there was no room for, if any."""
-    from rowhaul.cli.console import counted
-
+    """The chunks and rows that did not fit, if any."""
     rows = sum(one.dropped for one in merged.tables)
-    what = [counted(merged.chunks_dropped, "chunk") + " of least use"] if merged.chunks_dropped else []
+    what = [counted(merged.chunks_dropped, "chunk") + " of lowest utility"] if merged.chunks_dropped else []
     what += [counted(rows, "row") + " without any chunk"] if rows else []
-    return f"Not all had room under the prune settings: {' and '.join(what)} were left out. " if what else ""
+    return f"The prune settings left no room for {' and '.join(what)}. " if what else ""
 
 
 def _print(merged: Merged, sources: Sequence[CheckpointReader], to: Path) -> None:
-    from rowhaul.cli.console import plain_table
-    from rowhaul.cli.progress import console
-
     numbers = range(1, len(sources) + 1)
     origins = [f"from {number}" for number in numbers] if len(sources) > 1 else []
     table = plain_table("table", "rows", *origins, "replaced", "files before", "files")
@@ -89,12 +83,12 @@ def _print(merged: Merged, sources: Sequence[CheckpointReader], to: Path) -> Non
         files = (f"{one.files_before:,}", f"{one.files:,}")
         table.add_row(one.name, f"{one.rows:,}", *counts, f"{one.replaced:,}", *files)
     lines = [f"{number}: {reader.path}" for number, reader in zip(numbers, sources, strict=True)]
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    say("\n".join(lines))
     console.print(table, highlight=False)
-    dense = f"Dense weights and counters are of {merged.dense_from}. " if merged.dense_from else ""
-    rule = "Of a row in several checkpoints, the last one's was taken. " if len(sources) > 1 else ""
+    dense = f"Dense weights and counters are from {merged.dense_from}. " if merged.dense_from else ""
+    rule = "Rows in several checkpoints were taken from the last one. " if len(sources) > 1 else ""
     rule += _left_out(merged)
     text = f"{rule}{dense}Merged into {merged.path}"
     if merged.path != to:
         text += f"\nNext: rowhaul evaluate {to} --data …, or rowhaul train --resume --out {to} --data …"
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    say(text)

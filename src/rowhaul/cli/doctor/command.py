@@ -1,4 +1,4 @@
-"""`rowhaul doctor`: is this machine ready to train, and what to type where it is not."""
+"""`rowhaul doctor`: is this machine ready to train, and if not, what to type?"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[bold red]FA
 
 
 def checks() -> list[Check]:
-    """Look at this machine and this installation; takes a few seconds."""
+    """Check this machine and this installation; takes a few seconds."""
     network = functools.cache(net.Network.here)
     return [
         _run("Python", machine.check_python),
@@ -40,7 +40,7 @@ def checks() -> list[Check]:
 
 
 def render(found: Sequence[Check], console: Console) -> None:
-    """Show the checks as a table, each fix below what it mends, and the verdict."""
+    """Show the checks as a table, each fix below its finding, and the verdict."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for check in found:
         fix = f"\n[bold]fix:[/] {escape(check.fix)}" if check.fix else ""
@@ -59,7 +59,7 @@ def render(found: Sequence[Check], console: Console) -> None:
 
 
 def doctor(as_json: bool = typer.Option(False, "--json", help="Print the checks as JSON.")) -> None:
-    """Check versions, cores, memory, disk, kernels and network; say how to fix what is wrong."""
+    """Check versions, cores, memory, disk, kernels and network, and print fixes for what is wrong."""
     found = checks()
     if as_json:
         typer.echo(json.dumps([asdict(check) for check in found], indent=2))
@@ -70,7 +70,7 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="Print the checks 
 
 
 def _run(name: str, check: Callable[[], Check]) -> Check:
-    """A check that breaks, for instance because a package cannot be imported, is itself a finding."""
+    """Run a check; one that breaks, for instance because an import fails, is itself a finding."""
     try:
         return check()
     except Exception as error:

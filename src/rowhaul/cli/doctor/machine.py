@@ -1,4 +1,4 @@
-"""What `rowhaul doctor` finds out about this machine and this installation."""
+"""Checks of this machine and this installation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Check:
 
 
 def check_python(needed: str | None = None) -> Check:
-    """Whether this Python is one that the package declares to run on."""
+    """Whether the package supports this Python."""
     needed = needed or _declared()[0]
     detail = f"{platform.python_version()} at {sys.executable}"
     if _satisfies(platform.python_version(), needed):
@@ -52,7 +52,7 @@ def check_python(needed: str | None = None) -> Check:
 
 
 def check_packages(requirements: Iterable[str] | None = None) -> Check:
-    """Whether every package that the installation declares is there and new enough."""
+    """Whether every required package is installed and new enough."""
     if requirements is None:
         requirements = _declared()[1]
     found, wrong = [f"rowhaul {__version__}"], []
@@ -94,7 +94,7 @@ def check_cpu() -> Check:
     detail = f"{_cpu_model()}, {capability}; {cores} cores usable, {threads} torch threads"
     if threads > cores:
         return Check(
-            "CPU", "warn", f"{detail}: they will wait for each other", f"run `export OMP_NUM_THREADS={cores}`"
+            "CPU", "warn", f"{detail}: they will compete for cores", f"run `export OMP_NUM_THREADS={cores}`"
         )
     return Check("CPU", "ok", detail)
 
@@ -119,17 +119,17 @@ def check_gpu() -> Check:
 
 
 def check_memory() -> Check:
-    """How much memory there is for rows and batches."""
+    """How much memory is available for rows and batches."""
     import psutil
 
     memory = psutil.virtual_memory()
     total, available = memory.total, memory.available
-    limit = _container_memory_limit()
+    limit = container_memory_limit()
     if limit is not None and limit < total:
         total, available = limit, min(available, limit)
     detail = f"{available / GIB:.1f} GiB available of {total / GIB:.1f} GiB"
     if available < LOW_MEMORY_BYTES:
-        return Check("memory", "warn", detail, "free some; `ps aux --sort=-rss | head` shows who holds it")
+        return Check("memory", "warn", detail, "free some; `ps aux --sort=-rss | head` shows what holds it")
     return Check("memory", "ok", detail)
 
 
@@ -167,14 +167,14 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> Check:
 
 
 def check_kernel_cache() -> Check:
-    """Where numba will keep compiled kernels, found by its own rules."""
+    """Where numba will keep compiled kernels."""
     import numba
 
     fix = f"run `export NUMBA_CACHE_DIR={Path(tempfile.gettempdir()) / 'rowhaul-kernels'}`"
     try:
         chosen = numba.njit(_triangle, cache=True).stats.cache_path
     except RuntimeError as error:
-        return Check("kernel cache", "warn", f"none: every start compiles anew ({error})", fix)
+        return Check("kernel cache", "warn", f"none: every start compiles all kernels again ({error})", fix)
     wanted = os.environ.get("NUMBA_CACHE_DIR")
     if wanted and not Path(chosen).resolve().is_relative_to(Path(wanted).resolve()):
         return Check(
@@ -189,7 +189,7 @@ def check_kernel() -> Check:
 
     began = time.perf_counter()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a cache that cannot be written is a check of its own
+        warnings.simplefilter("ignore")  # a cache that cannot be written has its own check
         result = kernel(_triangle)(10)
     seconds = time.perf_counter() - began
     if result != 45:
@@ -214,8 +214,8 @@ def _cpu_model() -> str:
     return model.group(1).strip() if model else platform.machine()
 
 
-def _container_memory_limit() -> int | None:
-    """What the control group grants this process, where it sets a limit (cgroup v2, then v1)."""
+def container_memory_limit() -> int | None:
+    """The memory limit of this process's control group, if it has one (cgroup v2, then v1)."""
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             return int(Path(path).read_text())

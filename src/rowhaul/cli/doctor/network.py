@@ -1,8 +1,8 @@
-"""What `rowhaul doctor` finds out about the network that several machines would train over.
+"""Checks of the network that several machines would train over.
 
 Gloo binds to the interface named by GLOO_SOCKET_IFNAME, or else to the address that the host's own
 name resolves to. On many distributions that is 127.0.0.1: a cluster then hangs while each
-machine talks to itself. The facts are gathered once, in `Network.here`, and judged apart from that.
+machine talks to itself. `Network.here` gathers the facts; the checks judge them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 
 @dataclass(frozen=True)
 class Network:
-    """The interfaces that are up, which of them leads out, and what this host calls itself."""
+    """The interfaces that are up, the one that leads out, and the name and addresses of this host."""
 
     interfaces: Mapping[str, tuple[str, ...]]  # name -> IPv4 and IPv6 addresses
     routed: str | None
@@ -30,7 +30,7 @@ class Network:
 
     @classmethod
     def here(cls) -> Network:
-        """Look at this machine; nothing is sent."""
+        """Inspect this machine; nothing is sent."""
         import psutil
 
         up = {name for name, state in psutil.net_if_stats().items() if state.isup}
@@ -74,7 +74,7 @@ def check_interfaces(network: Network) -> Check:
 
 
 def check_hostname(network: Network) -> Check:
-    """Whether other machines could reach the address that this host's name stands for."""
+    """Whether other machines could reach the address that this host's name resolves to."""
     if not network.host_addresses:
         detail = f"{network.hostname!r} does not resolve to an address"
     else:
@@ -91,13 +91,13 @@ def check_hostname(network: Network) -> Check:
             _set_variable(network),
         )
     if all(map(_is_loopback, network.host_addresses)):
-        detail += ", this machine alone: several machines could not train together"
+        detail += ", which only this machine can reach: several machines could not train together"
         return Check("host name", "warn", detail, _set_variable(network))
     return Check("host name", "ok", detail)
 
 
 def check_gloo() -> Check:
-    """Whether a process group forms and adds up numbers, the way a training run forms it."""
+    """Whether a process group forms and reduces, as a training run would form it."""
     import torch
     import torch.distributed as dist
 

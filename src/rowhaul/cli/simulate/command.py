@@ -1,4 +1,4 @@
-"""`rowhaul simulate`: what each way of scheduling would cost on a user's own data and links."""
+"""`rowhaul simulate`: what each mechanism would cost on a user's own data and links."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
+
+from rowhaul.cli.console import console, say
+from rowhaul.cli.progress import counting_bar, exit_when_interrupted
+from rowhaul.cli.run import FEATURES, SCHEMA
 
 if TYPE_CHECKING:
     from rowhaul.cli.simulate.data import IdFiles
@@ -39,9 +43,11 @@ def simulate(
         "Bits: bit, kbit, mbit, gbit, tbit; bytes: b, kb, mb, gb, tb, kib, mib, gib, tib. With seconds "
         "per message behind an @: 5gbit@0.2ms (s, ms, us, ns).",
     ),
-    batch_per_worker: int = typer.Option(128, help="Samples per worker and iteration, in equal shares."),
+    batch_per_worker: int = typer.Option(128, help="Samples per worker and iteration, if shares are equal."),
     dim: str = typer.Option("512", help="Values in a row: for all tables, or user=64,item=16,..."),
-    optimizer: str = typer.Option("sgd", help="sgd, adagrad, rowwise_adagrad or adam: state travels too."),
+    optimizer: str = typer.Option(
+        "sgd", help="sgd, adagrad, rowwise_adagrad or adam; its state travels too."
+    ),
     cache: str = typer.Option(
         "10%", help="Each worker's cache: share of the rows (8%), rows (5000), bytes (2GiB)."
     ),
@@ -54,16 +60,16 @@ def simulate(
         "on-demand", help="When trained rows travel: on-demand, full, bounded:S (S updates late), static."
     ),
     look_ahead: int = typer.Option(
-        1, help="Batches known beyond the one planned; 0: rows are pushed at once."
+        1, help="Batches known beyond the one being planned; 0: rows are pushed at once."
     ),
     shares: str = typer.Option("equal", help=SHARES_HELP),
     compute: str = typer.Option("0", help="Seconds of compute per sample: 50us, or 50us*4,200us*4."),
     dense_bytes: str = typer.Option("0", help="Size of the dense model, all-reduced every iteration: 40mb."),
     stores: int | None = typer.Option(
-        None, help="Parameter servers that the rows are spread over, 1 to 1024; default 1."
+        None, help="Parameter servers that store the rows, 1 to 1024; default 1."
     ),
     store_links: str | None = typer.Option(
-        None, help="Speed of the stores' links, as --links; default: never what an iteration waits for."
+        None, help="Speed of the stores' links, like --links; default: unlimited."
     ),
     colocated: bool = typer.Option(
         False, "--colocated", metavar="", help="Workers store the rows; no parameter servers."
@@ -78,24 +84,25 @@ def simulate(
         False, "--even-out", metavar="", help="Spread early moves over the look-ahead (2 or more)."
     ),
     first_touch: Literal["on", "off"] = typer.Option(
-        "on", help="on: a row never trained before is made where it is needed; off: it is pulled."
+        "on", help="on: a row never trained before is created where it is needed; off: it is pulled."
     ),
-    admit_after: int = typer.Option(1, help="Train a row from its K-th sighting on."),
-    ttl: int | None = typer.Option(None, help="Forget rows that N iterations have not named."),
+    admit_after: int = typer.Option(1, help="Admit a row at its N-th sighting."),
+    ttl: int | None = typer.Option(None, help="Forget rows that no batch has named for N iterations."),
     max_rows: int | None = typer.Option(None, help="Most rows of each table."),
-    evict: str = typer.Option("lru", help="Rows that --max-rows forgets: lru or lfu."),
+    evict: str = typer.Option("lru", help="Which rows a full table forgets: lru or lfu."),
     prune: str | None = typer.Option(
-        None, help="Prune this share of all rows' chunks, such as 90%, by how often they are read."
+        None, help="Prune this share of the rows' values, such as 90%, by how often they are read."
     ),
-    prune_chunks: int = typer.Option(4, help="With --prune: pieces of a row."),
+    prune_chunks: int = typer.Option(4, help="With --prune: chunks of a row."),
     prune_period: int = typer.Option(1000, help="With --prune: iterations between two prunings."),
     hot: int | None = typer.Option(
         None,
-        help="Replicate the N most frequent rows on all workers; default 0, with --sync static the cache.",
+        help="Replicate the N most frequent rows on all workers; default 0; with --sync static: "
+        "as many as the cache holds.",
     ),
     iterations: int = typer.Option(200, help="Iterations to run, the warm-up included; 0: the whole data."),
-    warmup: int = typer.Option(10, help="First iterations that no average counts."),
-    seed: int = typer.Option(0, help="Of everything that is drawn."),
+    warmup: int = typer.Option(10, help="First iterations, which averages leave out."),
+    seed: int = typer.Option(0, help="Seed of all random choices."),
     reference: str | None = typer.Option(
         None,
         help="Mechanism to compare with, also laia@best-subset or, with --shares, laia@equal; "
@@ -107,28 +114,27 @@ def simulate(
         metavar="",
         help="Also show the best subset of workers with equal shares.",
     ),
-    schema: Path | None = typer.Option(None, help="Schema file; default: schema.yaml beside the data."),
-    features: str | None = typer.Option(None, help="Id columns, comma-separated, of data without a schema."),
+    schema: Path | None = SCHEMA,
+    features: str | None = FEATURES,
     json_file: Path | None = typer.Option(None, "--json", help="Write all numbers to this file."),
     report: Path | None = typer.Option(None, "--report", help="Write a page with plots to this file."),
     overwrite: bool = typer.Option(
         False, "--overwrite", metavar="", help="Replace --json and --report files that exist."
     ),
 ) -> None:
-    """Count what each way of scheduling would move on your data, and how long your links would take."""
+    """Count what each mechanism would move on your data, and how long your links would take."""
     given = {
         name: value for name, value in locals().items() if name not in ("json_file", "report", "overwrite")
     }
     import json
 
     from rowhaul._files import write_text
-    from rowhaul.cli.progress import console, told_when_interrupted
     from rowhaul.cli.simulate.outputs import check_outputs
     from rowhaul.cli.simulate.table import print_results
 
     outputs = {option: path for option, path in (("--json", json_file), ("--report", report)) if path}
     check_outputs(outputs, data, schema, overwrite)
-    with told_when_interrupted("nothing was written"):
+    with exit_when_interrupted("nothing was written"):
         results = _simulate(given)
         texts = {}
         if json_file:
@@ -140,11 +146,11 @@ def simulate(
     print_results(results, console)
     for path, text in texts.items():
         write_text(path, text)
-        console.print(f"written: {path}", highlight=False, markup=False, soft_wrap=True)
+        say(f"written: {path}")
 
 
 def _simulate(given: dict[str, Any]) -> Results:
-    """Read the options, count the rows where that is needed, and run every mechanism."""
+    """Read the options, count the rows if a size depends on them, and run every mechanism."""
     from rowhaul.cli.simulate import notes, options
     from rowhaul.cli.simulate.data import IdFiles
     from rowhaul.schedule import CacheSettings, RowPolicy, Scheduler, ScheduleSettings, link_prices
@@ -239,7 +245,7 @@ def _simulate(given: dict[str, Any]) -> Results:
 def _size_caches(
     schedule: ScheduleSettings, ids: IdFiles, cache: str, hot: int | None
 ) -> tuple[ScheduleSettings, int | None]:
-    """Set what depends on the number of rows, counting them if it does; returns their number if counted."""
+    """Set the sizes that depend on the number of rows; returns that number if rows were counted."""
     from dataclasses import replace
 
     from rowhaul.cli.simulate import options
@@ -259,7 +265,7 @@ def _size_caches(
 def _resolved(
     schedule: ScheduleSettings, ids: IdFiles, batch_size: int, num_rows: int | None
 ) -> dict[str, Any]:
-    """What the options came to, for the record."""
+    """The values that options were resolved to, for the record."""
     return {
         "stores": 0 if schedule.topology.colocated else schedule.topology.num_stores,
         "batch_size": batch_size,
@@ -274,7 +280,7 @@ def _resolved(
 
 @contextmanager
 def _options_named() -> Iterator[None]:
-    """Add to the one error that running finds in a user's settings which options it is about."""
+    """Name the options in the one error of a user's settings that shows up while running."""
     from rowhaul.errors import CacheTooSmallError
 
     try:
@@ -285,9 +291,7 @@ def _options_named() -> Iterator[None]:
 
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    """A progress bar whose words say what is under way."""
-    from rowhaul.cli.progress import counting_bar
-
+    """A progress bar whose title is the current stage."""
     with counting_bar() as bar:
         task = bar.add_task("starting", total=1, note="")
 

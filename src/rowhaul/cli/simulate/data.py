@@ -1,4 +1,4 @@
-"""The data side of `rowhaul simulate`: ids from Parquet files, and how many rows there are to cache."""
+"""The data of `rowhaul simulate`: ids from Parquet files, and how many rows they name."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rowhaul.cli.progress import counting_bar
 from rowhaul.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class IdFiles:
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Names of the tables; a row is known by the number of its table here, and its key."""
+        """Names of the tables; a row is a (position in this tuple, key) pair."""
         return tuple(self.schema.tables)
 
     @property
@@ -68,7 +69,6 @@ class IdFiles:
         """Count the distinct rows of all files, under a progress bar."""
         import numpy as np
 
-        from rowhaul.cli.progress import counting_bar
         from rowhaul.data.stream import SampleStream
         from rowhaul.simulate.counting import RowCounter
 

@@ -1,4 +1,4 @@
-"""What a reader should know of a run of `rowhaul simulate`: options that had no effect, or an unusual one."""
+"""Notes on a run of `rowhaul simulate`: options that had no effect, or an unexpected one."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ if TYPE_CHECKING:
 def notes_on_effects(
     given: dict[str, Any], schedule: ScheduleSettings, mechanisms: Sequence[str]
 ) -> Iterator[str]:
-    """Options that are set, but change nothing beside the others."""
+    """Options that change nothing because of other options."""
     look_ahead, sync = schedule.look_ahead, schedule.sync_mode.name
     if schedule.topology.peer_to_peer and sync != "on-demand":
         why = f"--sync {given['sync']}" if given["sync"] != "on-demand" else f"--look-ahead {look_ahead}"
         yield f"--peer-to-peer has no effect: with {why} rows always go home."
     if schedule.cache.policy == "belady" and not look_ahead:
-        yield "--policy belady has no batches to look at with --look-ahead 0: it is the same as emark."
+        yield "--policy belady sees no future batches with --look-ahead 0: it is the same as emark."
     if given["even_out"] and look_ahead < 2:
         yield f"--even-out has no effect with --look-ahead {look_ahead}: moves spread over 2 batches or more."
     if given["decision_budget"] and not any("laia-adaptive" in name.split(":") for name in mechanisms):
-        yield "--decision-budget has no effect: of the mechanisms only laia-adaptive looks at it."
+        yield "--decision-budget has no effect: only laia-adaptive uses it."
 
 
 def notes_on_policies(schedule: ScheduleSettings, outcome: Outcome) -> Iterator[str]:
-    """What the policies of tables did, which is the same whoever trains what."""
+    """What row policies did; it does not depend on who trains what."""
     if not all(one.keeps_all for one in schedule.row_policies):
         counts = outcome.row_counts
         yield (
-            f"In an iteration {counts['admitted']:,.1f} rows are admitted, {counts['expired']:,.1f} expire "
-            f"and {counts['over_limit']:,.1f} are over their table's limit, on average; of "
-            f"{counts['gradients_dropped']:,.1f} others, not admitted, the gradient is dropped."
+            f"On average per iteration: {counts['admitted']:,.1f} rows are admitted, "
+            f"{counts['expired']:,.1f} expire, {counts['over_limit']:,.1f} exceed their table's limit, and "
+            f"the gradients of {counts['gradients_dropped']:,.1f} rows that are not admitted are dropped."
         )
 
 
 def notes_on_data(
     asked: int, available: int, batch_size: int, hot: int | None, num_rows: int | None
 ) -> Iterator[str]:
-    """What was asked for and is not there."""
+    """What was asked for but is not in the data."""
     if asked > available:
         yield f"The data holds {available:,} batches of {batch_size:,} samples; {asked:,} were asked for."
     if hot and num_rows is not None and hot > num_rows:
@@ -51,12 +51,12 @@ def notes_on_data(
 def notes_on_shares(
     shares: Shares | Literal["auto"] | None, batch_size: int, objective: object
 ) -> Iterator[str]:
-    """How the batch is divided, where that is not plain."""
+    """How the batch is divided, if it is not obvious."""
     from rowhaul.schedule.apportion import apportion
     from rowhaul.simulate.results import describe_shares
 
     if shares == "auto":
-        yield f"Shares are chosen for the smallest {objective}; with none, a worker stays out."
+        yield f"Shares are chosen for the smallest {objective}; a worker may get none."
     elif shares is not None and sum(shares) != batch_size:
         got = describe_shares(apportion(batch_size, shares).tolist())
         yield (

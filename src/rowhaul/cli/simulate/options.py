@@ -1,4 +1,4 @@
-"""What the options of `rowhaul simulate` mean: text in, settings of the library out."""
+"""Parses the options of `rowhaul simulate` into settings of the library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLOAT_BYTES = 4
 MAX_DIM = 65_536
 MAX_STORES = 1024
 MAX_STALENESS = 1_000_000
-MAX_NUMBER = 10**15  # of anything else that is counted
+MAX_NUMBER = 10**15  # of anything else
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class CacheSize:
 
 
 def rows_held(cache: CacheSettings, sizes: RowSizes) -> int:
-    """How many rows a cache holds for certain."""
+    """How many rows a cache is certain to hold."""
     assert isinstance(cache.capacity, int)
     return cache.capacity if cache.unit == "rows" else cache.capacity // max(sizes.records)
 
@@ -76,7 +76,7 @@ def make_topology(workers: int, stores: int | None, colocated: bool, peer_to_pee
 
 
 def check_sync(text: str) -> None:
-    """Refuse what `--sync` must not be, besides unknown names."""
+    """Refuse values of `--sync` that the library would take."""
     if text.endswith(":") and not text.startswith("bounded"):
         raise ConfigError(f"--sync {text}: {text.rstrip(':')} takes no settings; write it without the colon")
     if make_sync(text).staleness > MAX_STALENESS:
@@ -169,7 +169,7 @@ def parse_mechanisms(text: str) -> list[str]:
 
 
 def check_brute_force(mechanisms: Sequence[str], num_workers: int, batch_size: int) -> None:
-    """Refuse brute-force where it cannot try all assignments of a batch in equal shares."""
+    """Refuse brute-force if a batch has too many assignments in equal shares to try all."""
     samples = min(batch_size, 64)  # 64 are too many for any 2 workers
     shares = apportion(samples, (1,) * num_workers).tolist()
     if num_assignments(samples, shares, MOST_ASSIGNMENTS) <= MOST_ASSIGNMENTS:
@@ -184,13 +184,13 @@ def check_brute_force(mechanisms: Sequence[str], num_workers: int, batch_size: i
 
 
 def check_reference(reference: str, names: Sequence[str]) -> None:
-    """Refuse to compare with what is not run."""
+    """Refuse a reference that is not run."""
     if reference not in names:
         raise ConfigError(f"--reference {reference} is not among what is compared: {', '.join(names)}")
 
 
 def check_warmup(warmup: int, iterations: int, available: int, batch_size: int) -> None:
-    """Something must be left to measure."""
+    """Refuse a warm-up that leaves nothing to measure."""
     check_at_least("--warmup", warmup, 0)
     if warmup >= iterations:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Where `rowhaul simulate` writes its results: all that could go wrong there is found before the run."""
+"""Checks, before the run, that `rowhaul simulate` can write its results where it was asked to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rowhaul.errors import ConfigError
 def check_outputs(
     outputs: Mapping[str, Path], data: Sequence[str], schema: Path | None, overwrite: bool
 ) -> None:
-    """Refuse outputs that cannot be written, and those that would replace anything but an earlier result.
+    """Refuse outputs that cannot be written or would replace anything but an earlier result.
 
     Args:
         outputs: the file that each option names.
@@ -47,7 +47,7 @@ def _inputs(data: Sequence[str], schema: Path | None) -> list[Path]:
 
 
 def _check_folder(option: str, path: Path) -> None:
-    """There must be a folder to write to."""
+    """Refuse a path without a folder to write to."""
     folder = path.parent
     try:
         is_folder = stat.S_ISDIR(os.stat(folder).st_mode)
@@ -64,7 +64,7 @@ def _check_folder(option: str, path: Path) -> None:
 
 
 def _check_target(option: str, path: Path, inputs: Sequence[Path], overwrite: bool) -> None:
-    """Only a regular file that is no input may be replaced."""
+    """Refuse to replace anything but a regular file that is not an input."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -72,7 +72,7 @@ def _check_target(option: str, path: Path, inputs: Sequence[Path], overwrite: bo
     except OSError as error:
         raise ConfigError(f"{option} {path}: {_reason(error)}; name another file") from None
     if any(_is_same_file(path, one) for one in inputs):
-        raise ConfigError(f"{option} {path} is one of the files that are read; name another file")
+        raise ConfigError(f"{option} {path} is one of the input files; name another file")
     if stat.S_ISLNK(mode):
         raise ConfigError(f"{option} {path} is a symbolic link; name the file itself, or another one")
     if stat.S_ISDIR(mode):
@@ -84,7 +84,7 @@ def _check_target(option: str, path: Path, inputs: Sequence[Path], overwrite: bo
 
 
 def _check_writable(option: str, path: Path) -> None:
-    """Try what writing begins with: a temporary file beside the final one."""
+    """Try to create the temporary file that writing begins with."""
     temporary = temporary_beside(path)
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL))

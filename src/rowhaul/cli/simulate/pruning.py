@@ -1,4 +1,4 @@
-"""`rowhaul simulate --prune`: the same mechanisms over rows of which only the useful chunks are kept."""
+"""`rowhaul simulate --prune`: the same mechanisms over pruned rows."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def prune(
     chunks: int,
     period: int,
 ) -> tuple[ScheduleSettings, MakeScheduler]:
-    """Settings of chunks for those of rows, and what makes schedulers that prune.
+    """Turn settings of rows into settings of chunks; returns them and a factory of schedulers that prune.
 
     Args:
         schedule: of whole rows.
         dims: values of a row, by table.
-        optimizer: whose state travels too.
-        ratio: of all values, that is pruned, in two dimensions as training does it.
+        optimizer: whose state travels with the rows.
+        ratio: share of all values to prune, in two dimensions like training.
         chunks: of a row.
-        period: iterations between two prunings; columns are chosen at the first one.
+        period: iterations between prunings; columns are chosen at the first one.
     """
     if not all(policy.keeps_all for policy in schedule.row_policies):
         raise ConfigError(
-            "--prune decides by itself which rows are forgotten; leave out --admit-after, --ttl, --max-rows"
+            "--prune decides itself which rows to forget; leave out --admit-after, --ttl and --max-rows"
         )
     settings = PruneSettings(
         ratio=parse_share(ratio),

@@ -1,4 +1,4 @@
-"""The simulator's numbers on a terminal: one wide table, or two where the terminal is narrow."""
+"""The simulator's numbers on a terminal: one wide table, or two if the terminal is narrow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rowhaul.simulate.table import Column, footnotes, is_comparison, label, move
 
 
 def print_results(results: Results, console: Console) -> None:
-    """Everything that was asked for, with what it rests on below."""
+    """Print all results, then the assumptions behind them."""
     moves, times = moves_columns(results), time_columns(results)
     whole = _table(results, [*moves, *times])
     unlimited = console.options.update(max_width=10_000)

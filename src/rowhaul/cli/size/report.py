@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+import typer
+
+from rowhaul.cli.console import bytes_text, console, plain_table, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -13,7 +19,7 @@ if TYPE_CHECKING:
     from rowhaul.sizing.sizing import Run, SizeEstimate
 
 _NO_WAY = (
-    "No single change would do: take machines with more memory, or combine a smaller embedding_dim, a row "
+    "No single change is enough: take machines with more memory, or combine a smaller embedding_dim, a row "
     "optimizer with less state, fewer rows and more machines."
 )
 
@@ -21,12 +27,7 @@ _NO_WAY = (
 def print_json(
     run: Run, counts: RowCounts, estimate: SizeEstimate, memory: int, ways: list[Suggestion]
 ) -> None:
-    """One object with all numbers, in bytes."""
-    import json
-    from dataclasses import asdict
-
-    import typer
-
+    """Print one object with all numbers, in bytes."""
     from rowhaul.sizing.row_counts import ERROR
 
     found: dict[str, Any] = {
@@ -57,17 +58,11 @@ def print_json(
 def print_report(
     run: Run, counts: RowCounts, estimate: SizeEstimate, memory: int, ways: list[Suggestion]
 ) -> None:
-    """Tables, ranks, the verdict, and what would help."""
-    from rowhaul.cli.console import bytes_text
-    from rowhaul.cli.progress import console
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
+    """Print tables, ranks, the verdict, and what would help."""
     without = run.unpruned.estimate() if run.pruned is not None else None
     console.print(_tables(estimate, without), highlight=False)
     say(f"\n{_how_counted(counts)}")
-    for line in _what_is_kept(run):
+    for line in _notes_on_rows(run):
         say(line)
     say("")
     console.print(_ranks(estimate, without), highlight=False)
@@ -76,15 +71,13 @@ def print_report(
     if estimate.needed <= memory:
         say(f"\n{where} {has}: it fits.")
         return
-    say(f"\n{where} {has}: it does not fit. " + ("Any of these alone would do:" if ways else _NO_WAY))
+    say(f"\n{where} {has}: it does not fit. " + ("Any one of these changes is enough:" if ways else _NO_WAY))
     for way in ways:
         say(f"  {way.text} ({bytes_text(way.needed)})")
 
 
 def _tables(estimate: SizeEstimate, without: SizeEstimate | None) -> Table:
-    """A line for each table; beside it what it would take unpruned, where that is another."""
-    from rowhaul.cli.console import bytes_text, plain_table
-
+    """A line for each table, with a last column for its unpruned size if it is pruned."""
     more = ("unpruned",) if without is not None else ()
     table = plain_table("table", "rows", "dim", "values", "state", "index", "all", *more)
     unpruned = without.tables if without is not None else ()
@@ -100,8 +93,8 @@ def _tables(estimate: SizeEstimate, without: SizeEstimate | None) -> Table:
     return table
 
 
-def _what_is_kept(run: Run) -> list[str]:
-    """What pruning, policies and hot rows make of the rows, a sentence each."""
+def _notes_on_rows(run: Run) -> list[str]:
+    """A sentence each on pruning, row policies and hot rows."""
     lines = []
     if run.pruned is not None:
         held = run.pruned.held(sum(one.rows for one in run.kept.values()))
@@ -109,13 +102,13 @@ def _what_is_kept(run: Run) -> list[str]:
         fewer = f", with {columns} of {run.pruned.dim} columns after the cold start" if columns else ""
         lines.append(
             f"Pruned: at most {held.num_chunks:,} chunks in {held.num_entries:,} rows, {held.chunks_of_row} "
-            f"to a row{fewer}; by table in proportion to its rows, since training decides."
+            f"per row{fewer}; shown in proportion to the rows of each table, because training decides."
         )
     for name, one in run.kept.items():
         if one.why:
             lines.append(f"{name}: at most {one.rows:,} of {one.of:,} rows: {one.why}.")
     if run.config.cluster.workers and run.config.cluster.hot_is_auto:
-        lines.append("Hot rows: as many as may be chosen, half of what the cache holds.")
+        lines.append("Hot rows: counted at their upper limit, half of the cache.")
     return lines
 
 
@@ -127,15 +120,13 @@ def _how_counted(counts: RowCounts) -> str:
         return f"Distinct keys of {counts.samples:,} samples, {accuracy}."
     return (
         f"Extrapolated from the first {counts.read:,} of {counts.samples:,} samples, {accuracy}: for each "
-        "table the growth at their end, by a power law. Rather too many than too few; leave out --sample to "
-        "count all."
+        "table, its growth at their end continued as a power law. This errs on the high side; leave out "
+        "--sample to count all."
     )
 
 
 def _ranks(estimate: SizeEstimate, without: SizeEstimate | None) -> Table:
-    """A column for each kind of rank, ranks that need the same together."""
-    from rowhaul.cli.console import bytes_text, plain_table
-
+    """A column for each group of ranks that need the same."""
     alike: dict[tuple[Any, ...], list[RankSize]] = {}
     for rank in estimate.ranks:
         alike.setdefault((rank.role, *rank.parts.items()), []).append(rank)

@@ -1,4 +1,4 @@
-"""`rowhaul verify`: do several ranks train the same model as one process? Tries it on a few steps."""
+"""`rowhaul verify`: do several ranks train the same model as one process? Try it on a few steps."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from rowhaul.cli.progress import EXIT_INTERRUPTED, StopOnSignal, counting_bar, exit_when_interrupted
+from rowhaul.cli.run import RunOptions, is_first_rank, launch_ranks, with_run_options
 from rowhaul.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,40 +23,14 @@ if TYPE_CHECKING:
     from rowhaul.train import TrainConfig
     from rowhaul.verify.verify import Recorded
 
-_WORKERS, _PRECISION = 2, "float64"
+_WORKERS, _PRECISION = 2, "float64"  # float64 shows mistakes best
 _NOT_EXACT = 1  # exit code
-_INTERRUPTED = 130
 
 
+@with_run_options
 def verify(
-    config: Path | None = typer.Argument(
-        None, help="YAML or TOML settings, as of `rowhaul train`; none is needed for the defaults."
-    ),
-    data: list[str] = typer.Option(..., "--data", help="Parquet files, a folder or a glob; repeatable."),
-    steps: int = typer.Option(50, help="Steps to train; no more than the data has."),
-    schema: Path | None = typer.Option(
-        None, "--schema", help="Schema file; default: schema.yaml beside the data."
-    ),
-    features: str | None = typer.Option(
-        None, "--features", help="Id columns, comma-separated, of data without a schema."
-    ),
-    label: str | None = typer.Option(None, "--label", help="Label column of data without a schema."),
-    precision: str = typer.Option(
-        _PRECISION, help="float64 shows mistakes best; float32 is what a run would use."
-    ),
-    batch_size: int | None = typer.Option(None, help="Samples in the global batch."),
-    workers: int | None = typer.Option(
-        None, help=f"Ranks that train; default: the configuration's, or {_WORKERS}."
-    ),
-    stores: int | None = typer.Option(None, help="Ranks that only hold rows."),
-    colocated: bool | None = typer.Option(None, "--colocated", help="Workers store the rows themselves."),
-    dispatcher: str | None = typer.Option(None, help="Who trains what: joint, esd:1, laia, random, ..."),
-    sync: str | None = typer.Option(None, help="on-demand, full, static or bounded:S (not exact)."),
-    cache: str | None = typer.Option(None, help="What a worker may hold: rows, or bytes such as 512MiB."),
-    prune: str | None = typer.Option(None, "--prune", help="Prune this share of the values, such as 90%."),
-    settings: list[str] = typer.Option(
-        [], "--set", metavar="NAME=VALUE", help="Any other setting, e.g. --set cluster.peer_to_peer=true"
-    ),
+    options: RunOptions,
+    steps: int = typer.Option(50, help="Steps to train; at most --max-steps and what the data has."),
     work: Path | None = typer.Option(
         None, "--work", help="Folder for temporary files; under torchrun on several hosts, one they share."
     ),
@@ -62,35 +38,20 @@ def verify(
 ) -> None:
     """Train a few steps on several ranks and in one process, and print the largest difference.
 
-    Ends with exit code 0 if both trained the same model, 1 if not.
+    Takes the options of `rowhaul train`; defaults: --workers 2, --precision float64. Exits with 0 if both
+    trained the same model, with 1 if not.
     """
-    flags = {
-        "precision": precision,
-        "batch_size": batch_size,
-        "workers": workers,
-        "stores": stores,
-        "colocated": colocated,
-        "dispatcher": dispatcher,
-        "sync": sync,
-        "cache": cache,
-        "prune": prune,
-    }
-    from rowhaul.cli.progress import told_when_interrupted
-    from rowhaul.cli.train import read_config
     from rowhaul.cluster import is_launched
-    from rowhaul.data.files import find_schema
 
     if steps < 1:
         raise ConfigError(f"--steps must be at least 1; got {steps}")
     if work is not None and not work.is_dir():
         raise ConfigError(f"--work {work}: no such folder; make it first, or leave out --work")
-    given = {name: value for name, value in flags.items() if value is not None}
-    read = read_config(config, given, settings, None)
+    read = options.read_config(precision=_PRECISION)
     cluster = replace(read.cluster, workers=read.cluster.workers or _WORKERS)
-    run_config = replace(read, max_steps=steps, threads=1, cluster=cluster)
-    found = find_schema(data, schema, features.split(",") if features else None, label)
-    task = _Task(run_config, found, data, work)
-    with told_when_interrupted("nothing is left behind"), _terminated_like_interrupted():
+    config = replace(read, max_steps=min(steps, read.max_steps or steps), threads=1, cluster=cluster)
+    task = _Task(config, options.find_schema(), options.data, work)
+    with exit_when_interrupted("temporary files were removed"), _sigterm_like_sigint():
         is_exact = task.train_and_compare(records) if is_launched() else task.launch_and_compare()
     if not is_exact:
         raise typer.Exit(_NOT_EXACT)
@@ -98,7 +59,7 @@ def verify(
 
 @dataclass(frozen=True)
 class _Task:
-    """What is to be verified."""
+    """What to verify."""
 
     config: TrainConfig
     schema: Schema
@@ -106,23 +67,20 @@ class _Task:
     work: Path | None
 
     def launch_and_compare(self) -> bool:
-        """Start the ranks on this machine, then do what one process does."""
+        """Start the ranks on this machine, then compare with one process."""
         import torch
 
-        from rowhaul.cli.ranks import launch_ranks
         from rowhaul.verify.verify import open_stream
 
         torch.set_num_threads(1)
-        open_stream(self.config, self.schema, self.data)  # what is wrong with the data is told once
+        open_stream(self.config, self.schema, self.data)  # report bad data once, not from every rank
         with self._folder() as folder:
             launch_ranks(self.config, self.schema, ["verify", "--records", str(folder), *sys.argv[2:]])
             return self._compare(folder)
 
     def train_and_compare(self, records: Path | None) -> bool:
-        """Train as one rank; the first compares, unless it was launched by a process that does."""
+        """Train as one rank; rank 0 compares, unless the launching process does."""
         from rowhaul._environment import keep_freed_memory
-        from rowhaul.cli.progress import StopOnSignal
-        from rowhaul.cli.ranks import is_first_rank
         from rowhaul.verify.verify import train_and_record
 
         keep_freed_memory()
@@ -133,7 +91,7 @@ class _Task:
                     self.config, self.schema, self.data, folder, stepped=stepped, should_stop=should_stop
                 )
             if not is_done:
-                raise typer.Exit(_INTERRUPTED)
+                raise typer.Exit(EXIT_INTERRUPTED)
             return self._compare(folder) if compares and folder is not None else True
 
     def _compare(self, folder: Path) -> bool:
@@ -142,34 +100,35 @@ class _Task:
         from rowhaul.train.distributed.training import layout_of, only_collection
         from rowhaul.train.trainer import make_model
         from rowhaul.verify.comparison import compare
-        from rowhaul.verify.verify import Recorded, train_alone
+        from rowhaul.verify.verify import Recorded
 
         layout = layout_of(only_collection(make_model(self.config, self.schema)))
         recorded = Recorded.read(folder, layout)
         if isinstance(recorded.trained, PrunedTrained):
             return self._compare_pruned(recorded, recorded.trained)
-        what = self.config, self.schema, self.data
-        with self._bar("one process") as stepped:
-            plain = compare(layout, recorded.trained, train_alone(*what, stepped=stepped))
-        replay = None
+        plain, replay = compare(layout, recorded.trained, self._train_alone()), None
         if not self.config.cluster.sync.startswith("bounded"):
-            with self._bar("one process, same parts") as stepped:
-                alone = train_alone(*what, recorded.workers, stepped=stepped)
-            replay = compare(layout, recorded.trained, alone)
+            replay = compare(layout, recorded.trained, self._train_alone(recorded.workers))
         return print_report(self.config, recorded, plain, replay)
 
     def _compare_pruned(self, recorded: Recorded, trained: PrunedTrained) -> bool:
         from rowhaul.cli.verify.report import print_pruned_report
         from rowhaul.pruning.comparison import PrunedTrained, compare_pruned
-        from rowhaul.verify.verify import train_alone
 
         compared = []
-        for title, workers in (("one process", None), ("one process, same parts", recorded.workers)):
-            with self._bar(title) as stepped:
-                alone = train_alone(self.config, self.schema, self.data, workers, stepped=stepped)
+        for workers in (None, recorded.workers):
+            alone = self._train_alone(workers)
             assert isinstance(alone, PrunedTrained)
             compared.append(compare_pruned(trained, alone))
         return print_pruned_report(self.config, recorded, *compared)
+
+    def _train_alone(self, workers: Any = None) -> Any:
+        """Train in this process: whole batches, or the parts that ``workers`` had, one after the other."""
+        from rowhaul.verify.verify import train_alone
+
+        title = "one process" if workers is None else "one process, same parts"
+        with self._bar(title) as stepped:
+            return train_alone(self.config, self.schema, self.data, workers, stepped=stepped)
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:
@@ -178,8 +137,7 @@ class _Task:
 
     @contextmanager
     def _bar(self, title: str, is_shown: bool = True) -> Iterator[Any]:
-        """A bar over the steps; gives what is to be told of each."""
-        from rowhaul.cli.progress import counting_bar
+        """Show a bar over the steps; yields a function of the steps taken."""
         from rowhaul.verify.verify import open_stream
 
         if not is_shown:
@@ -193,8 +151,8 @@ class _Task:
 
 
 @contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Have SIGTERM end this process in order, as Ctrl-C does: temporary files go."""
+def _sigterm_like_sigint() -> Iterator[None]:
+    """Handle SIGTERM like Ctrl-C, so that temporary files are removed."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

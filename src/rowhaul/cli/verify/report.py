@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from rowhaul.cli.progress import console
+from rowhaul.cli.console import console, counted, facts_table, plain_table, say
 
 if TYPE_CHECKING:
     from rowhaul.pruning.comparison import PrunedComparison
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 def print_report(
     config: TrainConfig, recorded: Recorded, plain: Comparison, replay: Comparison | None
 ) -> bool:
-    """Print what was found; returns whether the cluster has passed."""
+    """Print what was found; returns whether the cluster passed."""
     _head(config, recorded)
     console.print(_differences(plain, replay))
     console.print()
     console.print(_details(recorded, plain))
     is_exact, verdict = _verdict(config, plain, replay)
-    _say(f"\n{verdict}")
+    say(f"\n{verdict}")
     return is_exact
 
 
 def _head(config: TrainConfig, recorded: Recorded) -> None:
-    """What was trained, on what."""
+    """Print what was trained, and on what."""
     steps = len(recorded.trained.losses)
-    _say(f"\n{_cluster(config, recorded)}, {_number(steps, 'step')} in {config.precision}")
+    say(f"\n{_cluster(config, recorded)}, {counted(steps, 'step')} in {config.precision}")
     if steps < config.max_steps:
-        _say(
-            f"The data has {_number(steps, 'batch', 'batches')} of {config.batch_size:,} samples, not the "
+        say(
+            f"The data has {counted(steps, 'batch', 'batches')} of {config.batch_size:,} samples, not the "
             f"{config.max_steps:,} asked for: give more data or epochs, or a smaller --batch-size"
         )
     console.print()
@@ -43,68 +43,59 @@ def _head(config: TrainConfig, recorded: Recorded) -> None:
 def print_pruned_report(
     config: TrainConfig, recorded: Recorded, plain: PrunedComparison, replay: PrunedComparison
 ) -> bool:
-    """The same of pruned rows, which only the replay must equal; returns whether it does."""
+    """The same for pruned rows, which only the replay must equal; returns whether it does."""
     _head(config, recorded)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    table.add_column("largest difference of")
-    for title in ("replay of the same parts", "largest value"):
-        table.add_column(title, justify="right")
+    table = plain_table("largest difference of", "replay of the same parts", "largest value")
     for name, difference in replay.kinds().items():
         value = "" if difference is replay.chunks else f"{difference.magnitude:.3g}"
         table.add_row(name, _replayed(difference), value)
     console.print(table)
     console.print()
-    details = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    details = facts_table()
     details.add_row("rows compared", f"{replay.chunks.count:,}, with {replay.num_same:,} chunks")
     for name, text in _traffic(recorded):
         details.add_row(name, text)
     console.print(details)
-    _say(f"\n{_by_itself(plain)}")
-    troubles = ["rows keep other columns than in the replay"] if replay.columns_differ else []
+    say(f"\n{_by_itself(plain)}")
+    troubles = ["rows keep different columns than in the replay"] if replay.columns_differ else []
     troubles += [
         f"{name}: {one.largest:.1e} from the replay, at {one.where}"
         for name, one in replay.kinds().items()
         if not one.is_none
     ]
     if troubles:
-        _say("\n" + "\n  ".join(["NOT exact: the ranks trained, or pruned, another model", *troubles]))
+        say("\n" + "\n  ".join(["NOT exact: the ranks trained or pruned a different model", *troubles]))
         return False
-    _say(
-        "\nexact: the ranks keep the chunks, and have trained them to the bits, that one process has when it "
-        "trains the same parts one after the other"
+    say(
+        "\nexact: the ranks keep the same chunks, trained to the same bits, as one process that trains the "
+        "same parts one after the other"
     )
     return True
 
 
 def _by_itself(plain: PrunedComparison) -> str:
-    """How far a run of one process is away, and why it may be."""
+    """How far one process on whole batches is away, and why it may be."""
     why = (
-        "it need not keep the same: of a row that several workers train each adds the norm of its own part "
-        "of the gradient to its utility, one process that of their sum"
+        "it may keep different chunks: each worker adds the norm of its own part of a row's gradient to the "
+        "utility, one process the norm of the sum"
     )
     if plain.columns_differ:
-        kept = "keeps other columns of its rows"
+        kept = "keeps different columns"
     else:
         every = plain.num_same + plain.num_other
-        kept = f"has {plain.num_same / max(every, 1):.1%} of all chunks in common with the ranks"
-    return f"One process by itself {kept}, and losses within {plain.losses.largest:.1e}; {why}."
+        kept = f"shares {plain.num_same / max(every, 1):.1%} of all chunks with the ranks"
+    return f"One process by itself {kept}, with losses within {plain.losses.largest:.1e}; {why}."
 
 
 def _cluster(config: TrainConfig, recorded: Recorded) -> str:
     cluster = config.cluster
-    stores = "co-located" if cluster.colocated else _number(recorded.num_stores, "store")
-    return f"{_number(recorded.num_workers, 'worker')}, {stores}, {cluster.dispatcher}, {cluster.sync}"
-
-
-def _number(count: int, one: str, several: str = "") -> str:
-    return f"{count:,} {one if count == 1 else several or one + 's'}"
+    stores = "co-located" if cluster.colocated else counted(recorded.num_stores, "store")
+    return f"{counted(recorded.num_workers, 'worker')}, {stores}, {cluster.dispatcher}, {cluster.sync}"
 
 
 def _differences(plain: Comparison, replay: Comparison | None) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    table.add_column("largest difference of")
-    for title in ("from one process", "largest value", "replay of the same parts"):
-        table.add_column(title, justify="right")
+    titles = ("from one process", "largest value", "replay of the same parts")
+    table = plain_table("largest difference of", *titles)
     for name, difference in plain.kinds().items():
         replayed = "-" if replay is None else _replayed(replay.kinds()[name])
         table.add_row(name, f"{difference.largest:.1e}", f"{difference.magnitude:.3g}", replayed)
@@ -116,11 +107,11 @@ def _replayed(difference: Difference) -> str:
 
 
 def _details(recorded: Recorded, plain: Comparison) -> Table:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table = facts_table()
     table.add_row("rows compared", f"{plain.rows.count:,}")
-    table.add_row("differs most", plain.rows.where or "none differs")
+    table.add_row("largest difference at", plain.rows.where or "none")
     one_side = (
-        f"{plain.only_found:,} of the ranks, {plain.only_expected:,} of one process"
+        f"{plain.only_found:,} by the ranks, {plain.only_expected:,} by one process"
         if plain.only_found or plain.only_expected
         else "none"
     )
@@ -139,7 +130,10 @@ def _traffic(recorded: Recorded) -> list[tuple[str, str]]:
 def _verdict(config: TrainConfig, plain: Comparison, replay: Comparison | None) -> tuple[bool, str]:
     if replay is None:
         sync = config.cluster.sync
-        return True, f"not exact, by design: with sync {sync} a worker may train on rows that lack late steps"
+        return (
+            True,
+            f"not exact, by design: with sync {sync} workers may train on rows that lack recent steps",
+        )
     troubles = [
         f"{name}: {one.largest:.1e} from the replay, at {one.where}"
         for name, one in replay.kinds().items()
@@ -147,12 +141,12 @@ def _verdict(config: TrainConfig, plain: Comparison, replay: Comparison | None) 
     ]
     tolerances = plain.tolerances(config.precision)
     troubles += [
-        f"{name}: {one.largest:.1e} from one process, at {one.where}, where at most {tolerances[name]:.1e} "
-        "would be rounding"
+        f"{name}: {one.largest:.1e} from one process, at {one.where}; rounding explains at most "
+        f"{tolerances[name]:.1e}"
         for name, one in plain.beyond(config.precision).items()
     ]
     if troubles:
-        return False, "\n  ".join(["NOT exact: the ranks trained another model", *troubles])
+        return False, "\n  ".join(["NOT exact: the ranks trained a different model", *troubles])
     return True, (
         "exact: the ranks trained the same model as one process, to the bit where sums are taken in the same "
         f"order, and {_apart(config, plain)} where they are not"
@@ -163,7 +157,3 @@ def _apart(config: TrainConfig, plain: Comparison) -> str:
     if config.precision == "float64":
         return f"to {max(one.largest for one in plain.kinds().values()):.1e}"
     return f"with losses within {plain.losses.largest:.1e}"
-
-
-def _say(text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
