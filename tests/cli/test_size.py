@@ -108,7 +108,7 @@ def test_a_sample_says_that_it_is_one(size):
         (["--workers", "2", "--stores", "0"], "the number of stores must be at least 1"),
         (["--set", "batch=3"], "unknown setting batch"),
         (["--prune", "120%"], "prune.ratio must be a share"),
-        (["--prune", "90%", "--ttl", "5"], "prune decides by itself"),
+        (["--prune", "90%", "--ttl", "5"], "prune decides itself"),
         (["--set", "tables.users.ttl=5"], "there is no such table; did you mean user?"),
     ],
 )

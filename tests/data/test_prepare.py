@@ -198,7 +198,7 @@ def test_changed_input_is_not_resumed(logs, tmp_path):
     ("content", "words"),
     [
         (b"", "is empty"),
-        (b"y,n,s\n", "there is no row to write"),
+        (b"y,n,s\n", "no rows to write"),
         (b"y,n\n1,2\n", "no column 's'"),
         (gzip.compress(b"y,n,s\n" + b"1,2,x\n" * 9, mtime=0)[:-9], "is cut short"),
     ],

@@ -1,7 +1,7 @@
 """From raw logs to a prepared data folder: Parquet files, a schema and a manifest.
 
-Reading and decompressing, parsing, and writing each run in a thread of their own with a short queue
-between them, so memory does not grow with the rows. An interrupted run is resumed by running it again.
+Reading (with decompression), parsing and writing run in separate threads with short queues between them, so
+memory does not grow with the rows. To resume an interrupted run, run it again.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class PrepareReport:
     bytes: int
     bad_lines: int
     bad_line_examples: tuple[str, ...]
-    collisions: dict[str, int] | None  # pairs of strings with one key, by table; None: not checked
-    resumed_rows: int  # were there already
+    collisions: dict[str, int] | None  # strings that share a key, by table; None: not checked
+    resumed_rows: int  # written by an earlier run
     seconds: float
 
 
@@ -63,12 +63,12 @@ def prepare(
         out: the folder to write.
         format: a name in `rowhaul.data.formats.FORMATS`.
         schema: what the columns mean, for the formats csv and parquet.
-        positive_from: ratings from here on are a 1, for the format movielens (4 if not given).
+        positive_from: lowest rating that counts as 1, for the format movielens (default 4).
         time_order: sort by time (the default) or keep the order of the file, for the formats that
             have a time and are not in its order.
         on_bad_line: "error" stops at the first, "skip" counts them.
-        test_share: share of the rows, the last ones, that goes to ``test/``.
-        check_collisions: read the input once more to see whether two strings got one key.
+        test_share: share of the rows, the last ones, to put into ``test/``.
+        check_collisions: read the input again to check that no two strings share a key.
         overwrite: replace a folder that exists.
         progress: called with the rows written and the share of the input used.
     """
@@ -95,7 +95,7 @@ def prepare(
     }
     for path in source.files:
         if Path(out).expanduser().resolve() in path.resolve().parents:
-            raise DataError(f"{path} lies in the folder to write, {out}; choose another folder")
+            raise DataError(f"{path} is inside the output folder {out}; choose another folder")
     fingerprints = [_fingerprint(path) for path in source.files]
     with FolderWriter(
         out, source.schema, made_by, inputs=fingerprints, test_share=test_share, overwrite=overwrite

@@ -36,7 +36,6 @@ def cat(
 
     from rowhaul.checkpoint.opening import open_checkpoint
     from rowhaul.cli.ckpt.keys import check_raw
-    from rowhaul.export.export import ids_of_tables
 
     if raw:
         check_raw(keys)
@@ -47,7 +46,7 @@ def cat(
                 f"{reader.path} has no table {name!r}; its tables are {', '.join(reader.tables)}"
             )
     searched = [name for name in reader.tables if not table or name in table]
-    found = _Search(reader, ids_of_tables(reader), keys, searched, raw).run(quiet=as_json)
+    found = _search(reader, keys, searched, raw, quiet=as_json)
     absent = [typed for typed in keys if not any(hit.reading.typed == typed for hit in found.hits)]
     if as_json:
         rows = [hit.to_dict(state) for hit in found.hits]
@@ -83,41 +82,26 @@ class Found(NamedTuple):
     near: list[Hit]
 
 
-class _Search:
-    def __init__(
-        self,
-        reader: CheckpointReader,
-        ids: dict[str, tuple[str, ...]],
-        keys: list[str],
-        tables: list[str],
-        raw: bool,
-    ) -> None:
-        self._reader, self._ids, self._keys, self._tables, self._raw = reader, ids, keys, tables, raw
+def _search(reader: CheckpointReader, keys: list[str], tables: list[str], raw: bool, quiet: bool) -> Found:
+    from rowhaul.checkpoint.finding import find_rows
+    from rowhaul.cli.ckpt.keys import meant, readings
+    from rowhaul.export.export import ids_of_tables
 
-    def run(self, quiet: bool) -> Found:
-        from rowhaul.cli.ckpt.keys import meant, readings
-
-        found = Found([], [])
-        num_files = sum(len(self._reader.tables[name].files) for name in self._tables)
-        bar = counting_bar(quiet or num_files < _WORTH_A_BAR)
-        with exit_when_interrupted("not all files were searched"), bar:
-            task = bar.add_task("searching files", total=num_files, note="")
-            for name in self._tables:
-                records = self._find(name, lambda file: bar.advance(task))
-                for typed in dict.fromkeys(self._keys):
-                    asked = meant(typed, self._ids[name], self._raw)
-                    for reading in readings(typed):
-                        if reading.key in records:
-                            hit = Hit(name, reading, records[reading.key])
-                            (found.hits if reading in asked else found.near).append(hit)
-        return found
-
-    def _find(self, table: str, progress: Any) -> dict[int, FoundRow]:
-        from rowhaul.checkpoint.finding import find_rows
-        from rowhaul.cli.ckpt.keys import readings
-
-        wanted = [reading.key for typed in self._keys for reading in readings(typed)]
-        return find_rows(self._reader, table, wanted, progress)
+    found, ids = Found([], []), ids_of_tables(reader)
+    wanted = [reading.key for typed in keys for reading in readings(typed)]
+    num_files = sum(len(reader.tables[name].files) for name in tables)
+    bar = counting_bar(quiet or num_files < _WORTH_A_BAR)
+    with exit_when_interrupted("not all files were searched"), bar:
+        task = bar.add_task("searching files", total=num_files, note="")
+        for name in tables:
+            records = find_rows(reader, name, wanted, lambda file: bar.advance(task))
+            for typed in dict.fromkeys(keys):
+                asked = meant(typed, ids[name], raw)
+                for reading in readings(typed):
+                    if reading.key in records:
+                        hit = Hit(name, reading, records[reading.key])
+                        (found.hits if reading in asked else found.near).append(hit)
+    return found
 
 
 def _print(

@@ -1,4 +1,4 @@
-"""The files of a prepared data folder: written whole under their name or not at all."""
+"""The files of a prepared data folder, each written atomically."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Part:
     bytes: int
 
     def to_dict(self) -> dict[str, Any]:
-        """As it stands in the manifest."""
+        """The entry in the manifest."""
         return asdict(self)
 
 
@@ -52,7 +52,7 @@ def writing(folder: Path) -> Iterator[None]:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise DataError(
             f"cannot write to {folder}: {reason}; make room or choose another folder, then run the same "
-            "command again (what is finished is kept)"
+            "command again (finished files are kept)"
         ) from error
 
 
@@ -100,7 +100,7 @@ class PartWriter:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file whole or not at all."""
+    """Write a JSON file atomically."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -113,10 +113,10 @@ def remove_leftovers(folder: Path, keep: Collection[str]) -> None:
 
 
 def split_off_test(folder: Path, parts: list[Part], train_rows: int) -> tuple[list[Part], list[Part]]:
-    """Move the rows behind the first ``train_rows`` into the test folder; returns (train, test) parts.
+    """Move the rows after the first ``train_rows`` into the test folder; returns (train, test) parts.
 
-    Whole parts are renamed, the one on the border is written anew as two. Every step may be repeated
-    after a crash: the tail is written before its part is cut, and a part's own rows say whether it was.
+    Whole parts are renamed; the one on the border is rewritten as two. Every step can be repeated after a
+    crash: the tail is written before its part is cut, and the rows of a part show whether it was.
     """
     train: list[Part] = []
     test: list[Part] = []

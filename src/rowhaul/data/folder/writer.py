@@ -1,4 +1,4 @@
-"""The prepared data folder: how it is written, resumed, marked complete and refused while it is not.
+"""Writes and resumes prepared data folders, marks them complete, and refuses unfinished ones.
 
 ::
 
@@ -9,8 +9,8 @@
     data/_progress.json        only while unfinished: what is done, where the source continues
     data/_scratch/             only while unfinished: temporary files of the source
 
-Whoever produces rows (`prepare`, `generate`) hands chunks to a `FolderWriter`; it cuts them into parts
-at fixed rows, whatever the chunks' sizes, so an interrupted and resumed folder equals an uninterrupted one.
+`prepare` and `generate` pass chunks to a `FolderWriter`; it cuts them into parts at fixed rows, independent
+of the chunks' sizes, so an interrupted and resumed folder equals an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def check_complete(path: str | Path) -> None:
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """What a finished folder says about itself."""
+    """Read the manifest of a finished folder."""
     check_complete(folder)
     path = Path(folder).expanduser() / MANIFEST_FILE
     if not path.is_file():
@@ -101,14 +101,14 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
 
 class FolderWriter:
-    """Writes a data folder from chunks, or goes on with one that was interrupted.
+    """Writes a data folder from chunks, or resumes an interrupted one.
 
     Args:
-        folder: where to write; made if need be.
+        folder: where to write; created if necessary.
         schema: of the rows as written.
-        made_by: what makes the rows, plain data. Only the same again may resume.
-        inputs: what the rows are made from, plain data with a ``path`` each; changed, it cannot resume.
-        test_share: share of the rows, the last ones, that goes to ``test/``.
+        made_by: the command that makes the rows, plain data. Only the same command may resume.
+        inputs: the input files, plain data with a ``path`` each; if they change, it cannot resume.
+        test_share: share of the rows, the last ones, to put into ``test/``.
         overwrite: replace a folder that exists, finished or not.
 
     Example::
@@ -136,7 +136,7 @@ class FolderWriter:
         self._test_share = test_share
         self._made = {"made_by": made_by, "inputs": list(inputs), "test_share": test_share}
         self._parts: list[Part] = []
-        self._skip = 0  # rows behind `position` that the parts already hold
+        self._skip = 0  # rows after `position` that the parts already hold
         self._all_written = False
         self._lock: int | None = None
         self._made_folder = False
@@ -212,7 +212,7 @@ class FolderWriter:
         ``facts`` go into the manifest as they are.
         """
         if self.rows == 0:
-            raise DataError("there is no row to write: the input holds none, or every line of it is bad")
+            raise DataError("no rows to write: the input is empty, or every line is bad")
         train_rows = self.rows - int(self.rows * self._test_share)
         with writing(self.folder):
             train, test = split_off_test(self.folder, self._parts, train_rows)
@@ -238,8 +238,8 @@ class FolderWriter:
                 return self._resume(state)
         elif manifest.exists() and not self._overwrite:
             raise DataError(
-                f"{self.folder} already holds a finished data set; choose another folder, or say that it may "
-                "be replaced (--overwrite)"
+                f"{self.folder} already holds a finished data set; choose another folder, or replace it "
+                "(--overwrite)"
             )
         elif not manifest.exists() and not progress.exists():
             for other in self.folder.iterdir():
@@ -263,7 +263,7 @@ class FolderWriter:
             changed = [one["path"] for one in made["inputs"] if one not in state["inputs"]]
             raise DataError(
                 f"{', '.join(changed) or 'the input'} has changed since {self.folder} was begun, so it "
-                "cannot be resumed; start anew (--overwrite)"
+                "cannot be resumed; start over (--overwrite)"
             )
         self._parts = [Part(**part) for part in state["parts"]]
         self._all_written = state["all_written"]
@@ -272,7 +272,7 @@ class FolderWriter:
             remove_leftovers(self.folder, keep=[part.name for part in self._parts])
 
     def _save(self, position: dict[str, Any] | None, skip: int) -> None:
-        """Record the finished parts, and that the source continues ``skip`` rows behind ``position``."""
+        """Record the finished parts, and that the source continues ``skip`` rows after ``position``."""
         self.position, self._skip = position, skip
         state = {
             **self._made,
@@ -290,7 +290,7 @@ class FolderWriter:
         except BlockingIOError:
             raise DataError(f"{self.folder} is being written by another process") from None
         except OSError:
-            pass  # a file system without locks: the user has to take care
+            pass  # a file system without locks: the user must take care
 
     def _release(self) -> None:
         if self._lock is not None:
@@ -298,7 +298,7 @@ class FolderWriter:
             self._lock = None
 
     def _forget(self) -> None:
-        """Nothing worth resuming was written: leave no trace."""
+        """Remove all traces: nothing worth resuming was written."""
         (self.folder / PROGRESS_FILE).unlink(missing_ok=True)
         with suppress(OSError):  # not empty
             (self.folder / TEST_FOLDER).rmdir()

@@ -1,8 +1,8 @@
-"""Rows in the order of time, with bounded memory: an external merge sort.
+"""Sorts rows by time in bounded memory: an external merge sort.
 
-Some logs come grouped by user or by ad; their last rows would be a strange test set. The rows are
-sorted in runs that fit in memory, each run goes to a scratch file, and then the runs are merged one
-slice of time after the other. Rows of one time keep their order in the file.
+Some logs are grouped by user or by ad; their last rows would be a poor test set. Rows are sorted in runs that
+fit in memory, each run is written to a scratch file, and the runs are merged one slice of time after another.
+Rows of the same time keep their order in the file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SAMPLE_EVERY = 64
 class TimeOrdered:
     """``source`` sorted by its time column, which the chunks then lack.
 
-    The sort is done anew when an interrupted command resumes; the rows already written are passed over.
+    A resumed command sorts again and skips the rows already written.
     """
 
     source: TextSource

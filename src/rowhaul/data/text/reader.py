@@ -54,7 +54,7 @@ _REASONS = {
 
 
 class Place(NamedTuple):
-    """Where a record begins: its offset in the decompressed file and its 1-based line."""
+    """Where a record begins: its offset in the decompressed file and its line, counted from 1."""
 
     offset: int
     line: int
@@ -75,7 +75,7 @@ class Rows:
 
 @dataclass
 class BadLines:
-    """What happens to bad lines: the first is an error, or they are counted and some kept as examples."""
+    """Raises for the first bad line, or counts them and keeps some as examples."""
 
     skip: bool
     count: int = 0
@@ -96,7 +96,7 @@ class BadLines:
 
     @classmethod
     def at(cls, position: dict[str, Any] | None, skip: bool) -> BadLines:
-        """As they were at a position."""
+        """Restore the counts saved in a position."""
         known = position or {}
         return cls(skip, known.get("bad_lines", 0), list(known.get("bad_line_examples", [])))
 
@@ -136,7 +136,7 @@ class _Parser:
         self._columns = new_columns(self._kernel_layout, ROWS_AT_ONCE, ROWS_AT_ONCE)
 
     def append(self, block: bytes) -> None:
-        """Move the unfinished record to the front and put ``block`` behind it."""
+        """Move the unfinished record to the front and append ``block``."""
         used = int(self._cursor[AT])
         left = self._size - used
         self._buffer[:left] = self._buffer[used : self._size]
@@ -146,7 +146,7 @@ class _Parser:
         self._cursor[AT] = 0
 
     def parse(self, final: bool) -> bool:
-        """Whether the columns are full; otherwise the buffer is used up."""
+        """Parse until the columns are full (True) or the buffer is used up (False)."""
         while True:
             status = self._run(final)
             if status == COLUMNS_FULL:
@@ -161,7 +161,7 @@ class _Parser:
                 self._report()
 
     def take(self, stored_bytes: int) -> Rows:
-        """The rows parsed so far; the columns start anew."""
+        """Return the rows parsed so far and start new columns."""
         num_rows, columns = int(self._cursor[ROWS]), self._columns
         place = Place(self._buffer_offset + int(self._cursor[AT]), int(self._cursor[LINE]))
         rows = Rows(
@@ -195,7 +195,7 @@ class _Parser:
         self._columns = self._columns._replace(list_values=grown)
 
     def _pass_endless_record(self) -> None:
-        """A record longer than the limit: a quote that was never closed, or not a text file at all."""
+        """Report a record beyond the limit: an unclosed quote, or not a text file at all."""
         line = int(self._cursor[LINE])
         if self._run(final=True) != BAD_RECORD or self._cursor[ERROR] != values.UNCLOSED_QUOTE:
             raise DataError(

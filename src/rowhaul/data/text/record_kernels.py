@@ -39,7 +39,7 @@ CURSOR_SIZE = 8
 
 _LF, _CR, _SPACE, _QUOTE = 10, 13, 32, 34
 _ONES, _HIGH_BITS, _ALL_BITS = U(0x0101010101010101), U(0x8080808080808080), U(0xFFFFFFFFFFFFFFFF)
-_INCOMPLETE = -1  # a record that the bytes at hand do not finish
+_INCOMPLETE = -1  # the record ends beyond the buffer
 
 
 class Layout(NamedTuple):

@@ -1,7 +1,7 @@
 """Presets shaped like Criteo's logs: Kaggle, Terabyte, Sponsored Search.
 
-Kaggle and Terabyte publish only anonymous columns; which of them tell of the user, the page or the ad
-is our choice. Cardinalities are the published ones. Offsets of the open laws are solved so that the
+Kaggle and Terabyte publish only anonymous columns; which of them describe the user, the page or the
+ad is our choice. Cardinalities are the published ones. Offsets of the open laws are solved so that the
 expected number of distinct ids at the data set's size is the published cardinality.
 """
 
