@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rowhaul.cli.simulate.command import _options_named
 from rowhaul.cli.simulate.options import check_brute_force
+from rowhaul.cli.simulate.run import options_named
 from rowhaul.errors import ConfigError
 
 KINDS = ["miss_pull", "update_push", "evict_push", "peer_send"]
@@ -262,7 +262,7 @@ def test_wrong_sizes_are_found_before_rows_are_counted(simulate, monkeypatch):
 def test_only_the_error_about_caches_names_their_options(simulate):
     options = "(--cache, --batch-per-worker, --workers)"
     assert options in simulate("--dispatch", "laia", "--cache", "2")[2]
-    with pytest.raises(ConfigError) as caught, _options_named():
+    with pytest.raises(ConfigError) as caught, options_named():
         raise ConfigError("brute-force tries all assignments")
     assert str(caught.value) == "brute-force tries all assignments"
 

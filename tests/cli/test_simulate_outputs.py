@@ -14,7 +14,7 @@ def refused(simulate, monkeypatch):
 
     def run(*arguments, data=None):
         with monkeypatch.context() as patch:
-            patch.setattr("rowhaul.cli.simulate.command._simulate", lambda given: pytest.fail("it ran"))
+            patch.setattr("rowhaul.cli.simulate.run.run_simulation", lambda given: pytest.fail("it ran"))
             code, _, err = simulate("--dispatch", "laia", *arguments, data=data)
         assert code == 2
         assert "Traceback" not in err

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from rowhaul.cli.progress import counting_bar
+from rowhaul.data.files import find_schema
+from rowhaul.data.schema import Schema
+from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rowhaul.data.schema import Schema
-    from rowhaul.schedule import IdBatch
-    from rowhaul.simulate.counting import RowCounter
+from rowhaul.schedule import IdBatch
+from rowhaul.simulate.counting import RowCounter
 
 COUNTED_SAMPLES = 1 << 16  # in one piece of the first pass
 
@@ -28,9 +29,6 @@ class IdFiles:
     @classmethod
     def find(cls, files: Sequence[str], schema: Path | None, features: str | None) -> IdFiles:
         """The files and the id columns that their schema, or the comma-separated ``features``, names."""
-        from rowhaul.data.files import find_schema
-        from rowhaul.data.schema import Schema
-
         columns = None if features is None else [name.strip() for name in features.split(",")]
         if columns is not None and not all(columns):
             raise ConfigError(
@@ -51,15 +49,10 @@ class IdFiles:
 
     def num_batches(self, batch_size: int) -> int:
         """How many batches the files hold, the last one possibly short."""
-        from rowhaul.data.stream import SampleStream
-
         return SampleStream(self.files, self.schema, batch_size, require_label=False).num_batches
 
     def batches(self, batch_size: int, iterations: int) -> Iterator[IdBatch]:
         """The first ``iterations`` batches."""
-        from rowhaul.data.stream import SampleStream
-        from rowhaul.schedule import IdBatch
-
         limit = iterations * batch_size
         table_of_feature = self.table_of_feature
         for samples in SampleStream(self.files, self.schema, batch_size, limit=limit, require_label=False):
@@ -67,11 +60,6 @@ class IdFiles:
 
     def count_rows(self) -> RowCounter:
         """Count the distinct rows of all files, under a progress bar."""
-        import numpy as np
-
-        from rowhaul.data.stream import SampleStream
-        from rowhaul.simulate.counting import RowCounter
-
         counter = RowCounter(len(self.tables))
         stream = SampleStream(self.files, self.schema, COUNTED_SAMPLES, require_label=False)
         with counting_bar() as bar:
