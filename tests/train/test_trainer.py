@@ -130,7 +130,7 @@ def test_rates_warm_up_then_decay():
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"rates": {"decay": "slow"}}, "rates.decay must be one of constant, linear, cosine, got 'slow'"),
         ({"rows": {"options": {"lr": 1}}}, "options of rowwise_adagrad: 'lr' is not an option to set here"),
-        ({"model": {"options": {1: 2}}}, "model.options: 1 is no option"),
+        ({"model": {"options": {1: 2}}}, "model.options: 1 is not an option"),
         ({"model": {"embedding_dim": 10**12}}, "model.embedding_dim must be from 1 to 65536"),
         ({"seed": 2**64}, "seed must be below 2**63"),
         ({"threads": 100_000}, "threads must be at most 1024"),
