@@ -21,7 +21,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from datasets import movielens_1m
 from report import print_machine, print_table
-from rowhaul.data.prepare import prepare
+from rowhaul.data.preparing import prepare
 from rowhaul.data.schema import Schema
 from rowhaul.nn.models import MODELS
 from rowhaul.train import TrainConfig, train_run

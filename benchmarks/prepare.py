@@ -22,7 +22,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
 from report import console, interleaved_medians, print_machine, print_table
-from rowhaul.data.prepare import prepare
+from rowhaul.data.preparing import prepare
 
 COUNTS = [f"I{number}" for number in range(1, 14)]
 TOKENS = [f"C{number}" for number in range(1, 27)]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from rowhaul import _environment
 
-_environment.let_waiting_threads_sleep()  # before PyTorch is imported
+_environment.set_passive_waiting()  # before PyTorch is imported
 _environment.keep_freed_memory()
 
 import argparse

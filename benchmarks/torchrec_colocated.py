@@ -164,12 +164,12 @@ def database_rank(path: str, warm_up: int) -> None:
     import torch.distributed as dist
     from torch import nn
 
-    from rowhaul._environment import keep_freed_memory, let_threads_take_turns
+    from rowhaul._environment import keep_freed_memory, switch_threads_sooner
     from rowhaul.database import DatabaseBags, DenseSum, DistributedEmbeddingDatabase
 
     torch.set_num_threads(1)
     keep_freed_memory()
-    let_threads_take_turns()
+    switch_threads_sooner()
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     every = np.load(path, mmap_mode="r")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from datasets import CACHE, movielens_1m
 from rowhaul.data.generate.folder import generate_folder
-from rowhaul.data.prepare import prepare
+from rowhaul.data.preparing import prepare
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.nn import Batch

@@ -26,7 +26,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from figures.traces import Trace
-from rowhaul._environment import keep_freed_memory, let_threads_take_turns
+from rowhaul._environment import keep_freed_memory, switch_threads_sooner
 from rowhaul.cluster import join
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.runtime.mover import Job
@@ -238,7 +238,7 @@ def main() -> None:
     setting = HotSetting(**{**given, "sizes": tuple(given["sizes"])})
     torch.set_num_threads(1)
     keep_freed_memory()
-    let_threads_take_turns()
+    switch_threads_sooner()
     with join(num_stores=1, colocated=setting.colocated, host="testbed") as cluster:
         printed = run(cluster, setting)
     print(json.dumps(printed))

@@ -22,7 +22,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from figures.traces import Trace, generated
-from rowhaul._environment import keep_freed_memory, let_threads_take_turns
+from rowhaul._environment import keep_freed_memory, switch_threads_sooner
 from rowhaul.cluster import join
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.nn import EmbeddingBagCollection
@@ -142,7 +142,7 @@ def main() -> None:
     setting = Setting(**json.loads(sys.argv[1]))
     torch.set_num_threads(1)
     keep_freed_memory()
-    let_threads_take_turns()
+    switch_threads_sooner()
     with join(num_stores=1, peer_to_peer=setting.peer_to_peer, host="testbed") as cluster:
         size = setting.per_worker * cluster.topology.num_workers
         samples = setting.num_batches * size

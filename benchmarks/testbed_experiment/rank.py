@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from rowhaul._environment import keep_freed_memory, let_threads_take_turns
+from rowhaul._environment import keep_freed_memory, switch_threads_sooner
 from rowhaul.cluster import join
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.runtime.mover import Job
@@ -210,7 +210,7 @@ def main() -> None:
     setting = Setting(**{**given, "mechanisms": tuple(given["mechanisms"])})
     torch.set_num_threads(1)
     keep_freed_memory()
-    let_threads_take_turns()
+    switch_threads_sooner()
     # One machine, though each rank has a network of its own: they share a scheduler.
     with join(num_stores=1, host="testbed") as cluster:
         links = MeasuredLinks.measure(cluster)

@@ -1,86 +1,69 @@
 """Rowhaul trains recommendation models whose embedding tables outgrow one worker, exactly.
 
-The names below are the public interface, with the sub-packages `rowhaul.nn`, `rowhaul.optim`,
-`rowhaul.data`, `rowhaul.schedule`, `rowhaul.simulate`, `rowhaul.train`, `rowhaul.checkpoint` and
-`rowhaul.cluster`. They are imported when first used, so that ``import rowhaul`` costs nothing.
+The names below and those that the sub-packages list are the public interface. They are imported when first
+used, so that ``import rowhaul`` costs nothing.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rowhaul._lazy import lazy_exports
+
+__version__ = "0.1.0"  # the only place that names it
 
 if TYPE_CHECKING:
-    from rowhaul import checkpoint, cluster, data, errors, nn, optim, schedule, simulate, store, train
-    from rowhaul.data.schema import Schema
-    from rowhaul.data.stream import SampleStream
-    from rowhaul.errors import RowhaulError
-    from rowhaul.nn import (
-        Batch,
-        EmbeddingBagCollection,
-        EmbeddingBagConfig,
-        KeyedJaggedTensor,
-        KeyedTensor,
-        RowOptimizer,
-    )
-    from rowhaul.train.distributed import distribute
+    from rowhaul import checkpoint as checkpoint
+    from rowhaul import cluster as cluster
+    from rowhaul import data as data
+    from rowhaul import database as database
+    from rowhaul import errors as errors
+    from rowhaul import nn as nn
+    from rowhaul import optim as optim
+    from rowhaul import pruning as pruning
+    from rowhaul import schedule as schedule
+    from rowhaul import simulate as simulate
+    from rowhaul import store as store
+    from rowhaul import train as train
+    from rowhaul.data.schema import Schema as Schema
+    from rowhaul.data.stream import SampleStream as SampleStream
+    from rowhaul.database import DatabaseBags as DatabaseBags
+    from rowhaul.database import DenseSum as DenseSum
+    from rowhaul.database import DistributedEmbeddingDatabase as DistributedEmbeddingDatabase
+    from rowhaul.database import EmbeddingDatabase as EmbeddingDatabase
+    from rowhaul.errors import RowhaulError as RowhaulError
+    from rowhaul.nn import Batch as Batch
+    from rowhaul.nn import EmbeddingBagCollection as EmbeddingBagCollection
+    from rowhaul.nn import EmbeddingBagConfig as EmbeddingBagConfig
+    from rowhaul.nn import KeyedJaggedTensor as KeyedJaggedTensor
+    from rowhaul.nn import KeyedTensor as KeyedTensor
+    from rowhaul.nn import RowOptimizer as RowOptimizer
+    from rowhaul.nn.models import build_model as build_model
+    from rowhaul.pruning.settings import PruneSettings as PruneSettings
+    from rowhaul.schedule.lifetimes.policy import RowPolicy as RowPolicy
+    from rowhaul.train.cluster_config import ClusterConfig as ClusterConfig
+    from rowhaul.train.config import TrainConfig as TrainConfig
+    from rowhaul.train.distributed import distribute as distribute
+    from rowhaul.train.distributed import evaluate as evaluate
+    from rowhaul.train.distributed import find_checkpoint as find_checkpoint
+    from rowhaul.train.distributed import save_checkpoint as save_checkpoint
 
-_HOME = {
-    "Schema": "rowhaul.data.schema",
-    "SampleStream": "rowhaul.data.stream",
-    "RowhaulError": "rowhaul.errors",
-    "Batch": "rowhaul.nn",
-    "EmbeddingBagCollection": "rowhaul.nn",
-    "EmbeddingBagConfig": "rowhaul.nn",
-    "KeyedJaggedTensor": "rowhaul.nn",
-    "KeyedTensor": "rowhaul.nn",
-    "RowOptimizer": "rowhaul.nn",
-    "distribute": "rowhaul.train.distributed",
+_EXPORTS = {
+    "": "checkpoint cluster data database errors nn optim pruning schedule simulate store train",
+    "data.schema": "Schema",
+    "data.stream": "SampleStream",
+    "database": "DatabaseBags DenseSum DistributedEmbeddingDatabase EmbeddingDatabase",
+    "errors": "RowhaulError",
+    "nn": "Batch EmbeddingBagCollection EmbeddingBagConfig KeyedJaggedTensor KeyedTensor RowOptimizer",
+    "nn.models": "build_model",
+    "pruning.settings": "PruneSettings",
+    "schedule.lifetimes.policy": "RowPolicy",
+    "train.cluster_config": "ClusterConfig",
+    "train.config": "TrainConfig",
+    "train.distributed": "distribute evaluate find_checkpoint save_checkpoint",
 }
-_PACKAGES = (
-    "checkpoint",
-    "cluster",
-    "data",
-    "errors",
-    "nn",
-    "optim",
-    "schedule",
-    "simulate",
-    "store",
-    "train",
-)
-
-__all__ = [
-    "Batch",
-    "EmbeddingBagCollection",
-    "EmbeddingBagConfig",
-    "KeyedJaggedTensor",
-    "KeyedTensor",
-    "RowOptimizer",
-    "RowhaulError",
-    "SampleStream",
-    "Schema",
-    "checkpoint",
-    "cluster",
-    "data",
-    "distribute",
-    "errors",
-    "nn",
-    "optim",
-    "schedule",
-    "simulate",
-    "store",
-    "train",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return importlib.import_module(f"rowhaul.{name}")
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'rowhaul' has no attribute {name!r}")
+__all__, __getattr__ = lazy_exports("rowhaul", _EXPORTS)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "__version__"]

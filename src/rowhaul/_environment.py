@@ -1,12 +1,12 @@
-"""The environment that our programs run in; importing the library never changes it.
+"""Process settings that our programs make; importing the library never changes them.
 
 * Waiting OpenMP threads sleep. By default they spin on their core for a while after every parallel
-  piece of PyTorch, and on a machine with few cores they take it from the threads that move rows.
+  section of PyTorch, and on a machine with few cores they take it from the threads that move rows.
   OpenMP reads this when PyTorch is loaded, so it is set before that.
 * While training, freed memory is kept. A step frees and allocates the same few large tensors over and
   over; by default glibc maps each afresh, and the page faults can cost as much as the arithmetic.
-* On a rank, threads hand Python's lock on sooner: its threads wait for each other.
-* While preparing data, freed memory is given back, so that the peak does not creep up with the file.
+* On a rank, Python switches threads sooner: its threads wait for each other.
+* While preparing data, freed memory is returned, so that the peak does not creep up with the file.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import sys
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # from malloc.h
 
 
-def let_waiting_threads_sleep() -> None:
-    """Call it before PyTorch is imported; what a user has set stays."""
+def set_passive_waiting() -> None:
+    """Make waiting OpenMP threads sleep, unless the user has chosen; call before importing PyTorch."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def keep_freed_memory() -> None:
-    """For work that allocates the same large blocks again and again."""
+    """Keep freed memory, for work that allocates the same large blocks again and again."""
     _set_thresholds(1 << 30)
 
 
 def return_freed_memory() -> None:
-    """For a long stream of large blocks of different sizes."""
+    """Return freed memory, for a long stream of large blocks of different sizes."""
     _set_thresholds(1 << 17)
 
 
@@ -41,6 +41,6 @@ def _set_thresholds(num_bytes: int) -> None:
             mallopt(_TRIM_THRESHOLD, num_bytes)
 
 
-def let_threads_take_turns() -> None:
-    """Hand Python's lock on after half a millisecond instead of five."""
+def switch_threads_sooner() -> None:
+    """Release Python's lock after half a millisecond instead of five."""
     sys.setswitchinterval(0.0005)

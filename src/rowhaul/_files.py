@@ -1,4 +1,4 @@
-"""Files that are whole under their name or not there at all."""
+"""Files that appear under their name only when they are complete."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ TEMPORARY_PREFIX = ".tmp-"
 
 @contextmanager
 def whole(path: str | Path) -> Iterator[Path]:
-    """A temporary path for a file or folder to write; it takes the name ``path`` when all went well.
+    """Yield a temporary path to write a file or folder to; rename it to ``path`` on success, else remove it.
 
-    Otherwise it is removed. Its ending is the final one's, since some writers look at it.
+    It has the final suffix, because some writers look at it.
     """
     path = Path(path)
     temporary = temporary_beside(path)
@@ -31,18 +31,18 @@ def whole(path: str | Path) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file whole or not at all."""
+    """Write a text file atomically."""
     with whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def temporary_beside(path: Path) -> Path:
-    """Where a file is written before it takes its name."""
+    """The path that a file is written to before it is renamed."""
     return path.with_name(TEMPORARY_PREFIX + path.name)
 
 
 def publish(temporary: Path, path: Path) -> None:
-    """Give a written file its name, once its contents are on disk."""
+    """Rename a written file once its contents are on disk."""
     sync(temporary)
     temporary.replace(path)
     sync(path.parent)

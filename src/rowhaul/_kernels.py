@@ -1,16 +1,16 @@
-"""The one way integer and row kernels are compiled: numba, cached on disk, without the GIL.
+"""Compiles all kernels the same way: numba, cached on disk, without the GIL.
 
 Numba raises when it finds no writable place for its cache, and again when the disk fills up while
 it saves. A read-only installation should still train, only with a slower start, so here the cache
 is dropped with a warning instead.
 
-Numba takes a cached kernel as good while the kernel's own file has not changed. But kernels take in
-functions and constants of other files, so here a cached kernel is good while none of the files of
-this package that its module imports, directly or not, has changed.
+Numba reuses a cached kernel while the kernel's own file is unchanged. But kernels inline functions and
+constants of other files, so here a cached kernel is valid only while no file of this package that its module
+imports, directly or not, has changed.
 
-And Numba numbers the files of a kernel's cache, so that processes that start together may save under one
-number: code for one type, said to be for another, which then reads and writes past the end of arrays, in
-every later process too. Here a file is named by what is in it.
+Numba also numbers the files of a kernel's cache, so processes that start together may save under the same
+number: code for one type, labelled as another, which then reads and writes past the end of arrays, in every
+later process too. Here a file is named after its contents.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _locked(path: str) -> Iterator[None]:
 
 
 class _CacheFiles(IndexDataCacheFile):  # type: ignore[misc]  # Numba's classes have no types
-    """The cached files of one kernel: one for each signature, without an index."""
+    """The cached files of one kernel: one per signature, without an index."""
 
     def __init__(self, folder: str, base: str, stamp: str) -> None:
         super().__init__(folder, base, stamp)
@@ -91,7 +91,7 @@ class _CacheFiles(IndexDataCacheFile):  # type: ignore[misc]  # Numba's classes 
     def save(self, key: Any, data: Any) -> None:
         self._save_data(self._name_of(key), data)
         for path in glob.glob(f"{glob.escape(self._base)}.*.nb[ci]"):
-            if not path.startswith(f"{self._base}.{self._source_stamp}."):  # of a source that has changed
+            if not path.startswith(f"{self._base}.{self._source_stamp}."):  # of an older source
                 with contextlib.suppress(OSError):
                     os.unlink(path)
 
@@ -106,7 +106,7 @@ class _CacheFiles(IndexDataCacheFile):  # type: ignore[misc]  # Numba's classes 
             os.unlink(path)
 
     def _name_of(self, key: Any) -> str:
-        """By the source, the signature, the machine and Numba's version."""
+        """The file name: by source, signature, machine and Numba's version."""
         digest = hashlib.blake2b(repr((self._version, key)).encode(), digest_size=16).hexdigest()
         return f"{self._base}.{self._source_stamp}.{digest}.nbc"
 
@@ -117,9 +117,9 @@ _IMPORT = re.compile(r"^\s*(?:from|import) rowhaul\.?([\w.]*)(?: import (?:\(([^
 
 @functools.cache
 def _fingerprint(path: str) -> str:
-    """A hash of a file and of all files of this package that it imports.
+    """Hash a file and all files of this package that it imports.
 
-    Nothing, if one of them was changed since this process began: it may have imported another text.
+    Empty if one of them has changed since this process began: it may have imported an older text.
     """
     files = {Path(path)}
     unread = set(files)
@@ -160,7 +160,7 @@ def _tolerate_failing_saves(compiled: Any) -> None:
 
 def _warn_without_cache(error: Exception) -> None:
     warnings.warn(
-        f"the kernel cache cannot be written ({error}); kernels are compiled anew in every process. "
+        f"the kernel cache cannot be written ({error}); every process compiles its kernels again. "
         "Set NUMBA_CACHE_DIR to a folder you can write to.",
         RuntimeWarning,
         stacklevel=3,

@@ -1,7 +1,7 @@
 """The errors a user can cause, each a ``ValueError`` at heart.
 
-A message says what was given, what is needed and what to change. Nothing else in the package
-turns a user's mistake into a traceback of internals, and nothing here exits the process.
+A message says what was given, what is needed and what to change. Library code raises nothing else for a
+user's mistake, and never exits the process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class CacheTooSmallError(ConfigError):
 
 
 class DataError(RowhaulError):
-    """A data file, its schema or one of its values is not what it should be."""
+    """A data file, its schema or one of its values is invalid."""
 
 
 class BadLineError(DataError):
@@ -40,11 +40,11 @@ class UnknownKeyError(RowhaulError):
 
 
 class ClusterError(RowhaulError):
-    """Ranks cannot be joined, disagree with each other, or have lost each other."""
+    """Ranks cannot join, disagree, or have lost each other."""
 
 
 class RankLostError(ClusterError):
-    """A rank has died, stopped or failed while the others ran: carries ``rank`` and ``role``."""
+    """A rank died, stopped or failed while the others ran: carries ``rank`` and ``role``."""
 
     def __init__(self, rank: int, role: str, reason: str) -> None:
         super().__init__(f"rank {rank} ({role}) {reason}")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rowhaul.cli.interruption import is_interruption
+from rowhaul.cli.progress import is_interruption
 
 
 def kernel_error(cause=None, context=None):

@@ -224,5 +224,5 @@ def test_data_is_not_prepared_over_its_input(rowhaul, log_folder, tmp_path):
                            "--schema", tmp_path / "data" / "schema.yaml", "--out", tmp_path / "data",
                            "--overwrite")  # fmt: skip
     assert code == 2
-    assert "lies in the folder to write" in err
+    assert "is inside the output folder" in err
     assert (tmp_path / "data" / "part-0.parquet").exists()

@@ -103,7 +103,7 @@ def test_cat_takes_stored_keys_of_text_ids_when_told_so(rowhaul, trained):
     stored = str(hash_string("item-5"))
     code, out, _ = rowhaul("ckpt", "cat", trained, stored)
     assert code == 1
-    assert "to see it, add --raw" in out
+    assert "add --raw to see it" in out
     assert rowhaul("ckpt", "cat", trained, stored, "--raw")[0] == 0
     code, _, err = rowhaul("ckpt", "cat", trained, "item-5", "--raw")
     assert code == 2
@@ -171,7 +171,7 @@ def test_merge_says_whose_rows_were_taken(rowhaul, trained, tmp_path):
         writer.table("city", [(np.array([1]), rows[:1])], dim=4, state_width=1, dtype="float32")
     code, out, _ = rowhaul("ckpt", "merge", trained, tmp_path / "more", "--to", tmp_path / "to")
     assert code == 0
-    assert "the last one's was taken" in out
+    assert "were taken from the last one" in out
     code, out, _ = rowhaul("ckpt", "cat", tmp_path / "to", str(USER), "-9", "--json")
     assert code == 0
     assert [row["values"] for row in json.loads(out)["rows"]] == [[1.0] * 4] * 2
@@ -222,13 +222,13 @@ def test_a_pruned_run_is_listed_shown_merged_and_exported(rowhaul, log_folder, t
     code, out, _ = rowhaul("ckpt", "ls", run)
     assert code == 0
     assert "pruned, 4 chunks a row" in out
-    assert "chunks there" in out
+    assert "stored chunks" in out
     code, out, _ = rowhaul("ckpt", "ls", run, "--json")
     tables = json.loads(out)["tables"]
     assert 0 < sum(one["chunks_there"] for one in tables) < 4 * sum(one["rows"] for one in tables)
     code, out, _ = rowhaul("ckpt", "cat", run, str(USER), "--table", "user")
     assert code == 0
-    assert " of 4 there" in out
+    assert " of 4 stored" in out
     code, out, _ = rowhaul("ckpt", "merge", run, run, "--to", tmp_path / "merged")
     assert code == 0
     code, _, err = rowhaul("export", tmp_path / "merged", "--to", tmp_path / "exported", "--format", "npz")

@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from rowhaul import __version__
 
 SMALL = ("--batch-size", "500", "--embedding-dim", "4", "--set", "model.options.top=[16]")
 
@@ -167,7 +168,7 @@ def test_a_signal_stops_and_saves_and_resume_goes_on(number, log_folder, tmp_pat
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "Stopped and saved. To go on: rowhaul train --resume" in out
+    assert "Stopped and saved. To continue: rowhaul train --resume" in out
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
     step = int(checkpoint.name.removeprefix("step-"))
     command += ["--resume", "--max-steps", str(step + 5)]
@@ -202,14 +203,14 @@ def test_an_interrupted_generate_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "run the same command again to go on" in out
+    assert "run the same command again to continue" in out
     assert "Traceback" not in err
 
 
 def test_version(rowhaul):
     code, out, _ = rowhaul("--version")
     assert code == 0
-    assert out.strip() == version("rowhaul")
+    assert out.strip() == __version__
 
 
 def test_demo_ends_with_what_to_try_next(rowhaul, tmp_path):

@@ -13,9 +13,9 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rowhaul.cli.checks import Check, check_folder, check_packages, check_python, check_shared_memory
-from rowhaul.cli.doctor import checks, doctor, render
-from rowhaul.cli.network import Network, check_gloo, check_hostname, check_interfaces
+from rowhaul.cli.doctor.command import checks, doctor, render
+from rowhaul.cli.doctor.machine import Check, check_folder, check_packages, check_python, check_shared_memory
+from rowhaul.cli.doctor.network import Network, check_gloo, check_hostname, check_interfaces
 
 NETWORK = Network(
     interfaces={"lo": ("127.0.0.1", "::1"), "eth0": ("10.0.0.5",), "eth1": ("192.168.1.5",)},
@@ -128,7 +128,7 @@ def test_a_process_group_that_cannot_form_fails_with_a_fix(monkeypatch: pytest.M
 
 def test_a_kernel_cache_that_cannot_be_written_is_warned_of(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    program = "from rowhaul.cli.checks import check_kernel_cache as c; print(c().status, c().detail)"
+    program = "from rowhaul.cli.doctor.machine import check_kernel_cache as c; print(c().status, c().detail)"
     for folder, expected in [(tmp_path / "file" / "cache", "warn"), (tmp_path / "cache", "ok")]:
         environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder)}
         run = subprocess.run(

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rowhaul.cli.simulate import _options_named
-from rowhaul.cli.simulate_options import check_brute_force
+from rowhaul.cli.simulate.options import check_brute_force
+from rowhaul.cli.simulate.run import options_named
 from rowhaul.errors import ConfigError
 
 KINDS = ["miss_pull", "update_push", "evict_push", "peer_send"]
@@ -104,10 +104,16 @@ def test_optimizer_state_travels(simulate, tmp_path):
     ],
     ids=lambda arguments: " ".join(arguments),
 )
-def test_options_run(arguments, simulate):
+def test_options_run(arguments, simulate, tmp_path):
     base = () if "--dispatch" in arguments else ("--dispatch", "esd:1")
-    code, _, err = simulate(*base, *arguments, "--no-subsets")
+    out = tmp_path / "x.json"
+    code, _, err = simulate(*base, *arguments, "--no-subsets", "--json", out)
     assert code == 0, err
+    (outcome,) = json.loads(out.read_text())["mechanisms"]
+    assert sum(map(sum, outcome["bytes"].values())) > 0
+    assert sum(outcome["shares"]) == 200
+    given = {name.replace("-", "_") for name in " ".join(arguments).split() if name.startswith("--")}
+    assert {name.strip("_") for name in given} <= set(json.loads(out.read_text())["settings"])
 
 
 def test_plain_parquet_without_a_schema_or_label(simulate, log_folder, tmp_path):
@@ -246,15 +252,17 @@ def test_an_empty_data_set_is_named(simulate, tmp_path):
 
 
 def test_wrong_sizes_are_found_before_rows_are_counted(simulate, monkeypatch):
-    monkeypatch.setattr("rowhaul.cli.simulate_data.IdFiles.count_rows", lambda ids: pytest.fail("counted"))
-    for dispatch in ("laia,laia", "brute-force"):
-        assert simulate("--dispatch", dispatch)[0] == 2
+    monkeypatch.setattr("rowhaul.cli.simulate.data.IdFiles.count_rows", lambda ids: pytest.fail("counted"))
+    for dispatch, said in (("laia,laia", "names laia twice"), ("brute-force", "tries all assignments")):
+        code, _, err = simulate("--dispatch", dispatch)
+        assert code == 2
+        assert said in err
 
 
 def test_only_the_error_about_caches_names_their_options(simulate):
     options = "(--cache, --batch-per-worker, --workers)"
     assert options in simulate("--dispatch", "laia", "--cache", "2")[2]
-    with pytest.raises(ConfigError) as caught, _options_named():
+    with pytest.raises(ConfigError) as caught, options_named():
         raise ConfigError("brute-force tries all assignments")
     assert str(caught.value) == "brute-force tries all assignments"
 

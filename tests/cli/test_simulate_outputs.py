@@ -14,7 +14,7 @@ def refused(simulate, monkeypatch):
 
     def run(*arguments, data=None):
         with monkeypatch.context() as patch:
-            patch.setattr("rowhaul.cli.simulate._simulate", lambda given: pytest.fail("it ran"))
+            patch.setattr("rowhaul.cli.simulate.run.run_simulation", lambda given: pytest.fail("it ran"))
             code, _, err = simulate("--dispatch", "laia", *arguments, data=data)
         assert code == 2
         assert "Traceback" not in err
@@ -52,9 +52,9 @@ def test_inputs_are_never_replaced(refused, log_folder, tmp_path):
     ):
         for option in ("--json", "--report"):
             said = refused(option, path, "--overwrite", data=data / "x.parquet")
-            assert "one of the files that are read" in said
+            assert "one of the input files" in said
     given = ("--schema", data / "schema.yaml", "--json", data / "schema.yaml", "--overwrite")
-    assert "one of the files that are read" in refused(*given)
+    assert "one of the input files" in refused(*given)
     assert before == ((data / "x.parquet").read_bytes(), (data / "schema.yaml").read_bytes())
 
 

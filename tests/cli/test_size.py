@@ -43,10 +43,10 @@ def test_json_has_all_numbers(size, log_folder):
 def test_what_does_not_fit_is_refused_with_what_would_help(size):
     code, out, _ = size("--memory", "1MiB")
     assert code == 1
-    assert "it does not fit. No single change would do" in out
+    assert "it does not fit. No single change is enough" in out
     code, out, _ = size("--set", "model.embedding_dim=60000", "--row-optimizer", "adam", "--memory", "2GiB")
     assert code == 1
-    assert "Any of these alone would do:" in out
+    assert "Any one of these changes is enough:" in out
     assert "model.embedding_dim: " in out
     code, out, _ = size("--memory", "1MiB", "--json")
     assert code == 1
@@ -88,7 +88,7 @@ def test_policies_and_hot_rows_are_told(size):
     assert "policies" in out
     code, out, _ = size("--workers", "2", "--stores", "1", "--hot", "auto", "--memory", "16GiB")
     assert code == 0
-    assert "Hot rows: as many as may be chosen" in out
+    assert "Hot rows: counted at their upper limit" in out
 
 
 def test_a_sample_says_that_it_is_one(size):
@@ -100,7 +100,7 @@ def test_a_sample_says_that_it_is_one(size):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--machines", "2"], "--machines is 2, but the ranks to put on them are 1"),
+        (["--machines", "2"], "--machines is 2, but there are 1 ranks to put on them"),
         (["--machines", "0"], "--machines is 0"),
         (["--sample", "1"], "--sample is 1; it must be at least 2"),
         (["--memory", "16"], "'16' has no unit"),
@@ -108,7 +108,7 @@ def test_a_sample_says_that_it_is_one(size):
         (["--workers", "2", "--stores", "0"], "the number of stores must be at least 1"),
         (["--set", "batch=3"], "unknown setting batch"),
         (["--prune", "120%"], "prune.ratio must be a share"),
-        (["--prune", "90%", "--ttl", "5"], "prune decides by itself"),
+        (["--prune", "90%", "--ttl", "5"], "prune decides itself"),
         (["--set", "tables.users.ttl=5"], "there is no such table; did you mean user?"),
     ],
 )

@@ -1,5 +1,6 @@
 """`rowhaul verify`: it says "exact" of what is, and finds a single number that is not."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -7,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rowhaul.cli.verify_report import print_report
+from rowhaul.cli.verify.report import print_report
 from rowhaul.data.files import find_schema
 from rowhaul.pruning.comparison import compare_pruned
 from rowhaul.runtime.row_memory import RowMemory
@@ -70,7 +71,7 @@ def test_ranks_prune_and_train_what_one_process_does(logs, tmp_path):
     for kind in (*KINDS, "chunks that there are", "utilities"):
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"{kind}  ")]
         assert "equal to the bit" in line
-    assert "exact: the ranks keep the chunks" in done.stdout
+    assert "exact: the ranks keep the same chunks" in done.stdout
     assert "One process by itself" in done.stdout
     assert not list(tmp_path.iterdir())
 
@@ -257,8 +258,56 @@ def test_what_is_not_exact_by_design_is_no_failure(alone, capsys):
 
 
 def test_a_difference_ends_with_exit_code_1(rowhaul, log_folder, monkeypatch):
-    monkeypatch.setattr("rowhaul.cli.verify._Task.launch_and_compare", lambda task: False)
-    assert rowhaul("verify", "--data", log_folder)[0] == 1
+    tasks = []
+
+    def differ(task):
+        tasks.append(task)
+        return False
+
+    monkeypatch.setattr("rowhaul.cli.verify.command._Task.launch_and_compare", differ)
+    code, _, err = rowhaul("verify", "--data", log_folder)
+    assert (code, err) == (1, "")
+    (config,) = [task.config for task in tasks]
+    assert (config.precision, config.cluster.workers, config.max_steps) == ("float64", 2, 50)
+
+
+def test_it_takes_the_flags_of_train(rowhaul, log_folder, monkeypatch):
+    tasks = []
+    monkeypatch.setattr(
+        "rowhaul.cli.verify.command._Task.launch_and_compare", lambda task: tasks.append(task) or True
+    )
+    flags = ("--model", "deepfm", "--embedding-dim", "4", "--row-optimizer", "adam", "--row-lr", "0.01")
+    flags += (
+        "--topology",
+        "colocated",
+        "--peer-to-peer",
+        "--shares",
+        "2,1",
+        "--hot",
+        "7",
+        "--max-steps",
+        "9",
+    )
+    code, _, err = rowhaul("verify", "--data", log_folder, "--precision", "float32", *flags)
+    assert (code, err) == (0, "")
+    (config,) = [task.config for task in tasks]
+    assert (config.model.name, config.model.embedding_dim) == ("deepfm", 4)
+    assert (config.rows.name, config.rows.lr) == ("adam", 0.01)
+    cluster = config.cluster
+    assert cluster.colocated
+    assert cluster.peer_to_peer
+    assert (cluster.shares, cluster.hot_rows) == ("2,1", 7)
+    assert (config.max_steps, config.precision) == (9, "float32")
+
+
+@pytest.mark.parametrize("command", ["verify", "size"])
+def test_every_flag_of_train_is_known(command, rowhaul, monkeypatch):
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 1000)
+    _, train, _ = rowhaul("train", "--help")
+    code, other, _ = rowhaul(command, "--help")
+    assert code == 0
+    own = {"--out", "--eval-data", "--resume"}
+    assert set(re.findall(r"--[\w-]+", train)) - own <= set(re.findall(r"--[\w-]+", other))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from rowhaul.data import collisions
 from rowhaul.data.collisions import find_collisions
-from rowhaul.data.folder import Chunk
+from rowhaul.data.folder.writer import Chunk
 from rowhaul.data.schema import Schema
 
 

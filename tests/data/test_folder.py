@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rowhaul.data import folder as folder_module
-from rowhaul.data import folder_files
-from rowhaul.data.folder import PROGRESS_FILE, Chunk, FolderWriter, check_complete, read_manifest
+from rowhaul.data.folder import files as folder_files
+from rowhaul.data.folder import writer as folder_module
+from rowhaul.data.folder.writer import PROGRESS_FILE, Chunk, FolderWriter, check_complete, read_manifest
 from rowhaul.data.schema import Schema
 from rowhaul.errors import ConfigError, DataError
 
@@ -184,7 +184,7 @@ def test_nothing_is_left_when_nothing_was_finished(tmp_path):
             write(folder, [50, 50], stop_after=1)
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
     assert contents(tmp_path / "old") == {}
-    with pytest.raises(DataError, match="there is no row to write"):
+    with pytest.raises(DataError, match="no rows to write"):
         write(tmp_path / "new", [0])
     assert not (tmp_path / "new").exists()
 

@@ -10,7 +10,7 @@ import pytest
 from rowhaul.data.formats import FORMATS, Options, open_format
 from rowhaul.data.keys import hash_string
 from rowhaul.data.schema import Schema
-from rowhaul.data.text import BadLines
+from rowhaul.data.text.reader import BadLines
 from rowhaul.errors import BadLineError, ConfigError, DataError
 
 KAGGLE = (

@@ -8,7 +8,7 @@ import pytest
 from rowhaul.data.formats import Options, open_format
 from rowhaul.data.keys import hash_string
 from rowhaul.data.schema import Schema
-from rowhaul.data.text import BadLines
+from rowhaul.data.text.reader import BadLines
 from rowhaul.errors import BadLineError, DataError
 
 SCHEMA = Schema.from_dict({"label": "y", "dense": ["x"], "ids": ["a", "b"]})

@@ -11,7 +11,7 @@ import pytest
 
 from rowhaul.data.formats import Options, open_format
 from rowhaul.data.generate import LogGenerator, preset_named, write_raw
-from rowhaul.data.text import BadLines
+from rowhaul.data.text.reader import BadLines
 from rowhaul.errors import ConfigError, DataError
 
 ROWS = 4_000

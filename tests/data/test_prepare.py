@@ -11,13 +11,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from rowhaul.data import folder as folder_module
-from rowhaul.data import text
-from rowhaul.data.folder import PROGRESS_FILE, read_manifest
+from rowhaul.data.folder import writer as folder_module
+from rowhaul.data.folder.writer import PROGRESS_FILE, read_manifest
 from rowhaul.data.formats import time_order
 from rowhaul.data.keys import hash_string
-from rowhaul.data.prepare import prepare
+from rowhaul.data.preparing import prepare
 from rowhaul.data.schema import Schema
+from rowhaul.data.text import reader as text
 from rowhaul.errors import BadLineError, ConfigError, DataError
 
 SCHEMA = Schema.from_dict({"label": "y", "ids": [{"name": "n", "type": "integer"}, "s"]})
@@ -156,7 +156,7 @@ SCRIPT = """
 import sys, time
 sys.path.insert(0, {tests!r})
 from test_prepare import SCHEMA, small_pieces
-from rowhaul.data.prepare import prepare
+from rowhaul.data.preparing import prepare
 small_pieces()
 def progress(rows, share):
     print(rows, flush=True)
@@ -198,7 +198,7 @@ def test_changed_input_is_not_resumed(logs, tmp_path):
     ("content", "words"),
     [
         (b"", "is empty"),
-        (b"y,n,s\n", "there is no row to write"),
+        (b"y,n,s\n", "no rows to write"),
         (b"y,n\n1,2\n", "no column 's'"),
         (gzip.compress(b"y,n,s\n" + b"1,2,x\n" * 9, mtime=0)[:-9], "is cut short"),
     ],

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rowhaul.data.files import expand_files, find_schema
-from rowhaul.data.folder import FolderWriter
+from rowhaul.data.folder.writer import FolderWriter
 from rowhaul.data.schema import IdColumn, LabelColumn, Schema
 from rowhaul.errors import DataError
 

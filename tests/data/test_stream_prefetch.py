@@ -120,5 +120,8 @@ def source():
 ahead = prefetch(source(), 2)
 next(ahead)
 full.wait()
+print(threading.active_count(), "threads at the end")
 """
-    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "2 threads at the end\n"  # the producer still waits to put an item

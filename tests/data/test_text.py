@@ -9,11 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rowhaul.data import text, text_blocks
 from rowhaul.data.keys import hash_string
-from rowhaul.data.text import BadLines, Place, read_text
-from rowhaul.data.text_blocks import TextFile, first_line
-from rowhaul.data.text_layout import Field, TextLayout
+from rowhaul.data.text import blocks as text_blocks
+from rowhaul.data.text import reader as text
+from rowhaul.data.text.blocks import TextFile, first_line
+from rowhaul.data.text.layout import Field, TextLayout
+from rowhaul.data.text.reader import BadLines, Place, read_text
 from rowhaul.errors import BadLineError, DataError
 
 in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

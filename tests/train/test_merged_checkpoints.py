@@ -10,7 +10,7 @@ from checkpointed_ranks import CLUSTER, STEPS, Session, contents, largest_differ
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.checkpoint.describing import describe
 from rowhaul.checkpoint.opening import open_checkpoint
-from rowhaul.cli.ckpt_merge import merge_into_folder
+from rowhaul.cli.ckpt.merge import merge_into_folder
 from rowhaul.train import train_run
 from rowhaul.train.cluster_config import ClusterConfig
 

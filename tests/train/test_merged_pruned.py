@@ -12,7 +12,7 @@ from checkpointed_ranks import STEPS, Session
 from rowhaul.checkpoint import CheckpointReader, CheckpointWriter
 from rowhaul.checkpoint import shard as shards
 from rowhaul.checkpoint.opening import open_checkpoint
-from rowhaul.cli.ckpt_merge import merge_into_folder
+from rowhaul.cli.ckpt.merge import merge_into_folder
 from rowhaul.errors import CheckpointError
 from rowhaul.pruning import room as rooms
 from rowhaul.pruning.config import PruneConfig

@@ -109,7 +109,7 @@ def test_an_undefined_auc_is_nan_with_the_reason(labels: list[int], logits: list
 
 
 def test_batches_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(DataError, match="2 labels do not go with 1 logits"):
+    with pytest.raises(DataError, match="2 labels do not match 1 logits"):
         BinaryMetrics().update([0, 1], [0.5])
     with pytest.raises(DataError, match="must be 0 or 1"):
         BinaryMetrics().update([0.5], [0.5])

@@ -136,7 +136,7 @@ def test_a_checkpoint_that_was_pruned_otherwise_is_refused(straight, tmp_path, l
         ({"prune": {"budget": "2 parsecs"}}, "prune.budget"),
         ({"prune": {"ratio": 0.9, "budget": "1GiB"}}, "cannot both be kept"),
         ({"prune": {"chunk": 3}}, "did you mean prune.chunks"),
-        ({"prune": {"ratio": 0.9}, "tables": {"default": {"ttl": 5}}}, "prune decides by itself"),
+        ({"prune": {"ratio": 0.9}, "tables": {"default": {"ttl": 5}}}, "prune decides itself"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(given, message):

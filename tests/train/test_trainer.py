@@ -129,8 +129,8 @@ def test_rates_warm_up_then_decay():
         ({"batch_size": "many"}, "batch_size: expected int, got 'many'"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"rates": {"decay": "slow"}}, "rates.decay must be one of constant, linear, cosine, got 'slow'"),
-        ({"rows": {"options": {"lr": 1}}}, "options of rowwise_adagrad: 'lr' is no option to set here"),
-        ({"model": {"options": {1: 2}}}, "model.options: 1 is no option"),
+        ({"rows": {"options": {"lr": 1}}}, "options of rowwise_adagrad: 'lr' is not an option to set here"),
+        ({"model": {"options": {1: 2}}}, "model.options: 1 is not an option"),
         ({"model": {"embedding_dim": 10**12}}, "model.embedding_dim must be from 1 to 65536"),
         ({"seed": 2**64}, "seed must be below 2**63"),
         ({"threads": 100_000}, "threads must be at most 1024"),
@@ -149,9 +149,9 @@ def test_settings_that_are_wrong_are_explained(settings, message):
         (TrainConfig(model=ModelConfig(options={"tables": 1})), "model 'dlrm' has no option 'tables'"),
         (TrainConfig(model=ModelConfig("dlmr")), "unknown model 'dlmr'; known are wide_deep"),
         (TrainConfig(dense=OptimizerConfig("Adamm", 1)), "no 'Adamm' in torch.optim; it has"),
-        (TrainConfig(dense=OptimizerConfig("Adam", 1, {"momentum": 1})), "Adam refuses its options"),
+        (TrainConfig(dense=OptimizerConfig("Adam", 1, {"momentum": 1})), "Adam rejects its options"),
         (TrainConfig(rows=OptimizerConfig("adam", 1, {"momentum": 1})), "adam: unknown setting 'momentum'"),
-        (TrainConfig(dense=OptimizerConfig("LBFGS", 1)), "LBFGS does not fit: it needs closures"),
+        (TrainConfig(dense=OptimizerConfig("LBFGS", 1)), "LBFGS is not supported: it needs closures"),
     ],
 )
 def test_models_and_optimizers_that_do_not_exist_are_explained(config, message, log_schema):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rowhaul.cli.train import topology_flag
+from rowhaul.cli.run import topology_flag
 from rowhaul.errors import ConfigError
 from rowhaul.runtime.runtime import MEASURES
 from rowhaul.schedule import CacheSettings, RowSizes, ScheduleSettings, Topology

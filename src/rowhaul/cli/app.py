@@ -1,35 +1,33 @@
-"""The commands put together, and the one place where an error becomes a message and an exit code."""
+"""All commands, and the one place where an error becomes a message and an exit code."""
 
 from __future__ import annotations
 
 import errno
 import os
 import sys
-from importlib.metadata import version
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from rowhaul import _environment
+from rowhaul import __version__, _environment
 from rowhaul.cli.ckpt import ckpt
 from rowhaul.cli.demo import demo
-from rowhaul.cli.doctor import doctor
+from rowhaul.cli.doctor.command import doctor
 from rowhaul.cli.evaluate import evaluate, predict
 from rowhaul.cli.export import export
 from rowhaul.cli.generate import generate
-from rowhaul.cli.interruption import is_interruption
 from rowhaul.cli.netcheck import netcheck
 from rowhaul.cli.prepare import prepare
-from rowhaul.cli.simulate import simulate
-from rowhaul.cli.size import size
+from rowhaul.cli.progress import EXIT_INTERRUPTED, is_interruption
+from rowhaul.cli.simulate.command import simulate
+from rowhaul.cli.size.command import size
 from rowhaul.cli.train import train
-from rowhaul.cli.verify import verify
+from rowhaul.cli.verify.command import verify
 from rowhaul.cluster import is_launched
 from rowhaul.errors import RowhaulError
 
 EXIT_ERROR = 2
-EXIT_INTERRUPTED = 130  # as shells report SIGINT
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -62,20 +60,18 @@ def options(
 ) -> None:
     """Train recommendation models whose embedding tables outgrow one worker, exactly."""
     if show_version:
-        typer.echo(version("rowhaul"))
+        typer.echo(__version__)
         raise typer.Exit
 
 
 def main() -> None:
     """Run the command line; user errors, full disks and Ctrl-C end in one clear line, no traceback."""
-    _environment.let_waiting_threads_sleep()
+    _environment.set_passive_waiting()
     try:
         app()
     except RowhaulError as error:
         _fail(str(error), EXIT_ERROR)
-    except KeyboardInterrupt:
-        _fail("interrupted", EXIT_INTERRUPTED)
-    except SystemError as error:
+    except (KeyboardInterrupt, SystemError) as error:
         if not is_interruption(error):
             raise
         _fail("interrupted", EXIT_INTERRUPTED)
@@ -87,7 +83,7 @@ def main() -> None:
 
 
 def _explained(error: OSError) -> str | None:
-    """Plain words for what an operating system refuses for reasons a user can mend."""
+    """Explain a failure of the operating system that the user can fix; None for others."""
     where = f"{error.filename}: " if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{where}no space left on the disk; free some, or write elsewhere"

@@ -6,33 +6,37 @@ from pathlib import Path
 
 import typer
 
+from rowhaul.cli.console import console, facts_table, say
+from rowhaul.cli.progress import progress_bar
+from rowhaul.cli.run import AS_JSON, DATA
+
+_RUN = typer.Argument(..., help="The --out of a `train`, one of its checkpoints, or an export.")
+_BATCH_SIZE = typer.Option(8192, help="Samples scored at a time.")
+_ON_UNKNOWN = typer.Option(None, help="What keys never trained read as: init, default or error.")
+
 
 def evaluate(
-    run: Path = typer.Argument(..., help="The --out of a `train`, one of its checkpoints, or an export."),
-    data: list[str] = typer.Option(..., "--data", help="Parquet files, a folder or a glob; repeatable."),
-    batch_size: int = typer.Option(8192, help="Samples scored at a time."),
-    on_unknown: str | None = typer.Option(None, help="Keys never trained read as: init, default or error."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    run: Path = _RUN,
+    data: list[str] = DATA,
+    batch_size: int = _BATCH_SIZE,
+    on_unknown: str | None = _ON_UNKNOWN,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Measure a trained model: AUC, log loss, normalised entropy, accuracy."""
     import json
     from dataclasses import asdict
 
-    from rich.table import Table
-
-    from rowhaul.cli.progress import console, counting_bar, told_when_interrupted
     from rowhaul.data.stream import SampleStream
     from rowhaul.train import load_trained
 
     trainer = load_trained(run, on_unknown)
     stream = SampleStream(data, trainer.schema, batch_size)
-    with told_when_interrupted("nothing was written"), counting_bar() as bar:
-        task = bar.add_task("evaluating", total=stream.num_samples, note="", visible=not as_json)
-        values = asdict(trainer.evaluate(stream, lambda done, total: bar.update(task, completed=done)))
+    with progress_bar("evaluating", "nothing was written", quiet=as_json) as progress:
+        values = asdict(trainer.evaluate(stream, progress))
     if as_json:
         typer.echo(json.dumps(values))
         return
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table = facts_table()
     for name, value in values.items():
         if value != "":
             shown = f"{value:.4f}" if isinstance(value, float) else f"{value:,}" if name != "note" else value
@@ -41,28 +45,27 @@ def evaluate(
 
 
 def predict(
-    run: Path = typer.Argument(..., help="The --out of a `train`, one of its checkpoints, or an export."),
-    data: list[str] = typer.Option(..., "--data", help="Parquet files, a folder or a glob; repeatable."),
+    run: Path = _RUN,
+    data: list[str] = DATA,
     out: Path = typer.Option(..., "--out", help="Parquet file of scores to write, in the order of the data."),
     keep: str = typer.Option("", help="Columns of the data to copy beside the scores, comma-separated."),
-    batch_size: int = typer.Option(8192, help="Samples scored at a time."),
-    on_unknown: str | None = typer.Option(None, help="Keys never trained read as: init, default or error."),
+    batch_size: int = _BATCH_SIZE,
+    on_unknown: str | None = _ON_UNKNOWN,
     overwrite: bool = typer.Option(False, help="Replace --out if it exists."),
 ) -> None:
-    """Score samples: one click probability a row; keys never seen in training do not stop it."""
-    from rowhaul.cli.progress import console, counting_bar, told_when_interrupted
+    """Write one click probability for each sample; keys never trained do not stop it."""
     from rowhaul.train.predict import predict_file
 
-    with told_when_interrupted("nothing was written"), counting_bar() as bar:
-        task = bar.add_task("predicting", total=0, note="")
+    columns = [name for name in keep.split(",") if name]
+    with progress_bar("predicting", "nothing was written") as progress:
         rows = predict_file(
             run,
             data,
             out,
-            keep=[name for name in keep.split(",") if name],
+            keep=columns,
             batch_size=batch_size,
             on_unknown=on_unknown,
             overwrite=overwrite,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=progress,
         )
-    console.print(f"{rows:,} scores in {out} (column `score`)", highlight=False, markup=False)
+    say(f"{rows:,} scores in {out} (column `score`)")

@@ -6,29 +6,29 @@ from pathlib import Path
 
 import typer
 
+from rowhaul.cli.console import bytes_text, console, counted, plain_table, say
+from rowhaul.cli.progress import progress_bar
+
 
 def export(
     path: Path = typer.Argument(..., help="The --out of a `train`: its newest checkpoint; or a checkpoint."),
     to: Path = typer.Option(..., "--to", help="New folder to write."),
     format: str = typer.Option("parquet", "--format", help="Of the tables: parquet, safetensors or npz."),
-    table: list[str] = typer.Option([], "--table", help="Export this table only; repeatable."),
-    state: bool = typer.Option(False, "--state", help="With the optimizer's state of every row."),
+    table: list[str] = typer.Option([], "--table", help="Export only this table; repeatable."),
+    state: bool = typer.Option(False, "--state", help="Include the optimizer state of every row."),
     whole: bool = typer.Option(
-        False, "--whole", help="Pruned rows with zeros where pruned, instead of what there is alone."
+        False, "--whole", help="Write pruned rows in full, with zeros where pruned, instead of stored chunks."
     ),
 ) -> None:
-    """Write tables as keys and vectors, and dense weights as safetensors; all is read back and compared.
+    """Write tables as keys and vectors, and dense weights as safetensors; read all back and compare.
 
-    Of pruned rows the chunks that there are. `rowhaul evaluate` and `predict` take the folder like a run.
+    Pruned tables export only stored chunks. `rowhaul evaluate` and `predict` take the folder like a run.
     """
     from rowhaul.checkpoint.opening import open_checkpoint
-    from rowhaul.cli.progress import console, counting_bar, told_when_interrupted
-    from rowhaul.cli.size_text import bytes_text, counted, plain_table
     from rowhaul.export.export import export as export_checkpoint
 
     reader = open_checkpoint(path)
-    with told_when_interrupted("nothing was written"), counting_bar() as bar:
-        task = bar.add_task("exporting", total=0, note="")
+    with progress_bar("exporting", "nothing was written") as progress:
         made = export_checkpoint(
             reader,
             to,
@@ -36,30 +36,24 @@ def export(
             tables=table,
             with_state=state,
             whole_rows=whole,
-            progress=lambda done, total: bar.update(task, completed=done // 2, total=total // 2),
+            progress=lambda done, total: progress(done // 2, total // 2),  # written, then read back
         )
     is_pruned = any(one.pruned for one in made.tables)
-    held = ("values there",) if is_pruned else ()
+    held = ("stored",) if is_pruned else ()
     shown = plain_table("table", "rows", "dim", *held, "state", "type", "size", "file")
     for one in made.tables:
-        there = (f"{one.pruned.num_values / max(one.num_rows * one.dim, 1):.1%}",) if one.pruned else ()
+        stored = (f"{one.pruned.num_values / max(one.num_rows * one.dim, 1):.1%}",) if one.pruned else ()
         numbers = (str(one.state_width), one.dtype, bytes_text(one.bytes))
-        shown.add_row(one.name, f"{one.num_rows:,}", str(one.dim), *there, *numbers, one.file)
+        shown.add_row(one.name, f"{one.num_rows:,}", str(one.dim), *stored, *numbers, one.file)
     console.print(shown, highlight=False)
     left_out = sum(one.pruned.rows_left_out for one in made.tables if one.pruned)
     if left_out:
-        console.print(
-            f"{counted(left_out, 'row')} more hold nothing and were left out: they read as zeros, like any "
-            "key that is not there.",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
+        say(
+            f"{counted(left_out, 'more row')} without any stored chunk left out: like every key that is not "
+            "in the export, they read as zeros."
         )
     dense = f" and {counted(len(made.dense), 'dense weight')}" if made.dense else ""
-    console.print(
+    say(
         f"Exported {reader.path} to {to}: {counted(len(made.tables), 'table')}{dense}, read back and equal "
-        f"to the bit. {to}/README.md says how to read them.",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
+        f"to the bit. {to}/README.md explains how to read them."
     )

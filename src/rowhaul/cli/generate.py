@@ -7,6 +7,10 @@ from typing import Any
 
 import typer
 
+from rowhaul.cli.console import console, say
+from rowhaul.cli.progress import exit_when_interrupted, progress_bar
+from rowhaul.errors import ConfigError
+
 
 def generate(
     preset: str = typer.Option(
@@ -14,17 +18,14 @@ def generate(
     ),
     rows: str = typer.Option("1_000_000", help="Samples to generate, e.g. 1_000_000."),
     out: Path = typer.Option(..., "--out", help="Data folder to write; with --raw, the raw log."),
-    seed: int = typer.Option(0, help="Another seed, another log."),
+    seed: int = typer.Option(0, help="Another seed makes another log."),
     test_share: float | None = typer.Option(
-        None, help="Share of the rows, the last ones, that goes to test/; default 0.1."
+        None, help="Share of the rows, the last ones, to put into test/; default 0.1."
     ),
     raw: bool = typer.Option(False, "--raw", help="Write the data set's own text format (.gz to compress)."),
     overwrite: bool = typer.Option(False, help="Replace --out if it is complete."),
 ) -> None:
     """Generate a click log: skewed ids that co-occur, labels that can be learned."""
-    from rowhaul.cli.progress import console
-    from rowhaul.errors import ConfigError
-
     try:
         num_rows = int(rows)
     except ValueError:
@@ -36,12 +37,9 @@ def generate(
         return
     share = 0.1 if test_share is None else test_share
     facts = generate_with_progress(preset, num_rows, seed, out, share, overwrite)
-    console.print(
+    say(
         f"{num_rows:,} rows in {out}: base rate {facts['base_rate']:.3f}, "
-        f"best possible AUC {facts['auc']:.4f}\nNext: rowhaul train --data '{out}/*.parquet' --out run/",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
+        f"best possible AUC {facts['auc']:.4f}\nNext: rowhaul train --data '{out}/*.parquet' --out run/"
     )
 
 
@@ -49,11 +47,9 @@ def generate_with_progress(
     preset: str, rows: int, seed: int, out: Path, test_share: float, overwrite: bool = False
 ) -> dict[str, Any]:
     """Write a generated data folder under a progress bar; returns what is known of its labels."""
-    from rowhaul.cli.progress import counting_bar, told_when_interrupted
     from rowhaul.data.generate.folder import generate_folder
 
-    with told_when_interrupted("run the same command again to go on"), counting_bar() as bar:
-        task = bar.add_task("generating", total=rows, note="")
+    with progress_bar("generating", "run the same command again to continue", total=rows) as progress:
         return generate_folder(
             preset,
             rows,
@@ -61,14 +57,13 @@ def generate_with_progress(
             seed=seed,
             test_share=test_share,
             overwrite=overwrite,
-            progress=lambda done, share: bar.update(task, completed=done),
+            progress=lambda done, share: progress(done, rows),
         )
 
 
 def _generate_raw(preset: str, rows: int, seed: int, out: Path) -> None:
-    from rowhaul.cli.progress import console, told_when_interrupted
     from rowhaul.data.generate import LogGenerator, write_raw
 
-    with told_when_interrupted("nothing was kept"), console.status(f"generating {rows:,} rows"):
+    with exit_when_interrupted("nothing was kept"), console.status(f"generating {rows:,} rows"):
         write_raw(LogGenerator(preset, rows, seed), out)
-    console.print(f"{rows:,} rows in {out}", highlight=False, markup=False)
+    say(f"{rows:,} rows in {out}")

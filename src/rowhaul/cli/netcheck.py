@@ -1,4 +1,4 @@
-"""`rowhaul netcheck`: do the ranks of a cluster reach each other, over which interface, and how fast."""
+"""`rowhaul netcheck`: do the ranks of a cluster reach each other, over which interface, how fast?"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOCAL_RANKS = 2
 def netcheck(
     workers: int | None = typer.Option(
         None,
-        help=f"Ranks to start on this machine, where torchrun has not started any; default {_LOCAL_RANKS}.",
+        help=f"Ranks to start on this machine if torchrun has not started any; default {_LOCAL_RANKS}.",
     ),
     interface: str | None = typer.Option(
         None, help="Network interface to use; default: the one that leads to the master."
@@ -51,7 +51,7 @@ def _check(interface: str | None, seconds_per_pair: float, as_json: bool) -> Non
     from rowhaul.transport.calibration import measure_links
 
     with join(colocated=True, interface=interface) as cluster:
-        texts = gather_texts(cluster, "netcheck", json.dumps(_row_locations(cluster)))
+        texts = gather_texts(cluster, "netcheck", json.dumps(_facts(cluster)))
         ranks = [json.loads(text) for text in texts]
         links = _in_a_thread(
             cluster, lambda: measure_links(cluster.moves, cluster.control, seconds_per_pair=seconds_per_pair)
@@ -73,7 +73,7 @@ def _in_a_thread(cluster: Cluster, call: Any) -> LinkMeasurements:
     return links
 
 
-def _row_locations(cluster: Cluster) -> dict[str, Any]:
+def _facts(cluster: Cluster) -> dict[str, Any]:
     import psutil
 
     process = psutil.Process()

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import typer
 
+from rowhaul.cli.console import counted, say
+from rowhaul.cli.progress import exit_when_interrupted, share_bar
+
 
 def prepare(
     inputs: list[Path] = typer.Argument(
@@ -17,27 +20,26 @@ def prepare(
     out: Path = typer.Option(..., "--out", help="Data folder to write; an interrupted one is resumed."),
     schema: Path | None = typer.Option(None, "--schema", help="Schema file, for csv and parquet."),
     positive_from: float | None = typer.Option(
-        None, help="Ratings from here on count as a click (movielens; default 4)."
+        None, help="Lowest rating that counts as a click (movielens; default 4)."
     ),
     time_order: bool | None = typer.Option(
         None,
         "--time-order/--file-order",
-        help="Sort by time (default where the files are not) or keep the order.",
+        help="Sort by time (default where the files are not sorted) or keep the order.",
     ),
     on_bad_line: str = typer.Option("error", help="What to do with a malformed line: error or skip."),
-    test_share: float = typer.Option(0.1, help="Share of the rows, the last ones, that goes to test/."),
+    test_share: float = typer.Option(0.1, help="Share of the rows, the last ones, to put into test/."),
     check_collisions: bool = typer.Option(
-        False, help="Check that no two strings got one key (another pass)."
+        False, help="Check that no two strings share a key (another pass)."
     ),
     overwrite: bool = typer.Option(False, help="Replace --out if it is complete."),
 ) -> None:
     """Turn raw logs into Parquet files with a schema, ready to train on."""
     from rowhaul._environment import return_freed_memory
-    from rowhaul.cli.progress import console, share_bar, told_when_interrupted
-    from rowhaul.data.prepare import prepare as prepare_data
+    from rowhaul.data.preparing import prepare as prepare_data
 
     return_freed_memory()
-    with told_when_interrupted("run the same command again to go on"), share_bar() as bar:
+    with exit_when_interrupted("run the same command again to continue"), share_bar() as bar:
         task = bar.add_task("preparing", total=1.0, note="")
         report = prepare_data(
             inputs,
@@ -53,17 +55,15 @@ def prepare(
             progress=lambda rows, share: bar.update(task, completed=share, note=f"{rows:,} rows"),
         )
         bar.update(task, completed=1.0)
-    lines = [
+    say(
         f"{report.rows:,} rows in {out} ({report.test_rows:,} of them in test/), "
         f"{report.bytes / 2**20:,.1f} MiB, {report.seconds:,.1f} s"
-    ]
+    )
     if report.resumed_rows:
-        lines.append(f"resumed: {report.resumed_rows:,} rows were there already")
+        say(f"resumed: {report.resumed_rows:,} rows were there already")
     if report.bad_lines:
-        lines.append(f"skipped {report.bad_lines:,} bad line{'s' if report.bad_lines > 1 else ''}:")
-        lines += [f"  {example}" for example in report.bad_line_examples]
+        say("\n  ".join([f"skipped {counted(report.bad_lines, 'bad line')}:", *report.bad_line_examples]))
     if report.collisions is not None:
         found = {table: pairs for table, pairs in report.collisions.items() if pairs}
-        lines.append(f"strings that share a key: {found or 'none'}")
-    lines.append(f"Next: rowhaul train --data '{out}/*.parquet' --out run/")
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+        say(f"strings that share a key: {found or 'none'}")
+    say(f"Next: rowhaul train --data '{out}/*.parquet' --out run/")

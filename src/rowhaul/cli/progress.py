@@ -1,15 +1,14 @@
-"""Progress bars, and Ctrl-C that lets the step under way finish."""
+"""Progress bars, and Ctrl-C that lets the current step finish."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
@@ -19,26 +18,37 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from rowhaul.cli.interruption import is_interruption
+from rowhaul.cli.console import console, say
 
 if TYPE_CHECKING:  # PyTorch takes a second to import, and most commands do without
     from rowhaul.train.metrics import MetricValues
 
-console = Console(emoji=False)  # esd:1:... is a name, whatever rich sees in it
+EXIT_INTERRUPTED = 130  # as shells report SIGINT
+
+Advance = Callable[[float, float], None]
+"""Called with what is done and the total."""
 
 
-def counting_bar() -> Bar:
+@contextmanager
+def progress_bar(title: str, interrupted: str, *, total: float = 0, quiet: bool = False) -> Iterator[Advance]:
+    """Show a bar that counts things; at Ctrl-C say ``interrupted`` and exit."""
+    with exit_when_interrupted(interrupted), counting_bar(quiet) as bar:
+        task = bar.add_task(title, total=total, note="")
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def counting_bar(quiet: bool = False) -> Bar:
     """A bar over a known number of things."""
-    return _bar(TextColumn("{task.completed:,.0f} of {task.total:,.0f}"))
+    return _bar(TextColumn("{task.completed:,.0f} of {task.total:,.0f}"), quiet)
 
 
-def share_bar() -> Bar:
+def share_bar(quiet: bool = False) -> Bar:
     """A bar over a share of the input, where the number of rows is not known beforehand."""
-    return _bar(TaskProgressColumn())
+    return _bar(TaskProgressColumn(), quiet)
 
 
 class Bar(Progress):
-    """A progress bar that leaves nothing on the screen when what it shows has failed."""
+    """A progress bar that leaves nothing on the screen when its work has failed."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -49,7 +59,7 @@ class Bar(Progress):
         super().__exit__(kind, error, trace)
 
 
-def _bar(amount: ProgressColumn) -> Bar:
+def _bar(amount: ProgressColumn, quiet: bool) -> Bar:
     # Narrow enough for a terminal of 80 columns; nothing is cut off.
     return Bar(
         TextColumn("{task.description}", markup=False),
@@ -58,6 +68,7 @@ def _bar(amount: ProgressColumn) -> Bar:
         TimeElapsedColumn(),
         TextColumn("{task.fields[note]}", markup=False),
         console=console,
+        disable=quiet,
     )
 
 
@@ -80,7 +91,7 @@ class TrainingProgress:
         self._bar.__exit__(kind, error, trace)
 
     def started(self, samples: int, total_samples: int) -> None:
-        """The first step may compile kernels."""
+        """Announce the first step, which may compile kernels."""
         note = "first step (kernels compile once)"
         self._bar.update(self._task, total=total_samples, completed=samples, note=note)
 
@@ -91,15 +102,14 @@ class TrainingProgress:
         self._bar.update(self._task, completed=samples, note=f"loss {self._loss / self._weight:.4f}")
 
     def evaluating(self, total_samples: int) -> None:
-        """Say that training waits."""
+        """Show that training waits for an evaluation."""
         self._bar.update(self._task, note="evaluating")
 
     def evaluated(self, step: int, metrics: MetricValues) -> None:
         """Print a line above the bar."""
-        self._bar.console.print(
+        say(
             f"step {step:,}: AUC {metrics.auc:.4f}, log loss {metrics.log_loss:.4f} "
-            f"on {metrics.num_samples:,} samples",
-            highlight=False,
+            f"on {metrics.num_samples:,} samples"
         )
         self._bar.update(self._task, note="")
 
@@ -130,7 +140,7 @@ class StopOnSignal:
             signal.signal(number, handler)
 
     def __call__(self) -> bool:
-        """Whether somebody wants an end."""
+        """Whether the run was asked to stop."""
         return self._asked
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -141,12 +151,29 @@ class StopOnSignal:
 
 
 @contextmanager
-def told_when_interrupted(what_next: str) -> Iterator[None]:
+def exit_when_interrupted(what_next: str) -> Iterator[None]:
     """At Ctrl-C, say what the user can do next and end with the exit code that shells expect."""
     try:
         yield
     except (KeyboardInterrupt, SystemError) as error:
         if not is_interruption(error):
             raise
-        console.print(f"interrupted; {what_next}", highlight=False, markup=False, soft_wrap=True)
-        raise typer.Exit(130) from None
+        say(f"interrupted; {what_next}")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def is_interruption(error: BaseException | None) -> bool:
+    """Whether an error is Ctrl-C, or what a compiled kernel makes of it.
+
+    A signal that arrives while a kernel runs surfaces as ``SystemError: ... returned a result with an
+    exception set``, caused by the `KeyboardInterrupt`.
+    """
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        if not isinstance(error, SystemError):
+            return False
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return False

@@ -11,12 +11,13 @@ import os
 import platform
 import secrets
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.distributed import DistError
 
+from rowhaul import __version__
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.waiting import ranks_text, until, within
 from rowhaul.errors import ClusterError
@@ -72,9 +73,9 @@ def require_all(cluster: Cluster, what: str, seconds: float = 30.0) -> None:
 def version_facts() -> dict[str, str]:
     """Return the versions that must be equal on all ranks to get the same plans and bits."""
     return {
-        "version of rowhaul": version("rowhaul"),
+        "version of rowhaul": __version__,
         "version of torch": torch.__version__,
-        "version of numpy": version("numpy"),
+        "version of numpy": np.__version__,
         "version of Python": ".".join(platform.python_version_tuple()[:2]),
         "kind of machine": platform.machine(),
     }

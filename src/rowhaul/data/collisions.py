@@ -1,4 +1,4 @@
-"""The check for collisions: whether two different strings of one table got the same key.
+"""Checks whether two different strings of one table got the same key.
 
 The input is read again and each string hashed twice, by the key's hash and by an independent one. Two
 strings that share a key then almost surely differ in the second hash (they would agree in both with a
@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rowhaul.data.folder_files import writing
+from rowhaul.data.folder.files import writing
 from rowhaul.data.formats.source import Source
-from rowhaul.data.text import BadLines
+from rowhaul.data.text.reader import BadLines
 
 Pairs = npt.NDArray[np.uint64]  # n x 2: key, second hash
 
@@ -28,7 +28,7 @@ _PAIRS_IN_MEMORY = 1 << 21  # 32 MiB
 
 
 def find_collisions(source: Source, scratch: Path) -> dict[str, int]:
-    """How many strings of each table share their key with an earlier one; tables of strings only."""
+    """Count the strings of each table that share their key with an earlier one; only tables of strings."""
     table_of = {column.name: column.table for column in source.schema.ids}
     spills = {
         table_of[name]: _Spill(scratch / str(number)) for number, name in enumerate(source.string_features)

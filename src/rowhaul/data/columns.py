@@ -39,7 +39,7 @@ class Ids:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a run of rows came from, for messages."""
+    """The origin of some rows, for messages."""
 
     path: Path
     first_row: int
@@ -118,7 +118,7 @@ def decode_dense(rows: pa.RecordBatch, wanted: Sequence[DenseColumn], origin: Or
 
 def dense_numbers(column: pa.Array) -> tuple[Float32s, Mask]:
     """The numbers of a dense column, nulls as 0, and which of them can be trained on."""
-    with np.errstate(over="ignore"):  # beyond float32 becomes infinity
+    with np.errstate(over="ignore"):  # too large for float32 becomes infinity
         numbers = _numbers(column).astype(np.float32, copy=False)
     return numbers, np.isfinite(numbers)
 

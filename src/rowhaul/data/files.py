@@ -1,4 +1,4 @@
-"""Which files hold the data, in which order, and where the schema that describes them lies."""
+"""Finds the data files, their order, and the schema that describes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from rowhaul.data.folder import check_complete
+from rowhaul.data.folder.writer import check_complete
 from rowhaul.data.schema import SCHEMA_FILE, IdColumn, LabelColumn, Schema
 from rowhaul.errors import DataError
 
@@ -18,8 +18,8 @@ def expand_files(files: Files) -> tuple[Path, ...]:
     """The Parquet files that ``files`` names: paths, folders, globs, or a list of those.
 
     Items of a list keep their order; the files of one folder or glob come in natural order
-    (``part-2`` before ``part-10``). A folder stands for the Parquet files directly in it. A data folder
-    whose writing was interrupted is refused.
+    (``part-2`` before ``part-10``). A folder means the Parquet files directly in it. An unfinished data
+    folder is refused.
     """
     items = [files] if isinstance(files, str | Path) else list(files)
     if not items:
@@ -47,8 +47,8 @@ def find_schema(
     """The schema of ``files``: what is passed, else ``schema.yaml`` beside them or one folder up.
 
     ``schema_path`` names a schema file; ``features`` (id columns) and ``label`` describe data without
-    one. What a caller passes goes before what lies on disk. Without ``require_label`` the caller has no
-    use for a label, and is not told to name one.
+    one. What a caller passes takes precedence over files. Without ``require_label``, the error about a
+    missing schema does not ask for a label.
     """
     if schema_path is not None:
         return Schema.read(schema_path)

@@ -1,8 +1,8 @@
 """String ids as 64-bit keys: XXH64 of their UTF-8 bytes, viewed as int64.
 
-The hash is stable over machines and versions, so a key means the same string for ever and nothing has
-to be indexed beforehand. Two different strings may get one key: among n distinct strings of one table
-the probability that this happens anywhere is about n²/2^65 (100 million strings: 0.027 %).
+The hash is stable over machines and versions, so a key always means the same string and nothing has
+to be indexed beforehand. Two different strings may get the same key: among n distinct strings of one table
+the probability of any collision is about n²/2^65 (100 million strings: 0.027 %).
 `rowhaul.data.collisions` checks a data set for it.
 """
 
@@ -40,8 +40,7 @@ def hash_texts(texts: Sequence[str]) -> npt.NDArray[np.int64]:
 def hash_strings(array: pa.Array | pa.ChunkedArray, seed: int = 0) -> npt.NDArray[np.int64]:
     """The keys of an Arrow array of strings or bytes, plain, chunked or dictionary-encoded.
 
-    A null gets 0; which entries are null is the array's own knowledge. ``seed`` other than 0 gives an
-    independent hash, which only the check for collisions uses.
+    A null gets 0. A ``seed`` other than 0 gives an independent hash, for the check for collisions.
     """
     if isinstance(array, pa.ChunkedArray):
         parts = [hash_strings(chunk, seed) for chunk in array.chunks]

@@ -103,7 +103,7 @@ class ParquetRows:
             if len(set(kinds.values())) > 1:
                 raise DataError(
                     f"the features of table {table!r} hold ids of different types ({kinds}), so they would "
-                    "share no row; write them with one type, or give them tables of their own"
+                    "share no row; write them with one type, or give them separate tables"
                 )
 
     def _add_row_groups(self, file: int, footer: Any) -> None:

@@ -1,7 +1,7 @@
-"""An iterator that runs ahead of its consumer in a thread of its own.
+"""An iterator that runs ahead of its consumer in a separate thread.
 
-The thread ends when the source does, when the consumer stops early, fails or is collected, and when
-the interpreter shuts down: it is never left behind and never holds up the exit.
+The thread ends with the source, when the consumer stops early, fails or is collected, and when the
+interpreter shuts down: it never leaks and never delays the exit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def prefetch(source: Iterable[Item], depth: int) -> Iterator[Item]:
         # must not wait for itself, nor for a lock of the queue that it may be holding.
         if thread is not threading.current_thread():
             with contextlib.suppress(queue.Empty):
-                waiting.get_nowait()  # room for a producer that waits to put
+                waiting.get_nowait()  # unblock a producer that waits to put
             thread.join()
 
 
@@ -68,7 +68,7 @@ def _produce(
 def _put(
     message: _Produced[Item] | _Ended, waiting: queue.Queue[_Produced[Item] | _Ended], stop: threading.Event
 ) -> bool:
-    """Whether to go on: not when the consumer, or the whole program, is done."""
+    """Put a message; returns whether to continue: not when the consumer, or the program, is done."""
     while not stop.is_set() and threading.main_thread().is_alive():
         try:
             waiting.put(message, timeout=_RECHECK_SECONDS)

@@ -1,8 +1,8 @@
 """Batches of samples streamed from Parquet files, in an order that every rank can recompute.
 
-The stream is one endless row of samples: the epochs one after the other. A position in it is all that
-a checkpoint needs: from the files' footers alone the stream finds the row group, and in a shuffled
-stream the window, that a position lies in, and goes on with the very batches that would have come.
+The stream is one sequence of samples: the epochs one after the other. A checkpoint needs only the position in
+it: from the files' footers alone the stream finds the row group, and in a shuffled stream the window, of a
+position, and continues with the same batches.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ Prepared = TypeVar("Prepared")
 class SampleStream:
     """The samples of some Parquet files in batches of the global batch size.
 
-    Every epoch ends with its own, possibly shorter, batch. Each iteration begins at ``start`` again;
-    ``position`` follows the latest one and counts the samples up to and including its latest batch.
+    The last batch of an epoch may be shorter. Each iteration begins at ``start`` again; ``position``
+    belongs to the latest one and counts the samples up to and including its latest batch.
     ``num_samples`` is the size of one epoch.
 
     Args:
         files: A Parquet file, a folder, a glob, or a list of those; see `expand_files`.
         schema: Which columns to read and what they mean.
         batch_size: Samples in a batch, over all workers.
-        epochs: How often the files are read.
+        epochs: Passes over the files.
         shuffle_rows: 0 keeps the files' order. W > 0 permutes the row groups of all files, then
-            the samples within windows of W, anew in every epoch; W samples are held in memory.
+            the samples within windows of W, differently in every epoch; W samples are held in memory.
         seed: Of the shuffle; the same order on every machine.
-        start: Samples already consumed, a `position` of an earlier run.
+        start: Samples already consumed: the `position` of an earlier run.
         limit: Stop at this position of the stream (counted like ``start``, over all epochs).
         require_label: False leaves the label unread: batches have ``labels=None``.
     """
@@ -99,16 +99,8 @@ class SampleStream:
         return sum(-(-(last - first) // self.batch_size) for _, first, last in self._epochs())
 
     def from_beginning(self, limit: int) -> SampleStream:
-        """Another stream over the first ``limit`` samples, in the same order."""
-        return SampleStream(
-            self.files,
-            self.schema,
-            self.batch_size,
-            shuffle_rows=self._shuffle_rows,
-            seed=self._seed,
-            limit=limit,
-            require_label=self._require_label,
-        )
+        """Another stream over the first ``limit`` samples, of the first epoch at most, in the same order."""
+        return self.part(0, min(limit, self.num_samples))
 
     def part(self, start: int, end: int) -> SampleStream:
         """Another stream over samples ``start`` to ``end``, counted from the beginning, in the same order."""
@@ -128,7 +120,7 @@ class SampleStream:
         return self.prepared(lambda samples: samples)
 
     def prepared(self, prepare: Callable[[Samples], Prepared]) -> Generator[Prepared, None, None]:
-        """What ``prepare`` makes of every batch: it runs ahead, in the thread that loads them."""
+        """Apply ``prepare`` to every batch, ahead of use, in the thread that loads them."""
         self.position = self._start
         made = ((len(batch), prepare(batch)) for batch in self._batches())
         for count, one in prefetch(made, PREFETCHED_BATCHES):

@@ -9,7 +9,8 @@ from rowhaul.schedule.directory import State
 from rowhaul.schedule.dispatch import make_dispatcher
 from rowhaul.schedule.dispatch.task import Dispatcher, DispatchTask
 from rowhaul.schedule.lifetimes import Lifetimes, RowPolicy
-from rowhaul.schedule.plan import Kind, Moves, Payload, Plan, Steps
+from rowhaul.schedule.phases import Phase, phases_of
+from rowhaul.schedule.plan import KIND_NAMES, Kind, Moves, Payload, Plan, Steps
 from rowhaul.schedule.scheduler import Scheduler
 from rowhaul.schedule.settings import CacheSettings, HotRows, ScheduleSettings
 from rowhaul.schedule.sizes import RowSizes, link_prices
@@ -17,6 +18,7 @@ from rowhaul.schedule.topology import Topology, home_of, homes_of
 from rowhaul.schedule.transportation import transport
 
 __all__ = [
+    "KIND_NAMES",
     "CacheSettings",
     "ControlRecord",
     "DispatchTask",
@@ -27,6 +29,7 @@ __all__ = [
     "Lifetimes",
     "Moves",
     "Payload",
+    "Phase",
     "Plan",
     "RowPolicy",
     "RowSizes",
@@ -39,5 +42,6 @@ __all__ = [
     "homes_of",
     "link_prices",
     "make_dispatcher",
+    "phases_of",
     "transport",
 ]

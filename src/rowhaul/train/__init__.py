@@ -1,6 +1,7 @@
 """The training loop, evaluation and metrics."""
 
 from rowhaul.export.reader import ExportReader
+from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.loading import load_trained
 from rowhaul.train.loop import RunResult
@@ -10,6 +11,7 @@ from rowhaul.train.trainer import Trainer
 
 __all__ = [
     "BinaryMetrics",
+    "ClusterConfig",
     "ExportReader",
     "MetricValues",
     "RunResult",

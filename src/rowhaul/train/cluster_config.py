@@ -1,4 +1,4 @@
-"""The settings of distributed training: who stores and trains, what moves when, and over which links."""
+"""The settings of distributed training: ranks, dispatch, caches, links."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """How a run is spread over ranks; with ``workers: 0`` it is one process.
+    """How a run is spread over ranks; ``workers: 0`` means one process.
 
-    None of this changes what is learned, except by rounding, and ``sync: bounded:S``.
+    None of this changes what is learned, except for rounding and ``sync: bounded:S``.
 
     Args:
         workers: ranks that train; under torchrun, all ranks but the stores.
         stores: ranks that only hold rows; not used when co-located.
         colocated: every worker also stores a part of the rows.
-        peer_to_peer: workers send rows to each other, past the stores.
+        peer_to_peer: workers send rows to each other, bypassing the stores.
         dispatcher: who trains which sample: joint, esd:ALPHA, laia, laia-adaptive, random, round-robin, ...
         sync: when trained rows go home: on-demand, full, static, or bounded:S, which is not exact.
-        cache: what a worker may hold: a number of rows, or bytes such as 512MiB.
-        cache_policy: what leaves a full cache first: lru, lfu, emark or belady.
-        look_ahead: batches known beyond the one that is planned; 0 pushes rows after every iteration.
+        cache: size of a worker's cache: a number of rows, or bytes such as 512MiB.
+        cache_policy: what a full cache evicts: lru, lfu, emark or belady.
+        look_ahead: batches known beyond the one being planned; 0 pushes rows after every iteration.
         shares: how samples are divided: equal, auto (by measured links and speed), or weights such as 2,1,1.
         links: speeds of the workers' links, for dispatchers: equal, measure, or such as 50mbit*4,5mbit*4.
-        hot_rows: how many of the most frequent rows every worker holds (they are all-reduced); auto: as many
-            as a model of the measured cluster finds best, thought over at every checkpoint.
-        hot_profile: batches at the beginning of the data that are counted to find them.
-        first_touch: rows never trained before are made where they are needed, without a transfer.
-        data_from: every_host reads the files on each host; rank0 reads them once and sends samples out.
+        hot_rows: how many of the most frequent rows to replicate on every worker (they are all-reduced);
+            auto: as many as a model of the measured cluster finds best, revised at every checkpoint.
+        hot_profile: batches at the start of the data that are counted to find them.
+        first_touch: create rows never trained before where they are needed, without a transfer.
+        data_from: every_host reads the files on each host; rank0 reads them once and distributes the samples.
         interface: network interface of row moves; empty: the one that leads to the master.
         side_interface: network interface of dense gradients and control; empty: the same.
     """
@@ -92,12 +92,12 @@ class ClusterConfig:
 
     @property
     def hot_is_auto(self) -> bool:
-        """Whether a model says how many rows are hot."""
+        """Whether a model chooses the number of hot rows."""
         return self.hot_rows == AUTO
 
     @property
     def num_hot_rows(self) -> int:
-        """How many rows were said to be hot; 0 where a model is to say."""
+        """The number of hot rows given; 0 if a model chooses it."""
         return 0 if isinstance(self.hot_rows, str) else self.hot_rows
 
     def topology(self, num_workers: int | None = None) -> Topology:
@@ -114,7 +114,7 @@ class ClusterConfig:
         speeds: Sequence[float] | None = None,
         policies: tuple[RowPolicy, ...] = (),
     ) -> ScheduleSettings:
-        """The settings of the scheduler; ``speeds`` are measured bytes a second of the workers' links."""
+        """The settings of the scheduler; ``speeds`` are measured bytes per second of the workers' links."""
         return ScheduleSettings(
             topology=topology,
             sizes=sizes,
@@ -131,14 +131,14 @@ class ClusterConfig:
         )
 
     def given_shares(self, num_workers: int) -> tuple[int, ...] | None:
-        """Weights that were given; None where samples are divided equally, to begin with."""
+        """The weights given; None if shares start out equal."""
         if self.shares in ("equal", "auto"):
             return None
         try:
             weights = tuple(int(text) for text in self.shares.split(","))
         except ValueError:
             raise ConfigError(
-                f"cluster.shares must be equal, auto or one whole number a worker, such as 2,1,1; got "
+                f"cluster.shares must be equal, auto or one whole number per worker, such as 2,1,1; got "
                 f"{self.shares!r}"
             ) from None
         check_shares(weights, num_workers)
@@ -151,7 +151,7 @@ class ClusterConfig:
         return [link.bytes_per_second for link in links]
 
     def _cache_amount(self) -> tuple[int, bool]:
-        """How much a cache holds, and whether that is bytes."""
+        """The size of a cache, and whether it is in bytes."""
         text = str(self.cache).strip()
         if text[-1:].isalpha():
             return int(parse_bytes(text, "cluster.cache")), True
@@ -164,13 +164,13 @@ class ClusterConfig:
 
     def _cache_settings(self, sizes: RowSizes) -> CacheSettings:
         amount, is_bytes = self._cache_amount()
-        if is_bytes and len(set(sizes.records)) == 1:  # the same, and quicker to decide
+        if is_bytes and len(set(sizes.records)) == 1:  # equivalent, and faster to decide
             return CacheSettings(amount // sizes.records[0], "rows", self.cache_policy)
         return CacheSettings(amount, "bytes" if is_bytes else "rows", self.cache_policy)
 
 
 def _whole_number(given: int | str, name: str, word: str) -> int:
-    """A number that is not negative, where a word may stand as well."""
+    """A whole number, at least 0, where ``word`` is also allowed."""
     text = str(given).strip()
     if not text.isdecimal():
         raise ConfigError(f"{name} must be a whole number, at least 0, or {word}; got {given!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
 
@@ -33,14 +33,14 @@ def _check(holds: bool, name: str, needed: str, given: Any) -> None:
 def _check_options(where: str, options: dict[str, Any], reserved: tuple[str, ...]) -> None:
     for name in options:
         if not isinstance(name, str) or name in reserved:
-            raise ConfigError(f"{where}: {name!r} is no option to set here")
+            raise ConfigError(f"{where}: {name!r} is not an option to set here")
 
 
 def _check_prunable(keeps_all: bool) -> None:
     if not keeps_all:
         raise ConfigError(
-            "prune decides by itself which rows are forgotten, but tables have policies by which rows come "
-            "and go; leave out one of them"
+            "prune decides itself which rows to forget, but tables have policies that do so, too; leave out "
+            "one of them"
         )
 
 
@@ -85,7 +85,7 @@ class RateSchedule:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything that determines a run, beside the data.
+    """Everything that determines a run, besides the data.
 
     Args:
         model: the model and its size.
@@ -99,14 +99,14 @@ class TrainConfig:
         seed: of rows, dense weights, dropout and shuffling.
         precision: float32 or float64.
         on_unknown: what keys that were never trained read as: init, default or error.
-        eval_every: steps between evaluations; 0 evaluates at the end only.
-        checkpoint_every: steps between checkpoints; 0 saves at the end only.
-        keep_checkpoints: how many of the newest checkpoints are kept.
+        eval_every: steps between evaluations; 0 evaluates only at the end.
+        checkpoint_every: steps between checkpoints; 0 saves only at the end.
+        keep_checkpoints: how many of the newest checkpoints to keep.
         log_every: steps between lines in the log and in TensorBoard.
         threads: PyTorch threads; 0 leaves PyTorch's choice.
-        tables: how rows come and go, by table; what ``default`` says holds for all others. See `RowPolicy`.
-        prune: which part of the rows is kept in memory; by default all of it.
-        cluster: how the run is spread over ranks; by default it is one process.
+        tables: row policies by table, with ``default`` for all others. See `RowPolicy`.
+        prune: which part of the rows to keep in memory; by default all.
+        cluster: how the run is spread over ranks; by default one process.
     """
 
     model: ModelConfig = ModelConfig()
@@ -148,15 +148,14 @@ class TrainConfig:
                 check_cluster(self.cluster)
         if self.cluster.hot_is_auto and not all(one.keeps_all for one in policies):
             raise ConfigError(
-                "cluster.hot_rows is auto, but hot rows learn from their first sighting on and are never "
-                "forgotten, and tables have policies by which others are: what is learned would depend on "
-                "measured times. Say how many rows are hot, or leave out the policies in tables"
+                "cluster.hot_rows is auto, but tables have policies, from which hot rows are exempt: what is "
+                "learned would depend on measured times. Say how many rows are hot, or leave out the policies"
             )
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> TrainConfig:
         """Build from nested dictionaries, as read from a file; unknown names are refused."""
-        return _build(cls, _where_they_are_now(given), "")
+        return _updated(cls(), _migrate_old_settings(given), "")
 
     @classmethod
     def read(cls, path: str | Path) -> TrainConfig:
@@ -164,7 +163,7 @@ class TrainConfig:
         return cls.from_dict(read_settings(path))
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested plain values, all of them."""
+        """All settings as nested plain values."""
         return asdict(self)
 
     def write(self, path: str | Path) -> None:
@@ -172,7 +171,7 @@ class TrainConfig:
         write_text(path, yaml.safe_dump(self.to_dict(), sort_keys=False))
 
     def row_policies(self, tables: Sequence[str]) -> tuple[RowPolicy, ...]:
-        """How the rows of each of these tables come and go."""
+        """The policy of each of these tables."""
         return policies_by_table(self.tables, tables)
 
     def row_rule(self) -> RowOptimizerRule:
@@ -187,13 +186,13 @@ class TrainConfig:
             raise ConfigError(f"dense.name: no {self.dense.name!r} in torch.optim; it has {', '.join(known)}")
         if kind in (torch.optim.LBFGS, torch.optim.SparseAdam):
             raise ConfigError(
-                f"dense.name: {self.dense.name} does not fit: it needs closures or sparse gradients"
+                f"dense.name: {self.dense.name} is not supported: it needs closures or sparse gradients"
             )
         try:
             make: Any = kind
             made: torch.optim.Optimizer = make(parameters, **{**self.dense.options, "lr": self.dense.lr})
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"dense: torch.optim.{self.dense.name} refuses its options: {error}") from None
+            raise ConfigError(f"dense: torch.optim.{self.dense.name} rejects its options: {error}") from None
         return made
 
 
@@ -207,14 +206,14 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such configuration file") from None
     except (yaml.YAMLError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        raise ConfigError(f"{path}: not valid YAML or TOML: {error}") from None
     if given is not None and not isinstance(given, dict):
         raise ConfigError(f"{path}: expected settings by name, got {type(given).__name__}")
     return given or {}
 
 
-def _where_they_are_now(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Settings, those that files of earlier versions have elsewhere where they belong today."""
+def _migrate_old_settings(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Move settings of earlier versions to where they belong today."""
     cluster = given.get("cluster") if isinstance(given, Mapping) else None
     if not isinstance(cluster, Mapping) or "admit_after" not in cluster:
         return given
@@ -236,15 +235,15 @@ def override(given: dict[str, Any], name: str, value: Any) -> None:
     given[last] = value
 
 
-Built = TypeVar("Built")
+Section = TypeVar("Section")
 
 
-def _build(kind: type[Built], given: Mapping[str, Any], where: str) -> Built:
+def _updated(section: Section, given: Mapping[str, Any], where: str) -> Section:
+    """A section with the settings given; the others keep their values."""
     if not isinstance(given, Mapping):
         raise ConfigError(f"{where[:-1]}: expected settings by name, got {given!r}")
-    types = get_type_hints(kind)
-    defaults = {one.name: one.default for one in fields(cast(Any, kind))}
-    known = list(defaults)
+    types = get_type_hints(type(section))
+    known = [one.name for one in fields(cast(Any, section))]
     values: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
@@ -253,26 +252,18 @@ def _build(kind: type[Built], given: Mapping[str, Any], where: str) -> Built:
             hint = f"did you mean {where}{near[0]}?" if near else f"known are {', '.join(known)}"
             raise ConfigError(f"unknown setting {where}{name}; {hint}")
         if is_dataclass(types[name]):
-            values[name] = _merge(types[name], defaults[name], value, f"{where}{name}.")
+            values[name] = _updated(getattr(section, name), value, f"{where}{name}.")
         else:
             values[name] = _converted(types[name], value, where + name)
-    return kind(**values)
+    return cast(Section, replace(cast(Any, section), **values))
 
 
 def _refuse_inexact(name: str) -> None:
-    """Say why there is no such setting, where people know it from elsewhere."""
+    """Explain why a setting known from other libraries does not exist here."""
     if "clip" in name:
         refuse_clipping(name)
     if "scaler" in name or name in ("amp", "mixed_precision"):
         refuse_scaler(name)
-
-
-def _merge(kind: type[Any], default: Any, given: Mapping[str, Any], where: str) -> Any:
-    """A nested section: what is not given keeps the default of its place."""
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{where[:-1]}: expected settings by name, got {given!r}")
-    kept = {one.name: getattr(default, one.name) for one in fields(kind)}
-    return _build(kind, {**kept, **given}, where)
 
 
 def _converted(kind: Any, value: Any, name: str) -> Any:
@@ -281,7 +272,7 @@ def _converted(kind: Any, value: Any, name: str) -> Any:
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
     if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)  # cache: 2000 is a text, too
+        return str(value)  # cache: 2000 means the text "2000"
     expected = dict if kind == dict[str, Any] else kind
     if not isinstance(value, expected) or (isinstance(value, bool) and kind is not bool):
         if kind is float and isinstance(value, str):  # YAML reads 1e-3 as text
@@ -289,6 +280,6 @@ def _converted(kind: Any, value: Any, name: str) -> Any:
                 return float(value)
             except ValueError:
                 pass
-        known = getattr(expected, "__name__", str(expected))  # of a union there is no name
+        known = getattr(expected, "__name__", str(expected))  # a union has no name
         raise ConfigError(f"{name}: expected {known}, got {value!r}")
     return value

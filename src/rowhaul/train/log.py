@@ -1,4 +1,4 @@
-"""A run's numbers as they come: JSON lines for programs, TensorBoard for people."""
+"""Logs a run's numbers: JSON lines for programs, TensorBoard for people."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class RunLog:
         self._write("train", step, values, {"samples": samples})
 
     def means(self, step: int, values: dict[str, float]) -> None:
-        """What iterations on a cluster were like, on average."""
+        """Average measurements of iterations on a cluster."""
         self._write("cluster", step, values, {})
 
     def rows(self, step: int, values: dict[str, float]) -> None:
-        """How rows came and went, a step, on average."""
+        """Rows admitted and forgotten per step, on average."""
         self._write("tables", step, values, {})
 
     def row_note(self, step: int, note: RowNote) -> None:
@@ -72,7 +72,7 @@ class RunLog:
             )  # fmt: skip
 
     def note(self, step: int, text: str) -> None:
-        """Something worth knowing, in words."""
+        """A note in words."""
         if self._lines is not None:
             self._lines.write(json.dumps({"kind": "note", "step": step, "text": text}) + "\n")
             self._lines.flush()
@@ -141,12 +141,12 @@ class TrainingLog(RunLog):
 
 
 def _lines_until(path: Path, step: int) -> list[dict[str, Any]]:
-    """The lines of steps that a resumed run will not take again."""
+    """The lines of steps that a resumed run will not repeat."""
     kept = []
     for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             line: dict[str, Any] = json.loads(text)
-        except ValueError:  # cut short when the run was killed
+        except ValueError:  # truncated when the run was killed
             break
         if line["step"] <= step:
             kept.append(line)

@@ -1,4 +1,4 @@
-"""How well click probabilities fit: AUC, log loss, normalised entropy, accuracy.
+"""Metrics of click probabilities: AUC, log loss, normalised entropy, accuracy.
 
 All take labels of 0 and 1 and logits (the score before the sigmoid), so that a confident prediction
 does not round to a probability of exactly 0 or 1. A value that is not defined, such as the AUC of
@@ -37,7 +37,7 @@ class MetricValues:
 
 
 class BinaryMetrics:
-    """Collects labels and logits batch by batch, 5 bytes a sample, and measures them as one."""
+    """Collects labels and logits batch by batch, 5 bytes per sample, and measures them together."""
 
     def __init__(self) -> None:
         self._labels: list[npt.NDArray[np.uint8]] = []
@@ -47,7 +47,7 @@ class BinaryMetrics:
         """Add one batch: as many labels (0 or 1) as logits, of any shape."""
         label_array, logit_array = _to_array(labels), _to_array(logits)
         if label_array.size != logit_array.size:
-            raise DataError(f"{label_array.size} labels do not go with {logit_array.size} logits")
+            raise DataError(f"{label_array.size} labels do not match {logit_array.size} logits")
         if not np.isin(label_array, (0, 1)).all():
             raise DataError("labels for metrics must be 0 or 1")
         self._labels.append(label_array.ravel().astype(np.uint8))
@@ -71,7 +71,7 @@ class BinaryMetrics:
 def auc(labels: Labels, scores: Logits) -> float:
     """The chance that a positive sample scores above a negative one, a tie counting half.
 
-    Exact, any increasing score will do. NaN when there is only one class or a score is NaN.
+    Exact, for any increasing score. NaN when there is only one class or a score is NaN.
     """
     positive = labels.astype(bool)
     above, below = np.sort(scores[positive]), np.sort(scores[~positive])
@@ -107,7 +107,7 @@ def normalised_entropy(labels: Labels, logits: Logits) -> float:
 
 
 def accuracy(labels: Labels, logits: Logits) -> float:
-    """The share of samples on the right side of probability one half; one half itself says 0."""
+    """The share of samples on the right side of probability one half; one half itself predicts 0."""
     return float(np.mean((logits > 0) == labels.astype(bool))) if len(labels) else math.nan
 
 

@@ -1,4 +1,4 @@
-"""Scores of a trained model as a Parquet file, streamed and visible only when whole."""
+"""Scores of a trained model as a Parquet file, streamed and visible only when complete."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def predict_file(
     overwrite: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> int:
-    """Write one click probability per sample of ``data``, in its order; returns how many.
+    """Write one click probability per sample of ``data``, in order; returns how many.
 
-    ``keep`` names columns of the data that are copied beside the scores.
+    ``keep`` names columns of the data to copy beside the scores.
     """
     out = Path(out)
     if out.exists() and not overwrite:
-        raise DataError(f"{out} exists; choose another file, or say that it may be replaced (--overwrite)")
+        raise DataError(f"{out} exists; choose another file, or replace it (--overwrite)")
     trainer = load_trained(run, on_unknown)
     stream = SampleStream(data, trainer.schema, batch_size, require_label=False)
     if SCORE in keep:

@@ -10,8 +10,8 @@ import pyarrow as pa
 from rowhaul.data.formats.header import header_names, with_header
 from rowhaul.data.formats.source import BadRows, Options, TextSource
 from rowhaul.data.schema import IdColumn, LabelColumn, Schema
-from rowhaul.data.text_blocks import TextFile
-from rowhaul.data.text_layout import Field
+from rowhaul.data.text.blocks import TextFile
+from rowhaul.data.text.layout import Field
 
 _HEX = (
     *("site_id", "site_domain", "site_category", "app_id", "app_domain", "app_category"),

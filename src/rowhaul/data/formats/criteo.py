@@ -9,8 +9,8 @@ from pathlib import Path
 from rowhaul.data.formats.header import without_header
 from rowhaul.data.formats.source import Options, TextSource
 from rowhaul.data.schema import DenseColumn, IdColumn, LabelColumn, Schema
-from rowhaul.data.text_blocks import TextFile, first_line
-from rowhaul.data.text_layout import Field, TextLayout
+from rowhaul.data.text.blocks import TextFile, first_line
+from rowhaul.data.text.layout import Field, TextLayout
 from rowhaul.errors import DataError
 
 _COUNTS = tuple(f"I{number}" for number in range(1, 14))

@@ -8,8 +8,8 @@ from pathlib import Path
 from rowhaul.data.formats.header import with_header, without_header
 from rowhaul.data.formats.source import Options, TextInput, TextSource, written_schema
 from rowhaul.data.schema import CsvLayout, Schema
-from rowhaul.data.text_blocks import TextFile
-from rowhaul.data.text_layout import Field, TextLayout
+from rowhaul.data.text.blocks import TextFile
+from rowhaul.data.text.layout import Field, TextLayout
 from rowhaul.errors import DataError
 
 

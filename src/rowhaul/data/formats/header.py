@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rowhaul.data.columns import check_present
 from rowhaul.data.formats.source import TextInput
-from rowhaul.data.text import Place
-from rowhaul.data.text_blocks import TextFile, first_line
-from rowhaul.data.text_layout import Field, TextLayout
+from rowhaul.data.text.blocks import TextFile, first_line
+from rowhaul.data.text.layout import Field, TextLayout
+from rowhaul.data.text.reader import Place
 from rowhaul.errors import DataError
 
 

@@ -12,8 +12,8 @@ from rowhaul.data.formats.header import one_path, with_header, without_header
 from rowhaul.data.formats.side_table import read_side_table
 from rowhaul.data.formats.source import Derive, Options, TextInput, TextSource
 from rowhaul.data.schema import IdColumn, LabelColumn, Schema
-from rowhaul.data.text_blocks import TextFile
-from rowhaul.data.text_layout import Field, TextLayout
+from rowhaul.data.text.blocks import TextFile
+from rowhaul.data.text.layout import Field, TextLayout
 from rowhaul.errors import DataError
 
 _POSITIVE_FROM = 4.0

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rowhaul.data.columns import Mask, check_columns, decode_ids, dense_numbers, is_list, label_numbers
-from rowhaul.data.folder import Chunk
+from rowhaul.data.folder.writer import Chunk
 from rowhaul.data.formats.source import Options, written_schema
 from rowhaul.data.schema import Schema
-from rowhaul.data.text import ROWS_AT_ONCE, BadLines
-from rowhaul.data.text_layout import nullable
+from rowhaul.data.text.layout import nullable
+from rowhaul.data.text.reader import ROWS_AT_ONCE, BadLines
 from rowhaul.errors import DataError
 
 

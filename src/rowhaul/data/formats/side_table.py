@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rowhaul.data.formats.source import TextInput
-from rowhaul.data.text import BadLines, read_text
+from rowhaul.data.text.reader import BadLines, read_text
 from rowhaul.errors import DataError
 
 

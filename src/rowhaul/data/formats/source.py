@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rowhaul.data.folder import Chunk
+from rowhaul.data.folder.writer import Chunk
 from rowhaul.data.schema import Schema
-from rowhaul.data.text import BadLines, Place, Rows, read_text
-from rowhaul.data.text_blocks import TextFile
-from rowhaul.data.text_layout import TextLayout
+from rowhaul.data.text.blocks import TextFile
+from rowhaul.data.text.layout import TextLayout
+from rowhaul.data.text.reader import BadLines, Place, Rows, read_text
 
 
 class Source(Protocol):

@@ -1,8 +1,8 @@
-"""Rows in the order of time, with bounded memory: an external merge sort.
+"""Sorts rows by time in bounded memory: an external merge sort.
 
-Some logs come grouped by user or by ad; their last rows would be a strange test set. The rows are
-sorted in runs that fit in memory, each run goes to a scratch file, and then the runs are merged one
-slice of time after the other. Rows of one time keep their order in the file.
+Some logs are grouped by user or by ad; their last rows would be a poor test set. Rows are sorted in runs that
+fit in memory, each run is written to a scratch file, and the runs are merged one slice of time after another.
+Rows of the same time keep their order in the file.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rowhaul.data.folder import Chunk
-from rowhaul.data.folder_files import writing
+from rowhaul.data.folder.files import writing
+from rowhaul.data.folder.writer import Chunk
 from rowhaul.data.formats.source import TextSource
 from rowhaul.data.schema import Schema
-from rowhaul.data.text import BadLines
+from rowhaul.data.text.reader import BadLines
 
 ROWS_PER_RUN = 1 << 19
 ROWS_PER_SLICE = 1 << 16
@@ -32,7 +32,7 @@ _SAMPLE_EVERY = 64
 class TimeOrdered:
     """``source`` sorted by its time column, which the chunks then lack.
 
-    The sort is done anew when an interrupted command resumes; the rows already written are passed over.
+    A resumed command sorts again and skips the rows already written.
     """
 
     source: TextSource

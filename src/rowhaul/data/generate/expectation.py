@@ -84,7 +84,7 @@ class Popularity:
         return replace(self, ids=self.ids * kept, frequent=self.frequent + folded + numbers)
 
     def seen_in_batches(self, more_than: int, of: int, batch_rows: int) -> Popularity:
-        """Only the ids that occur in more than so many of ``of`` batches."""
+        """Only the ids that occur in more than ``more_than`` of ``of`` batches."""
         seen = self._seen(batch_rows)
         chance = np.zeros_like(seen)
         for batches in range(more_than + 1, of + 1):

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rowhaul.data.folder import Chunk, FolderWriter, Progress
+from rowhaul.data.folder.writer import Chunk, FolderWriter, Progress
 from rowhaul.data.generate.generator import LogGenerator
 
 

@@ -39,7 +39,7 @@ class LogGenerator:
     """A skewed click log whose labels can be learned.
 
     Args:
-        preset: The name of a preset (`preset_names` lists them) or one of your own.
+        preset: The name of a preset (`preset_names` lists them) or your own.
         rows: Samples in the log. A shorter log is the beginning of a longer one.
         seed: Another seed is another population with other tastes.
 

@@ -70,7 +70,7 @@ class LabelModel:
 
 
 def _effects(field: IdField, seed: int) -> Floats:
-    """The effect of each rank; the last entry, 0, stands for all ranks beyond."""
+    """The effect of each rank; the last entry, 0, is for all ranks beyond."""
     ranks = np.arange(min(field.law.support, LEARNABLE_IDS))
     unit = np.sqrt(3.0) * (2.0 * uniforms(stream(seed, field.name, "effect"), ranks) - 1.0)
     return np.append(field.weight * unit / np.sqrt(1.0 + 3.0 * ranks / HALVING_RANK), 0.0)

@@ -1,7 +1,7 @@
 """What the ids of a column look like: the key in Parquet and the token in the raw text.
 
-A reader of the raw text must arrive at the very keys of the Parquet columns, so both are made here,
-from a rank: hexadecimal and integer tokens are their own value, other strings are hashed.
+Reading the raw text must give the keys of the Parquet columns, so both are made here from a rank: hexadecimal
+and integer tokens are their own value, other strings are hashed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class HexTokens:
 
 @dataclass(frozen=True)
 class Integers:
-    """The integers from ``first``, ``count`` of them; ``scattered`` so that size does not tell popularity."""
+    """``count`` integers from ``first`` on; ``scattered`` so that their size does not reveal popularity."""
 
     count: int
     first: int = 0

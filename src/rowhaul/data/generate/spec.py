@@ -1,4 +1,4 @@
-"""What a preset is made of: who visits, what is shown, which columns tell of it.
+"""The parts of a preset: hidden entities and the columns that describe them.
 
 Hidden *entities* (a user, a page, an ad) are drawn by popularity, once per session or once per
 sample. Columns are attributes of an entity, so columns of one entity occur together. Users have a
@@ -25,7 +25,7 @@ class Entity:
     Args:
         name: What columns refer to; one entity of a preset is called ``user``.
         law: Popularity of its members.
-        per: Whether a session keeps its member or every sample draws anew.
+        per: Whether a session keeps its member or every sample draws its own.
         loyalty: Share of the draws that follow the session's taste.
     """
 
@@ -46,7 +46,7 @@ class IdField:
         entity: The entity it belongs to; empty for links ``row`` and ``clock``.
         link: ``popularity``: popular members of the entity have popular values (with the entity's own
             law: one value per member). ``independent``: a value per member, whatever its popularity.
-            ``taste``: the value tells the member's taste. ``row``: drawn anew for every sample.
+            ``taste``: the value reveals the member's taste. ``row``: drawn for every sample.
             ``clock``: the value moves on every ``clock_rows`` samples.
         missing: Share of members (or samples) without a value.
         weight: Strength of its effect on the label, relative to the other columns.
@@ -97,7 +97,7 @@ class Preset:
     """A data set's shape.
 
     Args:
-        name: How users call it.
+        name: The name that users give.
         samples: Size of the real data set, at which the cardinalities were published.
         label: Name of the label column.
         base_rate: Share of positive labels.

@@ -1,0 +1,149 @@
+"""`rowhaul ckpt cat`: the rows of some keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
+
+from rowhaul.cli.ckpt.ls import CHECKPOINT
+from rowhaul.cli.console import say
+from rowhaul.cli.progress import counting_bar, exit_when_interrupted
+from rowhaul.cli.run import AS_JSON
+from rowhaul.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rowhaul.checkpoint import CheckpointReader
+    from rowhaul.checkpoint.finding import FoundRow
+    from rowhaul.cli.ckpt.keys import Reading
+
+EXIT_ABSENT = 1  # as grep
+_WORTH_A_BAR = 8  # files
+
+
+def cat(
+    path: Path = CHECKPOINT,
+    keys: list[str] = typer.Argument(..., metavar="KEY...", help="Ids as they are in the data."),
+    table: list[str] = typer.Option([], "--table", help="Search only this table; repeatable."),
+    state: bool = typer.Option(False, "--state", help="Also show the optimizer state."),
+    raw: bool = typer.Option(False, "--raw", help="KEY is a stored 64-bit key, even in tables of text ids."),
+    as_json: bool = AS_JSON,
+) -> None:
+    """Print the rows of keys in all tables that have them; exits with 1 if a key is in none."""
+    import json
+
+    from rowhaul.checkpoint.opening import open_checkpoint
+    from rowhaul.cli.ckpt.keys import check_raw
+
+    if raw:
+        check_raw(keys)
+    reader = open_checkpoint(path)
+    for name in table:
+        if name not in reader.tables:
+            raise ConfigError(
+                f"{reader.path} has no table {name!r}; its tables are {', '.join(reader.tables)}"
+            )
+    searched = [name for name in reader.tables if not table or name in table]
+    found = _search(reader, keys, searched, raw, quiet=as_json)
+    absent = [typed for typed in keys if not any(hit.reading.typed == typed for hit in found.hits)]
+    if as_json:
+        rows = [hit.to_dict(state) for hit in found.hits]
+        typer.echo(json.dumps({"checkpoint": str(reader.path), "rows": rows, "absent": absent}))
+    else:
+        _print(found, absent, searched, reader.tables, state)
+    if absent:
+        raise typer.Exit(EXIT_ABSENT)
+
+
+class Hit(NamedTuple):
+    """A row that was found."""
+
+    table: str
+    reading: Reading
+    row: FoundRow
+
+    def to_dict(self, with_state: bool) -> dict[str, Any]:
+        """For JSON."""
+        row = {"id": self.reading.typed, "ids": self.reading.kind, "key": self.reading.key}
+        found = self.row
+        vectors = {"values": found.values.tolist()} | ({"state": found.state.tolist()} if with_state else {})
+        chunks = {}
+        if found.is_pruned:
+            chunks = {"present": found.present, "columns": found.columns, "utilities": found.utilities}
+        return {"table": self.table, **row, **vectors, **chunks}
+
+
+class Found(NamedTuple):
+    """Rows that were found, and those that other readings of the keys would have found."""
+
+    hits: list[Hit]
+    near: list[Hit]
+
+
+def _search(reader: CheckpointReader, keys: list[str], tables: list[str], raw: bool, quiet: bool) -> Found:
+    from rowhaul.checkpoint.finding import find_rows
+    from rowhaul.cli.ckpt.keys import meant, readings
+    from rowhaul.export.export import ids_of_tables
+
+    found, ids = Found([], []), ids_of_tables(reader)
+    wanted = [reading.key for typed in keys for reading in readings(typed)]
+    num_files = sum(len(reader.tables[name].files) for name in tables)
+    bar = counting_bar(quiet or num_files < _WORTH_A_BAR)
+    with exit_when_interrupted("not all files were searched"), bar:
+        task = bar.add_task("searching files", total=num_files, note="")
+        for name in tables:
+            records = find_rows(reader, name, wanted, lambda file: bar.advance(task))
+            for typed in dict.fromkeys(keys):
+                asked = meant(typed, ids[name], raw)
+                for reading in readings(typed):
+                    if reading.key in records:
+                        hit = Hit(name, reading, records[reading.key])
+                        (found.hits if reading in asked else found.near).append(hit)
+    return found
+
+
+def _print(
+    found: Found, absent: list[str], searched: list[str], tables: Iterable[str], with_state: bool
+) -> None:
+    for hit in found.hits:
+        key = f"key {hit.reading.key}"
+        say(f"{hit.table}: {hit.reading} ({key})" if hit.reading.kind == "text" else f"{hit.table}: {key}")
+        say(f"  values {_values(hit.row)}")
+        if hit.row.is_pruned:
+            say(f"  chunks {_chunks(hit.row)}")
+        if with_state:
+            say(f"  state  {_numbers(hit.row.state)}")
+    others = [name for name in tables if name not in searched]
+    not_searched = f" (without --table also: {', '.join(others)})" if others else ""
+    for typed in absent:
+        say(f"{typed!r} is in none of the tables searched: {', '.join(searched)}{not_searched}")
+        for hit in found.near:
+            if hit.reading.typed == typed:
+                say(f"  but table {hit.table!r} holds {hit.reading}: {_explained(hit)}")
+
+
+def _explained(hit: Hit) -> str:
+    if hit.reading.kind == "integer":
+        return "its ids are text, so this is a stored key; add --raw to see it"
+    return "its ids are integers, so this may be the key of another id"
+
+
+def _values(row: FoundRow) -> str:
+    """The values, with a dot for each that was pruned."""
+    return " ".join(
+        f"{value:.6g}" if row.has(column) else "·" for column, value in enumerate(row.values.tolist())
+    )
+
+
+def _chunks(row: FoundRow) -> str:
+    """Which chunks of a row are stored, and the utilities of all."""
+    stored = [str(number) for number, is_stored in enumerate(row.present) if is_stored]
+    what = f"{len(stored)} of {len(row.present)} stored{': ' if stored else ''}{', '.join(stored)}"
+    rest = "; pruned values (·) read as zero" if len(stored) < len(row.present) else ""
+    return f"{what}{rest}; utilities {' '.join(f'{one:.3g}' for one in row.utilities)}"
+
+
+def _numbers(array: Any) -> str:
+    return " ".join(f"{value:.6g}" for value in array.tolist()) or "none"

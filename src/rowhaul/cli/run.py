@@ -1,0 +1,193 @@
+"""What `train`, `verify` and `size` share: options, reading the configuration, launching ranks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import Parameter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from rowhaul.cli.console import say
+from rowhaul.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rowhaul.data.schema import Schema
+    from rowhaul.train import TrainConfig
+
+TOPOLOGIES = ("stores", "colocated")
+
+CONFIG = typer.Argument(None, help="YAML or TOML settings; none are needed for the defaults.")
+DATA = typer.Option(..., "--data", help="Parquet files, a folder or a glob; repeatable.")
+SCHEMA = typer.Option(None, "--schema", help="Schema file; default: schema.yaml beside the data.")
+FEATURES = typer.Option(None, "--features", help="Id columns, comma-separated, of data without a schema.")
+LABEL = typer.Option(None, "--label", help="Label column of data without a schema.")
+SET = typer.Option(
+    [], "--set", metavar="NAME=VALUE", help="Any other setting, e.g. --set model.options.dropout=0.1"
+)
+AS_JSON = typer.Option(False, "--json", help="Print JSON.")
+
+# Flags that stand for a setting of the configuration file, by the panel of the help that shows them.
+_FLAGS_BY_PANEL: dict[str, dict[str, tuple[str, Any, str]]] = {
+    "Model and training": {
+        "model": ("model.name", str, "wide_deep, deepfm, dcn, dlrm, ncf or legacy."),
+        "embedding_dim": ("model.embedding_dim", int, "Values in an embedding."),
+        "row_optimizer": ("rows.name", str, "sgd, adagrad, rowwise_adagrad or adam."),
+        "row_lr": ("rows.lr", float, "Learning rate of the rows."),
+        "dense_optimizer": ("dense.name", str, "Any class of torch.optim."),
+        "dense_lr": ("dense.lr", float, "Learning rate of the dense weights."),
+        "batch_size": ("batch_size", int, "Samples in the global batch."),
+        "epochs": ("epochs", int, "Passes over the data."),
+        "shuffle_rows": ("shuffle_rows", int, "Samples in the shuffling window; 0: files' order."),
+        "max_steps": ("max_steps", int, "Stop after this many steps; 0: the end of the data."),
+        "seed": ("seed", int, "Seed of rows, dense weights, dropout and shuffling."),
+        "precision": ("precision", str, "float32 or float64."),
+        "eval_every": ("eval_every", int, "Steps between evaluations; 0: only at the end."),
+        "checkpoint_every": ("checkpoint_every", int, "Steps between checkpoints; 0: at the end."),
+        "threads": ("threads", int, "PyTorch threads; 0: PyTorch's choice."),
+    },
+    "Cluster": {
+        "workers": ("cluster.workers", int, "Ranks that train; under torchrun: all but the stores."),
+        "stores": ("cluster.stores", int, "Ranks that only hold rows."),
+        "colocated": ("cluster.colocated", bool, "Workers store the rows themselves."),
+        "topology": ("cluster.colocated", str, "stores, or colocated: the same as --colocated."),
+        "peer_to_peer": ("cluster.peer_to_peer", bool, "Workers send rows to each other."),
+        "dispatcher": ("cluster.dispatcher", str, "Who trains what: joint, esd:1, laia, random, ..."),
+        "sync": ("cluster.sync", str, "on-demand, full, static or bounded:S (not exact)."),
+        "cache": ("cluster.cache", str, "A worker's cache: rows, or bytes such as 512MiB."),
+        "shares": ("cluster.shares", str, "equal, auto (by links and speed) or weights: 2,1,1"),
+        "links": ("cluster.links", str, "equal, measure, or speeds: 50mbit*4,5mbit*4"),
+        "look_ahead": ("cluster.look_ahead", int, "Batches known beyond the one being planned."),
+        "data_from": ("cluster.data_from", str, "every_host, or rank0: read once and sent out."),
+        "hot": ("cluster.hot_rows", str, "Rows replicated on every worker: auto, or how many."),
+    },
+    "Rows": {
+        "admit_after": ("tables.default.admit_after", int, "Admit a row at its N-th sighting."),
+        "ttl": ("tables.default.ttl", int, "Forget rows that no batch has named for N steps."),
+        "max_rows": ("tables.default.max_rows", int, "Most rows of a table; see --evict."),
+        "evict": ("tables.default.evict", str, "Which rows a full table forgets: lru or lfu."),
+        "prune": ("prune.ratio", str, "Share of the rows' values to prune, such as 90%."),
+        "memory_budget": ("prune.budget", str, "Or the memory for rows, such as 2GiB."),
+    },
+}
+FLAGS = {name: flag for flags in _FLAGS_BY_PANEL.values() for name, flag in flags.items()}
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The configuration file, the data, and the settings given on the command line."""
+
+    config: Path | None
+    data: list[str]
+    schema: Path | None
+    features: str | None
+    label: str | None
+    settings: list[str]  # --set
+    flags: dict[str, Any]  # those that were given
+
+    def read_config(self, resumed: Path | None = None, **defaults: Any) -> TrainConfig:
+        """Read the configuration file (or the resumed run's), then apply flags and ``--set``.
+
+        ``defaults`` are values of flags that were not given.
+        """
+        import yaml
+
+        from rowhaul.train.config import TrainConfig, override, read_settings
+        from rowhaul.train.run_folder import CONFIG_FILE
+
+        path = self.config
+        if path is None and resumed is not None and (resumed / CONFIG_FILE).is_file():
+            path = resumed / CONFIG_FILE
+        given = read_settings(path) if path else {}
+        flags = {**defaults, **self.flags}
+        flags |= topology_flag(flags.pop("topology", None), flags.get("colocated"))
+        for flag, value in flags.items():
+            override(given, FLAGS[flag][0], value)
+        for setting in self.settings:
+            name, equals, text = setting.partition("=")
+            if not equals:
+                raise ConfigError(f"--set {setting}: expected NAME=VALUE, e.g. --set rates.decay=cosine")
+            try:
+                value = yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                raise ConfigError(f"--set {setting}: the value is not YAML: {error}") from None
+            override(given, name.strip(), value)
+        return TrainConfig.from_dict(given)
+
+    def find_schema(self, require_label: bool = True) -> Schema:
+        """The schema given, or the one beside the data."""
+        from rowhaul.data.files import find_schema
+
+        columns = self.features.split(",") if self.features else None
+        return find_schema(self.data, self.schema, columns, self.label, require_label=require_label)
+
+
+def topology_flag(topology: str | None, colocated: bool | None) -> dict[str, Any]:
+    """Translate ``--topology`` into the flag that it stands for."""
+    if topology is None:
+        return {}
+    if topology not in TOPOLOGIES or (colocated and topology != "colocated"):
+        beside = " beside --colocated" if colocated else ""
+        raise ConfigError(f"--topology must be {' or '.join(TOPOLOGIES)}; got {topology!r}{beside}")
+    return {"colocated": topology == "colocated"}
+
+
+def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of a run to a command, which takes them as its first argument, a `RunOptions`."""
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    shared = [
+        _parameter("config", Path | None, CONFIG),
+        _parameter("data", list[str], DATA),
+        _parameter("schema", Path | None, SCHEMA),
+        _parameter("features", str | None, FEATURES),
+        _parameter("label", str | None, LABEL),
+        _parameter("settings", list[str], SET),
+    ]
+    flags = [
+        _parameter(name, kind | None, _option(name, kind, help, panel))
+        for panel, flags in _FLAGS_BY_PANEL.items()
+        for name, (_, kind, help) in flags.items()
+    ]
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> None:
+        values = {name: given.pop(name) for name in FLAGS}
+        flags = {name: value for name, value in values.items() if value is not None}
+        options = RunOptions(**{one.name: given.pop(one.name) for one in shared}, flags=flags)
+        command(options, **given)
+
+    parameters = [*shared[:-1], *own, shared[-1], *flags]
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by typer
+    wrapped.__annotations__ = {one.name: one.annotation for one in parameters}
+    return wrapped
+
+
+def _option(name: str, kind: Any, help: str, panel: str) -> Any:
+    names = [f"--{name.replace('_', '-')}"] if kind is bool else []  # without a --no- form
+    return typer.Option(None, *names, help=help, rich_help_panel=panel)
+
+
+def _parameter(name: str, kind: Any, option: Any) -> Parameter:
+    return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=option, annotation=kind)
+
+
+def is_first_rank() -> bool:
+    """Whether this process talks to the user: the only one, or rank 0."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def launch_ranks(config: TrainConfig, schema: Schema, arguments: list[str] | None = None) -> None:
+    """Run this command again as several processes, after compiling kernels once."""
+    from rowhaul.cluster import launch
+    from rowhaul.train.distributed.warm_up import compile_kernels
+
+    cluster = config.cluster
+    compile_kernels(config, schema, lambda: say("compiling kernels, once; this takes a minute"))
+    given = sys.argv[1:] if arguments is None else arguments
+    launch(given, cluster.workers, cluster.stores, cluster.colocated)

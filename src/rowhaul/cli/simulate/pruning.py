@@ -1,0 +1,70 @@
+"""`rowhaul simulate --prune`: the same mechanisms over pruned rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from rowhaul.errors import ConfigError
+from rowhaul.optim import row_optimizer
+from rowhaul.pruning.config import parse_share
+from rowhaul.pruning.layout import chunk_layout
+from rowhaul.pruning.pool import PruneSettings
+from rowhaul.pruning.simulated import SimulatedPruning
+from rowhaul.runtime.layout import TableLayout
+from rowhaul.schedule import IdBatch, Scheduler, ScheduleSettings
+from rowhaul.simulate.measure import MakeScheduler
+from rowhaul.store import TableSpec
+
+
+def prune(
+    schedule: ScheduleSettings,
+    dims: Mapping[str, int],
+    optimizer: str,
+    *,
+    ratio: str,
+    chunks: int,
+    period: int,
+) -> tuple[ScheduleSettings, MakeScheduler]:
+    """Turn settings of rows into settings of chunks; returns them and a factory of schedulers that prune.
+
+    Args:
+        schedule: of whole rows.
+        dims: values of a row, by table.
+        optimizer: whose state travels with the rows.
+        ratio: share of all values to prune, in two dimensions like training.
+        chunks: of a row.
+        period: iterations between prunings; columns are chosen at the first one.
+    """
+    if not all(policy.keeps_all for policy in schedule.row_policies):
+        raise ConfigError(
+            "--prune decides itself which rows to forget; leave out --admit-after, --ttl and --max-rows"
+        )
+    settings = PruneSettings(
+        ratio=parse_share(ratio),
+        chunks=chunks,
+        period=period,
+        cold_start=period,
+        utility="access",
+        two_dimensions=True,
+    )
+    specs = tuple(TableSpec(name, dim, 0.0, 1.0) for name, dim in dims.items())
+    layout = chunk_layout(
+        TableLayout(specs, row_optimizer(optimizer, lr=1.0), "float32", schedule.seed), settings
+    )
+    cache = schedule.cache
+    if cache.unit == "rows":
+        assert isinstance(cache.capacity, int)
+        cache = replace(cache, capacity=cache.capacity * chunks)
+    chunked = replace(
+        schedule,
+        topology=replace(schedule.topology, tables_per_row=chunks),
+        sizes=layout.sizes(),
+        cache=cache,
+        policies=(),
+    )
+
+    def make(settings: ScheduleSettings, batches: Iterable[IdBatch]) -> Scheduler:
+        return SimulatedPruning(settings, layout, batches)
+
+    return chunked, make

@@ -1,0 +1,152 @@
+"""What `rowhaul size` prints."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from rowhaul.cli.console import bytes_text, console, plain_table, say
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rowhaul.sizing.fit import Suggestion
+    from rowhaul.sizing.ranks import RankSize
+    from rowhaul.sizing.row_counts import RowCounts
+    from rowhaul.sizing.sizing import Run, SizeEstimate
+
+_NO_WAY = (
+    "No single change is enough: take machines with more memory, or combine a smaller embedding_dim, a row "
+    "optimizer with less state, fewer rows and more machines."
+)
+
+
+def print_json(
+    run: Run, counts: RowCounts, estimate: SizeEstimate, memory: int, ways: list[Suggestion]
+) -> None:
+    """Print one object with all numbers, in bytes."""
+    from rowhaul.sizing.row_counts import ERROR
+
+    found: dict[str, Any] = {
+        "fits": estimate.needed <= memory,
+        "needed": estimate.needed,
+        "memory": memory,
+        "tables": [{**asdict(table), "total": table.total} for table in estimate.tables],
+        "ranks": [{**asdict(rank), "total": rank.total} for rank in estimate.ranks],
+        "machines": [
+            {"ranks": list(ranks), "total": total}
+            for ranks, total in zip(estimate.machines, estimate.machine_bytes, strict=True)
+        ],
+        "samples": {"trained": counts.samples, "read": counts.read, "extrapolated": counts.is_sample},
+        "standard_error_of_rows": ERROR,
+        "rows_seen": dict(run.rows),
+        "suggestions": [asdict(way) for way in ways],
+    }
+    if run.pruned is not None:
+        without = run.unpruned.estimate()
+        found["without_pruning"] = {
+            "needed": without.needed,
+            "tables": [{**asdict(table), "total": table.total} for table in without.tables],
+            "ranks": [{**asdict(rank), "total": rank.total} for rank in without.ranks],
+        }
+    typer.echo(json.dumps(found))
+
+
+def print_report(
+    run: Run, counts: RowCounts, estimate: SizeEstimate, memory: int, ways: list[Suggestion]
+) -> None:
+    """Print tables, ranks, the verdict, and what would help."""
+    without = run.unpruned.estimate() if run.pruned is not None else None
+    console.print(_tables(estimate, without), highlight=False)
+    say(f"\n{_how_counted(counts)}")
+    for line in _notes_on_rows(run):
+        say(line)
+    say("")
+    console.print(_ranks(estimate, without), highlight=False)
+    where = "It needs" if len(estimate.machines) == 1 else "The fullest machine needs"
+    has = f"{bytes_text(estimate.needed)} of {bytes_text(memory)}"
+    if estimate.needed <= memory:
+        say(f"\n{where} {has}: it fits.")
+        return
+    say(f"\n{where} {has}: it does not fit. " + ("Any one of these changes is enough:" if ways else _NO_WAY))
+    for way in ways:
+        say(f"  {way.text} ({bytes_text(way.needed)})")
+
+
+def _tables(estimate: SizeEstimate, without: SizeEstimate | None) -> Table:
+    """A line for each table, with a last column for its unpruned size if it is pruned."""
+    more = ("unpruned",) if without is not None else ()
+    table = plain_table("table", "rows", "dim", "values", "state", "index", "all", *more)
+    unpruned = without.tables if without is not None else ()
+    for number, one in enumerate(estimate.tables):
+        sizes = [one.values, one.state, one.index, one.total, *(two.total for two in unpruned[number:][:1])]
+        table.add_row(one.name, f"{one.rows:,}", str(one.dim), *map(bytes_text, sizes))
+    if len(estimate.tables) > 1:
+        names = ("values", "state", "index", "total")
+        sums = [sum(getattr(one, name) for one in estimate.tables) for name in names]
+        sums += [sum(one.total for one in unpruned)] if unpruned else []
+        rows = f"{sum(one.rows for one in estimate.tables):,}"
+        table.add_row("all", rows, "", *map(bytes_text, sums), style="bold")
+    return table
+
+
+def _notes_on_rows(run: Run) -> list[str]:
+    """A sentence each on pruning, row policies and hot rows."""
+    lines = []
+    if run.pruned is not None:
+        held = run.pruned.held(sum(one.rows for one in run.kept.values()))
+        columns = run.pruned.settings.num_columns(run.pruned.dim)
+        fewer = f", with {columns} of {run.pruned.dim} columns after the cold start" if columns else ""
+        lines.append(
+            f"Pruned: at most {held.num_chunks:,} chunks in {held.num_entries:,} rows, {held.chunks_of_row} "
+            f"per row{fewer}; shown in proportion to the rows of each table, because training decides."
+        )
+    for name, one in run.kept.items():
+        if one.why:
+            lines.append(f"{name}: at most {one.rows:,} of {one.of:,} rows: {one.why}.")
+    if run.config.cluster.workers and run.config.cluster.hot_is_auto:
+        lines.append("Hot rows: counted at their upper limit, half of the cache.")
+    return lines
+
+
+def _how_counted(counts: RowCounts) -> str:
+    from rowhaul.sizing.row_counts import ERROR
+
+    accuracy = f"counted to about {2 * ERROR:.1%} (two standard errors)"
+    if not counts.is_sample:
+        return f"Distinct keys of {counts.samples:,} samples, {accuracy}."
+    return (
+        f"Extrapolated from the first {counts.read:,} of {counts.samples:,} samples, {accuracy}: for each "
+        "table, its growth at their end continued as a power law. This errs on the high side; leave out "
+        "--sample to count all."
+    )
+
+
+def _ranks(estimate: SizeEstimate, without: SizeEstimate | None) -> Table:
+    """A column for each group of ranks that need the same."""
+    alike: dict[tuple[Any, ...], list[RankSize]] = {}
+    for rank in estimate.ranks:
+        alike.setdefault((rank.role, *rank.parts.items()), []).append(rank)
+    groups = list(alike.values())
+    table = plain_table("at the peak", *(_title(group) for group in groups))
+    names = list(dict.fromkeys(name for group in groups for name in group[0].parts))
+    for name in names:
+        cells = [group[0].parts.get(name) for group in groups]
+        table.add_row(name, *("-" if cell is None else bytes_text(cell) for cell in cells))
+    table.add_row("all", *(bytes_text(group[0].total) for group in groups), style="bold")
+    if without is not None:
+        totals = (without.ranks[group[0].rank].total for group in groups)
+        table.add_row("unpruned", *map(bytes_text, totals))
+    return table
+
+
+def _title(group: list[RankSize]) -> str:
+    role = group[0].role
+    if role == "the process":
+        return role
+    if len(group) == 1:
+        return f"{role}, rank {group[0].rank}"
+    return f"{role}, each of {len(group)}"

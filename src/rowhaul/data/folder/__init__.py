@@ -1,0 +1,1 @@
+"""The data folder that `prepare` and `generate` write: Parquet parts, a schema and a manifest."""

@@ -1,0 +1,137 @@
+"""From raw logs to a prepared data folder: Parquet files, a schema and a manifest.
+
+Reading (with decompression), parsing and writing run in separate threads with short queues between them, so
+memory does not grow with the rows. To resume an interrupted run, run it again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from rowhaul.data.collisions import find_collisions
+from rowhaul.data.folder.writer import SCRATCH_FOLDER, Chunk, FolderWriter, Progress
+from rowhaul.data.formats import Options, Source, open_format
+from rowhaul.data.formats.source import TextSource
+from rowhaul.data.formats.time_order import TimeOrdered
+from rowhaul.data.prefetch import prefetch
+from rowhaul.data.schema import Schema
+from rowhaul.data.text.reader import BadLines
+from rowhaul.errors import ConfigError, DataError
+
+_CHUNKS_AHEAD = 1
+
+
+@dataclass(frozen=True)
+class PrepareReport:
+    """What `prepare` did."""
+
+    folder: Path
+    rows: int
+    test_rows: int
+    files: int
+    bytes: int
+    bad_lines: int
+    bad_line_examples: tuple[str, ...]
+    collisions: dict[str, int] | None  # strings that share a key, by table; None: not checked
+    resumed_rows: int  # written by an earlier run
+    seconds: float
+
+
+def prepare(
+    inputs: str | Path | Sequence[str | Path],
+    out: str | Path,
+    format: str,
+    *,
+    schema: str | Path | Schema | None = None,
+    positive_from: float | None = None,
+    time_order: bool | None = None,
+    on_bad_line: str = "error",
+    test_share: float = 0.1,
+    check_collisions: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> PrepareReport:
+    """Turn raw logs into a data folder that `train` reads.
+
+    Args:
+        inputs: the raw files in order; for some formats one folder or archive.
+        out: the folder to write.
+        format: a name in `rowhaul.data.formats.FORMATS`.
+        schema: what the columns mean, for the formats csv and parquet.
+        positive_from: lowest rating that counts as 1, for the format movielens (default 4).
+        time_order: sort by time (the default) or keep the order of the file, for the formats that
+            have a time and are not in its order.
+        on_bad_line: "error" stops at the first, "skip" counts them.
+        test_share: share of the rows, the last ones, to put into ``test/``.
+        check_collisions: read the input again to check that no two strings share a key.
+        overwrite: replace a folder that exists.
+        progress: called with the rows written and the share of the input used.
+    """
+    started = time.monotonic()
+    if on_bad_line not in ("error", "skip"):
+        raise ConfigError(f"on_bad_line is {on_bad_line!r}; error or skip is needed")
+    paths = [Path(one).expanduser() for one in ([inputs] if isinstance(inputs, str | Path) else inputs)]
+    options = Options(
+        schema=schema if isinstance(schema, Schema) or schema is None else Schema.read(schema),
+        positive_from=positive_from,
+        time_order=time_order,
+    )
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise DataError(f"an input is named twice: {', '.join(map(str, paths))}; name each file once")
+    opened = open_format(format, paths, options)
+    source, unsorted = _in_order(opened, time_order, Path(out).expanduser() / SCRATCH_FOLDER)
+    made_by = {
+        "command": "prepare",
+        "format": format,
+        "inputs": [str(path) for path in paths],
+        "schema": options.schema.to_dict() if options.schema else None,
+        "positive_from": positive_from,
+        "time_order": time_order,
+    }
+    for path in source.files:
+        if Path(out).expanduser().resolve() in path.resolve().parents:
+            raise DataError(f"{path} is inside the output folder {out}; choose another folder")
+    fingerprints = [_fingerprint(path) for path in source.files]
+    with FolderWriter(
+        out, source.schema, made_by, inputs=fingerprints, test_share=test_share, overwrite=overwrite
+    ) as writer:
+        resumed_rows = writer.rows
+        bad_lines = BadLines.at(writer.position, skip=on_bad_line == "skip")
+        chunks = prefetch(source.chunks(writer.position, bad_lines), _CHUNKS_AHEAD)
+        with closing(cast("Generator[Chunk, None, None]", chunks)):  # ends its thread before anything else
+            writer.write(chunks, progress)
+        collisions = find_collisions(unsorted, writer.folder / SCRATCH_FOLDER) if check_collisions else None
+        bad_lines = BadLines.at(writer.position, bad_lines.skip)
+        manifest = writer.finish(
+            {"on_bad_line": on_bad_line, **bad_lines.to_dict(), "collisions": collisions}
+        )
+    return PrepareReport(
+        folder=writer.folder,
+        rows=manifest["rows"],
+        test_rows=manifest["rows"] - manifest["train_rows"],
+        files=len(manifest["files"]),
+        bytes=manifest["bytes"],
+        bad_lines=bad_lines.count,
+        bad_line_examples=tuple(bad_lines.examples),
+        collisions=collisions,
+        resumed_rows=resumed_rows,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _in_order(source: Source, time_order: bool | None, scratch: Path) -> tuple[Source, Source]:
+    """The source in the order to write, and in the order of its files."""
+    if not isinstance(source, TextSource) or source.time_column is None:
+        return source, source
+    unsorted = replace(source, time_column=None)
+    return (unsorted if time_order is False else TimeOrdered(source, scratch)), unsorted
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    found = path.stat()
+    return {"path": str(path), "bytes": found.st_size, "mtime_ns": found.st_mtime_ns}

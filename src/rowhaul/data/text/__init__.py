@@ -1,0 +1,1 @@
+"""Delimited logs, plain or compressed, parsed straight into typed columns."""
