@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rowhaul.schedule import CacheSettings, IdBatch, RowSizes, Scheduler, ScheduleSettings, Topology
-from rowhaul.schedule.directory.distinct_kernels import FEW, distinct_by_feature, distinct_rows
+from rowhaul.schedule.directory.distinct import FEW, distinct_by_feature, distinct_rows
 from rowhaul.schedule.dispatch.round_robin import RoundRobin
 from rowhaul.schedule.dispatch.task import is_blind
 

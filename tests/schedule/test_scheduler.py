@@ -15,8 +15,8 @@ from rowhaul.schedule import (
     Topology,
     make_dispatcher,
 )
-from rowhaul.schedule.caches import segments
-from rowhaul.schedule.directory import directory, index
+from rowhaul.schedule.caches import order
+from rowhaul.schedule.directory import directory, row_index
 from rowhaul.schedule.sync import bounded
 
 NUM_WORKERS = 4
@@ -358,9 +358,9 @@ def test_everything_grows_from_next_to_nothing(monkeypatch, sync, policy):
     chosen = settings(sync=sync, cache=CacheSettings(60, policy=policy))
     expected = [plan.digest() for plan in plans_of(chosen, trace(30))]
     monkeypatch.setattr(directory, "FIRST_SLOTS", 1)
-    monkeypatch.setattr(index, "SMALLEST", 2)
+    monkeypatch.setattr(row_index, "SMALLEST", 2)
     monkeypatch.setattr(bounded, "FIRST_COPIES", 1)
-    monkeypatch.setattr(segments, "_SMALLEST", 1)
+    monkeypatch.setattr(order, "_SMALLEST", 1)
     assert [plan.digest() for plan in plans_of(chosen, trace(30))] == expected
 
 

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from rowhaul.runtime.record_kernels import sort_by_role
 from rowhaul.runtime.row_locations import Located
 from rowhaul.runtime.row_memory import RowMemory
-from rowhaul.schedule.directory.states import State
 from rowhaul.schedule.plan import Plan
+from rowhaul.schedule.row_states import State
 from rowhaul.store.matching import KnownRows
 
 Ints = npt.NDArray[np.int64]

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from rowhaul.runtime.mover import Mover
 from rowhaul.runtime.phases import FROM_CACHE, TO_HOME, Phase, RankPhases
 from rowhaul.runtime.row_memory import Rates, RowMemory
-from rowhaul.schedule.directory.states import State
 from rowhaul.schedule.plan import Kind, Moves, Payload, Plan, Steps
+from rowhaul.schedule.row_states import State
 from rowhaul.schedule.sizes import RowSizes
 from rowhaul.schedule.topology import Topology, homes_of
 from rowhaul.store.keyed import locate, locate_or_add

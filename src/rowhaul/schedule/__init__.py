@@ -5,11 +5,11 @@ Pure and deterministic: integers in, integers out; no tensors, no files, no cloc
 
 from rowhaul.schedule.batch import IdBatch
 from rowhaul.schedule.control import ControlRecord
-from rowhaul.schedule.directory import State
 from rowhaul.schedule.dispatch import make_dispatcher
 from rowhaul.schedule.dispatch.task import Dispatcher, DispatchTask
 from rowhaul.schedule.lifetimes import Lifetimes, RowPolicy
 from rowhaul.schedule.plan import Kind, Moves, Payload, Plan, Steps
+from rowhaul.schedule.row_states import State
 from rowhaul.schedule.scheduler import Scheduler
 from rowhaul.schedule.settings import CacheSettings, HotRows, ScheduleSettings
 from rowhaul.schedule.sizes import RowSizes, link_prices

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul._kernels import kernel
 from rowhaul.errors import DataError
-from rowhaul.schedule.digest import digest
-from rowhaul.schedule.id_kernels import least_most_and_sum, to_sample_major
+from rowhaul.schedule.arrays import digest
+
+TURNED_AT_ONCE = 64  # samples: what is written of them stays in the fastest memory
 
 
 @dataclass(frozen=True)
@@ -111,3 +113,54 @@ class IdBatch:
         values = np.ascontiguousarray(values, np.int64)
         object.__setattr__(made, "by_feature", ByFeature(tables, values, lengths, bool(is_simple)))
         return made
+
+
+@kernel
+def least_most_and_sum(lengths):
+    """The least of all numbers, at most 0, the largest, at least 0, and their sum."""
+    least, most, total = np.int32(0), np.int32(0), np.int64(0)
+    for f in range(lengths.shape[0]):
+        for i in range(lengths.shape[1]):
+            least = min(least, lengths[f, i])
+            most = max(most, lengths[f, i])
+            total += lengths[f, i]
+    return least, most, total
+
+
+@kernel
+def to_sample_major(feature_tables, values, lengths):
+    """Offsets, tables and keys sample by sample, from ids held feature by feature."""
+    num_features, num_samples = lengths.shape
+    offsets = np.zeros(num_samples + 1, np.int64)
+    for f in range(num_features):
+        for i in range(num_samples):
+            offsets[i + 1] += lengths[f, i]
+    for i in range(num_samples):
+        offsets[i + 1] += offsets[i]
+    reading = np.zeros(num_features, np.int64)  # features: the next id
+    for f in range(1, num_features):
+        reading[f] = reading[f - 1]
+        for i in range(num_samples):
+            reading[f] += lengths[f - 1, i]
+    num_ids = len(values)
+    tables = np.empty(num_ids + 1, np.int32)  # one more: what is written there counts for nothing
+    keys = np.empty(num_ids + 1, np.int64)
+    writing = offsets[:-1].copy()
+    for first in range(0, num_samples, TURNED_AT_ONCE):
+        end = min(first + TURNED_AT_ONCE, num_samples)
+        for f in range(num_features):
+            table, at = feature_tables[f], reading[f]
+            for i in range(first, end):
+                place, length = writing[i], np.int64(lengths[f, i])
+                writing[i] = place + length
+                if length > 1:
+                    for n in range(length):
+                        tables[place + n] = table
+                        keys[place + n] = values[at + n]
+                else:  # without a branch: which ids are missing cannot be foreseen
+                    place = place if length == 1 else num_ids
+                    tables[place] = table
+                    keys[place] = values[min(at, num_ids - 1)] if num_ids > 0 else 0
+                at += length
+            reading[f] = at
+    return offsets, tables[:num_ids], keys[:num_ids]

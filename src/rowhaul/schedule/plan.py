@@ -7,16 +7,17 @@ one half of it to the other is kept apart: it crosses no link.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum, IntFlag
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul.schedule.arrays import digest
 from rowhaul.schedule.batch import IdBatch
 from rowhaul.schedule.control import ControlRecord
-from rowhaul.schedule.digest import digest
+from rowhaul.schedule.row_states import State
 
 
 class Kind(IntEnum):
@@ -174,3 +175,31 @@ class Plan:
         if self.live is not None:
             arrays += [one for one in vars(self.live).values() if one is not None]
         return digest(text, arrays)
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """What policies have done, in rows: of an iteration, or added up."""
+
+    admitted: int = 0
+    gradients_dropped: int = 0  # of rows that were not admitted, one a row and iteration
+    expired: int = 0  # forgotten: not named for too long
+    over_limit: int = 0  # forgotten: their table had more rows than it may
+
+    def __add__(self, other: RowCounts) -> RowCounts:
+        names = (one.name for one in fields(self))
+        return RowCounts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+    def __sub__(self, other: RowCounts) -> RowCounts:
+        names = (one.name for one in fields(self))
+        return RowCounts(**{name: getattr(self, name) - getattr(other, name) for name in names})
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> RowCounts:
+        """Those of an iteration on a cluster."""
+        dropped = int((plan.states == State.NOT_ADMITTED).sum())
+        return cls(plan.num_admitted, dropped, plan.num_expired, plan.num_forgotten - plan.num_expired)
+
+    def by_name(self) -> dict[str, float]:
+        """The numbers under the names that logs use."""
+        return {f"rows/{one.name}": float(getattr(self, one.name)) for one in fields(self)}

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from rowhaul.errors import CacheTooSmallError, DataError
 from rowhaul.schedule import HotRows, IdBatch, Scheduler, ScheduleSettings
-from rowhaul.schedule.replication import NO_ROWS
+from rowhaul.schedule.settings import NO_ROWS
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.counting import RowCounter
 from rowhaul.simulate.measure import Span, measure

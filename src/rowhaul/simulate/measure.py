@@ -11,11 +11,10 @@ import numpy as np
 
 from rowhaul.errors import DataError
 from rowhaul.schedule import IdBatch, Scheduler, ScheduleSettings
-from rowhaul.schedule.apportion import apportion
 from rowhaul.schedule.dispatch import make_dispatcher
 from rowhaul.schedule.dispatch.adaptive import LaiaAdaptive
-from rowhaul.schedule.plan import Kind, Plan
-from rowhaul.schedule.row_counts import RowCounts
+from rowhaul.schedule.plan import Kind, Plan, RowCounts
+from rowhaul.schedule.sizes import apportion
 from rowhaul.simulate.budget import TablesBudget
 from rowhaul.simulate.clock import Clock, TimeModel
 from rowhaul.simulate.links import Floats

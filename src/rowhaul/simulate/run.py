@@ -8,7 +8,7 @@ from typing import Literal
 
 from rowhaul.errors import ConfigError
 from rowhaul.schedule import Scheduler, ScheduleSettings
-from rowhaul.schedule.apportion import apportion
+from rowhaul.schedule.sizes import apportion
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.measure import Batches, MakeScheduler, Span, compile_kernels, measure
 from rowhaul.simulate.results import BEST_SUBSET, EQUAL, Outcome

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import ConfigError
-from rowhaul.schedule.apportion import apportion
+from rowhaul.schedule.sizes import apportion
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.links import Floats
 from rowhaul.simulate.results import Outcome

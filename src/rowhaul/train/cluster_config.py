@@ -18,7 +18,7 @@ from rowhaul.schedule import (
 )
 from rowhaul.schedule.caches import make_policy
 from rowhaul.schedule.dispatch import make_dispatcher
-from rowhaul.schedule.settings import check_shares
+from rowhaul.schedule.sizes import check_shares
 from rowhaul.schedule.sync import make_sync
 from rowhaul.simulate.links import parse_links
 

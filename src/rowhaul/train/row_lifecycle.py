@@ -16,10 +16,10 @@ import numpy.typing as npt
 from rowhaul.nn import EmbeddingBagCollection, KeyedJaggedTensor
 from rowhaul.nn.local_rows import LocalRows, Pending, TableRows
 from rowhaul.schedule import HotRows, IdBatch, Lifetimes, RowPolicy
-from rowhaul.schedule.directory.distinct_kernels import distinct_rows
-from rowhaul.schedule.directory.index import RowIndex
+from rowhaul.schedule.directory.distinct import distinct_rows
+from rowhaul.schedule.directory.row_index import RowIndex
 from rowhaul.schedule.lifetimes import Status
-from rowhaul.schedule.row_counts import RowCounts
+from rowhaul.schedule.plan import RowCounts
 from rowhaul.store import Lookup, TableGroup
 from rowhaul.store.keyed import remove
 

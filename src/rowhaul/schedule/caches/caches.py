@@ -8,27 +8,24 @@ are still worth something.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import CacheTooSmallError, CheckpointError, ConfigError
-from rowhaul.schedule.caches.copy_kernels import insert, look_up, release
+from rowhaul.schedule.arrays import Arrays, Saved
+from rowhaul.schedule.caches.copies import CopyPool, insert, look_up, release
 from rowhaul.schedule.caches.heaps import PriorityHeaps
 from rowhaul.schedule.caches.order import DEMAND, Int32s, Int64s, Order, Step, Uint64s
 from rowhaul.schedule.caches.policies import make_policy
-from rowhaul.schedule.caches.pool import CopyPool
 from rowhaul.schedule.caches.recency import RecencyLogs
-from rowhaul.schedule.saved import Arrays, Saved
 from rowhaul.schedule.topology import MAX_WORKERS
 
 UNITS = ("rows", "bytes")
 
 
-@dataclass(frozen=True)
-class Evictions:
+class Evictions(NamedTuple):
     """The copies given up in one iteration, by worker, then in the order in which they were chosen."""
 
     workers: npt.NDArray[np.int16]

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from rowhaul._kernels import kernel
 from rowhaul._memory import prefetch_to_read, prefetch_to_write
-from rowhaul.schedule.id_kernels import row_hash
-from rowhaul.schedule.saved import Arrays, Saved
+from rowhaul.schedule.arrays import Arrays, Saved
+from rowhaul.schedule.topology import row_hash
 
 BITS_PER_ROW = 16
 SMALLEST_ROWS = 1 << 15

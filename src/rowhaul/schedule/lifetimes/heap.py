@@ -11,7 +11,7 @@ import numpy.typing as npt
 from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
-from rowhaul.schedule.growing import extended
+from rowhaul.schedule.arrays import extended
 
 _CHILDREN = 4  # of a node: a flat heap waits for memory less often than a binary one
 _SMALLEST = 64

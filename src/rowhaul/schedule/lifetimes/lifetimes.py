@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.schedule.lifetimes.policy import RowPolicy
+from rowhaul.schedule.arrays import Arrays, Saved
+from rowhaul.schedule.lifetimes.policy import RowPolicy, Status
 from rowhaul.schedule.lifetimes.recency import NO_ROWS, RecentRows
 from rowhaul.schedule.lifetimes.sightings import Sightings
-from rowhaul.schedule.lifetimes.status import Status
-from rowhaul.schedule.saved import Arrays, Saved
 
 _NEVER, _ADMITS, _FORGETS = range(3)  # kinds of tables: without a policy, with admission only, all others
 

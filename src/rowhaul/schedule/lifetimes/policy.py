@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from enum import IntEnum
 from typing import Any
 
 from rowhaul.errors import ConfigError
@@ -70,6 +71,14 @@ class RowPolicy:
 
 
 KEEP_ALL = RowPolicy()
+
+
+class Status(IntEnum):
+    """A row in an iteration, as the policy of its table has it."""
+
+    WAITING = 0  # not admitted yet: reads its initial value, its gradient is dropped
+    ADMITTED = 1  # admitted with this iteration, from which on it is trained: it begins afresh
+    KNOWN = 2  # admitted before, and not forgotten since
 
 
 def policies_by_table(given: Mapping[str, Any], tables: Sequence[str]) -> tuple[RowPolicy, ...]:

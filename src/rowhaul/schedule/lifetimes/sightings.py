@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul._kernels import kernel
-from rowhaul.schedule.directory.index import RowIndex
-from rowhaul.schedule.directory.index_kernels import index_delete, index_find, index_set, index_value
+from rowhaul.schedule.arrays import Arrays, Saved, named
+from rowhaul.schedule.directory.row_index import RowIndex, index_delete, index_find, index_set, index_value
 from rowhaul.schedule.directory.seen import SeenRows
-from rowhaul.schedule.lifetimes.status import Status
-from rowhaul.schedule.saved import Arrays, Saved, named
+from rowhaul.schedule.lifetimes.policy import Status
 
 
 class Sightings:

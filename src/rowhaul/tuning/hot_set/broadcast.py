@@ -14,7 +14,7 @@ import numpy as np
 
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.schedule import HotRows
-from rowhaul.schedule.saved import Arrays
+from rowhaul.schedule.arrays import Arrays
 from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.transport.base import Links
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import ConfigError
+from rowhaul.schedule.dispatch.costs import link_costs
 from rowhaul.schedule.dispatch.joint.growth import grow
-from rowhaul.schedule.dispatch.joint.links import link_costs
 from rowhaul.schedule.dispatch.joint.problem import UNIT, Indices, Ints, Problem, problem_of, weigh
 from rowhaul.schedule.dispatch.joint.search import improve
 from rowhaul.schedule.dispatch.joint.spread import cost_of, make_spread

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from rowhaul._kernels import kernel
-from rowhaul.schedule.dispatch.cost_kernels import shuffle
 from rowhaul.schedule.dispatch.joint.problem import Indices, Ints, Problem
 from rowhaul.schedule.dispatch.joint.spread import Spread, move, price_elsewhere
+from rowhaul.schedule.dispatch.random import shuffle
 from rowhaul.schedule.transportation.solver import solve
 
 SLACK = 4  # samples that a worker may have too many while others are on the move

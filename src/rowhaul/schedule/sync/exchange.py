@@ -8,43 +8,43 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul.errors import ConfigError
+from rowhaul.schedule.arrays import Arrays, Saved
 from rowhaul.schedule.plan import Moves, Steps
-from rowhaul.schedule.saved import Arrays, Saved
 from rowhaul.schedule.sizes import RowSizes
-from rowhaul.schedule.sync.move_kernels import local_last, move_columns
 from rowhaul.schedule.topology import Topology
 
-Int32s = npt.NDArray[np.int32]
+NAMES = ("on-demand", "full", "bounded:S", "static")
 
-MOVE = np.dtype(
-    [
-        ("key", np.int64),
-        ("num_bytes", np.int64),
-        ("table", np.int32),
-        ("ready", np.int32),
-        ("source", np.int16),
-        ("target", np.int16),
-        ("kind", np.uint8),
-        ("payload", np.uint8),
-        ("after", np.uint8),
-        ("second", np.uint8),
-    ],
-    align=True,
-)
 
-STEP = np.dtype(
-    [
-        ("key", np.int64),
-        ("contributors", np.uint64),
-        ("table", np.int32),
-        ("trained", np.int32),
-        ("ready", np.int32),
-        ("rank", np.int16),
-        ("after", np.uint8),
-        ("by_peer", np.uint8),
-    ],
-    align=True,
-)
+@dataclass(frozen=True)
+class SyncMode:
+    """When a trained row goes home.
+
+    ``on-demand``: when another worker needs it or a cache has no room for it. ``full``: at once.
+    ``bounded``: when more than ``staleness`` updates wait; readers tolerate as many (inexact).
+    ``static``: replicated rows are all-reduced, all others pulled and pushed in every iteration.
+    """
+
+    name: str
+    staleness: int = 0
+
+    @property
+    def caches_rows(self) -> bool:
+        """Whether rows stay on workers between iterations."""
+        return self.name != "static"
+
+
+def make_sync(text: str) -> SyncMode:
+    """The mode of a name such as ``"on-demand"`` or ``"bounded:2"``."""
+    name, _, value = text.partition(":")
+    if name == "bounded" and value.isdecimal():
+        return SyncMode(name, int(value))
+    if name in ("on-demand", "full", "static") and not value:
+        return SyncMode(name)
+    if name == "bounded":
+        raise ConfigError(f"bounded staleness is 'bounded:S' with S = 0, 1, 2, ... updates; got {text!r}")
+    raise ConfigError(f"there is no synchronisation {text!r}; known are {', '.join(NAMES)}")
 
 
 class Wiring:
@@ -121,47 +121,3 @@ class Exchange(Protocol):
     def restore(self, saved: Saved, slots: npt.NDArray[np.int32]) -> None:
         """Know what was known where `export` was called; nothing may have been planned here yet."""
         ...
-
-
-class Notebook:
-    """Where kernels write moves and steps down; used again in the next iteration."""
-
-    def __init__(self) -> None:
-        self.moves: npt.NDArray[Any] = np.zeros(0, MOVE)
-        self.steps: npt.NDArray[Any] = np.zeros(0, STEP)
-        # The row of each, where kernels say so.
-        self.move_rows: Int32s = np.zeros(0, np.int32)
-        self.step_rows: Int32s = np.zeros(0, np.int32)
-        self._orders: tuple[Int32s, Int32s | None] = self.move_rows, None
-
-    def make_room(self, step: Step) -> None:
-        """Have room for all that an iteration can cause."""
-        if len(self.moves) < step.most_moves:
-            self.moves = np.zeros(step.most_moves + step.most_moves // 4, MOVE)
-            self.move_rows = np.zeros(len(self.moves), np.int32)
-        most_steps = len(step.rows) + len(step.victims)
-        if len(self.steps) < most_steps:
-            self.steps = np.zeros(most_steps + most_steps // 4, STEP)
-            self.step_rows = np.zeros(len(self.steps), np.int32)
-
-    def moves_written(self, count: int, colocated: bool) -> tuple[Moves, Moves | None]:
-        """The first moves, copied out: those between ranks, and those within one where that can be."""
-        between, within = self._orders = self._ordered(count, colocated)
-        moves = Moves(*move_columns(self.moves, between))
-        return moves, None if within is None else Moves(*move_columns(self.moves, within))
-
-    def rows_written(self) -> tuple[Int32s, Int32s | None]:
-        """The rows of the moves copied out last, where kernels have noted them."""
-        between, within = self._orders
-        return self.move_rows[between], None if within is None else self.move_rows[within]
-
-    def steps_written(self, count: int) -> Steps:
-        """The first steps, copied out."""
-        used = self.steps[:count]
-        return Steps(**{name: used[name].copy() for name in Steps.__dataclass_fields__})
-
-    def _ordered(self, count: int, colocated: bool) -> tuple[Int32s, Int32s | None]:
-        if not colocated:
-            return np.arange(count, dtype=np.int32), None
-        order, apart = local_last(self.moves, count)
-        return order[:apart], order[apart:]

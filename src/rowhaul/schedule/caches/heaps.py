@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rowhaul.schedule.caches.heaps.heap_kernels import (
+from rowhaul.schedule.arrays import Arrays, Saved, extended
+from rowhaul.schedule.caches.copies import CopyPool
+from rowhaul.schedule.caches.heap_kernels import (
     SCALE_BITS,
     append,
     begin_ages,
@@ -19,12 +21,8 @@ from rowhaul.schedule.caches.heaps.heap_kernels import (
     queue,
     touch,
 )
-from rowhaul.schedule.caches.order import Int32s, Int64s, Step
+from rowhaul.schedule.caches.order import Int32s, Int64s, Segments, Step, with_room
 from rowhaul.schedule.caches.policies import Policy
-from rowhaul.schedule.caches.pool import CopyPool
-from rowhaul.schedule.caches.segments import Segments, with_room
-from rowhaul.schedule.growing import extended
-from rowhaul.schedule.saved import Arrays, Saved
 
 # What a heap knows of each copy.
 NOTE = np.dtype(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from rowhaul._kernels import kernel
-from rowhaul.schedule.id_kernels import TURNED_AT_ONCE
+from rowhaul.schedule.batch import TURNED_AT_ONCE
 
 FEW = 48  # so many keys are sorted by insertion, more by their bytes
 SIGN = np.uint64(1 << 63)
