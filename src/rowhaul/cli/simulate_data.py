@@ -12,7 +12,7 @@ from rowhaul.errors import ConfigError
 if TYPE_CHECKING:
     from rowhaul.data.schema import Schema
     from rowhaul.schedule import IdBatch
-    from rowhaul.simulate.counting import RowCounter
+    from rowhaul.simulate.trace import RowCounter
 
 COUNTED_SAMPLES = 1 << 16  # in one piece of the first pass
 
@@ -70,7 +70,7 @@ class IdFiles:
 
         from rowhaul.cli.progress import counting_bar
         from rowhaul.data.stream import SampleStream
-        from rowhaul.simulate.counting import RowCounter
+        from rowhaul.simulate.trace import RowCounter
 
         counter = RowCounter(len(self.tables))
         stream = SampleStream(self.files, self.schema, COUNTED_SAMPLES, require_label=False)

@@ -41,12 +41,6 @@ class Place:
 class SharedTables(TableGroup):
     """A group of tables that says which rows are new before anybody can find them."""
 
-    def distinct(
-        self, values: Int64s, starts: Int64s, tables: Int64s
-    ) -> tuple[Int64s, Int64s, npt.NDArray[np.int32]]:
-        """Distinct keys table by table, where each table's begin, and which of them every value is."""
-        return self._distinct(values, starts, tables)
-
     def locate_or_make(
         self,
         keys: Int64s,

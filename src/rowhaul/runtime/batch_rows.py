@@ -17,7 +17,7 @@ from rowhaul.runtime.row_locations import Located
 from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule.plan import Plan
 from rowhaul.schedule.row_states import State
-from rowhaul.store.matching import KnownRows
+from rowhaul.store.distinct import KnownRows
 
 Ints = npt.NDArray[np.int64]
 

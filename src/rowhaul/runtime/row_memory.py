@@ -19,7 +19,7 @@ from rowhaul.runtime.phase_kernels import pick_gradients, pick_records, pick_row
 from rowhaul.runtime.phases import DueSteps, Kinds, Payloads
 from rowhaul.store import TableGroup
 from rowhaul.store.keyed import copy_in, copy_out, find_or_add, locate_or_add, remove
-from rowhaul.store.record_kernels import add_records
+from rowhaul.store.records import add_records
 from rowhaul.transport.base import Bytes
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from rowhaul.schedule.phases import Phase, phases_of
 from rowhaul.schedule.plan import Plan
 from rowhaul.simulate.links import Floats, Links
 from rowhaul.simulate.smoothing import EvenOut
-from rowhaul.simulate.sums import Sums
-from rowhaul.simulate.timeline import Messages, Network, Timeline
+from rowhaul.simulate.timeline import Messages, Network, Sums, Timeline
 
 ASSUMPTIONS = (
     "Every worker and store has one full-duplex link; nothing between the links is a bottleneck.",

@@ -26,8 +26,8 @@ from rowhaul.errors import CacheTooSmallError, DataError
 from rowhaul.schedule import HotRows, IdBatch, Scheduler, ScheduleSettings
 from rowhaul.schedule.settings import NO_ROWS
 from rowhaul.simulate.clock import TimeModel
-from rowhaul.simulate.counting import RowCounter
 from rowhaul.simulate.measure import Span, measure
+from rowhaul.simulate.trace import RowCounter
 
 FEWEST = 16  # rows of the smallest set that is tried
 FINENESS = 3  # steps of sizes tried near the best, between it and each of its neighbours

@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.simulate.link_times import finish_times
+from rowhaul._kernels import kernel
 from rowhaul.simulate.links import Floats, Links
 
 Integers = npt.NDArray[np.int64]
@@ -136,3 +136,87 @@ class Timeline:
             for ends in self._ends:
                 np.add.at(busy, ends.link[here], ends.seconds[here])
         return busy
+
+
+Exchanges = tuple[Messages, Messages]  # one after the other
+
+
+class Sums:
+    """Sums over some workers, each made in the way that is quickest for its size, as the runtime does.
+
+    Args:
+        network: the links that sums travel on.
+        members: the workers.
+    """
+
+    def __init__(self, network: Network, members: Sequence[int]) -> None:
+        self._network = network
+        self._members = np.array(members, np.int64)
+        self._known: dict[int, Exchanges] = {}
+
+    def exchanges(self, num_bytes: int) -> Exchanges:
+        """The messages of a sum of so many bytes."""
+        if len(self._members) < 2 or not num_bytes:
+            return Messages.none(), Messages.none()
+        if num_bytes not in self._known:
+            ways = (self._to_everyone, self._at_first, self._in_slices)
+            self._known[num_bytes] = min((way(num_bytes) for way in ways), key=self._seconds)
+        return self._known[num_bytes]
+
+    def _to_everyone(self, num_bytes: int) -> Exchanges:
+        return self._all_pairs(num_bytes), Messages.none()
+
+    def _at_first(self, num_bytes: int) -> Exchanges:
+        """The first one adds up, and sends the sum to all others."""
+        others = self._members[1:]
+        first, sizes = np.full(len(others), self._members[0]), np.full(len(others), float(num_bytes))
+        return Messages(others, first, sizes), Messages(first, others, sizes)
+
+    def _in_slices(self, num_bytes: int) -> Exchanges:
+        """Everyone adds up one slice, and sends the sum to all others."""
+        slices = self._all_pairs(num_bytes / len(self._members))
+        return slices, slices
+
+    def _all_pairs(self, num_bytes: float) -> Messages:
+        source, target = (
+            grid.reshape(-1) for grid in np.meshgrid(self._members, self._members, indexing="ij")
+        )
+        others = source != target
+        return Messages(source[others], target[others], np.full(int(others.sum()), float(num_bytes)))
+
+    def _seconds(self, exchanges: Exchanges) -> float:
+        """What a sum takes if all begin it together and nothing else travels."""
+        timeline = Timeline([(messages, self._network) for messages in exchanges])
+        begin = np.zeros(len(self._network.speeds))
+        return timeline.solve(lambda: float(timeline.arrivals(1, timeline.arrivals(0, begin)).max()))
+
+
+@kernel
+def finish_times(order, start, link, seconds, num_links, finish):
+    """When each message leaves its link, alone on which it would take ``seconds``.
+
+    A link serves what starts first first, without gaps, and messages that start together in equal parts: the
+    shorter ones are done earlier. ``order`` sorts messages by start, then by seconds; those
+    that have no finite start do not travel yet.
+    """
+    free = np.zeros(num_links)  # when each link is done with all that has started
+    sharing = np.zeros(num_links, np.int64)  # messages that start together and are not done
+    served = np.zeros(num_links)  # seconds that each of them has had
+    first = 0
+    while first < len(order) and start[order[first]] < np.inf:
+        began = start[order[first]]
+        end = first
+        while end < len(order) and start[order[end]] == began:
+            on = link[order[end]]
+            free[on] = max(free[on], began)
+            sharing[on] += 1
+            served[on] = 0.0
+            end += 1
+        for place in range(first, end):
+            message = order[place]
+            on = link[message]
+            free[on] += (seconds[message] - served[on]) * sharing[on]
+            served[on] = seconds[message]
+            sharing[on] -= 1
+            finish[message] = free[on]
+        first = end

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rowhaul.store.tables import Lookup, TableGroup, TableSpec
+from rowhaul.store.distinct import Lookup
+from rowhaul.store.tables import TableGroup, TableSpec
 
 if TYPE_CHECKING:
     from rowhaul.database import EmbeddingDatabase

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import RowhaulError
-from rowhaul.store.record_kernels import read_records, write_records
+from rowhaul.store.records import read_records, write_records
 
 CHUNK_BYTES = 4 << 20
 # Chunks of a large arena are cut from slabs that Linux backs with huge pages: random steps over a large table

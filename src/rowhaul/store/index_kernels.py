@@ -24,7 +24,7 @@ from rowhaul._memory import (
     read_word,
     write_word,
 )
-from rowhaul.store.record_kernels import mix
+from rowhaul.store.records import mix
 from rowhaul.store.shards import (
     ADDRESS,
     EMPTY,

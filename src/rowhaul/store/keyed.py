@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from rowhaul.store.arena import RecordArena
 from rowhaul.store.index import Int64s, KeyIndex
-from rowhaul.store.record_kernels import gather_bytes, scatter_bytes
+from rowhaul.store.records import gather_bytes, scatter_bytes
 
 Tables = npt.NDArray[np.int64]  # position of each row's table in its group
 

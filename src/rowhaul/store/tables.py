@@ -6,7 +6,6 @@ over dozens of features is a handful of compiled passes instead of dozens of cal
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,23 +17,13 @@ import xxhash
 from rowhaul.errors import UnknownKeyError
 from rowhaul.optim import RecordMemory, RowOptimizerRule
 from rowhaul.store.arena import OutOfMemoryError, RecordArena
+from rowhaul.store.distinct import Lookup, distinct_keys
 from rowhaul.store.index import Int64s, KeyIndex
 from rowhaul.store.keyed import locate_or_add
-from rowhaul.store.record_kernels import deduplicate, write_initial
+from rowhaul.store.records import write_initial
 
 _BLOCK_ROWS = 1 << 16  # rows copied at a time when a table is read whole
 ON_UNKNOWN = ("init", "default", "error")
-
-
-_of_thread = threading.local()
-
-
-def _zeros(at_least: int) -> npt.NDArray[np.int32]:
-    """Scratch slots, a power of two of them, kept from call to call: whoever borrows leaves zeros."""
-    kept: npt.NDArray[np.int32] | None = getattr(_of_thread, "zeros", None)
-    if kept is None or len(kept) < max(16, at_least):
-        kept = _of_thread.zeros = np.zeros(1 << max(12, at_least.bit_length()), dtype=np.int32)
-    return kept
 
 
 @dataclass(frozen=True)
@@ -45,21 +34,6 @@ class TableSpec:
     dim: int
     initial_low: float
     initial_high: float
-
-
-@dataclass(frozen=True)
-class Lookup:
-    """Where the rows of one batch are: the ticket that reads and updates go by.
-
-    ``inverse`` maps every id of the batch to its distinct row; a location ``-1 - k`` means row
-    ``k`` of ``spare``: one that is not stored.
-    """
-
-    keys: Int64s  # distinct keys, table by table
-    starts: Int64s  # tables + 1: where each table's keys begin
-    inverse: npt.NDArray[np.int32]  # ids of the batch
-    locations: Int64s  # distinct keys
-    spare: npt.NDArray[Any]  # rows not stored x dim
 
 
 class _OneChunk:
@@ -114,7 +88,7 @@ class TableGroup:
         They come from table ``feature_tables[f]``; features are ordered by table. Unknown keys are
         inserted as fresh rows, or else read as ``on_unknown`` says without being inserted.
         """
-        keys, key_starts, inverse = self._distinct(values, starts, feature_tables)
+        keys, key_starts, inverse = self.distinct(values, starts, feature_tables)
         locations, num_absent = self.index.find(keys, key_starts)
         num_unknown = int(num_absent)
         spare = np.empty((0, self.dim), dtype=self.dtype)
@@ -131,7 +105,7 @@ class TableGroup:
         self, values: Int64s, starts: Int64s, feature_tables: Int64s
     ) -> tuple[Int64s, Int64s, npt.NDArray[np.int32]]:
         """The distinct keys of a batch, given as to `lookup`, table by table; their starts; each id's key."""
-        return self._distinct(values, starts, feature_tables)
+        return distinct_keys(values, starts, feature_tables, len(self.tables))
 
     def make_fresh(self, tables: Int64s, keys: Int64s) -> Int64s:
         """Where rows are that may not exist yet: those that do not are made with their first values."""
@@ -188,17 +162,6 @@ class TableGroup:
         """Forget every row."""
         self.index = KeyIndex(len(self.tables))
         self.arena = RecordArena(self.arena.width, self.dtype)
-
-    def _distinct(
-        self, values: Int64s, starts: Int64s, feature_tables: Int64s
-    ) -> tuple[Int64s, Int64s, npt.NDArray[np.int32]]:
-        unique = np.empty(len(values), dtype=np.int64)
-        inverse = np.empty(len(values), dtype=np.int32)
-        key_starts = np.empty(len(self.tables) + 1, dtype=np.int64)
-        num_unique = deduplicate(
-            values, starts, feature_tables, _zeros(2 * len(values)), unique, inverse, key_starts
-        )
-        return unique[:num_unique], key_starts, inverse
 
     def _insert(self, keys: Int64s, starts: Int64s, locations: Int64s, num_absent: np.int64) -> Int64s:
         """Give every absent key a record, all or none, and say which keys those are."""

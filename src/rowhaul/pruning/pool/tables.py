@@ -86,7 +86,7 @@ class PrunedTables(TableGroup):
 
         May run in any thread, while others change the tables: see `refresh`.
         """
-        return self.locate_keys(*self._distinct(values, starts, feature_tables))
+        return self.locate_keys(*self.distinct(values, starts, feature_tables))
 
     def locate_keys(self, keys: Int64s, starts: Int64s, inverse: npt.NDArray[np.int32]) -> Located:
         """The same for keys that are distinct already, given table by table, and the key of each id."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from rowhaul._distinct import MIX, ONE, num_seats, number_keys
 from rowhaul._kernels import kernel
 from rowhaul.schedule.batch import TURNED_AT_ONCE
 
 FEW = 48  # so many keys are sorted by insertion, more by their bytes
 SIGN = np.uint64(1 << 63)
-MIX = np.uint64(0x9E3779B97F4A7C15)
-ONE = np.uint64(1)
 HALL = np.dtype([("first", np.uint64), ("mask", np.uint64), ("next_row", np.uint64)])  # of a table's seats
 
 
@@ -82,26 +81,22 @@ def distinct_by_feature(feature_tables, values, lengths):
             count += lengths[f, i]
         starts[f + 1] = starts[f] + count
         largest = max(largest, count)
-    size = 16
-    while size < 2 * largest:
-        size *= 2
-    seats = np.empty(size, np.uint32)
+    seats = np.empty(num_seats(largest), np.uint32)
     row_of = np.empty(num_ids + 1, np.int32)  # ids, feature by feature; and one that counts for nothing
     here, there = np.empty(largest, np.uint64), np.empty(largest, np.uint64)
     order, other_order = np.empty(largest, np.int32), np.empty(largest, np.int32)
-    rank, digits, words = (
-        np.empty(largest, np.int32),
-        np.empty(256, np.int32),
-        np.zeros(largest + 1, np.uint64),
-    )
+    rank, digits = np.empty(largest, np.int32), np.empty(256, np.int32)
+    known = np.empty(largest + 1, np.int64)
     distinct_tables, distinct_keys = np.empty(num_ids, np.int32), np.empty(num_ids, np.int64)
     occurrences = np.empty(num_ids, np.int32)
     before = 0
     for f in range(num_features):
         first, end = starts[f], starts[f + 1]
-        count = _number(values, first, end, seats, words, row_of)
+        size = num_seats(end - first)
+        seats[:size] = 0
+        count = number_keys(values, first, end, seats, size, known, 0, row_of)
         for r in range(count):
-            here[r] = words[r + 1]
+            here[r] = np.uint64(known[r + 1]) ^ SIGN
         if _sort(here, order, there, other_order, count, digits):
             here, there, order, other_order = there, here, other_order, order
         for r in range(count):
@@ -125,33 +120,26 @@ def distinct_by_feature(feature_tables, values, lengths):
 
 
 @kernel
-def _number(values, first, end, seats, words, row_of):
-    """Number the distinct ids of one feature as they come; returns how many there are.
+def distinct_by_appearance(tables, keys, num_tables):
+    """The distinct rows of ids, table by table, each table's in the order in which they first appear.
 
-    Those have their words from the second on: 0 is the number of an empty seat.
+    Returns the row of every id; the keys of rows; where each table's rows begin; how many ids name each row.
     """
-    size = np.int64(16)
-    while size < 2 * (end - first):
-        size *= 2
-    seats[:size] = 0
-    mask = np.uint64(size - 1)
-    count = np.uint64(0)
-    for at in range(first, end):
-        word = np.uint64(values[at]) ^ SIGN
-        mixed = word * MIX
-        seat = (mixed ^ (mixed >> np.uint64(32))) & mask
-        taken = np.uint64(seats[seat])
-        # One branch, which is hardly ever taken: no processor could foresee which id is new.
-        while (taken != 0) & (words[taken] != word):
-            seat = (seat + ONE) & mask
-            taken = np.uint64(seats[seat])
-        new = taken == 0
-        count += np.uint64(new)
-        row = count if new else taken
-        seats[seat] = row
-        words[row] = word
-        row_of[at] = row - ONE
-    return np.int64(count)
+    first_ids = _starts(tables, num_tables)
+    row_of = np.empty(len(keys), np.int32)
+    words = np.empty(len(keys), np.uint64)
+    found = _tell_apart(tables, keys, first_ids, words, row_of)
+    starts = np.zeros(num_tables + 1, np.int64)
+    for table in range(num_tables):
+        starts[table + 1] = starts[table] + found[table]
+    row_keys, counts = np.empty(starts[-1], np.int64), np.zeros(starts[-1], np.int32)
+    for table in range(num_tables):
+        for r in range(found[table]):
+            row_keys[starts[table] + r] = np.int64(words[first_ids[table] + r] ^ SIGN)
+    for at in range(len(keys)):
+        row_of[at] += starts[tables[at]] - first_ids[tables[at]]
+        counts[row_of[at]] += 1
+    return row_of, row_keys, starts, counts
 
 
 @kernel
