@@ -86,5 +86,5 @@ def test_after_the_first_plan_and_of_unknown_tables_it_is_refused() -> None:
         begun.mark_trained(np.array([0, 2]), np.array([1, 1]))
     begun.fill()
     begun.plan()
-    with pytest.raises(ConfigError, match="before the first plan; 1 are made"):
+    with pytest.raises(ConfigError, match="only before the first plan; 1 have been made"):
         begun.mark_trained(*KNOWN)

@@ -341,5 +341,5 @@ def test_a_scheduler_that_has_failed_has_no_state() -> None:
     scheduler.fill()
     with pytest.raises(ConfigError, match="its cache holds 2"):
         scheduler.plan()
-    with pytest.raises(DataError, match="no state to go on from"):
+    with pytest.raises(DataError, match="no state to export"):
         scheduler.export()

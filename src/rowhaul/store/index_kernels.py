@@ -45,7 +45,7 @@ from rowhaul.store.shards import (
     unlock,
 )
 
-INSERT, DISCARD, RELOCATE = range(3)
+INSERT, DISCARD = range(2)
 BUSY = NO_ROOM = -2  # instead of a location
 _SPINS = 64  # looks at a lock before another shard is tried
 _AHEAD = 16  # keys between asking for a line and changing it
@@ -215,8 +215,6 @@ def _change(operation, row, shard_bits, mixed, location):
     if operation == DISCARD and held != EMPTY:
         close_gap(row, slot, shard_bits)
         write_word(row + 8 * NUM_KEYS, uint64(num_keys - 1))
-    elif operation == RELOCATE and held != EMPTY:
-        write_word(slot + 8, uint64(location))
     return held
 
 

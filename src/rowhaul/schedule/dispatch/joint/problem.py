@@ -61,19 +61,8 @@ def problem_of(task: DispatchTask, future: int, num_blanks: int) -> Problem:
 
 @kernel
 def _price(
-    offsets: Ints,
-    rows: Indices,
-    latest: npt.NDArray[np.uint64],
-    owner: npt.NDArray[np.int16],
-    partial: npt.NDArray[np.uint64],
-    free: npt.NDArray[np.uint8],
-    home: npt.NDArray[np.int16],
-    record_size: Ints,
-    value_size: Ints,
-    prices: Ints,
-    peer_to_peer: bool,
-    future: int,
-) -> tuple[Ints, Indices, Ints, Ints, Ints]:
+    offsets, rows, latest, owner, partial, free, home, record_size, value_size, prices, peer_to_peer, future
+):
     num_samples, num_workers, num_rows = len(offsets) - 1, len(prices), len(latest)
     uses = np.zeros(num_rows, np.int32)
     user = np.zeros(num_rows, np.int32)
@@ -149,7 +138,7 @@ def _price(
 
 
 @kernel
-def weigh(problem: Problem, weight: Ints) -> Problem:
+def weigh(problem, weight):
     """The same problem with the costs of each worker multiplied."""
     return Problem(
         problem.offsets,

@@ -11,8 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from rowhaul._kernels import kernel
-from rowhaul.schedule.dispatch.joint.problem import Indices, Ints, Problem
-from rowhaul.schedule.dispatch.joint.spread import Spread, move, price_elsewhere
+from rowhaul.schedule.dispatch.joint.spread import move, price_elsewhere
 from rowhaul.schedule.dispatch.random import shuffle
 from rowhaul.schedule.transportation.solver import solve
 
@@ -22,9 +21,7 @@ DEAREST = 2**44  # `solve` needs costs of at most `largest_cost` of 64 columns
 
 
 @kernel
-def improve(
-    problem: Problem, spread: Spread, worker: Indices, capacities: Ints, passes: int, seed: int
-) -> None:
+def improve(problem, spread, worker, capacities, passes, seed):
     """Let every sample move once in each pass; ``worker`` and ``spread`` change."""
     num_samples, num_workers = problem.linear.shape
     load = np.zeros(num_workers, np.int64)
@@ -60,7 +57,7 @@ def improve(
 
 
 @kernel
-def _place_prices(problem: Problem, spread: Spread, worker: Indices, capacities: Ints) -> Ints:
+def _place_prices(problem, spread, worker, capacities):
     """The prices at which as many samples would go to every worker as it has places."""
     num_samples, num_workers = problem.linear.shape
     size = min(num_samples, PRICED_SAMPLES)
@@ -83,15 +80,13 @@ def _place_prices(problem: Problem, spread: Spread, worker: Indices, capacities:
 
 
 @kernel
-def _typical_price(problem: Problem) -> int:
+def _typical_price(problem):
     """What a worker adds, in the mean, to the price of a row that several train."""
     return int(problem.many.sum()) // max(1, problem.many.size)
 
 
 @kernel
-def _move_surplus(
-    problem: Problem, spread: Spread, worker: Indices, load: Ints, capacities: Ints, price: Ints
-) -> None:
+def _move_surplus(problem, spread, worker, load, capacities, price):
     """Move samples from workers that have too many, those first that lose least by the prices last seen."""
     num_samples, num_workers = price.shape
     for own in range(num_workers):
