@@ -13,7 +13,7 @@ ONE = np.uint64(1)
 
 @register_jitable
 def num_seats(num_keys):
-    """Seats of a hash table for so many keys: a power of two, at most half of it used."""
+    """The size of a hash table for ``num_keys`` keys: a power of two, at most half full."""
     size = np.int64(16)
     while size < 2 * num_keys:
         size *= 2

@@ -28,9 +28,7 @@ def test_records_arrive_in_order_and_in_time():
     with pytest.raises(ConfigError, match="expected control record 2; got 0"):
         there.add(records[0], next_iteration=2)
     late = here.next("shares", (1, 1), during=1)
-    with pytest.raises(
-        ConfigError, match=r"too late: .* from iteration 3 on, but iteration 4 is planned next"
-    ):
+    with pytest.raises(ConfigError, match=r"too late: .* iteration 3 on, but iteration 4 is planned next"):
         there.add(late, next_iteration=4)
 
 

@@ -23,7 +23,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def digest(text: str, arrays: Iterable[npt.NDArray[Any]]) -> bytes:
-    """Bytes that depend on the text and on the type, the shape and the content of every array."""
+    """A hash of the text and of the type, the shape and the content of every array."""
     arrays = [np.ascontiguousarray(array) for array in arrays]
     shapes = ";".join(f"{array.dtype.str}{array.shape}" for array in arrays)
     state = xxhash.xxh3_128(f"{len(text)}:{text}{shapes}".encode())
@@ -60,7 +60,7 @@ def text_array(text: str) -> npt.NDArray[np.uint8]:
 
 
 class Saved:
-    """Arrays that were saved, or those of one part, checked as they are taken out."""
+    """Saved arrays, or those of one part, checked as they are read."""
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]], prefix: str = "") -> None:
         self._arrays = arrays
@@ -70,13 +70,13 @@ class Saved:
         return self._prefix + name in self._arrays
 
     def part(self, name: str) -> Saved:
-        """What `named` has put under this name."""
+        """The part that `named` has put under this name."""
         return Saved(self._arrays, f"{self._prefix}{name}.")
 
     def array(
         self, name: str, dtype: type[np.generic], length: int | None = None, *, below: int | None = None
     ) -> npt.NDArray[Any]:
-        """A copy of a row of numbers, so many of them; with ``below`` all from 0 up to it, without it."""
+        """A copy of a one-dimensional array of this length; with ``below``, all from 0 to below it."""
         given = self._get(name)
         if given.dtype != dtype or given.ndim != 1 or length not in (None, len(given)):
             wanted = f"{'any number of' if length is None else length} {np.dtype(dtype)}"

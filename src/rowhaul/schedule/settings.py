@@ -21,7 +21,7 @@ from rowhaul.schedule.sync import SyncMode, make_sync
 from rowhaul.schedule.topology import Topology
 
 MAX_LOOK_AHEAD = 1000
-LONGEST_TEXT = 80  # characters; what is longer is cut and told apart by a hash
+LONGEST_TEXT = 80  # characters; longer texts are cut and get a hash
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class CacheSettings:
 
 @dataclass(frozen=True)
 class HotRows:
-    """Rows that every worker holds: their gradients are all-reduced and they never move."""
+    """Rows that every worker holds: their gradients are all-reduced, and they never move."""
 
     tables: npt.NDArray[np.int32]
     keys: npt.NDArray[np.int64]
@@ -91,12 +91,12 @@ class ScheduleSettings:
         dispatcher: a dispatcher, or its name: ``"random"``, ``"laia"``, ``"esd:0.5"``, ``"joint"``, ...
         sync: ``"on-demand"``, ``"full"``, ``"bounded:S"`` or ``"static"``.
         shares: a weight per worker; ``None`` divides batches equally. 0 leaves a worker out.
-        first_touch: rows never trained before are made where they are needed, without a transfer.
+        first_touch: rows never trained before are created where they are needed, without a transfer.
         admit_after: sightings before a row is trained at all, where no policies are given.
-        policies: how rows come and go, one for each table; see `RowPolicy`.
+        policies: how rows are admitted and forgotten, one for each table; see `RowPolicy`.
         look_ahead: batches known beyond the one that is planned; 0 pushes rows after every iteration.
         hot: rows replicated on every worker.
-        seed: of everything that is drawn.
+        seed: of all random choices.
     """
 
     topology: Topology
@@ -130,7 +130,7 @@ class ScheduleSettings:
         if self.policies and (len(self.policies) != num_tables or self.admit_after > 1):
             raise ConfigError(
                 f"{len(self.policies)} row policies were given for {num_tables} tables, with admit_after "
-                f"{self.admit_after}: give one policy a table, and let it say after how many sightings"
+                f"{self.admit_after}: give one policy per table, and set admit_after there"
             )
         if self.hot and not 0 <= self.hot.tables.min() <= self.hot.tables.max() < num_tables:
             raise ConfigError(
@@ -152,13 +152,13 @@ class ScheduleSettings:
 
     @property
     def row_policies(self) -> tuple[RowPolicy, ...]:
-        """How the rows of each table come and go."""
+        """The policy of each table."""
         return self.policies or (RowPolicy(int(self.admit_after)),) * len(self.sizes.values)
 
     def describe(self) -> dict[str, str]:
         """Every setting as a short text; schedulers whose texts are equal make equal plans of equal ids.
 
-        A dispatcher made elsewhere is told by its name and class only.
+        An unregistered dispatcher is described by its name and class only.
         """
         topology, mode = self.topology, make_sync(self.sync)
         return {

@@ -25,7 +25,7 @@ class Topology:
     num_stores: int = 1  # dedicated stores; not used when colocated
     colocated: bool = False
     peer_to_peer: bool = False
-    tables_per_row: int = 1  # so many tables in succession hold parts of the same rows, at one home
+    tables_per_row: int = 1  # successive tables that hold parts of the same rows, at one home
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_workers <= MAX_WORKERS:
@@ -33,7 +33,7 @@ class Topology:
         if not self.colocated and self.num_stores < 1:
             raise ConfigError(
                 f"the number of stores must be at least 1; got {self.num_stores} "
-                "(let workers store the rows themselves with colocated=True)"
+                "(use colocated=True to store rows on the workers)"
             )
 
     @property

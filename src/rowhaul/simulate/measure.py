@@ -1,4 +1,4 @@
-"""One mechanism over one trace: run the scheduler, count, and let the clock say how long it takes."""
+"""One mechanism over one trace: run the scheduler, count, and time it with the clock."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def measure(
         schedule: the mechanism.
         model: links and compute speed.
         span: iterations to run and to leave out.
-        progress: told the number of iterations done.
+        progress: called with the number of iterations done.
         decision_budget: seconds that a decision may take, for dispatchers that can adapt to it.
         make_scheduler: of another kind than usual.
     """

@@ -1,10 +1,10 @@
 """One iteration on the links: when every message starts and arrives.
 
-Every rank comes to its turns one after the other; it goes on when all that it receives in a turn is
-there, and does not wait for what it sends. A message starts when both of its ends have come to its turn.
+Every rank goes through the phases in order; it enters the next one when it has received everything of this
+one, and does not wait for what it sends. A message starts when both of its ends have reached its phase.
 It takes each of the two links the latency of that end and its bytes over the speed; links serve messages
 in the order in which they start. So when a message arrives depends on all that started before it, of
-whatever turn: the times are the one solution of these equations.
+whatever phase: the times are the one solution of these equations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Messages:
-    """What travels in one turn, one element a message: all that one rank sends to another."""
+    """What travels in one phase, one element a message: all that one rank sends to another."""
 
     source: Integers
     target: Integers
@@ -35,7 +35,7 @@ class Messages:
 
     @classmethod
     def none(cls) -> Messages:
-        """A turn in which nothing travels."""
+        """A phase in which nothing travels."""
         return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
 
     @classmethod
@@ -87,7 +87,7 @@ class Timeline:
     """The messages of an iteration on their links.
 
     Args:
-        turns: what travels in each, and where.
+        phases: what travels in each, and where.
     """
 
     def __init__(self, phases: Sequence[tuple[Messages, Network]]) -> None:
@@ -103,10 +103,10 @@ class Timeline:
         self._start = np.full(bounds[-1], np.inf)
 
     def solve(self, end: Callable[[], float]) -> float:
-        """What ``end`` gives, which calls `arrivals` for one turn after the other, once all starts are known.
+        """What ``end`` gives, which calls `arrivals` phase by phase, once all starts are known.
 
-        What starts in a later turn may hold up what starts, later still, in an earlier one. So all turns are
-        gone through again until no start changes; each time at least one more message has its final one.
+        What starts in a later phase may hold up what starts, later still, in an earlier one. So all phases
+        are repeated until no start changes; each time at least one more message has its final one.
         """
         while True:
             before = self._start.copy()
@@ -115,7 +115,7 @@ class Timeline:
                 return seconds
 
     def arrivals(self, phase: int, begin: Floats) -> Floats:
-        """When each rank has all that it receives in a turn, if it comes to the turn at ``begin``."""
+        """When each rank has received everything of a phase that it enters at ``begin``."""
         here = self._phases[phase]
         if here.start == here.stop:
             return begin
@@ -130,7 +130,7 @@ class Timeline:
         return arrived
 
     def busy_seconds(self, phases: Iterable[int]) -> Floats:
-        """How long each link is at work for some turns."""
+        """How long each link works for some phases."""
         busy = np.zeros(self._num_links)
         for here in (self._phases[phase] for phase in phases):
             for ends in self._ends:
@@ -155,7 +155,7 @@ class Sums:
         self._known: dict[int, Exchanges] = {}
 
     def exchanges(self, num_bytes: int) -> Exchanges:
-        """The messages of a sum of so many bytes."""
+        """The messages of a sum of ``num_bytes``."""
         if len(self._members) < 2 or not num_bytes:
             return Messages.none(), Messages.none()
         if num_bytes not in self._known:

@@ -1,7 +1,6 @@
 """The distinct rows of a batch: found anew, or matched with rows that are known beforehand.
 
-Whoever planned a batch knows its distinct rows and where they are; then nothing is looked up, and only the
-row of each id remains to be found.
+The distinct rows of a planned batch are known, with their locations; then nothing is looked up in an index.
 """
 
 from __future__ import annotations

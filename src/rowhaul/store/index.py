@@ -196,7 +196,7 @@ class KeyIndex:
         return self.discard(keys, starts)
 
     def reserve(self, num_keys: npt.ArrayLike) -> None:
-        """Make room for so many keys in each table at once, so that inserting them grows nothing."""
+        """Make room for this many keys in each table, so that inserting them grows nothing."""
         wanted = np.asarray(num_keys, dtype=np.int64)
         if wanted.shape != (self.num_tables,):
             raise ConfigError(
@@ -231,7 +231,7 @@ class KeyIndex:
         """Insert or discard the keys at ``positions``; fills ``results`` as far as it comes."""
         grouped = self._group(keys, starts, positions)
         if operation == INSERT:
-            while self._make_room(grouped):  # all of it first: later there is nothing to fail
+            while self._make_room(grouped):  # first, so that nothing can fail later
                 grouped = self._group(keys, starts, positions)
         # Batches that begin with different shards do not wait for each other at the first.
         begin = next(self._begun) * 5 % max(1, len(grouped.pending))
@@ -276,7 +276,7 @@ class KeyIndex:
         return replace(grouped, pending=grouped.pending[:num_pending])
 
     def _make_room(self, grouped: _Grouped) -> bool:
-        """Let the shards grow that lack room; True if a table has other shards now."""
+        """Grow the shards that lack room; true if a table was split."""
         rows, bounds = grouped.pending, grouped.bounds[grouped.pending]
         counts = bounds[:, 1] - bounds[:, 0]
         lacking = self._memory.rows[rows, NUM_KEYS] + counts > self._memory.rows[rows, MOST_KEYS]

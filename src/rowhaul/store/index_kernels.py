@@ -2,7 +2,7 @@
 
 Looking up reads memory that others may be changing. Each key remembers its shard's version from before the
 search; if that was not the version afterwards, or the shard has moved, the key is looked up again under the
-lock. ``seen`` are the shards' rows as somebody published them, together with references to the memory they
+lock. ``seen`` are the shards' rows as last published, together with references to the memory they
 point to: it cannot vanish under a reader. ``rows`` are the living ones.
 
 Changing takes a batch's keys grouped by shard. Each shard is locked once for all of its keys, in any order:

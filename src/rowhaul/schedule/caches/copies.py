@@ -53,7 +53,7 @@ class CopyPool:
         return self.copies.nbytes + self.free.nbytes
 
     def reserve(self, num_copies: int) -> None:
-        """Have at least so many copies free."""
+        """Make at least this many copies free."""
         short = num_copies - self.num_free
         if short <= 0:
             return
@@ -66,7 +66,7 @@ class CopyPool:
     def take(
         self, slots: npt.NDArray[np.int32], workers: npt.NDArray[np.int32], last_use: npt.NDArray[np.int32]
     ) -> npt.NDArray[np.int32]:
-        """Make these copies of rows that had none; those of a slot stand side by side. Returns them."""
+        """Create copies of rows that have none, given slot by slot; returns them."""
         self.reserve(len(slots))
         self.num_free -= len(slots)
         taken = self.free[self.num_free : self.num_free + len(slots)].copy()

@@ -60,19 +60,19 @@ class Order(Protocol):
         ...
 
     def append(self, step: Step, pool: CopyPool) -> None:
-        """Take the batch's copies in, old and new; no pair is without one now."""
+        """Add the batch's copies, old and new; every pair has one now."""
         ...
 
     def forget(self, copies: Int32s, pool: CopyPool) -> None:
-        """These copies are given up outside of any step; the pool still has them."""
+        """Forget copies that are given up between steps; the pool still has them."""
         ...
 
     def export(self, copies: Int32s) -> Arrays:
-        """What the order knows beside the pool, of these copies (all there are) and of workers."""
+        """Export what the order knows beyond the pool, of these copies (all of them) and of workers."""
         ...
 
     def restore(self, saved: Saved, copies: Int32s, rows: Int32s, room: Int64s, pool: CopyPool) -> None:
-        """Take in all copies of the pool, as they were where `export` was called; there were none before.
+        """Restore the order of all copies of the pool, as exported; there were none before.
 
         ``rows`` is the place of each one's row in (table, key) order, ``room`` what it takes in a cache.
         """
@@ -102,7 +102,7 @@ def with_room(
 
     Args:
         lists: what there is.
-        num_needed: tells how many places each list needs, those of its entries included.
+        num_needed: returns the places that each list needs, those of its entries included.
         compact: copies the entries of a list that still count, into the same lists or into others.
             A list that needs more than half of its places afterwards is enlarged, so that the next time
             is far away.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rowhaul.errors import ConfigError
 
-# latest: 0 when the copy is outdated, that is, its worker holds neither the latest record nor a gradient.
+# latest: 0 when the copy is outdated: its worker holds neither the latest record nor a gradient.
 # mark: the age of the cache in which the row was used last (ESD §8.1): when a cache is full and every copy
 #   in it has the mark of the present age, a new age begins.
 # frequency: uses by this worker since the row came into its cache, per byte.

@@ -70,7 +70,7 @@ class RecencyLogs:
         )  # fmt: skip
 
     def forget(self, copies: Int32s, pool: CopyPool) -> None:
-        """See `Order`: an entry counts only with the last use of its copy, and these have none any more."""
+        """See `Order`: entries only count while they have their copy's last use."""
         pool.copies["last_use"][copies] = -1
 
     def export(self, copies: Int32s) -> Arrays:

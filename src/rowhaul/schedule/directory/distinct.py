@@ -1,8 +1,7 @@
 """Compiled loops that find the distinct rows of a batch, and their order by (table, key).
 
-Most ids of a batch name a row that another one names too. They are told apart here, table by table, with
-a small hash table that stays in the fastest memory; only distinct rows are then looked up in the directory,
-which is far larger. In their final order they lie side by side, so that nothing is put in order later.
+Most ids of a batch name a row that another id names too. Each table gets a small hash table that stays in the
+fastest memory; only distinct rows are then looked up in the directory, which is far larger.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ import numpy as np
 
 from rowhaul._distinct import MIX, ONE, num_seats, number_keys
 from rowhaul._kernels import kernel
-from rowhaul.schedule.batch import TURNED_AT_ONCE
+from rowhaul.schedule.batch import SAMPLES_AT_ONCE
 
-FEW = 48  # so many keys are sorted by insertion, more by their bytes
+FEW = 48  # keys: up to this many are sorted by insertion, more by their bytes
 SIGN = np.uint64(1 << 63)
 HALL = np.dtype([("first", np.uint64), ("mask", np.uint64), ("next_row", np.uint64)])  # of a table's seats
 
@@ -24,7 +23,7 @@ def distinct_rows(offsets, tables, keys):
 
     Returns the samples' offsets and their rows as indices into the distinct ones (a row once per sample);
     and of the distinct rows, ordered by (table, key), the tables, the keys and how many samples name each.
-    Tables are not negative, and not many more than there are ids.
+    Tables must not be negative, nor far more than the ids.
     """
     num_tables = np.int64(0)
     for table in tables:
@@ -69,7 +68,7 @@ def distinct_rows(offsets, tables, keys):
 def distinct_by_feature(feature_tables, values, lengths):
     """The same for ids feature by feature, of tables that ascend, where a sample has at most one of each.
 
-    A table's ids lie side by side, so that all that is needed to tell them apart stays in the fastest memory.
+    A table's ids lie side by side, so that its hash table stays in the fastest memory.
     """
     num_features, num_samples = lengths.shape
     num_ids = len(values)
@@ -82,7 +81,7 @@ def distinct_by_feature(feature_tables, values, lengths):
         starts[f + 1] = starts[f] + count
         largest = max(largest, count)
     seats = np.empty(num_seats(largest), np.uint32)
-    row_of = np.empty(num_ids + 1, np.int32)  # ids, feature by feature; and one that counts for nothing
+    row_of = np.empty(num_ids + 1, np.int32)  # ids, feature by feature; and one of scratch
     here, there = np.empty(largest, np.uint64), np.empty(largest, np.uint64)
     order, other_order = np.empty(largest, np.int32), np.empty(largest, np.int32)
     rank, digits = np.empty(largest, np.int32), np.empty(256, np.int32)
@@ -109,7 +108,7 @@ def distinct_by_feature(feature_tables, values, lengths):
             row_of[at] = row
             occurrences[row] += 1
         before += count
-    offsets, rows = _turned(row_of, lengths, starts, num_ids)
+    offsets, rows = _transposed(row_of, lengths, starts, num_ids)
     return (
         offsets,
         rows,
@@ -143,7 +142,7 @@ def distinct_by_appearance(tables, keys, num_tables):
 
 
 @kernel
-def _turned(row_of, lengths, starts, num_ids):
+def _transposed(row_of, lengths, starts, num_ids):
     """Rows sample by sample, and where each sample begins."""
     num_features, num_samples = lengths.shape
     offsets = np.zeros(num_samples + 1, np.int64)
@@ -154,13 +153,13 @@ def _turned(row_of, lengths, starts, num_ids):
         offsets[i + 1] += offsets[i]
     rows = np.empty(num_ids + 1, np.int32)
     reading, writing = starts[:-1].copy(), offsets[:-1].copy()
-    for begin in range(0, num_samples, TURNED_AT_ONCE):
-        end = min(begin + TURNED_AT_ONCE, num_samples)
+    for begin in range(0, num_samples, SAMPLES_AT_ONCE):
+        end = min(begin + SAMPLES_AT_ONCE, num_samples)
         for f in range(num_features):
             at = reading[f]
             for i in range(begin, end):
                 place, length = writing[i], np.int64(lengths[f, i])
-                rows[num_ids + (place - num_ids) * length] = row_of[at]  # what is missing counts for nothing
+                rows[num_ids + (place - num_ids) * length] = row_of[at]  # missing ids write to scratch
                 writing[i] = place + length
                 at += length
             reading[f] = at
@@ -194,7 +193,7 @@ def _starts(tables, num_tables):
 def _tell_apart(tables, keys, starts, words, row_of):
     """Number the distinct keys of each table as they come; returns how many each has.
 
-    Every table has a hash table of its own with at least twice as many seats as ids, side by side.
+    Tables have separate hash tables, side by side, with at least twice as many seats as ids.
     """
     num_tables = len(starts) - 1
     halls = np.empty(num_tables, HALL)

@@ -91,7 +91,7 @@ def locate_slots(tables, keys, index, slots, free_slots, num_free, number, windo
 
 @kernel
 def begin_slot(record, table, key):
-    """A row that was not known is at home, as far as its slot can tell."""
+    """Initialise the slot of a row: at home."""
     record.key = key
     record.table = table
     record.state = HOME
@@ -121,9 +121,9 @@ def set_state(slots, batch_slots, state):
 
 @kernel
 def take_up(slots, appearances, batch_slots, next_use, occurrences, trainers, keep_split):
-    """Begin an iteration: note when each row is used next, and sort out which go through the caches.
+    """Begin an iteration: record when each row is used next, and select the rows that caches hold.
 
-    ``appearances`` is empty where nobody learns from them.
+    ``appearances`` is empty unless a dispatcher learns from them.
     Returns the slots, the trainers and the workers whose copies stay worth something of the rows
     that do; the slots of those that do not (replicated rows live beside the caches, rows not admitted
     nowhere); which rows are fresh; and how many moves all of them can cause at most.
@@ -162,7 +162,7 @@ def take_up(slots, appearances, batch_slots, next_use, occurrences, trainers, ke
 
 @kernel
 def release_slots(slots, candidates, index, free_slots, num_free):
-    """Give back the slots that no window and no cache names any more; they are at home, or not admitted."""
+    """Free the slots that neither the window nor a cache names; their rows are at home or not admitted."""
     mask = np.int64(len(index) - 1)
     index_address = np.int64(index.ctypes.data)
     leaving = np.empty(len(candidates), np.int32)

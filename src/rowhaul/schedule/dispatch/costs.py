@@ -21,7 +21,7 @@ def row_costs(task: DispatchTask) -> Ints:
     """Rows x workers: the cost of bringing a row's latest record to one worker.
 
     Nothing if the worker holds it; else the pull, and the push of the worker that owns it. Owed gradients of
-    split rows are pushed whoever trains, so they are no reason to choose and not counted.
+    split rows are pushed in any case, so they do not count.
     """
     costs: Ints = price_rows(
         task.latest, task.owner, task.free, task.home, task.record_size, task.prices, task.peer_to_peer

@@ -1,7 +1,7 @@
-"""The rows of one table by how often they were named: whose turn it is to go under a limit with ``lfu``.
+"""The rows of one table by how often they were named: which to forget first under an ``lfu`` limit.
 
-A row is put in when it is admitted and left there: its priority only rises, and is put right when the
-row comes to the top. One that has expired in the meantime, and may have come back, is dropped then.
+A row is pushed when it is admitted. Its priority only rises, and is corrected when the row comes to the top;
+a node whose row has expired in the meantime, even if admitted again, is dropped then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NODE = np.dtype(
         ("count", np.int32),  # samples that had named the row,
         ("last", np.int32),  # and its last use, when the node was put where it is
         ("entry", np.int32),
-        ("born", np.int32),  # when the row was admitted: tells it from others, and from itself before
+        ("born", np.int32),  # when the row was admitted: identifies it, with the key
     ]
 )
 
@@ -40,7 +40,7 @@ class FrequencyHeap:
         return self._nodes.nbytes
 
     def push(self, entries: npt.NDArray[np.void], numbers: npt.NDArray[np.int32], num_known: int) -> None:
-        """Take in rows that were just admitted; ``num_known`` are known in all."""
+        """Add rows that were just admitted; the table has ``num_known`` in all."""
         if self._size + len(numbers) > max(2 * num_known, _SMALLEST):
             self._size = keep_valid(entries, self._nodes, self._size)
         if self._size + len(numbers) > len(self._nodes):
@@ -50,7 +50,7 @@ class FrequencyHeap:
         self._size = push_all(entries, numbers, self._nodes, self._size)
 
     def pop(self, entries: npt.NDArray[np.void], count: int) -> npt.NDArray[np.int32]:
-        """Take so many of the least frequent rows out; there must be as many."""
+        """Remove and return the ``count`` least frequent rows; the heap must have as many."""
         numbers: npt.NDArray[np.int32]
         numbers, self._size = pop_smallest(entries, self._nodes, self._size, count)
         return numbers

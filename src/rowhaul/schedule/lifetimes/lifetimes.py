@@ -1,8 +1,7 @@
-"""Which rows there are: from the ids of each iteration to who is admitted, and who is forgotten after it.
+"""Which rows exist: the ids of each iteration decide which rows are admitted, and forgotten after it.
 
-Everything follows from ids and iteration numbers, nothing from caches, from how far ahead one looks or
-from who trains what. So one process, and a cluster of any kind, admit and forget the same rows, at the same
-time.
+Everything follows from ids and iteration numbers, nothing from caches, look-ahead or dispatching. So one
+process and any cluster admit and forget the same rows at the same time.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class Lifetimes:
         )
 
     def know(self, iteration: int, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> None:
-        """Take rows for admitted, as if the iteration had named them once; known ones stay as they are."""
+        """Admit rows as if the iteration had named them once; known ones stay as they are."""
         kind = self._kind[tables]
         if self._sightings is not None:
             some = kind == _ADMITS
@@ -123,13 +122,13 @@ class Lifetimes:
             self._recent.add(tables[some], keys[some], last, once, np.ones(count, np.bool_))
 
     def drop(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> None:
-        """Leave rows alone from now on: they are kept whatever the policy of their table says."""
+        """Exempt rows from now on: they are kept whatever the policy of their table says."""
         if self._recent is not None:
             some = self._kind[tables] == _FORGETS
             self._recent.drop(tables[some], keys[some])
 
     def export(self) -> Arrays:
-        """What is known of rows, by (table, key), as arrays for `restore`; without policies nothing."""
+        """Export the lifetimes of rows, by (table, key), as arrays for `restore`, if there are policies."""
         if not self.has_policy.any():
             return {}
         tables, keys, last, count, admitted = _nothing_known()
@@ -149,10 +148,10 @@ class Lifetimes:
         return arrays
 
     def restore(self, saved: Saved) -> None:
-        """Know what was known where `export` was called; nothing may be known here yet.
+        """Restore exported lifetimes into an empty object.
 
-        Policies may be others: what those of today do not need is left out, and what they would need in
-        addition is missing, until rows are named again, or `know` is told of them.
+        Policies may differ: what today's do not need is dropped, and what they need in addition is missing
+        until rows are named again, or added with `know`.
         """
         if not self.has_policy.any():
             return

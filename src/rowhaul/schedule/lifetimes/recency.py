@@ -23,7 +23,7 @@ from rowhaul.schedule.lifetimes.policy import RowPolicy, Status
 from rowhaul.schedule.topology import row_hash
 
 WAITING, ADMITTED, KNOWN = np.uint8(Status.WAITING), np.uint8(Status.ADMITTED), np.uint8(Status.KNOWN)
-MOST_SIGHTINGS = 1 << 30  # beyond, rows are not told apart by how often they were named
+MOST_SIGHTINGS = 1 << 30  # larger counts are equal
 NOT_YET = -1  # when a row that waits was admitted
 NONE = -1  # no entry
 _AHEAD = 16  # how many rows ahead of their use scattered memory is asked for
@@ -80,7 +80,7 @@ class RecentRows:
         return self._sizes[:, 1].copy()
 
     def see(self, iteration: int, tables: Int32s, keys: Int64s, occurrences: Int32s) -> npt.NDArray[np.uint8]:
-        """Note that a batch names rows; the `Status` of each."""
+        """Record that a batch names rows; returns the `Status` of each."""
         self._order_lists()
         self._reserve(len(keys))
         numbers = self._index.find(tables, keys)
@@ -113,15 +113,15 @@ class RecentRows:
         return np.concatenate([rows[0] for rows in parts]), np.concatenate([rows[1] for rows in parts])
 
     def drop(self, tables: Int32s, keys: Int64s) -> None:
-        """Know nothing of these rows any more."""
+        """Drop these rows."""
         numbers = self._index.find(tables, keys)
         self._remove(numbers[numbers >= 0])
 
     def add(
         self, tables: Int32s, keys: Int64s, last: Int32s, count: Int32s, admitted: npt.NDArray[np.bool_]
     ) -> None:
-        """Take in rows with what is known of them; those that are here already stay as they are, unless
-        they wait and come admitted.
+        """Add rows with their last use and count; rows that are here stay as they are, unless they wait and
+        are added as admitted.
         """
         numbers = self._index.find(tables, keys)
         here = numbers >= 0
@@ -190,7 +190,7 @@ class RecentRows:
 def touch(
     iteration, tables, keys, occurrences, numbers, places, entries, free, num_free, ends, sizes, admit_after
 ):
-    """Note that a batch names rows, ordered by (table, key), and say what becomes of each.
+    """Record that a batch names rows, ordered by (table, key); returns the status of each.
 
     ``numbers`` are their entries; those that have none get one. Returns a `Status` each, and the free
     entries left.
@@ -247,7 +247,7 @@ def due(iteration, entries, ends, ttl, which):
 
 @kernel
 def oldest(entries, ends, excess):
-    """So many known rows of each table, those named longest ago."""
+    """The ``excess`` known rows of each table that were named longest ago."""
     found = np.empty(excess.sum(), np.int32)
     count = 0
     for table in range(len(excess)):

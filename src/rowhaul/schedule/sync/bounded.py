@@ -1,7 +1,7 @@
 """Bounded staleness, as HET has it: copies may lag, and updates may wait, up to a bound (inexact).
 
 Rows have a version at the home, the number of updates applied there. A copy knows the version it
-has seen and how many updates of its own wait. A pull brings the whole record, because a copy steps
+has seen and how many of its updates wait. A pull brings the whole record, because a copy steps
 by itself, with the row's own optimizer state; a push brings the sum of the gradients that waited.
 The home adds up, in rank order, what comes of one row before the training of an iteration, and
 again what comes after it, and makes one step of each sum. So with a bound of 0 this is full
@@ -22,7 +22,6 @@ from rowhaul.schedule.row_states import FRESH, HOME, NOT_ADMITTED, REPLICATED
 from rowhaul.schedule.sync.exchange import Outcome, Step, SyncMode, Wiring
 from rowhaul.schedule.sync.moves import (
     AFTER,
-    BEFORE,
     EVICT_PUSH,
     FIRST,
     GRADIENT,
@@ -169,7 +168,7 @@ def refresh(
     slots, batch_slots, trainers, index, seen, pending, free, num_free, versions,
     value_bytes, state_bytes, first_store, num_shards, iteration, look_ahead, moves, lookups, hits, states,
 ):  # fmt: skip
-    """Before training: copies too far behind hand in what waits and are pulled again."""
+    """Before training: stale copies push their waiting updates and are pulled again."""
     count = 0
     replicated_rows = 0
     replicated_bytes = np.int64(0)
@@ -192,7 +191,7 @@ def refresh(
         if record.state == REPLICATED or record.state == NOT_ADMITTED:
             continue
         if record.base == NOBODY:
-            versions[slot] = 0  # nobody remembers another one
+            versions[slot] = 0  # no copy remembers another one
         home = first_store + home_shard(record.table, record.key, num_shards)
         ready = min(iteration, max(record.touched + 1, iteration - look_ahead, 0))
         phase = FIRST
@@ -201,7 +200,7 @@ def refresh(
             w = lowest(rest)
             copy = copy_of(index, w, slot)
             if pending[copy] > 0:
-                count = emit(moves, count, UPDATE_PUSH, GRADIENT, record, w, home, values, iteration)
+                count = emit(moves, count, UPDATE_PUSH, GRADIENT, record, w, home, values, iteration, FIRST)
                 versions[slot] += pending[copy]
                 pending[copy] = 0
                 ready, phase = iteration, SECOND  # what is pulled has this update in it
@@ -210,9 +209,7 @@ def refresh(
         while rest != NOBODY:
             w = lowest(rest)
             if record.state != FRESH:
-                count = emit(
-                    moves, count, MISS_PULL, RECORD, record, home, w, values + state, ready, BEFORE, phase
-                )
+                count = emit(moves, count, MISS_PULL, RECORD, record, home, w, values + state, ready, phase)
             place = index_find(index, w, slot)
             if index[place, 1] == 0:
                 num_free -= 1
@@ -231,9 +228,9 @@ def drop(
     slots, evicted_from, victims, index, seen, pending, free, num_free, versions, staleness,
     value_bytes, first_store, num_shards, iteration, moves, count,
 ):  # fmt: skip
-    """Evictions: a copy hands in what waits in it before it goes."""
+    """Evictions: a copy pushes its waiting updates before it is dropped."""
     for e in range(len(victims)):
-        slot, w = victims[e], evicted_from[e]
+        slot, w = victims[e], np.int64(evicted_from[e])
         record = slots[slot]
         record.touched = iteration
         place = index_find(index, w, slot)
@@ -241,7 +238,16 @@ def drop(
         if pending[copy] > 0:
             home = first_store + home_shard(record.table, record.key, num_shards)
             count = emit(
-                moves, count, EVICT_PUSH, GRADIENT, record, w, home, value_bytes[record.table], iteration
+                moves,
+                count,
+                EVICT_PUSH,
+                GRADIENT,
+                record,
+                w,
+                home,
+                value_bytes[record.table],
+                iteration,
+                FIRST,
             )
             versions[slot] += pending[copy]
         index_delete(index, place)

@@ -14,13 +14,13 @@ from rowhaul.schedule.row_states import HOME, NOT_ADMITTED, OWNED, REPLICATED, S
 from rowhaul.schedule.sync.exchange import Outcome, Step, SyncMode, Wiring
 from rowhaul.schedule.sync.moves import (
     AFTER,
-    BEFORE,
     EVICT_PUSH,
     FIRST,
     GRADIENT,
     MISS_PULL,
     PEER_SEND,
     RECORD,
+    RECORD_AND_GRADIENT,
     SECOND,
     UPDATE_PUSH,
     VALUES,
@@ -107,9 +107,9 @@ def spread(moves, count, record, sender, trainers, values, state, ready, phase):
         v = lowest(rest)
         if single or v == heir:
             size = values + state
-            count = emit(moves, count, PEER_SEND, RECORD, record, sender, v, size, ready, BEFORE, phase)
+            count = emit(moves, count, PEER_SEND, RECORD, record, sender, v, size, ready, phase)
         else:
-            count = emit(moves, count, PEER_SEND, VALUES, record, sender, v, values, ready, BEFORE, phase)
+            count = emit(moves, count, PEER_SEND, VALUES, record, sender, v, values, ready, phase)
         rest &= rest - ONE
     if state == 0:
         return count, trainers
@@ -125,9 +125,11 @@ def flush_home(moves, count, record, home, values, state, ready):
         u = lowest(rest)
         if u == carrier:
             num_bytes = values + state + values
-            count = emit(moves, count, UPDATE_PUSH, RECORD | GRADIENT, record, u, home, num_bytes, ready)
+            count = emit(
+                moves, count, UPDATE_PUSH, RECORD_AND_GRADIENT, record, u, home, num_bytes, ready, FIRST
+            )
         else:
-            count = emit(moves, count, UPDATE_PUSH, GRADIENT, record, u, home, values, ready)
+            count = emit(moves, count, UPDATE_PUSH, GRADIENT, record, u, home, values, ready, FIRST)
         rest &= rest - ONE
     return count
 
@@ -196,7 +198,7 @@ def exchange(
                     count, base = spread(moves, count, record, owner, by, values, state, ready, FIRST)
                 else:
                     count = emit(
-                        moves, count, UPDATE_PUSH, RECORD, record, owner, home, values + state, ready
+                        moves, count, UPDATE_PUSH, RECORD, record, owner, home, values + state, ready, FIRST
                     )
                     pullers = by & ~record.members
         elif before == SPLIT:
@@ -205,19 +207,19 @@ def exchange(
                 rest = record.members & ~bit(gatherer)
                 while rest != NOBODY:
                     u = lowest(rest)
-                    count = emit(moves, count, PEER_SEND, GRADIENT, record, u, gatherer, values, ready)
+                    count = emit(moves, count, PEER_SEND, GRADIENT, record, u, gatherer, values, ready, FIRST)
                     rest &= rest - ONE
-                num_steps = note_step(steps, num_steps, record, gatherer, record.members, ready, BEFORE, True)
+                num_steps = note_step(steps, num_steps, record, gatherer, record.members, ready, FIRST, True)
                 count, base = spread(moves, count, record, gatherer, by, values, state, ready, SECOND)
             else:
                 count = flush_home(moves, count, record, home, values, state, ready)
                 summed = record.members | record.settled
-                num_steps = note_step(steps, num_steps, record, home, summed, ready)
+                num_steps = note_step(steps, num_steps, record, home, summed, ready, FIRST, False)
                 pullers = by
         phase = FIRST if before == HOME else SECOND
         while pullers != NOBODY:
             v = lowest(pullers)
-            count = emit(moves, count, MISS_PULL, pulled, record, home, v, num_bytes, ready, BEFORE, phase)
+            count = emit(moves, count, MISS_PULL, pulled, record, home, v, num_bytes, ready, phase)
             pullers &= pullers - ONE
 
         record.touched = iteration
@@ -226,7 +228,7 @@ def exchange(
         record.base = NOBODY
         if push_after:
             if not single:
-                num_steps = note_step(steps, num_steps, record, home, by, iteration, AFTER)
+                num_steps = note_step(steps, num_steps, record, home, by, iteration, AFTER, False)
             rest = by
             while rest != NOBODY:
                 v = lowest(rest)
@@ -258,7 +260,8 @@ def evict(
             prefetch_to_write(slots_address + np.int64(victims[e + AHEAD]) * slots.itemsize)
         record = slots[victims[e]]
         record.touched = iteration
-        mask = bit(workers[e])
+        worker = np.int64(workers[e])
+        mask = bit(worker)
         if record.members & mask == NOBODY:
             continue
         record.members &= ~mask
@@ -273,12 +276,12 @@ def evict(
             if record.base & mask == NOBODY:
                 payload, num_bytes = GRADIENT, values
             else:
-                payload, num_bytes = RECORD | GRADIENT, num_bytes + values
+                payload, num_bytes = RECORD_AND_GRADIENT, num_bytes + values
                 record.base = NOBODY
             record.settled |= mask
             if record.members == NOBODY:
-                num_steps = note_step(steps, num_steps, record, home, record.settled, iteration)
+                num_steps = note_step(steps, num_steps, record, home, record.settled, iteration, FIRST, False)
                 record.state = HOME
                 record.settled = NOBODY
-        count = emit(moves, count, EVICT_PUSH, payload, record, workers[e], home, num_bytes, iteration)
+        count = emit(moves, count, EVICT_PUSH, payload, record, worker, home, num_bytes, iteration, FIRST)
     return count, num_steps

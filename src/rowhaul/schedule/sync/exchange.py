@@ -44,7 +44,7 @@ def make_sync(text: str) -> SyncMode:
         return SyncMode(name)
     if name == "bounded":
         raise ConfigError(f"bounded staleness is 'bounded:S' with S = 0, 1, 2, ... updates; got {text!r}")
-    raise ConfigError(f"there is no synchronisation {text!r}; known are {', '.join(NAMES)}")
+    raise ConfigError(f"unknown synchronisation {text!r}; known are {', '.join(NAMES)}")
 
 
 class Wiring:
@@ -107,17 +107,17 @@ class Exchange(Protocol):
         ...
 
     def owing(self, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
-        """Who has updates of these rows, beyond what row states say, that the home has not."""
+        """The workers that hold updates of these rows, beyond what row states say, that the home lacks."""
         ...
 
     def forget(self, slots: npt.NDArray[np.int32]) -> None:
-        """Know nothing any more, beyond the row states, of the rows in these slots."""
+        """Drop what is known of the rows in these slots beyond their states."""
         ...
 
     def export(self, slots: npt.NDArray[np.int32]) -> Arrays:
-        """What the mode knows of the rows in these slots (all there are) beside the directory."""
+        """Export what the mode knows of the rows in these slots (all of them) beyond the directory."""
         ...
 
     def restore(self, saved: Saved, slots: npt.NDArray[np.int32]) -> None:
-        """Know what was known where `export` was called; nothing may have been planned here yet."""
+        """Restore what `export` returned, before anything is planned."""
         ...

@@ -17,8 +17,8 @@ MISS_PULL, UPDATE_PUSH = np.uint8(Kind.MISS_PULL), np.uint8(Kind.UPDATE_PUSH)
 EVICT_PUSH, PEER_SEND = np.uint8(Kind.EVICT_PUSH), np.uint8(Kind.PEER_SEND)
 VALUES, GRADIENT = np.uint8(Payload.VALUES), np.uint8(Payload.GRADIENT)
 RECORD = np.uint8(Payload.VALUES | Payload.STATE)
-BEFORE, AFTER = np.uint8(0), np.uint8(1)  # the training of the iteration
-FIRST, SECOND = np.uint8(0), np.uint8(1)  # what others need, and what needs others
+RECORD_AND_GRADIENT = RECORD | GRADIENT
+FIRST, SECOND, AFTER = np.uint8(0), np.uint8(1), np.uint8(2)  # before training, in order; after training
 
 MOVE = np.dtype(
     [
@@ -52,7 +52,7 @@ STEP = np.dtype(
 
 
 class Notebook:
-    """Where kernels write moves and steps down; used again in the next iteration."""
+    """Buffers that kernels write moves and steps to; reused in the next iteration."""
 
     def __init__(self) -> None:
         self.moves: npt.NDArray[Any] = np.zeros(0, MOVE)
@@ -63,7 +63,7 @@ class Notebook:
         self._orders: tuple[Int32s, Int32s | None] = self.move_rows, None
 
     def make_room(self, step: Step) -> None:
-        """Have room for all that an iteration can cause."""
+        """Make room for all moves and steps that an iteration can cause."""
         if len(self.moves) < step.most_moves:
             self.moves = np.zeros(step.most_moves + step.most_moves // 4, MOVE)
             self.move_rows = np.zeros(len(self.moves), np.int32)
@@ -96,8 +96,8 @@ class Notebook:
 
 
 @kernel
-def emit(moves, count, kind, payload, record, source, target, num_bytes, ready, after=BEFORE, phase=FIRST):
-    """Write down a move; returns the number of moves so far."""
+def emit(moves, count, kind, payload, record, source, target, num_bytes, ready, when):
+    """Append a move; returns the number of moves so far."""
     move = moves[count]
     move.kind = kind
     move.payload = payload
@@ -107,14 +107,14 @@ def emit(moves, count, kind, payload, record, source, target, num_bytes, ready, 
     move.target = target
     move.num_bytes = num_bytes
     move.ready = ready
-    move.after = after
-    move.second = phase
+    move.after = when == AFTER
+    move.second = when == SECOND
     return count + 1
 
 
 @kernel
-def note_step(steps, count, record, rank, contributors, ready, after=BEFORE, by_peer=False):
-    """Write down that a split row's gradients are summed and applied; returns the number of steps so far."""
+def note_step(steps, count, record, rank, contributors, ready, when, by_peer):
+    """Append a step on a split row's summed gradients; returns the number of steps so far."""
     step = steps[count]
     step.table = record.table
     step.key = record.key
@@ -122,7 +122,7 @@ def note_step(steps, count, record, rank, contributors, ready, after=BEFORE, by_
     step.contributors = contributors
     step.trained = record.trained
     step.ready = ready
-    step.after = after
+    step.after = when == AFTER
     step.by_peer = by_peer
     return count + 1
 

@@ -150,7 +150,7 @@ def _count_indifferent(cost, candidates, count, start, end, difference, enough):
 
 @kernel
 def _move_rows(cost, worker, candidates, count, reach, start, end, difference, amount, outdated):
-    """Move so many indifferent rows from one column to the other one."""
+    """Move ``amount`` indifferent rows from one column to the other."""
     num_columns = cost.shape[1]
     for j in range(num_columns):
         outdated[j] = False

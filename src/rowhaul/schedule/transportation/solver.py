@@ -18,7 +18,7 @@ from rowhaul._kernels import kernel
 from rowhaul.schedule.transportation.paths import FAR, move_excess
 
 # Found by trying sizes from 128 x 8 to 65536 x 64 on random, tied, offset and link-like costs.
-SAMPLE_RATIO = 4  # each sample has so many times the rows of the one before
+SAMPLE_RATIO = 4  # rows of a sample over those of the sample before
 SMALLEST_SAMPLE = 2  # rows per column in the first sample
 NUM_GAPS_LOOKED_AT = 256  # gaps that stand for all of them when a limit is chosen
 

@@ -69,7 +69,7 @@ class Joint:
 
 
 def _shorter(problem: Problem, task: DispatchTask, capacities: Ints, worker: Indices) -> Indices:
-    """Let the costs of slower links weigh more, again and again; the assignment with the least makespan."""
+    """Raise the weights of slow links step by step; returns the assignment with the least makespan."""
     best, least = worker, None
     weight = np.full(task.num_workers, EVEN_WEIGHT, np.int64)
     for weighing in range(WEIGHINGS + 1):

@@ -110,7 +110,7 @@ def _price(
         if store >= 0:  # its own worker need not push
             alone[line, store] -= record * debt * 2 * store_price
             many[many_line, store] -= value * future * 2 * store_price
-        if holder >= 0 and not direct and holder != store:  # it pushes now, unless it goes on alone
+        if holder >= 0 and not direct and holder != store:  # it pushes now, unless it alone trains again
             alone[line, holder] -= record * UNIT * (prices[holder] + store_price)
 
         previous = bit(holder) if holder >= 0 else partial[x]

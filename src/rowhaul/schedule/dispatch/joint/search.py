@@ -22,7 +22,7 @@ DEAREST = 2**44  # `solve` needs costs of at most `largest_cost` of 64 columns
 
 @kernel
 def improve(problem, spread, worker, capacities, passes, seed):
-    """Let every sample move once in each pass; ``worker`` and ``spread`` change."""
+    """Move every sample at most once per pass; updates ``worker`` and ``spread``."""
     num_samples, num_workers = problem.linear.shape
     load = np.zeros(num_workers, np.int64)
     for i in range(num_samples):
