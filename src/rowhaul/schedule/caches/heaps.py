@@ -1,28 +1,30 @@
 """Smallest priority first: one heap of copies per worker, for every policy that sorts by keys.
 
-Keys are packed into two integers by weights that follow from the policy, so that one compiled heap
-serves all of them. Of rows of unequal size, when room is counted in bytes, the frequency counts per
-byte; the other keys are what they are.
+Keys are packed into two integers by weights that follow from the policy, so that one compiled heap serves all
+of them. Of rows of unequal size, when room is counted in bytes, the frequency counts per byte; the other keys
+are what they are.
+
+An entry remembers the priority that its copy had when it was pushed. A copy whose priority rises keeps its
+entry, which is corrected when it comes to the top; one whose priority falls gets another entry. Entries carry a
+ticket, and only the one with the copy's latest ticket counts.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numba import int64
+from numba.extending import register_jitable
 
+from rowhaul._kernels import kernel
 from rowhaul.schedule.arrays import Arrays, Saved, extended
 from rowhaul.schedule.caches.copies import CopyPool
-from rowhaul.schedule.caches.heap_kernels import (
-    SCALE_BITS,
-    append,
-    begin_ages,
-    demote,
-    evict_smallest,
-    keep_valid,
-    queue,
-    touch,
-)
 from rowhaul.schedule.caches.order import Int32s, Int64s, Segments, Step, with_room
 from rowhaul.schedule.caches.policies import Policy
+from rowhaul.schedule.heap import heapify, pop, sift_down, sift_up
+from rowhaul.schedule.masks import bit
+
+SCALE_BITS = 24  # of a frequency per byte behind the point: rows of one size, up to 16 MiB, keep their order
+_USED_AGAIN = 1 << 62  # above the priorities of all rows that the window shows no use of
 
 # What a heap knows of each copy.
 NOTE = np.dtype(
@@ -41,7 +43,7 @@ ENTRY = np.dtype(
         ("major", np.int64),
         ("minor", np.int64),
         ("stamp", np.int64),  # last use and rank
-        ("copy", np.int32),
+        ("item", np.int32),  # the copy
         ("ticket", np.int32),
     ]
 )
@@ -161,3 +163,181 @@ class PriorityHeaps:
             self._notes, heaps.entries, heaps.start[worker], self._num_entries[worker],
             target.entries, target.start[worker],
         )  # fmt: skip
+
+
+@register_jitable
+def _priority(note, room, next_use, weights, by_next_use):
+    """What a copy is sorted by before its last use: two numbers, of which the first decides."""
+    if by_next_use and next_use > 0:
+        return int64(_USED_AGAIN) - int64(next_use), int64(0)
+    latest = int64(1) - int64(note.outdated)
+    mark = int64(note.mark)
+    frequency = int64(note.frequency) << int64(SCALE_BITS)
+    if room > 1:
+        frequency //= room
+    return (
+        weights[0, 0] * latest + weights[0, 1] * mark + weights[0, 2] * frequency,
+        weights[1, 0] * latest + weights[1, 1] * mark + weights[1, 2] * frequency,
+    )
+
+
+@register_jitable
+def _stamp(record, note):
+    """The place in time and, within an iteration, in (table, key) order of a copy's last use."""
+    return (int64(record.last_use) << int64(32)) | int64(note.rank)
+
+
+@register_jitable
+def _push(entries, start, num_entries, worker, note, major, minor, stamp, copy):
+    """Queue a copy in its worker's heap; an entry it had there before no longer counts."""
+    note.ticket += 1
+    note.queued = 1
+    at = num_entries[worker]
+    num_entries[worker] += 1
+    sift_up(entries, start[worker], at, major, minor, stamp, copy, note.ticket)
+
+
+@kernel
+def begin_ages(demand, used, capacities, target, num_marked, num_copies):
+    """Raise the mark of used rows on workers that are full of copies which all have it."""
+    for worker in range(len(used)):
+        needs = demand[worker]
+        full = needs.num_rows > 0 and used[worker] + needs.smallest > capacities[worker]
+        if full and num_marked[worker] == num_copies[worker]:
+            target[worker] += 1
+            num_marked[worker] = 0
+
+
+@kernel
+def touch(
+    iteration, slots, current, pair_rows, pair_workers, pair_copies, size, in_bytes, weights, by_next_use,
+    target, num_marked, copies, notes,
+):  # fmt: skip
+    """Note the use of the copies that the batch's trainers have."""
+    for pair in range(len(pair_rows)):
+        row, worker, copy = pair_rows[pair], pair_workers[pair], pair_copies[pair]
+        if copy < 0:
+            continue
+        note = notes[copy]
+        room = size[slots[row]] if in_bytes else 1
+        old_major, old_minor = _priority(note, room, 0, weights, False)
+        copies[copy].last_use = iteration
+        note.rank = row
+        note.frequency += 1
+        note.outdated = 0 if current[row] & bit(worker) else 1
+        if note.mark != target[worker]:
+            note.mark = target[worker]
+            num_marked[worker] += 1
+        major, minor = _priority(note, room, 0, weights, False)
+        if by_next_use or major < old_major or (major == old_major and minor < old_minor):
+            note.ticket += 1  # its entry no longer counts; `append` makes another
+            note.queued = 0
+
+
+@kernel
+def demote(
+    slots, trainers, current, size, in_bytes, next_use, weights, by_next_use,
+    head, copies, notes, entries, start, num_entries,
+):  # fmt: skip
+    """Note what a batch means for the copies of its rows on workers that do not train them."""
+    for row in range(len(slots)):
+        slot = slots[row]
+        copy = head[slot]
+        while copy >= 0:
+            record = copies[copy]
+            mine = bit(record.worker)
+            if not trainers[row] & mine:
+                note = notes[copy]
+                outdated = 0 if current[row] & mine else 1
+                lower = outdated > note.outdated
+                note.outdated = outdated
+                if by_next_use or lower:
+                    room = size[slot] if in_bytes else 1
+                    major, minor = _priority(note, room, next_use[slot], weights, by_next_use)
+                    stamp = _stamp(record, note)
+                    _push(entries, start, num_entries, record.worker, note, major, minor, stamp, copy)
+            copy = record.next
+
+
+@kernel
+def evict_smallest(
+    iteration, size, in_bytes, next_use, weights, by_next_use, demand, used, capacities, target, num_marked,
+    num_copies, copies, notes, entries, start, num_entries, free, num_free,
+):  # fmt: skip
+    """Choose victims until the batch's missing rows fit; returns their number."""
+    num_victims = 0
+    for worker in range(len(used)):
+        root = start[worker]
+        while used[worker] + demand[worker].missing_room > capacities[worker]:
+            top = entries[root]
+            copy = top.item
+            record, note = copies[copy], notes[copy]
+            if note.ticket == top.ticket:
+                if record.last_use == iteration:  # of the running batch: `append` makes another entry
+                    note.queued = 0
+                else:
+                    slot = record.slot
+                    room = size[slot] if in_bytes else 1
+                    major, minor = _priority(note, room, next_use[slot], weights, by_next_use)
+                    stamp = _stamp(record, note)
+                    if major != top.major or minor != top.minor or stamp != top.stamp:
+                        sift_down(
+                            entries, root, num_entries[worker], 0, major, minor, stamp, copy, note.ticket
+                        )
+                        continue
+                    free[num_free + num_victims] = copy
+                    num_victims += 1
+                    used[worker] -= room
+                    num_copies[worker] -= 1
+                    num_marked[worker] -= note.mark == target[worker]
+                    note.frequency = 0
+            pop(entries, root, num_entries[worker])
+            num_entries[worker] -= 1
+    return num_victims
+
+
+@kernel
+def append(
+    slots, current, pair_rows, pair_workers, pair_copies, size, in_bytes, next_use, weights, by_next_use,
+    target, num_marked, num_copies, copies, notes, entries, start, num_entries,
+):  # fmt: skip
+    """Queue those copies of a batch that are new or have no entry that counts."""
+    for pair in range(len(pair_rows)):
+        row, worker, copy = pair_rows[pair], pair_workers[pair], pair_copies[pair]
+        note = notes[copy]
+        if note.frequency == 0:
+            note.rank = row
+            note.frequency = 1
+            note.mark = target[worker]
+            note.outdated = 0 if current[row] & bit(worker) else 1
+            note.queued = 0
+            num_marked[worker] += 1
+            num_copies[worker] += 1
+        if not note.queued:
+            slot = slots[row]
+            room = size[slot] if in_bytes else 1
+            major, minor = _priority(note, room, next_use[slot], weights, by_next_use)
+            stamp = _stamp(copies[copy], note)
+            _push(entries, start, num_entries, worker, note, major, minor, stamp, copy)
+
+
+@kernel
+def queue(queued, rooms, weights, copies, notes, entries, start, num_entries):
+    """Queue copies that have no entry, as if no window showed a use of them: from there they only rise."""
+    for i in range(len(queued)):
+        copy = queued[i]
+        record, note = copies[copy], notes[copy]
+        major, minor = _priority(note, rooms[i], 0, weights, False)
+        _push(entries, start, num_entries, record.worker, note, major, minor, _stamp(record, note), copy)
+
+
+@kernel
+def keep_valid(notes, source, source_start, length, target, target_start):
+    """Copy the entries of a heap that still count to the same place or another; returns their number."""
+    num_kept = 0
+    for i in range(length):
+        entry = source[source_start + i]
+        target[target_start + num_kept] = entry
+        num_kept += notes[entry.item].ticket == entry.ticket
+    heapify(target, target_start, num_kept)
+    return num_kept

@@ -8,16 +8,11 @@ along it moves at once, since integer costs have many ties.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from rowhaul._kernels import kernel
 
 FAR = 2**61  # more than any path costs, and far from overflow
 NUM_TRIED_FOR_TIES = 64  # candidates looked at before all of them are measured anew
-
-Ints = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.int32]
-Marks = npt.NDArray[np.bool_]
 
 
 @kernel
