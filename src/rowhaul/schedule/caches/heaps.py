@@ -5,8 +5,8 @@ of them. Of rows of unequal size, when room is counted in bytes, the frequency c
 are what they are.
 
 An entry remembers the priority that its copy had when it was pushed. A copy whose priority rises keeps its
-entry, which is corrected when it comes to the top; one whose priority falls gets another entry. Entries carry a
-ticket, and only the one with the copy's latest ticket counts.
+entry, which is corrected when it comes to the top; one whose priority falls gets another entry. Entries carry
+a ticket, and only the one with the copy's latest ticket counts.
 """
 
 from __future__ import annotations

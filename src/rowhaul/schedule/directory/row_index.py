@@ -76,7 +76,7 @@ def index_find(index, table, key):
 
 @kernel
 def index_value(word):
-    """The value in a place's second word."""
+    """The value in a place's second word; -1 if the place is empty."""
     return (word & _LOW) - 1
 
 
@@ -105,23 +105,15 @@ def index_delete(index, place):
 
 @kernel
 def find_values(places, tables, keys):
-    """What an index has of rows, -1 of those that it does not have."""
-    count = len(keys)
-    mask = np.int64(len(places) - 1)
+    """The values of rows in an index, -1 for absent ones."""
+    count, mask = len(keys), np.int64(len(places) - 1)
     address = np.int64(places.ctypes.data)
-    first = np.empty(count, np.int64)
-    for r in range(count):
-        first[r] = np.int64(row_hash(tables[r], keys[r])) & mask
     values = np.empty(count, np.int32)
     for r in range(count):
         if r + _AHEAD < count:
-            prefetch_to_read(address + first[r + _AHEAD] * 16)
-        place = first[r]
-        word = places[place, 1]
-        while word != 0 and not (places[place, 0] == keys[r] and (word >> 32) == tables[r]):
-            place = (place + 1) & mask
-            word = places[place, 1]
-        values[r] = index_value(word) if word != 0 else -1
+            soon = np.int64(row_hash(tables[r + _AHEAD], keys[r + _AHEAD])) & mask
+            prefetch_to_read(address + soon * 16)
+        values[r] = index_value(places[index_find(places, tables[r], keys[r]), 1])
     return values
 
 

@@ -131,9 +131,12 @@ class Lifetimes:
         """Export the lifetimes of rows, by (table, key), as arrays for `restore`, if there are policies."""
         if not self.has_policy.any():
             return {}
-        tables, keys, last, count, admitted = _nothing_known()
-        if self._recent is not None:
-            tables, keys, last, count, admitted = self._recent.all()
+        none = np.zeros(0, np.int32)
+        tables, keys, last, count, admitted = (
+            (none, NO_ROWS[1], none, none, np.zeros(0, np.bool_))
+            if self._recent is None
+            else self._recent.all()
+        )
         arrays: Arrays = {
             "tables": tables,
             "keys": keys,
@@ -186,14 +189,3 @@ def _kind(policy: RowPolicy) -> int:
     if policy.forgets:
         return _FORGETS
     return _ADMITS if policy.admit_after > 1 else _NEVER
-
-
-def _nothing_known() -> tuple[
-    npt.NDArray[np.int32],
-    npt.NDArray[np.int64],
-    npt.NDArray[np.int32],
-    npt.NDArray[np.int32],
-    npt.NDArray[np.bool_],
-]:
-    none = np.zeros(0, np.int32)
-    return none, np.zeros(0, np.int64), none, none, np.zeros(0, np.bool_)

@@ -99,7 +99,7 @@ class RecentRows:
     def expire(self, iteration: int) -> Rows:
         """Forget rows that were not named for too long, admitted or not; returns those that were known."""
         self._order_lists()
-        arguments = iteration, self._entries, self._ends, self._ttl
+        arguments = iteration, self._entries, self._ends, self._sizes, self._ttl
         self._remove(due(*arguments, 0))
         return self._remove(due(*arguments, 1))
 
@@ -226,15 +226,9 @@ def touch(
 
 
 @kernel
-def due(iteration, entries, ends, ttl, which):
+def due(iteration, entries, ends, sizes, ttl, which):
     """The entries that were not named for as long as their table keeps them, table by table, oldest first."""
-    count = 0
-    for table in range(len(ttl)):
-        number = ends[table, which, _FIRST] if ttl[table] > 0 else NONE
-        while number != NONE and iteration - entries[number].last >= ttl[table]:
-            count += 1
-            number = entries[number].next
-    found = np.empty(count, np.int32)
+    found = np.empty(sizes[:, which].sum(), np.int32)
     count = 0
     for table in range(len(ttl)):
         number = ends[table, which, _FIRST] if ttl[table] > 0 else NONE
@@ -242,7 +236,7 @@ def due(iteration, entries, ends, ttl, which):
             found[count] = number
             count += 1
             number = entries[number].next
-    return found
+    return found[:count].copy()
 
 
 @kernel

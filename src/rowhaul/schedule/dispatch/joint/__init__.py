@@ -1,7 +1,7 @@
 """`joint`: all samples of a batch placed together, at what their rows cost now and later.
 
 A dispatcher beyond the papers, in steps of a millisecond or less: `problem` prices rows by the set of workers
-that train them; `growth` makes a first assignment; `search` improves it, with the state of the rows in `spread`.
+that train them; `growth` makes a first assignment; `search` improves it, keeping the rows' state in `spread`.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def make_spread(problem, worker):
 def move(problem, spread, i, own, to):
     """Sample i goes from worker ``own`` to another."""
     for at in range(problem.offsets[i], problem.offsets[i + 1]):
-        x = problem.rows[at]
+        x = np.int64(problem.rows[at])
         spread.users[x, own] -= 1
         spread.users[x, to] += 1
         left, arrived = spread.users[x, own] == 0, spread.users[x, to] == 1
