@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rowhaul.errors import ConfigError
 from rowhaul.schedule.arrays import digest
-from rowhaul.schedule.caches import make_policy
+from rowhaul.schedule.caches import policy_keys
 from rowhaul.schedule.dispatch import make_dispatcher, text_of
 from rowhaul.schedule.dispatch.task import Dispatcher
 from rowhaul.schedule.lifetimes.policy import RowPolicy
@@ -35,7 +35,7 @@ class CacheSettings:
     def __post_init__(self) -> None:
         if self.unit not in ("rows", "bytes"):
             raise ConfigError(f"a cache is measured in 'rows' or 'bytes'; got {self.unit!r}")
-        make_policy(self.policy)
+        policy_keys(self.policy)
 
     def capacities(self, num_workers: int) -> npt.NDArray[np.int64]:
         """The capacity of each worker's cache."""

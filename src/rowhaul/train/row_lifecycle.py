@@ -52,6 +52,7 @@ class RowLifecycle(LocalRows):
     def exempt(self, rows: HotRows | None) -> None:
         """Train and keep these rows whatever the policies say, as a cluster does with those it replicates."""
         if rows is not None:
+            self._exempt.reserve(len(rows))
             self._exempt.add(rows.tables, rows.keys, np.zeros(len(rows), np.int64))
 
     def begin(self, iteration: int, ids: KeyedJaggedTensor) -> None:

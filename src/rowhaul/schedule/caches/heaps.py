@@ -19,7 +19,6 @@ from rowhaul._kernels import kernel
 from rowhaul.schedule.arrays import Arrays, Saved, extended
 from rowhaul.schedule.caches.copies import CopyPool
 from rowhaul.schedule.caches.order import Int32s, Int64s, Segments, Step, with_room
-from rowhaul.schedule.caches.policies import Policy
 from rowhaul.schedule.heap import heapify, pop, sift_down, sift_up
 from rowhaul.schedule.masks import bit
 
@@ -68,11 +67,11 @@ def _weights(keys: tuple[str, ...]) -> Int64s:
 class PriorityHeaps:
     """An `Order`: sorts copies by the keys of a policy."""
 
-    def __init__(self, num_workers: int, in_bytes: bool, policy: Policy) -> None:
+    def __init__(self, num_workers: int, in_bytes: bool, keys: tuple[str, ...]) -> None:
         self._in_bytes = in_bytes
-        self._by_next_use = "next_use" in policy.keys
-        self._sees_others = self._by_next_use or "latest" in policy.keys
-        self._weights = _weights(tuple(key for key in policy.keys if key != "next_use"))
+        self._by_next_use = "next_use" in keys
+        self._sees_others = self._by_next_use or "latest" in keys
+        self._weights = _weights(tuple(key for key in keys if key != "next_use"))
         self._notes = np.zeros(0, NOTE)
         self._num_entries = np.zeros(num_workers, np.int64)
         self._heaps = Segments(ENTRY, self._num_entries)

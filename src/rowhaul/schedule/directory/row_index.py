@@ -51,13 +51,6 @@ class RowIndex:
     def add(
         self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64], values: npt.NDArray[np.int64]
     ) -> None:
-        """Set the values of rows of an empty map."""
-        self.reserve(len(keys))
-        self.add_more(tables, keys, values)
-
-    def add_more(
-        self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64], values: npt.NDArray[np.int64]
-    ) -> None:
         """Set the values of rows, new or not; the map must have room."""
         index_fill(self.places, tables, keys, values)
 

@@ -134,7 +134,7 @@ class RecentRows:
         self._reserve(len(keys))
         self._num_free -= len(keys)
         numbers = self._free[self._num_free : self._num_free + len(keys)].copy()
-        self._index.add_more(tables, keys, numbers.astype(np.int64))
+        self._index.add(tables, keys, numbers.astype(np.int64))
         born = np.where(admitted, np.maximum(last, 0), NOT_YET)
         for name, column in (
             ("table", tables),

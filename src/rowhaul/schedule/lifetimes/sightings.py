@@ -59,6 +59,7 @@ class Sightings:
         self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
     ) -> None:
         """Count on from these sightings of rows that wait; nothing may have been counted yet."""
+        self._counts.reserve(len(keys))
         self._counts.add(tables, keys, np.minimum(counts, self._admit_after[tables] - 1))
         self._num_waiting = len(keys)
 

@@ -9,6 +9,7 @@ many at the end move to where there is room.
 from __future__ import annotations
 
 import numpy as np
+from numba import int64
 
 from rowhaul._kernels import kernel
 from rowhaul.schedule.dispatch.joint.spread import move, price_elsewhere
@@ -35,7 +36,7 @@ def improve(problem, spread, worker, capacities, passes, seed):
     for _ in range(passes):
         for place in range(num_samples):
             i = order[place]
-            own = np.int64(worker[i])  # one type of worker: fewer kernels to compile
+            own = int64(worker[i])  # one type of worker: fewer kernels to compile
             price_elsewhere(problem, spread, i, own, price[i])
             best = own
             for j in range(num_workers):
@@ -70,7 +71,7 @@ def _place_prices(problem, spread, worker, capacities):
         before += places[j]
     for s in range(size):
         i = s * num_samples // size
-        price_elsewhere(problem, spread, i, np.int64(worker[i]), price[s])
+        price_elsewhere(problem, spread, i, int64(worker[i]), price[s])
         least = price[s].min()
         for j in range(num_workers):
             price[s, j] = min(price[s, j] - least, DEAREST)
@@ -91,7 +92,7 @@ def _move_surplus(problem, spread, worker, load, capacities, price):
     num_samples, num_workers = price.shape
     for own in range(num_workers):
         while load[own] > capacities[own]:
-            moved, to = np.int64(-1), np.int64(-1)
+            moved, to = int64(-1), int64(-1)
             for i in range(num_samples):
                 if worker[i] != own:
                     continue
