@@ -11,7 +11,7 @@ import rowhaul
 
 SOURCE = Path(rowhaul.__file__).parent
 # Known to all; know nothing themselves.
-SHARED = {"errors", "_environment", "_files", "_kernels", "_memory", "_vectors"}
+SHARED = {"errors", "_distinct", "_environment", "_files", "_kernels", "_memory", "_quantities", "_vectors"}
 
 # What each package may import: other packages of ours, then third parties.
 TABLE = {

@@ -140,7 +140,7 @@ def test_another_rank_that_receives_the_records_makes_the_same_plans():
 
 
 def test_planning_without_a_batch_says_so():
-    with pytest.raises(DataError, match=r"fill\(\) was not called"):
+    with pytest.raises(DataError, match=r"call fill\(\) first"):
         Scheduler(settings(), trace()).plan()
 
 
@@ -299,7 +299,7 @@ def test_after_a_failure_nothing_more_is_planned():
     scheduler.fill()
     with pytest.raises(ConfigError, match="its cache holds 2"):
         scheduler.plan()
-    with pytest.raises(DataError, match="failed before and cannot go on"):
+    with pytest.raises(DataError, match="failed before and cannot continue"):
         scheduler.plan()
 
 

@@ -324,7 +324,7 @@ def test_only_a_new_scheduler_can_be_restored() -> None:
         (lambda state: state["caches.rows"].fill(0), "copies are not in order"),
         (lambda state: state["rows.table"].fill(9), "rows.table: 9 to 9 was found, only 0 to 1 can be"),
         (lambda state: state["settings"].fill(255), "settings: it is no text"),
-        (lambda state: state["format"].fill(7), "of format 7, this version reads 1"),
+        (lambda state: state["format"].fill(7), "has format 7; this version reads 1"),
     ],
 )
 def test_a_damaged_state_is_refused_before_a_kernel_sees_it(damage, message: str) -> None:

@@ -33,7 +33,7 @@ def distinct_rows(offsets, tables, keys):
     rank = np.empty(len(keys), np.int32)  # rows in that numbering: the place in the order
     words = np.empty(len(keys), np.uint64)  # rows in that numbering: unsigned numbers that compare as keys do
     found = _tell_apart(tables, keys, starts, words, row_of)
-    count, largest = 0, 0
+    count, largest = np.int64(0), np.int64(0)
     for table in range(num_tables):
         count += found[table]
         largest = max(largest, found[table])

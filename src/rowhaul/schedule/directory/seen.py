@@ -128,7 +128,7 @@ def find_rows(words, hashes, found):
             prefetch_to_read(words_address + _first_word(words, hashes[r + AHEAD]) * 8)
         first, bits = _first_word(words, hashes[r]), _bits(hashes[r])
         # Two bits rule out most absent rows; one alone would be mispredicted too often.
-        if _are_set(words, first, bits, 2):
+        if _are_set(words, first, bits, np.int64(2)):
             found[r] |= _are_set(words, first, bits >> np.uint64(18), PROBES - 2)
 
 

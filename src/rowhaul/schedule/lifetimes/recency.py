@@ -74,11 +74,6 @@ class RecentRows:
         heaps = sum(heap.memory_bytes for heap in self._heaps.values())
         return self._entries.nbytes + self._free.nbytes + self._index.places.nbytes + heaps
 
-    @property
-    def num_known(self) -> Int64s:
-        """Tables: rows that are admitted."""
-        return self._sizes[:, 1].copy()
-
     def see(self, iteration: int, tables: Int32s, keys: Int64s, occurrences: Int32s) -> npt.NDArray[np.uint8]:
         """Record that a batch names rows; returns the `Status` of each."""
         self._order_lists()

@@ -169,7 +169,7 @@ def refresh(
     value_bytes, state_bytes, first_store, num_shards, iteration, look_ahead, moves, lookups, hits, states,
 ):  # fmt: skip
     """Before training: stale copies push their waiting updates and are pulled again."""
-    count = 0
+    count = np.int64(0)
     replicated_rows = 0
     replicated_bytes = np.int64(0)
     for r in range(len(batch_slots)):

@@ -14,6 +14,8 @@ from rowhaul.schedule.row_states import HOME, NOT_ADMITTED, OWNED, REPLICATED, S
 from rowhaul.schedule.sync.exchange import Outcome, Step, SyncMode, Wiring
 from rowhaul.schedule.sync.moves import (
     AFTER,
+    AT_HOME,
+    BY_PEER,
     EVICT_PUSH,
     FIRST,
     GRADIENT,
@@ -147,8 +149,7 @@ def exchange(
     are filled with the row of each.
     Returns the numbers of moves and steps, and the rows and bytes of replicated rows that were trained.
     """
-    count = 0
-    num_steps = 0
+    count, num_steps = np.int64(0), np.int64(0)  # not literals: callees would be compiled twice
     replicated_rows = 0
     replicated_bytes = np.int64(0)
     slots_address = np.int64(slots.ctypes.data)
@@ -209,12 +210,14 @@ def exchange(
                     u = lowest(rest)
                     count = emit(moves, count, PEER_SEND, GRADIENT, record, u, gatherer, values, ready, FIRST)
                     rest &= rest - ONE
-                num_steps = note_step(steps, num_steps, record, gatherer, record.members, ready, FIRST, True)
+                num_steps = note_step(
+                    steps, num_steps, record, gatherer, record.members, ready, FIRST, BY_PEER
+                )
                 count, base = spread(moves, count, record, gatherer, by, values, state, ready, SECOND)
             else:
                 count = flush_home(moves, count, record, home, values, state, ready)
                 summed = record.members | record.settled
-                num_steps = note_step(steps, num_steps, record, home, summed, ready, FIRST, False)
+                num_steps = note_step(steps, num_steps, record, home, summed, ready, FIRST, AT_HOME)
                 pullers = by
         phase = FIRST if before == HOME else SECOND
         while pullers != NOBODY:
@@ -228,7 +231,7 @@ def exchange(
         record.base = NOBODY
         if push_after:
             if not single:
-                num_steps = note_step(steps, num_steps, record, home, by, iteration, AFTER, False)
+                num_steps = note_step(steps, num_steps, record, home, by, iteration, AFTER, AT_HOME)
             rest = by
             while rest != NOBODY:
                 v = lowest(rest)
@@ -280,7 +283,9 @@ def evict(
                 record.base = NOBODY
             record.settled |= mask
             if record.members == NOBODY:
-                num_steps = note_step(steps, num_steps, record, home, record.settled, iteration, FIRST, False)
+                num_steps = note_step(
+                    steps, num_steps, record, home, record.settled, iteration, FIRST, AT_HOME
+                )
                 record.state = HOME
                 record.settled = NOBODY
         count = emit(moves, count, EVICT_PUSH, payload, record, worker, home, num_bytes, iteration, FIRST)

@@ -18,6 +18,7 @@ EVICT_PUSH, PEER_SEND = np.uint8(Kind.EVICT_PUSH), np.uint8(Kind.PEER_SEND)
 VALUES, GRADIENT = np.uint8(Payload.VALUES), np.uint8(Payload.GRADIENT)
 RECORD = np.uint8(Payload.VALUES | Payload.STATE)
 RECORD_AND_GRADIENT = RECORD | GRADIENT
+AT_HOME, BY_PEER = np.uint8(0), np.uint8(1)  # where a step is taken
 FIRST, SECOND, AFTER = np.uint8(0), np.uint8(1), np.uint8(2)  # before training, in order; after training
 
 MOVE = np.dtype(

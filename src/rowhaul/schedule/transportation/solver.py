@@ -87,7 +87,7 @@ def _solve_from_prices(cost, capacity, worker, price):
     for i in range(num_rows):
         load[worker[i]] += 1
     blanks = _place_blanks(capacity, price, load, num_rows)
-    excess = 0
+    excess = np.int64(0)  # not a literal: `move_excess` would be compiled twice
     for j in range(num_columns):
         excess += max(0, load[j] - capacity[j])
 
