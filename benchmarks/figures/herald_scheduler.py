@@ -20,7 +20,7 @@ from rowhaul.schedule import Scheduler
 from rowhaul.schedule.caches import Caches
 from rowhaul.schedule.directory import Directory
 from rowhaul.schedule.dispatch.laia import Laia
-from rowhaul.schedule.tasks import TaskBuilder
+from rowhaul.schedule.dispatching import Dispatching
 
 MEASURED_BY_FORCE = 90  # iterations, as in the paper
 
@@ -49,7 +49,7 @@ def figure_12(trace: Trace, out: Path) -> Section:
     """Where the time of a decision goes."""
     parts = {
         "looking the ids up": (Directory, "locate"),
-        "states of the rows": (TaskBuilder, "build"),
+        "states of the rows": (Dispatching, "task"),
         "scoring and allocation": (Laia, "assign"),
         "cache snapshots": (Caches, "step"),
     }

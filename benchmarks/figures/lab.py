@@ -25,13 +25,13 @@ from rowhaul.schedule import (
     RowSizes,
     Scheduler,
     ScheduleSettings,
-    State,
     Topology,
     link_prices,
     make_dispatcher,
 )
 from rowhaul.schedule.dispatch.task import Learns
 from rowhaul.schedule.plan import KIND_NAMES
+from rowhaul.schedule.row_states import State
 from rowhaul.simulate.clock import Clock, TimeModel
 from rowhaul.simulate.links import Link, Links
 

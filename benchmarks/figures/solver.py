@@ -19,7 +19,7 @@ from figures.sections import Section, Table
 from figures.traces import Trace
 from rowhaul.schedule import DispatchTask, Scheduler, make_dispatcher
 from rowhaul.schedule import transportation as transport
-from rowhaul.schedule.dispatch.expected_cost import expected_cost
+from rowhaul.schedule.dispatch.costs import expected_cost
 
 REPEATS = 5
 

@@ -93,7 +93,7 @@ def _prefetch(for_writing: bool) -> Any:
 
 
 # Ask for the cache line at an address that is read or written soon; any address is allowed. Rows
-# of a large table are scattered, and without this a loop waits for each in turn.
+# of a large table are scattered, and without this a loop waits for each of them.
 prefetch_to_read = _prefetch(for_writing=False)
 prefetch_to_write = _prefetch(for_writing=True)
 

@@ -10,7 +10,7 @@ from in_process_cluster import AtRest, Outcome
 from training_case import Case, Row
 
 from rowhaul.schedule import homes_of
-from rowhaul.schedule.apportion import apportion
+from rowhaul.schedule.sizes import apportion
 
 
 def check_run(case: Case, outcome: Outcome) -> None:

@@ -19,7 +19,7 @@ from oracles import assert_bit_equal, assert_close, plain, replay
 from training_case import Case
 
 from rowhaul.schedule import HotRows, Scheduler
-from rowhaul.schedule.directory.states import State
+from rowhaul.schedule.row_states import State
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.links import Link, Links
 from rowhaul.simulate.measure import Span, measure

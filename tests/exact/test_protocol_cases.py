@@ -26,7 +26,7 @@ from scripted_cases import (
 )
 from training_case import FIRST
 
-from rowhaul.schedule.directory.states import State
+from rowhaul.schedule.row_states import State
 
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam"]
 

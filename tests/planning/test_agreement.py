@@ -175,7 +175,7 @@ def test_a_record_for_the_wrong_iteration_is_refused_everywhere(plans):
 
 def test_an_unknown_name_is_refused_when_it_is_posted():
     box = Postbox()
-    with pytest.raises(ConfigError, match="no control record 'speed'"):
+    with pytest.raises(ConfigError, match="unknown control record 'speed'"):
         box.post("speed", 1)
     assert box.take(0) == []
 

@@ -27,9 +27,9 @@ from typing import Literal
 from naive_caches import NaiveCache
 
 from naive_lifetimes import NaiveLifetimes
-from rowhaul.schedule.directory.states import State
 from rowhaul.schedule.lifetimes import RowPolicy
 from rowhaul.schedule.plan import Kind
+from rowhaul.schedule.row_states import State
 
 Row = tuple[int, int]
 Batch = Sequence[Sequence[Row]]

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from naive import Batch, Entry, Naive, NaivePlan, NaiveSettings, Row
 
-from rowhaul.schedule.directory.states import State
 from rowhaul.schedule.plan import Kind
+from rowhaul.schedule.row_states import State
 
 
 class OnDemand(Naive):

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowhaul.errors import ConfigError, DataError
-from rowhaul.schedule.apportion import apportion
-from rowhaul.schedule.sizes import RowSizes, link_prices
+from rowhaul.schedule.sizes import RowSizes, apportion, link_prices
 from rowhaul.schedule.topology import Topology, home_of, homes_of
 
 

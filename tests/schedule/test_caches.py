@@ -219,10 +219,6 @@ def test_bytes_are_named_when_a_batch_does_not_fit():
         (([10], "rows", "lru:3"), "only the keys latest, mark, frequency of emark"),
         (([10], "rows", "emark:mark,latest"), "only the keys latest, mark, frequency of emark"),
         (([10], "rows", "emark:"), "only the keys latest, mark, frequency of emark"),
-        (([10], "megabytes", "lru"), "unknown unit of cache capacity 'megabytes'; known are rows, bytes"),
-        (([10, -1], "rows", "lru"), r"must not be negative; got \[10, -1\]"),
-        (([], "rows", "lru"), "1 to 64 workers; got 0 capacities"),
-        (([1] * 65, "rows", "lru"), "1 to 64 workers; got 65 capacities"),
     ],
 )
 def test_what_cannot_be_a_cache_is_refused(arguments, message):

@@ -3,10 +3,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowhaul.schedule.batch import IdBatch
-from rowhaul.schedule.directory import Directory, State
+from rowhaul.schedule.directory import Directory
 from rowhaul.schedule.directory.seen import SeenRows
-from rowhaul.schedule.directory.slot_kernels import NEVER, sorted_rows
+from rowhaul.schedule.directory.slots import NEVER
 from rowhaul.schedule.lifetimes import Lifetimes, RowPolicy
+from rowhaul.schedule.row_states import State
 
 KEYS = st.one_of(st.integers(-3, 3), st.sampled_from([-(2**63), 2**63 - 1, 2**32, -(2**32)]))
 ROWS = st.tuples(st.integers(0, 2), KEYS)
@@ -112,11 +113,3 @@ def test_the_filter_forgets_nothing_and_seldom_errs():
     assert seen.memory_bytes / len(keys) <= 4
     assert seen.contains(tables, keys + 1).mean() < 0.02
     assert seen.contains((tables + 3).astype(np.int32), keys).mean() < 0.02
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.tuples(st.integers(0, 300), st.integers(-(2**63), 2**63 - 1)), unique=True))
-def test_the_radix_sort_orders_by_table_then_key(rows):
-    tables = np.array([table for table, _ in rows], np.int32)
-    keys = np.array([key for _, key in rows], np.int64)
-    assert [rows[r] for r in sorted_rows(tables, keys, len(rows))] == sorted(rows)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from rowhaul.errors import ConfigError
 from rowhaul.schedule.dispatch import make_dispatcher
-from rowhaul.schedule.dispatch.adaptive import LaiaAdaptive
-from rowhaul.schedule.dispatch.infrequency import rank_tables
+from rowhaul.schedule.dispatch.adaptive import LaiaAdaptive, rank_tables
 from rowhaul.schedule.dispatch.laia import Laia
 
 quick = settings(deadline=None, max_examples=100)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from rowhaul.errors import ConfigError
 from rowhaul.schedule.dispatch.brute_force import BruteForce
-from rowhaul.schedule.dispatch.expected_cost import expected_cost
-from rowhaul.schedule.dispatch.true_cost import true_cost
+from rowhaul.schedule.dispatch.costs import expected_cost, true_cost
 
 quick = settings(deadline=None, max_examples=100)
 

@@ -45,10 +45,10 @@ def test_a_name_makes_its_dispatcher(text, dispatcher):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"no dispatcher ''; known are random, round-robin, laia, .* two-batch"),
-        ("lia", r"no dispatcher 'lia'; known are random, round-robin, laia, .* two-batch"),
-        ("two-batch", r"no dispatcher ''"),
-        ("two-batch:lia", r"no dispatcher 'lia'"),
+        ("", r"unknown dispatcher ''; known are random, round-robin, laia, .* two-batch"),
+        ("lia", r"unknown dispatcher 'lia'; known are random, round-robin, laia, .* two-batch"),
+        ("two-batch", r"unknown dispatcher ''"),
+        ("two-batch:lia", r"unknown dispatcher 'lia'"),
         ("random:3", r"random does not know what to do with '3'; random takes no settings"),
         (
             "esd:1:mean:2",

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 
 from rowhaul.schedule.dispatch import make_dispatcher, with_settings
 from rowhaul.schedule.dispatch.adaptive import LaiaAdaptive
+from rowhaul.schedule.dispatch.costs import true_cost
 from rowhaul.schedule.dispatch.laia import Laia
 from rowhaul.schedule.dispatch.task import Learns, LooksAhead
-from rowhaul.schedule.dispatch.true_cost import true_cost
 from rowhaul.schedule.dispatch.two_batches import TwoBatches
 
 

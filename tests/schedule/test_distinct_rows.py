@@ -6,7 +6,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rowhaul.schedule import CacheSettings, IdBatch, RowSizes, Scheduler, ScheduleSettings, Topology
-from rowhaul.schedule.directory.distinct_kernels import FEW, distinct_by_feature, distinct_rows
+from rowhaul.schedule.directory.distinct import (
+    FEW,
+    distinct_by_appearance,
+    distinct_by_feature,
+    distinct_rows,
+)
 from rowhaul.schedule.dispatch.round_robin import RoundRobin
 from rowhaul.schedule.dispatch.task import is_blind
 
@@ -36,6 +41,20 @@ def check(samples):
 @example([[(3, 2**63 - 1), (3, -(2**63)), (0, -1), (3, 2**63 - 1)]])
 def test_rows_of_samples_are_told_apart_and_ordered(samples):
     check(samples)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(ROWS, max_size=30))
+@example([])
+def test_rows_by_appearance_are_counted_table_by_table(ids):
+    row_of, keys, starts, counts = distinct_by_appearance(
+        np.array([table for table, _ in ids], np.int32), np.array([key for _, key in ids], np.int64), 4
+    )
+    expected = sorted(dict.fromkeys(ids), key=lambda row: row[0])
+    assert keys.tolist() == [key for _, key in expected]
+    assert starts.tolist() == [sum(table < t for table, _ in expected) for t in range(5)]
+    assert [expected[row] for row in row_of] == ids
+    assert counts.tolist() == [ids.count(row) for row in expected]
 
 
 @settings(deadline=None, max_examples=30)

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from rowhaul.errors import ConfigError
 from rowhaul.schedule.dispatch import make_dispatcher
 from rowhaul.schedule.dispatch.brute_force import BruteForce
+from rowhaul.schedule.dispatch.costs import link_costs, true_cost
 from rowhaul.schedule.dispatch.esd import Esd
 from rowhaul.schedule.dispatch.joint import Joint
 from rowhaul.schedule.dispatch.joint.growth import grow
-from rowhaul.schedule.dispatch.joint.links import link_costs
 from rowhaul.schedule.dispatch.joint.problem import UNIT, problem_of
 from rowhaul.schedule.dispatch.joint.spread import cost_of, make_spread, move, price_elsewhere
-from rowhaul.schedule.dispatch.true_cost import true_cost
 
 DEBT = 3 * UNIT // 8  # what a sole trainer's later push counts
 quick = settings(deadline=None, max_examples=100)

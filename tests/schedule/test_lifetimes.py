@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from naive_lifetimes import NaiveLifetimes, Row
 from rowhaul.errors import CheckpointError, ConfigError
+from rowhaul.schedule.arrays import Saved
 from rowhaul.schedule.lifetimes import Lifetimes, RowPolicy, Status, policies_by_table
-from rowhaul.schedule.saved import Saved
 
 KEYS = (0, 1, -1, 1 << 40, -(1 << 63), (1 << 63) - 1, 7, 8)
 

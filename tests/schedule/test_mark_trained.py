@@ -6,16 +6,8 @@ import numpy as np
 import pytest
 
 from rowhaul.errors import ConfigError, DataError
-from rowhaul.schedule import (
-    CacheSettings,
-    IdBatch,
-    Kind,
-    RowSizes,
-    Scheduler,
-    ScheduleSettings,
-    State,
-    Topology,
-)
+from rowhaul.schedule import CacheSettings, IdBatch, Kind, RowSizes, Scheduler, ScheduleSettings, Topology
+from rowhaul.schedule.row_states import State
 
 KNOWN = np.array([0, 1, 1], np.int32), np.array([5, 5, 7], np.int64)
 
@@ -86,5 +78,5 @@ def test_after_the_first_plan_and_of_unknown_tables_it_is_refused() -> None:
         begun.mark_trained(np.array([0, 2]), np.array([1, 1]))
     begun.fill()
     begun.plan()
-    with pytest.raises(ConfigError, match="before the first plan; 1 are made"):
+    with pytest.raises(ConfigError, match="only before the first plan; 1 have been made"):
         begun.mark_trained(*KNOWN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from naive_examples import EVICT, PEER, PULL, STORE, UPDATE, D, S, X, Y, moved, play
 
-from rowhaul.schedule.directory.states import State
+from rowhaul.schedule.row_states import State
 
 
 class TestStates:

@@ -6,7 +6,7 @@ import pytest
 from naive import NaiveMove
 from naive_examples import EVICT, PULL, STORE, UPDATE, D, S, X, Y, Z, moved, play, ready
 
-from rowhaul.schedule.directory.states import State
+from rowhaul.schedule.row_states import State
 
 
 class TestModes:

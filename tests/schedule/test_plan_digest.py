@@ -16,8 +16,8 @@ from rowhaul.schedule import (
     ScheduleSettings,
     Topology,
 )
+from rowhaul.schedule.arrays import digest
 from rowhaul.schedule.control import ControlRecord
-from rowhaul.schedule.digest import digest
 from rowhaul.schedule.plan import LiveRows, Moves, Plan, Steps
 
 RANDOM = np.random.default_rng(0)

@@ -11,12 +11,12 @@ from rowhaul.schedule import (
     RowSizes,
     Scheduler,
     ScheduleSettings,
-    State,
     Topology,
     make_dispatcher,
 )
-from rowhaul.schedule.caches import segments
-from rowhaul.schedule.directory import directory, index
+from rowhaul.schedule.caches import order
+from rowhaul.schedule.directory import directory, row_index
+from rowhaul.schedule.row_states import State
 from rowhaul.schedule.sync import bounded
 
 NUM_WORKERS = 4
@@ -122,7 +122,7 @@ def test_prices_and_the_dispatcher_can_be_changed_under_way():
         ("shares", (1, 1), "2 shares were given for 4 workers"),
         ("prices", (0, 1, 1, 1), "positive whole numbers"),
         ("prices", "cheap", "one number per worker; got 'cheap'"),
-        ("dispatcher", "best", "no dispatcher 'best'"),
+        ("dispatcher", "best", "unknown dispatcher 'best'"),
         ("tables_scored", 3, "esd has no setting tables_scored"),
     ],
 )
@@ -140,7 +140,7 @@ def test_another_rank_that_receives_the_records_makes_the_same_plans():
 
 
 def test_planning_without_a_batch_says_so():
-    with pytest.raises(DataError, match=r"fill\(\) was not called"):
+    with pytest.raises(DataError, match=r"call fill\(\) first"):
         Scheduler(settings(), trace()).plan()
 
 
@@ -180,9 +180,9 @@ def test_a_table_without_a_size_is_refused():
         ({"look_ahead": -1}, "look_ahead must be 0 to 1000"),
         ({"admit_after": 0}, "admit_after must be at least 1"),
         ({"seed": -1}, "seed must not be negative"),
-        ({"sync": "eager"}, "no synchronisation 'eager'; known are on-demand, full, bounded:S, static"),
+        ({"sync": "eager"}, "unknown synchronisation 'eager'; known are on-demand, full, bounded:S, static"),
         ({"sync": "bounded"}, "bounded:S"),
-        ({"dispatcher": "best"}, "no dispatcher 'best'; known are random"),
+        ({"dispatcher": "best"}, "unknown dispatcher 'best'; known are random"),
         ({"dispatcher": "esd:1.5"}, "from 0 to 1; got 1.5"),
         ({"cache": CacheSettings([1, 2])}, "2 cache capacities were given for 4 workers"),
         ({"cache": CacheSettings(-1)}, "must not be negative; got -1"),
@@ -299,7 +299,7 @@ def test_after_a_failure_nothing_more_is_planned():
     scheduler.fill()
     with pytest.raises(ConfigError, match="its cache holds 2"):
         scheduler.plan()
-    with pytest.raises(DataError, match="failed before and cannot go on"):
+    with pytest.raises(DataError, match="failed before and cannot continue"):
         scheduler.plan()
 
 
@@ -358,9 +358,9 @@ def test_everything_grows_from_next_to_nothing(monkeypatch, sync, policy):
     chosen = settings(sync=sync, cache=CacheSettings(60, policy=policy))
     expected = [plan.digest() for plan in plans_of(chosen, trace(30))]
     monkeypatch.setattr(directory, "FIRST_SLOTS", 1)
-    monkeypatch.setattr(index, "SMALLEST", 2)
+    monkeypatch.setattr(row_index, "SMALLEST", 2)
     monkeypatch.setattr(bounded, "FIRST_COPIES", 1)
-    monkeypatch.setattr(segments, "_SMALLEST", 1)
+    monkeypatch.setattr(order, "_SMALLEST", 1)
     assert [plan.digest() for plan in plans_of(chosen, trace(30))] == expected
 
 

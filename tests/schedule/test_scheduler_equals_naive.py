@@ -27,9 +27,9 @@ from rowhaul.schedule import (
     Scheduler,
     ScheduleSettings,
 )
-from rowhaul.schedule.directory.states import State
 from rowhaul.schedule.dispatch.task import DispatchTask
 from rowhaul.schedule.plan import Kind, Payload, Plan
+from rowhaul.schedule.row_states import State
 
 
 class Prescribed:

@@ -12,17 +12,9 @@ from hypothesis import strategies as st
 from scheduler_cases import row_policies
 
 from rowhaul.errors import CheckpointError, ConfigError, DataError
-from rowhaul.schedule import (
-    CacheSettings,
-    HotRows,
-    IdBatch,
-    RowSizes,
-    Scheduler,
-    ScheduleSettings,
-    State,
-    Topology,
-)
+from rowhaul.schedule import CacheSettings, HotRows, IdBatch, RowSizes, Scheduler, ScheduleSettings, Topology
 from rowhaul.schedule.directory import seen
+from rowhaul.schedule.row_states import State
 
 SYNCS = ["on-demand", "full", "static", "bounded:0", "bounded:1", "bounded:3"]
 POLICIES = ["lru", "lfu", "emark", "emark:frequency,latest,mark", "belady"]
@@ -324,7 +316,7 @@ def test_only_a_new_scheduler_can_be_restored() -> None:
         (lambda state: state["caches.rows"].fill(0), "copies are not in order"),
         (lambda state: state["rows.table"].fill(9), "rows.table: 9 to 9 was found, only 0 to 1 can be"),
         (lambda state: state["settings"].fill(255), "settings: it is no text"),
-        (lambda state: state["format"].fill(7), "of format 7, this version reads 1"),
+        (lambda state: state["format"].fill(7), "has format 7; this version reads 1"),
     ],
 )
 def test_a_damaged_state_is_refused_before_a_kernel_sees_it(damage, message: str) -> None:
@@ -341,5 +333,5 @@ def test_a_scheduler_that_has_failed_has_no_state() -> None:
     scheduler.fill()
     with pytest.raises(ConfigError, match="its cache holds 2"):
         scheduler.plan()
-    with pytest.raises(DataError, match="no state to go on from"):
+    with pytest.raises(DataError, match="no state to export"):
         scheduler.export()

@@ -16,9 +16,9 @@ from rowhaul.schedule import (
     Topology,
     make_dispatcher,
 )
-from rowhaul.schedule.describe import differences
 from rowhaul.schedule.dispatch import text_of
 from rowhaul.schedule.dispatch.adaptive import LaiaAdaptive
+from rowhaul.schedule.settings import differences
 
 
 def chosen(**changes: object) -> ScheduleSettings:

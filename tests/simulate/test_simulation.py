@@ -14,7 +14,7 @@ from rowhaul.schedule import (
     Topology,
     link_prices,
 )
-from rowhaul.schedule.row_counts import RowCounts
+from rowhaul.schedule.plan import RowCounts
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.links import Links, parse_links
 from rowhaul.simulate.run import Simulation, names_compared

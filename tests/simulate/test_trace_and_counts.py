@@ -5,9 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowhaul.schedule import IdBatch
-from rowhaul.simulate.budget import OBSERVED_DECISIONS, TablesBudget
-from rowhaul.simulate.counting import RowCounter
-from rowhaul.simulate.trace import RememberedTrace
+from rowhaul.simulate.measure import OBSERVED_DECISIONS, TablesBudget
+from rowhaul.simulate.trace import RememberedTrace, RowCounter
 
 
 @settings(deadline=None)

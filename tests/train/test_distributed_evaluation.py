@@ -33,7 +33,7 @@ from evaluated_cases import (
 
 from rowhaul.cluster import launch
 from rowhaul.errors import UnknownKeyError
-from rowhaul.schedule.directory.states import State
+from rowhaul.schedule.row_states import State
 from rowhaul.train.distributed import evaluation
 from rowhaul.train.distributed.evaluation import score
 

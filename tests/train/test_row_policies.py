@@ -13,7 +13,7 @@ from rowhaul.checkpoint import CheckpointReader
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch
-from rowhaul.schedule.row_counts import RowCounts
+from rowhaul.schedule.plan import RowCounts
 from rowhaul.train import TrainConfig, snapshot, train_run
 from rowhaul.train.run_folder import CHECKPOINTS
 from rowhaul.train.trainer import Trainer

@@ -6,7 +6,7 @@ from numba import int64
 
 from rowhaul._kernels import kernel
 from rowhaul._memory import copy_bytes, prefetch_to_read, record_address
-from rowhaul.store.record_kernels import mix
+from rowhaul.store.records import mix
 
 _CACHE_LINE = 64
 _BYTES_AHEAD = 8192  # prefetched ahead of the row being copied: more than a core's open misses

@@ -17,7 +17,7 @@ from rowhaul.nn.row_source import Arrays, Floats, Int64s, RowNote
 from rowhaul.nn.threads import run_all
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.store import Lookup, TableGroup
-from rowhaul.store.matching import KnownLookup
+from rowhaul.store.distinct import KnownLookup
 
 Pending = tuple[Lookup, Floats]
 """Rows that a backward pass has gradients for, and these."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from rowhaul._kernels import kernel
 from rowhaul._memory import memory_at, record_address
-from rowhaul.schedule.id_kernels import row_hash
+from rowhaul.schedule.topology import row_hash
 
 
 @kernel

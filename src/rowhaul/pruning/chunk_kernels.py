@@ -10,12 +10,12 @@ from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
 from rowhaul._memory import memory_at, record_address
-from rowhaul.store.record_kernels import mix
+from rowhaul.store.records import mix
 
 
 @register_jitable
 def _initial_value(row_seed, column, low, step):
-    """As `rowhaul.store.record_kernels.write_initial`: 24 bits a column, two columns a draw."""
+    """As `rowhaul.store.records.write_initial`: 24 bits a column, two columns a draw."""
     draw = mix(row_seed + uint64(column // 2 + 1) * uint64(0x9E3779B97F4A7C15))
     bits = draw >> uint64(40) if column % 2 == 0 else (draw >> uint64(8)) & uint64(0xFFFFFF)
     return low + step * float(bits)
@@ -25,7 +25,7 @@ def _initial_value(row_seed, column, low, step):
 def write_initial_part(
     addresses, shift, width, records, keys, starts, which, seeds, lows, steps, columns, dim, state
 ):
-    """Make the records of parts of rows: `rowhaul.store.record_kernels.write_initial` of some columns."""
+    """Make the records of parts of rows: `rowhaul.store.records.write_initial` of some columns."""
     table = 0
     for i in range(len(which)):
         while which[i] >= starts[table + 1]:

@@ -25,8 +25,8 @@ from rowhaul.pruning.pool.lookups import decay_powers
 from rowhaul.pruning.room import LEAST_ENTRIES, Sizes, check_batch, room_for
 from rowhaul.pruning.timing import next_stop
 from rowhaul.schedule import IdBatch
+from rowhaul.schedule.arrays import Arrays, Saved
 from rowhaul.schedule.plan import LiveRows
-from rowhaul.schedule.saved import Arrays, Saved
 from rowhaul.store.index import KeyIndex
 
 Ints = npt.NDArray[np.int64]

@@ -30,8 +30,8 @@ from rowhaul.runtime.batch_rows import BatchRows
 from rowhaul.runtime.row_memory import Rates, RowMemory
 from rowhaul.schedule import IdBatch
 from rowhaul.schedule.plan import LiveRows
+from rowhaul.store.distinct import KnownRows
 from rowhaul.store.keyed import locate
-from rowhaul.store.matching import KnownRows
 from rowhaul.train.distributed.training import layout_of, tables_of_features
 from rowhaul.train.trainer import Trainer, check_finite, per_sample_loss
 

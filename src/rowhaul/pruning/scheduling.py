@@ -16,8 +16,8 @@ from rowhaul.pruning.chunk_map import ChunkMap
 from rowhaul.pruning.cluster.homecoming import flush_home_plan
 from rowhaul.pruning.layout import ChunkLayout
 from rowhaul.schedule import IdBatch, Plan, Scheduler, ScheduleSettings
+from rowhaul.schedule.arrays import Arrays, Saved, named
 from rowhaul.schedule.plan import LiveRows
-from rowhaul.schedule.saved import Arrays, Saved, named
 
 _PART = "chunks"  # of a saved state
 

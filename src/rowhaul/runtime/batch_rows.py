@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from rowhaul.runtime.record_kernels import sort_by_role
 from rowhaul.runtime.row_locations import Located
-from rowhaul.schedule.directory.states import State
-from rowhaul.store.matching import KnownRows
+from rowhaul.schedule.row_states import State
+from rowhaul.store.distinct import KnownRows
 
 Ints = npt.NDArray[np.int64]
 

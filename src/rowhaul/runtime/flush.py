@@ -18,9 +18,9 @@ from rowhaul.runtime.phase_gradients import pack_payloads, unpack_payloads
 from rowhaul.runtime.phases import NO_DUE_STEPS, DueSteps, RankPhases
 from rowhaul.runtime.row_locations import RowLocations
 from rowhaul.runtime.row_memory import Rates, RowMemory
-from rowhaul.schedule.directory.states import State
 from rowhaul.schedule.phases import Phase
 from rowhaul.schedule.plan import Kind, Moves, Payload, Plan, Steps
+from rowhaul.schedule.row_states import State
 from rowhaul.schedule.sizes import RowSizes
 from rowhaul.schedule.topology import Topology, homes_of
 from rowhaul.store.keyed import KeyedRecords, locate, locate_or_add

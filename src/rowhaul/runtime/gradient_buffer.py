@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.runtime.gradient_buffer_kernels import find_gradients, put_gradients, remove_gradients
-from rowhaul.schedule.directory.index import RowIndex
+from rowhaul.schedule.directory.row_index import RowIndex
 from rowhaul.store.arena import RecordArena
 
 Int64s = npt.NDArray[np.int64]

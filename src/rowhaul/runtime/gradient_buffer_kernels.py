@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rowhaul._kernels import kernel
-from rowhaul.schedule.directory.index_kernels import index_delete, index_find, index_set, index_value
+from rowhaul.schedule.directory.row_index import index_delete, index_find, index_set, index_value
 
 
 @kernel

@@ -15,9 +15,9 @@ from rowhaul.runtime.flush import RECORD, flush_plan
 from rowhaul.runtime.mover import Job, Mover
 from rowhaul.runtime.phases import RankPhases
 from rowhaul.schedule import HotRows, Scheduler
-from rowhaul.schedule.directory.states import State
 from rowhaul.schedule.plan import Kind, Moves, Plan
-from rowhaul.schedule.replication import Replacement
+from rowhaul.schedule.row_states import State
+from rowhaul.schedule.row_tracker import Replacement
 from rowhaul.schedule.topology import homes_of
 
 

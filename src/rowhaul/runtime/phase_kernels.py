@@ -10,7 +10,7 @@ from numba import int64
 from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
-from rowhaul.store.record_kernels import mix
+from rowhaul.store.records import mix
 
 _VALUES, _STATE, _GRADIENT = 1, 2, 4  # `rowhaul.schedule.plan.Payload`
 _MISS_PULL, _UPDATE_PUSH, _EVICT_PUSH = 0, 1, 2  # `rowhaul.schedule.plan.Kind`

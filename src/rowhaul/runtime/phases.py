@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.runtime.phase_kernels import mark_needed, number_rows, sort_moves, sort_steps, unnumbered
-from rowhaul.schedule.directory.states import State
 from rowhaul.schedule.phases import Phase, phases_of
 from rowhaul.schedule.plan import Kind, Moves, Payload, Plan, Steps
+from rowhaul.schedule.row_states import State
 
 Int32s = npt.NDArray[np.int32]
 Kinds = npt.NDArray[np.bool_]  # by `Kind`: whether it is chosen

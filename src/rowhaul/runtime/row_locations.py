@@ -19,7 +19,7 @@ from rowhaul.runtime.record_kernels import (
     unpack_records,
 )
 from rowhaul.runtime.row_memory import MissingRowError, RowMemory
-from rowhaul.schedule.directory.states import State
+from rowhaul.schedule.row_states import State
 from rowhaul.transport.base import Bytes
 
 Ints = npt.NDArray[np.int64]

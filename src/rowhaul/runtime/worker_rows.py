@@ -22,7 +22,7 @@ from rowhaul.runtime.mover import TrainedRows
 from rowhaul.runtime.row_memory import Rates, RowMemory
 from rowhaul.schedule.plan import Plan
 from rowhaul.store import Lookup, TableGroup
-from rowhaul.store.matching import KnownRows, match_keys
+from rowhaul.store.distinct import KnownRows, match_keys
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]

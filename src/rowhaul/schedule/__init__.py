@@ -5,7 +5,6 @@ Pure and deterministic: integers in, integers out; no tensors, no files, no cloc
 
 from rowhaul.schedule.batch import IdBatch
 from rowhaul.schedule.control import ControlRecord
-from rowhaul.schedule.directory import State
 from rowhaul.schedule.dispatch import make_dispatcher
 from rowhaul.schedule.dispatch.task import Dispatcher, DispatchTask
 from rowhaul.schedule.lifetimes import Lifetimes, RowPolicy

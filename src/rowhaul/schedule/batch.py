@@ -1,8 +1,8 @@
 """The ids of one global batch: all that a scheduler ever sees of the data.
 
-Ids are pairs (table, key), sample by sample. Readers hold them feature by feature, so the usual way
-in is `IdBatch.from_features`. They are turned around once somebody asks for them sample by sample: a
-scheduler finds the distinct rows of a table sooner where its ids lie side by side.
+Ids are pairs (table, key), sample by sample. Readers hold them feature by feature, so batches are usually
+made by `IdBatch.from_features`. They are transposed on first use: a scheduler finds the distinct rows of a
+table faster while its ids lie side by side.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul._kernels import kernel
 from rowhaul.errors import DataError
-from rowhaul.schedule.digest import digest
-from rowhaul.schedule.id_kernels import least_most_and_sum, to_sample_major
+from rowhaul.schedule.arrays import digest
+
+SAMPLES_AT_ONCE = 64  # transposed together, so that writes stay in the fastest memory
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class ByFeature:
     tables: npt.NDArray[np.int32]  # features
     values: npt.NDArray[np.int64]  # ids
     lengths: npt.NDArray[np.int32]  # features x samples
-    is_simple: bool  # every feature has a table of its own, in order, and every sample at most one id of it
+    is_simple: bool  # features have different tables, ascending, and samples at most one id of each
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class IdBatch:
     tables: npt.NDArray[np.int32]  # ids
     keys: npt.NDArray[np.int64]  # ids
 
-    # Of a batch that is made from features: it has the rest once somebody asks for it.
+    # Set by `from_features`; the arrays above then follow on first use.
     by_feature: ClassVar[ByFeature | None] = None
 
     def __post_init__(self) -> None:
@@ -61,7 +63,7 @@ class IdBatch:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> npt.NDArray[np.int64]:
-            """The ids sample by sample, where they have not been asked for before."""
+            """Transpose the ids on first use."""
             given = self.__dict__.get("by_feature")
             if given is None or name not in ("offsets", "tables", "keys"):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -74,14 +76,14 @@ class IdBatch:
         return self.by_feature.lengths.shape[1] if self.by_feature is not None else len(self.offsets) - 1
 
     def digest(self) -> bytes:
-        """A hash of the ids: ranks that read different samples differ here."""
+        """A hash of the ids: it differs between ranks that read different samples."""
         return digest("", (self.offsets, self.tables, self.keys))
 
     @classmethod
     def from_features(
         cls, feature_tables: Sequence[int], values: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32]
     ) -> IdBatch:
-        """A batch of feature-major ids, as readers yield them; they stay the caller's, and must not change.
+        """A batch of feature-major ids, as readers yield them; the arrays are not copied and must not change.
 
         Args:
             feature_tables: the number of the table that each feature looks its ids up in.
@@ -107,7 +109,58 @@ class IdBatch:
             raise DataError(f"lengths add up to {total}, but there are {len(values)} ids")
         tables = np.asarray(feature_tables, np.int32)
         is_simple = most <= 1 and bool((np.diff(tables) > 0).all()) and (not len(tables) or tables[0] >= 0)
-        made = object.__new__(cls)  # past its checks: what was given has passed them
+        made = object.__new__(cls)  # without __post_init__: everything is checked above
         values = np.ascontiguousarray(values, np.int64)
         object.__setattr__(made, "by_feature", ByFeature(tables, values, lengths, bool(is_simple)))
         return made
+
+
+@kernel
+def least_most_and_sum(lengths):
+    """The smallest number or 0, the largest or 0, and the sum."""
+    least, most, total = np.int32(0), np.int32(0), np.int64(0)
+    for f in range(lengths.shape[0]):
+        for i in range(lengths.shape[1]):
+            least = min(least, lengths[f, i])
+            most = max(most, lengths[f, i])
+            total += lengths[f, i]
+    return least, most, total
+
+
+@kernel
+def to_sample_major(feature_tables, values, lengths):
+    """Offsets, tables and keys sample by sample, from ids held feature by feature."""
+    num_features, num_samples = lengths.shape
+    offsets = np.zeros(num_samples + 1, np.int64)
+    for f in range(num_features):
+        for i in range(num_samples):
+            offsets[i + 1] += lengths[f, i]
+    for i in range(num_samples):
+        offsets[i + 1] += offsets[i]
+    reading = np.zeros(num_features, np.int64)  # features: the next id
+    for f in range(1, num_features):
+        reading[f] = reading[f - 1]
+        for i in range(num_samples):
+            reading[f] += lengths[f - 1, i]
+    num_ids = len(values)
+    tables = np.empty(num_ids + 1, np.int32)  # one more: scratch
+    keys = np.empty(num_ids + 1, np.int64)
+    writing = offsets[:-1].copy()
+    for first in range(0, num_samples, SAMPLES_AT_ONCE):
+        end = min(first + SAMPLES_AT_ONCE, num_samples)
+        for f in range(num_features):
+            table, at = feature_tables[f], reading[f]
+            for i in range(first, end):
+                place, length = writing[i], np.int64(lengths[f, i])
+                writing[i] = place + length
+                if length > 1:
+                    for n in range(length):
+                        tables[place + n] = table
+                        keys[place + n] = values[at + n]
+                else:  # without a branch: missing ids are unpredictable
+                    place = place if length == 1 else num_ids
+                    tables[place] = table
+                    keys[place] = values[min(at, num_ids - 1)] if num_ids > 0 else 0
+                at += length
+            reading[f] = at
+    return offsets, tables[:num_ids], keys[:num_ids]

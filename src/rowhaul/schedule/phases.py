@@ -1,9 +1,9 @@
-"""When the moves of a plan travel: the turns of an iteration, the same for whoever carries a plan out.
+"""When the moves of a plan travel: the phases of an iteration, which training and the simulator both follow.
 
-An iteration has five turns. Rows that rest travel early, beside the training of the iteration before;
-the others late. In the first turn of either go pushes, and pulls of rows that nobody pushes; then come
-steps on split rows, then, second, what needed those. Where rows are pushed as soon as they are trained,
-that is the turn after training. All that one rank sends to another in a turn is one message.
+An iteration has five phases. Moves of rows at rest travel early, beside the training of the iteration before;
+all others travel late. The first phase of either carries pushes, and pulls of rows that nobody pushes; then
+come the steps on split rows; the second phase carries what needed those. Rows that are pushed as soon as they
+are trained travel in the phase after training. All that one rank sends to another in a phase is one message.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.schedule.id_kernels import phase_numbers
+from rowhaul._kernels import kernel
 from rowhaul.schedule.plan import Moves, Plan
 
 Integers = npt.NDArray[np.int64]
@@ -36,22 +36,37 @@ class Phases:
 
     moves: Integers
     local_moves: Integers
-    steps: Integers  # the step is due once the moves of its turn are there
+    steps: Integers  # a step is due once the moves of its phase have arrived
     by_peer: npt.NDArray[np.bool_]  # steps: taken by a worker, in its cache, instead of the home
 
 
 def phases_of(plan: Plan) -> Phases:
-    """When everything in a plan happens."""
+    """The phase of everything in a plan."""
     nothing = np.zeros(0, np.int64)
     steps, local = plan.steps, plan.local_moves
     return Phases(
         moves=_phases_of_moves(plan, plan.moves),
         local_moves=nothing if local is None else _phases_of_moves(plan, local),
-        steps=nothing if steps is None else phase_numbers(plan.iteration, steps.ready, None, steps.after),
+        steps=nothing if steps is None else _phase_numbers(plan.iteration, steps.ready, None, steps.after),
         by_peer=np.zeros(0, np.bool_) if steps is None else steps.by_peer != 0,
     )
 
 
 def _phases_of_moves(plan: Plan, moves: Moves) -> Integers:
-    phases: Integers = phase_numbers(plan.iteration, moves.ready, moves.second, moves.after)
+    phases: Integers = _phase_numbers(plan.iteration, moves.ready, moves.second, moves.after)
+    return phases
+
+
+_EARLY_FIRST, _LATE_FIRST, _AFTER = int(Phase.EARLY_FIRST), int(Phase.LATE_FIRST), int(Phase.AFTER)
+
+
+@kernel
+def _phase_numbers(iteration, ready, second, after):
+    """Phases by number; ``second`` is None for steps, which all belong to a first phase."""
+    phases = np.empty(len(ready), np.int64)
+    for m in range(len(ready)):
+        phase = _EARLY_FIRST if ready[m] < iteration else _LATE_FIRST
+        if second is not None:
+            phase += second[m]
+        phases[m] = _AFTER if after[m] else phase
     return phases

@@ -7,23 +7,24 @@ one half of it to the other is kept apart: it crosses no link.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum, IntFlag
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul.schedule.arrays import digest
 from rowhaul.schedule.batch import IdBatch
 from rowhaul.schedule.control import ControlRecord
-from rowhaul.schedule.digest import digest
+from rowhaul.schedule.row_states import State
 
 
 class Kind(IntEnum):
     """Why a row moves. `MISS_PULL` is counted at the worker that receives, all else where it is sent."""
 
     MISS_PULL = 0  # the home sends a record, or its values, to a worker that will train it
-    UPDATE_PUSH = 1  # a worker hands its record or gradient to the home because the row is needed
+    UPDATE_PUSH = 1  # a worker pushes its record or gradient to the home because the row is needed
     EVICT_PUSH = 2  # the same, because the worker's cache needs the room
     PEER_SEND = 3  # a worker sends a record, its values or a gradient to another worker
 
@@ -84,16 +85,16 @@ class Steps:
 
 @dataclass(frozen=True)
 class LiveRows:
-    """Rows in chunks: those that a batch reads and that are kept track of, whatever chunks are there.
+    """Rows in chunks: the tracked rows that a batch reads, whichever of their chunks exist.
 
-    The plan's rows are chunks; who measures how useful they are goes by these.
+    The plan's rows are chunks; utilities are measured by these.
     """
 
     tables: npt.NDArray[np.int32]  # of whole rows
     keys: npt.NDArray[np.int64]
-    numbers: npt.NDArray[np.int32]  # by which ranks tell each other of rows
+    numbers: npt.NDArray[np.int32]  # of rows, in messages between ranks
     accesses: npt.NDArray[np.int32]  # ids of the batch that name each
-    # Of all rows at once, for whoever saves them: which chunks there are, and how useful they have been.
+    # Of all rows at once, in checkpoints: which chunks exist, and how useful they have been.
     present: npt.NDArray[np.bool_] | None = None  # rows x chunks
     utilities: npt.NDArray[np.float32] | None = None  # rows x chunks
 
@@ -119,18 +120,18 @@ class Plan:
     evicted_from: npt.NDArray[np.int16]  # evictions: the worker
     evicted_tables: npt.NDArray[np.int32]
     evicted_keys: npt.NDArray[np.int64]
-    controls: tuple[ControlRecord, ...] = ()  # in force from this iteration on
+    controls: tuple[ControlRecord, ...] = ()  # active from this iteration on
     local_moves: Moves | None = None  # between the two halves of a rank that trains and stores: free
     steps: Steps | None = None
     ids: IdBatch | None = None  # what each sample names, in order
-    # Rows that nobody has any more once the iteration is over: whoever holds something of them drops it.
+    # Rows that are forgotten once the iteration is over: every rank drops what it holds of them.
     forgotten_tables: npt.NDArray[np.int32] | None = None
     forgotten_keys: npt.NDArray[np.int64] | None = None
     num_expired: int = 0  # the first of them; the others were over their table's limit
     num_admitted: int = 0  # rows of the batch that are admitted with it
     live: LiveRows | None = None  # where rows are in chunks
-    # Of every move and step: the place of its row among those above, -1 where it is none of them. None where
-    # whoever made the plan does not say: it follows from the rest.
+    # The place of every move's and step's row among those above, -1 for other rows. None if the planner does
+    # not fill it in: it follows from the rest.
     move_rows: npt.NDArray[np.int32] | None = None
     local_move_rows: npt.NDArray[np.int32] | None = None
     step_rows: npt.NDArray[np.int32] | None = None
@@ -151,7 +152,7 @@ class Plan:
         return 0 if self.forgotten_keys is None else len(self.forgotten_keys)
 
     @property
-    def _rows_told(self) -> tuple[npt.NDArray[np.int32] | None, ...]:
+    def _row_places(self) -> tuple[npt.NDArray[np.int32] | None, ...]:
         return self.move_rows, self.local_move_rows, self.step_rows
 
     def digest(self) -> bytes:
@@ -160,7 +161,7 @@ class Plan:
         text = (
             f"{self.iteration},{self.num_workers},{self.all_reduce_rows},{self.all_reduce_bytes},{ids},"
             f"{self.local_moves is None},{self.steps is None},{self.controls!r},"
-            f"{self.num_expired},{self.num_admitted},{[one is None for one in self._rows_told]}"
+            f"{self.num_expired},{self.num_admitted},{[one is None for one in self._row_places]}"
         )
         arrays: list[npt.NDArray[Any]] = [
             self.worker, self.tables, self.keys, self.trainers, self.states, self.lookups, self.hits,
@@ -169,8 +170,36 @@ class Plan:
         for part in (self.moves, self.local_moves, self.steps):
             if part is not None:
                 arrays += vars(part).values()
-        told = self.forgotten_tables, self.forgotten_keys, *self._rows_told
-        arrays += [one for one in told if one is not None]
+        optional = self.forgotten_tables, self.forgotten_keys, *self._row_places
+        arrays += [one for one in optional if one is not None]
         if self.live is not None:
             arrays += [one for one in vars(self.live).values() if one is not None]
         return digest(text, arrays)
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """Rows that policies have admitted and forgotten: of an iteration, or summed."""
+
+    admitted: int = 0
+    gradients_dropped: int = 0  # of rows that were not admitted, one a row and iteration
+    expired: int = 0  # forgotten: not named for too long
+    over_limit: int = 0  # forgotten: their table had more rows than it may
+
+    def __add__(self, other: RowCounts) -> RowCounts:
+        names = (one.name for one in fields(self))
+        return RowCounts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+    def __sub__(self, other: RowCounts) -> RowCounts:
+        names = (one.name for one in fields(self))
+        return RowCounts(**{name: getattr(self, name) - getattr(other, name) for name in names})
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> RowCounts:
+        """Those of an iteration on a cluster."""
+        dropped = int((plan.states == State.NOT_ADMITTED).sum())
+        return cls(plan.num_admitted, dropped, plan.num_expired, plan.num_forgotten - plan.num_expired)
+
+    def by_name(self) -> dict[str, float]:
+        """The numbers under the names that logs use."""
+        return {f"rows/{one.name}": float(getattr(self, one.name)) for one in fields(self)}

@@ -1,32 +1,24 @@
-"""Row states between two iterations, as plain arrays: for whoever settles rows, or compares them."""
+"""The states of a row between two iterations."""
 
-from __future__ import annotations
-
-from typing import Any
+from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
-
-from rowhaul.schedule.directory import Directory, State
-from rowhaul.schedule.sync import Exchange
 
 
-def row_states(directory: Directory, exchange: Exchange, iteration: int) -> dict[str, npt.NDArray[Any]]:
-    """The rows that are not simply at home, by (table, key), before an iteration; see `Scheduler.states`."""
-    placed = directory.placed_rows()
-    columns = ("table", "key", "state", "members", "settled", "base", "trained")
-    rows = {name: directory.slots[name][placed] for name in columns}
-    split = rows["state"] == State.SPLIT
-    nobody = np.uint64(0)
-    owing = exchange.owing(placed)
-    trained = np.where(owing != nobody, np.int32(iteration - 1), np.int32(-1))
-    return {
-        "tables": rows["table"],
-        "keys": rows["key"],
-        "state": rows["state"],
-        "latest": np.where(split, nobody, rows["members"]),
-        "partial": np.where(split, rows["members"], owing),
-        "settled": rows["settled"],
-        "base": rows["base"],
-        "trained": np.where(split, rows["trained"], trained),
-    }
+class State(IntEnum):
+    """Where the latest version of a row is.
+
+    Masks of workers refine it: `latest` are clean copies of a HOME row and the owner of an OWNED one;
+    `partial` (U), `settled` (P) and `base` describe a SPLIT row.
+    """
+
+    FRESH = 0  # nowhere: never trained; any rank makes it without a transfer
+    HOME = 1  # at its home store; some workers may hold clean copies
+    OWNED = 2  # on one worker alone, which trained it last
+    SPLIT = 3  # nowhere: several workers trained it in one iteration and hold partial gradients
+    REPLICATED = 4  # on every worker (the hot set)
+    NOT_ADMITTED = 5  # nowhere: not seen often enough; reads its initial value, its gradient is dropped
+
+
+# The states as kernels compare them.
+FRESH, HOME, OWNED, SPLIT, REPLICATED, NOT_ADMITTED = (np.uint8(state) for state in State)

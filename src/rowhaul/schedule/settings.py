@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import ConfigError
-from rowhaul.schedule.caches import make_policy
-from rowhaul.schedule.describe import dispatcher_text, numbers_text, policies_text, rows_text
-from rowhaul.schedule.dispatch import make_dispatcher
+from rowhaul.schedule.arrays import digest
+from rowhaul.schedule.caches import policy_keys
+from rowhaul.schedule.dispatch import make_dispatcher, text_of
 from rowhaul.schedule.dispatch.task import Dispatcher
 from rowhaul.schedule.lifetimes.policy import RowPolicy
-from rowhaul.schedule.sizes import RowSizes
+from rowhaul.schedule.sizes import RowSizes, check_prices, check_shares
 from rowhaul.schedule.sync import SyncMode, make_sync
 from rowhaul.schedule.topology import Topology
 
 MAX_LOOK_AHEAD = 1000
-MAX_PRICE = 10**9  # sums of prices times bytes stay far from the end of 64-bit integers
+LONGEST_TEXT = 80  # characters; longer texts are cut and get a hash
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class CacheSettings:
     def __post_init__(self) -> None:
         if self.unit not in ("rows", "bytes"):
             raise ConfigError(f"a cache is measured in 'rows' or 'bytes'; got {self.unit!r}")
-        make_policy(self.policy)
+        policy_keys(self.policy)
 
     def capacities(self, num_workers: int) -> npt.NDArray[np.int64]:
         """The capacity of each worker's cache."""
@@ -48,7 +49,7 @@ class CacheSettings:
 
 @dataclass(frozen=True)
 class HotRows:
-    """Rows that every worker holds: their gradients are all-reduced and they never move."""
+    """Rows that every worker holds: their gradients are all-reduced, and they never move."""
 
     tables: npt.NDArray[np.int32]
     keys: npt.NDArray[np.int64]
@@ -64,6 +65,19 @@ class HotRows:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def without(self, others: HotRows) -> HotRows:
+        """The rows that are not among the others, ordered by (table, key), each once."""
+        apart = np.setdiff1d(self._pairs(), others._pairs())
+        return HotRows(apart["table"], apart["key"])
+
+    def _pairs(self) -> npt.NDArray[np.void]:
+        pairs = np.empty(len(self), [("table", np.int32), ("key", np.int64)])
+        pairs["table"], pairs["key"] = self.tables, self.keys
+        return pairs
+
+
+NO_ROWS = HotRows(np.zeros(0, np.int32), np.zeros(0, np.int64))
+
 
 @dataclass(frozen=True)
 class ScheduleSettings:
@@ -77,12 +91,12 @@ class ScheduleSettings:
         dispatcher: a dispatcher, or its name: ``"random"``, ``"laia"``, ``"esd:0.5"``, ``"joint"``, ...
         sync: ``"on-demand"``, ``"full"``, ``"bounded:S"`` or ``"static"``.
         shares: a weight per worker; ``None`` divides batches equally. 0 leaves a worker out.
-        first_touch: rows never trained before are made where they are needed, without a transfer.
+        first_touch: rows never trained before are created where they are needed, without a transfer.
         admit_after: sightings before a row is trained at all, where no policies are given.
-        policies: how rows come and go, one for each table; see `RowPolicy`.
+        policies: how rows are admitted and forgotten, one for each table; see `RowPolicy`.
         look_ahead: batches known beyond the one that is planned; 0 pushes rows after every iteration.
         hot: rows replicated on every worker.
-        seed: of everything that is drawn.
+        seed: of all random choices.
     """
 
     topology: Topology
@@ -116,7 +130,7 @@ class ScheduleSettings:
         if self.policies and (len(self.policies) != num_tables or self.admit_after > 1):
             raise ConfigError(
                 f"{len(self.policies)} row policies were given for {num_tables} tables, with admit_after "
-                f"{self.admit_after}: give one policy a table, and let it say after how many sightings"
+                f"{self.admit_after}: give one policy per table, and set admit_after there"
             )
         if self.hot and not 0 <= self.hot.tables.min() <= self.hot.tables.max() < num_tables:
             raise ConfigError(
@@ -138,13 +152,13 @@ class ScheduleSettings:
 
     @property
     def row_policies(self) -> tuple[RowPolicy, ...]:
-        """How the rows of each table come and go."""
+        """The policy of each table."""
         return self.policies or (RowPolicy(int(self.admit_after)),) * len(self.sizes.values)
 
     def describe(self) -> dict[str, str]:
         """Every setting as a short text; schedulers whose texts are equal make equal plans of equal ids.
 
-        A dispatcher made elsewhere is told by its name and class only.
+        An unregistered dispatcher is described by its name and class only.
         """
         topology, mode = self.topology, make_sync(self.sync)
         return {
@@ -152,19 +166,19 @@ class ScheduleSettings:
             "num_stores": "beside the workers" if topology.colocated else str(topology.num_stores),
             "peer_to_peer": str(topology.peer_to_peer),
             **({"tables_per_row": str(topology.tables_per_row)} if topology.tables_per_row > 1 else {}),
-            "sizes.values": numbers_text(self.sizes.values),
-            "sizes.state": numbers_text(self.sizes.state),
-            "prices": numbers_text(self.prices),
-            "cache.capacity": numbers_text(self.cache.capacities(topology.num_workers)),
+            "sizes.values": _numbers_text(self.sizes.values),
+            "sizes.state": _numbers_text(self.sizes.state),
+            "prices": _numbers_text(self.prices),
+            "cache.capacity": _numbers_text(self.cache.capacities(topology.num_workers)),
             "cache.unit": self.cache.unit,
             "cache.policy": self.cache.policy,
-            "dispatcher": dispatcher_text(self.dispatcher),
+            "dispatcher": _dispatcher_text(self.dispatcher),
             "sync": f"bounded:{mode.staleness}" if mode.name == "bounded" else mode.name,
-            "shares": numbers_text(self.shares or (1,) * topology.num_workers),
+            "shares": _numbers_text(self.shares or (1,) * topology.num_workers),
             "first_touch": str(self.first_touch),
-            "policies": policies_text(self.row_policies),
+            "policies": _policies_text(self.row_policies),
             "look_ahead": str(self.look_ahead),
-            "hot": "none" if self.hot is None else rows_text(self.hot.tables, self.hot.keys),
+            "hot": "none" if self.hot is None else _rows_text(self.hot),
             "seed": str(self.seed),
         }
 
@@ -173,22 +187,41 @@ class ScheduleSettings:
         return replace(self, dispatcher=dispatcher)
 
 
-def check_prices(prices: Sequence[int], num_workers: int) -> None:
-    """Prices are positive integers, one per worker."""
-    if len(prices) != num_workers:
-        raise ConfigError(f"{len(prices)} link prices were given for {num_workers} workers")
-    if any(not isinstance(price, int | np.integer) or not 1 <= price <= MAX_PRICE for price in prices):
-        raise ConfigError(
-            f"link prices must be positive whole numbers up to {MAX_PRICE:,} (see link_prices); "
-            f"got {list(prices)}"
-        )
+def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    """What two descriptions of settings say differently, one line each: ``name: ours here, theirs there``."""
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    return [
+        f"{name}: {ours.get(name, 'unknown')} here, {theirs.get(name, 'unknown')} there" for name in names
+    ]
 
 
-def check_shares(shares: Sequence[int], num_workers: int) -> None:
-    """Shares are whole numbers, one per worker, not all zero."""
-    if len(shares) != num_workers:
-        raise ConfigError(f"{len(shares)} shares were given for {num_workers} workers")
-    if any(not isinstance(share, int | np.integer) or share < 0 for share in shares) or sum(shares) < 1:
-        raise ConfigError(
-            f"shares must be whole numbers, none negative and at least one positive; got {list(shares)}"
-        )
+def _numbers_text(numbers: Sequence[int] | npt.NDArray[np.int64]) -> str:
+    """Numbers, runs of equal ones counted: ``64x3, 128``."""
+    runs = [(number, len(list(run))) for number, run in groupby(int(number) for number in numbers)]
+    return _shortened(", ".join(f"{number}x{times}" if times > 1 else str(number) for number, times in runs))
+
+
+def _policies_text(policies: Sequence[RowPolicy]) -> str:
+    """The policies of all tables, in order, runs of equal ones counted."""
+    runs = [(text, len(list(run))) for text, run in groupby(policy.text() for policy in policies)]
+    return _shortened("; ".join(f"{text} x{times}" if times > 1 else text for text, times in runs))
+
+
+def _rows_text(rows: HotRows) -> str:
+    """The number of distinct rows and a hash of them."""
+    distinct = rows.without(NO_ROWS)
+    hashed = digest("", (distinct.tables, distinct.keys)).hex()[:16]
+    return f"{len(distinct)} rows, hash {hashed}" if len(distinct) else "none"
+
+
+def _dispatcher_text(dispatcher: str | Dispatcher) -> str:
+    """The text that makes the dispatcher, all settings included; of an unregistered one, name and class."""
+    made = make_dispatcher(dispatcher) if isinstance(dispatcher, str) else dispatcher
+    return text_of(made) or f"{made.name} ({type(made).__module__}.{type(made).__qualname__})"
+
+
+def _shortened(text: str) -> str:
+    """The text, or its beginning and a hash of it."""
+    if len(text) <= LONGEST_TEXT:
+        return text
+    return f"{text[: LONGEST_TEXT - 25]}... hash {digest(text, ()).hex()[:16]}"

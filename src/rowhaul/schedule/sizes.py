@@ -1,4 +1,4 @@
-"""How many bytes a row has, and what a byte costs on each link: integers, so that all ranks agree."""
+"""Bytes of rows, prices of links and shares of batches: integers, so that all ranks agree."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from rowhaul.errors import ConfigError
 
-PRICE_STEPS = 1000  # the fastest link is priced in so many steps; ratios are exact to a thousandth
+PRICE_STEPS = 1000  # the price of the fastest link; ratios are exact to a thousandth
+MAX_PRICE = 10**9  # sums of prices times bytes stay far from the end of 64-bit integers
 
 
 @dataclass(frozen=True)
@@ -49,3 +53,41 @@ def link_prices(bytes_per_second: Sequence[float]) -> tuple[int, ...]:
     prices = [round(PRICE_STEPS * fastest / speed) for speed in bytes_per_second]
     shared = math.gcd(*prices)
     return tuple(price // shared for price in prices)
+
+
+def check_prices(prices: Sequence[int], num_workers: int) -> None:
+    """Refuse prices that are not positive integers, one per worker."""
+    if len(prices) != num_workers:
+        raise ConfigError(f"{len(prices)} link prices were given for {num_workers} workers")
+    if any(not isinstance(price, int | np.integer) or not 1 <= price <= MAX_PRICE for price in prices):
+        raise ConfigError(
+            f"link prices must be positive whole numbers up to {MAX_PRICE:,} (see link_prices); "
+            f"got {list(prices)}"
+        )
+
+
+def check_shares(shares: Sequence[int], num_workers: int) -> None:
+    """Refuse shares that are not whole numbers, one per worker, at least one of them positive."""
+    if len(shares) != num_workers:
+        raise ConfigError(f"{len(shares)} shares were given for {num_workers} workers")
+    if any(not isinstance(share, int | np.integer) or share < 0 for share in shares) or sum(shares) < 1:
+        raise ConfigError(
+            f"shares must be whole numbers, none negative and at least one positive; got {list(shares)}"
+        )
+
+
+def apportion(num_samples: int, shares: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Samples of each worker, in proportion to its share: the largest remainders round up, ties by rank.
+
+    >>> apportion(10, [1, 1, 1, 1]).tolist()
+    [3, 3, 2, 2]
+    """
+    total = sum(shares)
+    if total < 1 or min(shares) < 0:
+        raise ConfigError(f"shares must be whole numbers, none negative and one positive; got {list(shares)}")
+    samples = [num_samples * share // total for share in shares]
+    remainders = [num_samples * share % total for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda j: (-remainders[j], j))
+    for j in by_remainder[: num_samples - sum(samples)]:
+        samples[j] += 1
+    return np.array(samples, np.int64)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul._kernels import kernel
 from rowhaul.errors import ConfigError, DataError
-from rowhaul.schedule.id_kernels import home_shard, home_shards
 
 MAX_WORKERS = 64  # a set of workers is one 64-bit mask
 
@@ -25,7 +25,7 @@ class Topology:
     num_stores: int = 1  # dedicated stores; not used when colocated
     colocated: bool = False
     peer_to_peer: bool = False
-    tables_per_row: int = 1  # so many tables in succession hold parts of the same rows, at one home
+    tables_per_row: int = 1  # successive tables that hold parts of the same rows, at one home
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_workers <= MAX_WORKERS:
@@ -33,7 +33,7 @@ class Topology:
         if not self.colocated and self.num_stores < 1:
             raise ConfigError(
                 f"the number of stores must be at least 1; got {self.num_stores} "
-                "(let workers store the rows themselves with colocated=True)"
+                "(use colocated=True to store rows on the workers)"
             )
 
     @property
@@ -68,4 +68,37 @@ def homes_of(tables: npt.ArrayLike, keys: npt.ArrayLike, topology: Topology) -> 
     if tables.ndim != 1 or tables.shape != keys.shape:
         raise DataError(f"one table for each key is needed; got {tables.shape} tables and {keys.shape} keys")
     homes: npt.NDArray[np.int16] = home_shards(tables, keys, topology.first_store, topology.sharding)
+    return homes
+
+
+@kernel
+def row_hash(table, key):
+    """A well-mixed 64-bit hash of a row's name (the finisher of SplitMix64)."""
+    h = np.uint64(key) + np.uint64(table + 1) * np.uint64(0x9E3779B97F4A7C15)
+    h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return h ^ (h >> np.uint64(31))
+
+
+@kernel
+def home_shard(table, key, sharding):
+    """Which of the shards stores a row; ``sharding`` as of `Topology`.
+
+    High bits of the hash: the directory's index uses the low ones.
+    """
+    num_shards = sharding & 0xFFFF
+    if num_shards == 1:
+        return 0
+    others = sharding >> 16
+    if others > 0:
+        table = table // (others + 1)
+    return np.int64((row_hash(table, key) >> np.uint64(32)) % np.uint64(num_shards))
+
+
+@kernel
+def home_shards(tables, keys, first_store, sharding):
+    """The ranks that store these rows."""
+    homes = np.empty(len(keys), np.int16)
+    for r in range(len(keys)):
+        homes[r] = first_store + home_shard(tables[r], keys[r], sharding)
     return homes

@@ -1,7 +1,7 @@
 """How long the iterations of a schedule would take: the time model.
 
-A `Clock` is shown plan after plan and answers with seconds. It follows what the runtime does, turn by
-turn (`rowhaul.schedule.phases`), on links that are fluid (`rowhaul.simulate.timeline`); what it assumes
+A `Clock` is shown plan after plan and answers with seconds. It follows what the runtime does, phase by
+phase (`rowhaul.schedule.phases`), on links that are fluid (`rowhaul.simulate.timeline`); what it assumes
 is written in `ASSUMPTIONS`, which every table and report of the simulator repeats. In short:
 
     late first -> late second -> compute -> sum of dense gradients -> after -> next iteration
@@ -21,25 +21,24 @@ from rowhaul.schedule.phases import Phase, phases_of
 from rowhaul.schedule.plan import Plan
 from rowhaul.simulate.links import Floats, Links
 from rowhaul.simulate.smoothing import EvenOut
-from rowhaul.simulate.sums import Sums
-from rowhaul.simulate.timeline import Messages, Network, Timeline
+from rowhaul.simulate.timeline import Messages, Network, Sums, Timeline
 
 ASSUMPTIONS = (
     "Every worker and store has one full-duplex link; nothing between the links is a bottleneck.",
-    "A message is all that one rank sends to another in one turn. It takes the latencies of both ends, and "
+    "A message is all that one rank sends to another in one phase. It takes the latencies of both ends, and "
     "its bytes over the speed of the slower one. A link works through its messages without gaps, in the "
     "order in which they start; those that start together have equal parts of it.",
-    "An iteration goes from turn to turn. A message starts when both of its ends have come to its turn; a "
-    "rank goes on when all that it receives in a turn is there, and does not wait for what it sends. First "
-    "turn: pushes, and pulls of rows that nobody pushes. Second: pulls of the pushed rows, and what "
-    "gatherers send on to peers. Then a worker computes, seconds per sample times samples.",
-    "Moves of rows at rest are early: they have two such turns of their own beside the iteration before, "
-    "where each rank comes to them once its rows are there, and share the links with all else. The first "
-    "iteration has nothing beside which its early moves could travel: they come before it.",
+    "An iteration has phases. A message starts when both of its ends have reached its phase; a rank enters "
+    "the next phase when it has received everything of this one, and does not wait for what it sends. First "
+    "phase: pushes, and pulls of rows that nobody pushes. Second: pulls of the pushed rows, and what "
+    "gatherers send to peers. Then a worker computes, seconds per sample times samples.",
+    "Moves of rows at rest are early: they have two phases beside the iteration before, which each rank "
+    "enters once it has its rows, and share the links with everything else. The first iteration has none "
+    "before it: its early moves come first.",
     "Then the workers that train sum dense gradients and replicated rows, in the quickest of three ways: "
     "everyone sends everything to everyone; the first one adds up and sends the sum to all; or each does so "
     "with one slice, 2(n-1)/n of the bytes each way over each link. Where rows are pushed after training "
-    "(full synchronisation, no look-ahead) that is the last turn.",
+    "(full synchronisation, no look-ahead) that is the last phase.",
     "All start an iteration together: when all have trained, and their early moves are done.",
     "Steps at the stores, memory copies, serialisation and the decision itself take no time: decisions are "
     "made beside the iteration before, and their time is shown for comparison.",
@@ -95,11 +94,11 @@ class TimeModel:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What the numbers rest on, for whoever reads them."""
+        """What the numbers rest on, for reports."""
         return ASSUMPTIONS + (EVENED_OUT if self.early_reach > 1 else ())
 
 
-# The turns of a `Timeline`, each pair one after the other.
+# The phases of a `Timeline`, each pair one after the other.
 _BEFORE, _LATE, _EARLY, _SUMS, _AFTER = (0, 1), (2, 3), (4, 5), (6, 7), 8
 
 
@@ -116,7 +115,7 @@ class _Iteration:
 
 
 class Clock:
-    """Phases plans, shown in order, into seconds.
+    """Turns plans, shown in order, into seconds.
 
     An iteration's time is known once the next plan has shown what travels early beside it, so
     `observe` answers for the iteration before, and `finish` for the last.
@@ -169,7 +168,7 @@ class Clock:
         return previous
 
     def finish(self) -> float:
-        """Seconds of the iteration observed last, nothing early travelling beside it any more."""
+        """Seconds of the iteration observed last, with no early moves beside it."""
         assert self._open is not None
         return self._close(self._open, (Messages.none(), Messages.none()))[0]
 

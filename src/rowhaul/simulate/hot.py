@@ -24,10 +24,10 @@ import numpy.typing as npt
 
 from rowhaul.errors import CacheTooSmallError, DataError
 from rowhaul.schedule import HotRows, IdBatch, Scheduler, ScheduleSettings
-from rowhaul.schedule.replication import NO_ROWS
+from rowhaul.schedule.settings import NO_ROWS
 from rowhaul.simulate.clock import TimeModel
-from rowhaul.simulate.counting import RowCounter
 from rowhaul.simulate.measure import Span, measure
+from rowhaul.simulate.trace import RowCounter
 
 FEWEST = 16  # rows of the smallest set that is tried
 FINENESS = 3  # steps of sizes tried near the best, between it and each of its neighbours
@@ -49,14 +49,14 @@ class Processors:
 
 @dataclass(frozen=True)
 class Beginning:
-    """A run under way, after so many of the batches that a model is given."""
+    """A run under way, some of the batches that a model is given behind it."""
 
     num_batches: int
     state: Mapping[str, npt.NDArray[Any]]  # of its scheduler, as that exports it
     hot: HotRows | None  # replicated at that moment
 
     def scheduler(self, settings: ScheduleSettings, batches: Iterable[IdBatch]) -> Scheduler:
-        """A scheduler that goes on from there with other replicated rows, those of the settings."""
+        """A scheduler that continues from there with the replicated rows of the settings."""
         scheduler = Scheduler(replace(settings, hot=self.hot), batches)
         scheduler.restore(self.state)
         scheduler.replicate(settings.hot or NO_ROWS)
@@ -120,7 +120,7 @@ class HotModel:
         self._others = _counted(batches[:-measured] or batches, num_tables)
         self._counter = self._others if beginning is not None else _counted(batches, num_tables)
         self._measured = _counted(batches[-measured:], num_tables)
-        self.overhead = 0.0  # seconds of every iteration that nothing here explains; whoever measures may say
+        self.overhead = 0.0  # seconds of every iteration that the model does not explain, as measured
         self.num_accesses = sum(len(batch.keys) for batch in batches[-measured:])
         self._predictions: dict[int, Prediction] = {}
 
@@ -137,7 +137,7 @@ class HotModel:
         return min(largest, int(self._others.num_distinct().sum()))
 
     def predict(self, count: int) -> Prediction:
-        """An iteration with so many replicated rows."""
+        """An iteration with the ``count`` most frequent rows replicated."""
         if count not in self._predictions:
             self._predictions[count] = self.predict_rows(self.rows_before(count))
         return self._predictions[count]

@@ -1,7 +1,8 @@
-"""One mechanism over one trace: run the scheduler, count, and let the clock say how long it takes."""
+"""One mechanism over one trace: run the scheduler, count, and time it with the clock."""
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,12 +12,10 @@ import numpy as np
 
 from rowhaul.errors import DataError
 from rowhaul.schedule import IdBatch, Scheduler, ScheduleSettings
-from rowhaul.schedule.apportion import apportion
 from rowhaul.schedule.dispatch import make_dispatcher
 from rowhaul.schedule.dispatch.adaptive import LaiaAdaptive
-from rowhaul.schedule.plan import Kind, Plan
-from rowhaul.schedule.row_counts import RowCounts
-from rowhaul.simulate.budget import TablesBudget
+from rowhaul.schedule.plan import Kind, Plan, RowCounts
+from rowhaul.schedule.sizes import apportion
 from rowhaul.simulate.clock import Clock, TimeModel
 from rowhaul.simulate.links import Floats
 from rowhaul.simulate.results import Outcome
@@ -24,6 +23,8 @@ from rowhaul.simulate.results import Outcome
 Batches = Callable[[], Iterable[IdBatch]]
 MakeScheduler = Callable[[ScheduleSettings, Iterable[IdBatch]], Scheduler]
 COMPILING_ITERATIONS = 3  # enough to have called every kernel
+OBSERVED_DECISIONS = 8  # between two looks at the clock; a record needs two iterations to take effect
+COMFORTABLE = 0.8  # of the budget; below, one more table is tried
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def measure(
         schedule: the mechanism.
         model: links and compute speed.
         span: iterations to run and to leave out.
-        progress: told the number of iterations done.
+        progress: called with the number of iterations done.
         decision_budget: seconds that a decision may take, for dispatchers that can adapt to it.
         make_scheduler: of another kind than usual.
     """
@@ -185,3 +186,31 @@ class _Tally:
             lookup_series=lookups,
             row_counts={name: count * each for name, count in vars(self._row_counts).items()},
         )
+
+
+class TablesBudget:
+    """Decides how many tables `laia-adaptive` scores: as many as a decision has time for (Herald, 4.3).
+
+    Measured times enter a schedule only as control records, so this decides and the caller posts.
+    """
+
+    def __init__(self, num_tables: int, budget_seconds: float) -> None:
+        self._num_tables = num_tables
+        self._budget = budget_seconds
+        self._scored = num_tables
+        self._recent: list[float] = []
+
+    def observe(self, decision_seconds: float) -> int | None:
+        """Add the time of one decision; returns the number of tables to score from now on if it changes."""
+        self._recent.append(decision_seconds)
+        if len(self._recent) < OBSERVED_DECISIONS:
+            return None
+        typical = statistics.median(self._recent)
+        self._recent.clear()
+        before = self._scored
+        if typical > self._budget:
+            self._scored = min(before - 1, int(before * self._budget / typical))
+        elif typical < COMFORTABLE * self._budget:
+            self._scored = before + 1
+        self._scored = min(max(self._scored, 0), self._num_tables)
+        return self._scored if self._scored != before else None

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rowhaul.errors import ConfigError
 from rowhaul.schedule import Scheduler, ScheduleSettings
-from rowhaul.schedule.apportion import apportion
+from rowhaul.schedule.sizes import apportion
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.measure import Batches, MakeScheduler, Span, compile_kernels, measure
 from rowhaul.simulate.results import BEST_SUBSET, EQUAL, Outcome
@@ -39,7 +39,7 @@ class Simulation:
         model: links and compute speed.
         iterations: batches of the trace to run, the warm-up included; fewer where it ends earlier.
         warmup: iterations at the beginning that no average counts.
-        progress: told what is under way.
+        progress: called with what is under way.
         decision_budget: seconds that a decision may take, for dispatchers that can adapt to it.
         make_scheduler: of another kind than usual.
     """
@@ -111,7 +111,7 @@ class Simulation:
         return whole.require(best[0] if best else equal)  # whose error says what is wrong
 
     def _best_shares(self, name: str, trials: Runs, whole: Runs, known: list[Shares]) -> Outcome:
-        """The mechanism with the shares that turn out best, never worse than those already known."""
+        """The mechanism with the best shares found, never worse than those already known."""
         candidates = [
             (dispatch, shares)
             for dispatch in _variants(name)

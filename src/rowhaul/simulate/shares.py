@@ -1,7 +1,7 @@
 """How many samples each worker should train: subsets of workers, and shares that even out their times.
 
 The rows that a worker moves depend on its share, the dispatcher and the data, in a way that only
-trying tells. So candidates are tried on the first iterations of the trace itself: the workers with
+trials show. So candidates are tried on the first iterations of the trace itself: the workers with
 the best links alone, in equal shares, for several sizes of the subset; then, from there, a few
 steps that give more samples to those who are done early and fewer to those who are late.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import ConfigError
-from rowhaul.schedule.apportion import apportion
+from rowhaul.schedule.sizes import apportion
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.links import Floats
 from rowhaul.simulate.results import Outcome

@@ -18,14 +18,14 @@ _Waiting = dict[int, float]  # bytes, by pair of ranks
 
 @dataclass
 class _Window:
-    """An iteration that is over, and the seconds that each link had nothing to do beside its training."""
+    """A finished iteration, and the seconds that each link was idle beside its training."""
 
     iteration: int
     room: Floats  # links
 
 
 class EvenOut:
-    """Lets early moves use the room that links had in iterations before the last one.
+    """Moves early bytes into the room that links had in iterations before the last one.
 
     Args:
         network: the links.
@@ -38,7 +38,7 @@ class EvenOut:
         self._windows: deque[_Window] = deque(maxlen=reach)
 
     def add(self, iteration: int, room: Floats) -> None:
-        """Take note of an iteration that is over."""
+        """Add a finished iteration."""
         self._windows.append(_Window(iteration, room.copy()))
 
     def left(self, moves: Moves, phases: npt.NDArray[np.int64]) -> tuple[Messages, Messages]:
@@ -68,7 +68,7 @@ class EvenOut:
         )
 
     def _fill(self, window: _Window, waiting: _Waiting) -> None:
-        """Let what is waiting use the room that both ends of it have left in a window."""
+        """Move waiting bytes through the room that both of their links have left in a window."""
         speeds, latencies, room = self._network.speeds, self._network.latencies, window.room
         for pair, num_bytes in list(waiting.items()):
             source, target = divmod(pair, self._num_ranks)

@@ -31,7 +31,7 @@ class Column:
 
 
 def label(outcome: Outcome) -> str:
-    """What to call an outcome in a row of its own: a comparison stands under its mechanism."""
+    """The label of an outcome's row: a comparison stands under its mechanism."""
     training = [share for share in outcome.shares if share]
     each = f"{len(training)}×{training[0]}" if len({*training}) == 1 else describe_shares(outcome.shares)
     if outcome.name.endswith(BEST_SUBSET):
@@ -82,7 +82,7 @@ def time_scale(results: Results) -> tuple[float, str]:
 
 
 def footnotes(results: Results) -> list[str]:
-    """What is to be known with the table: what is averaged, who trains how much, this run's notes."""
+    """Notes on the table: what is averaged, who trains how much, and this run's notes."""
     counted = results.outcomes[0].iterations
     lines = [
         f"Averages per iteration over {counted:,} iterations after the warm-up; rows and bytes of all "

@@ -1,10 +1,10 @@
 """One iteration on the links: when every message starts and arrives.
 
-Every rank comes to its turns one after the other; it goes on when all that it receives in a turn is
-there, and does not wait for what it sends. A message starts when both of its ends have come to its turn.
+Every rank goes through the phases in order; it enters the next one when it has received everything of this
+one, and does not wait for what it sends. A message starts when both of its ends have reached its phase.
 It takes each of the two links the latency of that end and its bytes over the speed; links serve messages
 in the order in which they start. So when a message arrives depends on all that started before it, of
-whatever turn: the times are the one solution of these equations.
+whatever phase: the times are the one solution of these equations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.simulate.link_times import finish_times
+from rowhaul._kernels import kernel
 from rowhaul.simulate.links import Floats, Links
 
 Integers = npt.NDArray[np.int64]
@@ -24,7 +24,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Messages:
-    """What travels in one turn, one element a message: all that one rank sends to another."""
+    """What travels in one phase, one element a message: all that one rank sends to another."""
 
     source: Integers
     target: Integers
@@ -35,7 +35,7 @@ class Messages:
 
     @classmethod
     def none(cls) -> Messages:
-        """A turn in which nothing travels."""
+        """A phase in which nothing travels."""
         return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
 
     @classmethod
@@ -87,7 +87,7 @@ class Timeline:
     """The messages of an iteration on their links.
 
     Args:
-        turns: what travels in each, and where.
+        phases: what travels in each, and where.
     """
 
     def __init__(self, phases: Sequence[tuple[Messages, Network]]) -> None:
@@ -103,10 +103,10 @@ class Timeline:
         self._start = np.full(bounds[-1], np.inf)
 
     def solve(self, end: Callable[[], float]) -> float:
-        """What ``end`` gives, which calls `arrivals` for one turn after the other, once all starts are known.
+        """What ``end`` gives, which calls `arrivals` phase by phase, once all starts are known.
 
-        What starts in a later turn may hold up what starts, later still, in an earlier one. So all turns are
-        gone through again until no start changes; each time at least one more message has its final one.
+        What starts in a later phase may hold up what starts, later still, in an earlier one. So all phases
+        are repeated until no start changes; each time at least one more message has its final one.
         """
         while True:
             before = self._start.copy()
@@ -115,7 +115,7 @@ class Timeline:
                 return seconds
 
     def arrivals(self, phase: int, begin: Floats) -> Floats:
-        """When each rank has all that it receives in a turn, if it comes to the turn at ``begin``."""
+        """When each rank has received everything of a phase that it enters at ``begin``."""
         here = self._phases[phase]
         if here.start == here.stop:
             return begin
@@ -130,9 +130,93 @@ class Timeline:
         return arrived
 
     def busy_seconds(self, phases: Iterable[int]) -> Floats:
-        """How long each link is at work for some turns."""
+        """How long each link works for some phases."""
         busy = np.zeros(self._num_links)
         for here in (self._phases[phase] for phase in phases):
             for ends in self._ends:
                 np.add.at(busy, ends.link[here], ends.seconds[here])
         return busy
+
+
+Exchanges = tuple[Messages, Messages]  # one after the other
+
+
+class Sums:
+    """Sums over some workers, each made in the way that is quickest for its size, as the runtime does.
+
+    Args:
+        network: the links that sums travel on.
+        members: the workers.
+    """
+
+    def __init__(self, network: Network, members: Sequence[int]) -> None:
+        self._network = network
+        self._members = np.array(members, np.int64)
+        self._known: dict[int, Exchanges] = {}
+
+    def exchanges(self, num_bytes: int) -> Exchanges:
+        """The messages of a sum of ``num_bytes``."""
+        if len(self._members) < 2 or not num_bytes:
+            return Messages.none(), Messages.none()
+        if num_bytes not in self._known:
+            ways = (self._to_everyone, self._at_first, self._in_slices)
+            self._known[num_bytes] = min((way(num_bytes) for way in ways), key=self._seconds)
+        return self._known[num_bytes]
+
+    def _to_everyone(self, num_bytes: int) -> Exchanges:
+        return self._all_pairs(num_bytes), Messages.none()
+
+    def _at_first(self, num_bytes: int) -> Exchanges:
+        """The first one adds up, and sends the sum to all others."""
+        others = self._members[1:]
+        first, sizes = np.full(len(others), self._members[0]), np.full(len(others), float(num_bytes))
+        return Messages(others, first, sizes), Messages(first, others, sizes)
+
+    def _in_slices(self, num_bytes: int) -> Exchanges:
+        """Everyone adds up one slice, and sends the sum to all others."""
+        slices = self._all_pairs(num_bytes / len(self._members))
+        return slices, slices
+
+    def _all_pairs(self, num_bytes: float) -> Messages:
+        source, target = (
+            grid.reshape(-1) for grid in np.meshgrid(self._members, self._members, indexing="ij")
+        )
+        others = source != target
+        return Messages(source[others], target[others], np.full(int(others.sum()), float(num_bytes)))
+
+    def _seconds(self, exchanges: Exchanges) -> float:
+        """What a sum takes if all begin it together and nothing else travels."""
+        timeline = Timeline([(messages, self._network) for messages in exchanges])
+        begin = np.zeros(len(self._network.speeds))
+        return timeline.solve(lambda: float(timeline.arrivals(1, timeline.arrivals(0, begin)).max()))
+
+
+@kernel
+def finish_times(order, start, link, seconds, num_links, finish):
+    """When each message leaves its link, alone on which it would take ``seconds``.
+
+    A link serves what starts first first, without gaps, and messages that start together in equal parts: the
+    shorter ones are done earlier. ``order`` sorts messages by start, then by seconds; those
+    that have no finite start do not travel yet.
+    """
+    free = np.zeros(num_links)  # when each link is done with all that has started
+    sharing = np.zeros(num_links, np.int64)  # messages that start together and are not done
+    served = np.zeros(num_links)  # seconds that each of them has had
+    first = 0
+    while first < len(order) and start[order[first]] < np.inf:
+        began = start[order[first]]
+        end = first
+        while end < len(order) and start[order[end]] == began:
+            on = link[order[end]]
+            free[on] = max(free[on], began)
+            sharing[on] += 1
+            served[on] = 0.0
+            end += 1
+        for place in range(first, end):
+            message = order[place]
+            on = link[message]
+            free[on] += (seconds[message] - served[on]) * sharing[on]
+            served[on] = seconds[message]
+            sharing[on] -= 1
+            finish[message] = free[on]
+        first = end

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import RowhaulError
-from rowhaul.store.record_kernels import read_records, write_records
+from rowhaul.store.records import read_records, write_records
 
 CHUNK_BYTES = 4 << 20
 # Chunks of a large arena are cut from slabs that Linux backs with huge pages: random steps over a large table
@@ -128,7 +128,7 @@ class RecordArena:
             self.addresses = np.concatenate([self.addresses, _addresses(more)])
 
     def _cut(self, num_bytes: int, num_chunks: int) -> npt.NDArray[np.uint8]:
-        """One of so many chunks; begins with a cache line, so that a row of 64 bytes is one and not two."""
+        """Allocate a chunk; it begins with a cache line, so that a row of 64 bytes does not straddle two."""
         stride = num_bytes + -num_bytes % _CACHE_LINE
         if len(self._uncut) < stride:
             is_small = stride * num_chunks <= _SMALL_BYTES

@@ -25,7 +25,6 @@ from rowhaul.store.index_kernels import (
     BUSY,
     DISCARD,
     INSERT,
-    RELOCATE,
     change_keys,
     find_each_key,
     find_keys,
@@ -70,14 +69,14 @@ class KeyIndex:
     def __init__(self, num_tables: int) -> None:
         self.num_tables = num_tables
         self._memory = ShardMemory(num_tables)
-        self._phases = itertools.count()
+        self._begun = itertools.count()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"num_tables": self.num_tables, "_memory": self._memory}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._phases = itertools.count()
+        self._begun = itertools.count()
 
     @property
     def num_keys(self) -> Int64s:
@@ -196,14 +195,8 @@ class KeyIndex:
             raise KeyError(int(keys[np.flatnonzero(locations == ABSENT)[0]]))
         return self.discard(keys, starts)
 
-    def relocate(self, keys: Int64s, starts: Int64s, locations: Int64s) -> Int64s:
-        """Give known keys other locations, as rows have moved; returns the old ones, -1 where absent."""
-        old = np.empty(len(keys), dtype=np.int64)
-        self._change(RELOCATE, keys, starts, np.arange(len(keys)), locations, old)
-        return old
-
     def reserve(self, num_keys: npt.ArrayLike) -> None:
-        """Make room for so many keys in each table at once, so that inserting them grows nothing."""
+        """Make room for this many keys in each table, so that inserting them grows nothing."""
         wanted = np.asarray(num_keys, dtype=np.int64)
         if wanted.shape != (self.num_tables,):
             raise ConfigError(
@@ -235,13 +228,13 @@ class KeyIndex:
     def _change(
         self, operation: int, keys: Int64s, starts: Int64s, positions: Int64s, given: Int64s, results: Int64s
     ) -> None:
-        """Insert, discard or relocate the keys at ``positions``; fills ``results`` as far as it comes."""
+        """Insert or discard the keys at ``positions``; fills ``results`` as far as it comes."""
         grouped = self._group(keys, starts, positions)
         if operation == INSERT:
-            while self._make_room(grouped):  # all of it first: later there is nothing to fail
+            while self._make_room(grouped):  # first, so that nothing can fail later
                 grouped = self._group(keys, starts, positions)
         # Batches that begin with different shards do not wait for each other at the first.
-        begin = next(self._phases) * 5 % max(1, len(grouped.pending))
+        begin = next(self._begun) * 5 % max(1, len(grouped.pending))
         pending = np.concatenate([grouped.pending[begin:], grouped.pending[:begin]])
         attempt = 0
         while len(pending):
@@ -283,7 +276,7 @@ class KeyIndex:
         return replace(grouped, pending=grouped.pending[:num_pending])
 
     def _make_room(self, grouped: _Grouped) -> bool:
-        """Let the shards grow that lack room; True if a table has other shards now."""
+        """Grow the shards that lack room; true if a table was split."""
         rows, bounds = grouped.pending, grouped.bounds[grouped.pending]
         counts = bounds[:, 1] - bounds[:, 0]
         lacking = self._memory.rows[rows, NUM_KEYS] + counts > self._memory.rows[rows, MOST_KEYS]

@@ -2,7 +2,7 @@
 
 Looking up reads memory that others may be changing. Each key remembers its shard's version from before the
 search; if that was not the version afterwards, or the shard has moved, the key is looked up again under the
-lock. ``seen`` are the shards' rows as somebody published them, together with references to the memory they
+lock. ``seen`` are the shards' rows as last published, together with references to the memory they
 point to: it cannot vanish under a reader. ``rows`` are the living ones.
 
 Changing takes a batch's keys grouped by shard. Each shard is locked once for all of its keys, in any order:
@@ -24,7 +24,7 @@ from rowhaul._memory import (
     read_word,
     write_word,
 )
-from rowhaul.store.record_kernels import mix
+from rowhaul.store.records import mix
 from rowhaul.store.shards import (
     ADDRESS,
     EMPTY,
@@ -45,7 +45,7 @@ from rowhaul.store.shards import (
     unlock,
 )
 
-INSERT, DISCARD, RELOCATE = range(3)
+INSERT, DISCARD = range(2)
 BUSY = NO_ROOM = -2  # instead of a location
 _SPINS = 64  # looks at a lock before another shard is tried
 _AHEAD = 16  # keys between asking for a line and changing it
@@ -215,8 +215,6 @@ def _change(operation, row, shard_bits, mixed, location):
     if operation == DISCARD and held != EMPTY:
         close_gap(row, slot, shard_bits)
         write_word(row + 8 * NUM_KEYS, uint64(num_keys - 1))
-    elif operation == RELOCATE and held != EMPTY:
-        write_word(slot + 8, uint64(location))
     return held
 
 

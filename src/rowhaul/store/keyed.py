@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from rowhaul.store.arena import RecordArena
 from rowhaul.store.index import Int64s, KeyIndex
-from rowhaul.store.record_kernels import gather_bytes, scatter_bytes
+from rowhaul.store.records import gather_bytes, scatter_bytes
 
 Tables = npt.NDArray[np.int64]  # position of each row's table in its group
 
@@ -82,12 +82,21 @@ def locate_or_add(records: KeyedRecords, tables: Tables, keys: Int64s) -> tuple[
 def find_or_add(records: KeyedRecords, keys: Int64s, starts: Int64s) -> tuple[Int64s, Int64s]:
     """The same for keys that come table by table: those of table ``t`` are ``starts[t]:starts[t + 1]``."""
     locations, num_absent = records.index.find(keys, starts)
-    count = int(num_absent)
-    if not count:
-        return locations, np.empty(0, np.int64)
-    new = records.arena.allocate(count)
+    return locations, add_absent(records, keys, starts, locations, int(num_absent))
+
+
+def add_absent(
+    records: KeyedRecords, keys: Int64s, starts: Int64s, locations: Int64s, num_absent: int
+) -> Int64s:
+    """Allocate records for the keys that were not found, all or none, and fill in their locations.
+
+    Returns the positions of those keys.
+    """
+    if not num_absent:
+        return np.empty(0, np.int64)
+    new = records.arena.allocate(num_absent)
     try:
-        return locations, records.index.insert(keys, starts, locations, num_absent, new)
+        return records.index.insert(keys, starts, locations, np.int64(num_absent), new)
     except MemoryError:
         records.arena.release(new)
         raise

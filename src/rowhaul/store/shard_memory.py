@@ -66,7 +66,7 @@ class _Size:
 
 
 def wait(attempt: int) -> None:
-    """Let others run: who holds a lock has work of microseconds, or of milliseconds if a shard grows."""
+    """Yield to other threads: a lock is held for microseconds, or milliseconds while a shard grows."""
     time.sleep(0 if attempt < 20 else 50e-6)
 
 
@@ -109,7 +109,7 @@ class ShardMemory:
         return 1 << int(self.rows[table * NUM_SHARDS, SHARD_BITS])
 
     def publish(self) -> None:
-        """Let readers see shards where they are now; what was replaced goes when nobody reads it any more."""
+        """Publish the shards to readers; replaced memory is freed with its last reader."""
         with self._layout:
             rows = self.rows.copy()
             self.seen = rows.ctypes.data, rows, list(self._shards)
@@ -128,7 +128,7 @@ class ShardMemory:
             unlock_shard(address)
 
     def make_room(self, row: int, num_more: int, *, end_is_full: bool = False) -> bool:
-        """See to it that a shard has room for so many more keys; says whether it had to grow.
+        """Make room in a shard for ``num_more`` keys; returns whether it had to grow.
 
         ``end_is_full``: its last entries have no room, however many slots are free elsewhere. Without memory
         nothing is changed. Who calls this publishes; after large ones it is done here.
@@ -155,7 +155,7 @@ class ShardMemory:
         return True
 
     def reserve(self, table: int, num_keys: int) -> None:
-        """Make room for so many keys of a table in all."""
+        """Make room for ``num_keys`` keys of a table in all."""
         first = table * NUM_SHARDS
         if self.num_shards(table) == 1:
             self.make_room(first, num_keys - int(self.rows[first, NUM_KEYS]))
@@ -175,7 +175,7 @@ class ShardMemory:
             size = _Size.of(count + _largest_share(num_more, NUM_SHARDS))
             shard, size, at = _rearranged(at, end, count, MOST_SHARD_BITS, size)
             made.append((shard, size, count))
-        # The first row last: whoever waits for its lock sees the others complete.
+        # The first row last: threads that wait for its lock see the others complete.
         for number in reversed(range(NUM_SHARDS)):
             self._place(first + number, *made[number], first if number == 0 else None)
 
@@ -191,7 +191,7 @@ class ShardMemory:
 
 
 def _largest_share(num_keys: int, num_shards: int) -> int:
-    """What a shard may get of so many keys: chance gives some of them more than others."""
+    """An upper bound on one shard's part of ``num_keys`` keys, which hashing spreads unevenly."""
     mean = num_keys / num_shards
     return num_keys if num_shards == 1 else int(mean + 4 * mean**0.5) + 1
 
@@ -199,7 +199,7 @@ def _largest_share(num_keys: int, num_shards: int) -> int:
 def _rearranged(
     old: int, old_end: int, num_entries: int, shard_bits: int, size: _Size
 ) -> tuple[Int64s, _Size, int]:
-    """A new shard of the next entries of an old one, its size, and where the old one goes on."""
+    """A new shard of the next entries of an old one, its size, and the address after them."""
     while True:
         shard = _aligned(2 * size.num_slots)
         following = spread(old, old_end, num_entries, shard_bits, shard, size.num_lines)

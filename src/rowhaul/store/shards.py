@@ -13,7 +13,7 @@ next ones. Entries stay sorted by mixed key, which is what the rest builds on:
 Mixing is a bijection, so comparing mixed keys is comparing keys, and no key is special.
 
 A shard's state is one row of 64 bytes, so that shards share no cache line. Its lock is a number that is odd
-while somebody writes and grows with every change: who reads without the lock looks at it before and after.
+during a write and grows with every change: readers without the lock check it before and after.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def has_end(row):
 
 @register_jitable
 def put(slot, mixed, location):
-    """Write an entry where it belongs; what is there moves up by one, up to the next empty slot."""
+    """Insert an entry into a slot; entries from there to the next empty slot move up by one."""
     while True:
         next_mixed, next_location = read_word(slot), read_word(slot + 8)
         write_word(slot, mixed)
@@ -125,7 +125,7 @@ def close_gap(row, slot, shard_bits):
 
 @register_jitable
 def try_lock(row, num_looks):
-    """Take a shard's lock if it is free within so many looks."""
+    """Take a shard's lock if it is free within ``num_looks`` attempts."""
     for _ in range(num_looks):
         version = load_acquire(row)
         if version & 1 == 0 and compare_exchange(row, version, version + 1):
@@ -135,7 +135,7 @@ def try_lock(row, num_looks):
 
 @register_jitable
 def unlock(row, changed):
-    """Give the lock back; readers learn whether something has changed."""
+    """Release the lock; readers see whether something has changed."""
     version = load_acquire(row)
     store_release(row, version + 1 if changed else version - 1)
 

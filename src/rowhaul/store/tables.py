@@ -6,7 +6,6 @@ over dozens of features is a handful of compiled passes instead of dozens of cal
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,24 +16,15 @@ import xxhash
 
 from rowhaul.errors import UnknownKeyError
 from rowhaul.optim import RecordMemory, RowOptimizerRule
-from rowhaul.store.arena import OutOfMemoryError, RecordArena
+from rowhaul.store.arena import RecordArena
+from rowhaul.store.distinct import Lookup, distinct_keys
 from rowhaul.store.index import Int64s, KeyIndex
-from rowhaul.store.keyed import locate_or_add
-from rowhaul.store.record_kernels import deduplicate, write_initial
+from rowhaul.store.keyed import add_absent, find_or_add, locate_or_add
+from rowhaul.store.location import ABSENT
+from rowhaul.store.records import write_initial
 
 _BLOCK_ROWS = 1 << 16  # rows copied at a time when a table is read whole
 ON_UNKNOWN = ("init", "default", "error")
-
-
-_of_thread = threading.local()
-
-
-def _zeros(at_least: int) -> npt.NDArray[np.int32]:
-    """Scratch slots, a power of two of them, kept from call to call: whoever borrows leaves zeros."""
-    kept: npt.NDArray[np.int32] | None = getattr(_of_thread, "zeros", None)
-    if kept is None or len(kept) < max(16, at_least):
-        kept = _of_thread.zeros = np.zeros(1 << max(12, at_least.bit_length()), dtype=np.int32)
-    return kept
 
 
 @dataclass(frozen=True)
@@ -45,21 +35,6 @@ class TableSpec:
     dim: int
     initial_low: float
     initial_high: float
-
-
-@dataclass(frozen=True)
-class Lookup:
-    """Where the rows of one batch are: the ticket that reads and updates go by.
-
-    ``inverse`` maps every id of the batch to its distinct row; a location ``-1 - k`` means row
-    ``k`` of ``spare``: one that is not stored.
-    """
-
-    keys: Int64s  # distinct keys, table by table
-    starts: Int64s  # tables + 1: where each table's keys begin
-    inverse: npt.NDArray[np.int32]  # ids of the batch
-    locations: Int64s  # distinct keys
-    spare: npt.NDArray[Any]  # rows not stored x dim
 
 
 class _OneChunk:
@@ -114,27 +89,25 @@ class TableGroup:
         They come from table ``feature_tables[f]``; features are ordered by table. Unknown keys are
         inserted as fresh rows, or else read as ``on_unknown`` says without being inserted.
         """
-        keys, key_starts, inverse = self._distinct(values, starts, feature_tables)
-        locations, num_absent = self.index.find(keys, key_starts)
-        num_unknown = int(num_absent)
+        keys, key_starts, inverse = self.distinct(values, starts, feature_tables)
         spare = np.empty((0, self.dim), dtype=self.dtype)
-        if num_unknown and insert:
-            absent = self._insert(keys, key_starts, locations, num_absent)
-            self._write_initial(self.arena, locations[absent], keys, key_starts, absent)
-        elif num_unknown:
+        if insert:
+            return Lookup(keys, key_starts, inverse, self.find_or_make(keys, key_starts), spare)
+        locations, num_absent = self.index.find(keys, key_starts)
+        if num_absent:
             absent = np.flatnonzero(locations < 0)
             spare = self._unknown_rows(keys, key_starts, absent, on_unknown)
-            locations[absent] = -1 - np.arange(num_unknown)
+            locations[absent] = -1 - np.arange(len(absent))
         return Lookup(keys, key_starts, inverse, locations, spare)
 
     def distinct(
         self, values: Int64s, starts: Int64s, feature_tables: Int64s
     ) -> tuple[Int64s, Int64s, npt.NDArray[np.int32]]:
         """The distinct keys of a batch, given as to `lookup`, table by table; their starts; each id's key."""
-        return self._distinct(values, starts, feature_tables)
+        return distinct_keys(values, starts, feature_tables, len(self.tables))
 
     def make_fresh(self, tables: Int64s, keys: Int64s) -> Int64s:
-        """Where rows are that may not exist yet: those that do not are made with their first values."""
+        """Locations of rows; missing ones are created with their initial values."""
         locations, added = locate_or_add(self, tables, keys)
         if len(added):
             added = added[np.argsort(tables[added], kind="stable")]
@@ -146,20 +119,18 @@ class TableGroup:
     def find_or_make(
         self, keys: Int64s, starts: Int64s, *, unwritten: npt.NDArray[np.bool_] | None = None
     ) -> Int64s:
-        """The same for rows given table by table, all different; some may be left without any values."""
-        locations, num_absent = self.index.find(keys, starts)
-        if num_absent.any():
-            new = self._insert(keys, starts, locations, num_absent)
+        """The same for distinct rows given table by table; ``unwritten`` ones get no values."""
+        locations, new = find_or_add(self, keys, starts)
+        if len(new):
             if unwritten is not None:
                 new = new[~unwritten[new]]
             self._write_initial(self.arena, locations[new], keys, starts, new)
         return locations
 
     def make(self, keys: Int64s, starts: Int64s, *, unwritten: npt.NDArray[np.bool_]) -> Int64s:
-        """The same for rows of which none is there: they were looked up before."""
-        records = self.arena.allocate(len(keys))
-        locations = self._add(keys, starts, np.arange(len(keys)), records)
-        assert np.array_equal(locations, records), "a row that was to be made is there"
+        """The same for rows that were looked up before: none may exist."""
+        locations = np.full(len(keys), ABSENT)
+        add_absent(self, keys, starts, locations, len(keys))
         new = np.flatnonzero(~unwritten)
         self._write_initial(self.arena, locations[new], keys, starts, new)
         return locations
@@ -180,40 +151,13 @@ class TableGroup:
     def load(self, table: int, keys: Int64s, contents: npt.NDArray[Any]) -> None:
         """Set rows of a table, known or not, to the given records; ``keys`` must differ."""
         starts = np.where(np.arange(len(self.tables) + 1) > table, len(keys), 0)
-        locations, num_absent = self.index.find(keys, starts)
-        self._insert(keys, starts, locations, num_absent)
+        locations, _ = find_or_add(self, keys, starts)
         self.arena.write(locations, contents)
 
     def clear(self) -> None:
         """Forget every row."""
         self.index = KeyIndex(len(self.tables))
         self.arena = RecordArena(self.arena.width, self.dtype)
-
-    def _distinct(
-        self, values: Int64s, starts: Int64s, feature_tables: Int64s
-    ) -> tuple[Int64s, Int64s, npt.NDArray[np.int32]]:
-        unique = np.empty(len(values), dtype=np.int64)
-        inverse = np.empty(len(values), dtype=np.int32)
-        key_starts = np.empty(len(self.tables) + 1, dtype=np.int64)
-        num_unique = deduplicate(
-            values, starts, feature_tables, _zeros(2 * len(values)), unique, inverse, key_starts
-        )
-        return unique[:num_unique], key_starts, inverse
-
-    def _insert(self, keys: Int64s, starts: Int64s, locations: Int64s, num_absent: np.int64) -> Int64s:
-        """Give every absent key a record, all or none, and say which keys those are."""
-        absent = np.flatnonzero(locations < 0)
-        locations[absent] = self._add(keys, starts, absent, self.arena.allocate(int(num_absent)))
-        return absent
-
-    def _add(self, keys: Int64s, starts: Int64s, absent: Int64s, records: Int64s) -> Int64s:
-        """Give the keys at some positions the given records, all or none; what they have afterwards."""
-        try:
-            return self.index.add(keys, starts, absent, records)
-        except MemoryError:
-            self.arena.release(records)
-            message = f"no memory for the index of {self.arena.num_records:,} rows; use a larger machine"
-            raise OutOfMemoryError(message) from None
 
     def _write_initial(
         self, memory: RecordMemory, records: Int64s, keys: Int64s, starts: Int64s, which: Int64s

@@ -16,9 +16,9 @@ from rowhaul.schedule import (
     Topology,
     link_prices,
 )
-from rowhaul.schedule.caches import make_policy
+from rowhaul.schedule.caches import policy_keys
 from rowhaul.schedule.dispatch import make_dispatcher
-from rowhaul.schedule.settings import check_shares
+from rowhaul.schedule.sizes import check_shares
 from rowhaul.schedule.sync import make_sync
 from rowhaul.simulate.links import parse_links
 
@@ -82,7 +82,7 @@ class ClusterConfig:
             raise ConfigError(f"cluster.data_from must be {known}, got {given!r}")
         make_dispatcher(self.dispatcher)
         mode = make_sync(self.sync)
-        make_policy(self.cache_policy)
+        policy_keys(self.cache_policy)
         self._cache_amount()
         if mode.name == "static" and not self.hot_rows:
             raise ConfigError(

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from rowhaul.data.stream import SampleStream
 from rowhaul.nn import Batch
-from rowhaul.schedule.row_counts import RowCounts
+from rowhaul.schedule.plan import RowCounts
 from rowhaul.train.log import TrainingLog
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.run_folder import CHECKPOINTS, drop_old_checkpoints

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from rowhaul.nn import EmbeddingBagCollection, KeyedJaggedTensor
 from rowhaul.nn.local_rows import LocalRows, Pending, TableRows
 from rowhaul.schedule import HotRows, IdBatch, Lifetimes, RowPolicy
-from rowhaul.schedule.directory.distinct_kernels import distinct_rows
-from rowhaul.schedule.directory.index import RowIndex
+from rowhaul.schedule.directory.distinct import distinct_rows
+from rowhaul.schedule.directory.row_index import RowIndex
 from rowhaul.schedule.lifetimes import Status
-from rowhaul.schedule.row_counts import RowCounts
+from rowhaul.schedule.plan import RowCounts
 from rowhaul.store import Lookup, TableGroup
 from rowhaul.store.keyed import remove
 
@@ -52,6 +52,7 @@ class RowLifecycle(LocalRows):
     def exempt(self, rows: HotRows | None) -> None:
         """Train and keep these rows whatever the policies say, as a cluster does with those it replicates."""
         if rows is not None:
+            self._exempt.reserve(len(rows))
             self._exempt.add(rows.tables, rows.keys, np.zeros(len(rows), np.int64))
 
     def begin(self, iteration: int, ids: KeyedJaggedTensor) -> None:

@@ -16,7 +16,7 @@ from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch
-from rowhaul.schedule.row_counts import RowCounts
+from rowhaul.schedule.plan import RowCounts
 from rowhaul.train import loop, snapshot
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.log import TrainingLog

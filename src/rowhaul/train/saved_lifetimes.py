@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rowhaul.checkpoint import CheckpointReader
-from rowhaul.schedule.saved import Arrays, Saved, text_array
+from rowhaul.schedule.arrays import Arrays, Saved, text_array
 
 _GROUP = "lifetimes"
 _NAMES = "names"  # of the tables, in the order in which rows number them

@@ -12,7 +12,7 @@ from rowhaul.checkpoint import CheckpointReader, CheckpointWriter
 from rowhaul.errors import CheckpointError
 from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.pruning import checkpoint as saved_pruning
-from rowhaul.schedule.saved import Saved
+from rowhaul.schedule.arrays import Saved
 from rowhaul.train import saved_lifetimes
 from rowhaul.train.saved_lifetimes import Tensors
 from rowhaul.train.trainer import Trainer

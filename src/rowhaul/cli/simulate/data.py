@@ -14,7 +14,7 @@ from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
 from rowhaul.schedule import IdBatch
-from rowhaul.simulate.counting import RowCounter
+from rowhaul.simulate.trace import RowCounter
 
 COUNTED_SAMPLES = 1 << 16  # in one piece of the first pass
 

@@ -52,7 +52,7 @@ def notes_on_shares(
     shares: Shares | Literal["auto"] | None, batch_size: int, objective: object
 ) -> Iterator[str]:
     """How the batch is divided, if it is not obvious."""
-    from rowhaul.schedule.apportion import apportion
+    from rowhaul.schedule.sizes import apportion
     from rowhaul.simulate.results import describe_shares
 
     if shares == "auto":

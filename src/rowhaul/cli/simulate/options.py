@@ -10,8 +10,8 @@ from rowhaul._quantities import parse_bytes, parse_for_each, parse_number, parse
 from rowhaul.errors import ConfigError
 from rowhaul.optim import row_optimizer
 from rowhaul.schedule import CacheSettings, RowSizes, Topology
-from rowhaul.schedule.apportion import apportion
 from rowhaul.schedule.dispatch.brute_force import MOST_ASSIGNMENTS, num_assignments
+from rowhaul.schedule.sizes import apportion
 from rowhaul.schedule.sync import make_sync
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.links import Links, parse_links

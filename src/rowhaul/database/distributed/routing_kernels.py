@@ -6,7 +6,7 @@ from numba import uint64
 
 from rowhaul._kernels import kernel
 from rowhaul._memory import memory_at, prefetch_to_read
-from rowhaul.store.record_kernels import mix
+from rowhaul.store.records import mix
 
 _VECTORS_AHEAD = 8
 

@@ -23,8 +23,8 @@ from rowhaul.pruning.scheduling import ChunkScheduler
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule import Scheduler, Topology, homes_of
+from rowhaul.schedule.arrays import Saved
 from rowhaul.schedule.plan import LiveRows
-from rowhaul.schedule.saved import Saved
 from rowhaul.store.keyed import locate
 from rowhaul.train.distributed import sidecar
 from rowhaul.train.distributed.training import DistributedTraining

@@ -36,7 +36,7 @@ from rowhaul._vectors import (
     widened,
 )
 from rowhaul.pruning.pool.fields import load_float32, load_int32, store_float32, store_int32
-from rowhaul.store.record_kernels import mix
+from rowhaul.store.records import mix
 
 ABSENT = -1
 _ENTRIES_AHEAD = 16
@@ -221,7 +221,7 @@ def exchange_chunks(addresses, shift, width, locations, places, numbers):
 
 @register_jitable
 def _initial_value(row_seed, column, low, step):
-    """As `rowhaul.store.record_kernels.write_initial`: 24 bits a column, two columns a draw."""
+    """As `rowhaul.store.records.write_initial`: 24 bits a column, two columns a draw."""
     draw = mix(row_seed + uint64(column // 2 + 1) * uint64(0x9E3779B97F4A7C15))
     bits = draw >> uint64(40) if column % 2 == 0 else (draw >> uint64(8)) & uint64(0xFFFFFF)
     return low + step * float(bits)

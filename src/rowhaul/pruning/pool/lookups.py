@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.pruning.pool.entry_kernels import count_reads, keep_known
+from rowhaul.store.distinct import Lookup
 from rowhaul.store.index import Int64s
-from rowhaul.store.tables import Lookup
 
 Chunks = npt.NDArray[np.int32]
 

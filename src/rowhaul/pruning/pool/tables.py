@@ -32,6 +32,7 @@ from rowhaul.pruning.pool.lookups import decay_powers as decay_powers
 from rowhaul.pruning.pool.pool import ChunkArena, ChunkPool
 from rowhaul.pruning.pool.pooling import assemble_rows, pool_assembled, sum_gradients
 from rowhaul.store.index import Int64s, KeyIndex
+from rowhaul.store.keyed import add_absent
 from rowhaul.store.tables import TableGroup, TableSpec
 
 _BLOCK_ROWS = 1 << 16
@@ -86,7 +87,7 @@ class PrunedTables(TableGroup):
 
         May run in any thread, while others change the tables: see `refresh`.
         """
-        return self.locate_keys(*self._distinct(values, starts, feature_tables))
+        return self.locate_keys(*self.distinct(values, starts, feature_tables))
 
     def locate_keys(self, keys: Int64s, starts: Int64s, inverse: npt.NDArray[np.int32]) -> Located:
         """The same for keys that are distinct already, given table by table, and the key of each id."""
@@ -289,7 +290,7 @@ class PrunedTables(TableGroup):
 
     def _new_entries(self, keys: Int64s, starts: Int64s, now: int) -> Int64s:
         locations, num_absent = self.index.find(keys, starts)
-        self._insert(keys, starts, locations, num_absent)
+        add_absent(self, keys, starts, locations, int(num_absent))
         fresh = np.zeros((len(keys), self.arena.width), dtype=np.int32)
         fresh[:, : self._num_chunks] = ABSENT
         if self.for_training:

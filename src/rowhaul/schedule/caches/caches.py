@@ -8,27 +8,21 @@ are still worth something.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.errors import CacheTooSmallError, CheckpointError, ConfigError
-from rowhaul.schedule.caches.copy_kernels import insert, look_up, release
+from rowhaul.errors import CacheTooSmallError, CheckpointError
+from rowhaul.schedule.arrays import Arrays, Saved
+from rowhaul.schedule.caches.copies import CopyPool, insert, look_up, release
 from rowhaul.schedule.caches.heaps import PriorityHeaps
 from rowhaul.schedule.caches.order import DEMAND, Int32s, Int64s, Order, Step, Uint64s
-from rowhaul.schedule.caches.policies import make_policy
-from rowhaul.schedule.caches.pool import CopyPool
+from rowhaul.schedule.caches.policies import policy_keys
 from rowhaul.schedule.caches.recency import RecencyLogs
-from rowhaul.schedule.saved import Arrays, Saved
-from rowhaul.schedule.topology import MAX_WORKERS
-
-UNITS = ("rows", "bytes")
 
 
-@dataclass(frozen=True)
-class Evictions:
+class Evictions(NamedTuple):
     """The copies given up in one iteration, by worker, then in the order in which they were chosen."""
 
     workers: npt.NDArray[np.int16]
@@ -46,22 +40,13 @@ class Caches:
         self, capacities: Sequence[int] | Int64s, unit: Literal["rows", "bytes"] = "rows", policy: str = "lru"
     ) -> None:
         self.capacities = np.array(capacities, np.int64)
-        if not 1 <= len(self.capacities) <= MAX_WORKERS:
-            raise ConfigError(
-                f"caches are for 1 to {MAX_WORKERS} workers; got {len(self.capacities)} capacities"
-            )
-        if self.capacities.min() < 0:
-            raise ConfigError(f"cache capacities must not be negative; got {self.capacities.tolist()}")
-        if unit not in UNITS:
-            raise ConfigError(f"unknown unit of cache capacity {unit!r}; known are {', '.join(UNITS)}")
         self.unit = unit
-        self.policy = make_policy(policy)
         self.used = np.zeros_like(self.capacities)  # workers: room taken, in the unit
         self._in_bytes = unit == "bytes"
         self._pool = CopyPool()
         self._order: Order
-        if self.policy.keys:
-            self._order = PriorityHeaps(len(self.capacities), self._in_bytes, self.policy)
+        if keys := policy_keys(policy):
+            self._order = PriorityHeaps(len(self.capacities), self._in_bytes, keys)
         else:
             self._order = RecencyLogs(len(self.capacities), self._in_bytes)
 

@@ -13,42 +13,22 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import CheckpointError
+from rowhaul.schedule.arrays import Arrays, Saved, extended, extended_stack, named
 from rowhaul.schedule.batch import IdBatch
-from rowhaul.schedule.directory import slot_kernels as kernels
-from rowhaul.schedule.directory.distinct_kernels import distinct_by_feature, distinct_rows
-from rowhaul.schedule.directory.index import RowIndex
+from rowhaul.schedule.directory.distinct import distinct_by_feature, distinct_rows
+from rowhaul.schedule.directory.row_index import RowIndex
 from rowhaul.schedule.directory.seen import SeenRows
-from rowhaul.schedule.directory.states import State
-from rowhaul.schedule.growing import extended, extended_stack
-from rowhaul.schedule.lifetimes.status import Status
-from rowhaul.schedule.saved import Arrays, Saved, named
+from rowhaul.schedule.directory.slots import NEVER, SLOT, locate_slots, release_slots, set_state
+from rowhaul.schedule.lifetimes.policy import Status
+from rowhaul.schedule.row_states import State
 
 if TYPE_CHECKING:
     from rowhaul.schedule.lifetimes import Lifetimes
 
-# One cache line. Masks have bit j for worker j.
-SLOT = np.dtype(
-    [
-        ("key", np.int64),
-        ("members", np.uint64),  # HOME: clean copies; OWNED: the owner; SPLIT: who owes a gradient (U)
-        ("settled", np.uint64),  # SPLIT: who has handed its gradient to the home (P)
-        ("base", np.uint64),  # SPLIT: who holds the record from before the step; 0 is the home
-        ("table", np.int32),
-        ("state", np.uint8),
-        ("window", np.int16),  # batches in the window that name the row
-        ("touched", np.int32),  # the last iteration that trained, moved or evicted the row, or -1
-        ("next_use", np.int32),  # the next iteration in the window that needs the row, or 0
-        ("stamp", np.int32),  # the last batch that named it
-        ("local", np.int32),  # its place there
-        ("trained", np.int32),  # the last iteration that trained it: a split row's gradients are from then
-        ("head", np.int32),  # the first of its copies in caches, or -1
-    ],
-    align=True,
-)
 FIRST_SLOTS = 1024
 NO_WINDOW = -(1 << 31)  # before all batches
-PINNED, RESTORED = -2, -3  # stamps of rows that no batch has named; see also `kernels.NEVER`
-# What of a slot outlives the process; the window says the rest.
+PINNED, RESTORED = -2, -3  # stamps of rows that no batch has named; see also `NEVER`
+# The fields of a slot that are saved; the others follow from the window.
 _SAVED: dict[str, type[np.generic]] = {
     "state": np.uint8,
     "members": np.uint64,
@@ -86,7 +66,7 @@ class Directory:
 
     Args:
         first_touch: rows never trained are FRESH; otherwise they are at home, too.
-        lifetimes: which rows there are, where tables have policies; their rows are FRESH when admitted.
+        lifetimes: admits and forgets rows of tables with policies; their rows are FRESH when admitted.
     """
 
     def __init__(self, *, first_touch: bool, lifetimes: Lifetimes | None = None) -> None:
@@ -107,7 +87,7 @@ class Directory:
 
     @property
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes taken by what grows with cached rows, and by what grows with all rows ever seen."""
+        """Bytes that grow with cached rows, and bytes that grow with all rows ever seen."""
         return {
             "slots": self.slots.nbytes + self._free.nbytes + self._index.places.nbytes,
             "seen": self._seen.memory_bytes if self._seen else 0,
@@ -135,7 +115,7 @@ class Directory:
             found = distinct_rows(batch.offsets, batch.tables, batch.keys)
         offsets, rows, tables, keys, occurrences = found
         self._reserve(len(keys))
-        slots, previous_batch, previous_local, new, self._num_free = kernels.locate(
+        slots, previous_batch, previous_local, new, self._num_free = locate_slots(
             tables, keys, self._index.places, self.slots, self._free, self._num_free, number, window_begins
         )
         new_slots = slots[new]
@@ -144,7 +124,7 @@ class Directory:
             unseen = ~self._seen.contains(tables[new], keys[new])
             if self._lifetimes is not None:
                 unseen &= ~self._lifetimes.has_policy[tables[new]]  # of these `admit` decides
-            kernels.set_state(self.slots, new_slots[unseen], np.uint8(State.FRESH))
+            set_state(self.slots, new_slots[unseen], np.uint8(State.FRESH))
         next_use = np.zeros(len(slots), np.int32)
         num_full = 0 if self._seen is None else self._seen.num_full
         located = LocatedBatch(
@@ -153,7 +133,7 @@ class Directory:
         return located, (previous_batch, previous_local)
 
     def admit(self, batch: LocatedBatch) -> int:
-        """Have the policies of tables decide which rows of a batch are trained; returns how many are new."""
+        """Mark which rows of a batch the tables' policies admit; returns how many are admitted with it."""
         if self._lifetimes is None:
             return 0
         subject = np.flatnonzero(self.slots["state"][batch.slots] != State.REPLICATED)
@@ -163,8 +143,8 @@ class Directory:
         slots = batch.slots[subject]
         admitted = status == Status.ADMITTED
         begins = State.FRESH if self.first_touch else State.HOME
-        kernels.set_state(self.slots, slots[status == Status.WAITING], np.uint8(State.NOT_ADMITTED))
-        kernels.set_state(self.slots, slots[admitted], np.uint8(begins))
+        set_state(self.slots, slots[status == Status.WAITING], np.uint8(State.NOT_ADMITTED))
+        set_state(self.slots, slots[admitted], np.uint8(begins))
         return int(admitted.sum())
 
     def find(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
@@ -173,14 +153,14 @@ class Directory:
         return slots[slots >= 0]
 
     def forget(self, slots: npt.NDArray[np.int32], iteration: int) -> None:
-        """Rows are as if never trained once an iteration is over; no cache has copies of them any more."""
+        """Reset rows to untrained after an iteration; no cache may hold copies of them."""
         for name in ("members", "settled", "base"):
             self.slots[name][slots] = 0
         self.slots["state"][slots] = State.HOME
-        self.slots["touched"][slots] = iteration  # what may be held of them goes when it ends, not before
+        self.slots["touched"][slots] = iteration  # ranks drop what they hold of them when it ends
 
     def remember_trained(self, batch: LocatedBatch, fresh: npt.NDArray[np.int32]) -> None:
-        """Note that those rows of a batch that are fresh are being trained: from now on they are not."""
+        """Remember that the fresh rows of a batch are trained from now on."""
         if self._seen is not None:
             if self._lifetimes is not None:
                 fresh = fresh[~self._lifetimes.has_policy[batch.tables[fresh]]]
@@ -195,8 +175,8 @@ class Directory:
         """
         offsets = np.array([0, len(keys)], np.int64)
         batch, named = self.locate(PINNED, IdBatch(offsets, tables, keys))
-        known = named[0] != kernels.NEVER
-        self.slots["stamp"][batch.slots[known]] = named[0][known]  # who named them is of use to the window
+        known = named[0] != NEVER
+        self.slots["stamp"][batch.slots[known]] = named[0][known]  # the window needs to know who named them
         self.slots["local"][batch.slots[known]] = named[1][known]
         before = self.slots["state"][batch.slots]
         for name in ("members", "settled", "base"):
@@ -207,60 +187,77 @@ class Directory:
     def unpin(
         self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64], touched: int
     ) -> npt.NDArray[np.int32]:
-        """Let pinned rows be rows like any other, at home, where iteration ``touched`` left them."""
+        """Turn pinned rows into ordinary ones at home, last touched in iteration ``touched``."""
         slots, _ = self.pin(tables, keys, State.HOME)
         self.slots["window"][slots] -= 2  # once for each time that they were pinned
         self.slots["touched"][slots] = touched
         self.appearances[slots] = 0
         if self._seen is not None:
-            self._remember(slots)  # whether trained or not, their home has them
+            self._seen.add(*self.names(slots))  # whether trained or not, their home has them
         return slots
 
     def release(self, candidates: npt.NDArray[np.int32]) -> None:
-        """Give back the slots of those candidates that neither the window nor a cache names."""
-        self._num_free = kernels.release(
-            self.slots, candidates, self._index.places, self._free, self._num_free
-        )
+        """Free the slots of candidates that neither the window nor a cache names."""
+        self._num_free = release_slots(self.slots, candidates, self._index.places, self._free, self._num_free)
 
     def mark_trained(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> None:
-        """Note that rows were trained before the first iteration: they are at home."""
+        """Mark rows as trained before the first iteration: they are at home."""
         if self._seen is None:
             return  # no row is fresh
         self._seen.add(tables, keys)
         fresh = self.slots["state"] == State.FRESH
-        unknown = np.flatnonzero(fresh & (self.slots["stamp"] != kernels.NEVER)).astype(np.int32)
+        unknown = np.flatnonzero(fresh & (self.slots["stamp"] != NEVER)).astype(np.int32)
         self.slots["state"][unknown[self._seen.contains(*self.names(unknown))]] = State.HOME
 
     def placed_rows(self) -> npt.NDArray[np.int32]:
         """The slots of rows that are not simply at home, without a copy, ordered by (table, key)."""
         slots = self.slots
         placed = (slots["state"] != State.HOME) | (slots["members"] != 0) | (slots["base"] != 0)
-        return self._ordered(placed & (slots["stamp"] != kernels.NEVER))
+        return self._ordered(placed & (slots["stamp"] != NEVER))
+
+    def states(self, placed: npt.NDArray[np.int32], owing: npt.NDArray[np.uint64], iteration: int) -> Arrays:
+        """The states of `placed_rows` before an iteration; see `Scheduler.states`.
+
+        ``owing`` are the workers that hold updates of each row beyond what its state says.
+        """
+        rows = {name: self.slots[name][placed] for name in ("state", "members", "settled", "base", "trained")}
+        tables, keys = self.names(placed)
+        split, nobody = rows["state"] == State.SPLIT, np.uint64(0)
+        trained = np.where(owing != nobody, np.int32(iteration - 1), np.int32(-1))
+        return {
+            "tables": tables,
+            "keys": keys,
+            "state": rows["state"],
+            "latest": np.where(split, nobody, rows["members"]),
+            "partial": np.where(split, rows["members"], owing),
+            "settled": rows["settled"],
+            "base": rows["base"],
+            "trained": np.where(split, rows["trained"], trained),
+        }
 
     def held_rows(self) -> npt.NDArray[np.int32]:
-        """The slots of rows that some rank may hold something of, but for replicated ones."""
-        known = self.slots["stamp"] != kernels.NEVER
+        """The slots of rows that some rank may hold a part of, except replicated ones."""
+        known = self.slots["stamp"] != NEVER
         elsewhere = (State.FRESH, State.NOT_ADMITTED, State.REPLICATED)
         return np.flatnonzero(known & ~np.isin(self.slots["state"], elsewhere)).astype(np.int32)
 
     def export(self) -> tuple[npt.NDArray[np.int32], Arrays]:
-        """The slots of all rows but the pinned ones, ordered by (table, key), and all there is to know of
-        these and of earlier rows, as plain arrays.
+        """Export all rows but the pinned ones, and the filter of earlier rows, as plain arrays.
+
+        Also returns the slots of the exported rows, ordered by (table, key).
         """
-        slots = self._ordered(
-            (self.slots["stamp"] != kernels.NEVER) & (self.slots["state"] != State.REPLICATED)
-        )
+        slots = self._ordered((self.slots["stamp"] != NEVER) & (self.slots["state"] != State.REPLICATED))
         arrays = {name: self.slots[name][slots] for name in ("table", "key", *_SAVED)}
-        arrays["trained"][arrays["state"] != State.SPLIT] = -1  # what it was does not matter any more
+        arrays["trained"][arrays["state"] != State.SPLIT] = -1  # meaningless in other states
         arrays["appearances"] = self.appearances[slots]
         if self._seen is not None:
             arrays |= named("seen", self._seen.export())
         return slots, arrays
 
     def restore(self, saved: Saved, num_tables: int, num_workers: int) -> npt.NDArray[np.int32]:
-        """Know what the directory knew where `export` was called; returns the slots in the same order.
+        """Restore an exported directory; returns the slots in the same order.
 
-        Nothing but pinned rows may be known here yet. Batches of the window are not named any more.
+        This one must hold nothing but pinned rows. The window is not restored.
         """
         tables = saved.array("table", np.int32, below=num_tables)
         keys = saved.array("key", np.int64, len(tables))
@@ -278,19 +275,17 @@ class Directory:
 
     def _ordered(self, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
         slots = np.flatnonzero(chosen).astype(np.int32)
-        order: npt.NDArray[np.int32] = kernels.sorted_rows(*self.names(slots), len(slots))
-        return slots[order]
-
-    def _remember(self, slots: npt.NDArray[np.int32]) -> None:
-        assert self._seen is not None
-        self._seen.add(*self.names(slots))
+        _, places, *_ = distinct_rows(np.array([0, len(slots)]), *self.names(slots))
+        ordered = np.empty_like(slots)
+        ordered[places] = slots
+        return ordered
 
     def _reserve(self, more: int) -> None:
         if more > self._num_free:
             old = len(self.slots)
             total = max(2 * old, old + more)
             self.slots = extended(self.slots, total)
-            self.slots["stamp"][old:] = kernels.NEVER
+            self.slots["stamp"][old:] = NEVER
             self.slots["head"][old:] = -1
             self.appearances = extended(self.appearances, total)
             self._free = extended_stack(self._free, self._num_free, total)

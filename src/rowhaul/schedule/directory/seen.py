@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from rowhaul._kernels import kernel
 from rowhaul._memory import prefetch_to_read, prefetch_to_write
-from rowhaul.schedule.id_kernels import row_hash
-from rowhaul.schedule.saved import Arrays, Saved
+from rowhaul.schedule.arrays import Arrays, Saved
+from rowhaul.schedule.topology import row_hash
 
 BITS_PER_ROW = 16
 SMALLEST_ROWS = 1 << 15
@@ -37,14 +37,14 @@ class SeenRows:
 
     @property
     def num_full(self) -> int:
-        """Filters that never change any more."""
+        """Filters that no longer change."""
         return len(self._filters) - 1
 
     def add(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64], absent_from: int = 0) -> None:
         """Add rows; those already there take no room.
 
-        So many of the filters, the first, are known to contain none of them: `num_full` at a time when
-        `contains` said so.
+        The first ``absent_from`` filters are known to contain none of them: `num_full` when `contains` said
+        so.
         """
         hashes = filter_hashes(tables, keys)
         hashes = hashes[~self._contains(hashes, absent_from)]
@@ -65,7 +65,7 @@ class SeenRows:
         return {"room": np.array([self._room]), **filters}
 
     def restore(self, saved: Saved) -> None:
-        """Remember what the set knew where `export` was called, and nothing else."""
+        """Replace the set by an exported one."""
         self._filters.clear()
         rows = SMALLEST_ROWS
         while not self._filters or str(len(self._filters)) in saved:
@@ -127,8 +127,8 @@ def find_rows(words, hashes, found):
         if r + AHEAD < len(hashes):
             prefetch_to_read(words_address + _first_word(words, hashes[r + AHEAD]) * 8)
         first, bits = _first_word(words, hashes[r]), _bits(hashes[r])
-        # Two bits tell most rows that are not there; one alone would be a guess that fails too often.
-        if _are_set(words, first, bits, 2):
+        # Two bits rule out most absent rows; one alone would be mispredicted too often.
+        if _are_set(words, first, bits, np.int64(2)):
             found[r] |= _are_set(words, first, bits >> np.uint64(18), PROBES - 2)
 
 

@@ -40,13 +40,13 @@ def make_dispatcher(text: str) -> Dispatcher:
     if name == TwoBatches.name:
         return TwoBatches(make_dispatcher(settings))
     if name not in _REGISTRY:
-        raise ConfigError(f"there is no dispatcher {name!r}; known are {', '.join(DISPATCHERS)}")
+        raise ConfigError(f"unknown dispatcher {name!r}; known are {', '.join(DISPATCHERS)}")
     dispatcher: Dispatcher = from_text(_kind(name), name, settings)
     return dispatcher
 
 
 def text_of(dispatcher: Dispatcher) -> str | None:
-    """What `make_dispatcher` makes the same of, but for what it has learnt; None where there is nothing."""
+    """The text of which `make_dispatcher` makes an equal one, unlearnt; None for an unregistered one."""
     if isinstance(dispatcher, TwoBatches):
         inner = text_of(dispatcher.inner)
         return None if inner is None else f"{dispatcher.name}:{inner}"
@@ -55,7 +55,7 @@ def text_of(dispatcher: Dispatcher) -> str | None:
 
 
 def with_settings(dispatcher: Dispatcher, **settings: Any) -> Dispatcher:
-    """The same dispatcher with some settings changed; a wrapper's are those of the one it wraps."""
+    """The dispatcher with some settings changed; a wrapper passes them to the one it wraps."""
     if isinstance(dispatcher, TwoBatches):
         return replace(dispatcher, inner=with_settings(dispatcher.inner, **settings))
     for name in settings:

@@ -13,9 +13,9 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul._kernels import kernel
 from rowhaul.errors import ConfigError
-from rowhaul.schedule.dispatch.cost_kernels import allocate_cheapest, regrets
-from rowhaul.schedule.dispatch.expected_cost import expected_cost
+from rowhaul.schedule.dispatch.costs import expected_cost
 from rowhaul.schedule.dispatch.task import DispatchTask
 from rowhaul.schedule.transportation import transport
 
@@ -73,3 +73,32 @@ def _criterion(criterion: Criterion, cost: npt.NDArray[np.int64]) -> npt.NDArray
         last = cost.shape[1] - 1
         to_lose = regrets(cost, min(smaller, last), min(larger, last))
     return to_lose
+
+
+@kernel
+def regrets(costs, smaller, larger):
+    """For each row of costs, its ``larger``-th smallest value less its ``smaller``-th, counted from 0."""
+    num_samples, num_workers = costs.shape
+    differences = np.empty(num_samples, np.int64)
+    least = np.empty(larger + 1, np.int64)
+    for i in range(num_samples):
+        least[:] = np.iinfo(np.int64).max
+        for j in range(num_workers):
+            value = costs[i, j]
+            for place in range(larger + 1):
+                if value < least[place]:
+                    value, least[place] = least[place], value
+        differences[i] = least[larger] - least[smaller]
+    return differences
+
+
+@kernel
+def allocate_cheapest(costs, order, room, worker):
+    """Give samples, in order, to their cheapest worker with room; ``room`` is used up."""
+    for i in order:
+        best = -1
+        for j in range(len(room)):
+            if room[j] > 0 and (best < 0 or costs[i, j] < costs[i, best]):
+                best = j
+        worker[i] = best
+        room[best] -= 1

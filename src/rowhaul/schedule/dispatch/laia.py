@@ -10,9 +10,10 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul._kernels import kernel
 from rowhaul.errors import ConfigError
-from rowhaul.schedule.dispatch.cost_kernels import allocate_by_score
 from rowhaul.schedule.dispatch.task import DispatchTask
+from rowhaul.schedule.topology import row_hash
 
 
 @dataclass(frozen=True)
@@ -75,3 +76,38 @@ def _room_of_thread(task: DispatchTask, thread: int, threads: int) -> npt.NDArra
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="rowhaul-dispatch")
+
+
+@kernel
+def allocate_by_score(offsets, rows, latest, scored, room, seed, first, step, worker):
+    """Give samples first, first + step, ... to the worker with room that holds most of their latest rows.
+
+    Only rows that are ``scored`` count, or all where it is None. Ties are broken at random, by the
+    sample's number; ``room`` is used up.
+    """
+    num_workers = len(room)
+    score = np.empty(num_workers, np.int64)
+    for i in range(first, len(offsets) - 1, step):
+        score[:] = 0
+        for at in range(offsets[i], offsets[i + 1]):
+            x = rows[at]
+            if scored is not None and not scored[x]:
+                continue
+            holders = np.int64(latest[x])
+            for j in range(num_workers):
+                score[j] += (holders >> j) & 1
+        best, num_best = np.int64(-1), 0
+        for j in range(num_workers):
+            if room[j] > 0:
+                if score[j] > best:
+                    best, num_best = score[j], 1
+                elif score[j] == best:
+                    num_best += 1
+        skipped = np.int64(row_hash(seed, i) % np.uint64(num_best))
+        for j in range(num_workers):
+            if room[j] > 0 and score[j] == best:
+                if skipped == 0:
+                    worker[i] = j
+                    room[j] -= 1
+                    break
+                skipped -= 1

@@ -1,4 +1,4 @@
-"""What a dispatcher is told: the samples, where their rows are, and what moving them costs.
+"""What a dispatcher sees: the samples, where their rows are, and what moving them costs.
 
 Dispatchers see this and nothing else, so that a new one is one file. Everything is an integer;
 costs are sizes times prices, in units that only compare with each other.
@@ -30,7 +30,7 @@ class DispatchTask:
     latest: npt.NDArray[np.uint64]  # rows: workers that hold the latest record and need no transfer
     owner: npt.NDArray[np.int16]  # rows: the worker that alone holds it (it must push for others), or -1
     partial: npt.NDArray[np.uint64]  # rows: workers that owe a gradient (split rows), or 0
-    free: npt.NDArray[np.uint8]  # rows: 1 where nothing moves whoever trains (fresh, hot, not admitted)
+    free: npt.NDArray[np.uint8]  # rows: 1 where training moves nothing (fresh, hot, not admitted)
     home: npt.NDArray[np.int16]  # rows: the worker beside which the row is stored (co-located), or -1
     record_size: npt.NDArray[np.int64]  # rows: values and optimizer state
     value_size: npt.NDArray[np.int64]  # rows: values alone, also a gradient
@@ -44,7 +44,7 @@ class DispatchTask:
 
     @property
     def row_locations(self) -> tuple[Any, ...]:
-        """Where the rows are and what they weigh, as kernels that price them take it."""
+        """Where the rows are and how large they are, in the order that kernels take."""
         return (
             self.latest, self.owner, self.partial, self.free, self.home, self.record_size, self.value_size,
         )  # fmt: skip
@@ -74,9 +74,9 @@ class Dispatcher(Protocol):
 
 
 def is_blind(dispatcher: Dispatcher) -> bool:
-    """Whether a dispatcher cares for numbers of samples only, and says so by ``blind = True``.
+    """Whether a dispatcher declares ``blind = True``: it looks at numbers of samples only.
 
-    It is not told where rows are, which takes longer to find out than such a dispatcher needs.
+    Rows are not described to it, which would take longer than its decision.
     """
     return bool(getattr(dispatcher, "blind", False))
 
@@ -88,15 +88,15 @@ class LooksAhead(Dispatcher, Protocol):
     def assign_ahead(
         self, task: DispatchTask, follow: Callable[[npt.NDArray[np.int32]], DispatchTask | None]
     ) -> npt.NDArray[np.int32]:
-        """Like `assign`; ``follow`` gives the next batch's task as it will be after an assignment of this
-        one, or None where the stream ends. It must not change anything.
+        """Like `assign`; ``follow`` returns the next batch's task after an assignment of this one, or None at
+        the end of the stream. It must not change anything.
         """
         ...
 
 
 @runtime_checkable
 class Learns(Dispatcher, Protocol):
-    """A dispatcher that learns from the caches now and then; it is replaced by one that has learnt."""
+    """A dispatcher that learns from the caches from time to time; `learn` returns its successor."""
 
     def learns_at(self, iteration: int) -> bool:
         """Whether `learn` should be called before this iteration is planned."""
@@ -105,7 +105,7 @@ class Learns(Dispatcher, Protocol):
     def learn(
         self, tables: npt.NDArray[np.int32], appearances: npt.NDArray[np.int32], samples_per_worker: int
     ) -> Dispatcher:
-        """The dispatcher to go on with.
+        """The dispatcher to continue with.
 
         Args:
             tables: the table of every row that some worker's cache holds.

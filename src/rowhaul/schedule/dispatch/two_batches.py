@@ -9,9 +9,9 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.schedule.dispatch.cost_kernels import shuffle
+from rowhaul.schedule.dispatch.costs import true_cost
+from rowhaul.schedule.dispatch.random import shuffle
 from rowhaul.schedule.dispatch.task import Dispatcher, DispatchTask, Learns
-from rowhaul.schedule.dispatch.true_cost import true_cost
 
 
 @dataclass(frozen=True)

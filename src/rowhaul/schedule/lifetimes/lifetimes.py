@@ -1,8 +1,7 @@
-"""Which rows there are: from the ids of each iteration to who is admitted, and who is forgotten after it.
+"""Which rows exist: the ids of each iteration decide which rows are admitted, and forgotten after it.
 
-Everything follows from ids and iteration numbers, nothing from caches, from how far ahead one looks or
-from who trains what. So one process, and a cluster of any kind, admit and forget the same rows, at the same
-time.
+Everything follows from ids and iteration numbers, nothing from caches, look-ahead or dispatching. So one
+process and any cluster admit and forget the same rows at the same time.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.schedule.lifetimes.policy import RowPolicy
+from rowhaul.schedule.arrays import Arrays, Saved
+from rowhaul.schedule.lifetimes.policy import RowPolicy, Status
 from rowhaul.schedule.lifetimes.recency import NO_ROWS, RecentRows
 from rowhaul.schedule.lifetimes.sightings import Sightings
-from rowhaul.schedule.lifetimes.status import Status
-from rowhaul.schedule.saved import Arrays, Saved
 
 _NEVER, _ADMITS, _FORGETS = range(3)  # kinds of tables: without a policy, with admission only, all others
 
@@ -112,7 +110,7 @@ class Lifetimes:
         )
 
     def know(self, iteration: int, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> None:
-        """Take rows for admitted, as if the iteration had named them once; known ones stay as they are."""
+        """Admit rows as if the iteration had named them once; known ones stay as they are."""
         kind = self._kind[tables]
         if self._sightings is not None:
             some = kind == _ADMITS
@@ -124,18 +122,21 @@ class Lifetimes:
             self._recent.add(tables[some], keys[some], last, once, np.ones(count, np.bool_))
 
     def drop(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> None:
-        """Leave rows alone from now on: they are kept whatever the policy of their table says."""
+        """Exempt rows from now on: they are kept whatever the policy of their table says."""
         if self._recent is not None:
             some = self._kind[tables] == _FORGETS
             self._recent.drop(tables[some], keys[some])
 
     def export(self) -> Arrays:
-        """What is known of rows, by (table, key), as arrays for `restore`; without policies nothing."""
+        """Export the lifetimes of rows, by (table, key), as arrays for `restore`, if there are policies."""
         if not self.has_policy.any():
             return {}
-        tables, keys, last, count, admitted = _nothing_known()
-        if self._recent is not None:
-            tables, keys, last, count, admitted = self._recent.all()
+        none = np.zeros(0, np.int32)
+        tables, keys, last, count, admitted = (
+            (none, NO_ROWS[1], none, none, np.zeros(0, np.bool_))
+            if self._recent is None
+            else self._recent.all()
+        )
         arrays: Arrays = {
             "tables": tables,
             "keys": keys,
@@ -150,10 +151,10 @@ class Lifetimes:
         return arrays
 
     def restore(self, saved: Saved) -> None:
-        """Know what was known where `export` was called; nothing may be known here yet.
+        """Restore exported lifetimes into an empty object.
 
-        Policies may be others: what those of today do not need is left out, and what they would need in
-        addition is missing, until rows are named again, or `know` is told of them.
+        Policies may differ: what today's do not need is dropped, and what they need in addition is missing
+        until rows are named again, or added with `know`.
         """
         if not self.has_policy.any():
             return
@@ -188,14 +189,3 @@ def _kind(policy: RowPolicy) -> int:
     if policy.forgets:
         return _FORGETS
     return _ADMITS if policy.admit_after > 1 else _NEVER
-
-
-def _nothing_known() -> tuple[
-    npt.NDArray[np.int32],
-    npt.NDArray[np.int64],
-    npt.NDArray[np.int32],
-    npt.NDArray[np.int32],
-    npt.NDArray[np.bool_],
-]:
-    none = np.zeros(0, np.int32)
-    return none, np.zeros(0, np.int64), none, none, np.zeros(0, np.bool_)

@@ -1,10 +1,11 @@
-"""The policies of tables: when a row is admitted, when it is forgotten. Checked where they are made."""
+"""The policies of tables: when a row is admitted, when it is forgotten. Checked when made."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from enum import IntEnum
 from typing import Any
 
 from rowhaul.errors import ConfigError
@@ -16,7 +17,7 @@ MOST = 2**31 - 1  # iterations, sightings and rows of a table are counted in 32 
 
 @dataclass(frozen=True)
 class RowPolicy:
-    """How rows of a table come and go. By default all rows that are named are trained, and kept for good.
+    """When rows of a table are admitted and forgotten. By default every row is trained and kept.
 
     Args:
         admit_after: the sightings with which a row is admitted; a sample that names it is one, however often
@@ -70,6 +71,14 @@ class RowPolicy:
 
 
 KEEP_ALL = RowPolicy()
+
+
+class Status(IntEnum):
+    """A row of a batch under the policy of its table."""
+
+    WAITING = 0  # not admitted yet: reads its initial value, its gradient is dropped
+    ADMITTED = 1  # admitted with this iteration, from which on it is trained: it begins afresh
+    KNOWN = 2  # admitted before, and not forgotten since
 
 
 def policies_by_table(given: Mapping[str, Any], tables: Sequence[str]) -> tuple[RowPolicy, ...]:

@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul._kernels import kernel
-from rowhaul.schedule.directory.index import RowIndex
-from rowhaul.schedule.directory.index_kernels import index_delete, index_find, index_set, index_value
+from rowhaul.schedule.arrays import Arrays, Saved, named
+from rowhaul.schedule.directory.row_index import RowIndex, index_delete, index_find, index_set, index_value
 from rowhaul.schedule.directory.seen import SeenRows
-from rowhaul.schedule.lifetimes.status import Status
-from rowhaul.schedule.saved import Arrays, Saved, named
+from rowhaul.schedule.lifetimes.policy import Status
 
 
 class Sightings:
@@ -60,6 +59,7 @@ class Sightings:
         self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
     ) -> None:
         """Count on from these sightings of rows that wait; nothing may have been counted yet."""
+        self._counts.reserve(len(keys))
         self._counts.add(tables, keys, np.minimum(counts, self._admit_after[tables] - 1))
         self._num_waiting = len(keys)
 

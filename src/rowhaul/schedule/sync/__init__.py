@@ -2,12 +2,11 @@
 
 from rowhaul.schedule.sync.bounded import BoundedExchange
 from rowhaul.schedule.sync.exact import ExactExchange
-from rowhaul.schedule.sync.iteration import Exchange, Outcome, Step, Wiring
-from rowhaul.schedule.sync.mode import SyncMode, make_sync
+from rowhaul.schedule.sync.exchange import Exchange, Step, SyncMode, Wiring, make_sync
 
-__all__ = ["Exchange", "Outcome", "Step", "SyncMode", "Wiring", "make_exchange", "make_sync"]
+__all__ = ["Exchange", "Step", "SyncMode", "Wiring", "make_exchange", "make_sync"]
 
 
 def make_exchange(mode: SyncMode, wiring: Wiring) -> Exchange:
-    """The mode at work."""
+    """The implementation of a mode."""
     return BoundedExchange(mode, wiring) if mode.name == "bounded" else ExactExchange(mode, wiring)

@@ -5,10 +5,32 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.schedule.saved import Arrays, Saved
-from rowhaul.schedule.sync import move_kernels as kernels
-from rowhaul.schedule.sync.iteration import Notebook, Outcome, Step, Wiring
-from rowhaul.schedule.sync.mode import SyncMode
+from rowhaul._kernels import kernel
+from rowhaul._memory import prefetch_to_write
+from rowhaul.schedule.arrays import Arrays, Saved
+from rowhaul.schedule.directory.slots import AHEAD
+from rowhaul.schedule.masks import NOBODY, ONE, bit, lowest
+from rowhaul.schedule.row_states import HOME, NOT_ADMITTED, OWNED, REPLICATED, SPLIT
+from rowhaul.schedule.sync.exchange import Outcome, Step, SyncMode, Wiring
+from rowhaul.schedule.sync.moves import (
+    AFTER,
+    AT_HOME,
+    BY_PEER,
+    EVICT_PUSH,
+    FIRST,
+    GRADIENT,
+    MISS_PULL,
+    PEER_SEND,
+    RECORD,
+    RECORD_AND_GRADIENT,
+    SECOND,
+    UPDATE_PUSH,
+    VALUES,
+    Notebook,
+    emit,
+    note_step,
+)
+from rowhaul.schedule.topology import home_shard
 
 
 class ExactExchange:
@@ -29,14 +51,14 @@ class ExactExchange:
         states = np.empty(len(step.rows), np.uint8)
         lookups = np.zeros(wiring.num_workers, np.int64)
         hits = np.zeros(wiring.num_workers, np.int64)
-        num_moves, num_steps, replicated_rows, replicated_bytes = kernels.exchange(
+        num_moves, num_steps, replicated_rows, replicated_bytes = exchange(
             step.slots, step.rows, step.trainers, wiring.value_bytes, wiring.state_bytes,
             wiring.first_store, wiring.num_shards, wiring.peer_to_peer, self._push_after, self._keep_copies,
             step.iteration, wiring.look_ahead, notebook.moves, notebook.steps, lookups, hits, states,
             notebook.move_rows, notebook.step_rows,
         )  # fmt: skip
         of_batch, steps_of_batch = num_moves, num_steps
-        num_moves, num_steps = kernels.evict(
+        num_moves, num_steps = evict(
             step.slots, step.evicted_from, step.victims, wiring.value_bytes, wiring.state_bytes,
             wiring.first_store, wiring.num_shards, step.iteration,
             notebook.moves, num_moves, notebook.steps, num_steps,
@@ -72,3 +94,199 @@ class ExactExchange:
 
     def restore(self, saved: Saved, slots: npt.NDArray[np.int32]) -> None:
         """See `Exchange`."""
+
+
+@kernel
+def spread(moves, count, record, sender, trainers, values, state, ready, phase):
+    """Peer to peer: the holder of the latest record sends it to the trainers.
+
+    Returns the number of moves and who holds the record from before the step (the new base).
+    """
+    single = trainers & (trainers - ONE) == NOBODY
+    rest = trainers & ~bit(sender)
+    heir = -1 if single or rest != trainers else lowest(trainers)  # needs the state as well as the values
+    while rest != NOBODY:
+        v = lowest(rest)
+        if single or v == heir:
+            size = values + state
+            count = emit(moves, count, PEER_SEND, RECORD, record, sender, v, size, ready, phase)
+        else:
+            count = emit(moves, count, PEER_SEND, VALUES, record, sender, v, values, ready, phase)
+        rest &= rest - ONE
+    if state == 0:
+        return count, trainers
+    return count, bit(sender) if heir < 0 else bit(heir)
+
+
+@kernel
+def flush_home(moves, count, record, home, values, state, ready):
+    """Everyone who owes a gradient of a split row pushes it; the record goes along if the home lacks it."""
+    carrier = lowest(record.members & record.base) if record.base != NOBODY else -1
+    rest = record.members
+    while rest != NOBODY:
+        u = lowest(rest)
+        if u == carrier:
+            num_bytes = values + state + values
+            count = emit(
+                moves, count, UPDATE_PUSH, RECORD_AND_GRADIENT, record, u, home, num_bytes, ready, FIRST
+            )
+        else:
+            count = emit(moves, count, UPDATE_PUSH, GRADIENT, record, u, home, values, ready, FIRST)
+        rest &= rest - ONE
+    return count
+
+
+@kernel
+def exchange(
+    slots, batch_slots, trainers, value_bytes, state_bytes, first_store, num_shards,
+    peer_to_peer, push_after, keep_copies, iteration, look_ahead, moves, steps, lookups, hits, states,
+    move_rows, step_rows,
+):  # fmt: skip
+    """What moves for the rows of a batch, and the states that training leaves them in.
+
+    ``push_after``: trained rows go home at once (full synchronisation); otherwise when they are next
+    needed. ``keep_copies``: a sole trainer keeps its copy of what it pushed. ``move_rows`` and ``step_rows``
+    are filled with the row of each.
+    Returns the numbers of moves and steps, and the rows and bytes of replicated rows that were trained.
+    """
+    count, num_steps = np.int64(0), np.int64(0)  # not literals: callees would be compiled twice
+    replicated_rows = 0
+    replicated_bytes = np.int64(0)
+    slots_address = np.int64(slots.ctypes.data)
+    for r in range(len(batch_slots)):
+        if r + AHEAD < len(batch_slots):
+            prefetch_to_write(slots_address + np.int64(batch_slots[r + AHEAD]) * slots.itemsize)
+        record = slots[batch_slots[r]]
+        by = trainers[r]
+        before = record.state
+        states[r] = before
+        rest = by
+        while rest != NOBODY:
+            lookups[lowest(rest)] += 1
+            rest &= rest - ONE
+        if before == NOT_ADMITTED:
+            continue
+        values = value_bytes[record.table]
+        state = state_bytes[record.table]
+        had_it = NOBODY
+        if before == REPLICATED:
+            had_it = by
+            replicated_rows += 1
+            replicated_bytes += values
+        elif before in (HOME, OWNED):
+            had_it = by & record.members
+        rest = had_it
+        while rest != NOBODY:
+            hits[lowest(rest)] += 1
+            rest &= rest - ONE
+        if before == REPLICATED:
+            continue
+
+        first_move, first_step = count, num_steps
+        home = first_store + home_shard(record.table, record.key, num_shards)
+        ready = min(iteration, max(record.touched + 1, iteration - look_ahead, 0))
+        single = by & (by - ONE) == NOBODY
+        pulled, pushed = (RECORD, RECORD) if single else (VALUES, GRADIENT)
+        num_bytes = values + state if single else values  # a gradient is as large as the values
+        base = NOBODY
+        pullers = NOBODY
+        if before == HOME:
+            pullers = by & ~record.members
+        elif before == OWNED:
+            owner = lowest(record.members)
+            if by != record.members:
+                if peer_to_peer:
+                    count, base = spread(moves, count, record, owner, by, values, state, ready, FIRST)
+                else:
+                    count = emit(
+                        moves, count, UPDATE_PUSH, RECORD, record, owner, home, values + state, ready, FIRST
+                    )
+                    pullers = by & ~record.members
+        elif before == SPLIT:
+            if peer_to_peer and record.settled == NOBODY and record.base != NOBODY:
+                gatherer = lowest(record.members & record.base)
+                rest = record.members & ~bit(gatherer)
+                while rest != NOBODY:
+                    u = lowest(rest)
+                    count = emit(moves, count, PEER_SEND, GRADIENT, record, u, gatherer, values, ready, FIRST)
+                    rest &= rest - ONE
+                num_steps = note_step(
+                    steps, num_steps, record, gatherer, record.members, ready, FIRST, BY_PEER
+                )
+                count, base = spread(moves, count, record, gatherer, by, values, state, ready, SECOND)
+            else:
+                count = flush_home(moves, count, record, home, values, state, ready)
+                summed = record.members | record.settled
+                num_steps = note_step(steps, num_steps, record, home, summed, ready, FIRST, AT_HOME)
+                pullers = by
+        phase = FIRST if before == HOME else SECOND
+        while pullers != NOBODY:
+            v = lowest(pullers)
+            count = emit(moves, count, MISS_PULL, pulled, record, home, v, num_bytes, ready, phase)
+            pullers &= pullers - ONE
+
+        record.touched = iteration
+        record.trained = iteration
+        record.settled = NOBODY
+        record.base = NOBODY
+        if push_after:
+            if not single:
+                num_steps = note_step(steps, num_steps, record, home, by, iteration, AFTER, AT_HOME)
+            rest = by
+            while rest != NOBODY:
+                v = lowest(rest)
+                count = emit(moves, count, UPDATE_PUSH, pushed, record, v, home, num_bytes, iteration, AFTER)
+                rest &= rest - ONE
+            record.state = HOME
+            record.members = by if single and keep_copies else NOBODY
+        elif single:
+            record.state = OWNED
+            record.members = by
+        else:
+            record.state = SPLIT
+            record.members = by
+            record.base = base
+        move_rows[first_move:count] = r
+        step_rows[first_step:num_steps] = r
+    return count, num_steps, replicated_rows, replicated_bytes
+
+
+@kernel
+def evict(
+    slots, workers, victims, value_bytes, state_bytes, first_store, num_shards, iteration,
+    moves, count, steps, num_steps,
+):  # fmt: skip
+    """Take copies out of caches: what nobody else has goes home first. Returns the moves and steps so far."""
+    slots_address = np.int64(slots.ctypes.data)
+    for e in range(len(workers)):
+        if e + AHEAD < len(workers):
+            prefetch_to_write(slots_address + np.int64(victims[e + AHEAD]) * slots.itemsize)
+        record = slots[victims[e]]
+        record.touched = iteration
+        worker = np.int64(workers[e])
+        mask = bit(worker)
+        if record.members & mask == NOBODY:
+            continue
+        record.members &= ~mask
+        if record.state == HOME:
+            continue
+        home = first_store + home_shard(record.table, record.key, num_shards)
+        values = value_bytes[record.table]
+        payload, num_bytes = RECORD, values + state_bytes[record.table]
+        if record.state == OWNED:
+            record.state = HOME
+        else:
+            if record.base & mask == NOBODY:
+                payload, num_bytes = GRADIENT, values
+            else:
+                payload, num_bytes = RECORD_AND_GRADIENT, num_bytes + values
+                record.base = NOBODY
+            record.settled |= mask
+            if record.members == NOBODY:
+                num_steps = note_step(
+                    steps, num_steps, record, home, record.settled, iteration, FIRST, AT_HOME
+                )
+                record.state = HOME
+                record.settled = NOBODY
+        count = emit(moves, count, EVICT_PUSH, payload, record, worker, home, num_bytes, iteration, FIRST)
+    return count, num_steps

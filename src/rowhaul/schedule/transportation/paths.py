@@ -8,30 +8,15 @@ along it moves at once, since integer costs have many ties.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from rowhaul._kernels import kernel
 
 FAR = 2**61  # more than any path costs, and far from overflow
 NUM_TRIED_FOR_TIES = 64  # candidates looked at before all of them are measured anew
 
-Ints = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.int32]
-Marks = npt.NDArray[np.bool_]
-
 
 @kernel
-def move_excess(
-    cost: Ints,  # rows × columns
-    capacity: Ints,
-    worker: Rows,
-    price: Ints,
-    load: Ints,
-    blanks: Ints,
-    excess: int,
-    gap: Ints,
-    limit: int,
-) -> int:
+def move_excess(cost, capacity, worker, price, load, blanks, excess, gap, limit):
     """Move rows until no column has too many, or until rows with a gap of ``limit`` would have to move.
 
     Only the rows with a smaller gap, the candidates, are looked at: the others stay content with
@@ -89,7 +74,7 @@ def move_excess(
 
 
 @kernel
-def _candidates_by_column(worker: Rows, gap: Ints, limit: int, num_columns: int) -> tuple[Rows, Ints]:
+def _candidates_by_column(worker, gap, limit, num_columns):
     """The rows with a gap below the limit: those of column j are candidates[j, : count[j]]."""
     num_candidates = 0
     for i in range(len(gap)):
@@ -105,7 +90,7 @@ def _candidates_by_column(worker: Rows, gap: Ints, limit: int, num_columns: int)
 
 
 @kernel
-def _measure_reach(cost: Ints, candidates: Rows, count: Ints, start: int, reach: Ints) -> None:
+def _measure_reach(cost, candidates, count, start, reach):
     """Set reach[start, j] to the least that the cost of a candidate grows when it moves from start to j."""
     num_columns = cost.shape[1]
     for j in range(num_columns):
@@ -118,17 +103,7 @@ def _measure_reach(cost: Ints, candidates: Rows, count: Ints, start: int, reach:
 
 
 @kernel
-def _nearest_room(
-    capacity: Ints,
-    load: Ints,
-    blanks: Ints,
-    price: Ints,
-    count: Ints,
-    reach: Ints,
-    distance: Ints,
-    previous: Ints,
-    visited: Marks,
-) -> int:
+def _nearest_room(capacity, load, blanks, price, count, reach, distance, previous, visited):
     """Find the shortest path from the columns with too many rows to one with room (Dijkstra); -1 if none.
 
     Leaves the length of the way to each column in ``distance`` and the column before it in ``previous``.
@@ -158,9 +133,7 @@ def _nearest_room(
 
 
 @kernel
-def _count_indifferent(
-    cost: Ints, candidates: Rows, count: Ints, start: int, end: int, difference: int, enough: int
-) -> int:
+def _count_indifferent(cost, candidates, count, start, end, difference, enough):
     """How many rows of one column would as soon be in the other one; at most ``enough``."""
     found = c = 0
     while found < enough and c < count[start]:
@@ -171,19 +144,8 @@ def _count_indifferent(
 
 
 @kernel
-def _move_rows(
-    cost: Ints,
-    worker: Rows,
-    candidates: Rows,
-    count: Ints,
-    reach: Ints,
-    start: int,
-    end: int,
-    difference: int,
-    amount: int,
-    outdated: Marks,
-) -> None:
-    """Move so many indifferent rows from one column to the other one."""
+def _move_rows(cost, worker, candidates, count, reach, start, end, difference, amount, outdated):
+    """Move ``amount`` indifferent rows from one column to the other."""
     num_columns = cost.shape[1]
     for j in range(num_columns):
         outdated[j] = False
@@ -217,7 +179,7 @@ def _move_rows(
 
 
 @kernel
-def _has_step(cost: Ints, candidates: Rows, count: Ints, start: int, end: int, step: int) -> bool:
+def _has_step(cost, candidates, count, start, end, step):
     """Whether one of the first few candidates takes this step, as often happens with ties."""
     for c in range(min(NUM_TRIED_FOR_TIES, count[start])):
         i = candidates[start, c]
@@ -227,7 +189,7 @@ def _has_step(cost: Ints, candidates: Rows, count: Ints, start: int, end: int, s
 
 
 @kernel
-def _least_step(cost: Ints, candidates: Rows, count: Ints, start: int, end: int) -> int:
+def _least_step(cost, candidates, count, start, end):
     least = FAR
     for c in range(count[start]):
         i = candidates[start, c]

@@ -18,7 +18,7 @@ from rowhaul._kernels import kernel
 from rowhaul.schedule.transportation.paths import FAR, move_excess
 
 # Found by trying sizes from 128 x 8 to 65536 x 64 on random, tied, offset and link-like costs.
-SAMPLE_RATIO = 4  # each sample has so many times the rows of the one before
+SAMPLE_RATIO = 4  # rows of a sample over those of the sample before
 SMALLEST_SAMPLE = 2  # rows per column in the first sample
 NUM_GAPS_LOOKED_AT = 256  # gaps that stand for all of them when a limit is chosen
 
@@ -87,7 +87,7 @@ def _solve_from_prices(cost, capacity, worker, price):
     for i in range(num_rows):
         load[worker[i]] += 1
     blanks = _place_blanks(capacity, price, load, num_rows)
-    excess = 0
+    excess = np.int64(0)  # not a literal: `move_excess` would be compiled twice
     for j in range(num_columns):
         excess += max(0, load[j] - capacity[j])
 

@@ -33,9 +33,9 @@ from rowhaul.runtime.flush import flushed_blocks
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule import HotRows, Scheduler, ScheduleSettings, homes_of
-from rowhaul.schedule.describe import differences
+from rowhaul.schedule.arrays import named
 from rowhaul.schedule.plan import LiveRows
-from rowhaul.schedule.saved import named
+from rowhaul.schedule.settings import differences
 from rowhaul.train import saved_lifetimes, snapshot
 from rowhaul.train.distributed import sidecar
 from rowhaul.train.distributed.setup import Start

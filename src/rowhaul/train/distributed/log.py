@@ -20,8 +20,7 @@ import numpy as np
 from rowhaul.runtime.mover import Job
 from rowhaul.runtime.runtime import MEASURES
 from rowhaul.schedule import Topology
-from rowhaul.schedule.plan import KIND_NAMES
-from rowhaul.schedule.row_counts import RowCounts
+from rowhaul.schedule.plan import KIND_NAMES, RowCounts
 from rowhaul.train.log import TrainingLog
 
 _STARTING_STEPS = 10  # whose plans could not overlap with training, and had kernels to compile

@@ -21,7 +21,7 @@ from rowhaul.data.schema import Schema
 from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch, BatchNorm1d
 from rowhaul.runtime.mover import Job
-from rowhaul.schedule.row_counts import RowCounts
+from rowhaul.schedule.plan import RowCounts
 from rowhaul.train import loop
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import TrainConfig

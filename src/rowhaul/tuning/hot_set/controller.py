@@ -23,8 +23,8 @@ from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.mover import Job
 from rowhaul.schedule import HotRows, IdBatch, ScheduleSettings
-from rowhaul.schedule.replication import NO_ROWS
-from rowhaul.schedule.saved import Arrays
+from rowhaul.schedule.arrays import Arrays
+from rowhaul.schedule.settings import NO_ROWS
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.hot import Beginning, HotModel, Prediction
 from rowhaul.train.distributed.training import DistributedTraining, tables_of_features

@@ -9,7 +9,7 @@ import numpy as np
 from rowhaul.data.stream import SampleStream
 from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.schedule import HotRows
-from rowhaul.simulate.counting import RowCounter
+from rowhaul.simulate.trace import RowCounter
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.distributed.training import tables_of_features
 

@@ -1,9 +1,91 @@
-"""`joint`: a dispatcher beyond the papers, in four steps of a millisecond or less.
+"""`joint`: all samples of a batch placed together, at what their rows cost now and later.
 
-`problem` prices rows by the set of workers that train them; `growth` makes a first assignment; `search`
-improves it, with the state of the rows kept in `spread`; `links` tells what each link then carries.
+A dispatcher beyond the papers, in steps of a millisecond or less: `problem` prices rows by the set of workers
+that train them; `growth` makes a first assignment; `search` improves it, keeping the rows' state in `spread`.
 """
 
-from rowhaul.schedule.dispatch.joint.joint import Joint
+from __future__ import annotations
 
-__all__ = ["Joint"]
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.errors import ConfigError
+from rowhaul.schedule.dispatch.costs import link_costs
+from rowhaul.schedule.dispatch.joint.growth import grow
+from rowhaul.schedule.dispatch.joint.problem import UNIT, Indices, Ints, Problem, problem_of, weigh
+from rowhaul.schedule.dispatch.joint.search import improve
+from rowhaul.schedule.dispatch.joint.spread import cost_of, make_spread
+from rowhaul.schedule.dispatch.task import DispatchTask
+
+Objective = Literal["sum", "makespan"]
+
+WEIGHINGS = 4  # times that the links' weights are changed for the makespan
+EVEN_WEIGHT = 64
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Minimises what the rows of a batch cost, now and later, shared moves counted once (see `problem`).
+
+    Args:
+        passes: how often every sample may move. The time grows with them; what they gain soon does not.
+        future: the weight of what the assignment will cost later: pushes of what is trained now, less the
+            hits that it allows. 0 minimises the moves of this iteration alone.
+        objective: the ``sum`` over all links, or the ``makespan``: from the least sum on, shift moves away
+            from the slowest link as long as the iteration gets shorter (slowest send + slowest receive).
+    """
+
+    passes: int = 8
+    future: float = 1.0
+    objective: Objective = "sum"
+    name: ClassVar[str] = "joint"
+
+    def __post_init__(self) -> None:
+        if self.passes < 0:
+            raise ConfigError(f"passes must not be negative; got {self.passes}")
+        if not 0 <= self.future <= 1:
+            raise ConfigError(f"future is a weight from 0 to 1; got {self.future}")
+        if self.objective not in get_args(Objective):
+            raise ConfigError(
+                f"unknown objective {self.objective!r}; known are {', '.join(get_args(Objective))}"
+            )
+
+    def assign(self, task: DispatchTask) -> npt.NDArray[np.int32]:
+        """The worker of each sample."""
+        capacities = np.minimum(task.capacities, task.num_samples)
+        num_blanks = int(capacities.sum()) - task.num_samples
+        problem = problem_of(task, round(self.future * UNIT), num_blanks)
+        worker = self._least_sum(problem, task, capacities)
+        if self.objective == "makespan":
+            worker = _shorter(problem, task, capacities, worker)
+        return worker[: task.num_samples]
+
+    def _least_sum(self, problem: Problem, task: DispatchTask, capacities: Ints) -> Indices:
+        start: Indices = grow(problem, task.prices, capacities)
+        spread = make_spread(problem, start)
+        cost = cost_of(problem, spread, start)
+        worker = start.copy()
+        improve(problem, spread, worker, capacities, self.passes, task.seed)
+        return worker if cost_of(problem, spread, worker) < cost else start
+
+
+def _shorter(problem: Problem, task: DispatchTask, capacities: Ints, worker: Indices) -> Indices:
+    """Raise the weights of slow links step by step; returns the assignment with the least makespan."""
+    best, least = worker, None
+    weight = np.full(task.num_workers, EVEN_WEIGHT, np.int64)
+    for weighing in range(WEIGHINGS + 1):
+        sent, received = link_costs(task, worker[: task.num_samples])
+        makespan = int(sent.max() + received.max())
+        if least is None or makespan < least:
+            best, least = worker, makespan
+        if weighing < WEIGHINGS:
+            costs = sent + received
+            mean, most = int(costs.sum()) // len(costs), max(1, int(costs.max()))
+            weight += weight * (costs - mean) // (4 * most)
+            weight = weight.clip(EVEN_WEIGHT // 2, EVEN_WEIGHT * 2)
+            weighted, worker = weigh(problem, weight), worker.copy()
+            improve(weighted, make_spread(weighted, worker), worker, capacities, 1, task.seed)
+    return best

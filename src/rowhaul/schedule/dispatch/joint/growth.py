@@ -7,17 +7,15 @@ have or whose rows come together, and the cheap ones take what is left.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from rowhaul._kernels import kernel
-from rowhaul.schedule.dispatch.joint.problem import Indices, Ints, Problem
 
 STRATUM = 1024  # samples looked at together: the time grows with the square of it
 TAKEN = 2**61  # more than any score, and far from overflow
 
 
 @kernel
-def grow(problem: Problem, prices: Ints, capacities: Ints) -> Indices:
+def grow(problem, prices, capacities):
     """A worker for every sample; capacities add up to the samples."""
     num_samples, num_workers = problem.linear.shape
     num_rows = len(problem.sole)
@@ -39,7 +37,7 @@ def grow(problem: Problem, prices: Ints, capacities: Ints) -> Indices:
 
 
 @kernel
-def _hoped_prices(problem: Problem) -> Ints:
+def _hoped_prices(problem):
     """The prices of rows as the first sample to need them sees them: lower where many may come to share."""
     num_rows, num_workers = problem.sole.shape
     uses = np.zeros(num_rows, np.int64)
@@ -57,16 +55,7 @@ def _hoped_prices(problem: Problem) -> Ints:
 
 
 @kernel
-def _grow_stratum(
-    problem: Problem,
-    prices: Ints,
-    hoped: Ints,
-    covered: npt.NDArray[np.bool_],
-    room: Ints,
-    first: int,
-    end: int,
-    worker: Indices,
-) -> None:
+def _grow_stratum(problem, prices, hoped, covered, room, first, end, worker):
     num_workers = len(prices)
     starts, samples = _samples_by_row(problem, first, end)
     score = np.empty((num_workers, end - first), np.int64)
@@ -101,7 +90,7 @@ def _grow_stratum(
 
 
 @kernel
-def _next_to_grow(prices: Ints, room: Ints, all_room: Ints) -> int:
+def _next_to_grow(prices, room, all_room):
     """The worker whose price times the share of its room that is left is highest."""
     best = -1
     for j in range(len(room)):
@@ -113,7 +102,7 @@ def _next_to_grow(prices: Ints, room: Ints, all_room: Ints) -> int:
 
 
 @kernel
-def _samples_by_row(problem: Problem, first: int, end: int) -> tuple[Ints, Indices]:
+def _samples_by_row(problem, first, end):
     """The samples first .. end that need each row, counted from ``first``."""
     num_rows = len(problem.sole)
     starts = np.zeros(num_rows + 2, np.int64)

@@ -61,19 +61,8 @@ def problem_of(task: DispatchTask, future: int, num_blanks: int) -> Problem:
 
 @kernel
 def _price(
-    offsets: Ints,
-    rows: Indices,
-    latest: npt.NDArray[np.uint64],
-    owner: npt.NDArray[np.int16],
-    partial: npt.NDArray[np.uint64],
-    free: npt.NDArray[np.uint8],
-    home: npt.NDArray[np.int16],
-    record_size: Ints,
-    value_size: Ints,
-    prices: Ints,
-    peer_to_peer: bool,
-    future: int,
-) -> tuple[Ints, Indices, Ints, Ints, Ints]:
+    offsets, rows, latest, owner, partial, free, home, record_size, value_size, prices, peer_to_peer, future
+):
     num_samples, num_workers, num_rows = len(offsets) - 1, len(prices), len(latest)
     uses = np.zeros(num_rows, np.int32)
     user = np.zeros(num_rows, np.int32)
@@ -121,7 +110,7 @@ def _price(
         if store >= 0:  # its own worker need not push
             alone[line, store] -= record * debt * 2 * store_price
             many[many_line, store] -= value * future * 2 * store_price
-        if holder >= 0 and not direct and holder != store:  # it pushes now, unless it goes on alone
+        if holder >= 0 and not direct and holder != store:  # it pushes now, unless it alone trains again
             alone[line, holder] -= record * UNIT * (prices[holder] + store_price)
 
         previous = bit(holder) if holder >= 0 else partial[x]
@@ -149,7 +138,7 @@ def _price(
 
 
 @kernel
-def weigh(problem: Problem, weight: Ints) -> Problem:
+def weigh(problem, weight):
     """The same problem with the costs of each worker multiplied."""
     return Problem(
         problem.offsets,

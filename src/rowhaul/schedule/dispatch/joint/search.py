@@ -9,11 +9,11 @@ many at the end move to where there is room.
 from __future__ import annotations
 
 import numpy as np
+from numba import int64
 
 from rowhaul._kernels import kernel
-from rowhaul.schedule.dispatch.cost_kernels import shuffle
-from rowhaul.schedule.dispatch.joint.problem import Indices, Ints, Problem
-from rowhaul.schedule.dispatch.joint.spread import Spread, move, price_elsewhere
+from rowhaul.schedule.dispatch.joint.spread import move, price_elsewhere
+from rowhaul.schedule.dispatch.random import shuffle
 from rowhaul.schedule.transportation.solver import solve
 
 SLACK = 4  # samples that a worker may have too many while others are on the move
@@ -22,10 +22,8 @@ DEAREST = 2**44  # `solve` needs costs of at most `largest_cost` of 64 columns
 
 
 @kernel
-def improve(
-    problem: Problem, spread: Spread, worker: Indices, capacities: Ints, passes: int, seed: int
-) -> None:
-    """Let every sample move once in each pass; ``worker`` and ``spread`` change."""
+def improve(problem, spread, worker, capacities, passes, seed):
+    """Move every sample at most once per pass; updates ``worker`` and ``spread``."""
     num_samples, num_workers = problem.linear.shape
     load = np.zeros(num_workers, np.int64)
     for i in range(num_samples):
@@ -37,8 +35,8 @@ def improve(
     price = np.empty((num_samples, num_workers), np.int64)
     for _ in range(passes):
         for place in range(num_samples):
-            i = int(order[place])
-            own = int(worker[i])
+            i = order[place]
+            own = int64(worker[i])  # one type of worker: fewer kernels to compile
             price_elsewhere(problem, spread, i, own, price[i])
             best = own
             for j in range(num_workers):
@@ -60,7 +58,7 @@ def improve(
 
 
 @kernel
-def _place_prices(problem: Problem, spread: Spread, worker: Indices, capacities: Ints) -> Ints:
+def _place_prices(problem, spread, worker, capacities):
     """The prices at which as many samples would go to every worker as it has places."""
     num_samples, num_workers = problem.linear.shape
     size = min(num_samples, PRICED_SAMPLES)
@@ -73,7 +71,7 @@ def _place_prices(problem: Problem, spread: Spread, worker: Indices, capacities:
         before += places[j]
     for s in range(size):
         i = s * num_samples // size
-        price_elsewhere(problem, spread, i, worker[i], price[s])
+        price_elsewhere(problem, spread, i, int64(worker[i]), price[s])
         least = price[s].min()
         for j in range(num_workers):
             price[s, j] = min(price[s, j] - least, DEAREST)
@@ -83,20 +81,18 @@ def _place_prices(problem: Problem, spread: Spread, worker: Indices, capacities:
 
 
 @kernel
-def _typical_price(problem: Problem) -> int:
+def _typical_price(problem):
     """What a worker adds, in the mean, to the price of a row that several train."""
     return int(problem.many.sum()) // max(1, problem.many.size)
 
 
 @kernel
-def _move_surplus(
-    problem: Problem, spread: Spread, worker: Indices, load: Ints, capacities: Ints, price: Ints
-) -> None:
+def _move_surplus(problem, spread, worker, load, capacities, price):
     """Move samples from workers that have too many, those first that lose least by the prices last seen."""
     num_samples, num_workers = price.shape
     for own in range(num_workers):
         while load[own] > capacities[own]:
-            moved, to = -1, -1
+            moved, to = int64(-1), int64(-1)
             for i in range(num_samples):
                 if worker[i] != own:
                     continue

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rowhaul._kernels import kernel
-from rowhaul.schedule.dispatch.joint.problem import Indices, Ints, Problem
+from rowhaul.schedule.dispatch.joint.problem import Indices, Ints
 
 
 class Spread(NamedTuple):
@@ -23,7 +23,7 @@ class Spread(NamedTuple):
 
 
 @kernel
-def make_spread(problem: Problem, worker: Indices) -> Spread:
+def make_spread(problem, worker):
     """The state under an assignment."""
     num_rows, num_workers = problem.sole.shape
     spread = Spread(
@@ -40,10 +40,10 @@ def make_spread(problem: Problem, worker: Indices) -> Spread:
 
 
 @kernel
-def move(problem: Problem, spread: Spread, i: int, own: int, to: int) -> None:
+def move(problem, spread, i, own, to):
     """Sample i goes from worker ``own`` to another."""
     for at in range(problem.offsets[i], problem.offsets[i + 1]):
-        x = problem.rows[at]
+        x = np.int64(problem.rows[at])
         spread.users[x, own] -= 1
         spread.users[x, to] += 1
         left, arrived = spread.users[x, own] == 0, spread.users[x, to] == 1
@@ -61,7 +61,7 @@ def move(problem: Problem, spread: Spread, i: int, own: int, to: int) -> None:
 
 
 @kernel
-def price_elsewhere(problem: Problem, spread: Spread, i: int, own: int, price: Ints) -> None:
+def price_elsewhere(problem, spread, i, own, price):
     """Set price[j] to what the cost would grow by with sample i on worker j, were it not on ``own``."""
     num_workers = len(price)
     for j in range(num_workers):
@@ -87,7 +87,7 @@ def price_elsewhere(problem: Problem, spread: Spread, i: int, own: int, price: I
 
 
 @kernel
-def cost_of(problem: Problem, spread: Spread, worker: Indices) -> int:
+def cost_of(problem, spread, worker):
     """The cost of the assignment."""
     num_rows, num_workers = problem.sole.shape
     cost = 0
@@ -102,7 +102,7 @@ def cost_of(problem: Problem, spread: Spread, worker: Indices) -> int:
 
 
 @kernel
-def _renew(problem: Problem, spread: Spread, x: int) -> None:
+def _renew(problem, spread, x):
     num_workers = problem.sole.shape[1]
     num_trainers, trainer = 0, 0
     for j in range(num_workers):

@@ -1,4 +1,4 @@
-"""Compiled loops of the directory: finding the distinct rows of a batch, and giving their slots back."""
+"""The slots of the directory: a record of each row that the window or a cache names, and loops over them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,37 @@ import numpy as np
 
 from rowhaul._kernels import kernel
 from rowhaul._memory import prefetch_to_read, prefetch_to_write
-from rowhaul.schedule.directory.codes import HOME
-from rowhaul.schedule.directory.index_kernels import index_delete, index_find, index_set, index_value
-from rowhaul.schedule.id_kernels import row_hash
-from rowhaul.schedule.masks import NOBODY
+from rowhaul.schedule.directory.row_index import index_delete, index_find, index_set, index_value
+from rowhaul.schedule.masks import NOBODY, ONE, popcount
+from rowhaul.schedule.row_states import FRESH, HOME, NOT_ADMITTED, REPLICATED
+from rowhaul.schedule.topology import row_hash
 
+# One cache line. Masks have bit j for worker j.
+SLOT = np.dtype(
+    [
+        ("key", np.int64),
+        ("members", np.uint64),  # HOME: clean copies; OWNED: the owner; SPLIT: who owes a gradient (U)
+        ("settled", np.uint64),  # SPLIT: who has handed its gradient to the home (P)
+        ("base", np.uint64),  # SPLIT: who holds the record from before the step; 0 is the home
+        ("table", np.int32),
+        ("state", np.uint8),
+        ("window", np.int16),  # batches in the window that name the row
+        ("touched", np.int32),  # the last iteration that trained, moved or evicted the row, or -1
+        ("next_use", np.int32),  # the next iteration in the window that needs the row, or 0
+        ("stamp", np.int32),  # the last batch that named it
+        ("local", np.int32),  # its place there
+        ("trained", np.int32),  # the last iteration that trained it: a split row's gradients are from then
+        ("head", np.int32),  # the first of its copies in caches, or -1
+    ],
+    align=True,
+)
 NEVER = -1  # the stamp of a slot that no batch has named
-AHEAD = 16  # ids between asking for a cache line and using it
+AHEAD = 16  # rows between asking for a cache line and using it
+MOST_APPEARANCES = np.int32(1 << 30)  # no row is infrequent beyond
 
 
 @kernel
-def locate(tables, keys, index, slots, free_slots, num_free, number, window_begins):
+def locate_slots(tables, keys, index, slots, free_slots, num_free, number, window_begins):
     """Find the slots of the distinct rows of a batch, making slots for rows not known yet.
 
     A row that no batch since ``window_begins`` has named is used next in this one.
@@ -71,7 +91,7 @@ def locate(tables, keys, index, slots, free_slots, num_free, number, window_begi
 
 @kernel
 def begin_slot(record, table, key):
-    """A row that was not known is at home, as far as its slot can tell."""
+    """Initialise the slot of a row: at home."""
     record.key = key
     record.table = table
     record.state = HOME
@@ -100,58 +120,49 @@ def set_state(slots, batch_slots, state):
 
 
 @kernel
-def sorted_rows(tables, keys, count):
-    """The order of the first ``count`` rows by (table, key): a radix sort of bytes, lowest first."""
-    digits = np.zeros((8, 256), np.int64)
-    words = np.empty(count, np.uint64)
-    largest_table = np.int64(0)
-    for r in range(count):
-        word = np.uint64(keys[r]) ^ np.uint64(1 << 63)  # negative keys before positive ones
-        words[r] = word
-        for b in range(8):
-            digits[b, (word >> np.uint64(8 * b)) & np.uint64(255)] += 1
-        largest_table = max(largest_table, np.int64(tables[r]))
-    order = np.arange(count).astype(np.int32)
-    other = np.empty(count, np.int32)
-    for b in range(8):
-        if _one_bucket(digits[b], count):
+def take_up(slots, appearances, batch_slots, next_use, occurrences, trainers, keep_split):
+    """Begin an iteration: record when each row is used next, and select the rows that caches hold.
+
+    ``appearances`` is empty unless a dispatcher learns from them.
+    Returns the slots, the trainers and the workers whose copies stay worth something of the rows
+    that do; the slots of those that do not (replicated rows live beside the caches, rows not admitted
+    nowhere); which rows are fresh; and how many moves all of them can cause at most.
+    """
+    cached = np.empty(len(batch_slots), np.int32)
+    by = np.empty(len(batch_slots), np.uint64)
+    current = np.empty(len(batch_slots), np.uint64)
+    others = np.empty(len(batch_slots), np.int32)
+    fresh = np.empty(len(batch_slots), np.int32)
+    count = 0
+    num_fresh = 0
+    most_moves = 0
+    slots_address = np.int64(slots.ctypes.data)
+    for r in range(len(batch_slots)):
+        if r + AHEAD < len(batch_slots):
+            prefetch_to_write(slots_address + np.int64(batch_slots[r + AHEAD]) * slots.itemsize)
+        record = slots[batch_slots[r]]
+        record.next_use = next_use[r]
+        if len(appearances) > 0:
+            appearances[batch_slots[r]] = min(appearances[batch_slots[r]], MOST_APPEARANCES) + occurrences[r]
+        record.window -= 1
+        fresh[num_fresh] = r
+        num_fresh += record.state == FRESH
+        if record.state == REPLICATED or record.state == NOT_ADMITTED:
+            others[r - count] = batch_slots[r]
             continue
-        start = 0
-        for value in range(256):
-            size = digits[b, value]
-            digits[b, value] = start
-            start += size
-        for r in range(count):
-            d = order[r]
-            value = (words[d] >> np.uint64(8 * b)) & np.uint64(255)
-            other[digits[b, value]] = d
-            digits[b, value] += 1
-        order, other = other, order
-    starts = np.zeros(largest_table + 2, np.int64)
-    for r in range(count):
-        starts[tables[r] + 1] += 1
-    for table in range(largest_table + 1):
-        starts[table + 1] += starts[table]
-    for r in range(count):
-        d = order[r]
-        other[starts[tables[d]]] = d
-        starts[tables[d]] += 1
-    return other
+        most_moves += 1 + 2 * popcount(trainers[r]) + popcount(record.members)
+        cached[count] = batch_slots[r]
+        by[count] = trainers[r]
+        single = trainers[r] & (trainers[r] - ONE) == NOBODY
+        current[count] = trainers[r] if keep_split or single else NOBODY
+        count += 1
+    others = others[: len(batch_slots) - count]
+    return cached[:count], by[:count], current[:count], others, fresh[:num_fresh], most_moves
 
 
 @kernel
-def _one_bucket(sizes, count):
-    for size in sizes:
-        if size == count:
-            return True
-        if size > 0:
-            return False
-    return True
-
-
-@kernel
-def release(slots, candidates, index, free_slots, num_free):
-    """Give back the slots that no window and no cache names any more; they are at home, or not admitted."""
+def release_slots(slots, candidates, index, free_slots, num_free):
+    """Free the slots that neither the window nor a cache names; their rows are at home or not admitted."""
     mask = np.int64(len(index) - 1)
     index_address = np.int64(index.ctypes.data)
     leaving = np.empty(len(candidates), np.int32)

@@ -1,21 +1,52 @@
-"""What a scheduler knows as arrays by name: written into checkpoints, read back with suspicion.
+"""Plain arrays: hash them, grow them, and export and restore a scheduler's state as arrays by name.
 
-Names are flat ("caches.workers"), arrays plain, text is UTF-8 in bytes: any format that holds arrays
-holds them, and nothing needs pickle. Kernels trust what they are given, so whatever comes back is
-checked here first.
+Hashes guard against mistakes, not against malice, and are computed in every iteration: hence xxHash.
+
+Names of saved arrays are flat ("caches.workers"), text is UTF-8 bytes: any format that holds arrays can hold
+a state, and nothing needs pickle. Kernels trust their input, so `Saved` checks everything that it reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from rowhaul.errors import CheckpointError
 
+DIGEST_BYTES = 16
+
 Arrays = dict[str, npt.NDArray[Any]]
+
+
+def digest(text: str, arrays: Iterable[npt.NDArray[Any]]) -> bytes:
+    """A hash of the text and of the type, the shape and the content of every array."""
+    arrays = [np.ascontiguousarray(array) for array in arrays]
+    shapes = ";".join(f"{array.dtype.str}{array.shape}" for array in arrays)
+    state = xxhash.xxh3_128(f"{len(text)}:{text}{shapes}".encode())
+    for array in arrays:
+        state.update(array.data)
+    return state.digest()
+
+
+def extended(array: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
+    """The array with zeros after it."""
+    longer = np.zeros(length, array.dtype)
+    longer[: len(array)] = array
+    return longer
+
+
+def extended_stack(free: npt.NDArray[np.int32], num_free: int, length: int) -> npt.NDArray[np.int32]:
+    """A stack of free places with the new ones up to ``length`` on top, the lowest of them first to go.
+
+    It has room for all places, so its length is their number so far.
+    """
+    longer = extended(free, length)
+    longer[num_free : num_free + length - len(free)] = np.arange(length - 1, len(free) - 1, -1)
+    return longer
 
 
 def named(prefix: str, arrays: Arrays) -> Arrays:
@@ -29,7 +60,7 @@ def text_array(text: str) -> npt.NDArray[np.uint8]:
 
 
 class Saved:
-    """Arrays that were saved, or those of one part, checked as they are taken out."""
+    """Saved arrays, or those of one part, checked as they are read."""
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]], prefix: str = "") -> None:
         self._arrays = arrays
@@ -39,13 +70,13 @@ class Saved:
         return self._prefix + name in self._arrays
 
     def part(self, name: str) -> Saved:
-        """What `named` has put under this name."""
+        """The part that `named` has put under this name."""
         return Saved(self._arrays, f"{self._prefix}{name}.")
 
     def array(
         self, name: str, dtype: type[np.generic], length: int | None = None, *, below: int | None = None
     ) -> npt.NDArray[Any]:
-        """A copy of a row of numbers, so many of them; with ``below`` all from 0 up to it, without it."""
+        """A copy of a one-dimensional array of this length; with ``below``, all from 0 to below it."""
         given = self._get(name)
         if given.dtype != dtype or given.ndim != 1 or length not in (None, len(given)):
             wanted = f"{'any number of' if length is None else length} {np.dtype(dtype)}"

@@ -1,11 +1,11 @@
-"""Compiled loops of the store: hashing, distinct keys, initial values, reading and writing records.
+"""Loops over records: initial values, reading, writing; and the hash of keys.
 
 All loops visit keys in the order given, so results never depend on threads or on the machine.
 """
 
 from __future__ import annotations
 
-from numba import int64, uint64
+from numba import uint64
 from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
@@ -21,49 +21,6 @@ def mix(x):
     x = (x ^ (x >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> uint64(27))) * uint64(0x94D049BB133111EB)
     return x ^ (x >> uint64(31))
-
-
-@kernel
-def deduplicate(values, starts, tables, slots, unique, inverse, table_starts):
-    """Distinct keys of each table, in order of first appearance.
-
-    ``values[starts[f]:starts[f + 1]]`` are the keys of feature ``f``, which reads table
-    ``tables[f]``; features are ordered by table. ``slots`` is scratch: zeros, a power of two of at
-    least twice the keys of any table; it is left as zeros. Fills ``unique``, ``inverse`` (position
-    in ``unique`` of each value) and ``table_starts``; returns the number of distinct keys.
-    """
-    num_unique = 0
-    feature = 0
-    for table in range(len(table_starts) - 1):
-        table_starts[table] = num_unique
-        first_feature = feature
-        num_keys = 0
-        while feature < len(tables) and tables[feature] == table:
-            num_keys += starts[feature + 1] - starts[feature]
-            feature += 1
-        # A scratch table just large enough stays in the fastest cache.
-        size = 16
-        while size < 2 * num_keys:
-            size *= 2
-        mask = size - 1
-        for i in range(starts[first_feature], starts[feature]):
-            key = values[i]
-            slot = int64(mix(key)) & mask
-            while True:
-                at = slots[slot] - 1
-                if at < 0:
-                    slots[slot] = num_unique + 1
-                    unique[num_unique] = key
-                    inverse[i] = num_unique
-                    num_unique += 1
-                    break
-                if unique[at] == key:
-                    inverse[i] = at
-                    break
-                slot = (slot + 1) & mask
-        slots[:size] = 0
-    table_starts[-1] = num_unique
-    return num_unique
 
 
 @kernel

@@ -1,21 +1,19 @@
 """Compiled loops that find the distinct rows of a batch, and their order by (table, key).
 
-Most ids of a batch name a row that another one names too. They are told apart here, table by table, with
-a small hash table that stays in the fastest memory; only distinct rows are then looked up in the directory,
-which is far larger. In their final order they lie side by side, so that nothing is put in order later.
+Most ids of a batch name a row that another id names too. Each table gets a small hash table that stays in the
+fastest memory; only distinct rows are then looked up in the directory, which is far larger.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from rowhaul._distinct import MIX, ONE, num_seats, number_keys
 from rowhaul._kernels import kernel
-from rowhaul.schedule.id_kernels import TURNED_AT_ONCE
+from rowhaul.schedule.batch import SAMPLES_AT_ONCE
 
-FEW = 48  # so many keys are sorted by insertion, more by their bytes
+FEW = 48  # keys: up to this many are sorted by insertion, more by their bytes
 SIGN = np.uint64(1 << 63)
-MIX = np.uint64(0x9E3779B97F4A7C15)
-ONE = np.uint64(1)
 HALL = np.dtype([("first", np.uint64), ("mask", np.uint64), ("next_row", np.uint64)])  # of a table's seats
 
 
@@ -25,7 +23,7 @@ def distinct_rows(offsets, tables, keys):
 
     Returns the samples' offsets and their rows as indices into the distinct ones (a row once per sample);
     and of the distinct rows, ordered by (table, key), the tables, the keys and how many samples name each.
-    Tables are not negative, and not many more than there are ids.
+    Tables must not be negative, nor far more than the ids.
     """
     num_tables = np.int64(0)
     for table in tables:
@@ -35,7 +33,7 @@ def distinct_rows(offsets, tables, keys):
     rank = np.empty(len(keys), np.int32)  # rows in that numbering: the place in the order
     words = np.empty(len(keys), np.uint64)  # rows in that numbering: unsigned numbers that compare as keys do
     found = _tell_apart(tables, keys, starts, words, row_of)
-    count, largest = 0, 0
+    count, largest = np.int64(0), np.int64(0)
     for table in range(num_tables):
         count += found[table]
         largest = max(largest, found[table])
@@ -70,7 +68,7 @@ def distinct_rows(offsets, tables, keys):
 def distinct_by_feature(feature_tables, values, lengths):
     """The same for ids feature by feature, of tables that ascend, where a sample has at most one of each.
 
-    A table's ids lie side by side, so that all that is needed to tell them apart stays in the fastest memory.
+    A table's ids lie side by side, so that its hash table stays in the fastest memory.
     """
     num_features, num_samples = lengths.shape
     num_ids = len(values)
@@ -82,26 +80,22 @@ def distinct_by_feature(feature_tables, values, lengths):
             count += lengths[f, i]
         starts[f + 1] = starts[f] + count
         largest = max(largest, count)
-    size = 16
-    while size < 2 * largest:
-        size *= 2
-    seats = np.empty(size, np.uint32)
-    row_of = np.empty(num_ids + 1, np.int32)  # ids, feature by feature; and one that counts for nothing
+    seats = np.empty(num_seats(largest), np.uint32)
+    row_of = np.empty(num_ids + 1, np.int32)  # ids, feature by feature; and one of scratch
     here, there = np.empty(largest, np.uint64), np.empty(largest, np.uint64)
     order, other_order = np.empty(largest, np.int32), np.empty(largest, np.int32)
-    rank, digits, words = (
-        np.empty(largest, np.int32),
-        np.empty(256, np.int32),
-        np.zeros(largest + 1, np.uint64),
-    )
+    rank, digits = np.empty(largest, np.int32), np.empty(256, np.int32)
+    known = np.empty(largest + 1, np.int64)
     distinct_tables, distinct_keys = np.empty(num_ids, np.int32), np.empty(num_ids, np.int64)
     occurrences = np.empty(num_ids, np.int32)
     before = 0
     for f in range(num_features):
         first, end = starts[f], starts[f + 1]
-        count = _number(values, first, end, seats, words, row_of)
+        size = num_seats(end - first)
+        seats[:size] = 0
+        count = number_keys(values, first, end, seats, size, known, 0, row_of)
         for r in range(count):
-            here[r] = words[r + 1]
+            here[r] = np.uint64(known[r + 1]) ^ SIGN
         if _sort(here, order, there, other_order, count, digits):
             here, there, order, other_order = there, here, other_order, order
         for r in range(count):
@@ -114,7 +108,7 @@ def distinct_by_feature(feature_tables, values, lengths):
             row_of[at] = row
             occurrences[row] += 1
         before += count
-    offsets, rows = _turned(row_of, lengths, starts, num_ids)
+    offsets, rows = _transposed(row_of, lengths, starts, num_ids)
     return (
         offsets,
         rows,
@@ -125,37 +119,30 @@ def distinct_by_feature(feature_tables, values, lengths):
 
 
 @kernel
-def _number(values, first, end, seats, words, row_of):
-    """Number the distinct ids of one feature as they come; returns how many there are.
+def distinct_by_appearance(tables, keys, num_tables):
+    """The distinct rows of ids, table by table, each table's in the order in which they first appear.
 
-    Those have their words from the second on: 0 is the number of an empty seat.
+    Returns the row of every id; the keys of rows; where each table's rows begin; how many ids name each row.
     """
-    size = np.int64(16)
-    while size < 2 * (end - first):
-        size *= 2
-    seats[:size] = 0
-    mask = np.uint64(size - 1)
-    count = np.uint64(0)
-    for at in range(first, end):
-        word = np.uint64(values[at]) ^ SIGN
-        mixed = word * MIX
-        seat = (mixed ^ (mixed >> np.uint64(32))) & mask
-        taken = np.uint64(seats[seat])
-        # One branch, which is hardly ever taken: no processor could foresee which id is new.
-        while (taken != 0) & (words[taken] != word):
-            seat = (seat + ONE) & mask
-            taken = np.uint64(seats[seat])
-        new = taken == 0
-        count += np.uint64(new)
-        row = count if new else taken
-        seats[seat] = row
-        words[row] = word
-        row_of[at] = row - ONE
-    return np.int64(count)
+    first_ids = _starts(tables, num_tables)
+    row_of = np.empty(len(keys), np.int32)
+    words = np.empty(len(keys), np.uint64)
+    found = _tell_apart(tables, keys, first_ids, words, row_of)
+    starts = np.zeros(num_tables + 1, np.int64)
+    for table in range(num_tables):
+        starts[table + 1] = starts[table] + found[table]
+    row_keys, counts = np.empty(starts[-1], np.int64), np.zeros(starts[-1], np.int32)
+    for table in range(num_tables):
+        for r in range(found[table]):
+            row_keys[starts[table] + r] = np.int64(words[first_ids[table] + r] ^ SIGN)
+    for at in range(len(keys)):
+        row_of[at] += starts[tables[at]] - first_ids[tables[at]]
+        counts[row_of[at]] += 1
+    return row_of, row_keys, starts, counts
 
 
 @kernel
-def _turned(row_of, lengths, starts, num_ids):
+def _transposed(row_of, lengths, starts, num_ids):
     """Rows sample by sample, and where each sample begins."""
     num_features, num_samples = lengths.shape
     offsets = np.zeros(num_samples + 1, np.int64)
@@ -166,13 +153,13 @@ def _turned(row_of, lengths, starts, num_ids):
         offsets[i + 1] += offsets[i]
     rows = np.empty(num_ids + 1, np.int32)
     reading, writing = starts[:-1].copy(), offsets[:-1].copy()
-    for begin in range(0, num_samples, TURNED_AT_ONCE):
-        end = min(begin + TURNED_AT_ONCE, num_samples)
+    for begin in range(0, num_samples, SAMPLES_AT_ONCE):
+        end = min(begin + SAMPLES_AT_ONCE, num_samples)
         for f in range(num_features):
             at = reading[f]
             for i in range(begin, end):
                 place, length = writing[i], np.int64(lengths[f, i])
-                rows[num_ids + (place - num_ids) * length] = row_of[at]  # what is missing counts for nothing
+                rows[num_ids + (place - num_ids) * length] = row_of[at]  # missing ids write to scratch
                 writing[i] = place + length
                 at += length
             reading[f] = at
@@ -206,7 +193,7 @@ def _starts(tables, num_tables):
 def _tell_apart(tables, keys, starts, words, row_of):
     """Number the distinct keys of each table as they come; returns how many each has.
 
-    Every table has a hash table of its own with at least twice as many seats as ids, side by side.
+    Tables have separate hash tables, side by side, with at least twice as many seats as ids.
     """
     num_tables = len(starts) - 1
     halls = np.empty(num_tables, HALL)

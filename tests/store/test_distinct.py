@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowhaul.store.matching import KnownRows, match_keys
+from rowhaul.store.distinct import KnownRows, match_keys
 
 
 def known_rows(random, rows):

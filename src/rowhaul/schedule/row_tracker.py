@@ -1,0 +1,219 @@
+"""What the scheduler knows of rows: where they are, who caches them, which exist; plans change it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.schedule.arrays import Arrays, Saved, extended, named
+from rowhaul.schedule.batch import IdBatch
+from rowhaul.schedule.caches import Caches
+from rowhaul.schedule.directory import Directory, LocatedBatch
+from rowhaul.schedule.directory.slots import take_up
+from rowhaul.schedule.lifetimes import Forgotten, Lifetimes
+from rowhaul.schedule.masks import trainers_of
+from rowhaul.schedule.plan import Plan
+from rowhaul.schedule.row_states import State
+from rowhaul.schedule.settings import NO_ROWS, HotRows, ScheduleSettings
+from rowhaul.schedule.sizes import RowSizes
+from rowhaul.schedule.sync import Step, Wiring, make_exchange
+
+Slots = npt.NDArray[np.int32]
+Tables = npt.NDArray[np.int32]
+Keys = npt.NDArray[np.int64]
+
+NO_SLOTS: Slots = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """The rows that enter and leave the replicated set, ordered by (table, key)."""
+
+    entering: HotRows
+    states: npt.NDArray[np.uint8]  # entering rows: the state before
+    leaving: HotRows
+
+
+class RowTracker:
+    """The directory, the workers' caches, the synchronisation mode and the rows' lifetimes, kept in step."""
+
+    def __init__(self, settings: ScheduleSettings) -> None:
+        topology, mode = settings.topology, settings.sync_mode
+        self._num_workers = topology.num_workers
+        self._num_tables = len(settings.sizes.values)
+        self._hot = settings.hot or NO_ROWS
+        self._wiring = Wiring(topology, settings.sizes, settings.look_ahead)
+        self._exchange = make_exchange(mode, self._wiring)
+        self._lifetimes = Lifetimes(settings.row_policies)
+        self.directory = Directory(first_touch=settings.first_touch, lifetimes=self._lifetimes)
+        self._slot_bytes: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # record bytes of each slot
+        self._leaving = NO_SLOTS  # slots that may no longer be needed
+        cache = settings.cache
+        self._caches = (
+            Caches(cache.capacities(self._num_workers), cache.unit, cache.policy)
+            if mode.caches_rows
+            else None
+        )
+        if len(self._hot):
+            pinned, _ = self.directory.pin(self._hot.tables, self._hot.keys, State.REPLICATED)
+            self._know(pinned)
+
+    def locate(self, number: int, ids: IdBatch, first: int) -> tuple[LocatedBatch, tuple[Slots, Slots]]:
+        """Give the rows of a batch slots; ``first`` is the first batch of the window. See `Directory`."""
+        batch, uses = self.directory.locate(number, ids, first)
+        self._know(batch.slots[batch.new])
+        return batch, uses
+
+    def release(self) -> None:
+        """Free the slots of rows that neither the window nor a cache names any more."""
+        self.directory.release(self._leaving)
+        self._leaving = NO_SLOTS
+
+    def states(self, iteration: int) -> Arrays:
+        """The rows that are not simply at home; see `Scheduler.states`."""
+        placed = self.directory.placed_rows()
+        return self.directory.states(placed, self._exchange.owing(placed), iteration)
+
+    def carry_out(self, batch: LocatedBatch, worker: npt.NDArray[np.int32], *, count_uses: bool) -> Plan:
+        """Turn an assignment into moves, evictions and the states after the iteration.
+
+        ``count_uses``: also count how many samples named each row, for dispatchers that learn.
+        """
+        slots, number = self.directory.slots, batch.number
+        trainers = trainers_of(batch.offsets, batch.rows, worker, len(batch.slots))
+        appearances = self.directory.appearances if count_uses else NO_SLOTS
+        cached, by, current, uncached, fresh, most_moves = take_up(
+            slots, appearances, batch.slots, batch.next_use, batch.occurrences, trainers,
+            self._exchange.keeps_split_copies,
+        )  # fmt: skip
+        evicted_from, victims = np.zeros(0, np.int16), NO_SLOTS
+        if self._caches is None:
+            uncached = batch.slots
+        else:
+            evicted_from, victims = self._caches.step(
+                number, cached, by, current, self._slot_bytes, slots["next_use"]
+            )
+        self.directory.remember_trained(batch, fresh)
+        outcome = self._exchange.step(
+            Step(
+                iteration=number,
+                slots=slots,
+                rows=batch.slots,
+                trainers=trainers,
+                evicted_from=evicted_from,
+                victims=victims,
+                most_moves=most_moves + len(victims),
+            )
+        )
+        evicted_tables, evicted_keys = self.directory.names(victims)
+        forgotten, emptied = self._forget_due(number)
+        self._leaving = np.concatenate([uncached, victims, emptied])
+        return Plan(
+            iteration=number,
+            num_workers=self._num_workers,
+            worker=worker,
+            tables=batch.tables,
+            keys=batch.keys,
+            trainers=trainers,
+            evicted_from=evicted_from,
+            evicted_tables=evicted_tables,
+            evicted_keys=evicted_keys,
+            ids=batch.ids,
+            forgotten_tables=forgotten.tables,
+            forgotten_keys=forgotten.keys,
+            num_expired=forgotten.num_expired,
+            **vars(outcome),
+        )
+
+    def mark_trained(self, tables: Tables, keys: Keys, iteration: int) -> None:
+        """Mark rows as trained before the first plan; see `Scheduler.mark_trained`."""
+        self.directory.mark_trained(tables, keys)
+        self._lifetimes.know(iteration - 1, tables, keys)
+        self._exempt_replicated()
+
+    def recall(self, lifetimes: Saved) -> None:
+        """Restore exported lifetimes; see `Scheduler.recall`."""
+        self._lifetimes.restore(lifetimes)
+        self._exempt_replicated()
+
+    def replicate(self, hot: HotRows, iteration: int) -> Replacement:
+        """Replace the replicated rows before an iteration; see `Scheduler.replicate`."""
+        entering, leaving = hot.without(self._hot), self._hot.without(hot)
+        left = self.directory.unpin(leaving.tables, leaving.keys, iteration - 1)
+        entered, states = self.directory.pin(entering.tables, entering.keys, State.REPLICATED)
+        self._know(entered)
+        if self._caches is not None:
+            self._caches.drop(entered, self._slot_bytes)
+        self._leaving = np.concatenate([self._leaving, left])
+        self._lifetimes.know(iteration - 1, leaving.tables, leaving.keys)
+        self._lifetimes.drop(entering.tables, entering.keys)
+        self._hot = hot
+        return Replacement(entering, states, leaving)
+
+    def forget(self, tables: Tables, keys: Keys, iteration: int) -> None:
+        """Forget rows before an iteration: no rank holds anything of them."""
+        self._drop_and_release(self.directory.find(tables, keys), iteration)
+
+    def come_home(self, iteration: int) -> None:
+        """Empty all caches before an iteration: every row is at home."""
+        self._drop_and_release(self.directory.held_rows(), iteration)
+
+    def resize(self, sizes: RowSizes) -> None:
+        """Change the sizes of rows; all must be at home."""
+        self.release()
+        self._wiring.use(sizes)
+
+    def export(self) -> Arrays:
+        """Export everything as plain arrays."""
+        self.release()
+        slots, rows = self.directory.export()
+        return {
+            **named("rows", rows),
+            **named("caches", self._caches.export(slots) if self._caches is not None else {}),
+            **named("exchange", self._exchange.export(slots)),
+            **named("lifetimes", self._lifetimes.export()),
+        }
+
+    def restore(self, saved: Saved) -> None:
+        """Restore an exported state into a new tracker."""
+        slots = self.directory.restore(saved.part("rows"), self._num_tables, self._num_workers)
+        self._know(slots)
+        if self._caches is not None:
+            self._caches.restore(saved.part("caches"), slots, self._slot_bytes)
+        self._exchange.restore(saved.part("exchange"), slots)
+        self._lifetimes.restore(saved.part("lifetimes"))
+
+    def _know(self, slots: Slots) -> None:
+        """Follow the directory: these slots are new, and all slots may have moved."""
+        every: npt.NDArray[Any] = self.directory.slots
+        if len(self._slot_bytes) < len(every):
+            if self._caches is not None:
+                self._caches.use_heads(every["head"])
+            self._slot_bytes = extended(self._slot_bytes, len(every))
+        self._slot_bytes[slots] = self._wiring.record_bytes[every["table"][slots]]
+
+    def _exempt_replicated(self) -> None:
+        self._lifetimes.drop(self._hot.tables, self._hot.keys)
+
+    def _forget_due(self, iteration: int) -> tuple[Forgotten, Slots]:
+        """Forget the rows that are due after an iteration; returns them and their slots."""
+        forgotten = self._lifetimes.forget(iteration)
+        if not len(forgotten):
+            return forgotten, NO_SLOTS
+        slots = self.directory.find(forgotten.tables, forgotten.keys)
+        self._drop(slots, iteration)
+        return forgotten, slots
+
+    def _drop_and_release(self, slots: Slots, iteration: int) -> None:
+        self._drop(slots, iteration - 1)
+        self._leaving = np.concatenate([self._leaving, slots])
+
+    def _drop(self, slots: Slots, iteration: int) -> None:
+        """Drop everything but the homes' records of rows once an iteration is over."""
+        if self._caches is not None:
+            self._caches.drop(slots, self._slot_bytes)
+        self._exchange.forget(slots)
+        self.directory.forget(slots, iteration)
