@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.schedule import HotRows
 from rowhaul.schedule.arrays import Arrays
-from rowhaul.schedule.replication import NO_ROWS
+from rowhaul.schedule.settings import NO_ROWS
 from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.transport.base import Links
 
