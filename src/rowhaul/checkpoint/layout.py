@@ -5,12 +5,12 @@
     step-000001000/
       manifest.json                        written last: without it the folder is unfinished
       tensors-model.safetensors            named groups of tensors
-      rows-0000-00000.safetensors          keys, values and state of some rows of table 0
+      rows-0000-00000.safetensors          some rows of table 0 as their format has them: keys, values, state
       rows-0000-r0003-00000.safetensors    the same, where rank 3 of a cluster wrote them
       layout-r0003-00000.safetensors       only of a cluster: what rank 3 held where, see `rowhaul.train`
       ...
 
-Rows are addressed by key, so that whoever reads them need not know how many processes wrote them. Every
+Rows are addressed by key: a reader need not know how many processes wrote them. Every
 file's size and checksum (XXH3, 64 bits) are in the manifest. There is no pickle anywhere.
 """
 
@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -40,6 +42,12 @@ class TableEntry:
     dtype: str
     num_rows: int
     files: tuple[str, ...]
+    format: str = "whole"  # of its rows, see `rowhaul.store.row_format`
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any], format: str = "whole") -> TableEntry:
+        """Read an entry; ``format`` is that of tables whose entry names none."""
+        return cls(**{"format": format, **given, "files": tuple(given["files"])})
 
 
 def step_folder(step: int) -> str:

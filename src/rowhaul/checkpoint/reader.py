@@ -16,7 +16,8 @@ from torch import Tensor
 
 from rowhaul.checkpoint.layout import FORMAT, MANIFEST_FILE, VERSION, TableEntry, checksum
 from rowhaul.errors import CheckpointError
-from rowhaul.pruning.row_files import is_pruned, whole_rows
+from rowhaul.store.row_format import RowFormat, implied_format, row_format
+from rowhaul.store.row_parts import Arrays
 
 _ENTRIES = {"format", "version", "facts", "groups", "tables", "files"}
 
@@ -34,7 +35,8 @@ class CheckpointReader:
         manifest = self._read_manifest()
         self.facts: dict[str, Any] = manifest["facts"]
         self.groups: list[str] = manifest["groups"]
-        tables = [TableEntry(**{**entry, "files": tuple(entry["files"])}) for entry in manifest["tables"]]
+        implied = implied_format(self.facts)
+        tables = [TableEntry.from_dict(entry, implied) for entry in manifest["tables"]]
         self.tables: dict[str, TableEntry] = {table.name: table for table in tables}
         self._files: dict[str, dict[str, Any]] = manifest["files"]
         self._believed: set[str] = set()  # files whose checksum agreed
@@ -59,20 +61,23 @@ class CheckpointReader:
     def rows(
         self, table: str, among: Container[str] | None = None
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
-        """A table's rows as blocks of (keys, records), values before state; all, or those of some files."""
+        """Yield a table's rows as (keys, records), values before state; all, or those of some files.
+
+        A format that keeps state by parts of rows gives values alone.
+        """
+        rows, dim = self.format(table), self.tables[table].dim
+        for block in self.blocks(table, among):
+            yield block["keys"], rows.decode(block, dim)
+
+    def blocks(self, table: str, among: Container[str] | None = None) -> Iterator[Arrays]:
+        """Yield a table's rows as its format has them, file by file."""
         for name in self.tables[table].files:
             if among is None or name in among:
-                parts = self.arrays(name)
-                if is_pruned(parts):  # values alone: chunks have state of their own
-                    yield parts["keys"], whole_rows(parts, self.tables[table].dim)
-                    continue
-                columns = [parts["values"]] + ([parts["state"]] if "state" in parts else [])
-                yield parts["keys"], np.concatenate(columns, axis=1)
+                yield self.arrays(name)
 
-    def pruned_rows(self, table: str) -> Iterator[dict[str, npt.NDArray[Any]]]:
-        """The rows of a pruned table as they were written, see `rowhaul.pruning.row_files`."""
-        for name in self.tables[table].files:
-            yield self.arrays(name)
+    def format(self, table: str) -> RowFormat:
+        """Return the format of a table's rows."""
+        return row_format(self.tables[table].format)
 
     def keys(self, table: str) -> Iterator[npt.NDArray[np.int64]]:
         """The keys of a table's rows, block by block."""

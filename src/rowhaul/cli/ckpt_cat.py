@@ -10,8 +10,8 @@ import typer
 
 if TYPE_CHECKING:
     from rowhaul.checkpoint import CheckpointReader
-    from rowhaul.checkpoint.finding import FoundRow
     from rowhaul.cli.ckpt_keys import Reading
+    from rowhaul.store.row_parts import FoundRow
 
 EXIT_ABSENT = 1  # as grep
 _WORTH_A_BAR = 8  # files
@@ -65,10 +65,7 @@ class Hit(NamedTuple):
         row = {"id": self.reading.typed, "ids": self.reading.kind, "key": self.reading.key}
         found = self.row
         vectors = {"values": found.values.tolist()} | ({"state": found.state.tolist()} if with_state else {})
-        chunks = {}
-        if found.is_pruned:
-            chunks = {"present": found.present, "columns": found.columns, "utilities": found.utilities}
-        return {"table": self.table, **row, **vectors, **chunks}
+        return {"table": self.table, **row, **vectors, **found.details}
 
 
 class Found(NamedTuple):
@@ -129,8 +126,8 @@ def _print(
         key = f"key {hit.reading.key}"
         say(f"{hit.table}: {hit.reading} ({key})" if hit.reading.kind == "text" else f"{hit.table}: {key}")
         say(f"  values {_values(hit.row)}")
-        if hit.row.is_pruned:
-            say(f"  chunks {_chunks(hit.row)}")
+        for name, note in hit.row.notes.items():
+            say(f"  {name} {note}")
         if with_state:
             say(f"  state  {_numbers(hit.row.state)}")
     others = [name for name in tables if name not in searched]
@@ -149,18 +146,9 @@ def _explained(hit: Hit) -> str:
 
 
 def _values(row: FoundRow) -> str:
-    """The values, and a dot where one was pruned."""
-    return " ".join(
-        f"{value:.6g}" if row.has(column) else "·" for column, value in enumerate(row.values.tolist())
-    )
-
-
-def _chunks(row: FoundRow) -> str:
-    """Which chunks of a row there are, and how useful all of them were."""
-    there = [str(number) for number, is_there in enumerate(row.present) if is_there]
-    what = f"{len(there)} of {len(row.present)} there{': ' if there else ''}{', '.join(there)}"
-    rest = "; what is pruned (·) reads as zeros" if len(there) < len(row.present) else ""
-    return f"{what}{rest}; utilities {' '.join(f'{one:.3g}' for one in row.utilities)}"
+    """The values, and a dot where one is not stored."""
+    values = zip(row.values.tolist(), row.stored.tolist(), strict=True)
+    return " ".join(f"{value:.6g}" if is_stored else "·" for value, is_stored in values)
 
 
 def _numbers(array: Any) -> str:

@@ -45,10 +45,10 @@ def merge_into_folder(sources: Sequence[CheckpointReader], to: Path, progress: P
 
     from rowhaul._files import temporary_beside, whole
     from rowhaul.checkpoint.layout import step_folder
+    from rowhaul.checkpoint.merging import merge as merge_checkpoints
     from rowhaul.checkpoint.opening import run_of
     from rowhaul.data.schema import SCHEMA_FILE
     from rowhaul.errors import ConfigError
-    from rowhaul.train.merging import merge as merge_checkpoints
     from rowhaul.train.run_folder import CHECKPOINTS, CONFIG_FILE
 
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
@@ -67,16 +67,6 @@ def merge_into_folder(sources: Sequence[CheckpointReader], to: Path, progress: P
     return replace(merged, path=to / place)
 
 
-def _left_out(merged: Merged) -> str:
-    """What pruned rows there was no room for, if any."""
-    from rowhaul.cli.size_text import counted
-
-    rows = sum(one.dropped for one in merged.tables)
-    what = [counted(merged.chunks_dropped, "chunk") + " of least use"] if merged.chunks_dropped else []
-    what += [counted(rows, "row") + " without any chunk"] if rows else []
-    return f"Not all had room under the prune settings: {' and '.join(what)} were left out. " if what else ""
-
-
 def _print(merged: Merged, sources: Sequence[CheckpointReader], to: Path) -> None:
     from rowhaul.cli.progress import console
     from rowhaul.cli.size_text import plain_table
@@ -93,7 +83,7 @@ def _print(merged: Merged, sources: Sequence[CheckpointReader], to: Path) -> Non
     console.print(table, highlight=False)
     dense = f"Dense weights and counters are of {merged.dense_from}. " if merged.dense_from else ""
     rule = "Of a row in several checkpoints, the last one's was taken. " if len(sources) > 1 else ""
-    rule += _left_out(merged)
+    rule += f"{merged.left_out} " if merged.left_out else ""
     text = f"{rule}{dense}Merged into {merged.path}"
     if merged.path != to:
         text += f"\nNext: rowhaul evaluate {to} --data …, or rowhaul train --resume --out {to} --data …"

@@ -44,8 +44,7 @@ def print_json(
         "rows_seen": dict(run.rows),
         "suggestions": [asdict(way) for way in ways],
     }
-    if run.pruned is not None:
-        without = run.unpruned.estimate()
+    if (without := _without_pruning(run)) is not None:
         found["without_pruning"] = {
             "needed": without.needed,
             "tables": [{**asdict(table), "total": table.total} for table in without.tables],
@@ -64,7 +63,7 @@ def print_report(
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    without = run.unpruned.estimate() if run.pruned is not None else None
+    without = _without_pruning(run)
     console.print(_tables(estimate, without), highlight=False)
     say(f"\n{_how_counted(counts)}")
     for line in _what_is_kept(run):
@@ -79,6 +78,11 @@ def print_report(
     say(f"\n{where} {has}: it does not fit. " + ("Any of these alone would do:" if ways else _NO_WAY))
     for way in ways:
         say(f"  {way.text} ({bytes_text(way.needed)})")
+
+
+def _without_pruning(run: Run) -> SizeEstimate | None:
+    """Estimate the same run with whole rows, where it has others."""
+    return None if run.format.name == run.unpruned.format.name else run.unpruned.estimate()
 
 
 def _tables(estimate: SizeEstimate, without: SizeEstimate | None) -> Table:
@@ -102,15 +106,7 @@ def _tables(estimate: SizeEstimate, without: SizeEstimate | None) -> Table:
 
 def _what_is_kept(run: Run) -> list[str]:
     """What pruning, policies and hot rows make of the rows, a sentence each."""
-    lines = []
-    if run.pruned is not None:
-        held = run.pruned.held(sum(one.rows for one in run.kept.values()))
-        columns = run.pruned.settings.num_columns(run.pruned.dim)
-        fewer = f", with {columns} of {run.pruned.dim} columns after the cold start" if columns else ""
-        lines.append(
-            f"Pruned: at most {held.num_chunks:,} chunks in {held.num_entries:,} rows, {held.chunks_of_row} "
-            f"to a row{fewer}; by table in proportion to its rows, since training decides."
-        )
+    lines = [note] if (note := run.row_estimate.note()) else []
     for name, one in run.kept.items():
         if one.why:
             lines.append(f"{name}: at most {one.rows:,} of {one.of:,} rows: {one.why}.")

@@ -17,9 +17,7 @@ from rowhaul.errors import ConfigError
 
 if TYPE_CHECKING:
     from rowhaul.data.schema import Schema
-    from rowhaul.pruning.comparison import PrunedTrained
     from rowhaul.train import TrainConfig
-    from rowhaul.verify.verify import Recorded
 
 _WORKERS, _PRECISION = 2, "float64"
 _NOT_EXACT = 1  # exit code
@@ -138,7 +136,6 @@ class _Task:
 
     def _compare(self, folder: Path) -> bool:
         from rowhaul.cli.verify_report import print_report
-        from rowhaul.pruning.comparison import PrunedTrained
         from rowhaul.train.distributed.training import layout_of, only_collection
         from rowhaul.train.trainer import make_model
         from rowhaul.verify.comparison import compare
@@ -146,8 +143,6 @@ class _Task:
 
         layout = layout_of(only_collection(make_model(self.config, self.schema)))
         recorded = Recorded.read(folder, layout)
-        if isinstance(recorded.trained, PrunedTrained):
-            return self._compare_pruned(recorded, recorded.trained)
         what = self.config, self.schema, self.data
         with self._bar("one process") as stepped:
             plain = compare(layout, recorded.trained, train_alone(*what, stepped=stepped))
@@ -157,19 +152,6 @@ class _Task:
                 alone = train_alone(*what, recorded.workers, stepped=stepped)
             replay = compare(layout, recorded.trained, alone)
         return print_report(self.config, recorded, plain, replay)
-
-    def _compare_pruned(self, recorded: Recorded, trained: PrunedTrained) -> bool:
-        from rowhaul.cli.verify_report import print_pruned_report
-        from rowhaul.pruning.comparison import PrunedTrained, compare_pruned
-        from rowhaul.verify.verify import train_alone
-
-        compared = []
-        for title, workers in (("one process", None), ("one process, same parts", recorded.workers)):
-            with self._bar(title) as stepped:
-                alone = train_alone(self.config, self.schema, self.data, workers, stepped=stepped)
-            assert isinstance(alone, PrunedTrained)
-            compared.append(compare_pruned(trained, alone))
-        return print_pruned_report(self.config, recorded, *compared)
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""Reading an export: whole rows or the chunks that there are, and a model that serves with them."""
+"""Reading an export, as whole rows or as they are stored."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from rowhaul.checkpoint.shard import Block
 from rowhaul.errors import CheckpointError, ConfigError
-from rowhaul.export.formats import FORMATS
-from rowhaul.export.manifest import FORMAT, MANIFEST_FILE, VERSION, Digest, ExportedTable, Rows
-from rowhaul.pruning.export import PRUNED_FORMATS
-from rowhaul.pruning.plain_files import PrunedBlock, PrunedLayout
+from rowhaul.export.files import FILE_KINDS
+from rowhaul.export.manifest import FORMAT, MANIFEST_FILE, VERSION, Digest, ExportedTable
+from rowhaul.store.row_parts import Arrays
 
 _ENTRIES = {"table_format", "tables", "dense", "settings", "step", "samples", "key_kinds"}
 # What libraries say of a file that is cut off, or no file of their kind.
@@ -33,7 +31,7 @@ _UNREADABLE = (
 class ExportReader:
     """A folder that `rowhaul export` made.
 
-    Every table is compared with its checksum as it is read: the last block comes only if all of it agrees.
+    Every table is compared with its checksums as it is read; the last block is yielded only if all agree.
 
     Example:
         >>> reader = ExportReader("exported")
@@ -52,60 +50,18 @@ class ExportReader:
         self.tables: dict[str, ExportedTable] = {table.name: table for table in tables}
 
     def rows(self, table: str) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
-        """Blocks of (keys, values), whole rows with zeros where pruned.
+        """Yield (keys, values) of whole rows, zeros where pruned, as every other key of a pruned table."""
+        vectors = self._entry(table).file_layout().vectors
+        for block in self.blocks(table):
+            yield block["keys"], vectors(block)
 
-        A key that is in none of them reads as zeros where the table is pruned.
-        """
+    def blocks(self, table: str) -> Iterator[Arrays]:
+        """Yield the arrays of a file, a block of rows at a time."""
         entry = self._entry(table)
-        layout = entry.layout()
-        if isinstance(layout, PrunedLayout):
-            for block in self.chunks(table):
-                yield block.keys, layout.whole_rows(block)
-            return
-        for keys, records in self.records(table):
-            yield keys, records[:, : entry.dim]
-
-    def records(self, table: str) -> Iterator[Block]:
-        """Blocks of (keys, records) of a table that is not pruned: values, then state if it was exported."""
-        entry = self._entry(table)
-        layout = entry.layout()
-        if isinstance(layout, PrunedLayout):
-            raise ConfigError(f"{self.path}: the rows of table {table!r} are pruned; read them with chunks()")
+        path, layout, before = self.path / entry.file, entry.file_layout(), None
         digest = Digest(layout)
-        read = FORMATS[self.facts["table_format"]].read
-        yield from self._checked(entry, digest, digest.over(read(self.path / entry.file, layout)))
-
-    def chunks(self, table: str) -> Iterator[PrunedBlock]:
-        """Blocks of a pruned table: keys, which chunks of each there are, and their values."""
-        entry = self._entry(table)
-        layout = entry.layout()
-        if not isinstance(layout, PrunedLayout):
-            raise ConfigError(f"{self.path}: the rows of table {table!r} are whole; read them with rows()")
-        digest = Digest(layout)
-        read = PRUNED_FORMATS[self.facts["table_format"]].read
-        yield from self._checked(entry, digest, digest.over(read(self.path / entry.file, layout)))
-
-    def dense(self) -> dict[str, Tensor]:
-        """Dense weights by name; none where there were none."""
-        if not self.facts["dense"]:
-            return {}
-        path = self.path / self.facts["dense"]["file"]
-        try:
-            loaded: dict[str, Tensor] = safetensors.torch.load_file(path)
-        except _UNREADABLE as error:
-            raise CheckpointError(f"{path} cannot be read: {error}; export again") from None
-        return loaded
-
-    def _entry(self, table: str) -> ExportedTable:
-        if table not in self.tables:
-            known = ", ".join(self.tables) or "none"
-            raise ConfigError(f"{self.path} has no table {table!r}; its tables are {known}")
-        return self.tables[table]
-
-    def _checked(self, entry: ExportedTable, digest: Digest, blocks: Iterator[Rows]) -> Iterator[Rows]:
-        """The same blocks, each when the next is there, so that the last comes after the checksum."""
-        path, before = self.path / entry.file, None
-        while True:
+        blocks = digest.over(FILE_KINDS[self.facts["table_format"]].read(path, layout))
+        while True:  # yield each block when the next is there, and so the last one after the checksum
             try:
                 block = next(blocks, None)
             except _UNREADABLE as error:
@@ -122,6 +78,23 @@ class ExportReader:
             )
         if before is not None:
             yield before
+
+    def dense(self) -> dict[str, Tensor]:
+        """Return dense weights by name."""
+        if not self.facts["dense"]:
+            return {}
+        path = self.path / self.facts["dense"]["file"]
+        try:
+            loaded: dict[str, Tensor] = safetensors.torch.load_file(path)
+        except _UNREADABLE as error:
+            raise CheckpointError(f"{path} cannot be read: {error}; export again") from None
+        return loaded
+
+    def _entry(self, table: str) -> ExportedTable:
+        if table not in self.tables:
+            known = ", ".join(self.tables) or "none"
+            raise ConfigError(f"{self.path} has no table {table!r}; its tables are {known}")
+        return self.tables[table]
 
     def _read_manifest(self) -> dict[str, Any]:
         path = self.path / MANIFEST_FILE
@@ -142,6 +115,6 @@ class ExportReader:
                 f"{path}: version {given!r}, but this Rowhaul reads {FORMAT!r} version {VERSION}; export "
                 "again"
             )
-        if not manifest.keys() >= _ENTRIES or manifest["table_format"] not in FORMATS:
+        if not manifest.keys() >= _ENTRIES or manifest["table_format"] not in FILE_KINDS:
             raise CheckpointError(f"{path} is damaged: entries are missing; export again")
         return manifest

@@ -94,7 +94,7 @@ def _fewer_rows(run: Run, memory: int, model_of: Callable[[int], ModelSize]) -> 
 
 def _pruned(run: Run, memory: int, model_of: Callable[[int], ModelSize]) -> Suggestion | None:
     """A share to prune, where nothing is pruned yet, and nothing in the configuration speaks against it."""
-    if run.pruned is not None:
+    if run.format.name != run.unpruned.format.name:
         return None
     chunks = min(CHUNKS, run.shape.dim)
     for ratio in PRUNED:
