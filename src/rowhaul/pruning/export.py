@@ -194,7 +194,7 @@ class ChunkedFile(ExportFile):
         sizes = self.sizes[np.nonzero(present)[1]]
         chunks: npt.NDArray[Any] = np.zeros((len(sizes), int(self.sizes.max())), self.dtype)
         chunks[np.arange(chunks.shape[1]) < sizes[:, None]] = block["values"]
-        found: Arrays = {
+        found: dict[str, npt.NDArray[Any]] = {
             "keys": block["keys"],
             "present": present,
             "chunks": chunks,

@@ -111,7 +111,8 @@ def compare(layout: TableLayout, found: Trained, expected: Trained) -> Compariso
         for lines in format.align(layout, table, found.rows[table], expected.rows[table]):
             differs = comparison.add(lines)
             if lines.lacking is not None:
-                lost, added = (lost | one & differs for one in lines.lacking)
+                lost |= lines.lacking[0] & differs
+                added |= lines.lacking[1] & differs
         comparison.only_expected += int(np.sum(lost))
         comparison.only_found += int(np.sum(added))
     for parameter, numbers in expected.dense.items():
