@@ -16,14 +16,17 @@ file's size and checksum (XXH3, 64 bits) are in the manifest. There is no pickle
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import xxhash
+
+from rowhaul.errors import CheckpointError
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = "rowhaul-checkpoint"
@@ -79,6 +82,31 @@ def remove_unfinished(folder: str | Path) -> None:
     """Remove what interrupted saves left in a folder, while none is under way."""
     for path in Path(folder).glob(f"step-*{_UNFINISHED_SUFFIX}"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def read_manifest(
+    path: Path, version: tuple[str, int], entries: Set[str], *, of: str, hint: str, instead: str
+) -> dict[str, Any]:
+    """Read a manifest of a format and version that has certain entries.
+
+    Raises:
+        CheckpointError: the folder is not ``of`` this kind (``hint`` says what to name), or the manifest is
+            damaged (``instead`` says what to do).
+    """
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(f"{path.parent} is no {of}: it has no {path.name}; {hint}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}; {instead}") from None
+    if not isinstance(manifest, dict) or not manifest.keys() >= entries | {"format", "version"}:
+        raise CheckpointError(f"{path} is damaged: entries are missing; {instead}")
+    if (manifest["format"], manifest["version"]) != version:
+        raise CheckpointError(
+            f"{path}: format {manifest['format']!r} version {manifest['version']!r}, but this Rowhaul reads "
+            f"{version[0]!r} version {version[1]}; {instead}"
+        )
+    return manifest
 
 
 def checksum(path: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,12 @@ import safetensors.numpy
 import safetensors.torch
 from torch import Tensor
 
-from rowhaul.checkpoint.layout import FORMAT, MANIFEST_FILE, VERSION, TableEntry, checksum
+from rowhaul.checkpoint.layout import FORMAT, MANIFEST_FILE, VERSION, TableEntry, checksum, read_manifest
 from rowhaul.errors import CheckpointError
 from rowhaul.store.row_format import RowFormat, implied_format, row_format
 from rowhaul.store.row_parts import Arrays
 
-_ENTRIES = {"format", "version", "facts", "groups", "tables", "files"}
+_ENTRIES = {"facts", "groups", "tables", "files"}
 
 
 class CheckpointReader:
@@ -32,7 +31,14 @@ class CheckpointReader:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        manifest = self._read_manifest()
+        manifest = read_manifest(
+            self.path / MANIFEST_FILE,
+            (FORMAT, VERSION),
+            _ENTRIES,
+            of="complete checkpoint",
+            hint="name a step-… folder that a finished save left",
+            instead="use another checkpoint",
+        )
         self.facts: dict[str, Any] = manifest["facts"]
         self.groups: list[str] = manifest["groups"]
         implied = implied_format(self.facts)
@@ -109,23 +115,3 @@ class CheckpointReader:
             )
         self._believed.add(name)
         return path
-
-    def _read_manifest(self) -> dict[str, Any]:
-        path = self.path / MANIFEST_FILE
-        try:
-            manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            raise CheckpointError(
-                f"{self.path} is no complete checkpoint: it has no {MANIFEST_FILE}; "
-                "name a step-… folder that a finished save left"
-            ) from None
-        except ValueError as error:
-            raise CheckpointError(f"{path} is damaged: {error}; use another checkpoint") from None
-        if not isinstance(manifest, dict) or not manifest.keys() >= _ENTRIES:
-            raise CheckpointError(f"{path} is damaged: entries are missing; use another checkpoint")
-        if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
-            raise CheckpointError(
-                f"{path}: format {manifest.get('format')!r} version {manifest.get('version')!r}, "
-                f"but this Rowhaul reads {FORMAT!r} version {VERSION}"
-            )
-        return manifest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from rowhaul.checkpoint.layout import read_manifest
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.export.files import FILE_KINDS
 from rowhaul.export.manifest import FORMAT, MANIFEST_FILE, VERSION, Digest, ExportedTable
@@ -41,12 +41,16 @@ class ExportReader:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        manifest = self._read_manifest()
+        path, hint = self.path / MANIFEST_FILE, "give the --to of a `rowhaul export`"
+        manifest = read_manifest(
+            path, (FORMAT, VERSION), _ENTRIES, of="export", hint=hint, instead="export again"
+        )
         self.facts: dict[str, Any] = {name: manifest[name] for name in _ENTRIES - {"tables"}}
         try:
             tables = [ExportedTable.from_dict(one) for one in manifest["tables"]]
+            self._kind = FILE_KINDS[manifest["table_format"]]
         except (TypeError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"{self.path / MANIFEST_FILE} is damaged: {error}; export again") from None
+            raise CheckpointError(f"{path} is damaged: {error}; export again") from None
         self.tables: dict[str, ExportedTable] = {table.name: table for table in tables}
 
     def rows(self, table: str) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
@@ -60,7 +64,7 @@ class ExportReader:
         entry = self._entry(table)
         path, layout, before = self.path / entry.file, entry.file_layout(), None
         digest = Digest(layout)
-        blocks = digest.over(FILE_KINDS[self.facts["table_format"]].read(path, layout))
+        blocks = digest.over(self._kind.read(path, layout))
         while True:  # yield each block when the next is there, and so the last one after the checksum
             try:
                 block = next(blocks, None)
@@ -95,26 +99,3 @@ class ExportReader:
             known = ", ".join(self.tables) or "none"
             raise ConfigError(f"{self.path} has no table {table!r}; its tables are {known}")
         return self.tables[table]
-
-    def _read_manifest(self) -> dict[str, Any]:
-        path = self.path / MANIFEST_FILE
-        try:
-            manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            raise CheckpointError(
-                f"{self.path} is no export: it has no {MANIFEST_FILE}; give the --to of a `rowhaul export`"
-            ) from None
-        except ValueError as error:
-            raise CheckpointError(f"{path} is damaged: {error}; export again") from None
-        if not isinstance(manifest, dict) or (manifest.get("format"), manifest.get("version")) != (
-            FORMAT,
-            VERSION,
-        ):
-            given = manifest if not isinstance(manifest, dict) else manifest.get("version")
-            raise CheckpointError(
-                f"{path}: version {given!r}, but this Rowhaul reads {FORMAT!r} version {VERSION}; export "
-                "again"
-            )
-        if not manifest.keys() >= _ENTRIES or manifest["table_format"] not in FILE_KINDS:
-            raise CheckpointError(f"{path} is damaged: entries are missing; export again")
-        return manifest

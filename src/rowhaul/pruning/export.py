@@ -178,7 +178,7 @@ class ChunkedFile(ExportFile):
         holds, places = present.any(axis=1), np.nonzero(present)[1]
         ends = self.sizes[places][:, None]
         number = np.arange(chunks.shape[1])
-        taken = {
+        taken: dict[str, npt.NDArray[Any]] = {
             "keys": keys[holds],
             "masks": np.packbits(present[holds], axis=1, bitorder="little"),
             "values": chunks[number < ends],
