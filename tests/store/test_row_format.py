@@ -17,7 +17,7 @@ from rowhaul.export.files import FILE_KINDS
 from rowhaul.export.reader import ExportReader
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from rowhaul.optim import Adagrad
-from rowhaul.runtime.row_memory import TableLayout
+from rowhaul.runtime.layout import TableLayout
 from rowhaul.store import TableSpec
 from rowhaul.store.row_format import ROW_FORMATS, format_of, implied_format, row_format
 from rowhaul.store.row_parts import RowShape

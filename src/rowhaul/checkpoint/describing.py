@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import safetensors
 
 from rowhaul.checkpoint.layout import TableEntry
+from rowhaul.checkpoint.progress import Progress
 from rowhaul.checkpoint.reader import CheckpointReader
 from rowhaul.errors import CheckpointError
-
-Progress = Callable[[int, int], None]
-"""Called with how much is done, and of how much."""
 
 _LAYOUT, _SCHEDULE = "layout-", "schedule."  # what only the cluster that saved can use
 

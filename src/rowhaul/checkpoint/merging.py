@@ -8,7 +8,7 @@ what it keeps beside them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.checkpoint.compatible import check_compatible, joined_key_kinds
+from rowhaul.checkpoint.progress import Counter, Progress
 from rowhaul.checkpoint.reader import CheckpointReader
 from rowhaul.checkpoint.writer import CheckpointWriter
 from rowhaul.errors import CheckpointError
@@ -25,7 +26,6 @@ from rowhaul.store.row_parts import Arrays, Merging
 
 Int64s = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint8]
-Progress = Callable[[int, int], None]
 
 KEYS_IN_MEMORY = 1 << 22  # compared at a time
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -98,18 +98,6 @@ def merge(
 def main_source(sources: Sequence[CheckpointReader]) -> CheckpointReader:
     """Return the one whose facts, and dense weights if any has them, a merged checkpoint gets."""
     return next((one for one in reversed(sources) if one.groups), sources[-1])
-
-
-class Counter:
-    """Counts up and reports progress."""
-
-    def __init__(self, total: int, progress: Progress) -> None:
-        self._done, self._total, self._progress = 0, total, progress
-
-    def add(self, count: int) -> None:
-        """Count more."""
-        self._done += count
-        self._progress(self._done, self._total)
 
 
 class TableMerge:

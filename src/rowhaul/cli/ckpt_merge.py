@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rowhaul.checkpoint import CheckpointReader
-    from rowhaul.checkpoint.merging import Merged, Progress
+    from rowhaul.checkpoint.merging import Merged
+    from rowhaul.checkpoint.progress import Progress
 
 
 def merge(
@@ -45,6 +46,7 @@ def merge_into_folder(sources: Sequence[CheckpointReader], to: Path, progress: P
 
     from rowhaul._files import temporary_beside, whole
     from rowhaul.checkpoint.layout import step_folder
+    from rowhaul.checkpoint.merging import main_source
     from rowhaul.checkpoint.merging import merge as merge_checkpoints
     from rowhaul.checkpoint.opening import run_of
     from rowhaul.data.schema import SCHEMA_FILE
@@ -53,7 +55,7 @@ def merge_into_folder(sources: Sequence[CheckpointReader], to: Path, progress: P
 
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ConfigError(f"{to} exists and is not empty; choose another folder for the result")
-    last = next((one for one in reversed(sources) if one.groups), sources[-1])
+    last = main_source(sources)
     run = run_of(last)
     if run is None or not (run / CONFIG_FILE).is_file() or to.resolve().parent.name == CHECKPOINTS:
         return merge_checkpoints(sources, to, progress)

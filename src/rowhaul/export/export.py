@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ import torch
 from rowhaul._files import sync, temporary_beside, whole
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.checkpoint.opening import run_of
+from rowhaul.checkpoint.progress import Counter, Progress
 from rowhaul.data.schema import SCHEMA_FILE, Schema
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.export.files import FILE_KINDS, FileKind
@@ -46,15 +47,12 @@ from rowhaul.export.manifest import (
     ExportedTable,
 )
 from rowhaul.export.readme import readme
-from rowhaul.store.row_parts import Arrays, ExportFile
+from rowhaul.store.row_parts import ExportFile
 from rowhaul.store.whole_rows import decoded_file
 from rowhaul.train.run_folder import CONFIG_FILE
 
 _DENSE_GROUP = "model"  # of a checkpoint: the dense weights
 _FACTS = ("model", "step", "samples", "row_optimizer", "key_kinds")  # of a checkpoint, kept in the export
-
-Progress = Callable[[int, int], None]
-"""Called with how many rows are done, and of how many; each counts when written and when read back."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ def export(
         raise ConfigError(f"{path} exists and is not empty; choose another folder for the export")
     layouts = {name: _layout(reader, name, with_state, whole_rows) for name in chosen}
     ids, kind = ids_of_tables(reader), FILE_KINDS[format]
-    count = _Progress(2 * sum(reader.tables[name].num_rows for name in chosen), progress)
+    count = Counter(2 * sum(reader.tables[name].num_rows for name in chosen), progress)
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(temporary_beside(path), ignore_errors=True)  # what a killed export left
     with whole(path) as folder:
@@ -132,24 +130,8 @@ def ids_of_tables(reader: CheckpointReader) -> dict[str, tuple[str, ...]]:
     }
 
 
-class _Progress:
-    """Counts rows as they pass."""
-
-    def __init__(self, total: int, progress: Progress) -> None:
-        self._done, self._total, self._progress = 0, total, progress
-
-    def over(self, blocks: Iterable[Arrays]) -> Iterator[Arrays]:
-        for block in blocks:
-            yield block
-            self.add(len(block["keys"]))
-
-    def add(self, count: int) -> None:
-        self._done += count
-        self._progress(self._done, self._total)
-
-
 def _write(
-    reader: CheckpointReader, table: str, layout: ExportFile, kind: FileKind, path: Path, count: _Progress
+    reader: CheckpointReader, table: str, layout: ExportFile, kind: FileKind, path: Path, count: Counter
 ) -> str:
     """Write a table, read it back, and refuse it unless it is the same; returns its checksums."""
     written, found = Digest(layout), Digest(layout)

@@ -7,7 +7,7 @@ step that they are of. Chunk ``k`` is ``columns[starts[k]:starts[k + 1]]`` of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from rowhaul.pruning.export import READING, ChunkedFile, explain, lay_out
 from rowhaul.pruning.merging import ChunkMerging
 from rowhaul.pruning.sizing import ChunkEstimate
 from rowhaul.store.row_format import RowFormat
-from rowhaul.store.row_parts import Arrays, FoundRow, Int64s, Lines, RowShape
+from rowhaul.store.row_parts import Arrays, FoundRow, Int64s
 
 FACT = checkpoint.FACT
 
@@ -126,18 +126,6 @@ class ChunkedRows(RowFormat):
         """Decide which chunks the merged pool has room for."""
         return ChunkMerging(self, sources, tables)
 
-    def blocks(self, collection: Any, table: str) -> Iterator[Arrays]:
-        """Yield the rows of a table."""
-        return checkpoint.blocks(collection, table)
-
-    def save(self, writer: Any, collection: Any) -> None:
-        """Write all tables, and what pruners know, into a checkpoint."""
-        checkpoint.write(writer, collection)
-
-    def load(self, reader: Any, collection: Any) -> None:
-        """Replace every row by a checkpoint's."""
-        checkpoint.read(reader, collection)
-
     def check_loadable(self, reader: Any, collection: Any) -> None:
         """Refuse chunks of another size."""
         chunks, ours = reader.facts[FACT]["chunks"], collection.row_settings.chunks
@@ -151,35 +139,17 @@ class ChunkedRows(RowFormat):
         """Drop utilities and state before rows come."""
         checkpoint.pruned_rows(collection).serve()
 
-    def load_export(self, reader: Any, collection: Any) -> None:
-        """Fill a collection with the chunks of an export."""
-        checkpoint.load_export(reader, collection)
-
-    def export_file(self, reader: Any, table: str, with_state: bool) -> ChunkedFile:
-        """Lay out the export of the chunks that are stored."""
-        return lay_out(reader, table, with_state)
-
-    def exported_file(self, table: Any) -> ChunkedFile:
-        """Return the layout of an exported table."""
-        return ChunkedFile.from_details(table)
-
-    def export_note(self, tables: Sequence[Any]) -> str:
-        """Explain how rows are cut and how much of them is there."""
-        return explain(tables)
-
-    def empty(self, layout: Any, table: str) -> Arrays:
-        """Return a block without rows."""
-        return empty_block(layout, table)
-
-    def align(self, layout: Any, table: str, found: Arrays, expected: Arrays) -> Iterator[Lines]:
-        """Compare which chunks are stored, and of those that both have the values and state."""
-        return aligned(self, layout, table, found, expected)
-
-    def estimate(
-        self, shape: RowShape, rows: Mapping[str, int], ids_per_batch: float, settings: Any
-    ) -> ChunkEstimate:
-        """Estimate what chunks and their entries take."""
-        return ChunkEstimate.of(shape, rows, ids_per_batch, settings)
+    # Files and sizes of chunks are in modules of their own.
+    blocks = staticmethod(checkpoint.blocks)
+    save = staticmethod(checkpoint.write)
+    load = staticmethod(checkpoint.read)
+    load_export = staticmethod(checkpoint.load_export)
+    export_file = staticmethod(lay_out)
+    exported_file = staticmethod(ChunkedFile.from_details)
+    export_note = staticmethod(explain)
+    empty = staticmethod(empty_block)
+    align = aligned
+    estimate = staticmethod(ChunkEstimate.of)
 
 
 def _columns_of(starts: Int64s, columns: Int64s) -> list[Int64s]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul.checkpoint.merging import main_source
 from rowhaul.errors import CheckpointError
 from rowhaul.optim import row_optimizer
 from rowhaul.pruning.checkpoint import FACT
@@ -38,7 +39,7 @@ class ChunkMerging(Merging):
     """
 
     def __init__(self, format: RowFormat, sources: Sequence[Any], tables: Mapping[str, Any]) -> None:
-        main = next((one for one in reversed(sources) if one.groups), sources[-1])
+        main = main_source(sources)
         dims = list(dict.fromkeys(table.dim for table in main.tables.values()))
         self._file = main.facts[FACT]["file"].removesuffix(".safetensors")
         self._pools = [
