@@ -67,7 +67,7 @@ def test_ranks_prune_and_train_what_one_process_does(logs, tmp_path):
         logs, "--work", str(tmp_path), "--colocated", "--steps", "5", "--prune", "70%", *settings, timeout=280
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for kind in (*KINDS, "chunks that there are", "utilities"):
+    for kind in (*KINDS, "stored chunks", "utilities"):
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"{kind}  ")]
         assert "equal to the bit" in line
     assert "exact: the ranks trained the same model, to the bit" in done.stdout
@@ -100,14 +100,14 @@ def test_a_chunk_too_many_and_a_number_off_are_found(pruned_alone):
     fewer = np.delete(chunks, 5, axis=0)
     comparison = compare(layout, changed(trained, table, present=present, chunks=fewer), trained)
     kinds = comparison.kinds
-    there = kinds["chunks that there are"]
+    there = kinds["stored chunks"]
     assert (there.largest, there.num_different) == (1, 1)
     assert there.where == f"key {rows['keys'][row]} of table {table}"
     assert not comparison.is_equal
     chunks[5, 1] += 1e-6
     kinds = compare(layout, changed(trained, table, chunks=chunks), trained).kinds
     assert kinds["rows"].largest == pytest.approx(1e-6)
-    assert kinds["chunks that there are"].is_none
+    assert kinds["stored chunks"].is_none
     other = changed(trained, table, columns=rows["columns"][::-1].copy())
     found = compare(layout, other, trained)
     assert (found.is_equal, found.kinds["columns kept"].where) == (False, f"table {table}")

@@ -51,7 +51,7 @@ class ShardWriter:
 
     Args:
         folder: which is there.
-        label: tells files of rows from those of other processes in the same folder.
+        label: distinguishes files of rows from those of other processes in the same folder.
     """
 
     def __init__(self, folder: Path, label: str = "") -> None:

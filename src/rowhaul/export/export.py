@@ -205,7 +205,7 @@ def _file_names(tables: Sequence[str]) -> list[str]:
     for table in tables:
         plain = re.sub(r"[^\w.-]", "_", table).lstrip(".") or "table"
         name, number = plain, 1
-        while name.lower() in {other.lower() for other in names}:  # some disks do not tell them apart
+        while name.lower() in {other.lower() for other in names}:  # some file systems ignore case
             number += 1
             name = f"{plain}-{number}"
         names.append(name)

@@ -1,6 +1,6 @@
 """How far apart pruned rows are: which chunks are stored, what is in them, how useful they were.
 
-A cluster has read some batches ahead, whose new rows have chunks already: rows that nobody has trained yet,
+A cluster has read some batches ahead, whose new rows have chunks already: rows that no worker has trained,
 and that the other side does not know, must be as they begin, and are no difference then.
 """
 
@@ -61,7 +61,7 @@ def aligned(
         flat = len(keys), int(np.prod(mine.shape[1:]))
         return Lines(kind, mine.reshape(flat), theirs.reshape(flat), name, lacking)
 
-    yield lines("chunks that there are", here["present"].astype(np.int8), there["present"].astype(np.int8))
+    yield lines("stored chunks", here["present"].astype(np.int8), there["present"].astype(np.int8))
     for kind, which in (("rows", is_value), ("optimizer state", is_stored & ~is_value)):
         chosen = both[:, :, None] & which
         yield lines(kind, *(np.where(chosen, one["chunks"], 0) for one in (here, there)))
@@ -80,7 +80,7 @@ def _width(layout: ChunkLayout, size: int) -> int:
 def _with_untrained(
     format: RowFormat, rows: Arrays, others: Arrays, layout: ChunkLayout, table: str
 ) -> Arrays:
-    """Add those of the other rows that these lack and that nobody has trained: as they begin."""
+    """Add those of the other rows that these lack and that were never trained, as they begin."""
     more = ~np.isin(others["keys"], rows["keys"]) & ~others["utilities"].any(axis=1)
     if not more.any():
         return rows

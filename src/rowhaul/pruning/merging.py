@@ -54,7 +54,7 @@ class ChunkMerging(Merging):
         return sum(max(pool.num_over, 0) for pool in self._pools)
 
     def take(self, table: str, source: int, block: Arrays) -> Arrays:
-        """Return the rows with the chunks that there is room for."""
+        """Return the rows with the chunks that have room."""
         return self._pool_of[table].take(source, block)
 
     def files(self) -> dict[str, Arrays]:

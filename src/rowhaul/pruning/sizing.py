@@ -26,7 +26,7 @@ _LEDGER_ROW, _LEDGER_CHUNK = 4, 4
 
 
 def chunk_sizes(shape: RowShape, chunks: int, columns: int) -> Sizes:
-    """Bytes of the parts of a row with so many of its columns."""
+    """Return the bytes of the parts of a row that keeps ``columns`` columns."""
     pool = ChunkPool(columns, chunks, shape.optimizer, shape.dtype)
     entry = ChunkArena(2 * chunks + 1, np.int32).record_bytes
     return Sizes(pool.chunk_bytes, entry, chunks, columns / shape.dim)

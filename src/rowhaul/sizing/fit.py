@@ -1,4 +1,4 @@
-"""What would make a run fit that does not: each way alone, and how far it must be gone."""
+"""What would make a run fit that does not: each change alone, and how large it must be."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _more_machines(run: Run, memory: int, model_of: Callable[[int], ModelSize]) 
 
 
 def _fewer_rows(run: Run, memory: int, model_of: Callable[[int], ModelSize]) -> Suggestion | None:
-    """The share of the rows that there is room for, in percent."""
+    """Find the largest share of the rows that fits, in percent."""
     total = sum(run.rows.values())
     low, high, best = 1, 99, 0
     needed = 0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Of the scheduler, by row: a slot and its place in an index for one that a cache holds, both with room to
 # grow; an entry in the order of each cache that holds it; a filter's bits for every row ever trained.
 SLOT_BYTES, COPY_BYTES, SEEN_BYTES = 176, 48, 4  # measured on a scheduler with a million rows in caches
-RESERVE = 0.1  # of all else: memory that was freed and is kept, and what nobody counts
+RESERVE = 0.1  # of all else: memory that was freed and is kept, and what is not counted
 # Of a checkpoint's file: rows that wait for it, the same joined, and as the bytes that are written.
 _SAVED_COPIES = 3
 
@@ -106,7 +106,7 @@ class Ranks:
         if settings.unit != "rows":
             capacity //= max(sizes.records)
         elif not str(self.cluster.cache).strip()[-1:].isalpha():
-            capacity *= rows.records_per_row  # a cache of so many rows holds all their records
+            capacity *= rows.records_per_row  # a cache given in rows holds all their records
         return min(capacity, rows.num_records)
 
     def _step_bytes(self) -> int:

@@ -143,5 +143,5 @@ class Run:
 
 
 def cluster_on(machines: int, cluster: ClusterConfig) -> ClusterConfig:
-    """The same cluster with a worker that stores its share of the rows on each of so many machines."""
+    """Return the same cluster with one worker on each machine, which stores its share of the rows."""
     return replace(cluster, workers=machines, colocated=True, shares="equal", links="equal")

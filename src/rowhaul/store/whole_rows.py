@@ -119,7 +119,7 @@ keys, values = table["keys"], table["values"]""",
     def align(self, layout: Any, table: str, found: Arrays, expected: Arrays) -> Iterator[Lines]:
         """Compare values and state. A row that one side lacks counts as just created.
 
-        That is what anybody would read there: an untrained hot row is no difference, a lost one is.
+        That is what a reader would get: an untrained hot row is no difference, a lost one is.
         """
         spec = next(one for one in layout.specs if one.name == table)
         keys = np.union1d(found["keys"], expected["keys"])

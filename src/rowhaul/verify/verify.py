@@ -98,7 +98,7 @@ def train_and_record(
         schema: of the data.
         data: files as `SampleStream` takes them.
         folder: of rank 0, for files of all ranks; what other ranks give is not used.
-        stepped: told of every step, on rank 0.
+        stepped: called after every step, on rank 0.
         should_stop: asked in every iteration; when a rank stops, nothing is written.
 
     Returns:

@@ -55,9 +55,9 @@ def save(
 ) -> Path:
     """Write a checkpoint into a folder that all ranks share; returns where it is.
 
-    A collective call, between two segments, by stores, too: if ranks are missing, those that called are
-    told which. If one rank cannot write its part, all raise an error that says so, and there is no
-    checkpoint. One that is there already, of the same step, stays as it is.
+    A collective call, between two segments, by stores, too: where ranks are missing, the others raise an
+    error that names them. If one rank cannot write its part, all raise an error that says so, and there is
+    no checkpoint. An existing one of the same step stays as it is.
     """
     path = Path(checkpoints) / step_folder(trainer.step)
     if not _all_begin(cluster, path, trainer.step):
@@ -104,10 +104,10 @@ def find(cluster: Cluster, checkpoints: str | Path, trainer: Trained) -> Saved |
 
 
 class Saved:
-    """A checkpoint from which a cluster goes on.
+    """A checkpoint that a cluster resumes from.
 
     Args:
-        cluster: that goes on, which need not be like the one that saved.
+        cluster: that resumes, which need not be like the one that saved.
         reader: of the checkpoint.
         rows: what loads the rows of the model's tables.
     """
@@ -126,20 +126,18 @@ class Saved:
 
     @property
     def samples(self) -> int:
-        """Samples trained so far: where the data goes on."""
+        """Samples trained so far: where the data continues."""
         return int(self._reader.facts["samples"])
 
     def differences(self, settings: ScheduleSettings) -> list[str]:
-        """What keeps the run from going on with the same bits, in words; then the model still is the same,
-        except by rounding.
-        """
+        """Say what keeps the run from continuing with the same bits; the model is equal but for rounding."""
         if self._written is None:
             return ["it was saved by one process"]
         return differences(settings.describe(), self._written["settings"])
 
     def keep_prices(self, settings: ScheduleSettings) -> ScheduleSettings:
         """The settings with the link prices of the checkpoint, if it has as many: links that are measured
-        anew are never quite the same, and would keep the run from going on with the same bits.
+        anew are never quite the same, and would keep the run from continuing with the same bits.
         """
         prices = tuple(self._written["prices"]) if self._written is not None else ()
         return replace(settings, prices=prices) if len(prices) == len(settings.prices) else settings
