@@ -47,9 +47,8 @@ keys, values = table["keys"], table["values"]""",
     def encode(self, keys: Int64s, records: npt.NDArray[Any], dim: int) -> Arrays:
         """Split records into values and state."""
         values = records[:, :dim].astype(self.value_dtype(str(records.dtype)), copy=False)
-        return {"keys": keys, "values": values} | (
-            {"state": records[:, dim:]} if records.shape[1] > dim else {}
-        )
+        state = {"state": records[:, dim:]} if records.shape[1] > dim else {}
+        return {"keys": keys, "values": values, **state}
 
     def decode(self, block: Arrays, dim: int) -> npt.NDArray[Any]:
         """Join values and state."""

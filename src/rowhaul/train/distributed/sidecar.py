@@ -1,8 +1,8 @@
 """Where rows were when a checkpoint was taken, for the same ranks to continue with the same bits.
 
 The rows of a checkpoint are flushed, and do not say who held them. The sidecar has the rest, a few files a
-rank: the records in a worker's cache; gradients that wait for their step, in a cache or at home; and what a home
-really has of rows that were flushed for the checkpoint: the record from before their step, or nothing.
+rank: the records in a worker's cache; gradients that wait for their step, in a cache or at home; and what a
+home really has of rows that were flushed for the checkpoint: the record from before their step, or nothing.
 """
 
 from __future__ import annotations
