@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NOT_BENCHMARKS = {"run_all.py", "report.py", "datasets.py", "torchrec_peer.py"}
+NOT_BENCHMARKS = {"same_bits.py", "run_all.py", "report.py", "datasets.py", "torchrec_peer.py"}
 NEEDS = {"torchrec_colocated.py": ".venv-torchrec/installed"}  # what it makes when it is run by itself
 ARGUMENTS = {"papers.py": ["--quick"], "pruning.py": ["--quick"]}  # whole, they take long
 

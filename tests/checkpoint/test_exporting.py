@@ -15,7 +15,8 @@ from rowhaul.checkpoint import shard as shards
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.export import export as exporting
 from rowhaul.export.export import export
-from rowhaul.export.formats import FORMATS, Format
+from rowhaul.export.files import FILE_KINDS, FileKind
+from rowhaul.store import row_parts
 
 DIM, STATE = 3, 2
 
@@ -53,12 +54,12 @@ def read_other_way(path):
 
 
 @pytest.mark.parametrize("with_state", [False, True])
-@pytest.mark.parametrize("kind", list(FORMATS))
+@pytest.mark.parametrize("kind", list(FILE_KINDS))
 def test_other_tools_read_the_same_bits(kind, with_state, reader, tmp_path):
     made = export(reader, tmp_path / "new" / "x", format=kind, with_state=with_state)
     assert [table.file for table in made.tables] == [
-        f"tables/user_ids{FORMATS[kind].suffix}",
-        f"tables/user_ids-2{FORMATS[kind].suffix}",
+        f"tables/user_ids{FILE_KINDS[kind].suffix}",
+        f"tables/user_ids-2{FILE_KINDS[kind].suffix}",
     ]
     blocks = list(reader.rows("user/ids"))
     keys = np.concatenate([one for one, _ in blocks])
@@ -84,18 +85,19 @@ def test_the_manifest_says_what_is_what(reader, tmp_path):
 
 
 def test_a_file_that_reads_back_otherwise_is_not_kept(reader, tmp_path, monkeypatch):
-    plain = FORMATS["npz"]
+    plain = FILE_KINDS["npz"]
 
     def write_wrongly(path, layout, blocks):
-        plain.write(path, layout, ((keys, np.nan_to_num(records)) for keys, records in blocks))
+        wrong = ({**block, "values": np.nan_to_num(block["values"])} for block in blocks)
+        plain.write(path, layout, wrong)
 
-    monkeypatch.setitem(exporting.FORMATS, "npz", Format(plain.suffix, write_wrongly, plain.read))
+    monkeypatch.setitem(exporting.FILE_KINDS, "npz", FileKind(plain.suffix, write_wrongly, plain.read))
     with pytest.raises(CheckpointError, match=r"'user/ids' reads back from user_ids\.npz otherwise"):
         export(reader, tmp_path / "x", format="npz")
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
-@pytest.mark.parametrize("kind", list(FORMATS))
+@pytest.mark.parametrize("kind", list(FILE_KINDS))
 def test_an_interrupted_export_leaves_nothing(kind, reader, tmp_path):
     def interrupt(done, total):
         if done > total // 3:
@@ -123,11 +125,10 @@ def test_bad_requests_say_what_is_there(reader, tmp_path):
         export(reader, tmp_path)
 
 
-@pytest.mark.parametrize("kind", list(FORMATS))
+@pytest.mark.parametrize("kind", list(FILE_KINDS))
 def test_memory_does_not_grow_with_the_table(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "FILE_BYTES", 1 << 18)
-    for module in ("checkpoint.plain_files", "train.exporting_formats", "train.exporting"):
-        monkeypatch.setattr(f"rowhaul.{module}.BLOCK_ROWS", 1 << 12)
+    monkeypatch.setattr(row_parts, "BLOCK_ROWS", 1 << 12)
     keys = np.arange(200_000, dtype=np.int64)
     with CheckpointWriter(tmp_path / "c") as writer:
         blocks = ((some, np.ones((len(some), 16), np.float32)) for some in np.split(keys, 50))

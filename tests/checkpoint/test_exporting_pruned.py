@@ -11,10 +11,11 @@ from rowhaul.checkpoint import CheckpointReader, CheckpointWriter
 from rowhaul.checkpoint import shard as shards
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.export.export import export
-from rowhaul.export.formats import FORMATS
+from rowhaul.export.files import FILE_KINDS
 from rowhaul.export.reader import ExportReader
 from rowhaul.optim import row_optimizer
 from rowhaul.pruning.pool.pool import chunk_starts
+from rowhaul.store import row_parts
 
 # Values of a row, those of them that are stored, chunks, optimizer, type.
 SHAPES = {
@@ -49,14 +50,15 @@ def write_checkpoint(folder, shape, share=0.4, num_rows=300, num_blocks=3):
                 "chunks": chunks,
                 "utilities": np.ones(present.shape, np.float32),
                 "touched": np.zeros(num_rows, np.int32),
+                "columns": columns,
+                "starts": starts,
             }
 
     with CheckpointWriter(folder) as writer:
         writer.facts |= {"step": 5, "samples": 9, "row_optimizer": optimizer}
         writer.facts["pruning"] = {"chunks": num_chunks, "file": "pruning.safetensors"}
-        cut = {"columns": columns, "starts": starts}
-        writer.pruned_table("items", blocks(), cut, dim, dtype)
-        writer.pruned_table("none", [], cut, dim, dtype)
+        writer.blocks("items", blocks(), dim, 0, dtype, "chunked")
+        writer.blocks("none", [], dim, 0, dtype, "chunked")
     return CheckpointReader(folder)
 
 
@@ -68,7 +70,7 @@ def held_rows(reader):
     """Whole rows of all keys that hold anything, from the checkpoint."""
     holds = {
         int(key)
-        for parts in reader.pruned_rows("items")
+        for parts in reader.blocks("items")
         for key, some in zip(parts["keys"], parts["present"], strict=True)
         if some.any()
     }
@@ -76,7 +78,7 @@ def held_rows(reader):
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
-@pytest.mark.parametrize("kind", list(FORMATS))
+@pytest.mark.parametrize("kind", list(FILE_KINDS))
 def test_whole_rows_come_back_and_the_readme_says_how(kind, shape, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "FILE_BYTES", 4000)
     reader = write_checkpoint(tmp_path / "c", shape)
@@ -87,7 +89,7 @@ def test_whole_rows_come_back_and_the_readme_says_how(kind, shape, tmp_path, mon
     assert by_key(exported.rows("items")) == expected
     assert list(exported.rows("none")) == []
     assert exported.tables["items"].num_rows == len(expected)
-    assert exported.tables["items"].pruned.rows_left_out == 900 - len(expected)
+    assert exported.tables["items"].file_layout().rows_left_out == 900 - len(expected)
     readme = (made.path / "README.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     monkeypatch.chdir(made.path)
@@ -96,26 +98,27 @@ def test_whole_rows_come_back_and_the_readme_says_how(kind, shape, tmp_path, mon
     assert by_key([(found["keys"], found["rows"])]) == expected
 
 
-@pytest.mark.parametrize("kind", list(FORMATS))
+@pytest.mark.parametrize("kind", list(FILE_KINDS))
 def test_state_is_that_of_each_chunk(kind, tmp_path):
     shape = SHAPES["some columns, more than eight chunks"]
     reader = write_checkpoint(tmp_path / "c", shape)
     made = export(reader, tmp_path / "x", format=kind, with_state=True)
     table = ExportReader(made.path).tables["items"]
-    assert (table.state_width, table.pruned.state_widths) == (38, (4,) * 8 + (2,) * 3)
-    sizes = np.diff(table.pruned.starts)
-    parts = list(reader.pruned_rows("items"))
+    layout = table.file_layout()
+    assert (table.state_width, layout.state_widths) == (38, (4,) * 8 + (2,) * 3)
+    sizes = np.diff(layout.starts)
+    parts = list(reader.blocks("items"))
     expected = [
         chunk[size : 3 * size].tobytes()
         for part in parts
         for place, chunk in zip(np.nonzero(part["present"])[1], part["chunks"], strict=True)
         for size in [sizes[place]]
     ]
-    blocks = list(ExportReader(made.path).chunks("items"))
-    assert b"".join(block.state.tobytes() for block in blocks) == b"".join(expected)
+    blocks = list(ExportReader(made.path).blocks("items"))
+    assert b"".join(block["state"].tobytes() for block in blocks) == b"".join(expected)
 
 
-@pytest.mark.parametrize("kind", list(FORMATS))
+@pytest.mark.parametrize("kind", list(FILE_KINDS))
 def test_files_shrink_as_rows_are_pruned(kind, tmp_path):
     """A file is its keys, a bit a chunk and the values that there are, and a little that says so."""
     shape, sizes = (32, 32, 4, "rowwise_adagrad", "float32"), {}
@@ -123,7 +126,7 @@ def test_files_shrink_as_rows_are_pruned(kind, tmp_path):
         reader = write_checkpoint(tmp_path / f"c{share}", shape, share, num_rows=3000)
         made = export(reader, tmp_path / f"x{share}", format=kind, tables=["items"])
         (table,) = made.tables
-        needed = table.num_rows * 9 + table.pruned.num_values * 4
+        needed = table.num_rows * 9 + table.details["num_values"] * 4
         assert table.bytes <= 1.02 * needed + 5000
         sizes[share] = table.bytes
     assert sizes[0.5] < 0.56 * sizes[1.0]
@@ -135,12 +138,11 @@ def test_files_shrink_as_rows_are_pruned(kind, tmp_path):
 
 def test_memory_does_not_grow_with_a_pruned_table(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "FILE_BYTES", 1 << 18)
-    for module in ("checkpoint.plain_files", "train.exporting_pruned"):
-        monkeypatch.setattr(f"rowhaul.{module}.BLOCK_ROWS", 1 << 12)
+    monkeypatch.setattr(row_parts, "BLOCK_ROWS", 1 << 12)
     reader = write_checkpoint(tmp_path / "c", (16, 16, 4, "sgd", "float32"), num_rows=2000, num_blocks=100)
     tracemalloc.start()
     try:
-        for kind in FORMATS:
+        for kind in FILE_KINDS:
             made = export(reader, tmp_path / kind, format=kind)
             assert sum(len(keys) for keys, _ in ExportReader(made.path).rows("items")) > 100_000
         _, peak = tracemalloc.get_traced_memory()
@@ -149,7 +151,7 @@ def test_memory_does_not_grow_with_a_pruned_table(tmp_path, monkeypatch):
     assert peak < 12 << 18  # the table is about 70 such files
 
 
-@pytest.mark.parametrize("kind", list(FORMATS))
+@pytest.mark.parametrize("kind", list(FILE_KINDS))
 def test_damage_is_named_and_nothing_is_believed_to_the_end(kind, tmp_path):
     reader = write_checkpoint(tmp_path / "c", SHAPES["unequal chunks"])
     made = export(reader, tmp_path / "x", format=kind)
@@ -175,8 +177,6 @@ def test_bad_requests_of_pruned_exports_say_why(tmp_path):
     exported = ExportReader(made.path)
     with pytest.raises(ConfigError, match="no table 'user'; its tables are items, none"):
         list(exported.rows("user"))
-    with pytest.raises(ConfigError, match="are pruned; read them with chunks"):
-        list(exported.records("items"))
     with pytest.raises(CheckpointError, match="is no export: it has no"):
         ExportReader(tmp_path / "c")
     manifest = made.path / "export.json"

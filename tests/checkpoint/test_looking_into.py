@@ -118,9 +118,9 @@ def test_of_pruned_rows_it_is_told_what_is_there(state, tmp_path, monkeypatch):
         "utilities": np.array([[0, 0], [1, 2], [3, 4]], np.float32),
         "touched": np.zeros(3, np.int32),
     }
-    columns = {"starts": np.array([0, 2, 3]), "columns": np.array([0, 3, 1])}  # of four, one is not stored
+    parts |= {"starts": np.array([0, 2, 3]), "columns": np.array([0, 3, 1])}  # of four, one is not stored
     with CheckpointWriter(tmp_path / "c") as writer:
-        writer.pruned_table("t", [parts], columns, dim=4, dtype="float32")
+        writer.blocks("t", [parts], 4, 0, "float32", "chunked")
         writer.facts["pruning"] = {"chunks": 2, "file": "none"}
     reader = CheckpointReader(tmp_path / "c")
     found = find_rows(reader, "t", [4, 5, 7, 9])
@@ -129,14 +129,14 @@ def test_of_pruned_rows_it_is_told_what_is_there(state, tmp_path, monkeypatch):
         5: [1, 0, 0, 2],
         7: [3, 5, 0, 4],
     }
-    assert [found[5].has(column) for column in range(4)] == [True, False, False, True]
-    assert [found[7].has(column) for column in range(4)] == [True, True, False, True]
-    assert found[5].present == (True, False)
-    assert found[7].utilities == (3, 4)
+    assert found[5].stored.tolist() == [True, False, False, True]
+    assert found[7].stored.tolist() == [True, True, False, True]
+    assert found[5].details["present"] == (True, False)
+    assert found[7].details["utilities"] == (3, 4)
     second = chunks[2, 1 : 1 + widths[1]].tolist()
     assert found[7].state.tolist() == [*chunks[1, 2:].tolist(), *second]
     (table,) = describe(reader).tables
-    assert (table.chunks, table.chunks_there, table.columns) == (2, 3, 3)
+    assert table.details == {"chunks": 2, "chunks_there": 3, "columns": 3}
     (reader.path / reader.tables["t"].files[0]).write_bytes(b"")
     (table,) = describe(reader).tables
-    assert (table.chunks, table.chunks_there) == (2, None)
+    assert table.details == {"chunks": 2, "chunks_there": None, "columns": None}

@@ -15,7 +15,7 @@ from rowhaul.nn import Batch
 from rowhaul.pruning.config import PruneConfig
 from rowhaul.sizing.fit import suggestions
 from rowhaul.sizing.row_counts import ERROR, DistinctKeys, count_rows
-from rowhaul.sizing.rows import index_bytes
+from rowhaul.store.footprint import index_bytes
 from rowhaul.train import train_run
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import ModelConfig, OptimizerConfig, TrainConfig

@@ -10,12 +10,12 @@ import pytest
 
 from rowhaul.cli.verify.report import print_report
 from rowhaul.data.files import find_schema
-from rowhaul.pruning.comparison import compare_pruned
 from rowhaul.runtime.row_memory import RowMemory
+from rowhaul.store.row_format import format_of
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.training import layout_of, only_collection
 from rowhaul.train.trainer import make_model
-from rowhaul.verify.comparison import TableRows, compare
+from rowhaul.verify.comparison import compare
 from rowhaul.verify.verify import Recorded, train_alone
 
 SMALL = (
@@ -68,10 +68,10 @@ def test_ranks_prune_and_train_what_one_process_does(logs, tmp_path):
         logs, "--work", str(tmp_path), "--colocated", "--steps", "5", "--prune", "70%", *settings, timeout=280
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for kind in (*KINDS, "chunks that there are", "utilities"):
+    for kind in (*KINDS, "stored chunks", "utilities"):
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"{kind}  ")]
         assert "equal to the bit" in line
-    assert "exact: the ranks keep the same chunks" in done.stdout
+    assert "exact: the ranks trained the same model, to the bit" in done.stdout
     assert "One process by itself" in done.stdout
     assert not list(tmp_path.iterdir())
 
@@ -81,57 +81,65 @@ def pruned_alone(log_folder):
     prune = {"ratio": "50%", "chunks": 2, "period": 2, "two_dimensions": False}
     given = {"batch_size": 500, "precision": "float64", "model": {"embedding_dim": 4}, "max_steps": 3}
     config, schema = TrainConfig.from_dict({**given, "prune": prune}), find_schema(log_folder)
-    return train_alone(config, schema, log_folder, [np.arange(500, dtype=np.int32) % 2] * 3)
+    layout = layout_of(only_collection(make_model(config, schema)))
+    return layout, train_alone(config, schema, log_folder, [np.arange(500, dtype=np.int32) % 2] * 3)
 
 
-def changed_rows(trained, **parts):
-    rows = [replace(trained.pruned[0], **parts), *trained.pruned[1:]]
-    return replace(trained, pruned=rows)
+def changed(trained, table, **parts):
+    """A training of which some arrays of one table's rows are different."""
+    return replace(trained, rows={**trained.rows, table: {**trained.rows[table], **parts}})
 
 
 def test_a_chunk_too_many_and_a_number_off_are_found(pruned_alone):
-    rows = pruned_alone.pruned[0]
-    assert compare_pruned(pruned_alone, pruned_alone).is_equal
-    row, place = np.argwhere(rows.present)[5]
-    present, values = rows.present.copy(), rows.values.copy()
+    layout, trained = pruned_alone
+    table = layout.rows[0].name
+    rows = trained.rows[table]
+    assert compare(layout, trained, trained).is_equal
+    row, place = np.argwhere(rows["present"])[5]
+    present, chunks = rows["present"].copy(), rows["chunks"].copy()
     present[row, place] = False
-    comparison = compare_pruned(changed_rows(pruned_alone, present=present), pruned_alone)
-    assert (comparison.chunks.largest, comparison.num_other) == (1, 1)
-    assert comparison.chunks.where == f"key {rows.keys[row]} of table {pruned_alone.layout.rows[0].name}"
+    fewer = np.delete(chunks, 5, axis=0)
+    comparison = compare(layout, changed(trained, table, present=present, chunks=fewer), trained)
+    kinds = comparison.kinds
+    there = kinds["stored chunks"]
+    assert (there.largest, there.num_different) == (1, 1)
+    assert there.where == f"key {rows['keys'][row]} of table {table}"
     assert not comparison.is_equal
-    values[row, place, 1] += 1e-6
-    comparison = compare_pruned(changed_rows(pruned_alone, values=values), pruned_alone)
-    assert comparison.rows.largest == pytest.approx(1e-6)
-    assert comparison.chunks.is_none
-    columns = tuple(tuple(reversed(range(4))) for _ in pruned_alone.layout.rows)
-    other = replace(pruned_alone, layout=replace(pruned_alone.layout, columns=columns))
-    assert not compare_pruned(other, pruned_alone).is_equal
+    chunks[5, 1] += 1e-6
+    kinds = compare(layout, changed(trained, table, chunks=chunks), trained).kinds
+    assert kinds["rows"].largest == pytest.approx(1e-6)
+    assert kinds["stored chunks"].is_none
+    other = changed(trained, table, columns=rows["columns"][::-1].copy())
+    found = compare(layout, other, trained)
+    assert (found.is_equal, found.kinds["columns kept"].where) == (False, f"table {table}")
 
 
 def test_rows_read_ahead_are_no_difference_unless_they_were_trained(pruned_alone):
-    rows = pruned_alone.pruned[0]
-    place = int(np.flatnonzero(rows.present.any(axis=1))[0])
-    without = {name: np.delete(getattr(rows, name), place, axis=0) for name in vars(rows)}
-    lost = changed_rows(pruned_alone, **without)
-    assert compare_pruned(lost, pruned_alone).only_expected == 1
-    comparison = compare_pruned(pruned_alone, lost)  # it was trained
+    layout, trained = pruned_alone
+    table = layout.rows[0].name
+    rows, format = trained.rows[table], format_of(layout)
+    keep = np.ones(len(rows["keys"]), np.bool_)
+    keep[np.flatnonzero(rows["present"].any(axis=1))[0]] = False
+    lost = changed(trained, table, **format.select(rows, keep))
+    assert compare(layout, lost, trained).only_expected == 1
+    comparison = compare(layout, trained, lost)  # it was trained
     assert (comparison.only_found, comparison.is_equal) == (1, False)
-    layout = pruned_alone.layout
     fresh = RowMemory(layout)
     first = [
         fresh.groups[number].arena.read(fresh.groups[number].make_fresh(np.array([at]), np.array([2**60])))[0]
         for number, at in (fresh.place_of(chunk) for chunk in range(2))
     ]
-    more = {
-        "keys": np.append(rows.keys, 2**60),
-        "present": np.concatenate([rows.present, [[True, True]]]),
-        "values": np.concatenate([rows.values, [[one[:2] for one in first]]]),
-        "state": np.concatenate([rows.state, [[[one[2], 0, 0] for one in first]]]),
-        "utilities": np.concatenate([rows.utilities, np.zeros((1, 2), np.float32)]),
+    added = {
+        **rows,
+        "keys": np.array([2**60]),
+        "present": np.array([[True, True]]),
+        "chunks": np.stack(first),
+        "utilities": np.zeros((1, 2), np.float32),
+        "touched": np.zeros(1, np.int32),
     }
-    assert compare_pruned(changed_rows(pruned_alone, **more), pruned_alone).is_equal
-    more["values"][-1, 0, 0] += 1
-    assert not compare_pruned(changed_rows(pruned_alone, **more), pruned_alone).is_equal
+    assert compare(layout, changed(trained, table, **format.join([rows, added])), trained).is_equal
+    added["chunks"][0, 0] += 1
+    assert not compare(layout, changed(trained, table, **format.join([rows, added])), trained).is_equal
 
 
 @pytest.fixture(scope="module")
@@ -145,79 +153,67 @@ def alone(log_folder):
     return layout, train_alone(config, schema, log_folder)
 
 
-def changed(trained, table, change):
-    """A training of which one table's rows are different."""
-    rows = list(trained.rows)
-    rows[table] = change(TableRows(rows[table].keys.copy(), rows[table].records.copy()))
-    return replace(trained, rows=rows)
+def corrupted(trained, table, part, row, column, change):
+    """A training of which one number of one table is different."""
+    array = trained.rows[table][part].copy()
+    array[row, column] = change(array[row, column])
+    return changed(trained, table, **{part: array})
 
 
-@pytest.mark.parametrize(("column", "kind"), [(1, "rows"), (-1, "optimizer state")])
-def test_one_corrupted_number_is_found_and_named(alone, column, kind):
+@pytest.mark.parametrize(("part", "kind"), [("values", "rows"), ("state", "optimizer state")])
+def test_one_corrupted_number_is_found_and_named(alone, part, kind):
     layout, trained = alone
-
-    def corrupt(rows):
-        rows.records[7, column] += 1e-6
-        return rows
-
-    found = changed(trained, 1, corrupt)
+    table = layout.specs[1].name
+    found = corrupted(trained, table, part, 7, 0, lambda value: value + 1e-6)
     comparison = compare(layout, found, trained)
     assert not comparison.is_equal
     assert list(comparison.beyond("float64")) == [kind]
-    difference = comparison.kinds()[kind]
+    difference = comparison.kinds[kind]
     assert difference.largest == pytest.approx(1e-6)
-    assert difference.where == f"key {trained.rows[1].keys[7]} of table {layout.specs[1].name}"
+    assert difference.where == f"key {trained.rows[table]['keys'][7]} of table {table}"
     assert (comparison.only_found, comparison.only_expected) == (0, 0)
 
 
 def test_a_lost_row_is_found_on_either_side(alone):
     layout, trained = alone
-    lossy = changed(trained, 0, lambda rows: TableRows(rows.keys[1:], rows.records[1:]))
+    table = layout.specs[0].name
+    rows = trained.rows[table]
+    lossy = changed(trained, table, **{name: array[1:] for name, array in rows.items()})
     here, there = compare(layout, lossy, trained), compare(layout, trained, lossy)
     assert (here.only_found, here.only_expected) == (0, 1)
     assert (there.only_found, there.only_expected) == (1, 0)
-    assert here.rows.where == f"key {trained.rows[0].keys[0]} of table {layout.specs[0].name}"
+    assert here.kinds["rows"].where == f"key {rows['keys'][0]} of table {table}"
     assert "rows" in here.beyond("float64")
-    assert here.rows.largest == there.rows.largest
+    assert here.kinds["rows"].largest == there.kinds["rows"].largest
 
 
 def test_a_row_that_was_never_trained_is_no_difference(alone):
     layout, trained = alone
-    untrained = layout.groups()  # memory in which rows are made as everywhere
-    spec = layout.specs[0]
-    group = next(one for one in untrained if spec in one.tables)
+    spec, format = layout.specs[0], format_of(layout)
+    group = next(one for one in layout.groups() if spec in one.tables)  # where rows are made as everywhere
     location = group.make_fresh(np.array([group.tables.index(spec)]), np.array([2**60]))
-    record = group.arena.read(location)
-    more = changed(
-        trained,
-        0,
-        lambda rows: TableRows(np.append(rows.keys, 2**60), np.concatenate([rows.records, record])),
-    )
+    added = format.encode(np.array([2**60]), group.arena.read(location), spec.dim)
+    more = changed(trained, spec.name, **format.join([trained.rows[spec.name], added]))
     assert compare(layout, more, trained).is_equal
     assert compare(layout, trained, more).is_equal
 
 
 def test_what_is_no_number_is_far_from_all_else(alone):
     layout, trained = alone
-
-    def spoil(rows):
-        rows.records[0, 0] = np.nan
-        return rows
-
-    spoiled = changed(trained, 0, spoil)
-    assert compare(layout, spoiled, trained).rows.largest == np.inf
+    spoiled = corrupted(trained, layout.specs[0].name, "values", 0, 0, lambda value: np.nan)
+    assert compare(layout, spoiled, trained).kinds["rows"].largest == np.inf
     assert compare(layout, spoiled, spoiled).is_equal
 
 
 def test_missing_steps_and_dense_weights_are_differences(alone):
     layout, trained = alone
     shorter = replace(trained, losses=trained.losses[:-1])
-    assert compare(layout, shorter, trained).losses.where == "step 3"
+    assert compare(layout, shorter, trained).kinds["losses"].where == "step 3"
     name, weights = next(iter(trained.dense.items()))
     other = replace(trained, dense={**trained.dense, name: weights + 1e-8})
     comparison = compare(layout, other, trained)
     assert list(comparison.beyond("float64")) == ["dense weights"]
-    assert name in comparison.dense.where
+    assert name in comparison.kinds["dense weights"].where
 
 
 def reported(alone, capsys, found, *, sync="on-demand", precision="float64"):
@@ -234,15 +230,12 @@ def test_the_verdict_names_the_row_that_differs(alone, capsys):
     _, trained = alone
     assert reported(alone, capsys, trained)[0]
 
-    def corrupt(rows):
-        rows.records[7, 0] += 1e-6
-        return rows
-
+    found = corrupted(trained, "item", "values", 7, 0, lambda value: value + 1e-6)
     for precision in ("float64", "float32"):
-        passes, out = reported(alone, capsys, changed(trained, 1, corrupt), precision=precision)
+        passes, out = reported(alone, capsys, found, precision=precision)
         assert not passes
         assert "NOT exact" in out
-        assert f"key {trained.rows[1].keys[7]} of table item" in out
+        assert f"key {trained.rows['item']['keys'][7]} of table item" in out
         assert "hit ratio                      25.0%" in out
         assert "miss pull 1,234" in out
         assert "evict push" not in out

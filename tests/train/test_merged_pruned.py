@@ -11,6 +11,7 @@ from test_pruned_checkpoints import same_bits as same
 from checkpointed_ranks import STEPS, Session
 from rowhaul.checkpoint import CheckpointReader, CheckpointWriter
 from rowhaul.checkpoint import shard as shards
+from rowhaul.checkpoint.merging import merge
 from rowhaul.checkpoint.opening import open_checkpoint
 from rowhaul.cli.ckpt.merge import merge_into_folder
 from rowhaul.errors import CheckpointError
@@ -20,7 +21,6 @@ from rowhaul.pruning.distinct_counter import DistinctCounter
 from rowhaul.pruning.pool import PruneSettings
 from rowhaul.pruning.pool.pool import chunk_starts
 from rowhaul.train import train_run
-from rowhaul.train.merging import merge
 
 DIM, CHUNKS = 6, 3
 HALF = PruneSettings(ratio=0.5, chunks=CHUNKS, decay=0.5)
@@ -33,7 +33,6 @@ def write(
     random = np.random.default_rng(seed)
     keys = random.permutation(np.arange(first, last))
     starts = chunk_starts(columns, settings.chunks)
-    cut = {"columns": np.arange(columns), "starts": starts}
     with CheckpointWriter(path) as writer:
         for name in tables:
             present = random.random((len(keys), settings.chunks)) < share
@@ -45,14 +44,15 @@ def write(
                 "utilities": random.random(present.shape).astype(np.float32),
                 "touched": random.integers(step - 3, step + 1, len(keys)).astype(np.int32),
             }
+            cut = {"columns": np.arange(columns), "starts": starts}
             pieces = np.array_split(np.arange(len(keys)), 3)
             ends = np.concatenate([[0], np.cumsum(present.sum(axis=1))])
             blocks = [
                 {**{part: block[part][some] for part in block if part != "chunks"},
-                 "chunks": block["chunks"][ends[some[0]] : ends[some[-1] + 1]]}
+                 "chunks": block["chunks"][ends[some[0]] : ends[some[-1] + 1]], **cut}
                 for some in pieces
             ]  # fmt: skip
-            writer.pruned_table(name, blocks, cut, DIM, "float32")
+            writer.blocks(name, blocks, DIM, 0, "float32", "chunked")
         numbers = np.array([len(tables) * len(keys), 1, step, step, 0, 0, 0])
         known = {"registers": DistinctCounter().registers, "numbers": numbers, "sums": np.zeros((2, 0))}
         known["columns"] = np.tile(np.arange(columns), (len(tables), 1))
@@ -63,11 +63,19 @@ def write(
     return CheckpointReader(path)
 
 
+def write_whole(path):
+    with CheckpointWriter(path) as writer:
+        for name in ("a", "b"):
+            writer.table(name, [(np.arange(9), np.zeros((9, DIM), np.float32))], DIM, 0, "float32")
+        writer.facts = {"row_optimizer": "sgd", "step": 5}
+    return CheckpointReader(path)
+
+
 def rows_of(reader, now):
     """What is known of every row, utilities as they are at the step that the checkpoint is of."""
     found = {}
     for table in reader.tables:
-        for parts in reader.pruned_rows(table):
+        for parts in reader.blocks(table):
             ends = np.concatenate([[0], np.cumsum(parts["present"].sum(axis=1))])
             for row, key in enumerate(parts["keys"].tolist()):
                 held = parts["chunks"][ends[row] : ends[row + 1]].tobytes()
@@ -77,7 +85,7 @@ def rows_of(reader, now):
 
 
 def num_chunks(reader):
-    return sum(int(parts["present"].sum()) for name in reader.tables for parts in reader.pruned_rows(name))
+    return sum(int(parts["present"].sum()) for name in reader.tables for parts in reader.blocks(name))
 
 
 @pytest.mark.parametrize("file_bytes", [500, 1 << 20])
@@ -95,7 +103,7 @@ def test_merging_is_updating_a_dictionary_of_pruned_rows(file_bytes, tmp_path, m
     assert [(table.rows, table.rows_from, table.replaced) for table in made.tables] == [
         (180, (60, 120), 40)
     ] * 2
-    assert (made.chunks_dropped, done[-1]) == (0, (2 * 440, 2 * 440))
+    assert (made.num_dropped, done[-1]) == (0, (2 * 440, 2 * 440))
     known = found.arrays("pruning.safetensors")
     assert known["0.numbers"][:4].tolist() == [360, 1, 7, 7]  # all rows, as of the last one's step
 
@@ -107,7 +115,7 @@ def test_what_there_is_no_room_for_is_the_least_useful(tmp_path, monkeypatch):
     made = merge([one, two], tmp_path / "to")
     found = CheckpointReader(tmp_path / "to")
     assert num_chunks(found) == 360 * CHUNKS // 2  # half of the pieces of all rows
-    assert made.chunks_dropped > 0
+    assert made.num_dropped > 0
     before = {**rows_of(one, 50), **rows_of(two, 7)}
     after = rows_of(found, 7)
     kept, gone = [], []
@@ -116,7 +124,7 @@ def test_what_there_is_no_room_for_is_the_least_useful(tmp_path, monkeypatch):
         assert all(was or not held for was, held in zip(present, holds, strict=True))
         kept += [value for value, held in zip(useful, holds, strict=True) if held]
         gone += [value for value, was, held in zip(useful, present, holds, strict=True) if was and not held]
-    assert len(gone) == made.chunks_dropped
+    assert len(gone) == made.num_dropped
     assert max(gone) <= min(kept)
     lost = sum(table.dropped for table in made.tables)
     assert lost == sum(row not in after for row in before) > 0  # 360 rows in 300 entries
@@ -130,9 +138,9 @@ def test_pruned_checkpoints_that_do_not_go_together_are_refused(tmp_path):
         "pruned with 3 chunks a row and .* with 2: chunks of one size cannot become": write(
             tmp_path / "2", 0, 9, seed=1, step=5, settings=replace(HALF, chunks=2)
         ),
-        "was pruned and .* was not": write(tmp_path / "3", 0, 9, seed=1, step=5, facts={"pruning": None}),
+        "the format of the rows is (chunked|whole) in the first": write_whole(tmp_path / "3"),
         "not the same tables, only one has b": write(tmp_path / "4", 0, 9, seed=1, step=5, tables=("a",)),
-        "keeps other columns than those before it": write(tmp_path / "5", 0, 9, seed=1, step=5, columns=5),
+        "keeps other columns of its rows": write(tmp_path / "5", 0, 9, seed=1, step=5, columns=5),
     }
     for message, other in cases.items():
         with pytest.raises(CheckpointError, match=message):

@@ -41,7 +41,7 @@ def everything(folder, step=STEPS):
     reader = CheckpointReader(folder / CHECKPOINTS / f"step-{step:09d}")
     found = contents(folder, step)
     for table in reader.tables:
-        for parts in reader.pruned_rows(table):
+        for parts in reader.blocks(table):
             first = 0
             for row, key in enumerate(parts["keys"].tolist()):
                 count = int(parts["present"][row].sum())

@@ -12,7 +12,7 @@ from rowhaul.cli.train import pruning_lines
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.export.export import export
-from rowhaul.export.formats import FORMATS
+from rowhaul.export.files import FILE_KINDS
 from rowhaul.pruning.config import PruneConfig
 from rowhaul.train import TrainConfig, load_trained, snapshot, train_run
 from rowhaul.train.config import ModelConfig, OptimizerConfig
@@ -38,7 +38,7 @@ def state_of(run, schema):
     reader = CheckpointReader(latest_checkpoint(run / "checkpoints"))
     found = {name: array.tobytes() for name, array in reader.arrays(reader.facts["pruning"]["file"]).items()}
     for table in reader.tables:
-        for arrays in reader.pruned_rows(table):
+        for arrays in reader.blocks(table):
             ends = np.cumsum(arrays["present"].sum(axis=1))
             chunks = np.split(arrays["chunks"], ends[:-1])
             for i, key in enumerate(arrays["keys"].tolist()):
@@ -72,7 +72,7 @@ def test_a_checkpoint_holds_only_what_exists_and_serves_the_same_scores(straight
     run, result = straight
     assert 0.7 <= result.pruning.ratio < 0.8
     reader = CheckpointReader(latest_checkpoint(run / "checkpoints"))
-    num_chunks = sum(len(arrays["chunks"]) for table in reader.tables for arrays in reader.pruned_rows(table))
+    num_chunks = sum(len(arrays["chunks"]) for table in reader.tables for arrays in reader.blocks(table))
     assert num_chunks == result.pruning.num_chunks
     served = load_trained(run)
     assert served.evaluate(SampleStream(log_folder / "test", log_schema, 8192)) == result.metrics
@@ -87,7 +87,7 @@ def test_a_checkpoint_holds_only_what_exists_and_serves_the_same_scores(straight
         assert not expected
 
 
-@pytest.mark.parametrize("kind", list(FORMATS))
+@pytest.mark.parametrize("kind", list(FILE_KINDS))
 def test_an_export_serves_the_same_scores(kind, straight, tmp_path, log_schema, log_folder):
     run, result = straight
     made = export(open_checkpoint(run), tmp_path / "x", format=kind)
@@ -97,7 +97,9 @@ def test_an_export_serves_the_same_scores(kind, straight, tmp_path, log_schema, 
     loaded = load_trained(run)
     assert served.collection.allocated_bytes <= loaded.collection.allocated_bytes
     whole = export(open_checkpoint(run), tmp_path / "whole", whole_rows=True)
-    with pytest.raises(CheckpointError, match="are whole, those of its model in 3 chunks"):
+    with pytest.raises(
+        CheckpointError, match="values in float32, whole; its model needs 7 in float32, chunked"
+    ):
         load_trained(whole.path)
     some = export(open_checkpoint(run), tmp_path / "some", tables=["user"])
     with pytest.raises(CheckpointError, match="lacks table 'item'"):
@@ -122,7 +124,7 @@ def test_a_checkpoint_that_was_pruned_otherwise_is_refused(straight, tmp_path, l
     other = Trainer(replace(CONFIG, prune=replace(CONFIG.prune, chunks=2)), log_schema)
     with pytest.raises(CheckpointError, match=r"pruned with 3 chunks a row, here prune\.chunks is 2"):
         snapshot.restore(other, path)
-    with pytest.raises(CheckpointError, match="was pruned, and this model is not"):
+    with pytest.raises(CheckpointError, match="has chunked rows, and this model whole ones"):
         snapshot.restore(Trainer(replace(CONFIG, prune=PruneConfig()), log_schema), path)
     with pytest.raises(ConfigError, match="was trained with prune = "):
         train_run(other.config, log_schema, log_folder, out=run, resume=True)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import safetensors
 
 from rowhaul.checkpoint.layout import TableEntry
+from rowhaul.checkpoint.progress import Progress
 from rowhaul.checkpoint.reader import CheckpointReader
 from rowhaul.errors import CheckpointError
-from rowhaul.pruning.row_files import FACT
-
-Progress = Callable[[int, int], None]
-"""Called with how much is done, and of how much."""
 
 _LAYOUT, _SCHEDULE = "layout-", "schedule."  # what only the cluster that saved can use
 
@@ -30,9 +26,14 @@ class TableContents:
     dtype: str
     bytes: int
     files: int
-    chunks: int | None = None  # that a row is cut into; None: rows are whole
-    chunks_there: int | None = None  # of all rows together; None: not known, a file is damaged
-    columns: int | None = None  # of a row that are stored, where there is any
+    format: str  # of the rows
+    details: dict[str, Any]  # of the format
+    note: str  # on how its rows are kept; empty: whole
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything for JSON, the format's details among the rest."""
+        given = asdict(self)
+        return {**given, **given.pop("details")}
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Contents:
 
 
 def describe(reader: CheckpointReader) -> Contents:
-    """Read off the manifest; of files only the headers of pruned rows are looked at."""
+    """Describe a checkpoint by its manifest and the headers of its files of rows."""
     sizes, facts = reader.file_bytes, reader.facts
     cluster = facts.get("cluster")
     return Contents(
@@ -71,7 +72,9 @@ def describe(reader: CheckpointReader) -> Contents:
                 table.dtype,
                 sum(sizes[name] for name in table.files),
                 len(table.files),
-                *_chunks(reader, table),
+                table.format,
+                reader.format(table.name).contents(facts, _shapes(reader, table)),
+                reader.format(table.name).note(facts),
             )
             for table in reader.tables.values()
         ),
@@ -83,19 +86,16 @@ def describe(reader: CheckpointReader) -> Contents:
     )
 
 
-def _chunks(reader: CheckpointReader, table: TableEntry) -> tuple[int | None, int | None, int | None]:
-    """Chunks of a row, chunks that there are, and columns that are stored; nothing where rows are whole."""
-    if reader.facts.get(FACT) is None:
-        return None, None, None
-    there, columns = 0, None
+def _shapes(reader: CheckpointReader, table: TableEntry) -> list[dict[str, Any]] | None:
+    """Return the shapes of the arrays of a table's files; None: one is damaged (--verify says how)."""
+    found = []
     for name in table.files:
         try:
             with safetensors.safe_open(reader.path / name, framework="numpy") as file:
-                there += int(file.get_slice("chunks").get_shape()[0])
-                columns = int(file.get_slice("columns").get_shape()[0])
-        except (OSError, safetensors.SafetensorError):  # --verify says what is wrong with it
-            return int(reader.facts[FACT]["chunks"]), None, columns
-    return int(reader.facts[FACT]["chunks"]), there, columns
+                found.append({part: file.get_slice(part).get_shape() for part in list(file.keys())})
+        except (OSError, safetensors.SafetensorError):
+            return None
+    return found
 
 
 def damaged_files(reader: CheckpointReader, progress: Progress = lambda done, total: None) -> dict[str, str]:

@@ -5,23 +5,28 @@
     step-000001000/
       manifest.json                        written last: without it the folder is unfinished
       tensors-model.safetensors            named groups of tensors
-      rows-0000-00000.safetensors          keys, values and state of some rows of table 0
+      rows-0000-00000.safetensors          some rows of table 0 as their format has them: keys, values, state
       rows-0000-r0003-00000.safetensors    the same, where rank 3 of a cluster wrote them
       layout-r0003-00000.safetensors       only of a cluster: what rank 3 held where, see `rowhaul.train`
       ...
 
-Rows are addressed by key, so that whoever reads them need not know how many processes wrote them. Every
+Rows are addressed by key: a reader need not know how many processes wrote them. Every
 file's size and checksum (XXH3, 64 bits) are in the manifest. There is no pickle anywhere.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import xxhash
+
+from rowhaul.errors import CheckpointError
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = "rowhaul-checkpoint"
@@ -40,6 +45,12 @@ class TableEntry:
     dtype: str
     num_rows: int
     files: tuple[str, ...]
+    format: str = "whole"  # of its rows, see `rowhaul.store.row_format`
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any], format: str = "whole") -> TableEntry:
+        """Read an entry; ``format`` is that of tables whose entry names none."""
+        return cls(**{"format": format, **given, "files": tuple(given["files"])})
 
 
 def step_folder(step: int) -> str:
@@ -71,6 +82,31 @@ def remove_unfinished(folder: str | Path) -> None:
     """Remove what interrupted saves left in a folder, while none is under way."""
     for path in Path(folder).glob(f"step-*{_UNFINISHED_SUFFIX}"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def read_manifest(
+    path: Path, version: tuple[str, int], entries: Set[str], *, of: str, hint: str, instead: str
+) -> dict[str, Any]:
+    """Read a manifest of a format and version that has certain entries.
+
+    Raises:
+        CheckpointError: the folder is not ``of`` this kind (``hint`` says what to name), or the manifest is
+            damaged (``instead`` says what to do).
+    """
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(f"{path.parent} is no {of}: it has no {path.name}; {hint}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}; {instead}") from None
+    if not isinstance(manifest, dict) or not manifest.keys() >= entries | {"format", "version"}:
+        raise CheckpointError(f"{path} is damaged: entries are missing; {instead}")
+    if (manifest["format"], manifest["version"]) != version:
+        raise CheckpointError(
+            f"{path}: format {manifest['format']!r} version {manifest['version']!r}, but this Rowhaul reads "
+            f"{version[0]!r} version {version[1]}; {instead}"
+        )
+    return manifest
 
 
 def checksum(path: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,12 @@ import safetensors.numpy
 import safetensors.torch
 from torch import Tensor
 
-from rowhaul.checkpoint.layout import FORMAT, MANIFEST_FILE, VERSION, TableEntry, checksum
+from rowhaul.checkpoint.layout import FORMAT, MANIFEST_FILE, VERSION, TableEntry, checksum, read_manifest
 from rowhaul.errors import CheckpointError
-from rowhaul.pruning.row_files import is_pruned, whole_rows
+from rowhaul.store.row_format import RowFormat, implied_format, row_format
+from rowhaul.store.row_parts import Arrays
 
-_ENTRIES = {"format", "version", "facts", "groups", "tables", "files"}
+_ENTRIES = {"facts", "groups", "tables", "files"}
 
 
 class CheckpointReader:
@@ -31,10 +31,18 @@ class CheckpointReader:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        manifest = self._read_manifest()
+        manifest = read_manifest(
+            self.path / MANIFEST_FILE,
+            (FORMAT, VERSION),
+            _ENTRIES,
+            of="complete checkpoint",
+            hint="name a step-… folder that a finished save left",
+            instead="use another checkpoint",
+        )
         self.facts: dict[str, Any] = manifest["facts"]
         self.groups: list[str] = manifest["groups"]
-        tables = [TableEntry(**{**entry, "files": tuple(entry["files"])}) for entry in manifest["tables"]]
+        implied = implied_format(self.facts)
+        tables = [TableEntry.from_dict(entry, implied) for entry in manifest["tables"]]
         self.tables: dict[str, TableEntry] = {table.name: table for table in tables}
         self._files: dict[str, dict[str, Any]] = manifest["files"]
         self._believed: set[str] = set()  # files whose checksum agreed
@@ -59,20 +67,23 @@ class CheckpointReader:
     def rows(
         self, table: str, among: Container[str] | None = None
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
-        """A table's rows as blocks of (keys, records), values before state; all, or those of some files."""
+        """Yield a table's rows as (keys, records), values before state; all, or those of some files.
+
+        A format that keeps state by parts of rows gives values alone.
+        """
+        rows, dim = self.format(table), self.tables[table].dim
+        for block in self.blocks(table, among):
+            yield block["keys"], rows.decode(block, dim)
+
+    def blocks(self, table: str, among: Container[str] | None = None) -> Iterator[Arrays]:
+        """Yield a table's rows as its format has them, file by file."""
         for name in self.tables[table].files:
             if among is None or name in among:
-                parts = self.arrays(name)
-                if is_pruned(parts):  # values alone: chunks have state of their own
-                    yield parts["keys"], whole_rows(parts, self.tables[table].dim)
-                    continue
-                columns = [parts["values"]] + ([parts["state"]] if "state" in parts else [])
-                yield parts["keys"], np.concatenate(columns, axis=1)
+                yield self.arrays(name)
 
-    def pruned_rows(self, table: str) -> Iterator[dict[str, npt.NDArray[Any]]]:
-        """The rows of a pruned table as they were written, see `rowhaul.pruning.row_files`."""
-        for name in self.tables[table].files:
-            yield self.arrays(name)
+    def format(self, table: str) -> RowFormat:
+        """Return the format of a table's rows."""
+        return row_format(self.tables[table].format)
 
     def keys(self, table: str) -> Iterator[npt.NDArray[np.int64]]:
         """The keys of a table's rows, block by block."""
@@ -104,23 +115,3 @@ class CheckpointReader:
             )
         self._believed.add(name)
         return path
-
-    def _read_manifest(self) -> dict[str, Any]:
-        path = self.path / MANIFEST_FILE
-        try:
-            manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            raise CheckpointError(
-                f"{self.path} is no complete checkpoint: it has no {MANIFEST_FILE}; "
-                "name a step-… folder that a finished save left"
-            ) from None
-        except ValueError as error:
-            raise CheckpointError(f"{path} is damaged: {error}; use another checkpoint") from None
-        if not isinstance(manifest, dict) or not manifest.keys() >= _ENTRIES:
-            raise CheckpointError(f"{path} is damaged: entries are missing; use another checkpoint")
-        if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
-            raise CheckpointError(
-                f"{path}: format {manifest.get('format')!r} version {manifest.get('version')!r}, "
-                f"but this Rowhaul reads {FORMAT!r} version {VERSION}"
-            )
-        return manifest

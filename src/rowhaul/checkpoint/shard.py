@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,9 @@ from torch import Tensor
 from rowhaul._files import sync
 from rowhaul.checkpoint.layout import TableEntry, checksum
 from rowhaul.errors import CheckpointError
-from rowhaul.pruning.row_files import Arrays, joined
+from rowhaul.store.row_format import RowFormat, row_format
+from rowhaul.store.row_parts import Arrays
+from rowhaul.store.whole_rows import WholeRows
 
 Block = tuple[npt.NDArray[np.int64], npt.NDArray[Any]]
 FILE_BYTES = 64 << 20  # files of rows are cut at about this size
@@ -41,8 +43,7 @@ class Shard:
     def from_json(cls, text: str) -> Shard:
         """The inverse of `to_json`."""
         given = json.loads(text)
-        tables = [TableEntry(**{**one, "files": tuple(one["files"])}) for one in given["tables"]]
-        return cls(given["files"], tables, given["groups"])
+        return cls(given["files"], list(map(TableEntry.from_dict, given["tables"])), given["groups"])
 
 
 class ShardWriter:
@@ -50,7 +51,7 @@ class ShardWriter:
 
     Args:
         folder: which is there.
-        label: tells files of rows from those of other processes in the same folder.
+        label: distinguishes files of rows from those of other processes in the same folder.
     """
 
     def __init__(self, folder: Path, label: str = "") -> None:
@@ -70,29 +71,29 @@ class ShardWriter:
         return f"{name}.safetensors"
 
     def table(self, name: str, blocks: Iterable[Block], dim: int, state_width: int, dtype: str) -> None:
-        """Store a table's rows, given as blocks of (keys, records), values before state."""
-        prefix = f"rows-{len(self.written.tables):04d}-{self._label}"
-        names: list[str] = []
-        num_rows = 0
-        for keys, records in _joined(blocks, FILE_BYTES):
-            parts = {"keys": keys, "values": records[:, :dim]}
-            if state_width:
-                parts["state"] = records[:, dim:]
-            names.append(self.arrays(f"{prefix}{len(names):05d}", parts))
-            num_rows += len(keys)
-        self.written.tables.append(TableEntry(name, dim, state_width, dtype, num_rows, tuple(names)))
+        """Store a table's whole rows, given as (keys, records), values before state."""
+        encode = WholeRows().encode
+        encoded = (encode(keys, records, dim) for keys, records in blocks)
+        self.blocks(name, encoded, dim, state_width, dtype)
 
-    def pruned_table(
-        self, name: str, blocks: Iterable[Arrays], columns: Arrays, dim: int, dtype: str
+    def blocks(
+        self,
+        name: str,
+        blocks: Iterable[Arrays],
+        dim: int,
+        state_width: int,
+        dtype: str,
+        format: str = "whole",
     ) -> None:
-        """Store a table's pruned rows as `rowhaul.pruning.row_files` has them, ``columns`` with each file."""
+        """Store a table's rows, given as blocks of their format."""
         prefix = f"rows-{len(self.written.tables):04d}-{self._label}"
         names: list[str] = []
         num_rows = 0
-        for parts in joined(blocks, FILE_BYTES):
-            names.append(self.arrays(f"{prefix}{len(names):05d}", {**parts, **columns}))
-            num_rows += len(parts["keys"])
-        self.written.tables.append(TableEntry(name, dim, 0, dtype, num_rows, tuple(names)))
+        for block in _joined(row_format(format), blocks, FILE_BYTES):
+            names.append(self.arrays(f"{prefix}{len(names):05d}", block))
+            num_rows += len(block["keys"])
+        entry = TableEntry(name, dim, state_width, dtype, num_rows, tuple(names), format)
+        self.written.tables.append(entry)
 
     def _write(self, name: str, save: Callable[[Path], object]) -> None:
         path = self._folder / name
@@ -104,19 +105,15 @@ class ShardWriter:
         self.written.files[name] = {"bytes": path.stat().st_size, "xxh3": checksum(path)}
 
 
-def _joined(blocks: Iterable[Block], file_bytes: int) -> Iterable[Block]:
-    """Blocks put together until they are worth a file."""
-    held: list[Block] = []
+def _joined(format: RowFormat, blocks: Iterable[Arrays], file_bytes: int) -> Iterator[Arrays]:
+    """Join blocks until they are worth a file."""
+    held: list[Arrays] = []
     held_bytes = 0
-    for keys, records in blocks:
-        held.append((keys, records))
-        held_bytes += keys.nbytes + records.nbytes
+    for block in blocks:
+        held.append(block)
+        held_bytes += sum(array.nbytes for name, array in block.items() if name not in format.constants)
         if held_bytes >= file_bytes:
-            yield _concatenate(held)
+            yield format.join(held)
             held, held_bytes = [], 0
     if held:
-        yield _concatenate(held)
-
-
-def _concatenate(held: list[Block]) -> Block:
-    return np.concatenate([keys for keys, _ in held]), np.concatenate([records for _, records in held])
+        yield format.join(held)

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torch import Tensor
-
 from rowhaul._files import sync
 from rowhaul.checkpoint.layout import FORMAT, MANIFEST_FILE, VERSION, TableEntry, unfinished_folder
-from rowhaul.checkpoint.shard import Block, Shard, ShardWriter
+from rowhaul.checkpoint.shard import Shard, ShardWriter
 from rowhaul.errors import CheckpointError
-from rowhaul.pruning.row_files import Arrays
+from rowhaul.store.row_format import implied_format
 
 
-class CheckpointWriter:
+class CheckpointWriter(ShardWriter):
     """Builds a checkpoint beside its final place and renames it there when it is whole.
 
     Example:
@@ -32,8 +30,7 @@ class CheckpointWriter:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.facts: dict[str, Any] = {}
-        self._folder = unfinished_folder(self.path)
-        self._shard = ShardWriter(self._folder)
+        super().__init__(unfinished_folder(self.path))
 
     def __enter__(self) -> CheckpointWriter:
         prepare(self.path)
@@ -44,27 +41,9 @@ class CheckpointWriter:
     ) -> None:
         try:
             if kind is None:
-                publish(self.path, self.facts, [self._shard.written])
+                publish(self.path, self.facts, [self.written])
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    def tensors(self, group: str, tensors: Mapping[str, Tensor]) -> None:
-        """Store tensors under a group's name."""
-        self._shard.tensors(group, tensors)
-
-    def table(self, name: str, blocks: Iterable[Block], dim: int, state_width: int, dtype: str) -> None:
-        """Store a table's rows, given as blocks of (keys, records), values before state."""
-        self._shard.table(name, blocks, dim, state_width, dtype)
-
-    def arrays(self, name: str, arrays: Arrays) -> str:
-        """Store arrays as a file of their own; returns the file's name."""
-        return self._shard.arrays(name, arrays)
-
-    def pruned_table(
-        self, name: str, blocks: Iterable[Arrays], columns: Arrays, dim: int, dtype: str
-    ) -> None:
-        """Store a table's pruned rows, see `rowhaul.pruning.row_files`."""
-        self._shard.pruned_table(name, blocks, columns, dim, dtype)
+            shutil.rmtree(unfinished_folder(self.path), ignore_errors=True)
 
 
 def prepare(path: Path) -> Path:
@@ -85,7 +64,7 @@ def publish(path: Path, facts: Mapping[str, Any], shards: Sequence[Shard]) -> No
         "version": VERSION,
         "facts": facts,
         "groups": [group for shard in shards for group in shard.groups],
-        "tables": [asdict(table) for table in _merged_tables(shards)],
+        "tables": [_entry(table, facts) for table in _merged_tables(shards)],
         "files": {name: entry for shard in shards for name, entry in shard.files.items()},
     }
     manifest_path = folder / MANIFEST_FILE
@@ -109,3 +88,11 @@ def _merged_tables(shards: Sequence[Shard]) -> list[TableEntry]:
             )
         merged[table.name] = table
     return list(merged.values())
+
+
+def _entry(table: TableEntry, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe a table; its format is named only where the facts do not imply it."""
+    entry = asdict(table)
+    if table.format == implied_format(facts):
+        del entry["format"]
+    return entry

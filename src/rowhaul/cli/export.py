@@ -38,15 +38,15 @@ def export(
             whole_rows=whole,
             progress=lambda done, total: progress(done // 2, total // 2),  # written, then read back
         )
-    is_pruned = any(one.pruned for one in made.tables)
-    held = ("stored",) if is_pruned else ()
-    shown = plain_table("table", "rows", "dim", *held, "state", "type", "size", "file")
-    for one in made.tables:
-        stored = (f"{one.pruned.num_values / max(one.num_rows * one.dim, 1):.1%}",) if one.pruned else ()
+    layouts = [(one, one.file_layout()) for one in made.tables]
+    titles = list(dict.fromkeys(title for _, layout in layouts for title in layout.cells()))
+    shown = plain_table("table", "rows", "dim", *titles, "state", "type", "size", "file")
+    for one, layout in layouts:
+        cells = (layout.cells().get(title, "") for title in titles)
         numbers = (str(one.state_width), one.dtype, bytes_text(one.bytes))
-        shown.add_row(one.name, f"{one.num_rows:,}", str(one.dim), *stored, *numbers, one.file)
+        shown.add_row(one.name, f"{one.num_rows:,}", str(one.dim), *cells, *numbers, one.file)
     console.print(shown, highlight=False)
-    left_out = sum(one.pruned.rows_left_out for one in made.tables if one.pruned)
+    left_out = sum(layout.rows_left_out for _, layout in layouts)
     if left_out:
         say(
             f"{counted(left_out, 'more row')} without any stored chunk left out: like every key that is not "

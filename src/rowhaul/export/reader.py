@@ -1,8 +1,7 @@
-"""Reading an export: whole rows or the chunks that there are, and a model that serves with them."""
+"""Reading an export, as whole rows or as they are stored."""
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +14,11 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from rowhaul.checkpoint.shard import Block
+from rowhaul.checkpoint.layout import read_manifest
 from rowhaul.errors import CheckpointError, ConfigError
-from rowhaul.export.formats import FORMATS
-from rowhaul.export.manifest import FORMAT, MANIFEST_FILE, VERSION, Digest, ExportedTable, Rows
-from rowhaul.pruning.export import PRUNED_FORMATS
-from rowhaul.pruning.plain_files import PrunedBlock, PrunedLayout
+from rowhaul.export.files import FILE_KINDS
+from rowhaul.export.manifest import FORMAT, MANIFEST_FILE, VERSION, Digest, ExportedTable
+from rowhaul.store.row_parts import Arrays
 
 _ENTRIES = {"table_format", "tables", "dense", "settings", "step", "samples", "key_kinds"}
 # What libraries say of a file that is cut off, or no file of their kind.
@@ -33,7 +31,7 @@ _UNREADABLE = (
 class ExportReader:
     """A folder that `rowhaul export` made.
 
-    Every table is compared with its checksum as it is read: the last block comes only if all of it agrees.
+    Every table is compared with its checksums as it is read; the last block is yielded only if all agree.
 
     Example:
         >>> reader = ExportReader("exported")
@@ -43,69 +41,31 @@ class ExportReader:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        manifest = self._read_manifest()
+        path, hint = self.path / MANIFEST_FILE, "give the --to of a `rowhaul export`"
+        manifest = read_manifest(
+            path, (FORMAT, VERSION), _ENTRIES, of="export", hint=hint, instead="export again"
+        )
         self.facts: dict[str, Any] = {name: manifest[name] for name in _ENTRIES - {"tables"}}
         try:
             tables = [ExportedTable.from_dict(one) for one in manifest["tables"]]
+            self._kind = FILE_KINDS[manifest["table_format"]]
         except (TypeError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"{self.path / MANIFEST_FILE} is damaged: {error}; export again") from None
+            raise CheckpointError(f"{path} is damaged: {error}; export again") from None
         self.tables: dict[str, ExportedTable] = {table.name: table for table in tables}
 
     def rows(self, table: str) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
-        """Blocks of (keys, values), whole rows with zeros where pruned.
+        """Yield (keys, values) of whole rows, zeros where pruned, as every other key of a pruned table."""
+        vectors = self._entry(table).file_layout().vectors
+        for block in self.blocks(table):
+            yield block["keys"], vectors(block)
 
-        A key that is in none of them reads as zeros where the table is pruned.
-        """
+    def blocks(self, table: str) -> Iterator[Arrays]:
+        """Yield the arrays of a file, a block of rows at a time."""
         entry = self._entry(table)
-        layout = entry.layout()
-        if isinstance(layout, PrunedLayout):
-            for block in self.chunks(table):
-                yield block.keys, layout.whole_rows(block)
-            return
-        for keys, records in self.records(table):
-            yield keys, records[:, : entry.dim]
-
-    def records(self, table: str) -> Iterator[Block]:
-        """Blocks of (keys, records) of a table that is not pruned: values, then state if it was exported."""
-        entry = self._entry(table)
-        layout = entry.layout()
-        if isinstance(layout, PrunedLayout):
-            raise ConfigError(f"{self.path}: the rows of table {table!r} are pruned; read them with chunks()")
+        path, layout, before = self.path / entry.file, entry.file_layout(), None
         digest = Digest(layout)
-        read = FORMATS[self.facts["table_format"]].read
-        yield from self._checked(entry, digest, digest.over(read(self.path / entry.file, layout)))
-
-    def chunks(self, table: str) -> Iterator[PrunedBlock]:
-        """Blocks of a pruned table: keys, which chunks of each there are, and their values."""
-        entry = self._entry(table)
-        layout = entry.layout()
-        if not isinstance(layout, PrunedLayout):
-            raise ConfigError(f"{self.path}: the rows of table {table!r} are whole; read them with rows()")
-        digest = Digest(layout)
-        read = PRUNED_FORMATS[self.facts["table_format"]].read
-        yield from self._checked(entry, digest, digest.over(read(self.path / entry.file, layout)))
-
-    def dense(self) -> dict[str, Tensor]:
-        """Dense weights by name; none where there were none."""
-        if not self.facts["dense"]:
-            return {}
-        path = self.path / self.facts["dense"]["file"]
-        try:
-            loaded: dict[str, Tensor] = safetensors.torch.load_file(path)
-        except _UNREADABLE as error:
-            raise CheckpointError(f"{path} cannot be read: {error}; export again") from None
-        return loaded
-
-    def _entry(self, table: str) -> ExportedTable:
-        if table not in self.tables:
-            known = ", ".join(self.tables) or "none"
-            raise ConfigError(f"{self.path} has no table {table!r}; its tables are {known}")
-        return self.tables[table]
-
-    def _checked(self, entry: ExportedTable, digest: Digest, blocks: Iterator[Rows]) -> Iterator[Rows]:
-        """The same blocks, each when the next is there, so that the last comes after the checksum."""
-        path, before = self.path / entry.file, None
-        while True:
+        blocks = digest.over(self._kind.read(path, layout))
+        while True:  # yield each block when the next is there, and so the last one after the checksum
             try:
                 block = next(blocks, None)
             except _UNREADABLE as error:
@@ -123,25 +83,19 @@ class ExportReader:
         if before is not None:
             yield before
 
-    def _read_manifest(self) -> dict[str, Any]:
-        path = self.path / MANIFEST_FILE
+    def dense(self) -> dict[str, Tensor]:
+        """Return dense weights by name."""
+        if not self.facts["dense"]:
+            return {}
+        path = self.path / self.facts["dense"]["file"]
         try:
-            manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            raise CheckpointError(
-                f"{self.path} is no export: it has no {MANIFEST_FILE}; give the --to of a `rowhaul export`"
-            ) from None
-        except ValueError as error:
-            raise CheckpointError(f"{path} is damaged: {error}; export again") from None
-        if not isinstance(manifest, dict) or (manifest.get("format"), manifest.get("version")) != (
-            FORMAT,
-            VERSION,
-        ):
-            given = manifest if not isinstance(manifest, dict) else manifest.get("version")
-            raise CheckpointError(
-                f"{path}: version {given!r}, but this Rowhaul reads {FORMAT!r} version {VERSION}; export "
-                "again"
-            )
-        if not manifest.keys() >= _ENTRIES or manifest["table_format"] not in FORMATS:
-            raise CheckpointError(f"{path} is damaged: entries are missing; export again")
-        return manifest
+            loaded: dict[str, Tensor] = safetensors.torch.load_file(path)
+        except _UNREADABLE as error:
+            raise CheckpointError(f"{path} cannot be read: {error}; export again") from None
+        return loaded
+
+    def _entry(self, table: str) -> ExportedTable:
+        if table not in self.tables:
+            known = ", ".join(self.tables) or "none"
+            raise ConfigError(f"{self.path} has no table {table!r}; its tables are {known}")
+        return self.tables[table]

@@ -1,192 +1,112 @@
-"""How far apart two pruned models are: which chunks there are, what is in them, how useful they were.
+"""How far apart pruned rows are: which chunks are stored, what is in them, how useful they were.
 
-A cluster has read some batches ahead, whose new rows have chunks already: rows that nobody has trained yet,
+A cluster has read some batches ahead, whose new rows have chunks already: rows that no worker has trained,
 and that the other side does not know, must be as they begin, and are no difference then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.checkpoint import CheckpointReader
 from rowhaul.pruning.layout import ChunkLayout
-from rowhaul.pruning.row_files import FACT, Arrays
-from rowhaul.runtime.row_memory import RowMemory
-from rowhaul.verify.comparison import Comparison, Difference, Trained, compare_rest
-
-Keys = npt.NDArray[np.int64]
-Numbers = npt.NDArray[Any]
+from rowhaul.store.row_format import RowFormat
+from rowhaul.store.row_parts import Arrays, Int64s, Lines
+from rowhaul.store.whole_rows import row_names
 
 
-@dataclass(frozen=True)
-class PrunedRows:
-    """The rows of one pruned table, ordered by key."""
-
-    keys: Keys
-    present: npt.NDArray[np.bool_]  # rows x chunks
-    values: Numbers  # rows x chunks x values of the largest chunk; zeros where there are none
-    state: Numbers  # rows x chunks x its state; zeros where there is none
-    utilities: npt.NDArray[np.float32]  # rows x chunks
-
-
-def put_together(
-    layout: ChunkLayout,
-    table: int,
-    keys: Keys,
-    present: npt.NDArray[np.bool_],
-    utilities: npt.NDArray[np.float32],
-    read: Callable[[int, Keys], Numbers],
-) -> PrunedRows:
-    """Rows in any order, given what reads the records of a place's chunks."""
-    order = np.argsort(keys)
-    keys, present = keys[order], present[order]
-    sizes = np.diff(layout.starts)
-    width = max(int(size + layout.optimizer.state_width(int(size))) for size in sizes)
-    shape = len(keys), layout.num_chunks
-    values = np.zeros((*shape, int(sizes.max())), layout.dtype)
-    state = np.zeros((*shape, width), layout.dtype)
-    for place, size in enumerate(sizes.tolist()):
-        there = np.flatnonzero(present[:, place])
-        records = read(place, keys[there])
-        values[there, place, :size] = records[:, :size]
-        end = size + layout.optimizer.state_width(size)
-        state[there, place, : end - size] = records[:, size:end]
-    return PrunedRows(keys, present, values, state, utilities[order])
+def empty_block(layout: ChunkLayout, table: str) -> Arrays:
+    """Return a block without rows, cut as a layout says."""
+    starts, number = layout.starts, _number(layout, table)
+    return {
+        "keys": np.empty(0, np.int64),
+        "present": np.empty((0, layout.num_chunks), np.bool_),
+        "chunks": np.empty((0, max(_width(layout, size) for size in np.diff(starts).tolist())), layout.dtype),
+        "utilities": np.empty((0, layout.num_chunks), np.float32),
+        "touched": np.empty(0, np.int32),
+        "columns": layout.column_matrix[number],
+        "starts": starts,
+    }
 
 
-def rows_of(layout: ChunkLayout, parts_of: Callable[[str], Iterable[Arrays]]) -> list[PrunedRows]:
-    """All rows, table by table, from parts as checkpoints have them (`rowhaul.pruning.row_files`)."""
-    found = []
-    for number, spec in enumerate(layout.rows):
-        parts = list(parts_of(spec.name))
-        none = np.empty((0, layout.num_chunks))
-        keys = np.concatenate([np.empty(0, np.int64), *(one["keys"] for one in parts)])
-        present = np.concatenate([none.astype(np.bool_), *(one["present"] for one in parts)])
-        utilities = np.concatenate([none.astype(np.float32), *(one["utilities"] for one in parts)])
-        rows, places = np.nonzero(present)
-        chunks = np.concatenate([one["chunks"] for one in parts]) if parts else np.empty((0, 1))
-        by_place = [
-            (keys[rows[places == place]], chunks[places == place]) for place in range(layout.num_chunks)
-        ]
+def aligned(
+    format: RowFormat, layout: ChunkLayout, table: str, found: Arrays, expected: Arrays
+) -> Iterator[Lines]:
+    """Put the rows of two trainings side by side; numbers are those of chunks that both have."""
+    if not len(found["keys"]):
+        found = format.select(expected, np.zeros(len(expected["keys"]), np.bool_))
+    if not len(expected["keys"]):
+        expected = format.select(found, np.zeros(len(found["keys"]), np.bool_))
+    columns = found["columns"], expected["columns"]
+    if not np.array_equal(*columns):
+        most = max(map(len, columns))
+        padded = [np.pad(one, (0, most - len(one)), constant_values=-1)[None] for one in columns]
+        yield Lines("columns kept", padded[0], padded[1], lambda line: f"table {table}")
+        return
+    expected = _with_untrained(format, expected, found, layout, table)
+    keys = np.union1d(found["keys"], expected["keys"])
+    here, there = _spread(found, keys), _spread(expected, keys)
+    lacking = ~np.isin(keys, found["keys"]), ~np.isin(keys, expected["keys"])
+    name = row_names(table, keys)
+    both = here["present"] & there["present"]
+    sizes = np.diff(found["starts"])
+    ends = np.array([_width(layout, size) for size in sizes.tolist()])
+    number = np.arange(here["chunks"].shape[2])
+    is_value, is_stored = number < sizes[:, None], number < ends[:, None]
 
-        def read(place: int, wanted: Keys, held: Any = by_place) -> Numbers:
-            there, records = held[place]
-            order = np.argsort(there)
-            found: Numbers = records[order[np.searchsorted(there[order], wanted)]]
-            return found
+    def lines(kind: str, mine: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> Lines:
+        flat = len(keys), int(np.prod(mine.shape[1:]))
+        return Lines(kind, mine.reshape(flat), theirs.reshape(flat), name, lacking)
 
-        found.append(put_together(layout, number, keys, present, utilities, read))
-    return found
-
-
-def layout_as_saved(reader: CheckpointReader, layout: ChunkLayout) -> ChunkLayout:
-    """The tables with the columns that a checkpoint keeps."""
-    columns = reader.arrays(reader.facts[FACT]["file"])["0.columns"]
-    return layout.narrowed(columns) if columns.shape[1] < layout.rows[0].dim else layout
-
-
-@dataclass(frozen=True)
-class PrunedTrained(Trained):
-    """What training has left of pruned rows; ``rows`` has none."""
-
-    layout: ChunkLayout  # with the columns that are kept
-    pruned: list[PrunedRows]  # by table
+    yield lines("stored chunks", here["present"].astype(np.int8), there["present"].astype(np.int8))
+    for kind, which in (("rows", is_value), ("optimizer state", is_stored & ~is_value)):
+        chosen = both[:, :, None] & which
+        yield lines(kind, *(np.where(chosen, one["chunks"], 0) for one in (here, there)))
+    yield lines("utilities", here["utilities"], there["utilities"])
 
 
-@dataclass
-class PrunedComparison(Comparison):
-    """The differences between pruned models; numbers are those of chunks that both have."""
-
-    chunks: Difference = field(default_factory=Difference)  # 1 where one side alone has one
-    utilities: Difference = field(default_factory=Difference)
-    num_same: int = 0  # chunks that both have
-    num_other: int = 0  # that one side alone has
-    columns_differ: bool = False  # rows keep other columns, so that nothing of them can be compared
-
-    def kinds(self) -> dict[str, Difference]:
-        """All differences, by what they are of."""
-        return {"chunks that there are": self.chunks, **super().kinds(), "utilities": self.utilities}
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether not a number differs, and rows keep the same columns."""
-        return not self.columns_differ and all(one.is_none for one in self.kinds().values())
+def _number(layout: ChunkLayout, table: str) -> int:
+    return [spec.name for spec in layout.rows].index(table)
 
 
-def compare_pruned(found: PrunedTrained, expected: PrunedTrained) -> PrunedComparison:
-    """Compare two trainings of one pruned model, number by number."""
-    comparison, layout = PrunedComparison(), found.layout
-    if not np.array_equal(layout.column_matrix, expected.layout.column_matrix):
-        comparison.columns_differ = True
-        compare_rest(comparison, found, expected)
-        return comparison
-    fresh = RowMemory(layout)
-    for number, spec in enumerate(layout.rows):
-        one = found.pruned[number]
-        other = _with_untrained(expected.pruned[number], one, layout, number, fresh)
-        keys = np.union1d(one.keys, other.keys)
-        here, there = _spread(one, keys), _spread(other, keys)
-        name = partial(_name_of_row, spec.name, keys)
-        comparison.chunks.add(here.present.astype(np.float64), there.present.astype(np.float64), name)
-        both = here.present & there.present
-        comparison.num_same += int(both.sum())
-        comparison.num_other += int((here.present ^ there.present).sum())
-        for kind, mine, theirs in (
-            (comparison.rows, here.values, there.values),
-            (comparison.state, here.state, there.state),
-        ):
-            flat = np.where(both[:, :, None], mine, 0).reshape(len(keys), -1)
-            kind.add(flat, np.where(both[:, :, None], theirs, 0).reshape(len(keys), -1), name)
-        comparison.utilities.add(here.utilities, there.utilities, name)
-        comparison.only_found += int(np.setdiff1d(one.keys, other.keys).size)
-        comparison.only_expected += int(np.setdiff1d(other.keys, one.keys).size)
-    compare_rest(comparison, found, expected)
-    return comparison
+def _width(layout: ChunkLayout, size: int) -> int:
+    """Elements of a chunk of ``size`` values with its state."""
+    return size + layout.optimizer.state_width(size)
 
 
 def _with_untrained(
-    rows: PrunedRows, others: PrunedRows, layout: ChunkLayout, table: int, fresh: RowMemory
-) -> PrunedRows:
-    """Rows, and beside them those of the others that they lack and that nobody has trained: as they begin."""
-    more = np.flatnonzero(~np.isin(others.keys, rows.keys) & ~others.utilities.any(axis=1))
-    if not len(more):
+    format: RowFormat, rows: Arrays, others: Arrays, layout: ChunkLayout, table: str
+) -> Arrays:
+    """Add those of the other rows that these lack and that were never trained, as they begin."""
+    more = ~np.isin(others["keys"], rows["keys"]) & ~others["utilities"].any(axis=1)
+    if not more.any():
         return rows
-
-    def read(place: int, keys: Keys) -> Numbers:
-        number, position = fresh.place_of(table * layout.num_chunks + place)
-        made = fresh.groups[number].make_fresh(np.full(len(keys), position), keys)
-        records: Numbers = fresh.groups[number].arena.read(made)
-        return records
-
-    added = put_together(layout, table, others.keys[more], others.present[more], others.utilities[more], read)
-    keys = np.concatenate([rows.keys, added.keys])
-    order = np.argsort(keys)
-    parts = {
-        name: np.concatenate([getattr(rows, name), getattr(added, name)])[order]
-        for name in ("present", "values", "state", "utilities")
-    }
-    return PrunedRows(keys[order], **parts)
+    added = dict(format.select(others, more))
+    if len(added["columns"]) < layout.column_matrix.shape[1]:  # chosen while it was trained
+        layout = layout.narrowed(np.tile(added["columns"], (len(layout.rows), 1)))
+    first = _number(layout, table) * layout.num_chunks
+    groups, chunks = layout.groups(), np.zeros_like(added["chunks"])
+    row_of_chunk, places = np.nonzero(added["present"])
+    for place, spec in enumerate(layout.specs[first : first + layout.num_chunks]):
+        group = next(one for one in groups if spec in one.tables)
+        some = np.flatnonzero(places == place)
+        position = np.full(len(some), group.tables.index(spec))
+        fresh = group.arena.read(group.make_fresh(position, added["keys"][row_of_chunk[some]]))
+        chunks[some, : fresh.shape[1]] = fresh
+    return format.join([rows, {**added, "chunks": chunks}])
 
 
-def _spread(rows: PrunedRows, keys: Keys) -> PrunedRows:
-    """The same rows among all keys, nothing where there is none."""
-    places = np.searchsorted(keys, rows.keys)
-
-    def spread(array: Numbers) -> Numbers:
-        every = np.zeros((len(keys), *array.shape[1:]), array.dtype)
-        every[places] = array
-        return every
-
-    return PrunedRows(
-        keys, spread(rows.present), spread(rows.values), spread(rows.state), spread(rows.utilities)
-    )
-
-
-def _name_of_row(table: str, keys: Keys, place: int) -> str:
-    return f"key {int(keys[place])} of table {table}"
+def _spread(block: Arrays, keys: Int64s) -> dict[str, npt.NDArray[Any]]:
+    """Spread rows over all keys, zeros where there is nothing; chunks are rows x chunks x elements."""
+    order = np.searchsorted(keys, block["keys"])
+    row, place = np.nonzero(block["present"])
+    shape = len(keys), block["present"].shape[1]
+    every = {name: np.zeros(shape, block[name].dtype) for name in ("present", "utilities")}
+    for name, array in every.items():
+        array[order] = block[name]
+    chunks = np.zeros((*shape, block["chunks"].shape[1]), block["chunks"].dtype)
+    chunks[order[row], place] = block["chunks"]
+    return {**every, "chunks": chunks}

@@ -1,143 +1,257 @@
-"""The pruned tables of a checkpoint as an export has them: the chunks that there are, and which those are.
+"""Exported files of rows in chunks: which chunks of each row are stored, and their values alone.
 
-What is in a file is said in `rowhaul.pruning.plain_files`. In Parquet a row is one line: ``key``,
-``present`` (a list of as many truth values as a row has chunks), ``values`` (a list of those that are there,
-of any length) and, if asked for, ``state``; how rows are cut is in the file's metadata.
+A file has ``keys``; ``masks``, bit ``k`` of which says whether a row holds chunk ``k`` (eight to a byte, the
+lowest bit first); ``values`` of all stored chunks, row by row; if asked for ``state`` in the same way; and
+``starts`` and ``columns``. In Parquet a row is one line, ``present`` is a list of booleans instead of a mask,
+and how rows are cut is in the file's metadata. Rows that hold nothing are left out: they read as zeros, and
+so does every key that is not in the file.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 import safetensors
 
-from rowhaul.checkpoint import CheckpointReader
-from rowhaul.checkpoint.plain_files import BLOCK_ROWS, write_npz, write_safetensors
-from rowhaul.errors import CheckpointError
 from rowhaul.optim import row_optimizer
-from rowhaul.pruning.plain_files import (
-    PrunedBlock,
-    PrunedLayout,
-    read_pruned_npz,
-    read_pruned_safetensors,
-)
 from rowhaul.pruning.pool.pool import chunk_starts
-from rowhaul.pruning.row_files import FACT, is_pruned
+from rowhaul.store import row_parts
+from rowhaul.store.row_parts import Arrays, ExportFile, Int64s, Parts
 
-METADATA = b"rowhaul"  # of a Parquet file: how rows are cut, as JSON
+_READ_ARRAYS = """
+keys, values, starts, columns = (table[name] for name in ("keys", "values", "starts", "columns"))
+present = np.unpackbits(table["masks"], axis=1, count=len(starts) - 1, bitorder="little").astype(bool)"""
+_WHOLE_ROWS = """
+stored = np.zeros((len(keys), len(columns)), values.dtype)
+stored[np.repeat(present, np.diff(starts), axis=1)] = values
+rows = np.zeros((len(keys), dim), values.dtype)  # whole rows, zeros where pruned
+rows[:, columns] = stored"""
+READING = {
+    "parquet": """import json
+
+import numpy as np
+import pyarrow.parquet as pq
+
+table = pq.read_table("{file}")
+cut = json.loads(table.schema.metadata[b"rowhaul"])
+starts, columns, dim = cut["starts"], cut["columns"], cut["dim"]
+keys = table["key"].to_numpy()
+present = table["present"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+present = present.reshape(len(keys), len(starts) - 1)
+values = table["values"].combine_chunks().flatten().to_numpy()"""
+    + _WHOLE_ROWS,
+    "safetensors": f"""import numpy as np
+from safetensors.numpy import load_file
+
+table, dim = load_file("{{file}}"), {{dim}}{_READ_ARRAYS}{_WHOLE_ROWS}""",
+    "npz": f"""import numpy as np
+
+table, dim = np.load("{{file}}"), {{dim}}{_READ_ARRAYS}{_WHOLE_ROWS}""",
+}
 
 
-class PrunedFormat(NamedTuple):
-    """How files of one kind hold pruned tables."""
+@dataclass(frozen=True)
+class ChunkedFile(ExportFile):
+    """What a file of pruned rows holds.
 
-    suffix: str
-    write: Callable[[Path, PrunedLayout, Iterable[PrunedBlock]], None]
-    read: Callable[[Path, PrunedLayout], Iterator[PrunedBlock]]
+    Args:
+        num_rows: that hold something.
+        dim: values of a whole row.
+        dtype: of values and state.
+        starts: where chunks begin among the stored columns, and where the last one ends.
+        cut: the columns of a row that are stored.
+        state_widths: numbers of state of each chunk; zeros: without state.
+        num_values: of all chunks together.
+        num_state: of all chunks together.
+        rows_left_out: that hold nothing.
+    """
+
+    num_rows: int
+    dim: int
+    dtype: str
+    starts: tuple[int, ...]
+    cut: tuple[int, ...]
+    state_widths: tuple[int, ...]
+    num_values: int
+    num_state: int
+    rows_left_out: int
+    format: str = "chunked"
+
+    @classmethod
+    def from_details(cls, table: Any) -> ChunkedFile:
+        """Return what a manifest's table describes."""
+        given: dict[str, Any] = {"cut": table.details["columns"], **table.details}
+        del given["columns"]
+        given = {name: tuple(one) if isinstance(one, list) else one for name, one in given.items()}
+        return cls(num_rows=table.num_rows, dim=table.dim, dtype=table.dtype, **given)
+
+    def details(self) -> dict[str, Any]:
+        """Return how rows are cut, and how much of them is stored."""
+        return {
+            "starts": self.starts,
+            "columns": self.cut,
+            "state_widths": self.state_widths,
+            "num_values": self.num_values,
+            "num_state": self.num_state,
+            "rows_left_out": self.rows_left_out,
+        }
+
+    @property
+    def state_width(self) -> int:  # type: ignore[override]
+        """Numbers of state of a row with all its chunks."""
+        return sum(self.state_widths)
+
+    def cells(self) -> dict[str, str]:
+        """List the share of values that are stored."""
+        return {"values there": f"{self.num_values / max(self.num_rows * self.dim, 1):.1%}"}
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of a row."""
+        return len(self.starts) - 1
+
+    @property
+    def sizes(self) -> Int64s:
+        """Values of each chunk."""
+        starts = np.array(self.starts, np.int64)
+        return starts[1:] - starts[:-1]
+
+    def constants(self) -> Arrays:
+        """Return how rows are cut."""
+        return {"starts": np.array(self.starts, np.int64), "columns": np.array(self.cut, np.int64)}
+
+    def parts(self) -> Parts:
+        """Type and shape of each array."""
+        dtype, int64 = np.dtype(self.dtype), np.dtype(np.int64)
+        parts: Parts = {name: (one.dtype, one.shape) for name, one in self.constants().items()}
+        parts |= {"keys": (int64, (self.num_rows,)), "values": (dtype, (self.num_values,))}
+        if self.state_width:
+            parts["state"] = (dtype, (self.num_state,))
+        # Last, so that nothing of a larger element size begins at an odd byte.
+        parts["masks"] = np.dtype(np.uint8), (self.num_rows, -(-self.num_chunks // 8))
+        return parts
+
+    def ragged(self) -> tuple[str, ...]:
+        """Return the arrays whose rows depend on their stored chunks."""
+        return ("values", "state") if self.state_width else ("values",)
+
+    def lengths(self, block: Arrays) -> dict[str, Int64s]:
+        """Return how many values, and numbers of state, each row has."""
+        held = self.present(block).astype(np.int64)
+        widths = self.sizes, np.array(self.state_widths, np.int64)
+        return {name: held @ width for name, width in zip(self.ragged(), widths, strict=False)}
+
+    def present(self, block: Arrays) -> npt.NDArray[np.bool_]:
+        """Which chunks are stored, rows x chunks."""
+        return np.unpackbits(block["masks"], axis=1, count=self.num_chunks, bitorder="little").astype(
+            np.bool_
+        )
+
+    def columns(self, block: Arrays) -> Arrays:
+        """Return a block with booleans instead of masks."""
+        rest = {name: block[name] for name in self.ragged()}
+        return {"keys": block["keys"], "present": self.present(block), **rest}
+
+    def from_columns(self, columns: Arrays) -> Arrays:
+        """Invert `columns`."""
+        rest = {name: one for name, one in columns.items() if name != "present"}
+        return {**rest, "masks": np.packbits(columns["present"], axis=1, bitorder="little")}
+
+    def metadata(self) -> dict[str, Any]:
+        """Return how rows are cut."""
+        return {"dim": self.dim, "starts": self.starts, "columns": self.cut}
+
+    def blocks(self, blocks: Iterable[Arrays]) -> Iterator[Arrays]:
+        """Take the rows of a checkpoint that hold something, some at a time."""
+        for block in blocks:
+            ends = np.concatenate([[0], np.cumsum(block["present"].sum(axis=1))])
+            for first in range(0, len(block["keys"]), row_parts.BLOCK_ROWS):
+                last = min(first + row_parts.BLOCK_ROWS, len(block["keys"]))
+                present, chunks = block["present"][first:last], block["chunks"][ends[first] : ends[last]]
+                yield self._taken(block["keys"][first:last], present, chunks)
+
+    def _taken(self, keys: Int64s, present: npt.NDArray[np.bool_], chunks: npt.NDArray[Any]) -> Arrays:
+        holds, places = present.any(axis=1), np.nonzero(present)[1]
+        ends = self.sizes[places][:, None]
+        number = np.arange(chunks.shape[1])
+        taken: dict[str, npt.NDArray[Any]] = {
+            "keys": keys[holds],
+            "masks": np.packbits(present[holds], axis=1, bitorder="little"),
+            "values": chunks[number < ends],
+        }
+        if self.state_width:
+            last = ends + np.array(self.state_widths, np.int64)[places][:, None]
+            taken["state"] = chunks[(number >= ends) & (number < last)]
+        return taken
+
+    def chunks(self, block: Arrays) -> Arrays:
+        """Return a block of the `chunked` format: without state, and with utilities of zero."""
+        present = self.present(block)
+        sizes = self.sizes[np.nonzero(present)[1]]
+        chunks: npt.NDArray[Any] = np.zeros((len(sizes), int(self.sizes.max())), self.dtype)
+        chunks[np.arange(chunks.shape[1]) < sizes[:, None]] = block["values"]
+        found: dict[str, npt.NDArray[Any]] = {
+            "keys": block["keys"],
+            "present": present,
+            "chunks": chunks,
+            "utilities": np.zeros(present.shape, np.float32),
+            "touched": np.zeros(len(present), np.int32),
+        }
+        return {**found, **self.constants()}
+
+    def vectors(self, block: Arrays) -> npt.NDArray[Any]:
+        """Return rows of ``dim`` values, zeros where pruned."""
+        stored: npt.NDArray[Any] = np.zeros((len(block["keys"]), len(self.cut)), self.dtype)
+        stored[np.repeat(self.present(block), self.sizes, axis=1)] = block["values"]
+        rows: npt.NDArray[Any] = np.zeros((len(stored), self.dim), self.dtype)
+        rows[:, np.array(self.cut, np.int64)] = stored
+        return rows
 
 
-def is_pruned_checkpoint(reader: CheckpointReader) -> bool:
-    """Whether the rows of a checkpoint are pruned."""
-    return reader.facts.get(FACT) is not None
-
-
-def pruned_layout(reader: CheckpointReader, table: str, with_state: bool) -> tuple[PrunedLayout, int]:
-    """What a file of a table will hold; and how many rows it leaves out, since they hold nothing."""
+def lay_out(reader: Any, table: str, with_state: bool) -> ChunkedFile:
+    """Count what a file of a checkpoint's table will hold."""
     entry, facts = reader.tables[table], reader.facts
-    num_chunks = int(facts[FACT]["chunks"])
+    num_chunks = int(facts["pruning"]["chunks"])
     starts, columns = chunk_starts(entry.dim, num_chunks), np.arange(entry.dim)
     by_place = np.zeros(num_chunks, np.int64)
     num_rows = 0
     for name in entry.files:
         with safetensors.safe_open(reader.verified(name), framework="numpy") as file:
-            if not is_pruned(dict.fromkeys(file.keys(), columns)):
-                raise CheckpointError(
-                    f"{reader.path}: {name} holds whole rows of table {table!r}, but the checkpoint is said "
-                    "to be pruned; use another checkpoint"
-                )
-            present = file.get_tensor("present")
-            starts, columns = file.get_tensor("starts"), file.get_tensor("columns")
+            present, starts, columns = map(file.get_tensor, ("present", "starts", "columns"))
         by_place += present.sum(axis=0)
         num_rows += int(present.any(axis=1).sum())
     rule = row_optimizer(facts["row_optimizer"], lr=0.0)
     sizes = np.diff(starts)
     widths = np.array([rule.state_width(int(size)) if with_state else 0 for size in sizes], np.int64)
-    layout = PrunedLayout(
+    return ChunkedFile(
         num_rows=num_rows,
         dim=entry.dim,
         dtype=entry.dtype,
         starts=tuple(starts.tolist()),
-        columns=tuple(columns.tolist()),
+        cut=tuple(columns.tolist()),
         state_widths=tuple(widths.tolist()),
         num_values=int(by_place @ sizes),
         num_state=int(by_place @ widths),
+        rows_left_out=entry.num_rows - num_rows,
     )
-    return layout, entry.num_rows - num_rows
 
 
-def pruned_blocks(reader: CheckpointReader, table: str, layout: PrunedLayout) -> Iterator[PrunedBlock]:
-    """The rows of a table that hold something, some at a time."""
-    for parts in reader.pruned_rows(table):
-        ends = np.concatenate([[0], np.cumsum(parts["present"].sum(axis=1))])
-        for first in range(0, len(parts["keys"]), BLOCK_ROWS):
-            last = min(first + BLOCK_ROWS, len(parts["keys"]))
-            some = {
-                "keys": parts["keys"][first:last],
-                "present": parts["present"][first:last],
-                "chunks": parts["chunks"][ends[first] : ends[last]],
-            }
-            yield layout.taken(some)
+def explain(tables: Sequence[Any]) -> str:
+    """Say what is special about exported rows of which only a part is stored."""
+    files = [table.file_layout() for table in tables]
+    held, rows = sum(one.num_values for one in files), sum(one.num_rows for one in files)
+    every = sum(one.num_rows + one.rows_left_out for one in files)
+    whole = sum((one.num_rows + one.rows_left_out) * one.dim for one in files)
+    chunks = files[0].num_chunks
+    return f"""Rows were pruned while they were trained. They are cut into {chunks} chunks, and only those
+that are there were written: {held:,} values in {rows:,} rows, {held / max(whole, 1):.1%} of what
+{every:,} whole rows would have. Chunk `k` of a row is `columns[starts[k]:starts[k + 1]]` of it;
+`values` has those of the chunks that are present, one after the other, row by row. What was pruned reads as
+zeros, and so does every key that is not here.
 
-
-def _write_parquet(path: Path, layout: PrunedLayout, blocks: Iterable[PrunedBlock]) -> None:
-    number = pa.from_numpy_dtype(np.dtype(layout.dtype))
-    fields = [
-        pa.field("key", pa.int64(), nullable=False),
-        pa.field("present", pa.list_(pa.bool_(), layout.num_chunks), nullable=False),
-        pa.field("values", pa.list_(number), nullable=False),
-    ]
-    if any(layout.state_widths):
-        fields.append(pa.field("state", pa.list_(number), nullable=False))
-    cut = {"dim": layout.dim, "starts": layout.starts, "columns": layout.columns}
-    schema = pa.schema(fields, metadata={METADATA: json.dumps(cut).encode()})
-    with pq.ParquetWriter(path, schema, use_dictionary=False) as writer:
-        for block in blocks:
-            num_values, num_state = layout.counts(block.present)
-            present = pa.FixedSizeListArray.from_arrays(pa.array(block.present.ravel()), layout.num_chunks)
-            columns = [pa.array(block.keys), present, _lists(num_values, block.values)]
-            if any(layout.state_widths):
-                columns.append(_lists(num_state, block.state))
-            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-
-
-def _lists(lengths: npt.NDArray[np.int64], numbers: npt.NDArray[Any]) -> pa.ListArray:
-    ends = np.concatenate([[0], np.cumsum(lengths)])
-    return pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), pa.array(numbers))
-
-
-def _read_parquet(path: Path, layout: PrunedLayout) -> Iterator[PrunedBlock]:
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=BLOCK_ROWS):
-            arrays = {
-                name: batch.column(name).flatten().to_numpy(zero_copy_only=False)
-                for name in batch.schema.names
-                if name != "key"
-            }
-            present = arrays["present"].reshape(len(batch), layout.num_chunks)
-            nothing = np.empty(0, layout.dtype)
-            yield PrunedBlock(
-                batch.column("key").to_numpy(), present, arrays["values"], arrays.get("state", nothing)
-            )
-
-
-PRUNED_FORMATS = {
-    "parquet": PrunedFormat(".parquet", _write_parquet, _read_parquet),
-    "safetensors": PrunedFormat(".safetensors", write_safetensors, read_pruned_safetensors),
-    "npz": PrunedFormat(".npz", write_npz, read_pruned_npz),
-}
+Rowhaul reads it as well: `rowhaul.train.ExportReader(".").rows({tables[0].name!r})` gives blocks of keys and
+whole rows, and `rowhaul evaluate` and `rowhaul predict` take this folder in place of a run."""

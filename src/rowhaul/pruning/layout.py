@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ Ints = npt.NDArray[np.int64]
 @dataclass(frozen=True)
 class ChunkLayout(TableLayout):
     """What every rank knows of pruned tables; ``specs`` are those of chunks, in the order of plans."""
+
+    row_format: ClassVar[str] = "chunked"
 
     rows: tuple[TableSpec, ...]  # tables of whole rows
     pruning: PruneSettings

@@ -8,7 +8,7 @@ way cannot end with the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from rowhaul.pruning.cluster.coding import Told, decode_told, encode_told
 from rowhaul.pruning.cluster.narrowing import narrowed
 from rowhaul.pruning.cluster.utility_log import UtilityLog
 from rowhaul.pruning.cluster.worker import ChunkedWorkerRows
-from rowhaul.pruning.comparison import PrunedRows, put_together
+from rowhaul.pruning.comparison import empty_block
 from rowhaul.pruning.layout import ChunkLayout
 from rowhaul.pruning.pool.shrink import best_columns
 from rowhaul.pruning.timing import next_stop
@@ -32,8 +32,9 @@ from rowhaul.schedule import IdBatch
 from rowhaul.schedule.plan import LiveRows
 from rowhaul.store.distinct import KnownRows
 from rowhaul.store.keyed import locate
+from rowhaul.store.row_parts import Arrays
 from rowhaul.train.distributed.training import layout_of, tables_of_features
-from rowhaul.train.trainer import Trainer, check_finite, per_sample_loss
+from rowhaul.train.trainer import Trainer, check_finite, per_sample_loss, rate_factor
 
 Ints = npt.NDArray[np.int64]
 _NONE = slice(0, 0)
@@ -53,14 +54,17 @@ class PrunedReplay:
 
     Args:
         trainer: whose model is trained, and by whose settings; it must not have been trained.
-        num_workers: of the cluster.
-        rates: of learning, by iteration.
+        workers: of each batch: who trained each sample.
     """
 
-    def __init__(self, trainer: Trainer, num_workers: int, rates: Rates) -> None:
-        layout = layout_of(trainer.collection)
+    def __init__(self, trainer: Trainer, workers: Sequence[npt.NDArray[np.int32]]) -> None:
+        layout, config = layout_of(trainer.collection), trainer.config
         assert isinstance(layout, ChunkLayout)
-        self._trainer, self._rates, self.layout = trainer, rates, layout
+        self._trainer, self._workers, self.layout = trainer, workers, layout
+        self._rates: Rates = lambda iteration: (
+            config.rows.lr * rate_factor(config.rates, iteration, trainer.total_steps)
+        )
+        num_workers = max((int(one.max(initial=0)) for one in workers), default=0) + 1
         self._map, self._memory = ChunkMap(layout), RowMemory(layout)
         columns = (len(layout.rows), layout.rows[0].dim) if layout.awaits_columns else (0, 0)
         self._utility_logs = [
@@ -68,9 +72,10 @@ class PrunedReplay:
         ]
         self._parts = self._make_parts()
 
-    def train(self, samples: Samples, workers: npt.NDArray[np.int32]) -> float:
-        """One step on a batch whose samples these workers trained; returns its mean loss."""
+    def train(self, samples: Samples) -> float:
+        """Step on the next batch; returns its mean loss."""
         trainer, iteration = self._trainer, self._trainer.step
+        workers = self._workers[iteration]
         trainer.model.train()
         trainer.set_rates()
         ids = IdBatch.from_features(
@@ -103,22 +108,29 @@ class PrunedReplay:
         check_finite(total.item(), trainer.step, trainer.config)
         return total.item()
 
-    def rows(self) -> list[PrunedRows]:
-        """What there is now, table by table."""
+    def blocks(self, table: str) -> Iterator[Arrays]:
+        """Yield the rows of a table as checkpoints have them."""
         now, layout = self._trainer.step, self.layout
         known = self._map.rows(self._map.total(self._told(now), now))
         assert known.present is not None
         assert known.utilities is not None
-        found = []
-        for table in range(len(layout.rows)):
-            some = np.flatnonzero(known.tables == table)
-            keys, present = known.keys[some], known.present[some]
-
-            def read(place: int, wanted: Ints, table: int = table) -> npt.NDArray[Any]:
-                return self._records(table * layout.num_chunks + place, wanted)
-
-            found.append(put_together(layout, table, keys, present, known.utilities[some], read))
-        return found
+        number = [spec.name for spec in layout.rows].index(table)
+        some = np.flatnonzero(known.tables == number)
+        keys, present, empty = known.keys[some], known.present[some], empty_block(layout, table)
+        row_of_chunk, places = np.nonzero(present)
+        chunks = np.zeros((len(places), empty["chunks"].shape[1]), layout.dtype)
+        for place in range(layout.num_chunks):
+            held = np.flatnonzero(places == place)
+            records = self._records(number * layout.num_chunks + place, keys[row_of_chunk[held]])
+            chunks[held, : records.shape[1]] = records
+        yield {
+            **empty,
+            "keys": keys,
+            "present": present,
+            "chunks": chunks,
+            "utilities": known.utilities[some],
+            "touched": np.full(len(keys), now, np.int32),
+        }
 
     def _make_parts(self) -> list[_Part]:
         groups = self._trainer.collection.feature_groups

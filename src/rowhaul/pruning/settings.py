@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rowhaul.errors import ConfigError
 
@@ -84,6 +84,8 @@ class PruneSettings(PruneRules):
         ratio: the share of all pieces that is pruned, at least 0 and below 1.
         budget: bytes for rows, optimizer state and index together, instead of a ratio; 0: none.
     """
+
+    row_format: ClassVar[str] = "chunked"
 
     ratio: float = 0.0
     budget: int = 0

@@ -1,4 +1,4 @@
-"""What pruned tables take, by asking the pruner how much room it would make.
+"""What rows in chunks take, by asking the pruner how much room it would make.
 
 How many chunks and entries there may be follows from the settings and from how many different rows come
 (`rowhaul.pruning.room`); a pool is never larger. Before columns are chosen rows have all of them, so
@@ -7,117 +7,144 @@ where `prune.dims` or two dimensions are in force there are two such sums, and t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rowhaul.optim import RowOptimizerRule
 from rowhaul.pruning.pool import ChunkPool, PruneSettings
 from rowhaul.pruning.pool.pool import ChunkArena
 from rowhaul.pruning.room import Sizes, check_batch, room_for
-from rowhaul.sizing.rows import index_bytes
-from rowhaul.store.arena import RecordArena
+from rowhaul.store.footprint import index_bytes, records_bytes
+from rowhaul.store.row_parts import RowEstimate, RowShape
 
 # Of the map of chunks, by row that is kept track of: table, key, a mark, and for each chunk whether it is
-# there and how useful it was; in arrays that grow by half.
+# stored and how useful it was; in arrays that grow by half.
 _GROWING = 1.5
 _MAP_ROW, _MAP_CHUNK = 13, 5
 _LEDGER_ROW, _LEDGER_CHUNK = 4, 4
 
 
-@dataclass(frozen=True)
-class Held:
-    """What tables hold together, at most."""
+def chunk_sizes(shape: RowShape, chunks: int, columns: int) -> Sizes:
+    """Return the bytes of the parts of a row that keeps ``columns`` columns."""
+    pool = ChunkPool(columns, chunks, shape.optimizer, shape.dtype)
+    entry = ChunkArena(2 * chunks + 1, np.int32).record_bytes
+    return Sizes(pool.chunk_bytes, entry, chunks, columns / shape.dim)
 
-    num_chunks: int
+
+@dataclass(frozen=True)
+class ChunkEstimate(RowEstimate):
+    """Bytes of pruned rows; a record is a chunk.
+
+    By table they are in proportion to its rows: which chunks are kept, training decides.
+    """
+
+    rows: dict[str, int]  # different ones that come, by table
+    shape: RowShape
+    settings: PruneSettings
+    sizes: Sizes
+    record_values: int
+    num_records: int
     num_entries: int
-    chunk_values: int  # bytes of values in a chunk
-    chunk_bytes: int  # with its state
-    entry_bytes: int
-    chunks_of_row: int
+
+    @classmethod
+    def of(
+        cls, shape: RowShape, rows: Mapping[str, int], ids_per_batch: float, settings: PruneSettings
+    ) -> ChunkEstimate:
+        """Return what is held at the fullest: in the end, or before columns are chosen."""
+        settings.check_dim(next(iter(rows)), shape.dim)
+        kept, num_rows = settings.num_columns(shape.dim), sum(rows.values())
+        cases = [(num_rows, kept or shape.dim)]
+        if kept:
+            cases.append((min(num_rows, round(settings.cold_start * ids_per_batch)), shape.dim))
+        return max((cls._with(shape, rows, settings, *one) for one in cases), key=lambda one: one.bytes)
+
+    @classmethod
+    def _with(
+        cls, shape: RowShape, rows: Mapping[str, int], settings: PruneSettings, num_rows: int, columns: int
+    ) -> ChunkEstimate:
+        chunks, sizes = settings.chunks, chunk_sizes(shape, settings.chunks, columns)
+        room = room_for(settings, settings.budget, sizes, num_rows)
+        values = -(-columns // chunks) * np.dtype(shape.dtype).itemsize
+        num_chunks = min(room.num_chunks, chunks * num_rows)
+        num_entries = min(room.num_entries, num_rows)
+        return cls(dict(rows), shape, settings, sizes, values, num_chunks, num_entries)
+
+    @property
+    def record_bytes(self) -> int:  # type: ignore[override]
+        """Bytes of a chunk with its state."""
+        return self.sizes.chunk
+
+    @property
+    def records_per_row(self) -> int:  # type: ignore[override]
+        """Chunks of a row."""
+        return self.settings.chunks
 
     @property
     def bytes(self) -> int:
-        """Chunks and entries, without the index."""
-        return self.num_chunks * self.chunk_bytes + self.num_entries * self.entry_bytes
+        """Bytes of chunks and entries, without the index."""
+        return self.num_records * self.sizes.chunk + self.num_entries * self.sizes.entry
 
+    @property
+    def _entries(self) -> dict[str, int]:
+        total = max(sum(self.rows.values()), 1)
+        return {name: -(-self.num_entries * count // total) for name, count in self.rows.items()}
 
-@dataclass(frozen=True)
-class PrunedShape:
-    """Pruned rows of a run.
+    @property
+    def _index_bytes(self) -> int:
+        return sum(map(index_bytes, self._entries.values()))
 
-    Args:
-        settings: of pruning.
-        dim: values of a row.
-        optimizer: of rows.
-        dtype: of values and state.
-        first_rows: different rows that come before columns are chosen, at most.
-    """
+    def tables(self) -> dict[str, tuple[int, int, int]]:
+        """Bytes of values, state, and index with entries by table."""
+        share = self.num_records / max(sum(self.rows.values()), 1)
+        state = self.record_bytes - self.record_values
+        return {
+            name: (
+                round(share * self.rows[name] * self.record_values),
+                round(share * self.rows[name] * state),
+                index_bytes(entries) + entries * self.sizes.entry,
+            )
+            for name, entries in self._entries.items()
+        }
 
-    settings: PruneSettings
-    dim: int
-    optimizer: RowOptimizerRule
-    dtype: str
-    first_rows: int
+    def stored(self, shards: int | None, groups: Sequence[Sequence[str]]) -> dict[str, int]:
+        """Bytes of a pool with its entries; on a cluster chunks are rows, and entries are in the map."""
+        if shards is not None:
+            return {"rows": self.cached(-(-self.num_records // shards))}
+        return {"rows": self.bytes, "index": self._index_bytes}
 
-    def held(self, num_rows: int) -> Held:
-        """What is held when so many different rows have come: the most of it at any time."""
-        kept = self.settings.num_columns(self.dim)
-        later = self._held(num_rows, kept or self.dim)
-        if not kept:
-            return later
-        return max(later, self._held(min(num_rows, self.first_rows), self.dim), key=lambda one: one.bytes)
+    def largest_table(self, shards: int) -> float:
+        """Bytes of the largest table's part on a store, as saved."""
+        return self.bytes * max(self.rows.values(), default=0) / max(sum(self.rows.values()), 1) / shards
+
+    def cached(self, num_records: int) -> int:
+        """Bytes of a memory of chunks that are rows of their own, with their indexes."""
+        chunks, total = self.settings.chunks, max(sum(self.rows.values()), 1)
+        each = [-(-num_records * count // (total * chunks)) for count in self.rows.values()]
+        return records_bytes(num_records, self.record_bytes) + chunks * sum(map(index_bytes, each))
+
+    def worker(self, num_ids: float) -> dict[str, int]:
+        """Bytes of a worker's log of utilities since the last pruning."""
+        seen = min(round(num_ids * self.settings.period), self.num_entries)
+        row = _LEDGER_ROW + _LEDGER_CHUNK * self.settings.chunks
+        return {"utilities": round(_GROWING * row * seen) + index_bytes(seen)}
+
+    def host(self) -> dict[str, int]:
+        """Bytes of the map that says which chunks are stored."""
+        row = _MAP_ROW + _MAP_CHUNK * self.settings.chunks
+        return {"chunk map": round(_GROWING * row * self.num_entries) + self._index_bytes}
 
     def check_batch(self, num_rows: int) -> None:
         """Refuse a budget that has no chunk for each row of a batch."""
-        check_batch(self.settings, self.settings.budget, self._sizes(self.dim), num_rows)
+        sizes = chunk_sizes(self.shape, self.settings.chunks, self.shape.dim)
+        check_batch(self.settings, self.settings.budget, sizes, num_rows)
 
-    def _sizes(self, columns: int) -> Sizes:
-        chunks = self.settings.chunks
-        pool = ChunkPool(columns, chunks, self.optimizer, self.dtype)
-        entry = ChunkArena(2 * chunks + 1, np.int32).record_bytes
-        return Sizes(pool.chunk_bytes, entry, chunks, columns / self.dim)
-
-    def _held(self, num_rows: int, columns: int) -> Held:
-        sizes, chunks = self._sizes(columns), self.settings.chunks
-        room = room_for(self.settings, self.settings.budget, sizes, num_rows)
-        values = -(-columns // chunks) * np.dtype(self.dtype).itemsize
-        return Held(
-            num_chunks=min(room.num_chunks, chunks * num_rows),
-            num_entries=min(room.num_entries, num_rows),
-            chunk_values=values,
-            chunk_bytes=sizes.chunk,
-            entry_bytes=sizes.entry,
-            chunks_of_row=chunks,
+    def note(self) -> str:
+        """Say how many chunks and rows there are at most."""
+        columns = self.settings.num_columns(self.shape.dim)
+        fewer = f", with {columns} of {self.shape.dim} columns after the cold start" if columns else ""
+        return (
+            f"Pruned: at most {self.num_records:,} chunks in {self.num_entries:,} rows, "
+            f"{self.settings.chunks} to a row{fewer}; by table in proportion to its rows, "
+            "since training decides."
         )
-
-
-def entries_by_table(held: Held, rows: Mapping[str, int]) -> dict[str, int]:
-    """Entries of each table, in proportion to its rows: what training decides is not known before."""
-    total = max(sum(rows.values()), 1)
-    return {name: -(-held.num_entries * count // total) for name, count in rows.items()}
-
-
-def chunk_store_bytes(held: Held, num_chunks: int, tables: Mapping[str, int]) -> int:
-    """Bytes of a memory of a cluster with so many chunks, which are rows of their own, and their indexes."""
-    width = max(held.chunk_bytes, 1)
-    arena = RecordArena(width, np.uint8)
-    blocks = -(-num_chunks // (1 << arena.shift))
-    total = max(sum(tables.values()), 1)
-    each = [-(-num_chunks * count // (total * held.chunks_of_row)) for count in tables.values()]
-    index = held.chunks_of_row * sum(map(index_bytes, each))
-    return blocks * (arena.record_bytes << arena.shift) + index
-
-
-def map_bytes(held: Held, rows: Mapping[str, int]) -> int:
-    """Bytes of the map that says which chunks there are, on every host."""
-    entries = entries_by_table(held, rows)
-    each = _MAP_ROW + _MAP_CHUNK * held.chunks_of_row
-    return round(_GROWING * each * held.num_entries) + sum(map(index_bytes, entries.values()))
-
-
-def utility_log_bytes(held: Held, num_rows: int) -> int:
-    """Bytes of a worker's account of what was useful, of so many rows since the last pruning."""
-    seen = min(num_rows, held.num_entries)
-    return round(_GROWING * (_LEDGER_ROW + _LEDGER_CHUNK * held.chunks_of_row) * seen) + index_bytes(seen)

@@ -1,9 +1,10 @@
-"""What would make a run fit that does not: each way alone, and how far it must be gone."""
+"""What would make a run fit that does not: each change alone, and how large it must be."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from rowhaul.errors import ConfigError
 from rowhaul.pruning.config import PruneConfig
@@ -26,84 +27,73 @@ class Suggestion:
     text: str
 
 
+class _Change(NamedTuple):
+    setting: str
+    value: str
+    text: str
+    run: Run
+
+
 def suggestions(run: Run, memory: int, model_of: Callable[[int], ModelSize]) -> Iterator[Suggestion]:
-    """Ways to fit into ``memory`` bytes a machine; ``model_of`` measures the model at another dim."""
-    for way in (_less_state, _smaller_dim, _more_machines, _fewer_rows, _pruned):
-        found = way(run, memory, model_of)
-        if found is not None:
-            yield found
+    """Yield ways to fit into ``memory`` bytes a machine; ``model_of`` measures the model at another dim."""
+    ways = (
+        _less_state(run),
+        _smaller_dims(run, model_of),
+        _more_machines(run),
+        _fewer_rows(run),
+        _pruned(run),
+    )
+    for changes in ways:  # the smallest change first
+        tried = ((one, one.run.estimate().needed) for one in changes)
+        for change, needed in (one for one in tried if one[1] <= memory):
+            yield Suggestion(change.setting, change.value, needed, change.text)
+            break
 
 
-def _less_state(run: Run, memory: int, model_of: Callable[[int], ModelSize]) -> Suggestion | None:
-    shape = run.shape
-    if shape.optimizer.state_width(shape.dim) <= 1:
-        return None
-    rows = replace(run.config.rows, name=SMALL_STATE, options={})
-    needed = replace(run, config=replace(run.config, rows=rows)).estimate().needed
-    if needed > memory:
-        return None
-    text = f"rows.name: {SMALL_STATE}, which keeps one number of state a row instead of "
-    text += f"{shape.optimizer.state_width(shape.dim)}"
-    return Suggestion("rows.name", SMALL_STATE, needed, text)
+def _less_state(run: Run) -> Iterator[_Change]:
+    width = run.shape.optimizer.state_width(run.shape.dim)
+    if width > 1:
+        rows = replace(run.config.rows, name=SMALL_STATE, options={})
+        text = f"rows.name: {SMALL_STATE}, which keeps one number of state a row instead of {width}"
+        yield _Change("rows.name", SMALL_STATE, text, replace(run, config=replace(run.config, rows=rows)))
 
 
-def _smaller_dim(run: Run, memory: int, model_of: Callable[[int], ModelSize]) -> Suggestion | None:
-    def needed(dim: int) -> int:
-        model = replace(run.config.model, embedding_dim=dim)
-        smaller = replace(run, config=replace(run.config, model=model), model=model_of(dim))
-        return smaller.estimate().needed
-
+def _smaller_dims(run: Run, model_of: Callable[[int], ModelSize]) -> Iterator[_Change]:
     dim = run.config.model.embedding_dim // 2
     while dim >= 1:
-        if needed(dim) <= memory:
-            return Suggestion("model.embedding_dim", str(dim), needed(dim), f"model.embedding_dim: {dim}")
+        config = replace(run.config, model=replace(run.config.model, embedding_dim=dim))
+        smaller = replace(run, config=config, model=model_of(dim))
+        yield _Change("model.embedding_dim", str(dim), f"model.embedding_dim: {dim}", smaller)
         dim //= 2
-    return None
 
 
-def _more_machines(run: Run, memory: int, model_of: Callable[[int], ModelSize]) -> Suggestion | None:
+def _more_machines(run: Run) -> Iterator[_Change]:
     machines = max(2, 2 * run.machines)
     while machines <= MOST_MACHINES:
         config = replace(run.config, cluster=cluster_on(machines, run.config.cluster))
-        needed = replace(run, config=config, machines=machines).estimate().needed
-        if needed <= memory:
-            text = f"{machines} machines with a worker each that stores its share: --colocated"
-            return Suggestion("machines", str(machines), needed, text)
+        text = f"{machines} machines with a worker each that stores its share: --colocated"
+        yield _Change("machines", str(machines), text, replace(run, config=config, machines=machines))
         machines *= 2
-    return None
 
 
-def _fewer_rows(run: Run, memory: int, model_of: Callable[[int], ModelSize]) -> Suggestion | None:
-    """The share of the rows that there is room for, in percent."""
+def _fewer_rows(run: Run) -> Iterator[_Change]:
     total = sum(run.rows.values())
-    low, high, best = 1, 99, 0
-    needed = 0
-    while low <= high:
-        percent = (low + high) // 2
+    for percent in range(99, 0, -1):
+        most = total * percent // 100
         rows = {name: count * percent // 100 for name, count in run.rows.items()}
-        found = replace(run, rows=rows).estimate().needed
-        if found <= memory:
-            low, best, needed = percent + 1, percent, found
-        else:
-            high = percent - 1
-    if not best:
-        return None
-    text = f"at most {total * best // 100:,} rows ({best} %): a limit (max_rows), fewer features, less data"
-    return Suggestion("rows", str(total * best // 100), needed, text)
+        text = f"at most {most:,} rows ({percent} %): a limit (max_rows), fewer features, less data"
+        yield _Change("rows", str(most), text, replace(run, rows=rows))
 
 
-def _pruned(run: Run, memory: int, model_of: Callable[[int], ModelSize]) -> Suggestion | None:
-    """A share to prune, where nothing is pruned yet, and nothing in the configuration speaks against it."""
-    if run.pruned is not None:
-        return None
+def _pruned(run: Run) -> Iterator[_Change]:
+    """Prune, where nothing is pruned yet, and nothing in the configuration speaks against it."""
+    if run.format.name != run.unpruned.format.name:
+        return
     chunks = min(CHUNKS, run.shape.dim)
     for ratio in PRUNED:
         try:
             config = replace(run.config, prune=PruneConfig(ratio=str(ratio), chunks=chunks))
         except ConfigError:  # policies of tables, for instance
-            return None
-        needed = replace(run, config=config).estimate().needed
-        if needed <= memory:
-            text = f"pruning {ratio:.0%} of the values (--prune {ratio:.0%}), rows in {chunks} pieces"
-            return Suggestion("prune", f"{ratio:g}", needed, text)
-    return None
+            return
+        text = f"pruning {ratio:.0%} of the values (--prune {ratio:.0%}), rows in {chunks} pieces"
+        yield _Change("prune", f"{ratio:g}", text, replace(run, config=config))

@@ -134,8 +134,8 @@ def count_rows(
     Args:
         files: as `SampleStream` takes them.
         schema: whose id columns are read, and nothing else.
-        limit: train on the first so many samples only.
-        sample: read the first so many samples only, and extrapolate: from the second half of them a power
+        limit: number of samples to train on, from the first; None: all.
+        sample: number of samples to read, and to extrapolate from: of their second half a power
             law is fitted for each table (Heaps' law). New keys become rarer than it says as a
             table fills up, so this is rather too many than too few.
     """

@@ -13,11 +13,11 @@ from functools import cached_property
 
 from rowhaul.data.schema import Schema
 from rowhaul.pruning.config import UNPRUNED
-from rowhaul.pruning.sizing import Held, PrunedShape, entries_by_table
 from rowhaul.sizing.model import ModelSize
 from rowhaul.sizing.policies import KeptRows, kept_rows
 from rowhaul.sizing.ranks import Ranks, RankSize
-from rowhaul.sizing.rows import RowShape, index_bytes
+from rowhaul.store.row_format import RowFormat, format_of
+from rowhaul.store.row_parts import RowEstimate, RowShape
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import TrainConfig
 
@@ -31,7 +31,7 @@ class TableSize:
     dim: int
     values: int
     state: int
-    index: int  # with the entries of pruned rows
+    index: int  # with what else finds rows
 
     @property
     def total(self) -> int:
@@ -91,16 +91,18 @@ class Run:
         """The same run with all of its rows."""
         return replace(self, config=replace(self.config, prune=UNPRUNED))
 
+    @property
+    def format(self) -> RowFormat:
+        """The format of its rows."""
+        return format_of(self.config.prune.settings())
+
     @cached_property
-    def pruned(self) -> PrunedShape | None:
-        """Its rows, where they are pruned."""
-        config, settings = self.config, self.config.prune.settings()
-        if settings is None:
-            return None
-        settings.check_dim(next(iter(self.schema.tables)), self.model.row_width)
-        first = settings.cold_start * config.batch_size * self.ids_per_sample
-        rule = config.row_rule()
-        return PrunedShape(settings, self.model.row_width, rule, config.precision, round(first))
+    def row_estimate(self) -> RowEstimate:
+        """What its rows take."""
+        config = self.config
+        rows = {name: one.rows for name, one in self.kept.items()}
+        ids = config.batch_size * self.ids_per_sample
+        return self.format.estimate(self.shape, rows, ids, config.prune.settings())
 
     @cached_property
     def kept(self) -> dict[str, KeptRows]:
@@ -119,9 +121,8 @@ class Run:
         }
 
     def check(self) -> None:
-        """Refuse a budget that not even one batch has room in."""
-        if self.pruned is not None:
-            self.pruned.check_batch(self.batch_rows)
+        """Refuse settings without room for even one batch."""
+        self.row_estimate.check_batch(self.batch_rows)
 
     def estimate(self) -> SizeEstimate:
         """The bytes of everything."""
@@ -129,47 +130,18 @@ class Run:
         places = ranks.machines()
         readers = {max(some) for some in places if some}
         sizes = [ranks.size(rank, reads=rank in readers) for rank in range(ranks.num_ranks)]
-        return SizeEstimate(self._tables(), tuple(sizes), tuple(places))
+        tables = tuple(
+            TableSize(name, self.kept[name].rows, self.shape.dim, *parts)
+            for name, parts in self.row_estimate.tables().items()
+        )
+        return SizeEstimate(tables, tuple(sizes), tuple(places))
 
     @property
     def shape(self) -> RowShape:
-        """Of a whole row; all tables of a run are alike."""
-        config = self.config
-        return RowShape(self.model.row_width, config.row_rule(), config.precision)
-
-    def _tables(self) -> tuple[TableSize, ...]:
-        shape, kept = self.shape, {name: one.rows for name, one in self.kept.items()}
-        if self.pruned is not None:
-            return self._pruned_tables(self.pruned.held(sum(kept.values())), kept)
-        return tuple(
-            TableSize(
-                name=name,
-                rows=count,
-                dim=shape.dim,
-                values=count * shape.value_bytes,
-                state=count * shape.state_bytes,
-                index=index_bytes(count),
-            )
-            for name, count in kept.items()
-        )
-
-    def _pruned_tables(self, held: Held, kept: Mapping[str, int]) -> tuple[TableSize, ...]:
-        """Of what is held each table gets its share of the rows: which it will be, training decides."""
-        total, entries = max(sum(kept.values()), 1), entries_by_table(held, kept)
-        chunks = {name: held.num_chunks * count / total for name, count in kept.items()}
-        return tuple(
-            TableSize(
-                name=name,
-                rows=count,
-                dim=self.model.row_width,
-                values=round(chunks[name] * held.chunk_values),
-                state=round(chunks[name] * (held.chunk_bytes - held.chunk_values)),
-                index=index_bytes(entries[name]) + entries[name] * held.entry_bytes,
-            )
-            for name, count in kept.items()
-        )
+        """Of a row; all tables of a run are alike."""
+        return RowShape(self.model.row_width, self.config.row_rule(), self.config.precision)
 
 
 def cluster_on(machines: int, cluster: ClusterConfig) -> ClusterConfig:
-    """The same cluster with a worker that stores its share of the rows on each of so many machines."""
+    """Return the same cluster with one worker on each machine, which stores its share of the rows."""
     return replace(cluster, workers=machines, colocated=True, shares="equal", links="equal")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from rowhaul.checkpoint import latest_checkpoint
@@ -13,9 +12,7 @@ from rowhaul.data.schema import SCHEMA_FILE, Schema
 from rowhaul.errors import CheckpointError
 from rowhaul.export.manifest import MANIFEST_FILE
 from rowhaul.export.reader import ExportReader
-from rowhaul.pruning.plain_files import PrunedLayout
-from rowhaul.pruning.pool.collection import PrunedRows
-from rowhaul.pruning.pool.state import PRUNER_PARTS, Arrays, load_pruners, load_rows
+from rowhaul.store.row_format import RowFormat, format_of
 from rowhaul.train import snapshot
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.run_folder import CHECKPOINTS, CONFIG_FILE
@@ -23,9 +20,9 @@ from rowhaul.train.trainer import Trainer
 
 
 def load_trained(run: str | Path, on_unknown: str | None = None) -> Trainer:
-    """The trainer of a run, of one of its checkpoints or of an export, as it was saved.
+    """Return the trainer of a run, of one of its checkpoints or of an export, as it was saved.
 
-    Of pruned rows only what serving needs is loaded, and exports have no more than that.
+    Pruned rows are loaded without what only training needs; exports do not have it.
     """
     path = Path(run)
     if (path / MANIFEST_FILE).is_file():
@@ -45,13 +42,12 @@ def load_trained(run: str | Path, on_unknown: str | None = None) -> Trainer:
 
 
 def _serving(folder: Path, on_unknown: str | None) -> Trainer:
-    """A trainer without rows, as a folder's configuration describes it."""
+    """Make a trainer without rows, as a folder's configuration describes it."""
     config = TrainConfig.read(folder / CONFIG_FILE)
     if on_unknown is not None:
         config = replace(config, on_unknown=on_unknown)
     trainer = Trainer(config, Schema.read(folder / SCHEMA_FILE))
-    if trainer.collection.pruning is not None:
-        trainer.collection.pruning.serve()  # before rows come: utilities and state are not even loaded
+    _format(trainer).serve(trainer.collection)
     return trainer
 
 
@@ -63,47 +59,32 @@ def _load_export(reader: ExportReader, on_unknown: str | None) -> Trainer:
         )
     trainer = _serving(reader.path, on_unknown)
     _load_dense(trainer, reader)
-    pruning = trainer.collection.pruning
     _check_tables(trainer, reader)
-    if pruning is not None:
-        load_pruners(pruning, _pruner_arrays(pruning, reader))
-    for table in reader.tables:
-        if pruning is None:
-            _load_whole(trainer, reader, table)
-        else:
-            _load_chunks(pruning, reader, table)
+    _format(trainer).load_export(reader, trainer.collection)
     trainer.step, trainer.samples = reader.facts["step"] or 0, reader.facts["samples"] or 0
     trainer.key_kinds = dict(reader.facts["key_kinds"] or {})
     return trainer
 
 
+def _format(trainer: Trainer) -> RowFormat:
+    return format_of(trainer.collection.row_settings)
+
+
 def _check_tables(trainer: Trainer, reader: ExportReader) -> None:
     """Refuse an export that lacks tables of its model, or has others."""
-    pruning = trainer.collection.pruning
-    dtype = trainer.config.precision
     for config in trainer.collection.embedding_bag_configs():
         table = reader.tables.get(config.name)
         if table is None:
             raise CheckpointError(
                 f"{reader.path} lacks table {config.name!r}, which its model reads; export without --table"
             )
-        found, needed = (table.dim, table.dtype), (config.embedding_dim, dtype)
+        found = (table.dim, table.dtype, table.format)
+        needed = (config.embedding_dim, trainer.config.precision, _format(trainer).name)
         if found != needed:
             raise CheckpointError(
-                f"{reader.path}: table {config.name!r} has rows of {found[0]} values in {found[1]}, its "
-                f"model needs {needed[0]} in {needed[1]}; export again"
+                "{}: table {!r} has rows of {} values in {}, {}; its model needs {} in {}, {}: export again, "
+                "without --whole".format(reader.path, config.name, *found, *needed)
             )
-        cut = None if table.pruned is None else table.pruned.num_chunks
-        expected = None if pruning is None else pruning.settings.chunks
-        if cut != expected:
-            raise CheckpointError(
-                f"{reader.path}: the rows of table {config.name!r} are {_form(cut)}, those of its model "
-                f"{_form(expected)}; export again, without --whole"
-            )
-
-
-def _form(chunks: int | None) -> str:
-    return "whole" if chunks is None else f"in {chunks} chunks"
 
 
 @torch.no_grad()
@@ -117,43 +98,3 @@ def _load_dense(trainer: Trainer, reader: ExportReader) -> None:
                 f"{tuple(tensor.shape)} in the model of its {CONFIG_FILE}; export again"
             )
         tensor.copy_(tensors[name])
-
-
-def _load_whole(trainer: Trainer, reader: ExportReader, table: str) -> None:
-    """Rows as they are; optimizer state, which serving does not read, as it begins."""
-    rule, dim = trainer.collection.optimizer, reader.tables[table].dim
-    width = rule.state_width(dim)
-    for keys, values in reader.rows(table):
-        state = np.full((len(keys), width), rule.initial_state, values.dtype)
-        trainer.collection.load_rows(table, keys, np.concatenate([values, state], axis=1))
-
-
-def _load_chunks(pruning: PrunedRows, reader: ExportReader, table: str) -> None:
-    layout = reader.tables[table].layout()
-    assert isinstance(layout, PrunedLayout)
-    for block in reader.chunks(table):
-        load_rows(
-            pruning,
-            table,
-            {
-                "keys": block.keys,
-                "present": block.present,
-                "chunks": layout.chunks(block),
-                "utilities": np.zeros(block.present.shape, np.float32),
-                "touched": np.zeros(len(block.keys), np.int32),
-            },
-        )
-
-
-def _pruner_arrays(pruning: PrunedRows, reader: ExportReader) -> Arrays:
-    """What pruners are to know: which columns there are; the rest is for training."""
-    arrays: Arrays = {}
-    for number, pruner in enumerate(pruning.pruners):
-        names = [spec.name for group in pruner.groups for spec in group.tables]
-        parts = [reader.tables[name].pruned for name in names]
-        columns = np.array([part.columns for part in parts if part is not None], np.int64)
-        registers, numbers, _, sums = pruner.state()
-        numbers[5] = columns.shape[1] == pruner.groups[0].dim  # whether columns are still to be chosen
-        known = (registers, numbers, columns, sums)
-        arrays |= {f"{number}.{name}": one for name, one in zip(PRUNER_PARTS, known, strict=True)}
-    return arrays

@@ -1,4 +1,4 @@
-"""A trainer's whole state to and from a checkpoint: what comes back continues with the same bits."""
+"""A trainer's whole state to and from a checkpoint, to continue with the same bits."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 from rowhaul.checkpoint import CheckpointReader, CheckpointWriter
 from rowhaul.errors import CheckpointError
 from rowhaul.nn import EmbeddingBagCollection
-from rowhaul.pruning import checkpoint as saved_pruning
 from rowhaul.schedule.arrays import Saved
+from rowhaul.store.row_format import format_of
 from rowhaul.train import saved_lifetimes
 from rowhaul.train.saved_lifetimes import Tensors
 from rowhaul.train.trainer import Trainer
 
 
 class Trained(Protocol):
-    """A model in training, as far as a checkpoint is concerned: a `Trainer`, or a loop of one's own."""
+    """A model in training, as a checkpoint sees it: a `Trainer`, or the state of your own loop."""
 
     dense: torch.optim.Optimizer
     step: int
@@ -39,7 +39,7 @@ class Trained(Protocol):
         """The embedding tables."""
 
     def count_row_steps(self, steps: int) -> None:
-        """Go on after so many steps of the rows."""
+        """Continue after ``steps`` steps of the rows."""
 
 
 def save(trainer: Trainer, path: str | Path, facts: dict[str, Any] | None = None) -> None:
@@ -49,17 +49,7 @@ def save(trainer: Trainer, path: str | Path, facts: dict[str, Any] | None = None
         collection = trainer.collection
         if trainer.lifecycle is not None:
             saved_lifetimes.write(writer, trainer.lifecycle.lifetimes.export(), _table_names(collection))
-        if collection.pruning is not None:
-            saved_pruning.write(writer, collection, collection.pruning)
-            return
-        for config in collection.embedding_bag_configs():
-            writer.table(
-                config.name,
-                collection.rows(config.name),
-                config.embedding_dim,
-                collection.optimizer.state_width(config.embedding_dim),
-                str(config.data_type).removeprefix("torch."),
-            )
+        format_of(collection.row_settings).save(writer, collection)
 
 
 def save_dense(trainer: Trained, writer: Tensors) -> dict[str, Any]:
@@ -84,7 +74,7 @@ def restore(trainer: Trainer, path: str | Path) -> CheckpointReader:
     """Load a checkpoint into a trainer; one of another model is refused before anything changes."""
     reader = CheckpointReader(path)
     restore_dense(trainer, reader)
-    load_rows(trainer.collection, reader)
+    format_of(trainer.collection.row_settings).load(reader, trainer.collection)
     if trainer.lifecycle is not None:
         trainer.lifecycle.reset()
         known = saved_lifetimes.read(reader, _table_names(trainer.collection))
@@ -108,18 +98,6 @@ def restore_dense(trainer: Trained, reader: CheckpointReader) -> None:
     trainer.key_kinds = reader.facts["key_kinds"]
 
 
-def load_rows(collection: EmbeddingBagCollection, reader: CheckpointReader) -> None:
-    """Replace every row of a collection by the checkpoint's."""
-    if collection.pruning is not None:
-        collection.drop_gradients()
-        saved_pruning.read(reader, collection, collection.pruning)
-        return
-    collection.clear()
-    for name in reader.tables:
-        for keys, records in reader.rows(name):
-            collection.load_rows(name, keys, records)
-
-
 def _table_names(collection: EmbeddingBagCollection) -> list[str]:
     return [config.name for config in collection.embedding_bag_configs()]
 
@@ -137,7 +115,14 @@ def _load_dense(model: torch.nn.Module, tensors: dict[str, Tensor]) -> None:
 
 def _check_same_model(trainer: Trained, reader: CheckpointReader, tensors: dict[str, Tensor]) -> None:
     collection = trainer.collection
-    saved_pruning.check(reader, collection.pruning)
+    ours_in = format_of(collection.row_settings)
+    for table in reader.tables.values():
+        if table.format != ours_in.name:
+            raise CheckpointError(
+                f"{reader.path} has {table.format} rows, and this model {ours_in.name} ones; use the "
+                "configuration it was trained with"
+            )
+    ours_in.check_loadable(reader, collection)
     ours = {
         f"table {config.name!r}": f"dim {config.embedding_dim}, {collection.optimizer.name}, "
         + str(config.data_type).removeprefix("torch.")

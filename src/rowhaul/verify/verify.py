@@ -6,18 +6,14 @@ given, one after the other, and takes one step a batch; everything is added up i
 may differ. The first shows that the cluster trains the right model, the second that nothing is
 lost in rounding: a stale row or a gradient that is counted twice cannot hide in it.
 
-Ranks leave what they have trained in a folder, as NumPy files: `train_and_record`. Whoever compares reads
-it: `Recorded.read`, `train_alone`, `comparison.compare`. PyTorch gets one thread everywhere: with another
-number it would add up in another order.
-
-Pruned rows are left as a checkpoint, and replayed by `PrunedReplay`. One process by itself may keep other
-chunks: of a row that several workers train it takes the norm of the whole gradient where they have the norms
-of their parts, and utilities arrive in two bytes. So only the replay must be equal.
+Ranks leave what they have trained as a checkpoint in a folder: `train_and_record`. One process reads it and
+compares: `Recorded.read`, `train_alone`, `comparison.compare`. PyTorch gets one thread everywhere: with
+another number it would add up in another order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -30,20 +26,17 @@ import torch
 from torch import nn
 
 from rowhaul.checkpoint import CheckpointReader, latest_checkpoint
-from rowhaul.cluster.checks import check_shared_folder, gather_texts, require_all
+from rowhaul.cluster.checks import check_shared_folder, gather_texts
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import RowhaulError
 from rowhaul.nn import Batch
-from rowhaul.pruning.comparison import PrunedTrained, layout_as_saved, rows_of
-from rowhaul.pruning.layout import ChunkLayout
-from rowhaul.pruning.pool.state import row_arrays, stored_columns
-from rowhaul.pruning.replay import PrunedReplay
-from rowhaul.runtime.flush import flushed_blocks
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.mover import Job
 from rowhaul.schedule.plan import KIND_NAMES
+from rowhaul.store.row_format import format_of, load_named
+from rowhaul.store.row_parts import Arrays
 from rowhaul.train import loop
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed import checkpointing
@@ -51,15 +44,14 @@ from rowhaul.train.distributed.run import ClusterSession, join_as_configured
 from rowhaul.train.distributed.training import layout_of
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.run_folder import CHECKPOINTS
-from rowhaul.train.trainer import Trainer, rate_factor
+from rowhaul.train.trainer import Trainer
 from rowhaul.tuning.hot_set.first_rows import profile_hot_rows
-from rowhaul.verify.comparison import TableRows, Trained
+from rowhaul.verify.comparison import Trained
 
 Stepped = Callable[[int], None]
 """Called with the number of steps taken so far."""
 
-_TRAINED, _HOME = "trained.npz", "home-{rank}.npz"
-_WRITING_SECONDS = 600.0  # that ranks wait for each other's files
+_RECORDED = "recorded"  # fact of the checkpoint: what `Recorded` has beside what was trained
 
 
 @dataclass(frozen=True)
@@ -76,23 +68,18 @@ class Recorded:
 
     @classmethod
     def read(cls, folder: Path, layout: TableLayout) -> Recorded:
-        """What `train_and_record` has left in a folder."""
-        rows: list[TableRows] = []
-        if not isinstance(layout, ChunkLayout):
-            rows = _read_rows(folder, layout)
-        with np.load(folder / _TRAINED) as arrays:
-            ends = np.cumsum(arrays["batch_sizes"])[:-1]
-            moved = dict(zip((*KIND_NAMES, "all_reduce"), arrays["num_bytes"].tolist(), strict=True))
-            hits, lookups = arrays["hits"].tolist()
-            ranks = arrays["ranks"].tolist()
-            dense = {
-                name.removeprefix("dense."): arrays[name] for name in arrays if name.startswith("dense.")
-            }
-            workers, losses = np.split(arrays["workers"], ends), arrays["losses"]
-        trained = Trained(rows, dense, losses)
-        if isinstance(layout, ChunkLayout):
-            trained = _read_pruned(folder, layout, trained)
-        return cls(trained, workers, moved, hits, lookups, *ranks)
+        """Read what `train_and_record` has left in a folder."""
+        path = latest_checkpoint(folder / CHECKPOINTS)
+        assert path is not None
+        reader = CheckpointReader(path)
+        rows = {table: joined_rows(layout, table, reader.blocks(table)) for table in reader.tables}
+        dense = {
+            name: one.numpy() for name, one in reader.tensors("model").items() if one.is_floating_point()
+        }
+        facts = reader.facts[_RECORDED]
+        trained = Trained(rows, dense, np.array(facts.pop("losses")))
+        workers = [np.array(one, np.int32) for one in facts.pop("workers")]
+        return cls(trained, workers, **facts)
 
 
 def train_and_record(
@@ -111,7 +98,7 @@ def train_and_record(
         schema: of the data.
         data: files as `SampleStream` takes them.
         folder: of rank 0, for files of all ranks; what other ranks give is not used.
-        stepped: told of every step, on rank 0.
+        stepped: called after every step, on rank 0.
         should_stop: asked in every iteration; when a rank stops, nothing is written.
 
     Returns:
@@ -129,10 +116,8 @@ def train_and_record(
             run.training.runtime.should_stop = should_stop
             if loop.train(run, None, losses if cluster.rank == 0 else None).interrupted:
                 return False
-            run.write(shared, losses.values)
-            if run.training.pruning is not None:
-                checkpointing.save(cluster, run.training, run.trainer, shared / CHECKPOINTS)
-            require_all(cluster, "writing what was trained", _WRITING_SECONDS)
+            facts = {_RECORDED: {**run.recorded(), "losses": losses.values}}
+            checkpointing.save(cluster, run.training, run.trainer, shared / CHECKPOINTS, facts)
         finally:
             run.close()
     return True
@@ -175,52 +160,29 @@ class _RecordedRun(ClusterSession):
         self._num_bytes += [*plan.counts()[1].sum(axis=1).tolist(), plan.all_reduce_bytes]
         self._hits += [plan.hits.sum(), plan.lookups.sum()]
 
-    def write(self, folder: Path, losses: Sequence[float]) -> None:
-        """Write the settled rows of this home; on rank 0 also all that is no row. A collective call."""
-        flushed, home = self.training.flushed(), self.training.runtime.mover.home
-        if home is not None and flushed is not None and self.training.pruning is None:
-            blocks: dict[str, Any] = {}
-            for table in range(len(home.layout.specs)):
-                for number, (keys, records) in enumerate(flushed_blocks(home, flushed, table)):
-                    blocks |= {f"{table}.{number}.keys": keys, f"{table}.{number}.records": records}
-            np.savez(folder / _HOME.format(rank=self.cluster.rank), **blocks)
-        if self.cluster.rank == 0:
-            arrays: dict[str, Any] = {
-                f"dense.{name}": array for name, array in _dense_of(self.trainer.model).items()
-            }
-            topology = self.cluster.topology
-            arrays["ranks"] = [topology.num_workers, topology.num_ranks - topology.num_workers]
-            arrays["workers"] = np.concatenate(self._workers)
-            arrays["batch_sizes"] = [len(one) for one in self._workers]
-            arrays["num_bytes"], arrays["hits"], arrays["losses"] = self._num_bytes, self._hits, losses
-            np.savez(folder / _TRAINED, **arrays)
+    def recorded(self) -> dict[str, Any]:
+        """Return what `Recorded` has beside what was trained, and the losses."""
+        topology = self.cluster.topology
+        return {
+            "workers": [one.tolist() for one in self._workers],
+            "num_bytes": dict(zip((*KIND_NAMES, "all_reduce"), self._num_bytes.tolist(), strict=True)),
+            "hits": int(self._hits[0]),
+            "lookups": int(self._hits[1]),
+            "num_workers": topology.num_workers,
+            "num_stores": topology.num_ranks - topology.num_workers,
+        }
 
 
-def _read_pruned(folder: Path, layout: ChunkLayout, rest: Trained) -> PrunedTrained:
-    path = latest_checkpoint(folder / CHECKPOINTS)
-    assert path is not None
-    reader = CheckpointReader(path)
-    layout = layout_as_saved(reader, layout)
-    return PrunedTrained([], rest.dense, rest.losses, layout, rows_of(layout, reader.pruned_rows))
-
-
-def _read_rows(folder: Path, layout: TableLayout) -> list[TableRows]:
-    """The rows of all homes, by table."""
-    blocks: list[list[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]] = [[] for _ in layout.specs]
-    for path in sorted(folder.glob(_HOME.format(rank="*"))):
-        with np.load(path) as arrays:
-            for name in arrays:
-                stem, _, what = name.rpartition(".")
-                if what == "keys":
-                    blocks[int(stem.partition(".")[0])].append((arrays[name], arrays[f"{stem}.records"]))
-    rows = [TableRows.join(layout, table, some) for table, some in enumerate(blocks)]
-    for spec, one in zip(layout.specs, rows, strict=True):
-        twice = one.keys[:-1][one.keys[1:] == one.keys[:-1]]
-        if len(twice):
-            raise RowhaulError(
-                f"{len(twice):,} rows of table {spec.name!r} are at home on two ranks, first key "
-                f"{int(twice[0])}; please report this"
-            )
+def joined_rows(layout: TableLayout, table: str, blocks: Iterable[Arrays]) -> Arrays:
+    """Join the rows of a table, and refuse a row that is there twice."""
+    format, every = format_of(layout), list(blocks)
+    rows = format.join(every) if every else format.empty(layout, table)
+    keys, times = np.unique(rows["keys"], return_counts=True)
+    if (times > 1).any():
+        raise RowhaulError(
+            f"{(times > 1).sum():,} rows of table {table!r} are at home on two ranks, first key "
+            f"{int(keys[times > 1][0])}; please report this"
+        )
     return rows
 
 
@@ -253,52 +215,20 @@ def train_alone(
     if trainer.lifecycle is not None:  # hot rows are trained and kept, whatever policies say
         hot = profile_hot_rows(stream, config.cluster, trainer.collection)
         trainer.lifecycle.exempt(hot)
-    if trainer.collection.pruning is not None:
-        return _pruned_alone(trainer, stream, workers, stepped)
-    losses = []
+    layout, format, losses = layout_of(trainer.collection), format_of(trainer.collection.row_settings), []
+    replay = load_named(format.replay)(trainer, workers) if workers is not None and format.replay else None
     for samples in islice(stream, trainer.total_steps):
-        parts = [samples] if workers is None else _parts(samples, workers[trainer.step])
-        batches = [Batch.from_samples(part, global_size=len(samples)) for part in parts]
-        losses.append(trainer.train_parts(Batch.from_samples(samples), batches))
-        stepped(trainer.step)
-    layout = layout_of(trainer.collection)
-    rows = [
-        TableRows.join(layout, table, list(trainer.collection.rows(spec.name)))
-        for table, spec in enumerate(layout.specs)
-    ]
-    return Trained(rows, _dense_of(trainer.model), np.array(losses))
-
-
-def _pruned_alone(
-    trainer: Trainer, stream: SampleStream, workers: Sequence[npt.NDArray[np.int32]] | None, stepped: Stepped
-) -> PrunedTrained:
-    """The same with rows that are pruned: by itself, or as the workers of a cluster do it."""
-    config, losses = trainer.config, []
-    layout = layout_of(trainer.collection)
-    assert isinstance(layout, ChunkLayout)
-
-    def rates(iteration: int) -> float:
-        return config.rows.lr * rate_factor(config.rates, iteration, trainer.total_steps)
-
-    replay = None
-    if workers is not None:
-        last = max((int(one.max(initial=0)) for one in workers), default=0)
-        replay = PrunedReplay(trainer, last + 1, rates)
-    for samples in islice(stream, trainer.total_steps):
-        if replay is None or workers is None:
-            losses.append(trainer.train_step(Batch.from_samples(samples)))
+        if replay is not None:
+            losses.append(replay.train(samples))
         else:
-            losses.append(replay.train(samples, workers[trainer.step]))
+            parts = [samples] if workers is None else _parts(samples, workers[trainer.step])
+            batches = [Batch.from_samples(part, global_size=len(samples)) for part in parts]
+            losses.append(trainer.train_parts(Batch.from_samples(samples), batches))
         stepped(trainer.step)
-    dense, found = _dense_of(trainer.model), np.array(losses)
-    if replay is not None:
-        return PrunedTrained([], dense, found, replay.layout, replay.rows())
-    pruning = trainer.collection.pruning
-    assert pruning is not None
-    columns = np.stack([stored_columns(pruning, spec.name)["columns"] for spec in layout.rows])
-    if columns.shape[1] < layout.rows[0].dim:
-        layout = layout.narrowed(columns)
-    return PrunedTrained([], dense, found, layout, rows_of(layout, partial(row_arrays, pruning)))
+    blocks = partial(format.blocks, trainer.collection) if replay is None else replay.blocks
+    tables = [config.name for config in trainer.collection.embedding_bag_configs()]
+    rows = {table: joined_rows(layout, table, blocks(table)) for table in tables}
+    return Trained(rows, _dense_of(trainer.model), np.array(losses))
 
 
 def _parts(samples: Samples, worker: npt.NDArray[np.int32]) -> list[Samples]:

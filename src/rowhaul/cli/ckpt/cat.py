@@ -16,8 +16,8 @@ from rowhaul.errors import ConfigError
 
 if TYPE_CHECKING:
     from rowhaul.checkpoint import CheckpointReader
-    from rowhaul.checkpoint.finding import FoundRow
     from rowhaul.cli.ckpt.keys import Reading
+    from rowhaul.store.row_parts import FoundRow
 
 EXIT_ABSENT = 1  # as grep
 _WORTH_A_BAR = 8  # files
@@ -69,10 +69,7 @@ class Hit(NamedTuple):
         row = {"id": self.reading.typed, "ids": self.reading.kind, "key": self.reading.key}
         found = self.row
         vectors = {"values": found.values.tolist()} | ({"state": found.state.tolist()} if with_state else {})
-        chunks = {}
-        if found.is_pruned:
-            chunks = {"present": found.present, "columns": found.columns, "utilities": found.utilities}
-        return {"table": self.table, **row, **vectors, **chunks}
+        return {"table": self.table, **row, **vectors, **found.details}
 
 
 class Found(NamedTuple):
@@ -111,8 +108,8 @@ def _print(
         key = f"key {hit.reading.key}"
         say(f"{hit.table}: {hit.reading} ({key})" if hit.reading.kind == "text" else f"{hit.table}: {key}")
         say(f"  values {_values(hit.row)}")
-        if hit.row.is_pruned:
-            say(f"  chunks {_chunks(hit.row)}")
+        for name, note in hit.row.notes.items():
+            say(f"  {name} {note}")
         if with_state:
             say(f"  state  {_numbers(hit.row.state)}")
     others = [name for name in tables if name not in searched]
@@ -131,18 +128,9 @@ def _explained(hit: Hit) -> str:
 
 
 def _values(row: FoundRow) -> str:
-    """The values, with a dot for each that was pruned."""
-    return " ".join(
-        f"{value:.6g}" if row.has(column) else "·" for column, value in enumerate(row.values.tolist())
-    )
-
-
-def _chunks(row: FoundRow) -> str:
-    """Which chunks of a row are stored, and the utilities of all."""
-    stored = [str(number) for number, is_stored in enumerate(row.present) if is_stored]
-    what = f"{len(stored)} of {len(row.present)} stored{': ' if stored else ''}{', '.join(stored)}"
-    rest = "; pruned values (·) read as zero" if len(stored) < len(row.present) else ""
-    return f"{what}{rest}; utilities {' '.join(f'{one:.3g}' for one in row.utilities)}"
+    """The values, and a dot where one is not stored."""
+    values = zip(row.values.tolist(), row.stored.tolist(), strict=True)
+    return " ".join(f"{value:.6g}" if is_stored else "·" for value, is_stored in values)
 
 
 def _numbers(array: Any) -> str:

@@ -12,12 +12,10 @@ from rowhaul.cli.progress import exit_when_interrupted, share_bar
 from rowhaul.cli.run import AS_JSON
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import RenderableType
 
     from rowhaul.checkpoint import CheckpointReader
-    from rowhaul.checkpoint.describing import Contents, TableContents
+    from rowhaul.checkpoint.describing import Contents
 
 EXIT_DAMAGED = 2
 CHECKPOINT = typer.Argument(..., help="A checkpoint, or the --out of a `train`: its newest one.")
@@ -41,7 +39,8 @@ def ls(
     damaged = _verify(reader, as_json) if verify else None
     if as_json:
         found = {"verified": damaged is not None, "damaged": damaged or {}}
-        typer.echo(json.dumps({**asdict(contents), "other_checkpoints": others, **found}))
+        tables = [one.to_dict() for one in contents.tables]
+        typer.echo(json.dumps({**asdict(contents), "tables": tables, "other_checkpoints": others, **found}))
     else:
         _print(contents, others, damaged)
     if damaged:
@@ -61,8 +60,7 @@ def _print(contents: Contents, others: list[str], damaged: dict[str, str] | None
     facts += [f"{contents.samples:,} samples"] if contents.samples is not None else []
     facts += [f"model {contents.model}"] if contents.model else []
     facts += [f"rows by {contents.row_optimizer}"] if contents.row_optimizer else []
-    cut = {one.chunks for one in contents.tables if one.chunks is not None}
-    facts += [f"pruned, {max(cut)} chunks a row"] if cut else []
+    facts += dict.fromkeys(one.note for one in contents.tables if one.note)
     say(contents.path)
     say("; ".join([*facts, f"{bytes_text(contents.bytes)} in {counted(contents.files, 'file')}"]) + "\n")
     console.print(_tables(contents), highlight=False)
@@ -84,35 +82,23 @@ def _print(contents: Contents, others: list[str], damaged: dict[str, str] | None
         say(f"\nverified: all {counted(contents.files, 'file')} match their checksums")
 
 
-def _held(table: TableContents) -> tuple[str, str, str]:
-    """Stored columns, stored chunks, and their share of all chunks of these rows."""
-    columns = "-" if table.columns is None else str(table.columns)
-    if table.chunks_there is None or table.chunks is None:
-        return columns, "?", "?"
-    share = table.chunks_there / max(table.rows * table.chunks, 1)
-    return columns, f"{table.chunks_there:,}", f"{share:.1%}"
-
-
-def _whole(tables: Sequence[TableContents]) -> tuple[str, str, str]:
-    there = [one.chunks_there for one in tables]
-    known = [one for one in there if one is not None]
-    if len(known) < len(there):
-        return "", "?", "?"
-    total = sum(one.rows * (one.chunks or 0) for one in tables)
-    return "", f"{sum(known):,}", f"{sum(known) / max(total, 1):.1%}"
-
-
 def _tables(contents: Contents) -> RenderableType:
-    is_pruned = any(one.chunks is not None for one in contents.tables)
-    kinds = ("columns", "stored chunks", "of all") if is_pruned else ("state",)
-    table = plain_table("table", "rows", "dim", *kinds, "type", "size", "files")
+    from rowhaul.store.row_format import row_format
+
+    formats = {one.format: row_format(one.format) for one in contents.tables}
+    titles = list(
+        dict.fromkeys(title for one in contents.tables for title in formats[one.format].cells([one]))
+    )
+    table = plain_table("table", "rows", "dim", *titles, "type", "size", "files")
     for one in contents.tables:
-        kind = _held(one) if is_pruned else (str(one.state_width),)
-        numbers = (f"{one.rows:,}", str(one.dim), *kind, one.dtype)
+        cells = formats[one.format].cells([one])
+        numbers = (f"{one.rows:,}", str(one.dim), *(cells.get(title, "") for title in titles), one.dtype)
         table.add_row(one.name, *numbers, bytes_text(one.bytes), f"{one.files:,}")
     if len(contents.tables) > 1:
-        rows, size = sum(one.rows for one in contents.tables), sum(one.bytes for one in contents.tables)
-        files = sum(one.files for one in contents.tables)
-        whole = _whole(contents.tables) if is_pruned else ("",)
-        table.add_row("all", f"{rows:,}", "", *whole, "", bytes_text(size), f"{files:,}", style="bold")
+        rows, size, files = (
+            sum(getattr(t, what) for t in contents.tables) for what in ("rows", "bytes", "files")
+        )
+        cells = formats[contents.tables[0].format].cells(contents.tables) if len(formats) == 1 else {}
+        sums = (cells.get(title, "") for title in titles)
+        table.add_row("all", f"{rows:,}", "", *sums, "", bytes_text(size), f"{files:,}", style="bold")
     return table

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from rowhaul.cli.console import console, counted, plain_table, say
+from rowhaul.cli.console import console, plain_table, say
 from rowhaul.cli.progress import progress_bar
 from rowhaul.errors import ConfigError
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rowhaul.checkpoint import CheckpointReader
-    from rowhaul.checkpoint.merging import Merged, Progress
+    from rowhaul.checkpoint.merging import Merged
+    from rowhaul.checkpoint.progress import Progress
 
 
 def merge(
@@ -45,14 +46,15 @@ def merge_into_folder(sources: Sequence[CheckpointReader], to: Path, progress: P
 
     from rowhaul._files import temporary_beside, whole
     from rowhaul.checkpoint.layout import step_folder
+    from rowhaul.checkpoint.merging import main_source
+    from rowhaul.checkpoint.merging import merge as merge_checkpoints
     from rowhaul.checkpoint.opening import run_of
     from rowhaul.data.schema import SCHEMA_FILE
-    from rowhaul.train.merging import merge as merge_checkpoints
     from rowhaul.train.run_folder import CHECKPOINTS, CONFIG_FILE
 
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ConfigError(f"{to} exists and is not empty; choose another folder for the result")
-    last = next((one for one in reversed(sources) if one.groups), sources[-1])
+    last = main_source(sources)
     run = run_of(last)
     if run is None or not (run / CONFIG_FILE).is_file() or to.resolve().parent.name == CHECKPOINTS:
         return merge_checkpoints(sources, to, progress)
@@ -64,14 +66,6 @@ def merge_into_folder(sources: Sequence[CheckpointReader], to: Path, progress: P
         for name in (CONFIG_FILE, SCHEMA_FILE):
             shutil.copyfile(run / name, folder / name)
     return replace(merged, path=to / place)
-
-
-def _left_out(merged: Merged) -> str:
-    """The chunks and rows that did not fit, if any."""
-    rows = sum(one.dropped for one in merged.tables)
-    what = [counted(merged.chunks_dropped, "chunk") + " of lowest utility"] if merged.chunks_dropped else []
-    what += [counted(rows, "row") + " without any chunk"] if rows else []
-    return f"The prune settings left no room for {' and '.join(what)}. " if what else ""
 
 
 def _print(merged: Merged, sources: Sequence[CheckpointReader], to: Path) -> None:
@@ -87,7 +81,7 @@ def _print(merged: Merged, sources: Sequence[CheckpointReader], to: Path) -> Non
     console.print(table, highlight=False)
     dense = f"Dense weights and counters are from {merged.dense_from}. " if merged.dense_from else ""
     rule = "Rows in several checkpoints were taken from the last one. " if len(sources) > 1 else ""
-    rule += _left_out(merged)
+    rule += f"{merged.left_out} " if merged.left_out else ""
     text = f"{rule}{dense}Merged into {merged.path}"
     if merged.path != to:
         text += f"\nNext: rowhaul evaluate {to} --data …, or rowhaul train --resume --out {to} --data …"

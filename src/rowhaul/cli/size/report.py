@@ -45,8 +45,7 @@ def print_json(
         "rows_seen": dict(run.rows),
         "suggestions": [asdict(way) for way in ways],
     }
-    if run.pruned is not None:
-        without = run.unpruned.estimate()
+    if (without := _without_pruning(run)) is not None:
         found["without_pruning"] = {
             "needed": without.needed,
             "tables": [{**asdict(table), "total": table.total} for table in without.tables],
@@ -59,7 +58,7 @@ def print_report(
     run: Run, counts: RowCounts, estimate: SizeEstimate, memory: int, ways: list[Suggestion]
 ) -> None:
     """Print tables, ranks, the verdict, and what would help."""
-    without = run.unpruned.estimate() if run.pruned is not None else None
+    without = _without_pruning(run)
     console.print(_tables(estimate, without), highlight=False)
     say(f"\n{_how_counted(counts)}")
     for line in _notes_on_rows(run):
@@ -74,6 +73,11 @@ def print_report(
     say(f"\n{where} {has}: it does not fit. " + ("Any one of these changes is enough:" if ways else _NO_WAY))
     for way in ways:
         say(f"  {way.text} ({bytes_text(way.needed)})")
+
+
+def _without_pruning(run: Run) -> SizeEstimate | None:
+    """Estimate the same run with whole rows, where it has others."""
+    return None if run.format.name == run.unpruned.format.name else run.unpruned.estimate()
 
 
 def _tables(estimate: SizeEstimate, without: SizeEstimate | None) -> Table:
@@ -94,16 +98,8 @@ def _tables(estimate: SizeEstimate, without: SizeEstimate | None) -> Table:
 
 
 def _notes_on_rows(run: Run) -> list[str]:
-    """A sentence each on pruning, row policies and hot rows."""
-    lines = []
-    if run.pruned is not None:
-        held = run.pruned.held(sum(one.rows for one in run.kept.values()))
-        columns = run.pruned.settings.num_columns(run.pruned.dim)
-        fewer = f", with {columns} of {run.pruned.dim} columns after the cold start" if columns else ""
-        lines.append(
-            f"Pruned: at most {held.num_chunks:,} chunks in {held.num_entries:,} rows, {held.chunks_of_row} "
-            f"per row{fewer}; shown in proportion to the rows of each table, because training decides."
-        )
+    """What pruning, policies and hot rows make of the rows, a sentence each."""
+    lines = [note] if (note := run.row_estimate.note()) else []
     for name, one in run.kept.items():
         if one.why:
             lines.append(f"{name}: at most {one.rows:,} of {one.of:,} rows: {one.why}.")

@@ -19,9 +19,7 @@ from rowhaul.errors import ConfigError
 
 if TYPE_CHECKING:
     from rowhaul.data.schema import Schema
-    from rowhaul.pruning.comparison import PrunedTrained
     from rowhaul.train import TrainConfig
-    from rowhaul.verify.verify import Recorded
 
 _WORKERS, _PRECISION = 2, "float64"  # float64 shows mistakes best
 _NOT_EXACT = 1  # exit code
@@ -96,7 +94,6 @@ class _Task:
 
     def _compare(self, folder: Path) -> bool:
         from rowhaul.cli.verify.report import print_report
-        from rowhaul.pruning.comparison import PrunedTrained
         from rowhaul.train.distributed.training import layout_of, only_collection
         from rowhaul.train.trainer import make_model
         from rowhaul.verify.comparison import compare
@@ -104,23 +101,10 @@ class _Task:
 
         layout = layout_of(only_collection(make_model(self.config, self.schema)))
         recorded = Recorded.read(folder, layout)
-        if isinstance(recorded.trained, PrunedTrained):
-            return self._compare_pruned(recorded, recorded.trained)
         plain, replay = compare(layout, recorded.trained, self._train_alone()), None
         if not self.config.cluster.sync.startswith("bounded"):
             replay = compare(layout, recorded.trained, self._train_alone(recorded.workers))
         return print_report(self.config, recorded, plain, replay)
-
-    def _compare_pruned(self, recorded: Recorded, trained: PrunedTrained) -> bool:
-        from rowhaul.cli.verify.report import print_pruned_report
-        from rowhaul.pruning.comparison import PrunedTrained, compare_pruned
-
-        compared = []
-        for workers in (None, recorded.workers):
-            alone = self._train_alone(workers)
-            assert isinstance(alone, PrunedTrained)
-            compared.append(compare_pruned(trained, alone))
-        return print_pruned_report(self.config, recorded, *compared)
 
     def _train_alone(self, workers: Any = None) -> Any:
         """Train in this process: whole batches, or the parts that ``workers`` had, one after the other."""

@@ -9,7 +9,6 @@ from rich.table import Table
 from rowhaul.cli.console import console, counted, facts_table, plain_table, say
 
 if TYPE_CHECKING:
-    from rowhaul.pruning.comparison import PrunedComparison
     from rowhaul.train import TrainConfig
     from rowhaul.verify.comparison import Comparison, Difference
     from rowhaul.verify.verify import Recorded
@@ -23,6 +22,8 @@ def print_report(
     console.print(_differences(plain, replay))
     console.print()
     console.print(_details(recorded, plain))
+    if plain.differs_alone:
+        say(f"\n{_by_itself(plain)}")
     is_exact, verdict = _verdict(config, plain, replay)
     say(f"\n{verdict}")
     return is_exact
@@ -40,51 +41,13 @@ def _head(config: TrainConfig, recorded: Recorded) -> None:
     console.print()
 
 
-def print_pruned_report(
-    config: TrainConfig, recorded: Recorded, plain: PrunedComparison, replay: PrunedComparison
-) -> bool:
-    """The same for pruned rows, which only the replay must equal; returns whether it does."""
-    _head(config, recorded)
-    table = plain_table("largest difference of", "replay of the same parts", "largest value")
-    for name, difference in replay.kinds().items():
-        value = "" if difference is replay.chunks else f"{difference.magnitude:.3g}"
-        table.add_row(name, _replayed(difference), value)
-    console.print(table)
-    console.print()
-    details = facts_table()
-    details.add_row("rows compared", f"{replay.chunks.count:,}, with {replay.num_same:,} chunks")
-    for name, text in _traffic(recorded):
-        details.add_row(name, text)
-    console.print(details)
-    say(f"\n{_by_itself(plain)}")
-    troubles = ["rows keep different columns than in the replay"] if replay.columns_differ else []
-    troubles += [
-        f"{name}: {one.largest:.1e} from the replay, at {one.where}"
-        for name, one in replay.kinds().items()
-        if not one.is_none
-    ]
-    if troubles:
-        say("\n" + "\n  ".join(["NOT exact: the ranks trained or pruned a different model", *troubles]))
-        return False
-    say(
-        "\nexact: the ranks keep the same chunks, trained to the same bits, as one process that trains the "
-        "same parts one after the other"
-    )
-    return True
-
-
-def _by_itself(plain: PrunedComparison) -> str:
-    """How far one process on whole batches is away, and why it may be."""
-    why = (
-        "it may keep different chunks: each worker adds the norm of its own part of a row's gradient to the "
-        "utility, one process the norm of the sum"
-    )
-    if plain.columns_differ:
-        kept = "keeps different columns"
-    else:
-        every = plain.num_same + plain.num_other
-        kept = f"shares {plain.num_same / max(every, 1):.1%} of all chunks with the ranks"
-    return f"One process by itself {kept}, with losses within {plain.losses.largest:.1e}; {why}."
+def _by_itself(plain: Comparison) -> str:
+    """Say how far one process by itself is away, where it may be."""
+    kind, first = next(iter(plain.kinds.items()))
+    same = 1 - first.num_different / max(first.num_nonzero, 1)
+    losses = f"losses within {plain.kinds['losses'].largest:.1e}"
+    has = f"has {same:.1%} of the {kind} in common with the ranks, and {losses}"
+    return f"One process by itself {has}; {plain.differs_alone}."
 
 
 def _cluster(config: TrainConfig, recorded: Recorded) -> str:
@@ -96,20 +59,25 @@ def _cluster(config: TrainConfig, recorded: Recorded) -> str:
 def _differences(plain: Comparison, replay: Comparison | None) -> Table:
     titles = ("from one process", "largest value", "replay of the same parts")
     table = plain_table("largest difference of", *titles)
-    for name, difference in plain.kinds().items():
-        replayed = "-" if replay is None else _replayed(replay.kinds()[name])
-        table.add_row(name, f"{difference.largest:.1e}", f"{difference.magnitude:.3g}", replayed)
+    replays = {} if replay is None else replay.kinds
+    for name in dict.fromkeys([*plain.kinds, *replays]):
+        alone = plain.kinds.get(name)
+        found = (f"{alone.largest:.1e}", f"{alone.magnitude:.3g}") if alone is not None else ("-", "-")
+        table.add_row(name, *found, _replayed(replays.get(name)))
     return table
 
 
-def _replayed(difference: Difference) -> str:
+def _replayed(difference: Difference | None) -> str:
+    if difference is None:
+        return "-"
     return "equal to the bit" if difference.is_none else f"{difference.largest:.1e}"
 
 
 def _details(recorded: Recorded, plain: Comparison) -> Table:
     table = facts_table()
-    table.add_row("rows compared", f"{plain.rows.count:,}")
-    table.add_row("largest difference at", plain.rows.where or "none")
+    first = next(iter(plain.kinds.values()))
+    table.add_row("rows compared", f"{first.count:,}")
+    table.add_row("largest difference at", first.where or "none")
     one_side = (
         f"{plain.only_found:,} by the ranks, {plain.only_expected:,} by one process"
         if plain.only_found or plain.only_expected
@@ -136,17 +104,23 @@ def _verdict(config: TrainConfig, plain: Comparison, replay: Comparison | None) 
         )
     troubles = [
         f"{name}: {one.largest:.1e} from the replay, at {one.where}"
-        for name, one in replay.kinds().items()
+        for name, one in replay.kinds.items()
         if not one.is_none
     ]
     tolerances = plain.tolerances(config.precision)
+    beyond = {} if plain.differs_alone else plain.beyond(config.precision)
     troubles += [
         f"{name}: {one.largest:.1e} from one process, at {one.where}; rounding explains at most "
         f"{tolerances[name]:.1e}"
-        for name, one in plain.beyond(config.precision).items()
+        for name, one in beyond.items()
     ]
     if troubles:
         return False, "\n  ".join(["NOT exact: the ranks trained a different model", *troubles])
+    if plain.differs_alone:
+        return (
+            True,
+            "exact: the ranks trained the same model, to the bit, as one process that trains their parts",
+        )
     return True, (
         "exact: the ranks trained the same model as one process, to the bit where sums are taken in the same "
         f"order, and {_apart(config, plain)} where they are not"
@@ -155,5 +129,5 @@ def _verdict(config: TrainConfig, plain: Comparison, replay: Comparison | None) 
 
 def _apart(config: TrainConfig, plain: Comparison) -> str:
     if config.precision == "float64":
-        return f"to {max(one.largest for one in plain.kinds().values()):.1e}"
-    return f"with losses within {plain.losses.largest:.1e}"
+        return f"to {max(one.largest for one in plain.kinds.values()):.1e}"
+    return f"with losses within {plain.kinds['losses'].largest:.1e}"

@@ -1,13 +1,12 @@
-"""Checkpoints of pruned rows on a cluster: the files that one process writes, and what it takes to go on.
+"""Rows in chunks in a cluster's checkpoint: the files that one rank writes, and what it takes to resume.
 
-Every home writes its rows, their chunks and utilities as one process does (`rowhaul.pruning.checkpoint`).
-The scheduler's state has the map of chunks; beside it is what workers have seen since the last pruning, for
-the same cluster to go on with the same bits.
+Every home writes its rows, their chunks and utilities as one process does (`rowhaul.pruning.checkpoint`). The
+scheduler's state has the map of chunks; beside it is what workers have seen since the last pruning, for the
+same cluster to continue with the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from rowhaul.checkpoint import CheckpointReader, ShardWriter
 from rowhaul.pruning import checkpoint as saved_pruning
+from rowhaul.pruning.cluster.pruning import ClusterPruning
 from rowhaul.pruning.cluster.utility_log import decayed
 from rowhaul.pruning.layout import ChunkLayout
 from rowhaul.pruning.pool import PruneSettings
@@ -22,142 +22,143 @@ from rowhaul.pruning.pool.lookups import decay_powers
 from rowhaul.pruning.scheduling import ChunkScheduler
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.row_memory import RowMemory
-from rowhaul.schedule import Scheduler, Topology, homes_of
+from rowhaul.schedule import Scheduler, homes_of
 from rowhaul.schedule.arrays import Saved
 from rowhaul.schedule.plan import LiveRows
 from rowhaul.store.keyed import locate
 from rowhaul.train.distributed import sidecar
+from rowhaul.train.distributed.cluster_rows import SCHEDULE, ClusterRows
 from rowhaul.train.distributed.training import DistributedTraining
 
 _UTILITIES = "utilities"  # file of what was useful by the last pruning
 _LEDGER = "ledger-"  # file of what a worker has seen since
-_PRUNERS = "pruning"
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-def write_rows(
-    shard: ShardWriter, training: DistributedTraining, flushed: RowMemory, live: LiveRows, step: int
-) -> None:
-    """Write the rows that this rank is home of, with the utilities that they have after ``step``."""
-    home = training.runtime.mover.home
-    assert home is not None
-    layout = home.layout
-    assert isinstance(layout, ChunkLayout)
-    dim, num_chunks, rank = layout.rows[0].dim, layout.num_chunks, training.runtime.rank
-    matrix = layout.column_matrix
-    here = homes_of(live.tables * num_chunks, live.keys, training.settings.topology) == rank
-    for table, spec in enumerate(layout.rows):
-        some = np.flatnonzero(here & (live.tables == table))
-        blocks = [_block(layout, home, flushed, live, table, some, step)] if len(some) else []
-        columns = {"columns": matrix[table], "starts": layout.starts}
-        shard.pruned_table(spec.name, blocks, columns, dim, layout.dtype)
+class ChunkedClusterRows(ClusterRows):
+    """Saves and loads rows in chunks."""
 
+    def gather(self, training: DistributedTraining) -> tuple[LiveRows, npt.NDArray[np.float64]]:
+        """Collect all rows with utilities as of now, and what is known of columns; a collective call."""
+        pruning = _pruning(training)
+        return pruning.saved_rows(training.runtime), pruning.squares(training.runtime)
 
-def write_beside(shard: ShardWriter, label: str, training: DistributedTraining) -> None:
-    """Write what this rank, and the scheduler if it is here, know beside rows."""
-    assert training.pruning is not None
-    if training.pruning.utility_log is not None:
-        shard.arrays(f"{_LEDGER}{label}", training.pruning.utility_log.export())
+    def write(
+        self,
+        shard: ShardWriter,
+        label: str,
+        training: DistributedTraining,
+        flushed: RowMemory | None,
+        gathered: Any,
+    ) -> None:
+        """Write the rows that this rank is home of, and what its worker has seen since the last pruning."""
+        if (log := _pruning(training).utility_log) is not None:
+            shard.arrays(f"{_LEDGER}{label}", log.export())
+        home, live = training.runtime.mover.home, gathered[0]
+        if home is None or flushed is None:
+            return
+        layout = _chunks(home.layout)
+        numbers = live.tables * layout.num_chunks
+        here = homes_of(numbers, live.keys, training.settings.topology) == training.runtime.rank
+        for table, spec in enumerate(layout.rows):
+            some = np.flatnonzero(here & (live.tables == table))
+            block = _block(layout, home, flushed, live, table, some, training.iteration)
+            blocks = [block] if len(some) else []
+            shard.blocks(spec.name, blocks, spec.dim, 0, layout.dtype, self.format.name)
 
+    def write_scheduler(self, shard: ShardWriter, training: DistributedTraining, gathered: Any) -> None:
+        """Write what the map of chunks knows."""
+        known = training.runtime.feed.at_rest(_known)
+        assert known is not None
+        pruner, utilities = known
+        matrix = _chunks(training.layout).column_matrix
+        shard.arrays(saved_pruning.FILE, {**pruner, "0.columns": matrix, "0.sums": gathered[1]})
+        shard.arrays(_UTILITIES, utilities)
 
-def write_scheduler(
-    shard: ShardWriter, training: DistributedTraining, squares: npt.NDArray[np.float64]
-) -> None:
-    """Write what is known where it is decided; on the rank that writes the scheduler's state."""
-    known = training.runtime.feed.at_rest(_known)
-    assert known is not None
-    pruner, utilities = known
-    assert isinstance(training.layout, ChunkLayout)
-    shard.arrays(_PRUNERS, {**pruner, "0.columns": training.layout.column_matrix, "0.sums": squares})
-    shard.arrays(_UTILITIES, utilities)
+    def facts(self, training: DistributedTraining) -> dict[str, Any]:
+        """Return what the manifest says of pruning."""
+        file = f"{saved_pruning.FILE}.safetensors"
+        return {saved_pruning.FACT: saved_pruning.fact(_chunks(training.layout).pruning, file)}
 
+    def saved_layout(self, reader: CheckpointReader, layout: TableLayout) -> TableLayout:
+        """Return the tables with the columns that a checkpoint keeps."""
+        chunks = _chunks(layout)
+        columns = _pruner(reader)["0.columns"]
+        if not chunks.awaits_columns or columns.shape[1] == chunks.rows[0].dim:
+            return layout
+        return chunks.narrowed(columns)
 
-def narrowed(reader: CheckpointReader, layout: TableLayout) -> TableLayout:
-    """The tables as a checkpoint has them: with all columns, or those that it keeps."""
-    if not isinstance(layout, ChunkLayout) or not layout.awaits_columns:
-        return layout
-    columns = reader.arrays(reader.facts[saved_pruning.FACT]["file"])["0.columns"]
-    return layout.narrowed(columns) if columns.shape[1] < layout.rows[0].dim else layout
+    def load(self, reader: CheckpointReader, training: DistributedTraining, mine: set[str] | None) -> None:
+        """Load rows into this rank's home, and what its worker has seen."""
+        self._load_log(reader, training, mine)
+        home, topology, rank = training.runtime.mover.home, training.settings.topology, training.runtime.rank
+        if home is None:
+            return
+        layout = _chunks(home.layout)
+        for table, name in enumerate(self.tables):
+            for block in reader.blocks(name, mine):
+                keys = block["keys"]
+                here = homes_of(np.full(len(keys), table * layout.num_chunks), keys, topology) == rank
+                row_of_chunk, places = np.nonzero(block["present"])
+                for place in range(layout.num_chunks):
+                    number = table * layout.num_chunks + place
+                    chosen = np.flatnonzero((places == place) & here[row_of_chunk])
+                    records = block["chunks"][chosen][:, : _width(layout, number)]
+                    sidecar.load(home, number, keys[row_of_chunk[chosen]], np.ascontiguousarray(records))
 
+    def _load_log(
+        self, reader: CheckpointReader, training: DistributedTraining, mine: set[str] | None
+    ) -> None:
+        """Load a worker's own log; on another cluster worker 0 takes over what all had seen of columns."""
+        log = _pruning(training).utility_log
+        if log is None:
+            return
+        for name in mine or ():
+            if name.startswith(_LEDGER):
+                log.restore(reader.arrays(name))
+        if mine is None and training.runtime.rank == 0 and _chunks(training.layout).awaits_columns:
+            log.squares[:] = _pruner(reader)["0.sums"]
 
-def facts(training: DistributedTraining) -> dict[str, Any]:
-    """What the manifest says of pruning."""
-    assert training.pruning is not None
-    assert isinstance(training.layout, ChunkLayout)
-    return {saved_pruning.FACT: saved_pruning.fact(training.layout.pruning, f"{_PRUNERS}.safetensors")}
+    def restore_scheduler(self, scheduler: Scheduler, reader: CheckpointReader) -> None:
+        """Load the utilities of the last pruning."""
+        assert isinstance(scheduler, ChunkScheduler)
+        saved = reader.arrays(f"{_UTILITIES}.safetensors")
+        scheduler.chunks.set_utilities(saved["utilities"], int(saved["at"][0]))
 
-
-def load_rows(
-    reader: CheckpointReader,
-    home: RowMemory,
-    topology: Topology,
-    rank: int,
-    among: Container[str] | None = None,
-) -> None:
-    """Fill a store: with the rows of some files, or with all that it is home of."""
-    layout = home.layout
-    assert isinstance(layout, ChunkLayout)
-    for table, spec in enumerate(layout.rows):
-        for name in reader.tables[spec.name].files:
-            if among is not None and name not in among:
-                continue
-            parts = reader.arrays(name)
-            keys = parts["keys"]
-            here = homes_of(np.full(len(keys), table * layout.num_chunks), keys, topology) == rank
-            row_of_chunk, places = np.nonzero(parts["present"])
-            for place in range(layout.num_chunks):
-                number = table * layout.num_chunks + place
-                chosen = np.flatnonzero((places == place) & here[row_of_chunk])
-                records = parts["chunks"][chosen][:, : _width(layout, number)]
-                sidecar.load(home, number, keys[row_of_chunk[chosen]], np.ascontiguousarray(records))
-
-
-def load_utility_log(reader: CheckpointReader, training: DistributedTraining, mine: list[str]) -> None:
-    """Go on with what a worker had seen; on the same cluster."""
-    assert training.pruning is not None
-    for name in mine:
-        if name.startswith(_LEDGER) and training.pruning.utility_log is not None:
-            training.pruning.utility_log.restore(reader.arrays(name))
-
-
-def load_squares(reader: CheckpointReader, training: DistributedTraining) -> None:
-    """Let worker 0 go on with what all had seen of columns; on another cluster."""
-    assert training.pruning is not None
-    utility_log, layout = training.pruning.utility_log, training.layout
-    assert isinstance(layout, ChunkLayout)
-    if utility_log is not None and training.runtime.rank == 0 and layout.awaits_columns:
-        utility_log.squares[:] = reader.arrays(reader.facts[saved_pruning.FACT]["file"])["0.sums"]
-
-
-def restore_utilities(scheduler: Scheduler, reader: CheckpointReader) -> None:
-    """Let a scheduler, restored already, know what was useful by the last pruning; on the same cluster."""
-    assert isinstance(scheduler, ChunkScheduler)
-    saved = reader.arrays(f"{_UTILITIES}.safetensors")
-    scheduler.chunks.set_utilities(saved["utilities"], int(saved["at"][0]))
-
-
-def bring(
-    scheduler: Scheduler, reader: CheckpointReader, tables: list[str], state: Mapping[str, Any] | None
-) -> None:
-    """Let a new scheduler of another cluster know all chunks; ``state`` is the other scheduler's, if any."""
-    assert isinstance(scheduler, ChunkScheduler)
-    chunks, now = scheduler.chunks, int(reader.facts["step"])
-    rows = _all_rows(reader, tables, chunks.settings, now)
-    pruner = reader.arrays(reader.facts[saved_pruning.FACT]["file"])
-    if state is None:
-        chunks.take_over(rows, pruner["0.registers"], pruner["0.numbers"], now)
-    else:
-        chunks.restore(Saved(state).part("chunks"))
-        known = chunks.rows()
+    def start_scheduler(self, scheduler: Scheduler, reader: CheckpointReader) -> None:
+        """Introduce all chunks to a new scheduler."""
+        assert isinstance(scheduler, ChunkScheduler)
+        chunks, now = scheduler.chunks, int(reader.facts["step"])
+        rows = _all_rows(reader, self.tables, chunks.settings, now)
+        assert rows.present is not None
         assert rows.utilities is not None
-        utilities = np.zeros((int(known.numbers.max(initial=-1)) + 1, chunks.num_chunks), np.float32)
-        utilities[known.numbers] = rows.utilities  # both are by (table, key), and of the same rows
-        chunks.set_utilities(utilities, now)
-    assert rows.present is not None
-    row, place = np.nonzero(rows.present)
-    chunk_tables = rows.tables[row] * chunks.num_chunks + place
-    scheduler.mark_trained(chunk_tables.astype(np.int32), rows.keys[row])
+        if reader.facts.get("cluster") is None:  # one process saved
+            pruner = _pruner(reader)
+            chunks.take_over(rows, pruner["0.registers"], pruner["0.numbers"], now)
+        else:
+            chunks.restore(Saved(reader.arrays(f"{SCHEDULE}.safetensors")).part("chunks"))
+            known = chunks.rows()
+            utilities = np.zeros((int(known.numbers.max(initial=-1)) + 1, chunks.num_chunks), np.float32)
+            utilities[known.numbers] = rows.utilities  # both are by (table, key), and of the same rows
+            chunks.set_utilities(utilities, now)
+        row, place = np.nonzero(rows.present)
+        chunk_tables = rows.tables[row] * chunks.num_chunks + place
+        scheduler.mark_trained(chunk_tables.astype(np.int32), rows.keys[row])
+
+
+def _chunks(layout: TableLayout) -> ChunkLayout:
+    assert isinstance(layout, ChunkLayout)
+    return layout
+
+
+def _pruning(training: DistributedTraining) -> ClusterPruning:
+    assert isinstance(training.upkeep, ClusterPruning)
+    return training.upkeep
+
+
+def _pruner(reader: CheckpointReader) -> Arrays:
+    return reader.arrays(reader.facts[saved_pruning.FACT]["file"])
 
 
 def _known(scheduler: Scheduler) -> tuple[Arrays, Arrays]:
@@ -198,6 +199,8 @@ def _block(
         "chunks": chunks,
         "utilities": live.utilities[some],
         "touched": touched,
+        "columns": layout.column_matrix[table],
+        "starts": layout.starts,
     }
 
 
@@ -222,7 +225,7 @@ def _all_rows(reader: CheckpointReader, tables: list[str], settings: PruneSettin
     numbers, keys = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
     present, utilities = [np.empty((0, num_chunks), np.bool_)], [np.empty((0, num_chunks), np.float32)]
     for number, name in enumerate(tables):
-        for parts in reader.pruned_rows(name):
+        for parts in reader.blocks(name):
             numbers.append(np.full(len(parts["keys"]), number, np.int32))
             keys.append(parts["keys"])
             present.append(parts["present"])

@@ -1,7 +1,7 @@
-"""Checkpoints of a cluster: every rank writes what it holds, and all of them go on from it together.
+"""Checkpoints of a cluster: every rank writes what it holds, and all ranks resume from it together.
 
-The rows are written settled and by key, by the ranks that store them, in the format that one process
-writes and reads. Beside them is what else the same cluster needs to go on with the same bits (see `sidecar`),
+The rows are written flushed and by key, by the ranks that store them, as one process writes them (see
+`cluster_rows`). Beside them is what the same cluster needs to continue with the same bits (see `sidecar`),
 and the state of its scheduler. Another cluster, or one process, ignores that and has the same model.
 """
 
@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from rowhaul.checkpoint import MANIFEST_FILE, CheckpointReader, Shard, ShardWriter, latest_checkpoint
@@ -27,23 +25,20 @@ from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.waiting import ranks_text, until
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ClusterError
-from rowhaul.pruning.cluster import checkpoint as pruned_checkpoint
-from rowhaul.pruning.scheduling import ChunkScheduler
-from rowhaul.runtime.flush import flushed_blocks
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.row_memory import RowMemory
-from rowhaul.schedule import HotRows, Scheduler, ScheduleSettings, homes_of
+from rowhaul.schedule import HotRows, Scheduler, ScheduleSettings
 from rowhaul.schedule.arrays import named
-from rowhaul.schedule.plan import LiveRows
 from rowhaul.schedule.settings import differences
+from rowhaul.store.row_format import format_of
 from rowhaul.train import saved_lifetimes, snapshot
 from rowhaul.train.distributed import sidecar
+from rowhaul.train.distributed.cluster_rows import SCHEDULE, ClusterRows, cluster_rows
 from rowhaul.train.distributed.setup import Start
 from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.run_folder import check_same_data
 from rowhaul.train.snapshot import Trained
 
-_SCHEDULE = "schedule"  # file of the scheduler's state
 _LIFETIMES = "lifetimes"  # the part of it that is not bound to the cluster
 _HOT = "hot"  # file of the replicated rows
 _PRESENT_SECONDS = 30.0  # in which all ranks must have called
@@ -60,18 +55,19 @@ def save(
 ) -> Path:
     """Write a checkpoint into a folder that all ranks share; returns where it is.
 
-    A collective call, between two segments, by stores, too: if ranks are missing, those that called are
-    told which. If one rank cannot write its part, all raise an error that says so, and there is no
-    checkpoint. One that is there already, of the same step, stays as it is.
+    A collective call, between two segments, by stores, too: where ranks are missing, the others raise an
+    error that names them. If one rank cannot write its part, all raise an error that says so, and there is
+    no checkpoint. An existing one of the same step stays as it is.
     """
     path = Path(checkpoints) / step_folder(trainer.step)
     if not _all_begin(cluster, path, trainer.step):
         return path
     flushed = training.flushed()
-    live = _live_rows(training)
+    rows = cluster_rows(format_of(training.layout), _table_names(trainer))
+    gathered = rows.gather(training)
     cause = None
     try:
-        part = _write_part(cluster, training, trainer, unfinished_folder(path), flushed, live)
+        part = _write_part(cluster, training, trainer, unfinished_folder(path), flushed, rows, gathered)
     except Exception as error:  # the others must not wait, nor take the checkpoint for whole
         part, cause = _Part(error=f"{type(error).__name__}: {error}"), error
     texts = gather_texts(cluster, "writing a checkpoint", part.to_json(), _WRITING_SECONDS)
@@ -103,20 +99,21 @@ def find(cluster: Cluster, checkpoints: str | Path, trainer: Trained) -> Saved |
     until((path / MANIFEST_FILE).is_file, _SEEN_SECONDS, cluster.failure.check)
     reader = CheckpointReader(path)
     snapshot.restore_dense(trainer, reader)
-    return Saved(cluster, reader, [one.name for one in trainer.collection.embedding_bag_configs()])
+    rows = cluster_rows(format_of(trainer.collection.row_settings), _table_names(trainer))
+    return Saved(cluster, reader, rows)
 
 
 class Saved:
-    """A checkpoint from which a cluster goes on.
+    """A checkpoint that a cluster resumes from.
 
     Args:
-        cluster: that goes on, which need not be like the one that saved.
+        cluster: that resumes, which need not be like the one that saved.
         reader: of the checkpoint.
-        tables: names of the model's tables, in the order that plans number them.
+        rows: what loads the rows of the model's tables.
     """
 
-    def __init__(self, cluster: Cluster, reader: CheckpointReader, tables: list[str]) -> None:
-        self._cluster, self._reader, self._tables = cluster, reader, tables
+    def __init__(self, cluster: Cluster, reader: CheckpointReader, rows: ClusterRows) -> None:
+        self._cluster, self._reader, self._rows = cluster, reader, rows
         self._written: dict[str, Any] | None = reader.facts.get("cluster")
         if self._written is not None and len(self._written["threads"]) == cluster.num_ranks:
             torch.set_num_threads(self._written["threads"][cluster.rank])  # another number sums differently
@@ -129,27 +126,25 @@ class Saved:
 
     @property
     def samples(self) -> int:
-        """Samples trained so far: where the data goes on."""
+        """Samples trained so far: where the data continues."""
         return int(self._reader.facts["samples"])
 
     def differences(self, settings: ScheduleSettings) -> list[str]:
-        """What keeps the run from going on with the same bits, in words; then the model still is the same,
-        except by rounding.
-        """
+        """Say what keeps the run from continuing with the same bits; the model is equal but for rounding."""
         if self._written is None:
             return ["it was saved by one process"]
         return differences(settings.describe(), self._written["settings"])
 
     def keep_prices(self, settings: ScheduleSettings) -> ScheduleSettings:
         """The settings with the link prices of the checkpoint, if it has as many: links that are measured
-        anew are never quite the same, and would keep the run from going on with the same bits.
+        anew are never quite the same, and would keep the run from continuing with the same bits.
         """
         prices = tuple(self._written["prices"]) if self._written is not None else ()
         return replace(settings, prices=prices) if len(prices) == len(settings.prices) else settings
 
     def layout(self, layout: TableLayout) -> TableLayout:
-        """The tables as the checkpoint has them: pruned rows may have fewer columns."""
-        return pruned_checkpoint.narrowed(self._reader, layout)
+        """The tables as the checkpoint has them."""
+        return self._rows.saved_layout(self._reader, layout)
 
     def keep_hot(self, settings: ScheduleSettings) -> ScheduleSettings:
         """The settings with the replicated rows of the checkpoint: where a model chose them, they stay."""
@@ -165,71 +160,31 @@ class Saved:
 
     def load_rows(self, training: DistributedTraining) -> None:
         """Fill this rank's store and cache; every rank does it, after `distribute` and before training."""
-        mover = training.runtime.mover
         if self.differences(training.settings):
-            self._load_flushed(training)
+            self._rows.load(self._reader, training, None)
             return
         assert self._written is not None
-        mine = self._written["files"][self._cluster.rank]
-        if training.pruning is not None:
-            topology, rank = training.settings.topology, self._cluster.rank
-            if mover.home is not None:
-                pruned_checkpoint.load_rows(self._reader, mover.home, topology, rank, set(mine))
-            pruned_checkpoint.load_utility_log(self._reader, training, mine)
-        elif mover.home is not None:
-            for number, name in enumerate(self._tables):
-                for keys, records in self._reader.rows(name, among=set(mine)):
-                    sidecar.load(mover.home, number, keys, records)
+        mine, mover = self._written["files"][self._cluster.rank], training.runtime.mover
+        self._rows.load(self._reader, training, set(mine))
         sidecars = [name for name in mine if name.startswith(sidecar.PREFIX)]
         sidecar.read(self._reader, sidecars, mover.cache, mover.home)
 
     def _bring_scheduler(self, scheduler: Scheduler) -> None:
-        known = saved_lifetimes.read(self._reader, self._tables)
+        known = saved_lifetimes.read(self._reader, self._rows.tables)
         if not self.differences(scheduler.settings):
-            state = self._reader.arrays(f"{_SCHEDULE}.safetensors")
+            state = self._reader.arrays(f"{SCHEDULE}.safetensors")
             scheduler.restore({**state, **named(_LIFETIMES, known or {})})
-            if isinstance(scheduler, ChunkScheduler):
-                pruned_checkpoint.restore_utilities(scheduler, self._reader)
+            self._rows.restore_scheduler(scheduler, self._reader)
             return
         start = self.start
         scheduler.go_on_at(start.iteration, start.next_record)
         if known is not None:
             scheduler.recall(known)
-        if isinstance(scheduler, ChunkScheduler):
-            written = self._written is not None
-            saved = self._reader.arrays(f"{_SCHEDULE}.safetensors") if written else None
-            pruned_checkpoint.bring(scheduler, self._reader, self._tables, saved)
-            return
-        for number, name in enumerate(self._tables):
-            for keys in self._reader.keys(name):
-                scheduler.mark_trained(np.full(len(keys), number, np.int32), keys)
-
-    def _load_flushed(self, training: DistributedTraining) -> None:
-        """Rows to where they are at home now, and those that all workers hold to every worker."""
-        mover, settings, rank = training.runtime.mover, training.settings, self._cluster.rank
-        hot = settings.hot if mover.cache is not None else None
-        if training.pruning is not None:
-            if mover.home is not None:
-                pruned_checkpoint.load_rows(self._reader, mover.home, settings.topology, rank)
-            pruned_checkpoint.load_squares(self._reader, training)
-            return
-        if mover.home is None and hot is None:
-            return
-        for number, name in enumerate(self._tables):
-            for keys, records in self._reader.rows(name):
-                if mover.home is not None:
-                    here = homes_of(np.full(len(keys), number), keys, settings.topology) == rank
-                    sidecar.load(mover.home, number, keys[here], records[here])
-                if mover.cache is not None and hot is not None:
-                    held = np.isin(keys, hot.keys[hot.tables == number])
-                    sidecar.load(mover.cache, number, keys[held], records[held])
+        self._rows.start_scheduler(scheduler, self._reader)
 
 
-def _live_rows(training: DistributedTraining) -> tuple[LiveRows, npt.NDArray[np.float64]] | None:
-    """Where rows are pruned, those there are, and what is known of columns; a collective call."""
-    if training.pruning is None:
-        return None
-    return training.pruning.saved_rows(training.runtime), training.pruning.squares(training.runtime)
+def _table_names(trainer: Trained) -> list[str]:
+    return [one.name for one in trainer.collection.embedding_bag_configs()]
 
 
 @dataclass
@@ -280,7 +235,8 @@ def _write_part(
     trainer: Trained,
     folder: Path,
     flushed: RowMemory | None,
-    live: tuple[LiveRows, npt.NDArray[np.float64]] | None,
+    rows: ClusterRows,
+    gathered: Any,
 ) -> _Part:
     """Write what this rank holds."""
     folder.mkdir(parents=True, exist_ok=True)  # a network file system may not show it yet
@@ -288,33 +244,19 @@ def _write_part(
     shard = ShardWriter(folder, label)
     part = _Part(shard.written, torch.get_num_threads())
     num_workers = cluster.topology.num_workers
-    if live is not None:
-        pruned_checkpoint.write_beside(shard, label, training)
-        if flushed is not None:
-            pruned_checkpoint.write_rows(shard, training, flushed, live[0], trainer.step)
-    elif mover.home is not None:
-        assert flushed is not None
-        layout = mover.home.layout
-        for number, spec in enumerate(layout.specs):
-            blocks = flushed_blocks(mover.home, flushed, number)
-            width = layout.optimizer.state_width(spec.dim)
-            shard.table(spec.name, blocks, spec.dim, width, layout.dtype)
+    rows.write(shard, label, training, flushed, gathered)
     sidecar.write(shard, label, sidecar.pieces(mover.cache, mover.home, flushed, num_workers))
     if cluster.rank == 0:
-        part.facts = snapshot.save_dense(trainer, shard)
-        if live is not None:
-            part.facts |= pruned_checkpoint.facts(training)
+        part.facts = snapshot.save_dense(trainer, shard) | rows.facts(training)
     if cluster.rank == max(next(ranks for ranks in cluster.hosts if 0 in ranks)):
         state = training.runtime.feed.at_rest(lambda scheduler: scheduler.export())
         assert state is not None
         known = {name: state.pop(name) for name in list(state) if name.startswith(f"{_LIFETIMES}.")}
-        shard.arrays(_SCHEDULE, state)
-        if live is not None:
-            pruned_checkpoint.write_scheduler(shard, training, live[1])
+        shard.arrays(SCHEDULE, state)
+        rows.write_scheduler(shard, training, gathered)
         if known:  # for any number of ranks: in a file of its own
-            tables = [one.name for one in trainer.collection.embedding_bag_configs()]
             plain = {name.removeprefix(f"{_LIFETIMES}."): array for name, array in known.items()}
-            saved_lifetimes.write(shard, plain, tables)
+            saved_lifetimes.write(shard, plain, rows.tables)
         if (hot := training.settings.hot) is not None:
             shard.arrays(_HOT, {"tables": hot.tables, "keys": hot.keys})
         part.next_record = int(state["in_force.next_number"][0])

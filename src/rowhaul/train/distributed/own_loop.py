@@ -1,4 +1,4 @@
-"""Saving and going on with training in a loop of one's own, where there is no `Trainer`."""
+"""Save and resume training in your own loop, without a `Trainer`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What a checkpoint keeps of where rows were, so that the same ranks go on with the same bits.
+"""Where rows were when a checkpoint was taken, for the same ranks to continue with the same bits.
 
-The rows of a checkpoint are settled, and say nothing of who held them. The sidecar says the rest, a few
-files a rank: the records in a worker's cache; the gradients that wait, here or there, for their step; and
-what a home really has of those rows that had to be settled for the checkpoint: the record from
-before their step, or nothing at all.
+The rows of a checkpoint are flushed, and do not say who held them. The sidecar has the rest, a few files a
+rank: the records in a worker's cache; gradients that wait for their step, in a cache or at home; and what a
+home really has of rows that were flushed for the checkpoint: the record from before their step, or nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Piece(NamedTuple):
 def pieces(
     cache: RowMemory | None, home: RowMemory | None, flushed: RowMemory | None, num_workers: int
 ) -> Iterator[Piece]:
-    """All that a rank holds, but for what the settled rows of the checkpoint tell."""
+    """Yield all that a rank holds beside the flushed rows of the checkpoint."""
     if cache is not None:
         yield from _pieces_of_cache(cache, num_workers)
     if home is not None and flushed is not None:
@@ -65,7 +64,7 @@ def write(shard: ShardWriter, label: str, every: Iterable[Piece]) -> None:
 def read(
     reader: CheckpointReader, names: Iterable[str], cache: RowMemory | None, home: RowMemory | None
 ) -> None:
-    """Bring a rank's memory, its home's settled rows loaded already, to where `write` found it."""
+    """Restore a rank's memory, whose home has the flushed rows already, to what `write` found."""
     memories = {_CACHE: cache, _HOME: home, _ABSENT: home}
     memories |= {_WAITING[_CACHE]: cache, _WAITING[_HOME]: home}
     for name in names:
