@@ -232,6 +232,6 @@ def _initial_rows(config, schema, flushed):
         keys = np.array([int(name.partition("/")[2]) for name in names])
         number, position = memory.place_of(table)
         starts = np.where(np.arange(len(memory.groups[number].tables) + 1) > position, len(keys), 0)
-        locations = memory.find(number, keys, starts)
+        locations = memory.groups[number].find_or_make(keys, starts)
         rows |= dict(zip(names, memory.groups[number].arena.read(locations), strict=True))
     return rows
