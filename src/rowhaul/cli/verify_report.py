@@ -43,51 +43,37 @@ def _head(config: TrainConfig, recorded: Recorded) -> None:
 def print_pruned_report(
     config: TrainConfig, recorded: Recorded, plain: PrunedComparison, replay: PrunedComparison
 ) -> bool:
-    """The same of pruned rows, which only the replay must equal; returns whether it does."""
+    """The same of pruned rows; pruned by gradients, they need not be the same."""
     _head(config, recorded)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    table.add_column("largest difference of")
-    for title in ("replay of the same parts", "largest value"):
-        table.add_column(title, justify="right")
-    for name, difference in replay.kinds().items():
-        value = "" if difference is replay.chunks else f"{difference.magnitude:.3g}"
-        table.add_row(name, _replayed(difference), value)
-    console.print(table)
+    console.print(_differences(plain, replay))
     console.print()
     details = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     details.add_row("rows compared", f"{replay.chunks.count:,}, with {replay.num_same:,} chunks")
     for name, text in _traffic(recorded):
         details.add_row(name, text)
     console.print(details)
-    _say(f"\n{_by_itself(plain)}")
-    troubles = ["rows keep other columns than in the replay"] if replay.columns_differ else []
-    troubles += [
-        f"{name}: {one.largest:.1e} from the replay, at {one.where}"
-        for name, one in replay.kinds().items()
-        if not one.is_none
-    ]
-    if troubles:
-        _say("\n" + "\n  ".join(["NOT exact: the ranks trained, or pruned, another model", *troubles]))
-        return False
-    _say(
-        "\nexact: the ranks keep the chunks, and have trained them to the bits, that one process has when it "
-        "trains the same parts one after the other"
-    )
-    return True
+    if not config.prune.by_access:
+        _say(f"\nnot exact, by design: {_by_gradients(plain)}")
+        return True
+    is_exact, verdict = _verdict(config, plain, replay)
+    if plain.columns_differ or replay.columns_differ:
+        is_exact, verdict = False, "NOT exact: rows keep other columns than in one process"
+    _say(f"\n{verdict}")
+    return is_exact
 
 
-def _by_itself(plain: PrunedComparison) -> str:
-    """How far a run of one process is away, and why it may be."""
-    why = (
-        "it need not keep the same: of a row that several workers train each adds the norm of its own part "
-        "of the gradient to its utility, one process that of their sum"
-    )
+def _by_gradients(plain: PrunedComparison) -> str:
+    """How far a run of one process is away where utilities are sums of norms, and why."""
     if plain.columns_differ:
         kept = "keeps other columns of its rows"
     else:
         every = plain.num_same + plain.num_other
         kept = f"has {plain.num_same / max(every, 1):.1%} of all chunks in common with the ranks"
-    return f"One process by itself {kept}, and losses within {plain.losses.largest:.1e}; {why}."
+    return (
+        f"one process {kept}, and losses within {plain.losses.largest:.1e}; with prune.utility gradient each "
+        "worker adds the norm of its own part of a gradient, one process that of their sum. Set it to access "
+        "to have the same chunks everywhere"
+    )
 
 
 def _cluster(config: TrainConfig, recorded: Recorded) -> str:

@@ -22,13 +22,13 @@ from rowhaul.checkpoint import CheckpointReader
 from rowhaul.checkpoint.plain_files import BLOCK_ROWS, write_npz, write_safetensors
 from rowhaul.errors import CheckpointError
 from rowhaul.optim import row_optimizer
+from rowhaul.pruning.cut import chunk_starts
 from rowhaul.pruning.plain_files import (
     PrunedBlock,
     PrunedLayout,
     read_pruned_npz,
     read_pruned_safetensors,
 )
-from rowhaul.pruning.pool.pool import chunk_starts
 from rowhaul.pruning.row_files import FACT, is_pruned
 
 METADATA = b"rowhaul"  # of a Parquet file: how rows are cut, as JSON

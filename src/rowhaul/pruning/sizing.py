@@ -13,16 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from rowhaul.optim import RowOptimizerRule
-from rowhaul.pruning.pool import ChunkPool, PruneSettings
-from rowhaul.pruning.pool.pool import ChunkArena
-from rowhaul.pruning.room import Sizes, check_batch, room_for
+from rowhaul.pruning.cut import part_sizes
+from rowhaul.pruning.deciding.room import Sizes, check_batch, room_for
+from rowhaul.pruning.settings import PruneSettings
 from rowhaul.sizing.rows import index_bytes
 from rowhaul.store.arena import RecordArena
 
-# Of the map of chunks, by row that is kept track of: table, key, a mark, and for each chunk whether it is
-# there and how useful it was; in arrays that grow by half.
-_GROWING = 1.5
-_MAP_ROW, _MAP_CHUNK = 13, 5
+_GROWING = 1.5  # arrays of a log of utilities grow by half
 _LEDGER_ROW, _LEDGER_CHUNK = 4, 4
 
 
@@ -74,10 +71,7 @@ class PrunedShape:
         check_batch(self.settings, self.settings.budget, self._sizes(self.dim), num_rows)
 
     def _sizes(self, columns: int) -> Sizes:
-        chunks = self.settings.chunks
-        pool = ChunkPool(columns, chunks, self.optimizer, self.dtype)
-        entry = ChunkArena(2 * chunks + 1, np.int32).record_bytes
-        return Sizes(pool.chunk_bytes, entry, chunks, columns / self.dim)
+        return part_sizes(columns, self.dim, self.settings, self.optimizer, self.dtype)
 
     def _held(self, num_rows: int, columns: int) -> Held:
         sizes, chunks = self._sizes(columns), self.settings.chunks
@@ -113,8 +107,7 @@ def chunk_store_bytes(held: Held, num_chunks: int, tables: Mapping[str, int]) ->
 def map_bytes(held: Held, rows: Mapping[str, int]) -> int:
     """Bytes of the map that says which chunks there are, on every host."""
     entries = entries_by_table(held, rows)
-    each = _MAP_ROW + _MAP_CHUNK * held.chunks_of_row
-    return round(_GROWING * each * held.num_entries) + sum(map(index_bytes, entries.values()))
+    return held.entry_bytes * held.num_entries + sum(map(index_bytes, entries.values()))
 
 
 def utility_log_bytes(held: Held, num_rows: int) -> int:

@@ -113,9 +113,11 @@ class Ranks:
         if self.held is not None:
             each = self.run.ids_per_sample * self.run.config.batch_size / topology.num_workers
             assert self.run.pruned is not None
-            seen = round(each * self.run.pruned.settings.period)
-            store = chunk_store_bytes(self.held, cached, self.kept)
-            return {"cache": store, "utilities": utility_log_bytes(self.held, seen)}
+            settings = self.run.pruned.settings
+            parts = {"cache": chunk_store_bytes(self.held, cached, self.kept)}
+            if not settings.by_access:  # workers log what they measure
+                parts["utilities"] = utility_log_bytes(self.held, round(each * settings.period))
+            return parts
         hot = self.cluster.num_hot_rows
         if self.cluster.hot_is_auto:  # the model that chooses never takes more
             hot = round(CACHE_SHARE * cached)

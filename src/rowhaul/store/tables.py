@@ -62,6 +62,22 @@ class Lookup:
     spare: npt.NDArray[Any]  # rows not stored x dim
 
 
+def distinct_keys(
+    values: Int64s, starts: Int64s, feature_tables: Int64s, num_tables: int
+) -> tuple[Int64s, Int64s, npt.NDArray[np.int32]]:
+    """The distinct keys of a batch, table by table; where each table's begin; the key of each id.
+
+    Feature ``f`` has ``values[starts[f]:starts[f + 1]]``, of table ``feature_tables[f]``, which ascends.
+    """
+    unique = np.empty(len(values), dtype=np.int64)
+    inverse = np.empty(len(values), dtype=np.int32)
+    key_starts = np.empty(num_tables + 1, dtype=np.int64)
+    num_unique = deduplicate(
+        values, starts, feature_tables, _zeros(2 * len(values)), unique, inverse, key_starts
+    )
+    return unique[:num_unique], key_starts, inverse
+
+
 class _OneChunk:
     """The rows of an array in the form that kernels find records by."""
 
@@ -192,13 +208,7 @@ class TableGroup:
     def _distinct(
         self, values: Int64s, starts: Int64s, feature_tables: Int64s
     ) -> tuple[Int64s, Int64s, npt.NDArray[np.int32]]:
-        unique = np.empty(len(values), dtype=np.int64)
-        inverse = np.empty(len(values), dtype=np.int32)
-        key_starts = np.empty(len(self.tables) + 1, dtype=np.int64)
-        num_unique = deduplicate(
-            values, starts, feature_tables, _zeros(2 * len(values)), unique, inverse, key_starts
-        )
-        return unique[:num_unique], key_starts, inverse
+        return distinct_keys(values, starts, feature_tables, len(self.tables))
 
     def _insert(self, keys: Int64s, starts: Int64s, locations: Int64s, num_absent: np.int64) -> Int64s:
         """Give every absent key a record, all or none, and say which keys those are."""

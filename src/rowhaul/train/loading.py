@@ -148,12 +148,11 @@ def _load_chunks(pruning: PrunedRows, reader: ExportReader, table: str) -> None:
 def _pruner_arrays(pruning: PrunedRows, reader: ExportReader) -> Arrays:
     """What pruners are to know: which columns there are; the rest is for training."""
     arrays: Arrays = {}
-    for number, pruner in enumerate(pruning.pruners):
-        names = [spec.name for group in pruner.groups for spec in group.tables]
-        parts = [reader.tables[name].pruned for name in names]
+    for number, tables in enumerate(pruning.tables):
+        parts = [reader.tables[spec.name].pruned for spec in tables.tables]
         columns = np.array([part.columns for part in parts if part is not None], np.int64)
-        registers, numbers, _, sums = pruner.state()
-        numbers[5] = columns.shape[1] == pruner.groups[0].dim  # whether columns are still to be chosen
+        registers, numbers, _, sums = tables.state()
+        numbers[5] = columns.shape[1] == tables.dim  # whether columns are still to be chosen
         known = (registers, numbers, columns, sums)
         arrays |= {f"{number}.{name}": one for name, one in zip(PRUNER_PARTS, known, strict=True)}
     return arrays

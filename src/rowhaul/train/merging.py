@@ -21,14 +21,13 @@ from rowhaul.checkpoint.compatible import check_compatible, stored_columns
 from rowhaul.checkpoint.merging import KEYS_IN_MEMORY, Counter, Merged, Progress, TableMerge
 from rowhaul.errors import CheckpointError
 from rowhaul.optim import row_optimizer
-from rowhaul.pruning.cluster.utility_log import decayed
-from rowhaul.pruning.decision import Room
-from rowhaul.pruning.distinct_counter import DistinctCounter
-from rowhaul.pruning.pool import ChunkPool, PruneSettings
-from rowhaul.pruning.pool.lookups import decay_powers
-from rowhaul.pruning.pool.pool import ChunkArena
-from rowhaul.pruning.room import Sizes, room_for
+from rowhaul.pruning.cut import part_sizes
+from rowhaul.pruning.deciding.decision import Room
+from rowhaul.pruning.deciding.distinct_counter import DistinctCounter
+from rowhaul.pruning.deciding.room import room_for
+from rowhaul.pruning.deciding.utilities import decay_powers, decayed
 from rowhaul.pruning.row_files import FACT, kept_rows
+from rowhaul.pruning.settings import PruneSettings
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -110,7 +109,7 @@ class _Pool:
         self._settings = None
         if settings is not None:
             self._settings = PruneSettings(**{name: settings[name] for name in settings if name in known})
-        self._powers = decay_powers(self._settings.decay if self._settings else 1.0)
+        self._powers = decay_powers(self._settings.decay_of_step if self._settings else 1.0)
         if self._settings is not None:
             self._fit(self._room(self._settings, tables), num_entries)
 
@@ -159,12 +158,9 @@ class _Pool:
 
     def _room(self, settings: PruneSettings, tables: Sequence[TableEntry]) -> Room:
         rule = row_optimizer(self._main.facts["row_optimizer"], lr=0.0)
-        pool = ChunkPool(self._columns.shape[1], settings.chunks, rule, tables[0].dtype)
-        entry = ChunkArena(2 * settings.chunks + 1, np.int32).record_bytes
         columns = sum(table.dim for table in self._main.tables.values())
         budget = settings.budget * sum(table.dim for table in tables) // columns
-        share = self._columns.shape[1] / tables[0].dim
-        sizes = Sizes(pool.chunk_bytes, entry, settings.chunks, share)
+        sizes = part_sizes(self._columns.shape[1], tables[0].dim, settings, rule, tables[0].dtype)
         return room_for(settings, budget, sizes, int(self._numbers[0]))
 
     def _fit(self, room: Room, num_entries: int) -> None:

@@ -10,9 +10,8 @@ Ranks leave what they have trained in a folder, as NumPy files: `train_and_recor
 it: `Recorded.read`, `train_alone`, `comparison.compare`. PyTorch gets one thread everywhere: with another
 number it would add up in another order.
 
-Pruned rows are left as a checkpoint, and replayed by `PrunedReplay`. One process by itself may keep other
-chunks: of a row that several workers train it takes the norm of the whole gradient where they have the norms
-of their parts, and utilities arrive in two bytes. So only the replay must be equal.
+Pruned rows are left as a checkpoint. Which chunks there are follows from the ids alone, so both comparisons
+keep the same ones; where utilities are of gradients, sums in another order may decide differently.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ from rowhaul.nn import Batch
 from rowhaul.pruning.comparison import PrunedTrained, layout_as_saved, rows_of
 from rowhaul.pruning.layout import ChunkLayout
 from rowhaul.pruning.pool.state import row_arrays, stored_columns
-from rowhaul.pruning.replay import PrunedReplay
 from rowhaul.runtime.flush import flushed_blocks
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.mover import Job
@@ -51,7 +49,7 @@ from rowhaul.train.distributed.run import ClusterSession, join_as_configured
 from rowhaul.train.distributed.training import layout_of
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.run_folder import CHECKPOINTS
-from rowhaul.train.trainer import Trainer, rate_factor
+from rowhaul.train.trainer import Trainer
 from rowhaul.tuning.hot_set.first_rows import profile_hot_rows
 from rowhaul.verify.comparison import TableRows, Trained
 
@@ -253,14 +251,14 @@ def train_alone(
     if trainer.lifecycle is not None:  # hot rows are trained and kept, whatever policies say
         hot = profile_hot_rows(stream, config.cluster, trainer.collection)
         trainer.lifecycle.exempt(hot)
-    if trainer.collection.pruning is not None:
-        return _pruned_alone(trainer, stream, workers, stepped)
     losses = []
     for samples in islice(stream, trainer.total_steps):
         parts = [samples] if workers is None else _parts(samples, workers[trainer.step])
         batches = [Batch.from_samples(part, global_size=len(samples)) for part in parts]
         losses.append(trainer.train_parts(Batch.from_samples(samples), batches))
         stepped(trainer.step)
+    if trainer.collection.pruning is not None:
+        return _pruned_alone(trainer, np.array(losses))
     layout = layout_of(trainer.collection)
     rows = [
         TableRows.join(layout, table, list(trainer.collection.rows(spec.name)))
@@ -269,36 +267,15 @@ def train_alone(
     return Trained(rows, _dense_of(trainer.model), np.array(losses))
 
 
-def _pruned_alone(
-    trainer: Trainer, stream: SampleStream, workers: Sequence[npt.NDArray[np.int32]] | None, stepped: Stepped
-) -> PrunedTrained:
-    """The same with rows that are pruned: by itself, or as the workers of a cluster do it."""
-    config, losses = trainer.config, []
-    layout = layout_of(trainer.collection)
+def _pruned_alone(trainer: Trainer, losses: npt.NDArray[np.float64]) -> PrunedTrained:
+    """What training in this process has left of pruned rows."""
+    layout, pruning = layout_of(trainer.collection), trainer.collection.pruning
     assert isinstance(layout, ChunkLayout)
-
-    def rates(iteration: int) -> float:
-        return config.rows.lr * rate_factor(config.rates, iteration, trainer.total_steps)
-
-    replay = None
-    if workers is not None:
-        last = max((int(one.max(initial=0)) for one in workers), default=0)
-        replay = PrunedReplay(trainer, last + 1, rates)
-    for samples in islice(stream, trainer.total_steps):
-        if replay is None or workers is None:
-            losses.append(trainer.train_step(Batch.from_samples(samples)))
-        else:
-            losses.append(replay.train(samples, workers[trainer.step]))
-        stepped(trainer.step)
-    dense, found = _dense_of(trainer.model), np.array(losses)
-    if replay is not None:
-        return PrunedTrained([], dense, found, replay.layout, replay.rows())
-    pruning = trainer.collection.pruning
-    assert pruning is not None
     columns = np.stack([stored_columns(pruning, spec.name)["columns"] for spec in layout.rows])
     if columns.shape[1] < layout.rows[0].dim:
         layout = layout.narrowed(columns)
-    return PrunedTrained([], dense, found, layout, rows_of(layout, partial(row_arrays, pruning)))
+    rows = rows_of(layout, partial(row_arrays, pruning))
+    return PrunedTrained([], _dense_of(trainer.model), losses, layout, rows)
 
 
 def _parts(samples: Samples, worker: npt.NDArray[np.int32]) -> list[Samples]:

@@ -7,7 +7,7 @@ the same cluster to go on with the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from typing import Any
 
 import numpy as np
@@ -15,16 +15,12 @@ import numpy.typing as npt
 
 from rowhaul.checkpoint import CheckpointReader, ShardWriter
 from rowhaul.pruning import checkpoint as saved_pruning
-from rowhaul.pruning.cluster.utility_log import decayed
 from rowhaul.pruning.layout import ChunkLayout
-from rowhaul.pruning.pool import PruneSettings
-from rowhaul.pruning.pool.lookups import decay_powers
 from rowhaul.pruning.scheduling import ChunkScheduler
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule import Scheduler, Topology, homes_of
 from rowhaul.schedule.plan import LiveRows
-from rowhaul.schedule.saved import Saved
 from rowhaul.store.keyed import locate
 from rowhaul.train.distributed import sidecar
 from rowhaul.train.distributed.training import DistributedTraining
@@ -36,10 +32,8 @@ _PRUNERS = "pruning"
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-def write_rows(
-    shard: ShardWriter, training: DistributedTraining, flushed: RowMemory, live: LiveRows, step: int
-) -> None:
-    """Write the rows that this rank is home of, with the utilities that they have after ``step``."""
+def write_rows(shard: ShardWriter, training: DistributedTraining, flushed: RowMemory, live: LiveRows) -> None:
+    """Write the rows that this rank is home of, with their utilities."""
     home = training.runtime.mover.home
     assert home is not None
     layout = home.layout
@@ -49,7 +43,7 @@ def write_rows(
     here = homes_of(live.tables * num_chunks, live.keys, training.settings.topology) == rank
     for table, spec in enumerate(layout.rows):
         some = np.flatnonzero(here & (live.tables == table))
-        blocks = [_block(layout, home, flushed, live, table, some, step)] if len(some) else []
+        blocks = [_block(layout, home, flushed, live, table, some)] if len(some) else []
         columns = {"columns": matrix[table], "starts": layout.starts}
         shard.pruned_table(spec.name, blocks, columns, dim, layout.dtype)
 
@@ -57,8 +51,9 @@ def write_rows(
 def write_beside(shard: ShardWriter, label: str, training: DistributedTraining) -> None:
     """Write what this rank, and the scheduler if it is here, know beside rows."""
     assert training.pruning is not None
-    if training.pruning.utility_log is not None:
-        shard.arrays(f"{_LEDGER}{label}", training.pruning.utility_log.export())
+    arrays = training.pruning.utility_log.export() if training.pruning.utility_log is not None else {}
+    if training.runtime.mover.cache is not None:
+        shard.arrays(f"{_LEDGER}{label}", {**arrays, "squares": training.pruning.squares})
 
 
 def write_scheduler(
@@ -67,10 +62,8 @@ def write_scheduler(
     """Write what is known where it is decided; on the rank that writes the scheduler's state."""
     known = training.runtime.feed.at_rest(_known)
     assert known is not None
-    pruner, utilities = known
     assert isinstance(training.layout, ChunkLayout)
-    shard.arrays(_PRUNERS, {**pruner, "0.columns": training.layout.column_matrix, "0.sums": squares})
-    shard.arrays(_UTILITIES, utilities)
+    shard.arrays(_PRUNERS, {**known, "0.columns": training.layout.column_matrix, "0.sums": squares})
 
 
 def narrowed(reader: CheckpointReader, layout: TableLayout) -> TableLayout:
@@ -117,56 +110,58 @@ def load_utility_log(reader: CheckpointReader, training: DistributedTraining, mi
     """Go on with what a worker had seen; on the same cluster."""
     assert training.pruning is not None
     for name in mine:
-        if name.startswith(_LEDGER) and training.pruning.utility_log is not None:
-            training.pruning.utility_log.restore(reader.arrays(name))
+        if name.startswith(_LEDGER):
+            arrays = reader.arrays(name)
+            training.pruning.squares[:] = arrays["squares"].reshape(training.pruning.squares.shape)
+            if training.pruning.utility_log is not None:
+                training.pruning.utility_log.restore(arrays)
 
 
 def load_squares(reader: CheckpointReader, training: DistributedTraining) -> None:
     """Let worker 0 go on with what all had seen of columns; on another cluster."""
     assert training.pruning is not None
-    utility_log, layout = training.pruning.utility_log, training.layout
+    layout = training.layout
     assert isinstance(layout, ChunkLayout)
-    if utility_log is not None and training.runtime.rank == 0 and layout.awaits_columns:
-        utility_log.squares[:] = reader.arrays(reader.facts[saved_pruning.FACT]["file"])["0.sums"]
+    if training.runtime.rank == 0 and layout.awaits_columns:
+        training.pruning.squares[:] = reader.arrays(reader.facts[saved_pruning.FACT]["file"])["0.sums"]
 
 
 def restore_utilities(scheduler: Scheduler, reader: CheckpointReader) -> None:
-    """Let a scheduler, restored already, know what was useful by the last pruning; on the same cluster."""
+    """Give a scheduler, restored already, the utilities that older versions keep in a file of their own."""
     assert isinstance(scheduler, ChunkScheduler)
-    saved = reader.arrays(f"{_UTILITIES}.safetensors")
-    scheduler.chunks.set_utilities(saved["utilities"], int(saved["at"][0]))
+    name = f"{_UTILITIES}.safetensors"
+    if not (reader.path / name).is_file():
+        return
+    saved, entries = reader.arrays(name), scheduler.map.entries
+    numbers = scheduler.map.rows().numbers
+    numbers = np.sort(numbers[numbers < len(saved["utilities"])])
+    entries.load_utilities(numbers, saved["utilities"][numbers], np.full(len(numbers), saved["at"][0]))
 
 
-def bring(
-    scheduler: Scheduler, reader: CheckpointReader, tables: list[str], state: Mapping[str, Any] | None
-) -> None:
-    """Let a new scheduler of another cluster know all chunks; ``state`` is the other scheduler's, if any."""
+def bring(scheduler: Scheduler, reader: CheckpointReader, tables: list[str]) -> None:
+    """Load all rows into the map of a new scheduler of another cluster."""
     assert isinstance(scheduler, ChunkScheduler)
-    chunks, now = scheduler.chunks, int(reader.facts["step"])
-    rows = _all_rows(reader, tables, chunks.settings, now)
-    pruner = reader.arrays(reader.facts[saved_pruning.FACT]["file"])
-    if state is None:
-        chunks.take_over(rows, pruner["0.registers"], pruner["0.numbers"], now)
-    else:
-        chunks.restore(Saved(state).part("chunks"))
-        known = chunks.rows()
-        assert rows.utilities is not None
-        utilities = np.zeros((int(known.numbers.max(initial=-1)) + 1, chunks.num_chunks), np.float32)
-        utilities[known.numbers] = rows.utilities  # both are by (table, key), and of the same rows
-        chunks.set_utilities(utilities, now)
-    assert rows.present is not None
-    row, place = np.nonzero(rows.present)
-    chunk_tables = rows.tables[row] * chunks.num_chunks + place
-    scheduler.mark_trained(chunk_tables.astype(np.int32), rows.keys[row])
+    chunks, pruner = scheduler.map, reader.arrays(reader.facts[saved_pruning.FACT]["file"])
+    for number, name in enumerate(tables):
+        for parts in reader.pruned_rows(name):
+            slots = np.where(parts["present"], np.int32(0), np.int32(-1))
+            chunks.load(number, parts["keys"], slots, parts["utilities"], parts["touched"])
+            row, place = np.nonzero(parts["present"])
+            chunk_tables = (number * chunks.num_chunks + place).astype(np.int32)
+            scheduler.mark_trained(chunk_tables, parts["keys"][row])
+    numbers = pruner["0.numbers"]
+    chunks.restore_facts(numbers[[0, 1, 3, 4, 6]].tolist(), pruner["0.registers"])
 
 
-def _known(scheduler: Scheduler) -> tuple[Arrays, Arrays]:
+def _known(scheduler: Scheduler) -> Arrays:
+    """What one process needs to continue, beside rows; see `PrunedTables.state`."""
     assert isinstance(scheduler, ChunkScheduler)
-    chunks = scheduler.chunks
-    utilities, at = chunks.utilities()
-    pruner = {f"0.{name}": array for name, array in chunks.pruner_state().items()}
-    pruner["0.numbers"][2] = scheduler.iteration
-    return pruner, {"utilities": utilities, "at": np.array([at])}
+    num_rows, is_complete, *others = scheduler.map.facts
+    pruned_at, num_turned_away, num_rows_pruned = others
+    numbers = [num_rows, is_complete, scheduler.iteration, pruned_at, num_turned_away]
+    numbers += [scheduler.ids.layout.awaits_columns, num_rows_pruned]
+    registers = scheduler.map.counter.registers.copy()
+    return {"0.registers": registers, "0.numbers": np.array(numbers, np.int64)}
 
 
 def _width(layout: ChunkLayout, number: int) -> int:
@@ -175,11 +170,12 @@ def _width(layout: ChunkLayout, number: int) -> int:
 
 
 def _block(
-    layout: ChunkLayout, home: RowMemory, flushed: RowMemory, live: LiveRows, table: int, some: Any, step: int
+    layout: ChunkLayout, home: RowMemory, flushed: RowMemory, live: LiveRows, table: int, some: Any
 ) -> Arrays:
     """Rows of a table as one process writes them; chunks that were never trained are as they begin."""
     assert live.present is not None
     assert live.utilities is not None
+    assert live.touched is not None
     keys, present = live.keys[some], live.present[some]
     row_of_chunk, places = np.nonzero(present)
     width = max(_width(layout, place) for place in range(layout.num_chunks))
@@ -191,13 +187,12 @@ def _block(
         chunks[chosen, : _width(layout, number)] = _records(
             (flushed, home, fresh), number, keys[row_of_chunk[chosen]]
         )
-    touched = np.full(len(keys), step, np.int32)
     return {
         "keys": keys,
         "present": present,
         "chunks": chunks,
         "utilities": live.utilities[some],
-        "touched": touched,
+        "touched": live.touched[some],
     }
 
 
@@ -214,27 +209,3 @@ def _records(memories: tuple[RowMemory, ...], table: int, keys: npt.NDArray[np.i
         records[missing[there]] = group.arena.read(found[there])
         missing = missing[~there]
     return records
-
-
-def _all_rows(reader: CheckpointReader, tables: list[str], settings: PruneSettings, now: int) -> LiveRows:
-    """All rows of a checkpoint, by (table, key), with utilities as they are after ``now``."""
-    num_chunks, powers = settings.chunks, decay_powers(settings.decay)
-    numbers, keys = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
-    present, utilities = [np.empty((0, num_chunks), np.bool_)], [np.empty((0, num_chunks), np.float32)]
-    for number, name in enumerate(tables):
-        for parts in reader.pruned_rows(name):
-            numbers.append(np.full(len(parts["keys"]), number, np.int32))
-            keys.append(parts["keys"])
-            present.append(parts["present"])
-            kept = decayed(powers, now - parts["touched"].astype(np.int64))[:, None]
-            utilities.append((kept * parts["utilities"].astype(np.float64)).astype(np.float32))
-    table, key = np.concatenate(numbers), np.concatenate(keys)
-    order = np.lexsort((key, table))
-    return LiveRows(
-        table[order],
-        key[order],
-        order.astype(np.int32),
-        np.zeros(len(order), np.int32),
-        np.concatenate(present)[order],
-        np.concatenate(utilities)[order],
-    )

@@ -196,9 +196,7 @@ class Saved:
         if known is not None:
             scheduler.recall(known)
         if isinstance(scheduler, ChunkScheduler):
-            written = self._written is not None
-            saved = self._reader.arrays(f"{_SCHEDULE}.safetensors") if written else None
-            pruned_checkpoint.bring(scheduler, self._reader, self._tables, saved)
+            pruned_checkpoint.bring(scheduler, self._reader, self._tables)
             return
         for number, name in enumerate(self._tables):
             for keys in self._reader.keys(name):
@@ -229,7 +227,7 @@ def _live_rows(training: DistributedTraining) -> tuple[LiveRows, npt.NDArray[np.
     """Where rows are pruned, those there are, and what is known of columns; a collective call."""
     if training.pruning is None:
         return None
-    return training.pruning.saved_rows(training.runtime), training.pruning.squares(training.runtime)
+    return training.pruning.saved_rows(training.runtime), training.pruning.summed_squares(training.runtime)
 
 
 @dataclass
@@ -291,7 +289,7 @@ def _write_part(
     if live is not None:
         pruned_checkpoint.write_beside(shard, label, training)
         if flushed is not None:
-            pruned_checkpoint.write_rows(shard, training, flushed, live[0], trainer.step)
+            pruned_checkpoint.write_rows(shard, training, flushed, live[0])
     elif mover.home is not None:
         assert flushed is not None
         layout = mover.home.layout
