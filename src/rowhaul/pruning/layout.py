@@ -1,4 +1,4 @@
-"""The tables of a pruned model as a cluster has them: every table is so many tables of chunks."""
+"""The tables of a pruned model as a cluster has them: every table becomes tables of chunks."""
 
 from __future__ import annotations
 

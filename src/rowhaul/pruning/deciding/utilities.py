@@ -40,7 +40,7 @@ def decayed(powers: npt.NDArray[np.float64], steps: npt.NDArray[Any]) -> npt.NDA
 def decayed_counts(
     powers: npt.NDArray[np.uint64], counts: npt.NDArray[Any], steps: npt.NDArray[Any]
 ) -> npt.NDArray[np.uint32]:
-    """Counts after so many steps without an access; ``powers`` are those of `count_powers`."""
+    """Decay counts for some steps without an access; ``powers`` are those of `count_powers`."""
     shift = np.uint64(32)
     steps = np.maximum(steps, 0)
     low = (counts.astype(np.uint64) * powers[0, steps & 1023]) >> shift
