@@ -25,6 +25,7 @@ from rowhaul.schedule.plan import LiveRows
 from rowhaul.schedule.saved import Arrays, Saved, named
 
 _PART = "chunks"  # of a saved state
+_COUNTS, _SUMS = "counts", "sums"  # of accesses, or of norms: utilities in it
 _ABSENT, _THERE = -1, 0  # slots of the map
 
 
@@ -111,7 +112,7 @@ class ChunkIds:
             "keys": rows.keys,
             "numbers": rows.numbers.astype(np.int32),
             "present": present.reshape(-1),
-            "utilities": utilities.reshape(-1),
+            _COUNTS if self.layout.pruning.by_access else _SUMS: utilities.reshape(-1),
             "touched": touched,
             "free": free,
             "facts": np.array(facts, np.int64),
@@ -126,11 +127,12 @@ class ChunkIds:
         keys = saved.array("keys", np.int64, len(tables))
         numbers = saved.array("numbers", np.int32, len(tables), below=max(facts[4], 1)).astype(np.int64)
         present = saved.array("present", np.bool_, len(tables) * chunks).reshape(-1, chunks)
-        utilities, touched = np.zeros(present.shape, np.float32), np.zeros(len(tables), np.int32)
-        if "utilities" in saved:  # older versions have them in a file of their own
-            kind = np.uint32 if self.layout.pruning.by_access else np.float32
-            utilities = saved.array("utilities", kind, present.size).reshape(present.shape)
-            touched = saved.array("touched", np.int32, len(tables))
+        utilities: npt.NDArray[Any] = np.zeros(present.shape, np.float32)
+        touched = np.zeros(len(tables), np.int32)
+        for name, kind in ((_COUNTS, np.uint32), (_SUMS, np.float32)):  # older versions have a file of sums
+            if name in saved:
+                utilities = saved.array(name, kind, present.size).reshape(present.shape)
+                touched = saved.array("touched", np.int32, len(tables))
         self.map.entries.arena.resume(facts[4], saved.array("free", np.int64))
         slots = np.where(present, np.int32(_THERE), np.int32(_ABSENT))
         self.map.put(tables.astype(np.int64), keys, numbers, slots, utilities, touched)
