@@ -6,10 +6,9 @@ pruning has found the useful ones and the index is as full as it gets between tw
 reading the rows of a batch, the way back of its gradients and the row optimizer's step, on the same batches;
 the sides take turns in one process.
 
-Two things of a pruned step need not be done where training waits: rows are looked up in the thread that loads
-batches, and utilities are brought up to date beside the next forward. ``CPU`` counts both, ``thread`` is what
-is left for the training thread. The pruning itself comes every 1,000 steps by default; its share at that rate
-is in all speed-ups.
+Rows can be looked up in the thread that loads batches: ``CPU`` counts that, ``thread`` is what is left for
+the training thread. The pruning itself comes every 1,000 steps by default; its share at that rate is in all
+speed-ups.
 
     python benchmarks/prune_step.py [--ratio 0.99] [--skew 0.8] [--dim 32] [--rows 10000000]
 """
@@ -65,7 +64,7 @@ class Side:
         """Whether the index has room for hardly any new row."""
         pruning = self.collection.pruning
         return pruning is None or all(
-            one.num_entries >= 0.99 * one.room.num_entries for one in pruning.pruners
+            one.map.num_entries >= 0.99 * one.map.room.num_entries for one in pruning.tables
         )
 
     def step(self, ids: KeyedJaggedTensor, gradient: torch.Tensor) -> None:
@@ -73,16 +72,11 @@ class Side:
         pooled.backward(gradient[: len(pooled)])
         self.rows.step()
 
-    def wait(self) -> None:
-        if self.collection.pruning:
-            self.collection.pruning.wait()
-
     def timed_step(self, ids: KeyedJaggedTensor, gradient: torch.Tensor) -> None:
         """All of it: what other threads do counts here, not on the other side."""
         wall, cpu = time.perf_counter(), time.process_time()
         self.step(ids, gradient)
         self.wall.append(time.perf_counter() - wall)
-        self.wait()
         self.cpu.append(time.process_time() - cpu)
 
     def timed_training(self, ids: KeyedJaggedTensor, gradient: torch.Tensor) -> None:
@@ -90,16 +84,14 @@ class Side:
         began = time.thread_time()
         self.step(ids, gradient)
         self.thread.append(time.thread_time() - began)
-        self.wait()
 
     def prune(self) -> None:
         """Prune now, and not again."""
         assert self.collection.pruning is not None
-        self.wait()
         began = time.process_time()
-        for pruner in self.collection.pruning.pruners:
-            pruner.prune()
-            object.__setattr__(pruner.settings, "period", 1 << 40)
+        for tables in self.collection.pruning.tables:
+            tables.prune()
+            object.__setattr__(tables.settings, "period", 1 << 40)
         self.pruning_seconds = time.process_time() - began
 
 
@@ -178,6 +170,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000, help="of all tables together")
     parser.add_argument("--batch-size", type=int, default=2048)
     parser.add_argument("--skew", type=float, default=0.0, help="exponent of a power law instead of the log")
+    parser.add_argument("--utility", default="access")
     parser.add_argument("--optimizer", default="rowwise_adagrad")
     parser.add_argument("--warm", type=int, default=60, help="steps before timing, pruned every 20")
     parser.add_argument("--steps", type=int, default=40)
@@ -191,7 +184,7 @@ def main() -> None:
         ids = criteo_like(options.rows, options.batch_size)
     sides = [Side("unpruned", options, ids, None)]
     for chunks in map(int, options.chunks.split(",")):
-        pruning = PruneSettings(ratio=options.ratio, chunks=chunks, period=20)
+        pruning = PruneSettings(ratio=options.ratio, chunks=chunks, period=20, utility=options.utility)
         sides.append(Side(f"K = {chunks}", options, ids, pruning))
     gradient = torch.randn(FILLED, options.dim * len(ids.features)) * 1e-3
     fill_and_warm(sides, ids, gradient, options.warm)

@@ -29,6 +29,7 @@ from pathlib import Path
 from pruning_methods.figures import draw_against, draw_moves, draw_quality, draw_times
 from pruning_methods.logs import SOURCES
 from pruning_methods.methods import (
+    ACCESS,
     ADAEMBED,
     FIITED,
     GROWING,
@@ -58,7 +59,7 @@ QUICK_RATIOS = (0.875, 0.99)
 QUICK_SAMPLES = 60_000
 MOVES = (0.5, 0.7, 0.9)  # the ratios of FIITED's figures 13 to 15
 MOVES_SAMPLES = 100_000
-COMPARED = (UNPRUNED, ADAEMBED, FIITED, TWO_DIMENSIONS)  # with more seeds than the others
+COMPARED = (UNPRUNED, ADAEMBED, FIITED, ACCESS, TWO_DIMENSIONS)  # with more seeds than the others
 BUDGETS = (2 << 20, 4 << 20, 8 << 20)  # bytes in all, of which a sampler sees that they are kept
 
 
@@ -66,7 +67,7 @@ def cases_for(data: str, quick: bool) -> list[Case]:
     """What is tried on a data set."""
     ratios = QUICK_RATIOS if quick else RATIOS
     cases = [Case(UNPRUNED)]
-    for method in (ADAEMBED, FIITED, LINEAR, TWO_DIMENSIONS, MIXED, GROWING):
+    for method in (ADAEMBED, FIITED, LINEAR, ACCESS, TWO_DIMENSIONS, MIXED, GROWING):
         wanted = list(ratios)
         if not quick and data == "movielens" and method in PRUNING:
             wanted += GENTLE

@@ -61,9 +61,9 @@ def report(setting: Setting, printed: list[dict[str, Any]], workers: int) -> Non
     counted = slice(-setting.counted, None)
     for name, one in results.items():
         seconds = [each for each in one["seconds"][counted] if each is not None]
-        planned, told = (statistics.mean(one[what][counted]) for what in ("plan_bytes", "told_bytes"))
+        planned, told = (statistics.mean(one[what][counted]) for what in ("plan_bytes", "report_bytes"))
         first = statistics.mean(one["plan_bytes"][: setting.num_batches])
-        first += statistics.mean(one["told_bytes"][: setting.num_batches])
+        first += statistics.mean(one["report_bytes"][: setting.num_batches])
         carried = sum(each["kernel_bytes"][name] for each in printed) / setting.counted
         means[name] = (statistics.median(seconds), first, carried)
         _, held_bytes = printed[0]["held"][name]

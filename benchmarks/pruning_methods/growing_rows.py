@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.optim import RowOptimizerRule
-from rowhaul.pruning.hashing import mixed
-from rowhaul.pruning.pool.pool import BLOCK_BYTES
+from rowhaul.pruning.deciding.entries import BLOCK_BYTES
+from rowhaul.pruning.deciding.hashing import mixed
 from rowhaul.store.arena import RecordArena
 from rowhaul.store.tables import TableGroup, TableSpec
 

@@ -23,9 +23,10 @@ PERIOD = 20  # steps between prunings: logs here are some hundred steps, not day
 CHUNKS = 4
 
 UNPRUNED, ADAEMBED, FIITED, LINEAR = "unpruned", "AdaEmbed (K = 1)", "FIITED", "FIITED, linear ratios"
+ACCESS = "by accesses"  # Rowhaul's default
 TWO_DIMENSIONS, MIXED, GROWING = "FIITED 2-D", "mixed dimensions", "growing (as ESAPN)"
-METHODS = (UNPRUNED, ADAEMBED, FIITED, LINEAR, TWO_DIMENSIONS, MIXED, GROWING)
-PRUNING = (ADAEMBED, FIITED, LINEAR, TWO_DIMENSIONS)  # those that Rowhaul's pruning does
+METHODS = (UNPRUNED, ADAEMBED, FIITED, LINEAR, ACCESS, TWO_DIMENSIONS, MIXED, GROWING)
+PRUNING = (ADAEMBED, FIITED, LINEAR, ACCESS, TWO_DIMENSIONS)  # those that Rowhaul's pruning does
 
 Tables = list[EmbeddingBagConfig]
 
@@ -49,6 +50,7 @@ class Case:
             period=min(PERIOD, num_steps),
             decay=source.decay,
             ratios=self.ratios,
+            utility="gradient",
         )
         if self.method == ADAEMBED:
             return replace(cut, chunks=1)
@@ -56,6 +58,8 @@ class Case:
             return cut
         if self.method == LINEAR:
             return replace(cut, ratios="linear")
+        if self.method == ACCESS:
+            return replace(cut, utility="access", ratios="linear", decay=0.0)
         if self.method == TWO_DIMENSIONS:
             # Fewer columns first, and of what is left so much that the whole is the ratio.
             dims = max(source.dim // source.cut, math.floor(source.dim * (1 - self.ratio)))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
 from rowhaul.optim import RowOptimizerRule
-from rowhaul.pruning.pool.pool import BLOCK_BYTES
+from rowhaul.pruning.deciding.entries import BLOCK_BYTES
 from rowhaul.store.arena import RecordArena
 
 Counts = npt.NDArray[np.int64]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rowhaul.nn import Batch
-from rowhaul.pruning.pool import Pruner
+from rowhaul.pruning.deciding.room import INDEX_BYTES
 from rowhaul.pruning.pool.collection import PrunedRows
-from rowhaul.pruning.room import INDEX_BYTES
+from rowhaul.pruning.pool.tables import PrunedTables
 from rowhaul.store.arena import RecordArena
 from rowhaul.store.index import KeyIndex
 
@@ -33,46 +33,40 @@ class Sampler:
         self.peak_bytes = max(self.peak_bytes, held_bytes)
         if self.pruning is None:
             return
-        for pruner in self.pruning.pruners:
-            check_room(pruner)
-            self._count_moves(pruner)
+        for tables in self.pruning.tables:
+            check_room(tables)
+            self._count_moves(tables)
         budget = self.pruning.settings.budget
         assert not budget or held_bytes <= budget, f"{held_bytes:,} bytes are held, {budget:,} are allowed"
         if self.num_looks % _EVERY == 0:
             self._count_reads(self.pruning, batch)
 
-    def _count_moves(self, pruner: Pruner) -> None:
-        used_before, pruned_at = self._seen.get(id(pruner), (0, 0))
-        evicted = 0
-        if pruner.latest is not None and pruner.pruned_at != pruned_at:
-            evicted = len(pruner.latest.evict)
+    def _count_moves(self, tables: PrunedTables) -> None:
+        used_before, pruned_at = self._seen.get(id(tables), (0, 0))
+        evicted, chunks = 0, tables.map
+        if chunks.latest is not None and chunks.pruned_at != pruned_at:
+            evicted = len(chunks.latest.evicted)
         self.evicted += evicted
-        self.allocated += pruner.pool.num_used - used_before + evicted
-        self._seen[id(pruner)] = (pruner.pool.num_used, pruner.pruned_at)
+        self.allocated += chunks.num_held - used_before + evicted
+        self._seen[id(tables)] = (chunks.num_held, chunks.pruned_at)
 
     def _count_reads(self, pruning: PrunedRows, batch: Batch) -> None:
         for group in pruning.groups:
-            located = group.locate(batch.ids)[0]
-            lookup = group.pruned.read(located)
-            counts = located.counts()
-            self.chunks_read += int(counts @ (lookup.chunks >= 0).sum(axis=1))
-            self.ids_read += int(counts.sum())
+            lookup = group.tables.read(group.locate(batch.ids)[0], counting=False)
+            self.chunks_read += int(lookup.counts @ lookup.held)
+            self.ids_read += len(lookup.inverse)
 
 
-def check_room(pruner: Pruner) -> None:
+def check_room(tables: PrunedTables) -> None:
     """Refuse more chunks, entries or bytes than there is room for."""
-    pool, room = pruner.pool, pruner.room
-    assert pool.num_used <= pool.capacity <= room.num_chunks, f"{pool.num_used} chunks of {room.num_chunks}"
-    assert pruner.num_entries <= room.num_entries, f"{pruner.num_entries} entries of {room.num_entries}"
-    most = _whole_blocks(pool.arena, pool.capacity)
-    assert pool.arena.allocated_bytes <= most, f"{pool.arena.allocated_bytes:,} of {most:,} bytes of chunks"
-    entries = sum(group.arena.allocated_bytes for group in pruner.groups)
-    index = sum(group.index.allocated_bytes for group in pruner.groups)
-    for group in pruner.groups:
-        most += _whole_blocks(group.arena, room.num_entries) + KeyIndex(len(group.tables)).allocated_bytes
+    chunks, room, entries = tables.map, tables.map.room, tables.map.entries.arena
+    assert tables.arena.num_records == chunks.num_held <= room.num_chunks, f"{chunks.num_held} chunks"
+    assert chunks.num_entries <= room.num_entries, f"{chunks.num_entries} entries of {room.num_entries}"
+    most = _whole_blocks(tables.arena, room.num_chunks)
+    assert tables.arena.allocated_bytes <= most, f"{tables.arena.allocated_bytes:,} of {most:,} bytes"
+    most += _whole_blocks(entries, room.num_entries) + KeyIndex(len(tables.tables)).allocated_bytes
     most += INDEX_BYTES * room.num_entries
-    held = pool.arena.allocated_bytes + entries + index
-    assert held <= most, f"{held:,} bytes are held, there is room for {most:,}"
+    assert tables.allocated_bytes <= most, f"{tables.allocated_bytes:,} bytes are held, of {most:,}"
 
 
 def _whole_blocks(arena: RecordArena, num_records: int) -> int:

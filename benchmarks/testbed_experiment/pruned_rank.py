@@ -72,7 +72,7 @@ class Contender:
     seconds: list[float | None] = field(default_factory=list)
     plan_bytes: list[int] = field(default_factory=list)
     kind_bytes: list[list[int]] = field(default_factory=list)  # by kind of move
-    told_bytes: list[int] = field(default_factory=list)
+    report_bytes: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     kernel_bytes: int = 0
 
@@ -130,12 +130,12 @@ class Contender:
         self.plan_bytes.append(int(moves.num_bytes.sum()))
         by_kind = np.bincount(moves.kind, weights=moves.num_bytes, minlength=len(KINDS))
         self.kind_bytes.append(by_kind.astype(int).tolist())
-        self.told_bytes.append(0)
+        self.report_bytes.append(0)
 
     def _pruned(self, note: PruneNote) -> None:
         self.notes.append(note.text())
-        if self.told_bytes:
-            self.told_bytes[-1] += note.told_bytes
+        if self.report_bytes:
+            self.report_bytes[-1] += note.report_bytes
 
 
 def main() -> None:
@@ -159,7 +159,7 @@ def main() -> None:
             "kernel_bytes": {name: one.kernel_bytes for name, one in contenders.items()},
             "num_rows": trace.num_rows,
         }
-        kept = ("seconds", "plan_bytes", "kind_bytes", "told_bytes", "notes")
+        kept = ("seconds", "plan_bytes", "kind_bytes", "report_bytes", "notes")
         printed["results"] = {
             name: {what: getattr(one, what) for what in kept} for name, one in contenders.items()
         }

@@ -186,7 +186,8 @@ def test_pruned_runs_take_no_more_than_predicted_and_not_much_less(prune, log, c
 
 def test_a_pruned_cluster_is_told_part_by_part(log, counts):
     cluster = ClusterConfig(workers=2, stores=2, cache="500")
-    config = replace(CONFIG, cluster=cluster, prune=PruneConfig(ratio="90%", two_dimensions=False))
+    prune = PruneConfig(ratio="90%", two_dimensions=False, utility="gradient")
+    config = replace(CONFIG, cluster=cluster, prune=prune)
     run, _ = describe_run(config, SCHEMA, log, counts)
     run = replace(run, rows={name: 100 * count for name, count in run.rows.items()})
     found, whole = run.estimate(), run.unpruned.estimate()

@@ -11,11 +11,10 @@ from in_process_cluster import Outcome, Rank
 from pruned_oracle import LEAST_ENTRIES, PrunedAlone
 from training_case import Case, Row
 
-from rowhaul.pruning.chunk_map import ChunkMap
 from rowhaul.pruning.cluster.pruning import PruneNote
+from rowhaul.pruning.deciding.timing import next_stop
 from rowhaul.pruning.layout import ChunkLayout
 from rowhaul.pruning.scheduling import ChunkScheduler
-from rowhaul.pruning.timing import next_stop
 from rowhaul.schedule import IdBatch, Scheduler
 from rowhaul.train.distributed.training import layout_of, only_collection
 
@@ -34,7 +33,7 @@ class PrunedRank(Rank):
     def _scheduler(self, ids: Iterator[IdBatch]) -> Scheduler:
         layout = layout_of(only_collection(self.model))
         assert isinstance(layout, ChunkLayout)
-        return ChunkScheduler(self.case.settings, ChunkMap(layout, LEAST_ENTRIES), ids)
+        return ChunkScheduler(self.case.settings, layout, ids, LEAST_ENTRIES)
 
     def _narrow_apart(self, *arguments) -> bool:
         posted = Counter(self.links.posted)
@@ -73,6 +72,21 @@ def check_pruned(case: Case, outcome: Outcome, alone: PrunedAlone) -> None:
         different = [row for row, record in expected.items() if not np.array_equal(found[row], record)]
         assert not different, f"after iteration {rest.iteration} chunks {different} differ"
         assert all(map(np.array_equal, rest.dense, alone.dense[rest.iteration]))
+
+
+def check_close(case: Case, outcome: Outcome, alone: PrunedAlone) -> None:
+    """The cluster keeps the chunks of one process that trains whole batches, up to rounding."""
+    np.testing.assert_allclose(outcome.losses, alone.losses, rtol=1e-9, atol=1e-9)
+    for segment, rest in enumerate(outcome.rests[0]):
+        present, expected = alone.present[rest.iteration], alone.records[rest.iteration]
+        chunks = chunks_of(rest.scheduler)
+        assert {row: some for row, some in chunks.items() if row in present} == present
+        found = outcome.rows(segment)
+        assert found.keys() == expected.keys()
+        for row, record in expected.items():
+            np.testing.assert_allclose(found[row], record, rtol=1e-9, atol=1e-9)
+        for one, other in zip(rest.dense, alone.dense[rest.iteration], strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
 
 def _named_from(case: Case, iteration: int) -> set[Row]:

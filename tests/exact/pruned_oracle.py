@@ -1,8 +1,8 @@
-"""Pruned training in one process, in plain Python: what a cluster must equal to the bit.
+"""Pruned training in one process, in plain Python, with the utilities of gradients that a cluster has.
 
 It trains the parts that the cluster's workers trained, sums the gradients of chunks in the order of the
-workers, keeps a ledger of utilities for each of them, and prunes when it is time. Rows are read and pooled by
-the collection; everything else is dictionaries.
+workers, keeps a log of utilities for each of them, and prunes when it is time. Rows are read and pooled by
+the collection; everything else is dictionaries. `pruned_alone` has utilities that follow from ids alone.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from training_case import Case, Row, per_sample_loss
 from rowhaul.data.samples import Samples
 from rowhaul.nn import Batch, EmbeddingBagCollection
 from rowhaul.nn.local_rows import LocalRows, tables_of_keys
-from rowhaul.pruning.chunk_tables import row_seeds
-from rowhaul.pruning.decision import KnownRows, decide
-from rowhaul.pruning.distinct_counter import DistinctCounter
-from rowhaul.pruning.hashing import mixed, salt_of
-from rowhaul.pruning.pool.lookups import decay_powers
-from rowhaul.pruning.pool.pool import chunk_starts
-from rowhaul.pruning.room import Sizes, room_for
+from rowhaul.pruning.cut import chunk_starts
+from rowhaul.pruning.deciding.chunk_map import row_seeds
+from rowhaul.pruning.deciding.decision import KnownRows, decide
+from rowhaul.pruning.deciding.distinct_counter import DistinctCounter
+from rowhaul.pruning.deciding.hashing import mixed, salt_of
+from rowhaul.pruning.deciding.room import Sizes, room_for
+from rowhaul.pruning.deciding.utilities import decay_powers
 from rowhaul.store import Lookup
 from rowhaul.store.arena import RecordArena
 
@@ -37,7 +37,6 @@ class PrunedAlone:
 
     records: dict[int, dict[tuple[int, int], np.ndarray]] = field(default_factory=dict)  # chunks
     present: dict[int, dict[Row, tuple[bool, ...]]] = field(default_factory=dict)
-    utilities: dict[int, dict[Row, np.ndarray]] = field(default_factory=dict)  # of the latest pruning
     dense: dict[int, list[np.ndarray]] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     num_held: list[tuple[int, int]] = field(default_factory=list)  # chunks, and how many there may be
@@ -69,19 +68,18 @@ class PrunedOracle:
         self.fresh = LocalRows(self.model.rows.feature_groups, case.optimizer, case.seed)
         self.num_chunks, dim = case.pruning.chunks, case.tables[0].embedding_dim
         self._keep(np.tile(np.arange(dim), (len(case.tables), 1)))
-        self.squares = [np.zeros((len(case.tables), dim)) for _ in range(case.settings.topology.num_workers)]
+        self.squares = np.zeros((len(case.tables), dim))
         self.columns_to_keep = case.pruning.num_columns(dim)
         self.awaits_columns = bool(self.columns_to_keep)
         self.numbers = {table.name: number for number, table in enumerate(case.tables)}
         self.seeds = row_seeds([table.name for table in case.tables], case.seed)
-        self.powers = decay_powers(case.pruning.decay)
+        self.powers = decay_powers(case.pruning.decay_of_step)
         itemsize = case.dtype.itemsize
         widest = max(self._width(place) for place in range(self.num_chunks))
         self.sizes = Sizes(widest * itemsize, 4 * (2 * self.num_chunks + 1), self.num_chunks)
         self.present: dict[Row, list[bool]] = {}
         self.records: dict[tuple[Row, int], np.ndarray] = {}  # chunks that were trained, or came back
-        self.base: dict[Row, np.ndarray] = {}
-        self.pruned_at = 0
+        self.base: dict[Row, tuple[np.ndarray, int]] = {}  # as reported, and when
         self.utility_logs: list[dict[Row, tuple[np.ndarray, int]]] = [
             {} for _ in range(case.settings.topology.num_workers)
         ]
@@ -124,7 +122,6 @@ class PrunedOracle:
             for (row, place), record in self.records.items()
         }
         alone.present[iteration] = {row: tuple(some) for row, some in self.present.items()}
-        alone.utilities[iteration] = {row: one.copy() for row, one in self.base.items() if one.any()}
         alone.dense[iteration] = [one.detach().numpy().copy() for one in self.model.parameters()]
 
     def _width(self, place: int) -> int:
@@ -151,9 +148,7 @@ class PrunedOracle:
         new = [row for row in accesses if row not in self.present]
         if not new:
             return
-        hashes = np.array(
-            [mixed(np.array([key], np.int64).view(np.uint64) ^ self.seeds[table])[0] for table, key in new]
-        )
+        hashes = np.array([self._hash(row) for row in new])
         self.counter.add(hashes)
         if self.is_complete:
             self.num_rows = len(self.present) + len(new)
@@ -171,6 +166,9 @@ class PrunedOracle:
             num_given = min(max(free, 0), self.num_chunks)
             free -= num_given
             self.present[new[place]] = [k < num_given for k in range(self.num_chunks)]
+
+    def _hash(self, row: Row) -> np.uint64:
+        return mixed(np.array([row[1]], np.int64).view(np.uint64) ^ self.seeds[row[0]])[0]
 
     def _first(self, row: Row, place: int) -> np.ndarray:
         """A chunk as it begins."""
@@ -199,10 +197,10 @@ class PrunedOracle:
         for one in np.unique(worker).tolist():
             some = samples.take(np.flatnonzero(worker == one))
             batch = Batch.from_samples(some, global_size=len(samples))
-            loss = batch.loss(per_sample_loss(self.model(batch), batch))
+            logits = self.model(batch)
+            loss = batch.loss(per_sample_loss(logits, batch))
             loss.backward()
             total += loss.detach()
-            own = self._accesses(some)
             for number, group in enumerate(self.source.groups):
                 taken = self.source.take_gradients(number)
                 if taken is None:
@@ -214,7 +212,7 @@ class PrunedOracle:
                 ):
                     if row in self.present:
                         parts.setdefault(row, []).append(gradient)
-                        self._learn(one, row, gradient, accesses[row], own[row], iteration + 1)
+                        self._learn(one, row, gradient, accesses[row], iteration + 1)
         for row, gradients in parts.items():
             summed = gradients[0]
             if len(gradients) > 1:
@@ -229,19 +227,14 @@ class PrunedOracle:
     def _decay(self, steps: int) -> float:
         return float(self.powers[0, steps & 1023] * self.powers[1, min(steps >> 10, 1023)])
 
-    def _learn(self, worker: int, row: Row, gradient: np.ndarray, total: int, own: int, now: int) -> None:
-        if self.awaits_columns:
-            for column, number in enumerate(gradient.tolist()):
-                self.squares[worker][row[0], column] += number * number
+    def _learn(self, worker: int, row: Row, gradient: np.ndarray, total: int, now: int) -> None:
         before, touched = self.utility_logs[worker].get(row, (np.zeros(self.num_chunks, np.float32), now))
         after = np.empty(self.num_chunks, np.float32)
         for place in range(self.num_chunks):
-            amount = float(own)
-            if self.settings.utility == "gradient":
-                squares = 0.0
-                for number in gradient[self._columns(row, place)].tolist():
-                    squares += number * number
-                amount = float(total) * math.sqrt(squares)
+            squares = 0.0
+            for number in gradient[self._columns(row, place)].tolist():
+                squares += number * number
+            amount = float(total) * math.sqrt(squares)
             after[place] = np.float32(self._decay(now - touched) * float(before[place]) + amount)
         self.utility_logs[worker][row] = after, now
 
@@ -257,13 +250,12 @@ class PrunedOracle:
 
     def _shrink(self) -> None:
         """Keep the columns with the largest squares; what a chunk holds then comes from where it was."""
-        total = np.zeros(self.squares[0].shape)
-        for one in self.squares:
-            total += one
         before = {key: record.copy() for key, record in self.records.items()}
         rows = {row for row, some in self.present.items() if any(some)}
         whole = {row: self._whole(row, before) for row in rows}
-        self._keep(np.sort(np.argsort(-total, axis=1, kind="stable")[:, : self.columns_to_keep], axis=1))
+        self._keep(
+            np.sort(np.argsort(-self.squares, axis=1, kind="stable")[:, : self.columns_to_keep], axis=1)
+        )
         self.awaits_columns = False
         widest = max(self._width(place) for place in range(self.num_chunks))
         columns = self.columns_to_keep / self.case.tables[0].embedding_dim
@@ -304,38 +296,37 @@ class PrunedOracle:
         return now % period == 0 or self.num_rows >= 2 * self.num_rows_pruned
 
     def _prune(self, now: int) -> None:
-        kept = self._decay(now - self.pruned_at)
         rows = list(self.present)
-        nothing = np.zeros(self.num_chunks, np.float32)
+        nothing = np.zeros(self.num_chunks, np.float32), now
+        kept = [self.base.get(row, nothing) for row in rows]
         utilities = np.array(
-            [(kept * self.base.get(row, nothing).astype(np.float64)) for row in rows], np.float32
-        )
-        utilities = utilities.reshape(len(rows), self.num_chunks)
+            [(self._decay(now - touched) * one.astype(np.float64)) for one, touched in kept], np.float32
+        ).reshape(len(rows), self.num_chunks)
+        reported = np.zeros(len(rows), np.bool_)
         for utility_log in self.utility_logs:
             for number, row in enumerate(rows):
                 if row in utility_log:
                     one, touched = utility_log[row]
                     told = (self._decay(now - touched) * one.astype(np.float64)).astype(np.float32)
                     utilities[number] += torch.from_numpy(told).bfloat16().float().numpy()
+                    reported[number] = True
             utility_log.clear()
         known = KnownRows(
-            np.array([row[0] for row in rows], np.int64),
-            np.array([row[1] for row in rows], np.int64),
+            np.array([self._hash(row) for row in rows], np.uint64),
             utilities,
             np.array([self.present[row] for row in rows], np.bool_).reshape(len(rows), self.num_chunks),
         )
         decision = decide(known, self.settings, self._room(), self.case.seed, now)
-        self.base = dict(zip(rows, utilities, strict=True))
-        for names, is_there in ((decision.evict, False), (decision.admit, True)):
-            columns = names.tables.tolist(), names.keys.tolist(), names.places.tolist()
-            for table, key, place in zip(*columns, strict=True):
-                self.present[table, key][place] = is_there
-                self.records.pop(((table, key), place), None)
+        self.base |= {row: (utilities[number], now) for number, row in enumerate(rows) if reported[number]}
+        for chunks, is_there in ((decision.evict, False), (decision.admit, True)):
+            for number, place in np.argwhere(chunks).tolist():
+                row = rows[number]
+                self.present[row][place] = is_there
+                self.records.pop((row, place), None)
                 if is_there:
-                    self.records[(table, key), place] = self._first((table, key), place)
-        for row in zip(decision.forget_tables.tolist(), decision.forget_keys.tolist(), strict=True):
-            assert not any(self.present.pop(row))
-            self.base.pop(row)
+                    self.records[row, place] = self._first(row, place)
+        for number in decision.forget.tolist():
+            assert not any(self.present.pop(rows[number]))
+            self.base.pop(rows[number], None)
             self.is_complete = False
-        self.pruned_at = now
         self.num_rows_pruned, self.num_turned_away = self.num_rows, 0

@@ -11,7 +11,8 @@ from exact_cases import cases
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from in_process_cluster import run_cluster
-from pruned_cluster import PrunedRank, check_pruned
+from pruned_alone import TrainedAlone
+from pruned_cluster import PrunedRank, check_close, check_pruned
 from pruned_oracle import LEAST_ENTRIES, PrunedOracle
 from training_case import Case
 
@@ -30,7 +31,7 @@ few = settings(
 
 
 @st.composite
-def prunings(draw: st.DrawFn, dim: int) -> PruneSettings:
+def prunings(draw: st.DrawFn, dim: int, utility: str) -> PruneSettings:
     """How rows are pruned: often, and much."""
     chunks = draw(st.integers(1, dim))
     return PruneSettings(
@@ -40,7 +41,7 @@ def prunings(draw: st.DrawFn, dim: int) -> PruneSettings:
         decay=draw(st.sampled_from([0.9, 0.5, 1.0])),
         sample=draw(st.sampled_from([100_000, 8])),
         enforcement=draw(st.sampled_from([0.0, 0.05, 0.5])),
-        utility=draw(st.sampled_from(["gradient", "gradient", "access"])),
+        utility=utility,
         ratios=draw(st.sampled_from(["adaptive", "adaptive", "linear", "power"])),
         dims=draw(st.sampled_from([0, 0, max(chunks, dim - 1)])),
         cold_start=draw(st.sampled_from([2, 3, 5])),
@@ -49,12 +50,14 @@ def prunings(draw: st.DrawFn, dim: int) -> PruneSettings:
 
 
 @st.composite
-def pruned_cases(draw: st.DrawFn, sync: str, peer_to_peer: bool, *, undecided: bool = False) -> Case:
+def pruned_cases(
+    draw: st.DrawFn, sync: str, peer_to_peer: bool, *, utility: str = "access", undecided: bool = False
+) -> Case:
     """A case of the exact tests, its tables of one row size, with pruning and none of what that excludes."""
     case = draw(cases(sync, peer_to_peer, undecided=undecided))
     dim = draw(st.integers(1, 3))
     tables = tuple(replace(table, embedding_dim=dim) for table in case.tables)
-    return as_pruned(replace(case, tables=tables), draw(prunings(dim)))
+    return as_pruned(replace(case, tables=tables), draw(prunings(dim, utility)))
 
 
 def as_pruned(case: Case, pruning: PruneSettings) -> Case:
@@ -80,17 +83,25 @@ def _most(case: Case, sizes: RowSizes) -> int:
     return max(rows, 1) * per_row + 1
 
 
-@pytest.mark.parametrize(
-    ("sync", "peer_to_peer"), [("on-demand", False), ("on-demand", True), ("full", False)]
-)
-@settings(few, max_examples=6)
-@given(data=st.data())
-def test_a_cluster_prunes_as_one_process(sync, peer_to_peer, data):
-    torch.set_num_threads(1)
-    case = data.draw(pruned_cases(sync, peer_to_peer))
+WAYS = [("on-demand", False), ("on-demand", True), ("full", False)]
+
+
+def check_against_one_process(case: Case) -> None:
+    """Replayed in the workers' parts to the bit, and trained by itself up to rounding: the same chunks."""
     outcome = run_cluster(case, kind=PrunedRank)
+    assert len(outcome.plans) == len(case.batches)
     ends = {rest.iteration for rest in outcome.rests[0]}
-    check_pruned(case, outcome, PrunedOracle(case).run(outcome.workers, ends))
+    check_pruned(case, outcome, TrainedAlone(case).run(ends, outcome.workers))
+    if case.dtype is torch.float64:
+        check_close(case, outcome, TrainedAlone(case).run(ends))
+
+
+@pytest.mark.parametrize(("sync", "peer_to_peer"), WAYS)
+@settings(few, max_examples=8)
+@given(data=st.data())
+def test_a_cluster_keeps_the_chunks_of_one_process(sync, peer_to_peer, data):
+    torch.set_num_threads(1)
+    check_against_one_process(data.draw(pruned_cases(sync, peer_to_peer)))
 
 
 @settings(few, max_examples=4)
@@ -100,8 +111,17 @@ def test_rows_are_pruned_early_when_training_begins(data):
     torch.set_num_threads(1)
     case = data.draw(pruned_cases("on-demand", False))
     case = as_pruned(case, replace(case.pruning, period=data.draw(st.sampled_from([12, 25, 100]))))
+    check_against_one_process(case)
+
+
+@pytest.mark.parametrize(("sync", "peer_to_peer"), WAYS)
+@settings(few, max_examples=3)
+@given(data=st.data())
+def test_a_cluster_prunes_by_gradients_as_reported(sync, peer_to_peer, data):
+    torch.set_num_threads(1)
+    case = data.draw(pruned_cases(sync, peer_to_peer, utility="gradient"))
+    case = as_pruned(case, replace(case.pruning, dims=0, two_dimensions=False))
     outcome = run_cluster(case, kind=PrunedRank)
-    assert len(outcome.plans) == len(case.batches)
     ends = {rest.iteration for rest in outcome.rests[0]}
     check_pruned(case, outcome, PrunedOracle(case).run(outcome.workers, ends))
 
@@ -109,18 +129,17 @@ def test_rows_are_pruned_early_when_training_begins(data):
 @settings(few, max_examples=4)
 @given(data=st.data())
 def test_the_simulator_plans_what_a_cluster_does(data):
-    """Where accesses are what is useful: then ids are all it takes."""
+    """Ids are all it takes."""
     torch.set_num_threads(1)
     case = data.draw(pruned_cases("on-demand", False, undecided=True))
-    case = as_pruned(case, replace(case.pruning, utility="access"))
     outcome = run_cluster(case, kind=PrunedRank)
     layout = layout_of(only_collection(case.model()))
     simulated = SimulatedPruning(case.settings, layout, case.id_batches(), LEAST_ENTRIES)
     for plan in outcome.plans:
         assert simulated.fill()
         found = simulated.plan()
-        num_told = len(found.moves) - len(plan.moves)  # of utilities, after a pruning
-        assert num_told >= 0
+        num_home = len(found.moves) - len(plan.moves)  # of rows that go home to be narrowed
+        assert num_home >= 0
         for name, column in vars(plan.moves).items():
-            assert np.array_equal(getattr(found.moves, name)[num_told:], column), name
+            assert np.array_equal(getattr(found.moves, name)[num_home:], column), name
         assert np.array_equal(found.worker, plan.worker)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from embedding_cases import jagged, one_table, torch_threads, values_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from embedding_cases import jagged, one_table, torch_threads, values_of
 from rowhaul import optim
 from rowhaul.errors import ConfigError
 from rowhaul.nn import (

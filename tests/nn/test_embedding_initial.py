@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 import xxhash
-from embedding_cases import jagged, one_table, values_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embedding_cases import jagged, one_table, values_of
 from rowhaul.errors import UnknownKeyError
 
 

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from embedding_cases import jagged, one_table, torch_threads, values_of
 
+from embedding_cases import jagged, one_table, torch_threads, values_of
 from rowhaul import optim
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.nn import (

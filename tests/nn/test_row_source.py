@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from embedding_cases import jagged, one_table, values_of
 
+from embedding_cases import jagged, one_table, values_of
 from rowhaul import optim
 from rowhaul.nn import RowOptimizer
 from rowhaul.nn.local_rows import LocalRows

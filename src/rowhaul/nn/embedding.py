@@ -89,7 +89,7 @@ class EmbeddingBagCollection(nn.Module):
     @property
     def pruning(self) -> Any:
         """Pruned rows, where this process holds them; None otherwise."""
-        return self._source if hasattr(self._source, "pruners") else None
+        return self._source if hasattr(self._source, "serve") else None
 
     @property
     def feature_groups(self) -> list[FeatureGroup]:
@@ -171,6 +171,13 @@ class EmbeddingBagCollection(nn.Module):
         Its ids must not be changed meanwhile. Sources that gain nothing by it do nothing.
         """
         self._source.locate_early(features)
+
+    def announce(self, features: KeyedJaggedTensor) -> None:
+        """Announce a batch that is read in parts before the next step.
+
+        Pruned rows are admitted and counted by batch: they are then the same as if it were read whole.
+        """
+        self._source.announce(features)
 
     def apply_gradients(self, lr: float, number: int) -> None:
         """Step every row touched since the last call; ``number`` counts steps from 1."""

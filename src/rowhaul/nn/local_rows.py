@@ -82,6 +82,9 @@ class TableRows:
     def locate_early(self, features: KeyedJaggedTensor) -> None:
         """Do nothing: looking whole rows up takes no longer when they are read."""
 
+    def announce(self, features: KeyedJaggedTensor) -> None:
+        """Do nothing: rows are the same in whatever parts a batch is read."""
+
     def notes(self) -> list[RowNote]:
         """Return nothing: rows come and stay."""
         return []

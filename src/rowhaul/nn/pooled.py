@@ -50,7 +50,7 @@ class PooledRead:
         keep: KeepGradients,
     ) -> None:
         self.group, self.arena, self.lookup = group, arena, lookup
-        self.entries, self.offsets, self._keep = entries, offsets, keep
+        self.entries, self.offsets, self.keep = entries, offsets, keep
 
     def pool(self, weights: Tensor | None, out: Floats) -> None:
         """Write this group's columns of ``out``."""
@@ -68,7 +68,7 @@ class PooledRead:
             self.lookup.inverse, self.offsets, group.columns, group.is_mean, self.weights_of(weights),
             pooled_gradients, pooled_gradients.ctypes.data, gradients,
         )  # fmt: skip
-        self._keep(self.lookup, gradients)
+        self.keep(self.lookup, gradients)
 
     def weight_gradients(self, pooled_gradients: Floats) -> Floats:
         """Return the gradient of each id's weight."""

@@ -72,6 +72,10 @@ class RowSource(RowReader, Protocol):
         """Look up a batch that is read later, from any thread, where that saves time."""
         ...
 
+    def announce(self, features: KeyedJaggedTensor) -> None:
+        """Prepare for a batch that is read in parts before the next step, where that makes a difference."""
+        ...
+
     def num_rows(self, table: str) -> int:
         """Count the rows of a table."""
         ...

@@ -10,7 +10,6 @@ import numpy as np
 
 from rowhaul.errors import CheckpointError
 from rowhaul.nn import EmbeddingBagCollection
-from rowhaul.pruning.pool import PruneSettings
 from rowhaul.pruning.pool.collection import PrunedRows
 from rowhaul.pruning.pool.state import (
     PRUNER_PARTS,
@@ -21,6 +20,7 @@ from rowhaul.pruning.pool.state import (
     row_arrays,
     stored_columns,
 )
+from rowhaul.pruning.settings import PruneSettings
 from rowhaul.store.row_parts import Arrays
 
 FACT = "pruning"  # of a checkpoint's facts: how its rows were pruned; absent where they were not
@@ -77,11 +77,10 @@ def load_export(reader: Any, collection: EmbeddingBagCollection) -> None:
                 f"in {pruning.settings.chunks}; export again"
             )
     known: dict[str, Any] = {}
-    for number, pruner in enumerate(pruning.pruners):
-        names = [spec.name for group in pruner.groups for spec in group.tables]
-        columns = np.array([files[name].cut for name in names], np.int64)
-        registers, numbers, _, sums = pruner.state()
-        numbers[5] = columns.shape[1] == pruner.groups[0].dim  # whether columns are still to be chosen
+    for number, tables in enumerate(pruning.tables):
+        columns = np.array([files[spec.name].cut for spec in tables.tables], np.int64)
+        registers, numbers, _, sums = tables.state()
+        numbers[5] = columns.shape[1] == tables.dim  # whether columns are still to be chosen
         parts = zip(PRUNER_PARTS, (registers, numbers, columns, sums), strict=True)
         known |= {f"{number}.{name}": one for name, one in parts}
     load_pruners(pruning, known)

@@ -57,14 +57,16 @@ def count_rows(tables, keys, num_tables):
 
 
 @kernel
-def name_chunks(offsets, tables, keys, named, entries, present):
-    """Ids of chunks in place of ids of rows: those that are there of each, in the order of the ids."""
-    num_chunks = present.shape[1]
-    held = np.zeros(len(entries), np.int64)
-    for row in range(len(entries)):
-        if entries[row] >= 0:
-            for k in range(num_chunks):
-                held[row] += present[entries[row], k]
+def name_chunks(offsets, tables, keys, named, slots):
+    """Replace ids of rows by ids of the chunks that are there of each, in the order of the ids.
+
+    ``named`` is the row of each id, ``slots`` has -1 where a chunk of a row is not there.
+    """
+    num_chunks = slots.shape[1]
+    held = np.zeros(len(slots), np.int64)
+    for row in range(len(slots)):
+        for k in range(num_chunks):
+            held[row] += slots[row, k] >= 0
     total = 0
     for i in range(len(keys)):
         total += held[named[i]]
@@ -75,9 +77,8 @@ def name_chunks(offsets, tables, keys, named, entries, present):
     for sample in range(len(offsets) - 1):
         for i in range(offsets[sample], offsets[sample + 1]):
             if held[named[i]] > 0:
-                entry = entries[named[i]]
                 for k in range(num_chunks):
-                    if present[entry, k]:
+                    if slots[named[i], k] >= 0:
                         chunk_tables[count] = tables[i] * num_chunks + k
                         chunk_keys[count] = keys[i]
                         count += 1

@@ -1,4 +1,4 @@
-"""Compiled loops over chunks that are records of their own: first values, and norms of gradients."""
+"""Compiled loops over chunks as records: first values, gradients, lists of what is there."""
 
 from __future__ import annotations
 
@@ -22,28 +22,59 @@ def _initial_value(row_seed, column, low, step):
 
 
 @kernel
-def write_initial_part(
-    addresses, shift, width, records, keys, starts, which, seeds, lows, steps, columns, dim, state
-):
-    """Make the records of parts of rows: `rowhaul.store.records.write_initial` of some columns."""
-    table = 0
-    for i in range(len(which)):
-        while which[i] >= starts[table + 1]:
-            table += 1
+def write_initial_chunks(
+    addresses, shift, width, records, tables, keys, places, starts, columns, seeds, lows, steps,
+    state_widths, state,
+):  # fmt: skip
+    """Write first values and state of chunks: the values that the whole row would start with there."""
+    for i in range(len(records)):
+        table, first, end = tables[i], starts[places[i]], starts[places[i] + 1]
         address = record_address(addresses, shift, width * state.itemsize, records[i])
         record = memory_at(address, width, state.dtype)
-        row_seed = mix(uint64(keys[which[i]]) ^ seeds[table])
-        for k in range(dim):
-            record[k] = _initial_value(row_seed, columns[table, k], lows[table], steps[table])
-        for k in range(dim, width):
-            record[k] = state[0]
+        row_seed = mix(uint64(keys[i]) ^ seeds[table])
+        for j in range(first, end):
+            record[j - first] = _initial_value(row_seed, columns[table, j], lows[table], steps[table])
+        for j in range(end - first, end - first + state_widths[places[i]]):
+            record[j] = state[0]
+
+
+@kernel
+def list_present(slots, held, starts, size, num_values, records, firsts):
+    """List the record and gradient of each chunk of ``size`` values that is there; returns how many.
+
+    Gradients are ``num_values`` a row; ``firsts`` says where a chunk's begin. Both lists have room for one
+    more, since every chunk is noted and those that are absent are overwritten.
+    """
+    num_chunks, count = slots.shape[1], 0
+    is_even = starts[-1] == size * num_chunks
+    for i in range(len(slots)):
+        if is_even and held[i] == num_chunks:  # most rows that hold any are whole
+            for k in range(num_chunks):
+                records[count + k] = slots[i, k]
+                firsts[count + k] = i * num_values + k * size
+            count += num_chunks
+            continue
+        for k in range(num_chunks if held[i] else 0):
+            if starts[k + 1] - starts[k] == size:
+                records[count] = slots[i, k]
+                firsts[count] = i * num_values + starts[k]
+                count += slots[i, k] >= 0
+    return count
+
+
+@kernel
+def stored_gradients(tables, columns, gradients, out):
+    """Copy those columns of each row's gradient that its table stores."""
+    for i in range(len(tables)):
+        for j in range(columns.shape[1]):
+            out[i, j] = gradients[i, columns[tables[i], j]]
 
 
 @kernel
 def chunk_norms(gradients, tables, starts, columns):
     """The norm of every row's gradient, chunk by chunk, over the columns of its table that are kept.
 
-    Added up as `rowhaul.pruning.pool.entry_kernels.update_utilities` does, in four sums, to the same bits.
+    Added up as `rowhaul.pruning.deciding.entry_kernels.add_norms` does, in four sums, to the same bits.
     """
     num_chunks = len(starts) - 1
     norms = np.empty((len(gradients), num_chunks), np.float64)
@@ -64,11 +95,3 @@ def chunk_norms(gradients, tables, starts, columns):
                 total += number * number
             norms[i, k] = math.sqrt(total)
     return norms
-
-
-@kernel
-def add_squares(gradients, tables, rows, sums):
-    """Add the squares of some rows' gradients to those of their tables, column by column."""
-    for i in rows:
-        for j in range(gradients.shape[1]):
-            sums[tables[i], j] += float(gradients[i, j]) * float(gradients[i, j])

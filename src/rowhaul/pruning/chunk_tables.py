@@ -10,19 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from rowhaul.optim import RecordMemory, RowOptimizerRule
-from rowhaul.pruning.chunk_kernels import write_initial_part
+from rowhaul.pruning.chunk_kernels import write_initial_chunks
+from rowhaul.pruning.deciding.chunk_map import row_seeds
 from rowhaul.store.index import Int64s
 from rowhaul.store.tables import TableGroup, TableSpec
-
-
-def row_seeds(names: Sequence[str], seed: int) -> npt.NDArray[np.uint64]:
-    """What the rows of tables are drawn from, as `TableGroup` has it."""
-    return np.array(
-        [xxhash.xxh64_intdigest(name.encode(), seed=seed & (2**64 - 1)) for name in names], np.uint64
-    )
 
 
 class ChunkTables(TableGroup):
@@ -54,7 +47,9 @@ class ChunkTables(TableGroup):
         self, memory: RecordMemory, records: Int64s, keys: Int64s, starts: Int64s, which: Int64s
     ) -> None:
         state = np.array([self.optimizer.initial_state], dtype=self.dtype)
-        write_initial_part(
-            memory.addresses, memory.shift, memory.width, records, keys, starts, which,
-            self._seeds, self._lows, self._steps, self._columns, self.dim, state,
+        tables = np.searchsorted(starts, which, side="right") - 1
+        write_initial_chunks(
+            memory.addresses, memory.shift, memory.width, records, tables, keys[which], np.zeros_like(which),
+            np.array([0, self.dim]), self._columns, self._seeds, self._lows, self._steps,
+            np.array([self.optimizer.state_width(self.dim)]), state,
         )  # fmt: skip

@@ -34,11 +34,15 @@ class ChunkedRows(RowFormat):
     state_by_row = False
     reading: ClassVar[dict[str, str]] = READING
     cluster_rows = "rowhaul.pruning.cluster.checkpoint:ChunkedClusterRows"
-    replay = "rowhaul.pruning.replay:PrunedReplay"
-    differs_alone = (
-        "it need not keep the same: of a row that several workers train each adds the norm of its own part "
-        "of the gradient to its utility, one process that of their sum"
-    )
+
+    def why_inexact(self, layout: Any) -> str:
+        """Say why one process may keep other chunks: only where utilities are norms of gradients."""
+        if layout.pruning.by_access:
+            return ""
+        return (
+            "with prune.utility gradient each worker adds the norm of its own part of a gradient, one "
+            "process that of their sum; set it to access to keep the same chunks everywhere"
+        )
 
     def select(self, block: Arrays, rows: npt.NDArray[np.bool_]) -> Arrays:
         """Return some rows of a block, with their chunks."""

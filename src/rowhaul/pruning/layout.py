@@ -1,4 +1,4 @@
-"""The tables of a pruned model as a cluster has them: every table is so many tables of chunks."""
+"""The tables of a pruned model as a cluster has them: every table becomes tables of chunks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from rowhaul.nn.features import FeatureGroup
 from rowhaul.optim import SGD
 from rowhaul.pruning.chunk_tables import ChunkTables
 from rowhaul.pruning.config import check_cluster
-from rowhaul.pruning.pool import PruneSettings
-from rowhaul.pruning.pool.pool import chunk_starts
+from rowhaul.pruning.cut import chunk_starts, part_sizes
+from rowhaul.pruning.deciding.chunk_map import ChunkMap
+from rowhaul.pruning.deciding.room import LEAST_ENTRIES, Sizes
+from rowhaul.pruning.settings import PruneSettings
 from rowhaul.runtime.layout import CopiedRows, TableLayout, Upkeep
 from rowhaul.runtime.lookups import Rows
 from rowhaul.runtime.row_memory import Rates, RowMemory
@@ -74,9 +76,15 @@ class ChunkLayout(TableLayout):
         )
 
     @property
-    def chunk_bytes(self) -> int:
-        """Bytes of the largest chunk with its state."""
-        return max(self.sizes().records)
+    def part_sizes(self) -> Sizes:
+        """Bytes of the parts of a row."""
+        num_values, dim = self.column_matrix.shape[1], self.rows[0].dim
+        return part_sizes(num_values, dim, self.pruning, self.optimizer, self.dtype)
+
+    def make_map(self, least_entries: int = LEAST_ENTRIES) -> ChunkMap:
+        """An empty map of the chunks of these tables."""
+        names = [spec.name for spec in self.rows]
+        return ChunkMap(names, self.pruning, self.part_sizes, self.seed, least_entries=least_entries)
 
     def groups(self) -> list[TableGroup]:
         """Empty tables of chunks, those of one size together."""
@@ -131,11 +139,10 @@ class ChunkLayout(TableLayout):
 
     def make_scheduler(self, settings: ScheduleSettings, ids: Iterable[IdBatch]) -> Scheduler:
         """Make a scheduler of chunks over the ids of rows."""
-        from rowhaul.pruning.chunk_map import ChunkMap
         from rowhaul.pruning.scheduling import ChunkScheduler
 
         check_schedule(settings, self)
-        return ChunkScheduler(settings, ChunkMap(self), ids)
+        return ChunkScheduler(settings, self, ids)
 
     def make_cache(self, groups: Sequence[FeatureGroup]) -> RowMemory:
         """Make a worker's cache of chunks."""
@@ -155,8 +162,7 @@ class ChunkLayout(TableLayout):
         from rowhaul.pruning.cluster.worker import ChunkedWorkerRows
 
         assert isinstance(upkeep, ClusterPruning)
-        assert upkeep.utility_log is not None
-        return ChunkedWorkerRows(groups, cache, rates, upkeep.utility_log)
+        return ChunkedWorkerRows(groups, cache, rates, upkeep)
 
     def copied_rows(self, groups: Sequence[FeatureGroup]) -> CopiedRows:
         """Make a row source for rows that are only read."""

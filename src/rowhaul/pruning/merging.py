@@ -18,15 +18,14 @@ from rowhaul.checkpoint.merging import main_source
 from rowhaul.errors import CheckpointError
 from rowhaul.optim import row_optimizer
 from rowhaul.pruning.checkpoint import FACT
-from rowhaul.pruning.cluster.utility_log import decayed
-from rowhaul.pruning.decision import Room
-from rowhaul.pruning.distinct_counter import DistinctCounter
-from rowhaul.pruning.pool import PruneSettings
-from rowhaul.pruning.pool.lookups import decay_powers
-from rowhaul.pruning.room import room_for
-from rowhaul.pruning.sizing import chunk_sizes
+from rowhaul.pruning.cut import part_sizes
+from rowhaul.pruning.deciding.decision import Room
+from rowhaul.pruning.deciding.distinct_counter import DistinctCounter
+from rowhaul.pruning.deciding.room import room_for
+from rowhaul.pruning.deciding.utilities import decay_powers, decayed
+from rowhaul.pruning.settings import PruneSettings
 from rowhaul.store.row_format import RowFormat
-from rowhaul.store.row_parts import Arrays, Merging, RowShape
+from rowhaul.store.row_parts import Arrays, Merging
 
 
 class ChunkMerging(Merging):
@@ -101,7 +100,7 @@ class _Pool:
             return
         names = {one.name for one in fields(PruneSettings)}
         known = PruneSettings(**{name: settings[name] for name in settings if name in names})
-        self._powers = decay_powers(known.decay)
+        self._powers = decay_powers(known.decay_of_step)
         self._fit(self._room(known), num_entries)
 
     def known(self) -> dict[str, npt.NDArray[Any]]:
@@ -140,8 +139,8 @@ class _Pool:
         every = sum(table.dim for table in self._main.tables.values())
         budget = settings.budget * sum(table.dim for table in tables) // every
         rule = row_optimizer(self._main.facts["row_optimizer"], lr=0.0)
-        shape = RowShape(tables[0].dim, rule, tables[0].dtype)
-        sizes = chunk_sizes(shape, settings.chunks, self._known["columns"].shape[1])
+        columns = self._known["columns"].shape[1]
+        sizes = part_sizes(columns, tables[0].dim, settings, rule, tables[0].dtype)
         return room_for(settings, budget, sizes, int(self._known["numbers"][0]))
 
     def _fit(self, room: Room, num_entries: int) -> None:

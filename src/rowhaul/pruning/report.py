@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rowhaul.nn.row_source import RowNote
+
 if TYPE_CHECKING:
-    from rowhaul.pruning.pool.pruner import Pruner
+    from rowhaul.pruning.pool.tables import PrunedTables
 
 
 @dataclass(frozen=True)
@@ -66,29 +68,42 @@ class PruneReport:
         return tuple(counts.tolist())
 
 
-def report_on(pruners: Sequence[Pruner]) -> PruneReport:
-    """What the tables of pruners hold now."""
+def report_on(groups: Sequence[PrunedTables]) -> PruneReport:
+    """Describe what the tables of each row size hold now."""
     tables: list[TableReport] = []
     value_bytes = unpruned = 0
-    for pruner in pruners:
-        sizes, itemsize = pruner.pool.sizes, pruner.pool.arena.dtype.itemsize
-        for group in pruner.groups:
-            for position, spec in enumerate(group.tables):
-                by_chunks, by_place = group.chunk_counts(position)
-                held = int(by_place @ sizes)
-                value_bytes += held * itemsize
-                num_rows = int(by_chunks.sum())
-                mean = held / num_rows if num_rows else 0.0
-                tables.append(TableReport(spec.name, tuple(by_chunks.tolist()), mean))
-        unpruned += pruner.num_rows * pruner.groups[0].dim * itemsize
+    for group in groups:
+        itemsize = group.dtype.itemsize
+        for position, spec in enumerate(group.tables):
+            by_chunks, by_place = group.chunk_counts(position)
+            held = int(by_place @ group.cut.sizes)
+            value_bytes += held * itemsize
+            num_rows = int(by_chunks.sum())
+            tables.append(
+                TableReport(spec.name, tuple(by_chunks.tolist()), held / num_rows if num_rows else 0.0)
+            )
+        unpruned += group.map.num_rows * group.dim * itemsize
     return PruneReport(
         tables=tuple(tables),
-        num_rows=sum(pruner.num_rows for pruner in pruners),
-        num_chunks=sum(pruner.pool.num_used for pruner in pruners),
-        most_chunks=sum(pruner.pool.capacity for pruner in pruners),
+        num_rows=sum(group.map.num_rows for group in groups),
+        num_chunks=sum(group.map.num_held for group in groups),
+        most_chunks=sum(group.map.room.num_chunks for group in groups),
         value_bytes=value_bytes,
         unpruned_value_bytes=unpruned,
-        pool_bytes=sum(pruner.pool.arena.allocated_bytes for pruner in pruners),
-        entry_bytes=sum(group.arena.allocated_bytes for pruner in pruners for group in pruner.groups),
-        index_bytes=sum(group.index.allocated_bytes for pruner in pruners for group in pruner.groups),
+        pool_bytes=sum(group.arena.allocated_bytes for group in groups),
+        entry_bytes=sum(group.map.entries.arena.allocated_bytes for group in groups),
+        index_bytes=sum(group.map.index.allocated_bytes for group in groups),
     )
+
+
+def note_of(report: PruneReport) -> RowNote:
+    """What a pruning has left, for a log."""
+    values = {
+        "rows": float(report.num_rows),
+        "ratio": report.ratio,
+        "chunks": float(report.num_chunks),
+        "bytes": float(report.allocated_bytes),
+        **{f"dims/{table.name}": table.mean_dims for table in report.tables},
+    }
+    text = f"pruned: {report.num_chunks:,} of {report.most_chunks:,} chunks are held"
+    return RowNote("prune", text, values, {"rows_by_chunks": report.rows_by_chunks})

@@ -10,16 +10,140 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
-from rowhaul.pruning.chunk_map import ChunkMap
+from rowhaul.pruning.chunk_ids import count_rows, name_chunks
 from rowhaul.pruning.cluster.homecoming import flush_home_plan
+from rowhaul.pruning.deciding.chunk_map import ChunkMap, Chunks
+from rowhaul.pruning.deciding.located import Located
+from rowhaul.pruning.deciding.room import LEAST_ENTRIES
+from rowhaul.pruning.deciding.timing import next_stop
 from rowhaul.pruning.layout import ChunkLayout
 from rowhaul.schedule import IdBatch, Plan, Scheduler, ScheduleSettings
 from rowhaul.schedule.arrays import Arrays, Saved, named
 from rowhaul.schedule.plan import LiveRows
 
 _PART = "chunks"  # of a saved state
+_COUNTS, _SUMS = "counts", "sums"  # of accesses, or of norms: utilities in it
+_ABSENT, _THERE = -1, 0  # slots of the map
+
+
+class ChunkIds:
+    """Batches of chunks up to where rows may be pruned next, and again after that.
+
+    Args:
+        layout: of the tables.
+        batches: ids of whole rows.
+        least_entries: how many rows may always be tracked.
+    """
+
+    def __init__(self, layout: ChunkLayout, batches: Iterator[IdBatch], least_entries: int) -> None:
+        self.layout, self.map = layout, layout.make_map(least_entries)
+        self.rows: deque[LiveRows] = deque()  # of the batches that are not planned yet
+        self._batches = batches
+        self.next_batch = 0  # the number of the batch that is read next
+        self._num_known = 0  # batches whose new rows are tracked: some may be read again after a restart
+        self._looked_at = 0  # iterations before the latest decision whether to prune
+
+    def __iter__(self) -> ChunkIds:
+        return self
+
+    def __next__(self) -> IdBatch:
+        if self.must_wait:
+            raise StopIteration
+        return self.read(next(self._batches))
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether rows, or columns, may be pruned before the next batch is read."""
+        if self.layout.awaits_columns and self.next_batch >= self.layout.pruning.cold_start:
+            return True
+        return self.next_batch >= next_stop(self.layout.pruning, self._looked_at)
+
+    def read(self, ids: IdBatch) -> IdBatch:
+        """Track the rows of the next batch, and name its chunks."""
+        num_tables = len(self.layout.rows)
+        named_by, keys, starts, counts = count_rows(ids.tables, ids.keys, num_tables)
+        located = self.map.locate(keys, starts, named_by)
+        if self.next_batch >= self._num_known:
+            self.map.add_new([located], self.next_batch)
+            self._num_known = self.next_batch + 1
+        self.next_batch += 1
+        known = np.flatnonzero(located.entries >= 0)
+        slots = np.full((len(keys), self.map.num_chunks), _ABSENT, np.int32)
+        slots[known] = self.map.entries.slots(located.entries[known])[0]
+        self.rows.append(self._live(located, known, counts))
+        return IdBatch(*name_chunks(ids.offsets, ids.tables, ids.keys, named_by, slots))
+
+    def _live(
+        self, located: Located, known: npt.NDArray[np.int64], counts: npt.NDArray[np.int32]
+    ) -> LiveRows:
+        tables = located.tables(known).astype(np.int32)
+        numbers = located.entries[known].astype(np.int32)
+        return LiveRows(tables, located.keys[known], numbers, counts[known])
+
+    def count_next(self) -> LiveRows | None:
+        """Count the accesses of the next batch to be planned; its rows, where workers measure them."""
+        rows, iteration = self.rows.popleft(), self.next_batch - len(self.rows) - 1
+        if not self.layout.pruning.by_access:
+            return rows
+        self.map.entries.count(rows.numbers.astype(np.int64), rows.accesses, iteration + 1)
+        return None
+
+    def look(self, now: int) -> bool:
+        """Whether rows are to be pruned after step ``now``; if not, batches are read on."""
+        self._looked_at = now
+        return self.map.is_due(now)
+
+    def start_at(self, iteration: int) -> None:
+        """Read batches from this one on."""
+        self.next_batch = self._num_known = self._looked_at = iteration
+
+    def export(self) -> Arrays:
+        """Everything, to continue from with the same bits."""
+        rows = self.map.rows()
+        present, utilities, touched = self.map.entries.saved(rows.numbers)
+        num_numbers, free = self.map.entries.arena.numbering
+        num_rows, is_complete, pruned_at, *others = self.map.facts
+        facts = [num_rows, is_complete, self._num_known, pruned_at, num_numbers, self.map.num_chunks, *others]
+        return {
+            "tables": rows.tables.astype(np.int32),
+            "keys": rows.keys,
+            "numbers": rows.numbers.astype(np.int32),
+            "present": present.reshape(-1),
+            _COUNTS if self.layout.pruning.by_access else _SUMS: utilities.reshape(-1),
+            "touched": touched,
+            "free": free,
+            "facts": np.array(facts, np.int64),
+            "registers": self.map.counter.registers.copy(),
+        }
+
+    def restore(self, saved: Saved, iteration: int) -> None:
+        """Continue where `export` was called; nothing may be tracked here yet."""
+        facts = saved.array("facts", np.int64, 8).tolist()
+        chunks = facts[5]
+        tables = saved.array("tables", np.int32, below=len(self.layout.rows))
+        keys = saved.array("keys", np.int64, len(tables))
+        numbers = saved.array("numbers", np.int32, len(tables), below=max(facts[4], 1)).astype(np.int64)
+        present = saved.array("present", np.bool_, len(tables) * chunks).reshape(-1, chunks)
+        utilities: npt.NDArray[Any] = np.zeros(present.shape, np.float32)
+        touched = np.zeros(len(tables), np.int32)
+        for name, kind in ((_COUNTS, np.uint32), (_SUMS, np.float32)):  # older versions have a file of sums
+            if name in saved:
+                utilities = saved.array(name, kind, present.size).reshape(present.shape)
+                touched = saved.array("touched", np.int32, len(tables))
+        self.map.entries.arena.resume(facts[4], saved.array("free", np.int64))
+        slots = np.where(present, np.int32(_THERE), np.int32(_ABSENT))
+        self.map.put(tables.astype(np.int64), keys, numbers, slots, utilities, touched)
+        registers = saved.array("registers", np.uint8, len(self.map.counter.registers))
+        self.map.restore_facts([*facts[:2], facts[3], *facts[6:]], registers)
+        self.start_at(iteration)
+        self._num_known = facts[2]
+
+    def use(self, layout: ChunkLayout) -> None:
+        """Have rows with fewer columns."""
+        self.layout, self.map.sizes = layout, layout.part_sizes
 
 
 class ChunkScheduler(Scheduler):
@@ -27,18 +151,29 @@ class ChunkScheduler(Scheduler):
 
     Args:
         settings: with sizes of chunks, by chunk table.
-        chunks: which there are.
+        layout: of the tables.
         batches: ids of whole rows.
+        least_entries: how many rows may always be tracked.
     """
 
-    def __init__(self, settings: ScheduleSettings, chunks: ChunkMap, batches: Iterable[IdBatch]) -> None:
-        self.chunks = chunks
-        self._rows: deque[LiveRows] = deque()  # of the batches in the window
-        super().__init__(settings, _Chunked(chunks, iter(batches), self._rows))
+    def __init__(
+        self,
+        settings: ScheduleSettings,
+        layout: ChunkLayout,
+        batches: Iterable[IdBatch],
+        least_entries: int = LEAST_ENTRIES,
+    ) -> None:
+        self.ids = ChunkIds(layout, iter(batches), least_entries)
+        super().__init__(settings, self.ids)
+
+    @property
+    def map(self) -> ChunkMap:
+        """Which chunks there are."""
+        return self.ids.map
 
     def plan(self) -> Plan:
         """Decide the next iteration."""
-        return replace(super().plan(), live=self._rows.popleft())
+        return replace(super().plan(), live=self.ids.count_next())
 
     def bring_home(self) -> Plan:
         """Between two plans: what brings all rows home; from now on they are there."""
@@ -47,30 +182,37 @@ class ChunkScheduler(Scheduler):
         return plan
 
     def look(self) -> bool:
-        """Between two plans, where rows may be pruned: if they are to be; otherwise batches are read on."""
+        """Between two plans: whether rows are to be pruned now; if not, batches are read on."""
         self._exhausted = False
-        return self.chunks.look(self.iteration)
+        return self.ids.look(self.iteration)
 
-    def prune(self, decision: bytes) -> Plan:
-        """Carry out what was decided.
+    def prune(self) -> Plan:
+        """Prune, between two plans.
 
-        The plan's forgotten rows are the chunks that nobody has any more; its rows those that homes make.
+        The plan's forgotten rows are the chunks that are dropped; its rows those that homes make.
         """
-        pruned = self.chunks.carry_out(decision, self.iteration)
-        self.forget(pruned.evicted.tables, pruned.evicted.keys)
+        pruned = self.map.prune(self.iteration)
+        gone_tables, gone_keys = self._named(pruned.evicted)
+        new_tables, new_keys = self._named(pruned.admitted)
+        self.forget(gone_tables, gone_keys)
         return replace(
             self.nothing(),
-            tables=pruned.admitted.tables,
-            keys=pruned.admitted.keys,
-            forgotten_tables=pruned.evicted.tables,
-            forgotten_keys=pruned.evicted.keys,
+            tables=new_tables,
+            keys=new_keys,
+            forgotten_tables=gone_tables,
+            forgotten_keys=gone_keys,
             num_expired=pruned.num_forgotten,
         )
+
+    def _named(self, chunks: Chunks) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """Chunks as rows of chunk tables."""
+        tables = chunks.tables * self.map.num_chunks + chunks.places
+        return tables.astype(np.int32), chunks.keys
 
     def narrow(self, layout: ChunkLayout) -> None:
         """Rows are at home and have fewer columns from now on."""
         self.resize(layout.sizes())
-        self.chunks.use(layout)
+        self.ids.use(layout)
 
     def nothing(self, rows: LiveRows | None = None) -> Plan:
         """A plan of no iteration and without moves, to share what else there is."""
@@ -80,32 +222,14 @@ class ChunkScheduler(Scheduler):
     def go_on_at(self, iteration: int, next_record: int) -> None:
         """Before the first plan: count on from an earlier scheduler's."""
         super().go_on_at(iteration, next_record)
-        self.chunks.go_on_at(iteration)
+        self.ids.start_at(iteration)
 
     def export(self) -> Arrays:
         """All that decides later plans."""
-        return {**super().export(), **named(_PART, self.chunks.export())}
+        return {**super().export(), **named(_PART, self.ids.export())}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Go on where `export` was called."""
+        """Continue where `export` was called."""
         saved = Saved(state)
-        self.chunks.restore(saved.part(_PART))
-        self.chunks.go_on_at(saved.number("iteration"))
+        self.ids.restore(saved.part(_PART), saved.number("iteration"))
         super().restore(state)
-
-
-class _Chunked:
-    """Batches of chunks up to the next pruning, and again after it."""
-
-    def __init__(self, chunks: ChunkMap, batches: Iterator[IdBatch], rows: deque[LiveRows]) -> None:
-        self._chunks, self._batches, self._rows = chunks, batches, rows
-
-    def __iter__(self) -> _Chunked:
-        return self
-
-    def __next__(self) -> IdBatch:
-        if self._chunks.is_due:
-            raise StopIteration
-        chunks, rows = self._chunks.take_in(next(self._batches))
-        self._rows.append(rows)
-        return chunks

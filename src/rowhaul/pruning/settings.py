@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from rowhaul.optim import RowOptimizerRule
     from rowhaul.runtime.layout import TableLayout
 
-UTILITIES = ("gradient", "access")
+UTILITIES = ("access", "gradient")
+# Accesses are remembered for longer than the default period; norms fall while training converges.
+DECAYS = {"access": 0.999, "gradient": 0.98}
 RATIOS = ("adaptive", "linear", "power")
 
 # However much is pruned in two dimensions, this share of the columns stays: what is left of a row must be
@@ -31,20 +33,21 @@ _WHERE = "prune"
 class PruneRules:
     """How rows are pruned while they are trained (FIITED; one chunk a row is AdaEmbed), but not how much.
 
-    A row is ``chunks`` pieces. Each piece has a utility, ``u <- decay * u + accesses * norm of its
-    gradient``; every ``period`` steps the pieces of highest utility get the memory there is. This is the one
-    place that names these settings: who takes them in another form (a configuration file, which writes
-    shares in percent) inherits them.
+    A row is ``chunks`` pieces, each with a utility; every ``period`` steps the pieces of highest utility get
+    the memory there is. This is the one place that names these settings: other forms of them (a configuration
+    file, which has shares in percent) inherit them.
 
     Args:
         chunks: pieces of a row that are kept or pruned by themselves, at most its number of values.
         period: steps between two prunings.
-        decay: of utilities, by step; above 0 and at most 1.
+        decay: of utilities, by step; above 0 and at most 1. 0: what suits the utility, see `DECAYS`.
         sample: utilities that are looked at to find the threshold.
         enforcement: pieces below the threshold go when more than this share of all is on its wrong side.
-        utility: ``gradient`` (accesses times the norm of gradients) or ``access`` (accesses alone).
-        ratios: ``adaptive`` (one threshold for all pieces), or given by a piece's place in its row:
-            ``linear`` or ``power``, later pieces more often pruned.
+        utility: ``access`` counts accesses: a function of the ids alone, so one process and any cluster keep
+            the same pieces. ``gradient`` sums accesses times the norm of a piece's gradient.
+        ratios: given by a piece's place in its row, ``linear`` or ``power``, later pieces more often pruned;
+        or
+            ``adaptive``, one threshold for all pieces, by which counts of accesses keep rows whole.
         dims: values kept of every row, chosen for each table after ``cold_start`` steps; 0: all.
         cold_start: steps after which they are chosen.
         two_dimensions: prune columns, too, where a ratio says how much and ``dims`` nothing. Of them the
@@ -53,11 +56,11 @@ class PruneRules:
 
     chunks: int = 4
     period: int = 1000
-    decay: float = 0.98
+    decay: float = 0.0
     sample: int = 100_000
     enforcement: float = 0.05
-    utility: str = "gradient"
-    ratios: str = "adaptive"
+    utility: str = "access"
+    ratios: str = "linear"
     dims: int = 0
     cold_start: int = 1000
     two_dimensions: bool = False
@@ -65,7 +68,7 @@ class PruneRules:
     def __post_init__(self) -> None:
         for name in ("chunks", "period", "sample", "cold_start"):
             _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
-        _check(0 < self.decay <= 1, "decay", "above 0 and at most 1", self.decay)
+        _check(0 <= self.decay <= 1, "decay", "above 0 and at most 1, or 0 for the default", self.decay)
         _check(0 <= self.enforcement <= 1, "enforcement", "a share from 0 to 1", self.enforcement)
         _check(self.utility in UTILITIES, "utility", f"one of {', '.join(UTILITIES)}", self.utility)
         _check(self.ratios in RATIOS, "ratios", f"one of {', '.join(RATIOS)}", self.ratios)
@@ -74,6 +77,16 @@ class PruneRules:
                 f"{_WHERE}.dims keeps {self.dims} values of a row, fewer than its {self.chunks} chunks; "
                 f"keep more, or set {_WHERE}.chunks to at most {self.dims}"
             )
+
+    @property
+    def by_access(self) -> bool:
+        """Whether utilities are counts of accesses."""
+        return self.utility == "access"
+
+    @property
+    def decay_of_step(self) -> float:
+        """The decay of utilities by step."""
+        return self.decay or DECAYS[self.utility]
 
 
 @dataclass(frozen=True)
@@ -124,9 +137,9 @@ class PruneSettings(PruneRules):
                 "on_unknown='error' does not go with pruning: pruned rows cannot be told from unknown ones, "
                 "and read as zeros; use 'init' or 'default'"
             )
-        from rowhaul.pruning.pool.collection import make_pruned_rows  # settings alone need no torch
+        from rowhaul.pruning.pool.collection import PrunedRows  # settings alone need no torch
 
-        return make_pruned_rows(groups, optimizer, seed, self)
+        return PrunedRows(groups, optimizer, seed, self)
 
     def layout(self, whole: TableLayout) -> TableLayout:
         """Turn the layout of whole rows into that of chunks, for a cluster."""

@@ -1,7 +1,7 @@
 """What rows in chunks take, by asking the pruner how much room it would make.
 
 How many chunks and entries there may be follows from the settings and from how many different rows come
-(`rowhaul.pruning.room`); a pool is never larger. Before columns are chosen rows have all of them, so
+(`rowhaul.pruning.deciding.room`); a pool is never larger. Before columns are chosen rows have all of them, so
 where `prune.dims` or two dimensions are in force there are two such sums, and the larger one counts.
 """
 
@@ -12,24 +12,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rowhaul.pruning.pool import ChunkPool, PruneSettings
-from rowhaul.pruning.pool.pool import ChunkArena
-from rowhaul.pruning.room import Sizes, check_batch, room_for
+from rowhaul.pruning.cut import part_sizes
+from rowhaul.pruning.deciding.room import Sizes, check_batch, room_for
+from rowhaul.pruning.settings import PruneSettings
 from rowhaul.store.footprint import index_bytes, records_bytes
 from rowhaul.store.row_parts import RowEstimate, RowShape
 
-# Of the map of chunks, by row that is kept track of: table, key, a mark, and for each chunk whether it is
-# stored and how useful it was; in arrays that grow by half.
-_GROWING = 1.5
-_MAP_ROW, _MAP_CHUNK = 13, 5
+_GROWING = 1.5  # arrays of a log of utilities grow by half
 _LEDGER_ROW, _LEDGER_CHUNK = 4, 4
 
 
-def chunk_sizes(shape: RowShape, chunks: int, columns: int) -> Sizes:
+def chunk_sizes(shape: RowShape, settings: PruneSettings, columns: int) -> Sizes:
     """Return the bytes of the parts of a row that keeps ``columns`` columns."""
-    pool = ChunkPool(columns, chunks, shape.optimizer, shape.dtype)
-    entry = ChunkArena(2 * chunks + 1, np.int32).record_bytes
-    return Sizes(pool.chunk_bytes, entry, chunks, columns / shape.dim)
+    return part_sizes(columns, shape.dim, settings, shape.optimizer, shape.dtype)
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,7 @@ class ChunkEstimate(RowEstimate):
     def _with(
         cls, shape: RowShape, rows: Mapping[str, int], settings: PruneSettings, num_rows: int, columns: int
     ) -> ChunkEstimate:
-        chunks, sizes = settings.chunks, chunk_sizes(shape, settings.chunks, columns)
+        chunks, sizes = settings.chunks, chunk_sizes(shape, settings, columns)
         room = room_for(settings, settings.budget, sizes, num_rows)
         values = -(-columns // chunks) * np.dtype(shape.dtype).itemsize
         num_chunks = min(room.num_chunks, chunks * num_rows)
@@ -124,19 +119,20 @@ class ChunkEstimate(RowEstimate):
         return records_bytes(num_records, self.record_bytes) + chunks * sum(map(index_bytes, each))
 
     def worker(self, num_ids: float) -> dict[str, int]:
-        """Bytes of a worker's log of utilities since the last pruning."""
+        """Bytes of a worker's log of utilities since the last pruning, where these are of gradients."""
+        if self.settings.by_access:
+            return {}
         seen = min(round(num_ids * self.settings.period), self.num_entries)
         row = _LEDGER_ROW + _LEDGER_CHUNK * self.settings.chunks
         return {"utilities": round(_GROWING * row * seen) + index_bytes(seen)}
 
     def host(self) -> dict[str, int]:
         """Bytes of the map that says which chunks are stored."""
-        row = _MAP_ROW + _MAP_CHUNK * self.settings.chunks
-        return {"chunk map": round(_GROWING * row * self.num_entries) + self._index_bytes}
+        return {"chunk map": self.sizes.entry * self.num_entries + self._index_bytes}
 
     def check_batch(self, num_rows: int) -> None:
         """Refuse a budget that has no chunk for each row of a batch."""
-        sizes = chunk_sizes(self.shape, self.settings.chunks, self.shape.dim)
+        sizes = chunk_sizes(self.shape, self.settings, self.shape.dim)
         check_batch(self.settings, self.settings.budget, sizes, num_rows)
 
     def note(self) -> str:

@@ -96,7 +96,8 @@ class LiveRows:
     accesses: npt.NDArray[np.int32]  # ids of the batch that name each
     # Of all rows at once, in checkpoints: which chunks exist, and how useful they have been.
     present: npt.NDArray[np.bool_] | None = None  # rows x chunks
-    utilities: npt.NDArray[np.float32] | None = None  # rows x chunks
+    utilities: npt.NDArray[Any] | None = None  # rows x chunks
+    touched: npt.NDArray[np.int32] | None = None  # the step that each row's utilities are of
 
 
 @dataclass(frozen=True)

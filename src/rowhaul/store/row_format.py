@@ -43,8 +43,6 @@ class RowFormat(ABC):
     state_by_row: ClassVar[bool] = True  # whether `decode` returns the optimizer's state
     reading: ClassVar[dict[str, str]]  # Python that reads an exported file, by kind of file
     cluster_rows: ClassVar[str] = "rowhaul.train.distributed.cluster_rows:ClusterRows"
-    replay: ClassVar[str] = ""  # what trains workers' parts where `Trainer.train_parts` cannot
-    differs_alone: ClassVar[str] = ""  # why one process by itself may train another model
 
     # Blocks of rows.
 
@@ -131,6 +129,10 @@ class RowFormat(ABC):
     @abstractmethod
     def empty(self, layout: Any, table: str) -> Arrays:
         """Return a block without rows."""
+
+    def why_inexact(self, layout: Any) -> str:
+        """Say why a cluster and one process may train different models, where that is by design."""
+        return ""
 
     @abstractmethod
     def align(self, layout: Any, table: str, found: Arrays, expected: Arrays) -> Iterator[Lines]:

@@ -82,6 +82,8 @@ class Trainer:
         """One step on a global batch that is trained in parts, one after the other; returns its mean loss."""
         if self.lifecycle is not None:
             self.lifecycle.begin(self.step, batch.ids)
+        if parts[0] is not batch:
+            self.collection.announce(batch.ids)
         return self.learn(parts, len(batch), self._step_rows)
 
     def learn(self, parts: Iterable[Batch], num_samples: int, step_rows: Callable[[Tensor], float]) -> float:

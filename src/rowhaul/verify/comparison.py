@@ -76,7 +76,7 @@ class Comparison:
     kinds: dict[str, Difference] = field(default_factory=dict)
     only_found: int = 0  # rows that only one side has, and that were trained
     only_expected: int = 0
-    differs_alone: str = ""  # why one process by itself may differ, see `RowFormat`
+    inexact: str = ""  # why the two may differ by design, see `RowFormat.why_inexact`
 
     def add(self, lines: Lines) -> npt.NDArray[np.bool_]:
         """Compare more lines; returns which differ."""
@@ -104,7 +104,7 @@ class Comparison:
 def compare(layout: TableLayout, found: Trained, expected: Trained) -> Comparison:
     """Compare two trainings of one model, number by number."""
     format = format_of(layout)
-    comparison = Comparison(differs_alone=format.differs_alone)
+    comparison = Comparison(inexact=format.why_inexact(layout))
     for table in found.rows:
         lost: Any = False  # by row
         added: Any = False

@@ -35,7 +35,7 @@ from rowhaul.nn import Batch
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.mover import Job
 from rowhaul.schedule.plan import KIND_NAMES
-from rowhaul.store.row_format import format_of, load_named
+from rowhaul.store.row_format import format_of
 from rowhaul.store.row_parts import Arrays
 from rowhaul.train import loop
 from rowhaul.train.config import TrainConfig
@@ -216,16 +216,12 @@ def train_alone(
         hot = profile_hot_rows(stream, config.cluster, trainer.collection)
         trainer.lifecycle.exempt(hot)
     layout, format, losses = layout_of(trainer.collection), format_of(trainer.collection.row_settings), []
-    replay = load_named(format.replay)(trainer, workers) if workers is not None and format.replay else None
     for samples in islice(stream, trainer.total_steps):
-        if replay is not None:
-            losses.append(replay.train(samples))
-        else:
-            parts = [samples] if workers is None else _parts(samples, workers[trainer.step])
-            batches = [Batch.from_samples(part, global_size=len(samples)) for part in parts]
-            losses.append(trainer.train_parts(Batch.from_samples(samples), batches))
+        parts = [samples] if workers is None else _parts(samples, workers[trainer.step])
+        batches = [Batch.from_samples(part, global_size=len(samples)) for part in parts]
+        losses.append(trainer.train_parts(Batch.from_samples(samples), batches))
         stepped(trainer.step)
-    blocks = partial(format.blocks, trainer.collection) if replay is None else replay.blocks
+    blocks = partial(format.blocks, trainer.collection)
     tables = [config.name for config in trainer.collection.embedding_bag_configs()]
     rows = {table: joined_rows(layout, table, blocks(table)) for table in tables}
     return Trained(rows, _dense_of(trainer.model), np.array(losses))

@@ -22,8 +22,6 @@ def print_report(
     console.print(_differences(plain, replay))
     console.print()
     console.print(_details(recorded, plain))
-    if plain.differs_alone:
-        say(f"\n{_by_itself(plain)}")
     is_exact, verdict = _verdict(config, plain, replay)
     say(f"\n{verdict}")
     return is_exact
@@ -42,12 +40,12 @@ def _head(config: TrainConfig, recorded: Recorded) -> None:
 
 
 def _by_itself(plain: Comparison) -> str:
-    """Say how far one process by itself is away, where it may be."""
+    """Say how far one process is away, where it may be."""
     kind, first = next(iter(plain.kinds.items()))
     same = 1 - first.num_different / max(first.num_nonzero, 1)
     losses = f"losses within {plain.kinds['losses'].largest:.1e}"
     has = f"has {same:.1%} of the {kind} in common with the ranks, and {losses}"
-    return f"One process by itself {has}; {plain.differs_alone}."
+    return f"not exact, by design: one process {has}; {plain.inexact}"
 
 
 def _cluster(config: TrainConfig, recorded: Recorded) -> str:
@@ -102,13 +100,15 @@ def _verdict(config: TrainConfig, plain: Comparison, replay: Comparison | None) 
             True,
             f"not exact, by design: with sync {sync} workers may train on rows that lack recent steps",
         )
+    if plain.inexact:
+        return True, _by_itself(plain)
     troubles = [
         f"{name}: {one.largest:.1e} from the replay, at {one.where}"
         for name, one in replay.kinds.items()
         if not one.is_none
     ]
     tolerances = plain.tolerances(config.precision)
-    beyond = {} if plain.differs_alone else plain.beyond(config.precision)
+    beyond = plain.beyond(config.precision)
     troubles += [
         f"{name}: {one.largest:.1e} from one process, at {one.where}; rounding explains at most "
         f"{tolerances[name]:.1e}"
@@ -116,11 +116,6 @@ def _verdict(config: TrainConfig, plain: Comparison, replay: Comparison | None) 
     ]
     if troubles:
         return False, "\n  ".join(["NOT exact: the ranks trained a different model", *troubles])
-    if plain.differs_alone:
-        return (
-            True,
-            "exact: the ranks trained the same model, to the bit, as one process that trains their parts",
-        )
     return True, (
         "exact: the ranks trained the same model as one process, to the bit where sums are taken in the same "
         f"order, and {_apart(config, plain)} where they are not"

@@ -15,19 +15,15 @@ import numpy.typing as npt
 from rowhaul.checkpoint import CheckpointReader, ShardWriter
 from rowhaul.pruning import checkpoint as saved_pruning
 from rowhaul.pruning.cluster.pruning import ClusterPruning
-from rowhaul.pruning.cluster.utility_log import decayed
 from rowhaul.pruning.layout import ChunkLayout
-from rowhaul.pruning.pool import PruneSettings
-from rowhaul.pruning.pool.lookups import decay_powers
 from rowhaul.pruning.scheduling import ChunkScheduler
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule import Scheduler, homes_of
-from rowhaul.schedule.arrays import Saved
 from rowhaul.schedule.plan import LiveRows
 from rowhaul.store.keyed import locate
 from rowhaul.train.distributed import sidecar
-from rowhaul.train.distributed.cluster_rows import SCHEDULE, ClusterRows
+from rowhaul.train.distributed.cluster_rows import ClusterRows
 from rowhaul.train.distributed.training import DistributedTraining
 
 _UTILITIES = "utilities"  # file of what was useful by the last pruning
@@ -42,7 +38,7 @@ class ChunkedClusterRows(ClusterRows):
     def gather(self, training: DistributedTraining) -> tuple[LiveRows, npt.NDArray[np.float64]]:
         """Collect all rows with utilities as of now, and what is known of columns; a collective call."""
         pruning = _pruning(training)
-        return pruning.saved_rows(training.runtime), pruning.squares(training.runtime)
+        return pruning.saved_rows(training.runtime), pruning.summed_squares(training.runtime)
 
     def write(
         self,
@@ -53,8 +49,10 @@ class ChunkedClusterRows(ClusterRows):
         gathered: Any,
     ) -> None:
         """Write the rows that this rank is home of, and what its worker has seen since the last pruning."""
-        if (log := _pruning(training).utility_log) is not None:
-            shard.arrays(f"{_LEDGER}{label}", log.export())
+        pruning = _pruning(training)
+        if training.runtime.mover.cache is not None:
+            logged = pruning.utility_log.export() if pruning.utility_log is not None else {}
+            shard.arrays(f"{_LEDGER}{label}", {**logged, "squares": pruning.squares})
         home, live = training.runtime.mover.home, gathered[0]
         if home is None or flushed is None:
             return
@@ -63,18 +61,15 @@ class ChunkedClusterRows(ClusterRows):
         here = homes_of(numbers, live.keys, training.settings.topology) == training.runtime.rank
         for table, spec in enumerate(layout.rows):
             some = np.flatnonzero(here & (live.tables == table))
-            block = _block(layout, home, flushed, live, table, some, training.iteration)
-            blocks = [block] if len(some) else []
+            blocks = [_block(layout, home, flushed, live, table, some)] if len(some) else []
             shard.blocks(spec.name, blocks, spec.dim, 0, layout.dtype, self.format.name)
 
     def write_scheduler(self, shard: ShardWriter, training: DistributedTraining, gathered: Any) -> None:
         """Write what the map of chunks knows."""
         known = training.runtime.feed.at_rest(_known)
         assert known is not None
-        pruner, utilities = known
         matrix = _chunks(training.layout).column_matrix
-        shard.arrays(saved_pruning.FILE, {**pruner, "0.columns": matrix, "0.sums": gathered[1]})
-        shard.arrays(_UTILITIES, utilities)
+        shard.arrays(saved_pruning.FILE, {**known, "0.columns": matrix, "0.sums": gathered[1]})
 
     def facts(self, training: DistributedTraining) -> dict[str, Any]:
         """Return what the manifest says of pruning."""
@@ -111,40 +106,39 @@ class ChunkedClusterRows(ClusterRows):
         self, reader: CheckpointReader, training: DistributedTraining, mine: set[str] | None
     ) -> None:
         """Load a worker's own log; on another cluster worker 0 takes over what all had seen of columns."""
-        log = _pruning(training).utility_log
-        if log is None:
-            return
+        pruning = _pruning(training)
         for name in mine or ():
             if name.startswith(_LEDGER):
-                log.restore(reader.arrays(name))
+                arrays = reader.arrays(name)
+                pruning.squares[:] = arrays["squares"].reshape(pruning.squares.shape)
+                if pruning.utility_log is not None:
+                    pruning.utility_log.restore(arrays)
         if mine is None and training.runtime.rank == 0 and _chunks(training.layout).awaits_columns:
-            log.squares[:] = _pruner(reader)["0.sums"]
+            pruning.squares[:] = _pruner(reader)["0.sums"]
 
     def restore_scheduler(self, scheduler: Scheduler, reader: CheckpointReader) -> None:
-        """Load the utilities of the last pruning."""
+        """Load utilities that older versions keep in a file of their own."""
         assert isinstance(scheduler, ChunkScheduler)
-        saved = reader.arrays(f"{_UTILITIES}.safetensors")
-        scheduler.chunks.set_utilities(saved["utilities"], int(saved["at"][0]))
+        name = f"{_UTILITIES}.safetensors"
+        if not (reader.path / name).is_file():
+            return
+        saved, entries = reader.arrays(name), scheduler.map.entries
+        numbers = scheduler.map.rows().numbers
+        numbers = np.sort(numbers[numbers < len(saved["utilities"])])
+        entries.load_utilities(numbers, saved["utilities"][numbers], np.full(len(numbers), saved["at"][0]))
 
     def start_scheduler(self, scheduler: Scheduler, reader: CheckpointReader) -> None:
         """Introduce all chunks to a new scheduler."""
         assert isinstance(scheduler, ChunkScheduler)
-        chunks, now = scheduler.chunks, int(reader.facts["step"])
-        rows = _all_rows(reader, self.tables, chunks.settings, now)
-        assert rows.present is not None
-        assert rows.utilities is not None
-        if reader.facts.get("cluster") is None:  # one process saved
-            pruner = _pruner(reader)
-            chunks.take_over(rows, pruner["0.registers"], pruner["0.numbers"], now)
-        else:
-            chunks.restore(Saved(reader.arrays(f"{SCHEDULE}.safetensors")).part("chunks"))
-            known = chunks.rows()
-            utilities = np.zeros((int(known.numbers.max(initial=-1)) + 1, chunks.num_chunks), np.float32)
-            utilities[known.numbers] = rows.utilities  # both are by (table, key), and of the same rows
-            chunks.set_utilities(utilities, now)
-        row, place = np.nonzero(rows.present)
-        chunk_tables = rows.tables[row] * chunks.num_chunks + place
-        scheduler.mark_trained(chunk_tables.astype(np.int32), rows.keys[row])
+        chunks, pruner = scheduler.map, _pruner(reader)
+        for number, name in enumerate(self.tables):
+            for block in reader.blocks(name):
+                slots = np.where(block["present"], np.int32(0), np.int32(-1))
+                chunks.load(number, block["keys"], slots, block["utilities"], block["touched"])
+                row, place = np.nonzero(block["present"])
+                chunk_tables = (number * chunks.num_chunks + place).astype(np.int32)
+                scheduler.mark_trained(chunk_tables, block["keys"][row])
+        chunks.restore_facts(pruner["0.numbers"][[0, 1, 3, 4, 6]].tolist(), pruner["0.registers"])
 
 
 def _chunks(layout: TableLayout) -> ChunkLayout:
@@ -161,13 +155,15 @@ def _pruner(reader: CheckpointReader) -> Arrays:
     return reader.arrays(reader.facts[saved_pruning.FACT]["file"])
 
 
-def _known(scheduler: Scheduler) -> tuple[Arrays, Arrays]:
+def _known(scheduler: Scheduler) -> Arrays:
+    """What one process needs to continue, beside rows; see `PrunedTables.state`."""
     assert isinstance(scheduler, ChunkScheduler)
-    chunks = scheduler.chunks
-    utilities, at = chunks.utilities()
-    pruner = {f"0.{name}": array for name, array in chunks.pruner_state().items()}
-    pruner["0.numbers"][2] = scheduler.iteration
-    return pruner, {"utilities": utilities, "at": np.array([at])}
+    num_rows, is_complete, *others = scheduler.map.facts
+    pruned_at, num_turned_away, num_rows_pruned = others
+    numbers = [num_rows, is_complete, scheduler.iteration, pruned_at, num_turned_away]
+    numbers += [scheduler.ids.layout.awaits_columns, num_rows_pruned]
+    registers = scheduler.map.counter.registers.copy()
+    return {"0.registers": registers, "0.numbers": np.array(numbers, np.int64)}
 
 
 def _width(layout: ChunkLayout, number: int) -> int:
@@ -176,11 +172,12 @@ def _width(layout: ChunkLayout, number: int) -> int:
 
 
 def _block(
-    layout: ChunkLayout, home: RowMemory, flushed: RowMemory, live: LiveRows, table: int, some: Any, step: int
+    layout: ChunkLayout, home: RowMemory, flushed: RowMemory, live: LiveRows, table: int, some: Any
 ) -> Arrays:
     """Rows of a table as one process writes them; chunks that were never trained are as they begin."""
     assert live.present is not None
     assert live.utilities is not None
+    assert live.touched is not None
     keys, present = live.keys[some], live.present[some]
     row_of_chunk, places = np.nonzero(present)
     width = max(_width(layout, place) for place in range(layout.num_chunks))
@@ -192,13 +189,12 @@ def _block(
         chunks[chosen, : _width(layout, number)] = _records(
             (flushed, home, fresh), number, keys[row_of_chunk[chosen]]
         )
-    touched = np.full(len(keys), step, np.int32)
     return {
         "keys": keys,
         "present": present,
         "chunks": chunks,
         "utilities": live.utilities[some],
-        "touched": touched,
+        "touched": live.touched[some],
         "columns": layout.column_matrix[table],
         "starts": layout.starts,
     }
@@ -217,27 +213,3 @@ def _records(memories: tuple[RowMemory, ...], table: int, keys: npt.NDArray[np.i
         records[missing[there]] = group.arena.read(found[there])
         missing = missing[~there]
     return records
-
-
-def _all_rows(reader: CheckpointReader, tables: list[str], settings: PruneSettings, now: int) -> LiveRows:
-    """All rows of a checkpoint, by (table, key), with utilities as they are after ``now``."""
-    num_chunks, powers = settings.chunks, decay_powers(settings.decay)
-    numbers, keys = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
-    present, utilities = [np.empty((0, num_chunks), np.bool_)], [np.empty((0, num_chunks), np.float32)]
-    for number, name in enumerate(tables):
-        for parts in reader.blocks(name):
-            numbers.append(np.full(len(parts["keys"]), number, np.int32))
-            keys.append(parts["keys"])
-            present.append(parts["present"])
-            kept = decayed(powers, now - parts["touched"].astype(np.int64))[:, None]
-            utilities.append((kept * parts["utilities"].astype(np.float64)).astype(np.float32))
-    table, key = np.concatenate(numbers), np.concatenate(keys)
-    order = np.lexsort((key, table))
-    return LiveRows(
-        table[order],
-        key[order],
-        order.astype(np.int32),
-        np.zeros(len(order), np.int32),
-        np.concatenate(present)[order],
-        np.concatenate(utilities)[order],
-    )

@@ -1,9 +1,9 @@
-"""Sets of numbers in few bits: what a pruning decided, and which rows workers have seen before it.
+"""Reports of utilities in few bits: which rows, and how useful their chunks were.
 
-Of a sorted list every number is cut in two (Elias and Fano): the low bits are written as they are, the high
-ones as steps from number to number, a bit each. That takes two bits a number and the logarithm of how far
-they are apart. Utilities are told in two bytes each, which keeps them to half a percent: they are only
-compared with each other.
+Row numbers are a sorted list, of which every number is cut in two (Elias and Fano): the low bits are written
+as they are, the high ones as steps from number to number, a bit each. That takes two bits a number and the
+logarithm of how far they are apart. Utilities take two bytes each, which keeps them to half a percent: they
+are only compared with each other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
-Told = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]  # rows by number, and utilities of their chunks
+Report = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]  # rows, and utilities of their chunks
 
 _HEADER = struct.Struct("<QQB")  # numbers, bits of the high parts, low bits of each
 
@@ -44,7 +44,7 @@ def decode_set(data: bytes) -> tuple[Ints, int]:
     return (high << low_bits) + low.reshape(count, low_bits).astype(np.int64) @ weights, end
 
 
-def encode_told(numbers: npt.NDArray[np.int32], utilities: npt.NDArray[np.float32]) -> bytes:
+def encode_report(numbers: npt.NDArray[np.int32], utilities: npt.NDArray[np.float32]) -> bytes:
     """Rows, ascending, and how useful their chunks were, as bytes; nothing where there are none."""
     if not len(numbers):
         return b""
@@ -53,8 +53,8 @@ def encode_told(numbers: npt.NDArray[np.int32], utilities: npt.NDArray[np.float3
     return encode_set(numbers.astype(np.int64), int(numbers[-1]) + 1) + upper.astype("<u2").tobytes()
 
 
-def decode_told(data: bytes, num_chunks: int) -> Told:
-    """What `encode_told` was given, utilities with half their digits."""
+def decode_report(data: bytes, num_chunks: int) -> Report:
+    """What `encode_report` was given, utilities with half their digits."""
     if not len(data):
         return np.empty(0, np.int32), np.empty((0, num_chunks), np.float32)
     numbers, end = decode_set(data)

@@ -1,9 +1,9 @@
-"""What a worker has seen of the usefulness of rows since the last pruning.
+"""The utilities of gradients that a worker has measured since the last pruning.
 
-Utilities decide nothing until rows are pruned, so they do not travel with rows: every worker adds up what it
-sees, and tells it once a period. Of a row that several workers train in one iteration each adds the norm of
-its own part of the gradient, times the accesses of all: together that is at least what the norm of the sum
-would give, and the same where one of them trains it alone.
+They decide nothing until rows are pruned, so they do not travel with rows: every worker adds up its own, and
+reports once a period. Of a row that several workers train in one iteration each adds the norm of its own part
+of the gradient, times the accesses of all: together that is at least what the norm of the sum would give, and
+the same where one of them trains it alone.
 """
 
 from __future__ import annotations
@@ -13,18 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.pruning.pool.lookups import decay_powers
+from rowhaul.pruning.deciding.utilities import decay_powers, decayed
 from rowhaul.store.index import KeyIndex
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Arrays = dict[str, npt.NDArray[Any]]
-
-
-def decayed(powers: npt.NDArray[np.float64], steps: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """``decay**steps``, the same bits anywhere."""
-    taken: npt.NDArray[np.float64] = powers[0, steps & 1023] * powers[1, np.minimum(steps >> 10, 1023)]
-    return taken
 
 
 class UtilityLog:
@@ -33,53 +27,46 @@ class UtilityLog:
     Args:
         num_chunks: of a row.
         decay: of utilities, by step.
-        columns: tables and columns of each, where it is to be learned which columns matter.
     """
 
-    def __init__(self, num_chunks: int, decay: float, columns: tuple[int, int] = (0, 0)) -> None:
+    def __init__(self, num_chunks: int, decay: float) -> None:
         self._num_chunks, self._powers = num_chunks, decay_powers(decay)
-        self.squares = np.zeros(columns)  # of gradients, by table and column, while it is
-        self._clear()
+        self.clear()
 
     def __len__(self) -> int:
         return int(self._index.num_keys[0])
 
     def add(self, numbers: npt.NDArray[Any], amounts: npt.NDArray[np.float64], now: int) -> None:
-        """Let rows, each once, have been that useful in step ``now``."""
+        """Add amounts to the utilities of rows, each once, in step ``now``."""
         places = self._find_or_add(numbers.astype(np.int64), now)
         kept = decayed(self._powers, now - self._touched[places])
         self._utilities[places] = kept[:, None] * self._utilities[places].astype(np.float64) + amounts
         self._touched[places] = now
 
-    def told(self, now: int) -> tuple[npt.NDArray[np.int32], Floats]:
+    def report(self, now: int) -> tuple[npt.NDArray[np.int32], Floats]:
         """All rows, ascending, and their utilities as they are after step ``now``."""
         numbers, places = self._rows()
         kept = decayed(self._powers, now - self._touched[places])
         utilities = kept[:, None] * self._utilities[places].astype(np.float64)
         return numbers.astype(np.int32), utilities.astype(np.float32)
 
-    def clear(self) -> None:
-        """Begin anew: everything was told."""
-        self._clear()
-
     def export(self) -> Arrays:
-        """Everything, to go on from."""
+        """Everything, to continue from."""
         numbers, places = self._rows()
         return {
             "numbers": numbers,
             "utilities": self._utilities[places],
             "touched": self._touched[places],
-            "squares": self.squares,
         }
 
     def restore(self, arrays: Arrays) -> None:
-        """Go on where `export` was called."""
-        self._clear()
-        self.squares[:] = arrays["squares"]
+        """Continue where `export` was called."""
+        self.clear()
         places = self._find_or_add(arrays["numbers"], 0)
         self._utilities[places], self._touched[places] = arrays["utilities"], arrays["touched"]
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Begin anew: everything was reported."""
         self._index = KeyIndex(1)
         self._utilities: Floats = np.zeros((0, self._num_chunks), np.float32)
         self._touched: npt.NDArray[np.int32] = np.zeros(0, np.int32)

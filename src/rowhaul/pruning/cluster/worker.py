@@ -1,7 +1,8 @@
-"""What a worker does with pruned rows: it puts whole rows together, and takes their gradients apart.
+"""A worker's pruned rows: put together from chunks to be read, their gradients taken apart again.
 
 The model reads whole rows, zeros where a chunk is not there. Of their gradients, those of chunks that are
-there go the way of all rows; the norms of all of them say how useful the chunks are, or would be.
+there go the way of all rows. Where utilities are of gradients, the norms of all of them are logged for the
+next pruning.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from rowhaul.errors import ConfigError
 from rowhaul.nn.features import FeatureGroup
+from rowhaul.nn.jagged import KeyedJaggedTensor
 from rowhaul.nn.local_rows import TableRows, tables_of_keys
+from rowhaul.nn.pooled import PooledRead
 from rowhaul.pruning.chunk_ids import match_rows, put_chunks, take_chunks
-from rowhaul.pruning.chunk_kernels import add_squares, chunk_norms
-from rowhaul.pruning.cluster.utility_log import UtilityLog
+from rowhaul.pruning.chunk_kernels import chunk_norms
+from rowhaul.pruning.cluster.pruning import ClusterPruning
 from rowhaul.pruning.layout import ChunkLayout
+from rowhaul.pruning.narrowing import add_squares
 from rowhaul.runtime.batch_rows import BatchRows
 from rowhaul.runtime.row_memory import Rates, RowMemory
 from rowhaul.runtime.worker_rows import CachedRows, TakenGradients
@@ -99,18 +104,16 @@ class ChunkedWorkerRows(CachedRows):
         groups: the features.
         cache: of chunks.
         rates: of learning.
-        ledger: of what is useful.
+        pruning: gets what this worker measures.
     """
 
     def __init__(
-        self, groups: Sequence[FeatureGroup], cache: RowMemory, rates: Rates, utility_log: UtilityLog
+        self, groups: Sequence[FeatureGroup], cache: RowMemory, rates: Rates, pruning: ClusterPruning
     ) -> None:
         super().__init__(groups, cache, rates, tables=whole_tables(groups, cache))
         layout = cache.layout
         assert isinstance(layout, ChunkLayout)
-        self._layout, self._utility_log = layout, utility_log
-        self._starts, self._columns = layout.starts, layout.column_matrix
-        self._by_gradient = layout.pruning.utility == "gradient"
+        self._pruning, self._starts, self._columns = pruning, layout.starts, layout.column_matrix
         self._reader = ChunkReader(groups, cache)
         self._table_and_place: list[tuple[Ints, Ints]] = []  # by group of chunks: of each of its tables
         for number in range(len(cache.groups)):
@@ -123,53 +126,44 @@ class ChunkedWorkerRows(CachedRows):
         """Prepare for the batch of a plan; it reads rows, while the plan's are chunks."""
         self._live = plan.live
 
+    def read(self, features: KeyedJaggedTensor, *, training: bool, on_unknown: str) -> list[PooledRead]:
+        """Find the rows of a batch; while columns are chosen, measure the gradients of its vectors."""
+        reads = super().read(features, training=training, on_unknown=on_unknown)
+        if self._pruning.layout.awaits_columns:
+            tables = self._reader.tables
+            reads = [
+                _MeasuredRead(one, tables[number][one.group.feature_tables], self._pruning.squares)
+                for number, one in enumerate(reads)
+            ]
+        return reads
+
     def look_up(self, number: int, ids: tuple[Ints, Ints, Ints], training: bool, on_unknown: str) -> Lookup:
         """Put a group's rows together."""
         return self._reader.look_up(number, self.tables[number], ids)
 
     def take(self, iteration: int, rows: Sequence[BatchRows]) -> TakenGradients:
-        """Everything that backward left, as gradients of chunks; and what it says of their usefulness."""
+        """Remove everything that backward left, as gradients of chunks."""
         read = []
         for number, tables in enumerate(self._reader.tables):
-            if not self._by_gradient:
-                for lookup, _ in self.pending[number]:
-                    self._count(iteration + 1, tables[tables_of_keys(lookup)], lookup)
             taken = self.take_gradients(number)
             if taken is not None:
                 read.append(_Read(tables[tables_of_keys(taken[0])], taken[0].keys, taken[1]))
         for one in read:
-            self._measure(iteration + 1, one)
+            self._log_norms(iteration + 1, one)
         return TakenGradients(iteration, [(part, self._of_chunks(part, read)) for part in rows])
 
-    def _count(self, now: int, tables: Ints, lookup: Lookup) -> None:
-        """Note accesses."""
-        assert self._live is not None
-        places, known = self._tracked(tables, lookup.keys)
-        counts = np.bincount(lookup.inverse, minlength=len(lookup.keys))[known].astype(np.float64)
-        amounts = np.repeat(counts[:, None], self._layout.num_chunks, axis=1)
-        self._utility_log.add(self._live.numbers[places], amounts, now)
-
-    def _measure(self, now: int, read: _Read) -> None:
-        """Note the norms of gradients, times the accesses of all workers; and how large columns are."""
-        if not self._by_gradient and not self._layout.awaits_columns:
+    def _log_norms(self, now: int, read: _Read) -> None:
+        """Log the norms of gradients, times the accesses of all workers, where they are utilities."""
+        log, live = self._pruning.utility_log, self._live
+        if log is None:
             return
-        assert self._live is not None
-        places, known = self._tracked(read.tables, read.keys)
-        if self._layout.awaits_columns:
-            add_squares(read.gradients, read.tables, known, self._utility_log.squares)
-        if not self._by_gradient:
-            return
-        norms = chunk_norms(read.gradients, read.tables, self._starts, self._columns)[known]
-        amounts = self._live.accesses[places].astype(np.float64)[:, None] * norms
-        self._utility_log.add(self._live.numbers[places], amounts, now)
-
-    def _tracked(self, tables: Ints, keys: Ints) -> tuple[Ints, Ints]:
-        """Of rows that are kept track of: their places among those of the plan; and which of the rows."""
-        live = self._live
         assert live is not None
-        places = match_rows(live.tables, live.keys, tables, keys)
-        known = np.flatnonzero(places >= 0)
-        return places[known], known
+        places = match_rows(live.tables, live.keys, read.tables, read.keys)
+        tracked = np.flatnonzero(places >= 0)
+        places = places[tracked]
+        norms = chunk_norms(read.gradients, read.tables, self._starts, self._columns)[tracked]
+        amounts = live.accesses[places].astype(np.float64)[:, None] * norms
+        log.add(live.numbers[places], amounts, now)
 
     def _of_chunks(self, part: BatchRows, read: list[_Read]) -> Floats:
         """The gradients of chunks that are there."""
@@ -188,3 +182,16 @@ class ChunkedWorkerRows(CachedRows):
                 "loss of the batch that was dispatched, and on nothing else, then step()"
             )
         return out
+
+
+class _MeasuredRead(PooledRead):
+    """A read that adds the squared gradients of its vectors to the sums of their tables."""
+
+    def __init__(self, read: PooledRead, feature_tables: Ints, squares: npt.NDArray[np.float64]) -> None:
+        super().__init__(read.group, read.arena, read.lookup, read.entries, read.offsets, read.keep)
+        self._feature_tables, self._squares = feature_tables, squares
+
+    def keep_gradients(self, weights: Tensor | None, pooled_gradients: Floats) -> None:
+        """Measure gradients, and keep them for the step."""
+        add_squares(pooled_gradients, self.offsets, self.group.columns, self._feature_tables, self._squares)
+        super().keep_gradients(weights, pooled_gradients)

@@ -1,7 +1,7 @@
-"""Rows of batches to come, located by whoever loads them: off the path of the training thread.
+"""Rows of batches to come, located in the thread that loads them.
 
-What was found waits here under the batch's ids until these are read, once. It is dropped with them, if they
-never are.
+What was found is kept under the batch's ids until these are read, once, and dropped with them if they never
+are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.nn.jagged import KeyedJaggedTensor
-from rowhaul.pruning.pool.lookups import Located
+from rowhaul.pruning.deciding.located import Located
 
 FoundRows = tuple[Located, slice | npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """Entries of a group's rows, which ids of the batch they are, and the offsets of their bags."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from rowhaul._kernels import kernel
 from rowhaul._memory import data_address, prefetch_to_read, prefetch_to_write, record_at
 from rowhaul._vectors import add_row, clear_row, copy_row, load_one, size_of
-from rowhaul.pruning.pool.fields import load_int32
+from rowhaul.pruning.deciding.fields import load_int32
 
 _ROWS_AHEAD = 8
 _SAMPLES_AHEAD = 8

@@ -1,45 +1,77 @@
-"""Tables whose rows are kept in pieces: entries found by key, chunks in a pool shared with other tables.
+"""Pruned tables of one row size in this process: a map of chunks, and the records of those that are there.
 
-An entry says where the chunks of a row are (or that they are not) and how useful they have been. It is all
-that remains of a row whose chunks were pruned, and enough to notice when they should come back.
+The map decides who has chunks; its slots are numbers of records here. A chunk's record is its values, then
+the optimizer's state for them, so row optimizers step chunks as they step rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rowhaul.optim import RowOptimizerRule
-from rowhaul.pruning.distinct_counter import DistinctCounter
-from rowhaul.pruning.hashing import mixed
-from rowhaul.pruning.pool.compaction import compacted
-from rowhaul.pruning.pool.entry_kernels import (
-    ABSENT,
-    exchange_chunks,
-    list_present,
-    read_chunk_numbers,
-    read_entries,
-    stored_gradients,
-    sum_squares,
-    update_utilities,
-    write_initial_chunks,
-)
-from rowhaul.pruning.pool.lookups import Chunks, Located, PrunedLookup, RowBlock, Version
-from rowhaul.pruning.pool.lookups import decay_powers as decay_powers
-from rowhaul.pruning.pool.pool import ChunkArena, ChunkPool
-from rowhaul.pruning.pool.pooling import assemble_rows, pool_assembled, sum_gradients
-from rowhaul.store.index import Int64s, KeyIndex
-from rowhaul.store.keyed import add_absent
-from rowhaul.store.tables import TableGroup, TableSpec
+from rowhaul.pruning.chunk_kernels import list_present, stored_gradients, write_initial_chunks
+from rowhaul.pruning.cut import RowCut, part_sizes
+from rowhaul.pruning.deciding.chunk_map import ChunkMap, Pruned
+from rowhaul.pruning.deciding.entries import ABSENT, ShrinkingArena, Slots
+from rowhaul.pruning.deciding.located import Located
+from rowhaul.pruning.deciding.room import LEAST_ENTRIES
+from rowhaul.pruning.narrowing import WholeRows, best_columns
+from rowhaul.pruning.pool.pooling import assemble_rows
+from rowhaul.pruning.settings import PruneSettings
+from rowhaul.store.tables import TableSpec
+
+Int64s = npt.NDArray[np.int64]
+Numbers = npt.NDArray[Any]
 
 _BLOCK_ROWS = 1 << 16
 
 
-class PrunedTables(TableGroup):
-    """Tables of equal row size whose chunks are in ``pool``; ``arena`` holds their entries."""
+@dataclass(frozen=True)
+class ChunkLookup:
+    """Those distinct rows of a batch that are tracked, table by table, and where their chunks are."""
+
+    keys: Int64s
+    starts: Int64s  # tables + 1: where each table's keys begin
+    inverse: npt.NDArray[np.int32]  # each id's row; -1: not tracked
+    entries: Int64s
+    counts: Int64s  # how often the batch reads each
+    slots: Slots  # rows x chunks; -1: pruned
+    held: Slots  # chunks that each row holds
+
+    @property
+    def tables(self) -> Int64s:
+        """The table of each row."""
+        return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Some rows of a table, as they are stored."""
+
+    keys: Int64s
+    present: npt.NDArray[np.bool_]  # rows x chunks
+    records: Numbers  # chunks that are there, row by row: values, then state
+    utilities: Numbers  # rows x chunks: counts, or sums; as of `touched`
+    touched: npt.NDArray[np.int32]  # step of each row's utilities
+
+
+class PrunedTables:
+    """Tables of one row size, pruned together.
+
+    Args:
+        tables: names, sizes and initial ranges.
+        optimizer: of rows; to it a chunk is a row.
+        dtype: of values and state.
+        seed: of first values, and of pruning.
+        settings: of pruning.
+        budget: bytes for these tables, if there is a budget.
+        least_entries: how many rows may always be tracked.
+    """
 
     def __init__(
         self,
@@ -47,307 +79,239 @@ class PrunedTables(TableGroup):
         optimizer: RowOptimizerRule,
         dtype: npt.DTypeLike,
         seed: int,
-        pool: ChunkPool,
+        settings: PruneSettings,
+        *,
+        budget: int | None = None,
+        least_entries: int = LEAST_ENTRIES,
     ) -> None:
-        super().__init__(tables, optimizer, dtype, seed)
-        self.pool = pool
-        self._value_dtype = np.dtype(dtype)
-        self._num_chunks = pool.num_chunks
-        self.for_training = True
-        self._version = Version()
-        self.columns: Int64s = np.tile(np.arange(self.dim), (len(tables), 1))  # tables x stored values
-        self.scattered = False  # whether only some columns are stored
-        self.arena = self._empty_entries()
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of values and state."""
-        return self._value_dtype
-
-    @property
-    def num_entries(self) -> int:
-        """Rows that have an entry, chunks or not."""
-        return int(self.index.num_keys.sum())
-
-    @property
-    def entry_bytes(self) -> int:
-        """Bytes of an entry, without its place in the index."""
-        return self.arena.record_bytes
-
-    def row_hashes(self, tables: Int64s, keys: Int64s) -> npt.NDArray[np.uint64]:
-        """A number for each row that is the same everywhere: what its first values are drawn from."""
-        return mixed(keys.view(np.uint64) ^ self._seeds[tables])
-
-    def count_absent(self, located: Located, counter: DistinctCounter) -> int:
-        """How many keys have no entry; the counter is told of them."""
-        return counter.add_absent(located.keys, located.entries, located.starts, self._seeds)
-
-    def locate(self, values: Int64s, starts: Int64s, feature_tables: Int64s) -> Located:
-        """Find the entries of a batch, whose features are given as to `TableGroup.lookup`.
-
-        May run in any thread, while others change the tables: see `refresh`.
-        """
-        return self.locate_keys(*self.distinct(values, starts, feature_tables))
-
-    def locate_keys(self, keys: Int64s, starts: Int64s, inverse: npt.NDArray[np.int32]) -> Located:
-        """The same for keys that are distinct already, given table by table, and the key of each id."""
-        version = self._version  # from before: whatever changes meanwhile is looked at again
-        return Located(keys, starts, inverse, self.index.find(keys, starts)[0], version)
-
-    def refresh(self, located: Located) -> None:
-        """Bring what was found some time ago up to date, for whoever changes the tables."""
-        now = self._version
-        if located.version.num_left != now.num_left:
-            located.entries = self.index.find(located.keys, located.starts)[0]
-        elif located.version.num_came != now.num_came:
-            absent = np.flatnonzero(located.entries < 0)
-            keys = np.ascontiguousarray(located.keys[absent])
-            starts = np.searchsorted(absent, located.starts)
-            located.entries[absent] = self.index.find(keys, starts)[0]
-        located.version = now
-
-    def add_entries(self, located: Located, which: Int64s, now: int) -> None:
-        """Make entries without chunks for some of the keys that have none."""
-        keys = np.ascontiguousarray(located.keys[which])
-        starts = np.searchsorted(which, located.starts)
-        located.entries[which] = self._new_entries(keys, starts, now)
-
-    def read(self, located: Located) -> PrunedLookup:
-        """Find the chunks of a batch's rows, of those that have an entry."""
-        known = located.known()
-        nothing = np.empty((0, self.dim), dtype=self.dtype)
-        chunks, held = self._chunk_numbers(known.entries)
-        return PrunedLookup(
-            known.keys, known.starts, known.inverse, known.entries, nothing, chunks, held, known.counts
+        self.tables, self.optimizer, self.settings = tuple(tables), optimizer, settings
+        self.dim, self.dtype = tables[0].dim, np.dtype(dtype)
+        self._lows = np.array([table.initial_low for table in tables])
+        self._steps = np.array([(table.initial_high - table.initial_low) / 2**24 for table in tables])
+        self.has_state = True  # no longer once it only serves
+        self.num_moves = 0  # how often chunks may have come to other rows
+        sizes = part_sizes(self.dim, self.dim, settings, optimizer, dtype)
+        names = [table.name for table in tables]
+        self.map = ChunkMap(
+            names, settings, sizes, seed, budget=budget, memory=self, least_entries=least_entries
         )
+        self.clear()
 
-    def rows(self, lookup: PrunedLookup) -> npt.NDArray[Any]:
-        """Copies of those distinct rows of a batch that have an entry, zeros where pruned."""
-        return self._whole_rows(lookup.chunks, lookup.held, lookup.starts)
+    def clear(self) -> None:
+        """Forget every row, and which columns were kept."""
+        self.map.clear()
+        self.iteration = 0  # steps taken
+        self.awaits_columns = bool(self.settings.num_columns(self.dim))
+        # Of squared gradients, by table and column, until it is decided which columns stay.
+        self.squares = np.zeros((len(self.tables), self.dim if self.awaits_columns else 0))
+        self._keep(np.tile(np.arange(self.dim), (len(self.tables), 1)))
+        self.arena = ShrinkingArena(self.cut.width, self.dtype)
+        self.num_moves += 1
 
-    def pool_vectors(
-        self, lookup: PrunedLookup, offsets: Int64s, columns: Int64s, is_mean: npt.NDArray[np.bool_],
-        weights: npt.NDArray[Any], out: npt.NDArray[Any],
-    ) -> None:  # fmt: skip
-        """Write the pooled vectors of features, as `rowhaul.store.pooling.pool_rows` does."""
-        rows, places = self._assembled(lookup.chunks, lookup.held, lookup.starts)
-        pool_assembled(
-            rows, places, lookup.inverse, offsets, columns, is_mean, weights, out, out.ctypes.data
+    def _keep(self, columns: Int64s) -> None:
+        """Store these columns of each table (tables x stored values) from now on."""
+        self.columns = np.ascontiguousarray(columns)
+        self.cut = RowCut(columns.shape[1], self.settings.chunks, self.optimizer, self.has_state)
+        self.map.sizes = part_sizes(
+            columns.shape[1], self.dim, self.settings, self.optimizer, self.dtype
         )  # fmt: skip
 
-    def sum_gradients(
-        self, lookup: PrunedLookup, feature_tables: Int64s, offsets: Int64s, columns: Int64s,
-        is_mean: npt.NDArray[np.bool_], weights: npt.NDArray[Any], pooled: npt.NDArray[Any],
-    ) -> npt.NDArray[Any]:  # fmt: skip
-        """The gradients of a batch's distinct rows, of those that have an entry."""
-        gradients = np.empty((len(lookup.keys), self.dim), dtype=self.dtype)
-        sum_gradients(
-            lookup.inverse, offsets, columns, feature_tables, lookup.starts, is_mean, weights, pooled,
-            pooled.ctypes.data, gradients,
-        )  # fmt: skip
-        return gradients
+    @property
+    def _is_scattered(self) -> bool:
+        """Whether only some columns are stored."""
+        return bool(self.columns.shape[1] < self.dim)
 
-    def step(self, lookup: PrunedLookup, gradients: npt.NDArray[Any], lr: float, number: int) -> None:
-        """One optimizer step on the chunks of the given rows that are there."""
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of chunks, entries and index."""
+        return self.arena.allocated_bytes + self.map.allocated_bytes
+
+    def add_new(self, located: Sequence[Located]) -> None:
+        """Track the rows of a batch to train on."""
+        self.map.add_new(located, self.iteration)
+
+    def read(self, located: Located, *, counting: bool) -> ChunkLookup:
+        """Find the chunks of a batch's rows, of those that are tracked; count the accesses, or do not."""
+        known = located.known()
+        if counting and self.settings.by_access:
+            self.map.entries.count(known.entries, known.counts, self.iteration + 1)
+        return ChunkLookup(*known, *self.map.entries.slots(known.entries))
+
+    def assembled(self, lookup: ChunkLookup) -> tuple[Numbers, npt.NDArray[np.int32]]:
+        """The rows that hold something, behind one of zeros; and the place of each row, behind that one's."""
+        return self._assembled(lookup.slots, lookup.held, lookup.starts)
+
+    def rows(self, lookup: ChunkLookup) -> Numbers:
+        """Whole rows, zeros where pruned."""
+        return self._whole(lookup.slots, lookup.held, lookup.starts)
+
+    def step(self, lookup: ChunkLookup, gradients: Numbers, lr: float, number: int) -> None:
+        """Step the chunks of rows that are there; add to utilities, where these are of gradients."""
+        stored = np.ascontiguousarray(gradients)
+        if self._is_scattered:
+            stored = np.empty((len(gradients), self.columns.shape[1]), dtype=gradients.dtype)
+            stored_gradients(lookup.tables, self.columns, gradients, stored)
         num_present = int(lookup.held.sum())
-        stored = self._stored(gradients, lookup.starts)
-        for size in np.unique(self.pool.sizes):
+        for size in np.unique(self.cut.sizes):
             records = np.empty(num_present + 1, dtype=np.int64)
             firsts = np.empty(num_present + 1, dtype=np.int64)
             count = list_present(
-                lookup.chunks, lookup.held, self.pool.starts, size, stored.shape[1], records, firsts
+                lookup.slots, lookup.held, self.cut.starts, size, stored.shape[1], records, firsts
             )
             self.optimizer.step_parts(
-                self.pool.arena, records[:count], stored, firsts[:count], int(size), lr, number
+                self.arena, records[:count], stored, firsts[:count], int(size), lr, number
             )
+        if not self.settings.by_access:
+            self.map.entries.add_norms(lookup.entries, lookup.counts, self.cut.starts, stored, number)
 
-    def learn(
-        self, lookup: PrunedLookup, counts: Int64s, gradients: npt.NDArray[Any], by_gradient: bool,
-        powers: npt.NDArray[np.float64], now: int,
-    ) -> None:  # fmt: skip
-        """Bring the utilities of rows up to step ``now``, which read each of them ``counts`` times."""
-        update_utilities(
-            self.arena.addresses, self.arena.shift, self.arena.width, lookup.locations, counts,
-            self.pool.starts, self._stored(gradients, lookup.starts), by_gradient, powers, now,
-        )  # fmt: skip
+    def finish_step(self, number: int) -> Pruned | None:
+        """Choose columns and prune after step ``number``, if it is time."""
+        self.iteration = number
+        if self.awaits_columns and number >= self.settings.cold_start:
+            self.narrow(best_columns(self.squares, self.settings.num_columns(self.dim)))
+        return self.prune() if self.map.is_due(number) else None
 
-    def add_squares(self, lookup: PrunedLookup, gradients: npt.NDArray[Any], sums: npt.NDArray[Any]) -> None:
-        """Add the squared gradients of each table's columns to ``sums``."""
-        sum_squares(lookup.starts, gradients, sums)
+    def prune(self) -> Pruned:
+        """Prune now."""
+        self.num_moves += 1
+        return self.map.prune(self.iteration)
 
-    def known_rows(
-        self, table: int, powers: npt.NDArray[np.float64], now: int
-    ) -> Iterator[tuple[Int64s, Chunks, Any]]:
-        """All entries of a table as blocks of keys, chunk numbers, and utilities after step ``now``."""
-        for keys, entries in self.index.blocks(table):
-            chunks = np.empty((len(keys), self._num_chunks), dtype=np.int32)
-            utilities = np.empty((len(keys), self._num_chunks), dtype=np.float32)
-            arena = self.arena
-            read_entries(
-                arena.addresses, arena.shift, arena.width, entries, powers, now, chunks, utilities
-            )  # fmt: skip
-            yield keys, chunks, utilities
+    def admit(self, tables: Int64s, keys: Int64s, places: Int64s) -> Int64s:
+        """Make chunks as they begin: numbers of their records."""
+        records = self.arena.allocate(len(keys))
+        self._write_initial(self.arena, records, tables, keys, places, self.cut, self.columns)
+        return records
 
-    def evict(self, tables: Int64s, keys: Int64s, places: Int64s) -> None:
-        """Give back the named chunks, which are there."""
-        numbers = self._exchange(tables, keys, places, np.full(len(keys), ABSENT, dtype=np.int64))
-        self.pool.give_back(numbers)
+    def evict(self, slots: Int64s) -> None:
+        """Free records."""
+        self.arena.release(slots)
+        self.arena.sort_free()
 
-    def admit(self, tables: Int64s, keys: Int64s, places: Int64s, entries: Int64s | None = None) -> None:
-        """Give the named chunks, which are not there, memory with first values and state."""
-        numbers = self.pool.take(len(keys))
-        self._exchange(tables, keys, places, numbers, entries)
-        state = np.array([self.optimizer.initial_state], dtype=self.dtype)
-        arena = self.pool.arena
-        write_initial_chunks(
-            arena.addresses, arena.shift, arena.width, numbers, tables, keys, places, self.pool.starts,
-            self.columns, self._seeds, self._lows, self._steps, self.pool.state_widths, state,
-        )  # fmt: skip
+    def narrow(self, columns: Int64s) -> None:
+        """Keep these columns of each table, and rewrite all chunks."""
+        before, self.awaits_columns = self.cut, False
+        self.squares = np.zeros((len(self.tables), 0))
+        self._keep(columns)
+        for table in range(len(self.tables)):
+            for keys, numbers in self._blocks(table):
+                self._rewrite(table, keys, self.map.entries.slots(numbers)[0], before)
+        self.arena = self.arena.narrowed(self.cut.width)
+        self.num_moves += 1
 
-    def forget(self, tables: Int64s, keys: Int64s) -> None:
-        """Drop the entries of rows, which hold no chunk; rows come table by table."""
-        if not len(keys):
-            return
-        starts = np.searchsorted(tables, np.arange(len(self.tables) + 1))
-        self.arena.release(self.index.delete(keys, starts))
-        self.index = compacted(self.index)
-        self._version = self._version._replace(num_left=self._version.num_left + 1)
+    def _rewrite(self, table: int, keys: Int64s, slots: Slots, before: RowCut) -> None:
+        """Put what chunks are to hold at the beginning of the records they have now."""
+        whole = WholeRows(self._first_rows(table, keys), self.optimizer)
+        for place in range(before.num_chunks):
+            there = np.flatnonzero(slots[:, place] >= 0)
+            columns = slice(int(before.starts[place]), int(before.starts[place + 1]))
+            whole.put(there, columns, self.arena.read(slots[there, place].astype(np.int64)))
+        for place in range(before.num_chunks):
+            there = np.flatnonzero(slots[:, place] >= 0)
+            kept = self.columns[table, self.cut.starts[place] : self.cut.starts[place + 1]]
+            records = whole.records(there, kept)
+            padded = np.zeros((len(records), self.arena.width), dtype=self.dtype)
+            padded[:, : records.shape[1]] = records
+            self.arena.write(slots[there, place].astype(np.int64), padded)
 
-    def blocks(self, table: int) -> Iterator[tuple[Int64s, npt.NDArray[Any]]]:
+    def blocks(self, table: int) -> Iterator[tuple[Int64s, Numbers]]:
         """All rows of a table as blocks of (keys, values): whole rows, zeros where pruned, no state."""
-        for keys, entries in self._entry_blocks(table):
-            chunks, held = self._chunk_numbers(entries)
-            yield keys, self._whole_rows(chunks, held, self._starts_of_one(table, len(keys)))
-
-    def chunk_blocks(self, table: int) -> Iterator[tuple[Int64s, Chunks]]:
-        """All rows of a table as blocks of (keys, chunk numbers)."""
-        for keys, entries in self._entry_blocks(table):
-            yield keys, self.arena.read(entries)[:, : self._num_chunks]
+        for keys, numbers in self._blocks(table):
+            yield keys, self._whole(*self.map.entries.slots(numbers), self._starts_of_one(table, len(keys)))
 
     def chunk_counts(self, table: int) -> tuple[Int64s, Int64s]:
         """Rows of a table by the number of chunks they hold, and chunks held by their place in the row."""
-        by_chunks = np.zeros(self._num_chunks + 1, dtype=np.int64)
-        by_place = np.zeros(self._num_chunks, dtype=np.int64)
-        for _, chunks in self.chunk_blocks(table):
-            by_chunks += np.bincount((chunks >= 0).sum(axis=1), minlength=self._num_chunks + 1)
-            by_place += (chunks >= 0).sum(axis=0)
+        by_chunks = np.zeros(self.cut.num_chunks + 1, dtype=np.int64)
+        by_place = np.zeros(self.cut.num_chunks, dtype=np.int64)
+        for _, numbers in self._blocks(table):
+            slots, held = self.map.entries.slots(numbers)
+            by_chunks += np.bincount(held, minlength=len(by_chunks))
+            by_place += (slots >= 0).sum(axis=0)
         return by_chunks, by_place
-
-    def first_values(self, table: int, keys: Int64s) -> npt.NDArray[Any]:
-        """The whole rows that keys of a table start with."""
-        starts = self._starts_of_one(table, len(keys))
-        return self._unknown_rows(keys, starts, np.arange(len(keys)), "init")
 
     def row_blocks(self, table: int) -> Iterator[RowBlock]:
         """All rows of a table as they are stored."""
-        for keys, entries in self._entry_blocks(table):
-            held = self.arena.read(entries)
-            chunks = held[:, : self._num_chunks]
-            present = chunks >= 0
-            utilities = np.zeros(present.shape, dtype=np.float32)
-            touched = np.zeros(len(keys), dtype=np.int32)
-            if self.for_training:
-                utilities = np.ascontiguousarray(held[:, self._num_chunks : -1]).view(np.float32)
-                touched = np.ascontiguousarray(held[:, -1])
-            records = self.pool.arena.read(chunks[present].astype(np.int64))
-            lengths = (self.pool.sizes + self.pool.state_widths)[np.nonzero(present)[1]]
+        for keys, numbers in self._blocks(table):
+            slots, _ = self.map.entries.slots(numbers)
+            present, utilities, touched = self.map.entries.saved(numbers)
+            records = self.arena.read(slots[present].astype(np.int64))
+            lengths = (self.cut.sizes + self.cut.state_widths)[np.nonzero(present)[1]]
             records[np.arange(records.shape[1]) >= lengths[:, None]] = 0  # behind a shorter chunk is anything
             yield RowBlock(keys, present, records, utilities, touched)
 
     def load_block(self, table: int, block: RowBlock) -> None:
-        """Add rows that have no entry yet, as `row_blocks` gave them."""
-        entries = self._new_entries(block.keys, self._starts_of_one(table, len(block.keys)), 0)
-        numbers = self.pool.arena.allocate(int(np.count_nonzero(block.present)))
-        width = self.pool.arena.width
-        self.pool.arena.write(numbers, block.records[:, :width])
-        held = np.full((len(entries), self.arena.width), ABSENT, dtype=np.int32)
-        held[:, : self._num_chunks][block.present] = numbers
-        if self.for_training:
-            held[:, self._num_chunks : -1] = np.ascontiguousarray(block.utilities).view(np.int32)
-            held[:, -1] = block.touched
-        self.arena.write(entries, held)
+        """Add rows that are not tracked yet, as `row_blocks` gave them."""
+        records = self.arena.allocate(int(np.count_nonzero(block.present)))
+        self.arena.write(records, block.records[:, : self.arena.width])
+        slots = np.full(block.present.shape, ABSENT, np.int32)
+        slots[block.present] = records
+        self.map.load(table, block.keys, slots, block.utilities, block.touched)
 
-    def clear(self) -> None:
-        """Forget every row, and which columns were kept; the pool is its owner's to clear."""
-        self.columns = np.tile(np.arange(self.dim), (len(self.tables), 1))
-        self.scattered = False
-        self.index = KeyIndex(len(self.tables))
-        self.arena = self._empty_entries()
-        self._version = self._version._replace(num_left=self._version.num_left + 1)
+    def state(self) -> tuple[Numbers, ...]:
+        """What `restore` needs, beside rows: registers, numbers, columns and squares."""
+        num_rows, is_complete, pruned_at, num_turned_away, num_rows_pruned = self.map.facts
+        numbers = [num_rows, is_complete, self.iteration, pruned_at, num_turned_away]
+        numbers += [self.awaits_columns, num_rows_pruned]
+        return self.map.counter.registers, np.array(numbers, np.int64), self.columns, self.squares
 
-    def drop_utilities(self) -> None:
-        """Keep only what reading needs; such tables can no longer be trained."""
-        self.for_training = False
-        self.arena = self._entries.narrowed(self._num_chunks)
+    def restore(
+        self, registers: npt.NDArray[np.uint8], numbers: Int64s, columns: Int64s, squares: Numbers
+    ) -> None:
+        """Forget every row and continue with a `state`, once its rows are loaded, too."""
+        self.clear()
+        self.map.restore_facts(numbers[[0, 1, 3, 4, 6]].tolist(), registers)
+        self.iteration = int(numbers[2])
+        if self.awaits_columns and not numbers[5]:
+            self.narrow(columns)
+        elif self.awaits_columns:
+            self.squares[:] = squares
 
-    @property
-    def _entries(self) -> ChunkArena:
-        assert isinstance(self.arena, ChunkArena)
-        return self.arena
+    def serve(self) -> None:
+        """Drop what only training needs: rows can be read and no longer trained."""
+        self.has_state = False
+        self._keep(self.columns)
+        self.arena = self.arena.narrowed(self.cut.width)
+        self.map.drop_utilities()
+        self.num_moves += 1
 
-    def _empty_entries(self) -> ChunkArena:
-        return ChunkArena(2 * self._num_chunks + 1 if self.for_training else self._num_chunks, np.int32)
-
-    def _new_entries(self, keys: Int64s, starts: Int64s, now: int) -> Int64s:
-        locations, num_absent = self.index.find(keys, starts)
-        add_absent(self, keys, starts, locations, int(num_absent))
-        fresh = np.zeros((len(keys), self.arena.width), dtype=np.int32)
-        fresh[:, : self._num_chunks] = ABSENT
-        if self.for_training:
-            fresh[:, -1] = now
-        self.arena.write(locations, fresh)
-        self._version = self._version._replace(num_came=self._version.num_came + 1)
-        return locations
-
-    def _chunk_numbers(self, entries: Int64s) -> tuple[Chunks, Chunks]:
-        """Chunk numbers of entries, and how many are there."""
-        chunks = np.empty((len(entries), self._num_chunks), dtype=np.int32)
-        held = np.empty(len(entries), dtype=np.int32)
-        arena = self.arena
-        read_chunk_numbers(arena.addresses, arena.shift, arena.width, entries, chunks, held)
-        return chunks, held
-
-    def _stored(self, gradients: npt.NDArray[Any], starts: Int64s) -> npt.NDArray[Any]:
-        """The gradients of those columns that are stored; rows come table by table."""
-        if not self.scattered:
-            return np.ascontiguousarray(gradients)
-        stored = np.empty((len(gradients), self.columns.shape[1]), dtype=gradients.dtype)
-        stored_gradients(starts, self.columns, gradients, stored)
-        return stored
-
-    def _whole_rows(self, chunks: Chunks, held: Chunks, starts: Int64s) -> npt.NDArray[Any]:
-        """Rows put together from their chunks; they come table by table."""
-        rows, places = self._assembled(chunks, held, starts)
+    def _whole(self, slots: Slots, held: Slots, starts: Int64s) -> Numbers:
+        rows, places = self._assembled(slots, held, starts)
         return rows[places[1:]]
 
-    def _assembled(
-        self, chunks: Chunks, held: Chunks, starts: Int64s
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
-        """The rows that hold something, behind one of zeros; and the place of each, as the kernel says."""
-        arena = self.pool.arena
+    def _assembled(self, slots: Slots, held: Slots, starts: Int64s) -> tuple[Numbers, npt.NDArray[np.int32]]:
+        arena = self.arena
         rows = np.empty((np.count_nonzero(held) + 1, self.dim), dtype=self.dtype)
         places, zeros = np.empty(len(held) + 1, dtype=np.int32), np.zeros(arena.width, dtype=self.dtype)
         assemble_rows(
-            arena.addresses, arena.shift, arena.width, chunks, held, zeros, self.pool.starts, starts,
-            self.columns, self.scattered, places, rows,
+            arena.addresses, arena.shift, arena.width, slots, held, zeros, self.cut.starts, starts,
+            self.columns, self._is_scattered, places, rows,
         )  # fmt: skip
         return rows, places
 
-    def _exchange(
-        self, tables: Int64s, keys: Int64s, places: Int64s, numbers: Int64s, entries: Int64s | None = None
-    ) -> Int64s:
-        """Give chunks other numbers; returns those they had. Entries are found by key if not given."""
-        if entries is None:
-            entries = self.index.find_each(tables, keys)
-        before = numbers.astype(np.int32)
-        exchange_chunks(self.arena.addresses, self.arena.shift, self.arena.width, entries, places, before)
-        return before.astype(np.int64)
+    def _first_rows(self, table: int, keys: Int64s) -> Numbers:
+        """The whole rows that keys of a table start with."""
+        arena = ShrinkingArena(self.dim, self.dtype)
+        rows, tables = arena.allocate(len(keys)), np.full(len(keys), table)
+        whole = RowCut(self.dim, 1, self.optimizer, with_state=False)
+        every = np.tile(np.arange(self.dim), (len(self.tables), 1))
+        self._write_initial(arena, rows, tables, keys, np.zeros_like(rows), whole, every)
+        return arena.read(rows)
 
-    def _entry_blocks(self, table: int) -> Iterator[tuple[Int64s, Int64s]]:
-        for keys, entries in self.index.blocks(table):
+    def _write_initial(
+        self, arena: ShrinkingArena, records: Int64s, tables: Int64s, keys: Int64s, places: Int64s,
+        cut: RowCut, columns: Int64s,
+    ) -> None:  # fmt: skip
+        state = np.array([self.optimizer.initial_state], dtype=self.dtype)
+        write_initial_chunks(
+            arena.addresses, arena.shift, arena.width, records, tables, keys, places, cut.starts,
+            columns, self.map.seeds, self._lows, self._steps, cut.state_widths, state,
+        )  # fmt: skip
+
+    def _blocks(self, table: int) -> Iterator[tuple[Int64s, Int64s]]:
+        """Keys of a table and the numbers of their entries."""
+        for keys, numbers in self.map.index.blocks(table):
             for first in range(0, len(keys), _BLOCK_ROWS):
                 some = slice(first, first + _BLOCK_ROWS)
-                yield keys[some], entries[some]
+                yield keys[some], numbers[some]
 
     def _starts_of_one(self, table: int, count: int) -> Int64s:
         """Where each table's keys begin when all are of one table."""

@@ -6,8 +6,8 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from embedding_cases import jagged, torch_threads
 
+from embedding_cases import jagged, torch_threads
 from rowhaul import optim
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, RowOptimizer
@@ -134,7 +134,8 @@ def test_threads_change_nothing():
 
 def test_several_backward_passes_are_one_step():
     whole, parts = (
-        make(PruneSettings(ratio=0.5, chunks=2, period=100), dtype=torch.float64) for _ in range(2)
+        make(PruneSettings(ratio=0.5, chunks=2, period=100, utility="gradient"), dtype=torch.float64)
+        for _ in range(2)
     )
     random = np.random.default_rng(1)
     first = random_batch(random)
@@ -160,24 +161,25 @@ def test_several_backward_passes_are_one_step():
 @pytest.mark.parametrize("settings", [{"ratio": 0.9}, {"budget": 40_000}])
 def test_the_pool_is_never_exceeded(settings):
     collection = make(PruneSettings(chunks=3, period=4, **settings))
-    (pruner,) = collection.pruning.pruners
+    (tables,) = collection.pruning.tables
     rows = RowOptimizer(collection)
     random = np.random.default_rng(2)
     fullest = 0
     for _ in range(20):
         batch = random_batch(random, num_keys=4000)
         pooled = collection(batch).values()
-        assert pruner.pool.num_used <= pruner.pool.capacity
+        assert tables.map.num_held <= tables.map.room.num_chunks
         pooled.sum().backward()
         rows.step()
-        assert pruner.pool.num_used <= pruner.pool.capacity
-        assert pruner.num_entries <= pruner.room.num_entries
+        room, num_held, num_entries = tables.map.room, tables.map.num_held, tables.map.num_entries
+        assert tables.arena.num_records == num_held <= room.num_chunks
+        assert num_entries <= room.num_entries
         if "budget" in settings:
-            used = pruner.pool.num_used * pruner.sizes.chunk + pruner.num_entries * pruner.sizes.entry
+            used = num_held * tables.map.sizes.chunk + num_entries * tables.map.sizes.entry
             assert used <= settings["budget"]
         else:
-            assert pruner.pool.capacity == int(0.1 * 3 * pruner.num_rows + 1e-6)
-        fullest = max(fullest, pruner.pool.num_used / max(1, pruner.pool.capacity))
+            assert room.num_chunks == int(0.1 * 3 * tables.map.num_rows + 1e-6)
+        fullest = max(fullest, num_held / max(1, room.num_chunks))
     assert fullest > 0.9
 
 
@@ -239,11 +241,12 @@ def test_serving_reads_the_same_without_utilities_and_state():
     collection.eval()
     batch = random_batch(np.random.default_rng(4))
     expected = collection(batch).values()
-    (pruner,) = collection.pruning.pruners
-    entry_bytes, chunk_bytes = pruner.sizes.entry, pruner.sizes.chunk
+    (tables,) = collection.pruning.tables
+    entry_bytes, chunk_bytes = tables.map.entries.arena.record_bytes, tables.arena.record_bytes
     collection.pruning.serve()
     assert torch.equal(collection(batch).values(), expected)
-    assert (pruner.sizes.entry, pruner.sizes.chunk) == (entry_bytes - 12, chunk_bytes // 3)
+    assert tables.map.entries.arena.record_bytes == entry_bytes - 8
+    assert tables.arena.record_bytes == chunk_bytes // 3
     collection.train()
     with pytest.raises(ConfigError, match="only serves"):
         collection(batch)
@@ -278,8 +281,8 @@ def test_a_pruning_between_forward_and_backward_is_noticed():
         ({"ratio": -0.1}, "prune.ratio must be"),
         ({"ratio": 0.5, "budget": 100}, "cannot both be kept"),
         ({"period": 0}, "prune.period must be at least 1, got 0"),
-        ({"decay": 0.0}, "prune.decay must be above 0"),
-        ({"utility": "age"}, "prune.utility must be one of gradient, access, got 'age'"),
+        ({"decay": -0.1}, "prune.decay must be above 0"),
+        ({"utility": "age"}, "prune.utility must be one of access, gradient, got 'age'"),
         ({"ratios": "cubic"}, "prune.ratios must be one of adaptive, linear, power"),
         ({"dims": 3, "chunks": 4}, "fewer than its 4 chunks"),
         ({"dims": 8, "chunks": 4}, "keeps 8 values of a row, but rows of table 't' have 6"),

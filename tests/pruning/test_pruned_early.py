@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from embedding_cases import jagged, torch_threads
 
+from embedding_cases import jagged, torch_threads
 from rowhaul import optim
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, RowOptimizer
 from rowhaul.pruning.pool import PruneSettings
@@ -63,8 +63,8 @@ def test_batches_located_ahead_in_another_thread_are_read_and_learned_alike(num_
                 found += train(early, [batch], rows)
         assert found == expected
         assert state_of(early) == state_of(plain)
-        assert len(early.pruning.early) == 0
-        assert len(early.pruning.pruners[0].latest.forget_keys)  # entries did leave
+        assert len(early.pruning._early) == 0
+        assert len(early.pruning.tables[0].map.latest.decision.forget)  # entries did leave
 
 
 def test_what_was_found_is_for_one_batch_and_one_reading():
@@ -72,14 +72,14 @@ def test_what_was_found_is_for_one_batch_and_one_reading():
     first, second = batches(2)
     collection.locate_early(first)
     collection.locate_early(second)
-    assert len(collection.pruning.early) == 2
+    assert len(collection.pruning._early) == 2
     collection(first)
-    assert len(collection.pruning.early) == 1
+    assert len(collection.pruning._early) == 1
     again = collection(first).values()  # looked up anew
     assert torch.equal(again, collection(first).values())
     del second
     gc.collect()
-    assert len(collection.pruning.early) == 0
+    assert len(collection.pruning._early) == 0
 
 
 def test_rows_may_be_cleared_loaded_and_copied_in_between():
@@ -94,7 +94,7 @@ def test_rows_may_be_cleared_loaded_and_copied_in_between():
     assert torch.equal(other(batch).values(), expected)
     other.locate_early(batch)
     twin = copy.deepcopy(other)
-    assert len(twin.pruning.early) == 0
+    assert len(twin.pruning._early) == 0
     assert torch.equal(twin(batch).values(), expected)
     other.clear()
     assert not other(batch).values().any()

@@ -9,16 +9,17 @@ import math
 import numpy as np
 
 from rowhaul.optim import Adagrad, Adam, RowwiseAdagrad
-from rowhaul.pruning.decision import FAR_BELOW
-from rowhaul.pruning.distinct_counter import DistinctCounter
-from rowhaul.pruning.hashing import draws_below, mixed, salt_of
-from rowhaul.pruning.room import INDEX_BYTES
+from rowhaul.pruning.deciding.decision import FAR_BELOW
+from rowhaul.pruning.deciding.distinct_counter import DistinctCounter
+from rowhaul.pruning.deciding.hashing import draws_below, mixed, salt_of
+from rowhaul.pruning.deciding.room import INDEX_BYTES
 
 
 class Row:
     def __init__(self, num_chunks, now):
         self.chunks = [None] * num_chunks  # (values, state) or None
-        self.utilities = [np.float32(0)] * num_chunks
+        self.utilities = [np.float32(0)] * num_chunks  # by gradient
+        self.count = 0  # by access
         self.touched = now
 
 
@@ -52,7 +53,8 @@ class SlowPruning:
     def room(self):
         """Chunks and entries that may be held."""
         if self.settings.budget:
-            entry = 4 * (2 * self.settings.chunks + 1)
+            utilities = 1 if self.settings.utility == "access" else self.settings.chunks
+            entry = 4 * (self.settings.chunks + utilities + 1)
             count = self.settings.budget // (self.chunk_bytes() + entry + INDEX_BYTES)
             return count, count
         kept = 1 - self.settings.ratio
@@ -74,6 +76,13 @@ class SlowPruning:
         new = [name for name in counts if name not in self.rows]
         if new:
             self.add_new(new, counts)
+        for name, times in counts.items():
+            if name in self.rows and self.settings.utility == "access":
+                row = self.rows[name]
+                row.count = min(
+                    decayed_count(row, self.settings.decay, self.now + 1) + 4096 * times, 2**32 - 1
+                )
+                row.touched = self.now + 1
         return {name: self.whole_row(name) for name in counts}
 
     def whole_row(self, name):
@@ -87,8 +96,9 @@ class SlowPruning:
     def add_new(self, new, counts):
         hashes = np.array([self.row_hash(*name) for name in new], dtype=np.uint64)
         self.counter.add(hashes)
-        self.num_rows = max(self.num_rows, len(self.rows) + len(new))
-        if not self.is_complete:
+        if self.is_complete:
+            self.num_rows = len(self.rows) + len(new)
+        else:
             self.num_rows = max(self.num_rows, self.counter.estimate())
         drawn = mixed(hashes ^ salt_of(self.seed, self.now))
         by_reads = sorted(range(len(new)), key=lambda i: (-counts[new[i]], drawn[i]))
@@ -117,28 +127,30 @@ class SlowPruning:
     def step(self, gradients, counts, lr, number):
         """One step: {(table, key): gradient of the whole row} and how often each was read."""
         for name, gradient in gradients.items():
-            if name not in self.rows:
-                continue
             if self.is_open:
                 for column in range(self.dim):
                     self.sums[name[0], column] += float(gradient[column]) * float(gradient[column])
+            if name not in self.rows:
+                continue
             row = self.rows[name]
+            by_gradient = self.settings.utility == "gradient"
             kept = power(self.settings.decay, number - row.touched)
-            row.touched = number
+            if by_gradient:
+                row.touched = number
             for place, piece in enumerate(self.pieces()):
                 part = gradient[np.array(self.columns[name[0]])[piece]]
-                amount = float(counts[name])
-                if self.settings.utility == "gradient":
-                    amount *= norm(part)
-                row.utilities[place] = np.float32(kept * float(row.utilities[place]) + amount)
+                if by_gradient:
+                    amount = float(counts[name]) * norm(part)
+                    row.utilities[place] = np.float32(kept * float(row.utilities[place]) + amount)
                 if row.chunks[place] is not None:
                     row.chunks[place] = step_chunk(self.optimizer, *row.chunks[place], part, lr, number)
         self.now = number
         if self.is_open and number >= self.settings.cold_start:
             self.shrink()
+        period = self.settings.period
         grown = self.turned_away and self.num_rows >= 2 * self.rows_pruned
-        early = grown and number - self.pruned_at >= max(1, self.settings.period // 10)
-        if early or number % self.settings.period == 0:
+        early = grown and number < period and number % max(1, period // 10) == 0
+        if early or number % period == 0:
             self.prune()
 
     def shrink(self):
@@ -172,13 +184,20 @@ class SlowPruning:
         self.columns = columns
 
     def prune(self):
-        names = sorted(self.rows)
+        names = sorted(self.rows, key=lambda name: self.row_hash(*name))
         decay, num_chunks = self.settings.decay, self.settings.chunks
-        utilities = {
-            (name, k): np.float32(power(decay, self.now - self.rows[name].touched) * float(u))
-            for name in names
-            for k, u in enumerate(self.rows[name].utilities)
-        }
+        if self.settings.utility == "access":
+            utilities = {
+                (name, k): decayed_count(self.rows[name], decay, self.now)
+                for name in names
+                for k in range(num_chunks)
+            }
+        else:
+            utilities = {
+                (name, k): np.float32(power(decay, self.now - self.rows[name].touched) * float(u))
+                for name in names
+                for k, u in enumerate(self.rows[name].utilities)
+            }
         present = {
             (name, k) for name in names for k in range(num_chunks) if self.rows[name].chunks[k] is not None
         }
@@ -198,9 +217,10 @@ class SlowPruning:
 
 
 def slow_decide(names, utilities, present, settings, capacity, limit, num_rows, seed, iteration):
-    """Names are sorted; chunks are (name, place)."""
+    """Names come by hash, by which ties are broken; chunks are (name, place)."""
     num_chunks = settings.chunks
     chunks = [(name, k) for name in names for k in range(num_chunks)]
+    order = {chunk: number for number, chunk in enumerate(chunks)}
     threshold = dict(zip(range(num_chunks), [-math.inf] * num_chunks, strict=True))
     if names and settings.ratios == "adaptive":
         values = [float(utilities[chunk]) for chunk in chunks]
@@ -216,11 +236,13 @@ def slow_decide(names, utilities, present, settings, capacity, limit, num_rows, 
     below = [chunk for chunk in chunks if float(utilities[chunk]) < threshold[chunk[1]]]
     above = [chunk for chunk in chunks if float(utilities[chunk]) > threshold[chunk[1]]]
     losers = [chunk for chunk in below if chunk in present]
-    wanted = sorted((chunk for chunk in above if chunk not in present), key=lambda c: (-utilities[c], c))
+    wanted = sorted(
+        (chunk for chunk in above if chunk not in present), key=lambda c: (-utilities[c], order[c])
+    )
     evict, admit = [], []
     if len(losers) + len(wanted) > settings.enforcement * len(chunks):
         evict, losers = losers, []
-    losers = sorted(losers, key=lambda c: (utilities[c], c))
+    losers = sorted(losers, key=lambda c: (utilities[c], order[c]))
     for chunk in wanted:
         if len(present) - len(evict) + len(admit) < capacity:
             admit.append(chunk)
@@ -230,9 +252,9 @@ def slow_decide(names, utilities, present, settings, capacity, limit, num_rows, 
     after = (present - set(evict)) | set(admit)
     best = {name: max(float(utilities[name, k]) for k in range(num_chunks)) for name in names}
     empty = [name for name in names if not any((name, k) in after for k in range(num_chunks))]
-    lowest = min(threshold.values())
+    lowest = min(threshold.values(), default=-math.inf)
     forget = [name for name in empty if best[name] <= FAR_BELOW * lowest]
-    for name in sorted(set(empty) - set(forget), key=lambda name: (best[name], name)):
+    for name in sorted(set(empty) - set(forget), key=lambda name: (best[name], order[name, 0])):
         if len(names) - len(forget) > limit // 2:
             forget.append(name)
     return evict, admit, forget
@@ -258,6 +280,16 @@ def quantile(values, share, size, seed, iteration):
         values = [values[i] for i in draws_below(len(values), size, seed, iteration)]
     position = min(int(share * len(values)), len(values) - 1)
     return sorted(values)[position] if position else -math.inf
+
+
+def decayed_count(row, decay, now):
+    """A count of accesses as it is after so many steps without one."""
+    small, large = (math.floor(power(decay, some) * 2**32) for some in split(now - row.touched))
+    return (row.count * small >> 32) * large >> 32
+
+
+def split(steps):
+    return steps % 1024, steps // 1024 * 1024
 
 
 def power(base, exponent):

@@ -12,7 +12,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.pruning.pool.entry_kernels import count_absent, count_distinct, count_ranks
+from rowhaul.pruning.deciding.distinct_kernels import count_absent, count_distinct, count_ranks
 
 _BITS = 14
 

@@ -1,4 +1,4 @@
-"""What pruning on a cluster is made of: sets in few bits, ledgers, and ids of chunks in place of rows."""
+"""What pruning on a cluster is made of: reports in few bits, and ids of chunks in place of rows."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from rowhaul.errors import ConfigError
 from rowhaul.optim import row_optimizer
 from rowhaul.pruning.chunk_ids import count_rows
-from rowhaul.pruning.chunk_map import ChunkMap
-from rowhaul.pruning.cluster.coding import decode_set, decode_told, encode_set, encode_told
+from rowhaul.pruning.cluster.coding import decode_report, decode_set, encode_report, encode_set
 from rowhaul.pruning.cluster.utility_log import UtilityLog
+from rowhaul.pruning.deciding.timing import next_stop
 from rowhaul.pruning.layout import check_schedule, chunk_layout
 from rowhaul.pruning.pool import PruneSettings
-from rowhaul.pruning.timing import next_stop
+from rowhaul.pruning.scheduling import ChunkIds
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule import CacheSettings, HotRows, IdBatch, RowPolicy, ScheduleSettings, Topology
@@ -50,12 +50,12 @@ def test_a_set_comes_back_and_takes_few_bits(numbers, bound, rest):
     st.dictionaries(st.integers(0, 5000), st.tuples(*[st.floats(0, 2.0**100, width=32)] * 3), max_size=40),
     st.integers(1, 3),
 )
-def test_what_workers_tell_comes_back_with_half_its_digits(seen, num_chunks):
+def test_a_report_is_read_with_half_its_digits(seen, num_chunks):
     numbers = np.array(sorted(seen), np.int32)
     utilities = np.array([seen[one][:num_chunks] for one in sorted(seen)], np.float32)
     utilities = utilities.reshape(len(seen), num_chunks)
-    data = encode_told(numbers, utilities)
-    found, about = decode_told(data, num_chunks)
+    data = encode_report(numbers, utilities)
+    found, about = decode_report(data, num_chunks)
     assert found.tolist() == numbers.tolist()
     assert np.array_equal(about, torch.from_numpy(utilities).bfloat16().float().numpy())
     assert len(data) <= (2 * num_chunks + 3) * len(seen) + 20
@@ -77,7 +77,7 @@ def test_it_is_looked_ten_times_in_the_first_period_whether_to_prune():
         st.dictionaries(st.integers(0, 40), st.floats(0, 100, width=32), max_size=6), min_size=1, max_size=12
     )
 )
-def test_a_ledger_is_a_sum_that_decays(seen):
+def test_a_log_of_utilities_is_a_sum_that_decays(seen):
     utility_log, expected = UtilityLog(2, 0.5), Counter()
     for now, amounts in enumerate(seen, 1):
         numbers = np.array(sorted(amounts), np.int32)
@@ -88,7 +88,7 @@ def test_a_ledger_is_a_sum_that_decays(seen):
         for one, amount in amounts.items():
             expected[one] += amount
     for _ in range(2):
-        numbers, utilities = utility_log.told(len(seen))
+        numbers, utilities = utility_log.report(len(seen))
         assert numbers.tolist() == sorted(expected)
         wanted = [[expected[one], 2 * expected[one]] for one in numbers.tolist()]
         np.testing.assert_allclose(utilities, np.array(wanted).reshape(-1, 2), rtol=1e-5, atol=1e-30)
@@ -125,23 +125,22 @@ def test_rows_are_counted(ids):
 @given(st.lists(id_batches(), min_size=1, max_size=6), st.sampled_from([0.3, 0.6, 0.9]), st.integers(1, 3))
 def test_the_pool_is_never_exceeded_and_batches_name_what_is_there(batches, ratio, chunks):
     layout = chunk_layout(whole_layout(), PruneSettings(ratio=ratio, chunks=chunks, period=2))
-    one, other = ChunkMap(layout, least_entries=4), ChunkMap(layout, least_entries=4)
-    for ids in batches:
-        if one.is_due:
-            told = [(np.array([0], np.int32), np.ones((1, chunks), np.float32))] if one.num_entries else []
-            one.learn(told, one.next_batch)
-            decision = one.decide(one.next_batch)
-            for chunk_map in (one, other):  # the other hears of the decision only
-                chunk_map.carry_out(decision, one.next_batch)
-        found, live = one.take_in(ids)
-        again, _ = other.take_in(ids)
+    one, other = (ChunkIds(layout, iter(()), least_entries=4) for _ in range(2))
+    for now, ids in enumerate(batches):
+        for reader in (one, other):
+            if reader.must_wait and reader.look(now):
+                reader.map.prune(now)
+        found, again = one.read(ids), other.read(ids)
         assert all(map(np.array_equal, vars(found).values(), vars(again).values()))
-        known = one.rows()
-        assert known.present is not None
-        assert one.num_held == known.present.sum() <= max(one.room.num_chunks, 0)
-        assert one.num_entries == len(known.keys) <= max(one.room.num_entries, 4)
-        names = zip(known.tables.tolist(), known.keys.tolist(), strict=True)
-        present = dict(zip(names, known.present.tolist(), strict=True))
+        live = one.rows[0]
+        for reader in (one, other):
+            reader.count_next()
+        rows = one.map.rows()
+        held = one.map.entries.slots(rows.numbers)[0] >= 0
+        assert one.map.num_held == held.sum() <= max(one.map.room.num_chunks, 0)
+        assert one.map.num_entries == len(rows) <= max(one.map.room.num_entries, 4)
+        names = zip(rows.tables.tolist(), rows.keys.tolist(), strict=True)
+        present = dict(zip(names, held.tolist(), strict=True))
         expected = [
             [
                 (table * chunks + place, key)

@@ -191,12 +191,11 @@ def test_a_pool_that_holds_too_much_is_noticed():
         tables(), optimizer=SGD(lr=0.1), pruning=PruneSettings(ratio=0.5, chunks=2, period=5)
     )
     collection(batch_of([[key] for key in range(20)] * 2))
-    (pruner,) = collection.pruning.pruners
-    check_room(pruner)
-    pruner.pool.capacity += 4
-    pruner.pool.take(4)
-    with pytest.raises(AssertionError, match="chunks of"):
-        check_room(pruner)
+    (held,) = collection.pruning.tables
+    check_room(held)
+    held.arena.allocate(held.map.room.num_chunks)
+    with pytest.raises(AssertionError, match="chunks"):
+        check_room(held)
 
 
 def test_intervals_are_students():

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from rowhaul.errors import ConfigError
-from rowhaul.pruning.decision import Room
+from rowhaul.pruning.deciding.decision import Room
 from rowhaul.pruning.settings import PruneSettings
 
 # What an entry is reckoned to take in the index. Small shards are a third full once they have grown, which

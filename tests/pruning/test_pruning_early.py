@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pruned_driver import Fast
 
 from rowhaul.optim import SGD
-from rowhaul.pruning.decision import first_by
+from rowhaul.pruning.deciding.decision import first_by
 from rowhaul.pruning.pool import PruneSettings
 
 
@@ -28,8 +28,8 @@ def test_a_lookup_of_any_age_is_brought_up_to_date(seed, ahead, period, split):
         while len(waiting) <= ahead and number - 1 + len(waiting) < len(coming):
             waiting.append(early.locate(coming[number - 1 + len(waiting)]))
         located, now = waiting.pop(0), late.locate(batch)
-        for group, one, other in zip(early.groups, located, now, strict=True):
-            group.refresh(one)
+        for one, other in zip(located, now, strict=True):
+            early.map.refresh(one)
             assert one.entries.tolist() == other.entries.tolist()
         rows, expected = early.read(batch, located), late.read(batch)
         assert {name: row.tobytes() for name, row in rows.items()} == {
@@ -47,13 +47,10 @@ def test_entries_that_came_and_left_meanwhile_are_seen():
     fast.read(key)
     came = fast.locate(key)[0]
     assert before.entries.tolist() == [-1]
-    fast.groups[0].refresh(before)
+    fast.map.refresh(before)
     assert before.entries.tolist() == came.entries.tolist() != [-1]
-    fast.groups[0].evict(
-        np.array([0] * 2), np.array([7] * 2), np.array([0, 1])
-    ) if fast.pool.num_used else None
-    fast.groups[0].forget(np.array([0]), np.array([7]))
-    fast.groups[0].refresh(came)
+    fast.tables.clear()
+    fast.map.refresh(came)
     assert came.entries.tolist() == [-1]
 
 

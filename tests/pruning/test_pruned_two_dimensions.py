@@ -10,8 +10,8 @@ from rowhaul import optim
 from rowhaul.errors import ConfigError
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, RowOptimizer
 from rowhaul.pruning.config import PruneConfig
+from rowhaul.pruning.deciding.room import Sizes, room_for
 from rowhaul.pruning.pool import PruneSettings
-from rowhaul.pruning.room import Sizes, room_for
 from rowhaul.train import TrainConfig
 
 COLD_START, PERIOD = 12, 5
@@ -42,7 +42,7 @@ def test_a_ratio_is_that_of_all_values_at_every_step():
         shares.append(report.num_chunks / (2 * report.num_rows))
     assert shares[COLD_START - 2] <= 0.1  # of the pieces, while rows have all columns
     assert 0.2 < shares[-1] <= 0.1 * 16 / 6  # fewer columns leave room for more
-    assert collection.pruning.groups[0].pruned.columns.shape[1] == 6
+    assert collection.pruning.tables[0].columns.shape[1] == 6
     assert 0.9 <= collection.pruning.report().ratio < 0.925
 
 
