@@ -32,7 +32,8 @@ from prune_ids import Ids, by_power_law, criteo_like
 from report import console, print_machine, print_table
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, RowOptimizer
 from rowhaul.optim import row_optimizer
-from rowhaul.pruning.pool import PruneSettings
+from rowhaul.pruning import PruneSettings
+from rowhaul.pruning.pool.collection import PrunedRows
 
 PERIOD = 1000  # the default number of steps between prunings
 AHEAD = 3  # batches between the look-up of a batch and its step, where it is early
@@ -62,8 +63,8 @@ class Side:
     @property
     def is_full(self) -> bool:
         """Whether the index has room for hardly any new row."""
-        pruning = self.collection.pruning
-        return pruning is None or all(
+        pruning = self.collection.source
+        return not isinstance(pruning, PrunedRows) or all(
             one.map.num_entries >= 0.99 * one.map.room.num_entries for one in pruning.tables
         )
 
@@ -87,9 +88,9 @@ class Side:
 
     def prune(self) -> None:
         """Prune now, and not again."""
-        assert self.collection.pruning is not None
+        assert isinstance(self.collection.source, PrunedRows)
         began = time.process_time()
-        for tables in self.collection.pruning.tables:
+        for tables in self.collection.source.tables:
             tables.prune()
             object.__setattr__(tables.settings, "period", 1 << 40)
         self.pruning_seconds = time.process_time() - began

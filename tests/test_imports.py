@@ -11,32 +11,65 @@ import rowhaul
 
 SOURCE = Path(rowhaul.__file__).parent
 # Known to all; know nothing themselves.
-SHARED = {"errors", "__version__", "_lazy", "_environment", "_files", "_kernels", "_memory", "_vectors"}
+SHARED = {"errors", "__version__", *(path.stem for path in SOURCE.glob("_[a-z]*.py"))}
 
-# What each package may import: other packages of ours, then third parties.
+ARRAYS = {"numpy", "numba", "xxhash"}
+# What each room may import: other rooms, then third parties. The core comes first, features after it.
 TABLE = {
-    "data": (set(), {"numpy", "pyarrow", "numba", "yaml", "xxhash"}),
-    "optim": (set(), {"numpy", "numba"}),
-    "schedule": (set(), {"numpy", "numba", "xxhash"}),
+    "data": (set(), {*ARRAYS, "pyarrow", "yaml"}),
+    "optim": (set(), ARRAYS),
+    "schedule": (set(), ARRAYS),
     "simulate": ({"schedule"}, {"numpy", "matplotlib"}),
-    "store": ({"optim"}, {"numpy", "numba", "xxhash"}),
+    "store": ({"optim"}, ARRAYS),
+    "checkpoint": ({"store"}, {*ARRAYS, "torch", "safetensors"}),
     "nn": ({"data", "optim", "store"}, {"numpy", "torch"}),
-    "checkpoint": (set(), {"numpy", "torch", "safetensors", "xxhash"}),
-    "exchange": (
-        {"schedule", "store", "optim", "data", "nn", "checkpoint"},
-        {"numpy", "torch", "numba", "xxhash"},
+    "transport": ({"schedule"}, {"numpy", "torch"}),
+    "planning": ({"schedule", "transport", "data"}, ARRAYS),
+    "runtime": (
+        {"planning", "transport", "schedule", "store", "optim", "nn", "data"},
+        {*ARRAYS, "torch"},
     ),
-    "cluster": ({"schedule", "exchange"}, {"numpy", "torch", "psutil"}),
+    "cluster": ({"transport", "schedule"}, {"numpy", "torch", "psutil"}),
+    "database": ({"store", "optim", "transport", "checkpoint", "data"}, {*ARRAYS, "torch"}),
+    "pruning": (
+        {"store", "optim", "schedule", "nn", "runtime", "transport", "checkpoint", "train"},
+        {*ARRAYS, "torch", "safetensors"},
+    ),
+    "tuning": (
+        {
+            "schedule",
+            "simulate",
+            "runtime",
+            "transport",
+            "cluster",
+            "data",
+            "nn",
+            "store",
+            "train",
+            "pruning",
+        },
+        {"numpy", "torch"},
+    ),
     "train": (
         {
-            *("checkpoint", "data", "nn", "optim", "store", "cluster", "exchange", "schedule", "simulate"),
+            *("data", "nn", "optim", "store", "checkpoint", "schedule", "planning", "runtime", "transport"),
+            *("cluster", "tuning", "pruning", "export", "simulate"),
         },
-        {"numpy", "torch", "pyarrow", "safetensors", "yaml", "xxhash"},
+        {*ARRAYS, "torch", "pyarrow", "yaml"},
+    ),
+    "export": ({"checkpoint", "store", "data", "train"}, {*ARRAYS, "torch", "pyarrow", "safetensors"}),
+    "sizing": (
+        {"data", "nn", "optim", "store", "schedule", "checkpoint", "tuning", "train", "pruning"},
+        {"numpy", "torch"},
+    ),
+    "verify": (
+        {"checkpoint", "cluster", "data", "nn", "runtime", "schedule", "store", "train", "tuning"},
+        {"numpy", "torch"},
     ),
     "cli": (
         {
-            *("data", "nn", "optim", "store", "checkpoint", "train", "schedule", "simulate"),
-            *("cluster", "exchange"),
+            *("data", "nn", "optim", "store", "checkpoint", "train", "schedule", "simulate", "cluster"),
+            *("transport", "runtime", "pruning", "export", "sizing", "verify"),
         },
         {"numpy", "torch", "numba", "psutil", "rich", "typer", "yaml"},
     ),

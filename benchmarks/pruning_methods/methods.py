@@ -14,7 +14,7 @@ from pruning_methods.logs import Log, Source
 from pruning_methods.mixed import MixedDimensions, popularity_dims
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, RowOptimizer
 from rowhaul.nn.models import build_model
-from rowhaul.pruning.pool import PruneSettings
+from rowhaul.pruning import PruneSettings
 from rowhaul.train import TrainConfig
 from rowhaul.train.trainer import Trainer
 
@@ -117,8 +117,9 @@ def held_bytes(trainer: Trainer) -> int:
 def value_bytes(trainer: Trainer) -> int:
     """Bytes of the values alone that rows hold."""
     collection = trainer.collection
-    if collection.pruning is not None:
-        return collection.pruning.report().value_bytes
+    report = collection.source.report() if isinstance(collection, EmbeddingBagCollection) else None
+    if report is not None:
+        return report.value_bytes
     if isinstance(collection, GrowingCollection):
         return 4 * collection.store.num_values
     configs = collection.embedding_bag_configs()

@@ -25,6 +25,7 @@ from pruning_methods.methods import (
 )
 from pruning_methods.sampler import Sampler
 from rowhaul._files import write_text
+from rowhaul.pruning.pool.collection import PrunedRows
 from rowhaul.train import TrainConfig
 from rowhaul.train.config import ModelConfig, OptimizerConfig
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
@@ -85,7 +86,8 @@ def config_of(run: Run) -> TrainConfig:
 def train(run: Run, log: Log) -> Result:
     """Train and score one run."""
     trainer = MethodTrainer(config_of(run), log, SOURCES[run.data], run.case)
-    sampler = Sampler(trainer.collection.pruning)
+    source = getattr(trainer.collection, "source", None)
+    sampler = Sampler(source if isinstance(source, PrunedRows) else None)
     seconds = 0.0
     for batch in log.train:
         began = time.process_time()

@@ -27,8 +27,8 @@ from rowhaul.cluster import join
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.optim import row_optimizer
+from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.cluster.pruning import PruneNote
-from rowhaul.pruning.pool import PruneSettings
 from rowhaul.runtime.mover import Job
 from rowhaul.schedule.plan import Kind
 from rowhaul.train.cluster_config import ClusterConfig

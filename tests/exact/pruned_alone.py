@@ -15,7 +15,7 @@ class TrainedAlone:
 
     def __init__(self, case: Case) -> None:
         self.case, self.model = case, case.model()
-        (self.tables,) = self.model.rows.pruning.tables
+        (self.tables,) = self.model.rows.source.tables
         self.tables.map._least_entries = LEAST_ENTRIES
 
     def run(self, ends: set[int], workers: list[np.ndarray] | None = None) -> PrunedAlone:

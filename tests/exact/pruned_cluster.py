@@ -26,7 +26,7 @@ class PrunedRank(Rank):
         super().__init__(*arguments)
         self.notes: list[PruneNote] = []
         self.sent_to_prune = 0
-        pruning = self.training.pruning
+        pruning = self.training.upkeep
         self._prune, pruning.prune = pruning.prune, self._prune_apart
         self._narrow, pruning.narrow = pruning.narrow, self._narrow_apart
 

@@ -11,7 +11,7 @@ import torch
 from rowhaul.data.samples import Samples
 from rowhaul.nn import Batch, EmbeddingBagCollection, EmbeddingBagConfig
 from rowhaul.optim import RowOptimizerRule
-from rowhaul.pruning.pool import PruneSettings
+from rowhaul.pruning import PruneSettings
 from rowhaul.schedule import HotRows, IdBatch, Plan, RowSizes, Scheduler, ScheduleSettings
 from rowhaul.schedule.control import Value
 

@@ -6,9 +6,9 @@ import torch
 
 from rowhaul import optim
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, RowOptimizer
+from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.deciding.compaction import compacted
 from rowhaul.pruning.deciding.room import Sizes, room_for
-from rowhaul.pruning.pool import PruneSettings
 from rowhaul.store.index import KeyIndex
 
 NAMES = [f"t{number}" for number in range(26)]

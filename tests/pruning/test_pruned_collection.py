@@ -11,7 +11,7 @@ from embedding_cases import jagged, torch_threads
 from rowhaul import optim
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, RowOptimizer
-from rowhaul.pruning.pool import PruneSettings
+from rowhaul.pruning import PruneSettings
 
 FEATURES = ("a", "b", "c", "d")
 
@@ -161,7 +161,7 @@ def test_several_backward_passes_are_one_step():
 @pytest.mark.parametrize("settings", [{"ratio": 0.9}, {"budget": 40_000}])
 def test_the_pool_is_never_exceeded(settings):
     collection = make(PruneSettings(chunks=3, period=4, **settings))
-    (tables,) = collection.pruning.tables
+    (tables,) = collection.source.tables
     rows = RowOptimizer(collection)
     random = np.random.default_rng(2)
     fullest = 0
@@ -241,9 +241,9 @@ def test_serving_reads_the_same_without_utilities_and_state():
     collection.eval()
     batch = random_batch(np.random.default_rng(4))
     expected = collection(batch).values()
-    (tables,) = collection.pruning.tables
+    (tables,) = collection.source.tables
     entry_bytes, chunk_bytes = tables.map.entries.arena.record_bytes, tables.arena.record_bytes
-    collection.pruning.serve()
+    collection.source.serve()
     assert torch.equal(collection(batch).values(), expected)
     assert tables.map.entries.arena.record_bytes == entry_bytes - 8
     assert tables.arena.record_bytes == chunk_bytes // 3
@@ -313,7 +313,7 @@ def test_what_pruning_cannot_answer_is_refused():
 def test_the_report_counts_what_is_held():
     collection = make(PruneSettings(ratio=0.75, chunks=3, period=3))
     train(collection, 6)
-    report = collection.pruning.report()
+    report = collection.source.report()
     held = [np.count_nonzero(row) for _, rows in rows_by_table(collection) for row in rows]
     assert report.num_chunks * 2 == sum(held)  # chunks of two values, none of which happens to be zero
     assert report.value_bytes == 4 * sum(held)

@@ -11,7 +11,7 @@ import torch
 from embedding_cases import jagged, torch_threads
 from rowhaul import optim
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, RowOptimizer
-from rowhaul.pruning.pool import PruneSettings
+from rowhaul.pruning import PruneSettings
 
 # Rows come in every batch and are forgotten in most prunings.
 PRUNING = PruneSettings(ratio=0.8, chunks=2, period=3, decay=0.3, enforcement=0.0)
@@ -63,8 +63,8 @@ def test_batches_located_ahead_in_another_thread_are_read_and_learned_alike(num_
                 found += train(early, [batch], rows)
         assert found == expected
         assert state_of(early) == state_of(plain)
-        assert len(early.pruning._early) == 0
-        assert len(early.pruning.tables[0].map.latest.decision.forget)  # entries did leave
+        assert len(early.source._early) == 0
+        assert len(early.source.tables[0].map.latest.decision.forget)  # entries did leave
 
 
 def test_what_was_found_is_for_one_batch_and_one_reading():
@@ -72,14 +72,14 @@ def test_what_was_found_is_for_one_batch_and_one_reading():
     first, second = batches(2)
     collection.locate_early(first)
     collection.locate_early(second)
-    assert len(collection.pruning._early) == 2
+    assert len(collection.source._early) == 2
     collection(first)
-    assert len(collection.pruning._early) == 1
+    assert len(collection.source._early) == 1
     again = collection(first).values()  # looked up anew
     assert torch.equal(again, collection(first).values())
     del second
     gc.collect()
-    assert len(collection.pruning._early) == 0
+    assert len(collection.source._early) == 0
 
 
 def test_rows_may_be_cleared_loaded_and_copied_in_between():
@@ -94,7 +94,7 @@ def test_rows_may_be_cleared_loaded_and_copied_in_between():
     assert torch.equal(other(batch).values(), expected)
     other.locate_early(batch)
     twin = copy.deepcopy(other)
-    assert len(twin.pruning._early) == 0
+    assert len(twin.source._early) == 0
     assert torch.equal(twin(batch).values(), expected)
     other.clear()
     assert not other(batch).values().any()

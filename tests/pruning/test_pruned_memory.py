@@ -5,7 +5,7 @@ import torch
 
 from rowhaul import optim
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, RowOptimizer
-from rowhaul.pruning.pool import PruneSettings
+from rowhaul.pruning import PruneSettings
 
 
 def make(pruning):
@@ -38,7 +38,7 @@ def test_at_99_percent_everything_takes_at_most_a_tenth():
         train_step(pruned, pruned_rows, batch)
         if step >= 5:  # by then the smallest blocks are small beside the whole
             assert pruned.allocated_bytes <= 0.1 * plain.allocated_bytes
-    report = pruned.pruning.report()
+    report = pruned.source.report()
     assert report.ratio >= 0.99
     assert abs(report.num_rows - sum(plain.num_rows(name) for name in "ab")) <= 0.03 * report.num_rows
     popular = {int(key): row for keys, rows in pruned.rows("a") for key, row in zip(keys, rows, strict=True)}

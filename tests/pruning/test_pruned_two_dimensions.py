@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from rowhaul import optim
 from rowhaul.errors import ConfigError
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, RowOptimizer
+from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.config import PruneConfig
 from rowhaul.pruning.deciding.room import Sizes, room_for
-from rowhaul.pruning.pool import PruneSettings
 from rowhaul.train import TrainConfig
 
 COLD_START, PERIOD = 12, 5
@@ -37,13 +37,13 @@ def test_a_ratio_is_that_of_all_values_at_every_step():
     for batch in skewed_batches(40):
         (collection(batch).values() - 1).square().sum().backward()
         rows.step()
-        report = collection.pruning.report()
+        report = collection.source.report()
         assert report.value_bytes <= 0.1 * report.unpruned_value_bytes
         shares.append(report.num_chunks / (2 * report.num_rows))
     assert shares[COLD_START - 2] <= 0.1  # of the pieces, while rows have all columns
     assert 0.2 < shares[-1] <= 0.1 * 16 / 6  # fewer columns leave room for more
-    assert collection.pruning.tables[0].columns.shape[1] == 6
-    assert 0.9 <= collection.pruning.report().ratio < 0.925
+    assert collection.source.tables[0].columns.shape[1] == 6
+    assert 0.9 <= collection.source.report().ratio < 0.925
 
 
 @given(

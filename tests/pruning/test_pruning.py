@@ -8,9 +8,9 @@ from pruned_driver import Fast
 from pruning_oracle import SlowPruning, norm, power
 
 from rowhaul.optim import SGD, Adagrad, Adam, RowwiseAdagrad
+from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.chunk_kernels import chunk_norms
 from rowhaul.pruning.cut import chunk_starts
-from rowhaul.pruning.pool import PruneSettings
 from rowhaul.store import TableGroup
 
 RULES = [SGD(lr=0.1), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1, weight_decay=0.01), Adam(lr=0.01)]

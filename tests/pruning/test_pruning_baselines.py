@@ -18,7 +18,7 @@ from pruning_methods.sampler import check_room
 from pruning_methods.tables import Estimate, lines_of
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, RowOptimizer
 from rowhaul.optim import SGD, RowwiseAdagrad
-from rowhaul.pruning.pool import PruneSettings
+from rowhaul.pruning import PruneSettings
 
 DIM = 8
 NAMES = ["user", "tags"]
@@ -191,7 +191,7 @@ def test_a_pool_that_holds_too_much_is_noticed():
         tables(), optimizer=SGD(lr=0.1), pruning=PruneSettings(ratio=0.5, chunks=2, period=5)
     )
     collection(batch_of([[key] for key in range(20)] * 2))
-    (held,) = collection.pruning.tables
+    (held,) = collection.source.tables
     check_room(held)
     held.arena.allocate(held.map.room.num_chunks)
     with pytest.raises(AssertionError, match="chunks"):

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from pruned_driver import Fast
 
 from rowhaul.optim import SGD
+from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.deciding.decision import first_by
-from rowhaul.pruning.pool import PruneSettings
 
 
 def batches(random, count):

@@ -15,11 +15,11 @@ from rowhaul.checkpoint.merging import merge
 from rowhaul.checkpoint.opening import open_checkpoint
 from rowhaul.cli.ckpt.merge import merge_into_folder
 from rowhaul.errors import CheckpointError
+from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.config import PruneConfig
 from rowhaul.pruning.cut import chunk_starts
 from rowhaul.pruning.deciding import room as rooms
 from rowhaul.pruning.deciding.distinct_counter import DistinctCounter
-from rowhaul.pruning.pool import PruneSettings
 from rowhaul.train import train_run
 
 DIM, CHUNKS = 6, 3

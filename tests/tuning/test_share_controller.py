@@ -7,7 +7,7 @@ import pytest
 
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig
 from rowhaul.optim import row_optimizer
-from rowhaul.pruning.pool import PruneSettings
+from rowhaul.pruning import PruneSettings
 from rowhaul.runtime.runtime import MEASURES
 from rowhaul.schedule import Topology
 from rowhaul.train.cluster_config import ClusterConfig

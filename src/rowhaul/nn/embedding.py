@@ -87,11 +87,6 @@ class EmbeddingBagCollection(nn.Module):
         return self._source
 
     @property
-    def pruning(self) -> Any:
-        """Pruned rows, where this process holds them; None otherwise."""
-        return self._source if hasattr(self._source, "serve") else None
-
-    @property
     def feature_groups(self) -> list[FeatureGroup]:
         """The features by row size of their tables: what a row source is made for."""
         return self._groups

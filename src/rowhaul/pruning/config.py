@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rowhaul._quantities import parse_bytes
 from rowhaul.errors import ConfigError
-from rowhaul.pruning.pool import PruneSettings
+from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.settings import PruneRules
 
 if TYPE_CHECKING:

@@ -144,6 +144,12 @@ class ChunkLayout(TableLayout):
         check_schedule(settings, self)
         return ChunkScheduler(settings, self, ids)
 
+    def records_read(self, batches: list[IdBatch]) -> list[IdBatch]:
+        """Return the chunks that batches read once rows are pruned by how often these batches read them."""
+        from rowhaul.pruning.simulated import chunks_read
+
+        return chunks_read(self, batches)
+
     def make_cache(self, groups: Sequence[FeatureGroup]) -> RowMemory:
         """Make a worker's cache of chunks."""
         return RowMemory(self, makes_rows=False)

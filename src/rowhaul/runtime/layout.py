@@ -69,6 +69,10 @@ class TableLayout:
         """Make a scheduler over the ids of rows."""
         return Scheduler(settings, ids)
 
+    def records_read(self, batches: list[IdBatch]) -> list[IdBatch]:
+        """Return the records that batches of ids read, as far as that can be known before training."""
+        return batches
+
     def make_cache(self, groups: Sequence[FeatureGroup]) -> RowMemory:
         """Make a worker's cache: a group of tables for each group of features."""
         tables = [group.make_tables(self.optimizer, self.seed) for group in groups]

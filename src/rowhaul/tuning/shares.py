@@ -20,8 +20,6 @@ import numpy.typing as npt
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.data.stream import SampleStream
 from rowhaul.nn import EmbeddingBagCollection
-from rowhaul.pruning.layout import ChunkLayout
-from rowhaul.pruning.simulated import chunks_read
 from rowhaul.runtime.mover import Job
 from rowhaul.runtime.runtime import MEASURES
 from rowhaul.schedule import IdBatch, ScheduleSettings, Topology
@@ -205,15 +203,14 @@ class _Trial:
 
 
 def first_batches(stream: SampleStream, collection: EmbeddingBagCollection) -> list[IdBatch]:
-    """Read the ids of the batches to simulate; of pruned rows, those of the chunks that will be left."""
+    """Read the ids of the batches to simulate, as the scheduler will see them."""
     batches = [
         IdBatch.from_features(
             tables_of_features(collection, samples.features), samples.values, samples.lengths
         )
         for samples in stream.from_beginning(TRIED_BATCHES * stream.batch_size)
     ]
-    layout = layout_of(collection)
-    return chunks_read(layout, batches) if isinstance(layout, ChunkLayout) else batches
+    return layout_of(collection).records_read(batches)
 
 
 def seconds_per_sample(observed: list[npt.NDArray[np.float64]]) -> tuple[float, ...]:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from rowhaul.errors import ConfigError
 from rowhaul.optim import row_optimizer
+from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.config import parse_share
 from rowhaul.pruning.layout import chunk_layout
-from rowhaul.pruning.pool import PruneSettings
 from rowhaul.pruning.simulated import SimulatedPruning
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.schedule import IdBatch, Scheduler, ScheduleSettings

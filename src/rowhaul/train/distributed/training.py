@@ -18,7 +18,7 @@ from rowhaul.nn import Batch, EmbeddingBagCollection
 from rowhaul.planning.rank0_data.sharing import DataSource
 from rowhaul.runtime.flush import flush, flush_plan
 from rowhaul.runtime.hot_set import carry_out, replacing_plan
-from rowhaul.runtime.layout import TableLayout, Upkeep
+from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.mover import Job
 from rowhaul.runtime.row_memory import Rates, RowMemory
 from rowhaul.runtime.runtime import Runtime
@@ -71,11 +71,6 @@ class DistributedTraining:
         if cache is not None:
             self._dense = DenseGradients(model.parameters())
             self._read_from_cache()
-
-    @property
-    def pruning(self) -> Any:
-        """The upkeep that prunes rows; None where rows are whole."""
-        return self.upkeep if type(self.upkeep) is not Upkeep else None
 
     @property
     def iteration(self) -> int:
