@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from rowhaul.errors import ConfigError
 from rowhaul.optim import row_optimizer
 from rowhaul.pruning import PruneSettings
-from rowhaul.pruning.chunk_ids import count_rows
 from rowhaul.pruning.cluster.coding import decode_report, decode_set, encode_report, encode_set
 from rowhaul.pruning.cluster.utility_log import UtilityLog
 from rowhaul.pruning.deciding.timing import next_stop
@@ -23,6 +22,7 @@ from rowhaul.pruning.scheduling import ChunkIds
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule import CacheSettings, HotRows, IdBatch, RowPolicy, ScheduleSettings, Topology
+from rowhaul.schedule.directory.distinct import distinct_by_appearance
 from rowhaul.store import TableSpec
 
 KEYS = (0, 1, -1, 7, 8, 9, 1 << 40, -(1 << 63), (1 << 63) - 1)
@@ -113,7 +113,7 @@ def id_batches(draw):
 @settings(deadline=None, max_examples=40)
 @given(id_batches())
 def test_rows_are_counted(ids):
-    named, keys, starts, counts = count_rows(ids.tables, ids.keys, 2)
+    named, keys, starts, counts = distinct_by_appearance(ids.tables, ids.keys, 2)
     tables = np.repeat([0, 1], np.diff(starts))
     rows = list(zip(tables.tolist(), keys.tolist(), strict=True))
     given_rows = list(zip(ids.tables.tolist(), ids.keys.tolist(), strict=True))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.pruning.chunk_ids import count_rows, name_chunks
+from rowhaul.pruning.chunk_ids import name_chunks
 from rowhaul.pruning.cluster.homecoming import flush_home_plan
 from rowhaul.pruning.deciding.chunk_map import ChunkMap, Chunks
 from rowhaul.pruning.deciding.located import Located
@@ -22,6 +22,7 @@ from rowhaul.pruning.deciding.timing import next_stop
 from rowhaul.pruning.layout import ChunkLayout
 from rowhaul.schedule import IdBatch, Plan, Scheduler, ScheduleSettings
 from rowhaul.schedule.arrays import Arrays, Saved, named
+from rowhaul.schedule.directory.distinct import distinct_by_appearance
 from rowhaul.schedule.plan import LiveRows
 
 _PART = "chunks"  # of a saved state
@@ -64,7 +65,7 @@ class ChunkIds:
     def read(self, ids: IdBatch) -> IdBatch:
         """Track the rows of the next batch, and name its chunks."""
         num_tables = len(self.layout.rows)
-        named_by, keys, starts, counts = count_rows(ids.tables, ids.keys, num_tables)
+        named_by, keys, starts, counts = distinct_by_appearance(ids.tables, ids.keys, num_tables)
         located = self.map.locate(keys, starts, named_by)
         if self.next_batch >= self._num_known:
             self.map.add_new([located], self.next_batch)

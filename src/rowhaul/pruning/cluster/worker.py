@@ -20,7 +20,7 @@ from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
 from rowhaul.nn.local_rows import TableRows, tables_of_keys
 from rowhaul.nn.pooled import PooledRead
-from rowhaul.pruning.chunk_ids import match_rows, put_chunks, take_chunks
+from rowhaul.pruning.chunk_ids import put_chunks, take_chunks
 from rowhaul.pruning.chunk_kernels import chunk_norms
 from rowhaul.pruning.cluster.pruning import ClusterPruning
 from rowhaul.pruning.layout import ChunkLayout
@@ -28,6 +28,7 @@ from rowhaul.pruning.narrowing import add_squares
 from rowhaul.runtime.batch_rows import BatchRows
 from rowhaul.runtime.row_memory import Rates, RowMemory
 from rowhaul.runtime.worker_rows import CachedRows, TakenGradients
+from rowhaul.schedule.directory.row_index import RowIndex
 from rowhaul.schedule.plan import LiveRows, Plan
 from rowhaul.store import Lookup, TableGroup
 
@@ -158,7 +159,7 @@ class ChunkedWorkerRows(CachedRows):
         if log is None:
             return
         assert live is not None
-        places = match_rows(live.tables, live.keys, read.tables, read.keys)
+        places = _index_of(live.tables, live.keys).find(read.tables.astype(np.int32), read.keys)
         tracked = np.flatnonzero(places >= 0)
         places = places[tracked]
         norms = chunk_norms(read.gradients, read.tables, self._starts, self._columns)[tracked]
@@ -173,7 +174,7 @@ class ChunkedWorkerRows(CachedRows):
         tables, places = tables_of[part.rows.tables], places_of[part.rows.tables]
         num_found = 0
         for one in read:
-            rows = match_rows(one.tables, one.keys, tables, part.rows.keys)
+            rows = _index_of(one.tables, one.keys).find(tables.astype(np.int32), part.rows.keys)
             num_found += int(np.count_nonzero(rows >= 0))
             take_chunks(one.gradients, rows, tables, places, self._starts, self._columns, out)
         if num_found < len(part):
@@ -182,6 +183,14 @@ class ChunkedWorkerRows(CachedRows):
                 "loss of the batch that was dispatched, and on nothing else, then step()"
             )
         return out
+
+
+def _index_of(tables: npt.NDArray[Any], keys: Ints) -> RowIndex:
+    """Index distinct rows by their position."""
+    index = RowIndex()
+    index.reserve(len(keys))
+    index.add(tables.astype(np.int32), keys, np.arange(len(keys)))
+    return index
 
 
 class _MeasuredRead(PooledRead):
