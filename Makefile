@@ -4,12 +4,13 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test test-all lint format bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    install, generate a click log, train a model on it"
-	@echo "make test    install, lint, type-check, run the tests"
+	@echo "make test    install, lint, type-check, run the tests: under ten minutes on two cores"
+	@echo "make test-all  the tests that need namespaces, many processes or minutes"
 	@echo "make lint    only ruff and mypy        make format  rewrite with ruff"
 	@echo "make bench   run every benchmark       make clean   remove the environment and what was built"
 
@@ -31,8 +32,13 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 # Two at a time: many tests wait for processes that they have started.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m 'not slow'
+
+test-all: $(STAMP)
+	$(PYTEST) -m slow
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run_all.py

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rowhaul._lazy import lazy_exports
 
-__version__ = "0.1.0"  # the only place that names it
+__version__ = "0.2.0.dev0"  # the only place that names it
 
 if TYPE_CHECKING:
     from rowhaul import checkpoint as checkpoint
