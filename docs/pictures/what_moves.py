@@ -168,7 +168,7 @@ def draw_phases() -> None:
         "", xy=(10.5, 4.72), xytext=(9.3, 4.72), arrowprops={"arrowstyle": "-|>", "color": QUIET, "lw": 1.0}
     )
     axes.text(9.25, 4.72, "time", ha="right", va="center", fontsize=9, color=QUIET)
-    axes.figure.savefig(FOLDER / "turns.png", dpi=130)
+    axes.figure.savefig(FOLDER / "phases.png", dpi=130)
 
 
 if __name__ == "__main__":

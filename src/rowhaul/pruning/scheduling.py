@@ -143,7 +143,7 @@ class ChunkIds:
         self._num_known = facts[2]
 
     def use(self, layout: ChunkLayout) -> None:
-        """Have rows with fewer columns."""
+        """Switch to rows with fewer columns."""
         self.layout, self.map.sizes = layout, layout.part_sizes
 
 

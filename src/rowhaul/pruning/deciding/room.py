@@ -16,11 +16,11 @@ from rowhaul.pruning.settings import PruneSettings
 
 # What an entry is reckoned to take in the index. Small shards are a third full once they have grown, which
 # makes 47 bytes of its 16; the rest is for what every table takes, and for the last blocks of chunks and
-# entries, which are not full. Beyond so many entries shards are large, and take 23 bytes each.
+# entries, which are not full. Beyond this many entries shards are large, and take 23 bytes each.
 INDEX_BYTES = 64
 _FEW_ENTRIES = 1 << 20
 _INDEX_BYTES_OF_MANY = 32
-# Where rows have few columns, and many of them room, at least so many entries for each of these: rows that
+# Where rows have few columns, and many of them room, at least this many entries for each of these: rows that
 # come need one to show what they are worth.
 _CHOICE = 1.25
 # However few rows are known, this many entries are allowed: about a megabyte.

@@ -213,7 +213,7 @@ class ClusterSession:
         return self.log.row_counts
 
     def start(self) -> None:
-        """Let the hot set's controller write to the log."""
+        """Give the hot set's controller the log."""
         if self.hot is not None:
             self.hot.report_to(self.log.tell)
 
