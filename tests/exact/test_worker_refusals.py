@@ -15,7 +15,7 @@ REFUSED = {
     "rows": (lambda model: model.rows.rows(model.rows.embedding_bag_configs()[0].name), "rows.. on a worker"),
     "num_rows": (lambda model: model.rows.num_rows("x"), "num_rows.. on a worker.*held"),
     "clear": (lambda model: model.rows.clear(), "clear.. on a worker"),
-    "step": (lambda model: RowOptimizer(model).step(), "stepped by training.step"),
+    "step": (lambda model: RowOptimizer(model).step(), "training.step.. steps the rows"),
 }
 
 
