@@ -21,7 +21,7 @@ def copy(tmp_path):
     """A copy of the package with a kernel of one file that uses a constant of another."""
     copy = tmp_path / "rowhaul"
     (copy / "data").mkdir(parents=True)
-    for name in ("__init__.py", "_kernels.py"):
+    for name in ("__init__.py", "_kernels.py", "_lazy.py"):
         (copy / name).write_text((PACKAGE / name).read_text())
     (copy / "data" / "__init__.py").touch()
     (copy / "data" / "constant.py").write_text("CONSTANT = 41\n")

@@ -20,6 +20,7 @@ from rowhaul.optim import RowOptimizerRule
 from rowhaul.pruning.deciding.entries import BLOCK_BYTES
 from rowhaul.pruning.deciding.hashing import mixed
 from rowhaul.store.arena import RecordArena
+from rowhaul.store.keyed import add_absent
 from rowhaul.store.tables import TableGroup, TableSpec
 
 Int64s = npt.NDArray[np.int64]
@@ -90,10 +91,10 @@ class GrowingRows(TableGroup):
 
     def locate(self, values: Int64s, starts: Int64s, feature_tables: Int64s, insert: bool) -> Read:
         """Find the rows of a batch; new ones start with the smallest size."""
-        keys, key_starts, inverse = self._distinct(values, starts, feature_tables)
+        keys, key_starts, inverse = self.distinct(values, starts, feature_tables)
         entries, num_absent = self.index.find(keys, key_starts)
         if num_absent and insert:
-            new = self._insert(keys, key_starts, entries, num_absent)
+            new = add_absent(self, keys, key_starts, entries, int(num_absent))
             tables = np.searchsorted(key_starts, new, side="right") - 1
             records = self.arenas[0].allocate(len(new))
             self.arenas[0].write(records, self._first_records(tables, keys[new]))

@@ -134,7 +134,7 @@ def test_a_shard_that_is_busy_is_taken_later():
 
 @pytest.mark.parametrize(("split", "key_range", "num_keys"), [(10**9, 300, 100), (500, 10**5, 4000)])
 def test_everything_at_once_gives_nobody_the_location_of_another_key(monkeypatch, split, key_range, num_keys):
-    """Insert, discard, relocate, look up, list, reserve; few keys in tiny shards, and many in split ones."""
+    """Insert, discard, look up, list, reserve; few keys in tiny shards, and many in split ones."""
     monkeypatch.setattr(shard_memory, "SPLIT_KEYS", split)
     index, held = KeyIndex(NUM_TABLES), (1 << 32) - 1
 
@@ -165,15 +165,12 @@ def test_everything_at_once_gives_nobody_the_location_of_another_key(monkeypatch
     def discard(tables, keys, starts):
         return index.discard(keys, starts)
 
-    def relocate(tables, keys, starts):
-        return index.relocate(keys, starts, locations(tables, keys, 2))
-
     def repeat(operation, seed):
         rng = np.random.default_rng(seed)
         for _ in range(120):
             keys, starts, tables = batch_of(rng, int(rng.integers(0, num_keys)), key_range)
             check(tables, keys, operation(tables, keys, starts))
 
-    operations = [insert, insert, discard, relocate, look_up, list_all]
+    operations = [insert, insert, discard, look_up, list_all]
     in_threads(*(lambda one=one, seed=seed: repeat(one, seed) for seed, one in enumerate(operations)))
     assert len(contents(index)) == index.num_keys.sum()
