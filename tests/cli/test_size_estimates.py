@@ -230,7 +230,7 @@ def test_policies_bound_what_a_table_holds(kind, log, counts):
         trainer.train_step(Batch.from_samples(samples))
         held = max(held, trainer.collection.num_rows("user"))
     assert held <= kept.rows * (1 + 4 * ERROR)
-    assert trainer.keeper.lifetimes.memory_bytes <= 1.1 * rank.parts["policies"] + (1 << 16)
+    assert trainer.lifecycle.lifetimes.memory_bytes <= 1.1 * rank.parts["policies"] + (1 << 16)
 
 
 def test_hot_rows_that_are_chosen_later_have_room(described):

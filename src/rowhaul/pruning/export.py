@@ -107,7 +107,7 @@ class ChunkedFile(ExportFile):
 
     def cells(self) -> dict[str, str]:
         """List the share of values that are stored."""
-        return {"values there": f"{self.num_values / max(self.num_rows * self.dim, 1):.1%}"}
+        return {"stored": f"{self.num_values / max(self.num_rows * self.dim, 1):.1%}"}
 
     @property
     def num_chunks(self) -> int:

@@ -79,8 +79,8 @@ class ChunkedRows(RowFormat):
             "columns": tuple(tuple(some.tolist()) for some in by_chunk),
             "utilities": tuple(utilities),
         }
-        what = f"{len(held)} of {len(by_chunk)} there{': ' if held else ''}{', '.join(map(str, held))}"
-        rest = "; what is pruned (·) reads as zeros" if len(held) < len(by_chunk) else ""
+        what = f"{len(held)} of {len(by_chunk)} stored{': ' if held else ''}{', '.join(map(str, held))}"
+        rest = "; pruned values (·) read as zero" if len(held) < len(by_chunk) else ""
         note = f"{what}{rest}; utilities {' '.join(f'{one:.3g}' for one in utilities)}"
         return FoundRow(values, np.concatenate(states), stored, details, {"chunks": note})
 
@@ -107,7 +107,7 @@ class ChunkedRows(RowFormat):
             num_held = sum(one["chunks_there"] for one in details)
             every = sum(table.rows * table.details["chunks"] for table in tables)
             held, share = f"{num_held:,}", f"{num_held / max(every, 1):.1%}"
-        return {"columns": columns if len(tables) == 1 else "", "chunks there": held, "of all": share}
+        return {"columns": columns if len(tables) == 1 else "", "stored chunks": held, "of all": share}
 
     def check_mergeable(self, sources: Sequence[Any]) -> None:
         """Refuse chunks of other sizes and other tables: tables pruned together share their memory."""

@@ -62,15 +62,13 @@ class ChunkMerging(Merging):
 
     def left_out(self, num_rows: int) -> str:
         """Say which chunks and rows had no room."""
-        counts = {"chunk of least use": self.num_dropped, "row without any chunk": num_rows}
+        counts = {"chunk of lowest utility": self.num_dropped, "row without any chunk": num_rows}
         what = [
             f"{count:,} {name if count == 1 else name.replace(' ', 's ', 1)}"
             for name, count in counts.items()
             if count
         ]
-        return (
-            f"Not all had room under the prune settings: {' and '.join(what)} were left out." if what else ""
-        )
+        return f"The prune settings left no room for {' and '.join(what)}." if what else ""
 
 
 class _Pool:
