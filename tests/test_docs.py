@@ -36,6 +36,8 @@ CHAINS = [
     ["docs/database.md"],
 ]
 
+CLUSTERS = ("docs/hot-rows.md", "docs/three-machines.md", "docs/own-loop.md", "docs/database.md")
+
 
 def blocks_of(page):
     """(language, text, kind of note, its value) of each fenced block."""
@@ -58,7 +60,13 @@ def run_line(line, monkeypatch):
 
 
 @pytest.mark.timeout(300)  # some pages start clusters, and the machine may be busy
-@pytest.mark.parametrize("pages", CHAINS, ids=lambda pages: pages[-1])
+@pytest.mark.parametrize(
+    "pages",
+    [
+        pytest.param(one, marks=[pytest.mark.slow] if one[-1] in CLUSTERS else [], id=one[-1])
+        for one in CHAINS
+    ],
+)
 def test_snippets_run(pages, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     num_run = 0

@@ -181,7 +181,7 @@ def test_unknown_names_list_the_known(rowhaul, log_folder, tmp_path):
         (("train", "--data", log_folder, "--model", "nope"), "wide_deep"),
         (("train", "--data", log_folder, "--set", "epochs"), "NAME=VALUE"),
         (("evaluate", tmp_path, "--data", log_folder), "no training run"),
-        (("train", "--data", log_folder, "--set", "epochs=[1"), "no YAML"),
+        (("train", "--data", log_folder, "--set", "epochs=[1"), "not YAML"),
         (
             ("train", tmp_path / "c.yaml", "--data", log_folder, "--embedding-dim", 4),
             "expected settings by name",

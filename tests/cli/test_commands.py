@@ -141,6 +141,7 @@ def test_data_without_a_schema(rowhaul, log_folder, tmp_path):
     assert code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("default_sigint")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_and_saves_and_resume_goes_on(number, log_folder, tmp_path):

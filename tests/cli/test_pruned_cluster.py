@@ -8,6 +8,8 @@ import pytest
 
 from rowhaul.train.run_folder import CHECKPOINTS
 
+pytestmark = pytest.mark.slow
+
 NARROW = ("period=6", "dims=4", "cold_start=4", "chunks=2")
 
 

@@ -39,6 +39,7 @@ def run_verify(logs, *arguments, timeout=110):
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [("--stores", "1", "--steps", "5"), ("--colocated", "--steps", "20")],
@@ -59,6 +60,7 @@ def test_ranks_train_what_one_process_does(logs, tmp_path, arguments):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # it starts three processes and trains three times
 def test_ranks_prune_and_train_what_one_process_does(logs, tmp_path):
     """Over several prunings and past the cold start, to the middle of a period."""

@@ -113,6 +113,7 @@ except ClusterError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_start_is_named_by_the_others():
     with started(MISSING, 4, ranks=[0, 1, 2]) as ranks:
         reports = [rank.wait(100) for rank in ranks]
@@ -134,6 +135,7 @@ except ClusterError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_while_starting_is_named_and_no_half_made_group_is_left():
     with started(DIES_WHILE_STARTING, 3) as ranks:
         reports = [rank.wait(100) for rank in ranks[:2]]

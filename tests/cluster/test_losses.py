@@ -6,6 +6,8 @@ import signal
 import pytest
 from rank_processes import started
 
+pytestmark = pytest.mark.slow
+
 # Everyone waits for a message from the victim, in a thread, as the runtime does.
 WAITING = """
 from rowhaul._threads import SerialExecutor

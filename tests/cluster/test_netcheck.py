@@ -11,6 +11,7 @@ from rowhaul.cli.netcheck import netcheck
 from rowhaul.errors import ConfigError
 
 
+@pytest.mark.slow
 def test_local_ranks_are_started_measured_and_shown():
     names = ("RANK", "WORLD_SIZE", "GLOO_SOCKET_IFNAME")
     options = ["--workers", "2", "--seconds-per-pair", "0.05", "--json"]

@@ -17,6 +17,8 @@ from rowhaul.database import DistributedEmbeddingDatabase, EmbeddingDatabase
 from rowhaul.errors import ClusterError
 from rowhaul.optim import RowwiseAdagrad
 
+pytestmark = pytest.mark.slow
+
 RULE = RowwiseAdagrad(lr=0.1, initial_accumulator_value=1e-2)
 NUM_RANKS = 3
 

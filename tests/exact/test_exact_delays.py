@@ -21,6 +21,8 @@ from rowhaul.nn import Batch, EmbeddingBagConfig
 from rowhaul.optim import row_optimizer
 from rowhaul.schedule import CacheSettings, HotRows, ScheduleSettings, Topology
 
+pytestmark = pytest.mark.slow
+
 # Between them: dedicated stores and none, peers that send and that do not, all modes.
 CLUSTERS = {
     "on demand": (Topology(3, num_stores=2), "on-demand"),

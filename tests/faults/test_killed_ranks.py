@@ -16,6 +16,8 @@ import pytest
 
 from rowhaul.checkpoint import CheckpointReader, latest_checkpoint
 
+pytestmark = pytest.mark.slow
+
 STEPS = 60
 RANKS = {"worker 0": 0, "worker 1": 1, "store 0": 2}
 

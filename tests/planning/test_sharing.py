@@ -121,6 +121,7 @@ def test_the_leaders_error_is_raised_by_its_followers(followers):
     assert line["notes"] == [f"(on rank {LEADER}, which plans for this host)"]
 
 
+@pytest.mark.slow
 def test_a_killed_leader_ends_its_follower_with_a_clear_error(followers):
     program = (
         "import sys, time; sys.path.insert(0, sys.argv[1])\n"
@@ -143,6 +144,7 @@ def test_a_killed_leader_ends_its_follower_with_a_clear_error(followers):
     assert line["text"].startswith(f"rank {LEADER}, which plans for this host, has ended")
 
 
+@pytest.mark.slow
 def test_a_follower_that_has_gone_is_named(followers, planned):
     server = PlanServer(LEADER, [0, 5], Failure())
     gone, stays = followers.start(server.address, 5, 1), followers.start(server.address, 0)

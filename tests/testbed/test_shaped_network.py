@@ -9,6 +9,8 @@ from rowhaul.simulate.links import Link
 from testbed import ShapedNetwork, TestbedError, TestbedUnavailable, measure
 from testbed import network as networking
 
+pytestmark = pytest.mark.slow
+
 TRIES = 3  # a busy machine may disturb a measurement
 
 

@@ -14,6 +14,8 @@ from testbed import ShapedNetwork, TestbedError, iproute
 from testbed import names as namespaces
 from testbed import network as networking
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 OWNER = """

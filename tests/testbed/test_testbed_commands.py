@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 from rowhaul.errors import RowhaulError
 from testbed import cli, names
 
+pytestmark = pytest.mark.slow
+
 
 def typed(*arguments):
     """What a command prints; its errors are raised."""

@@ -8,6 +8,8 @@ import pytest
 from testbed import RankProcesses, RanksFailedError, counters, probe, run_cluster, run_in
 from testbed import processes as starting
 
+pytestmark = pytest.mark.slow
+
 HAUL_BYTES, SIDE_BYTES = 60_000, 500_000
 
 EXCHANGE = """

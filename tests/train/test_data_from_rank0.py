@@ -354,6 +354,7 @@ def run_processes(folder, name, logs, config, break_it=""):
     return [(folder / f"{name}-{rank}.txt").read_text() for rank in range(4)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)  # processes import and compile on machines that may be busy
 def test_real_processes_of_which_only_rank_0_sees_the_files(logs, log_schema, tmp_path):
     """Trained in one go where every host reads; with a pause, and resumed, where only one can."""
@@ -374,6 +375,7 @@ def test_real_processes_of_which_only_rank_0_sees_the_files(logs, log_schema, tm
     assert any("of ids" in line.get("text", "") and "of dense" in line["text"] for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_real_processes_on_a_host_without_the_files(logs, log_schema, tmp_path):
     log_schema.write(logs / "schema.yaml")

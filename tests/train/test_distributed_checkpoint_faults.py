@@ -30,6 +30,8 @@ from rowhaul.train.distributed import checkpointing
 from rowhaul.train.run_folder import CHECKPOINTS, check_same_config, drop_old_checkpoints
 from rowhaul.train.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory, log_schema):

@@ -67,6 +67,7 @@ def everything(links: Links, collective: Collective, seed: int) -> dict[str, Any
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", ["ab", "aaa", "aba"])
 def test_processes_get_the_same_as_threads(hosts: str) -> None:
     num_ranks = len(hosts)
@@ -100,6 +101,7 @@ def lose_the_last_rank(links: Links, collective: Collective, host: str | None) -
     return caught.value.peer, str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", ["abc", "aaa"])
 def test_a_lost_rank_is_an_error_that_names_it(hosts: str) -> None:
     results = run_processes(3, lose_the_last_rank, "a" if hosts == "aaa" else None, hosts=hosts)
