@@ -62,7 +62,7 @@ def cases(draw):
     dims = draw(st.sampled_from([0, 0, draw(st.integers(chunks, dim))]))
     prune = PruneSettings(
         ratio=0.0 if by_budget else draw(st.sampled_from([0.0, 0.3, 0.5, 0.75, 0.9])),
-        budget=draw(st.integers(4000, 40_000)) if by_budget else 0,
+        budget=draw(st.integers(9000, 40_000)) if by_budget else 0,
         chunks=chunks,
         period=draw(st.integers(1, 6)),
         decay=draw(st.sampled_from([0.5, 0.98, 1.0])),
