@@ -14,7 +14,7 @@ from rowhaul.export.export import export
 from rowhaul.export.files import FILE_KINDS
 from rowhaul.export.reader import ExportReader
 from rowhaul.optim import row_optimizer
-from rowhaul.pruning.cut import chunk_starts
+from rowhaul.pruning.deciding.room import chunk_starts
 from rowhaul.store import row_parts
 
 # Values of a row, those of them that are stored, chunks, optimizer, type.

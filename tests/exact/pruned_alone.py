@@ -49,11 +49,11 @@ class TrainedAlone:
         present, records, cut = {}, {}, self.tables.cut
         for table in range(len(self.case.tables)):
             for block in self.tables.row_blocks(table):
-                chunks = iter(block.records)
-                for key, some in zip(block.keys.tolist(), block.present.tolist(), strict=True):
+                chunks = iter(block["chunks"])
+                for key, some in zip(block["keys"].tolist(), block["present"].tolist(), strict=True):
                     present[table, key] = tuple(some)
                     for place in np.flatnonzero(some).tolist():
-                        width = cut.sizes[place] + cut.state_widths[place]
+                        width = cut.widths[place]
                         records[table * cut.num_chunks + place, key] = next(chunks)[:width]
         alone.present[iteration], alone.records[iteration] = present, records
         alone.dense[iteration] = [one.detach().numpy().copy() for one in self.model.parameters()]

@@ -12,7 +12,6 @@ from pruned_oracle import LEAST_ENTRIES, PrunedAlone
 from training_case import Case, Row
 
 from rowhaul.pruning.cluster.pruning import PruneNote
-from rowhaul.pruning.deciding.timing import next_stop
 from rowhaul.pruning.layout import ChunkLayout
 from rowhaul.pruning.scheduling import ChunkScheduler
 from rowhaul.schedule import IdBatch, Scheduler
@@ -91,7 +90,7 @@ def check_close(case: Case, outcome: Outcome, alone: PrunedAlone) -> None:
 
 def _named_from(case: Case, iteration: int) -> set[Row]:
     """The rows that batches from an iteration on name, up to where they may be pruned next."""
-    end = min(iteration + case.settings.look_ahead, next_stop(case.pruning, iteration))
+    end = min(iteration + case.settings.look_ahead, case.pruning.next_stop(iteration))
     batches = list(case.id_batches())[iteration:end]
     return {row for ids in batches for row in zip(ids.tables.tolist(), ids.keys.tolist(), strict=True)}
 

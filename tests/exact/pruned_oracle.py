@@ -18,12 +18,11 @@ from training_case import Case, Row, per_sample_loss
 from rowhaul.data.samples import Samples
 from rowhaul.nn import Batch, EmbeddingBagCollection
 from rowhaul.nn.local_rows import LocalRows, tables_of_keys
-from rowhaul.pruning.cut import chunk_starts
 from rowhaul.pruning.deciding.chunk_map import row_seeds
 from rowhaul.pruning.deciding.decision import KnownRows, decide
 from rowhaul.pruning.deciding.distinct_counter import DistinctCounter
 from rowhaul.pruning.deciding.hashing import mixed, salt_of
-from rowhaul.pruning.deciding.room import Sizes, room_for
+from rowhaul.pruning.deciding.room import Sizes, chunk_starts, room_for
 from rowhaul.pruning.deciding.utilities import decay_powers
 from rowhaul.store import Lookup
 from rowhaul.store.arena import RecordArena
@@ -149,7 +148,9 @@ class PrunedOracle:
         if not new:
             return
         hashes = np.array([self._hash(row) for row in new])
-        self.counter.add(hashes)
+        for hashed in map(int, hashes):  # HyperLogLog: each register keeps the longest run of zeros, and one
+            register, rank = hashed >> 50, 51 - (hashed & (2**50 - 1)).bit_length()
+            self.counter.registers[register] = max(self.counter.registers[register], rank)
         if self.is_complete:
             self.num_rows = len(self.present) + len(new)
         else:

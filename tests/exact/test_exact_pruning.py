@@ -17,7 +17,7 @@ from pruned_oracle import LEAST_ENTRIES, PrunedOracle
 from training_case import Case
 
 from rowhaul.pruning import PruneSettings
-from rowhaul.pruning.simulated import SimulatedPruning
+from rowhaul.pruning.scheduling import SimulatedPruning
 from rowhaul.schedule import RowSizes
 from rowhaul.train.distributed.training import layout_of, only_collection
 

@@ -68,13 +68,13 @@ class Fast:
                 for key, row in zip(keys.tolist(), rows, strict=True):
                     found[table, key] = [row]
             for block in self.tables.row_blocks(table):
-                ends = np.cumsum(block.present.sum(axis=1))
-                parts = np.split(block.records, ends[:-1])
-                for i, key in enumerate(block.keys.tolist()):
+                ends = np.cumsum(block["present"].sum(axis=1))
+                parts = np.split(block["chunks"], ends[:-1])
+                for i, key in enumerate(block["keys"].tolist()):
                     found[table, key] += [
-                        block.present[i],
-                        block.utilities[i],
-                        block.touched[i],
+                        block["present"][i],
+                        block["utilities"][i],
+                        block["touched"][i],
                         parts[i],
                     ]
         return found

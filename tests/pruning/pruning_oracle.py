@@ -95,7 +95,9 @@ class SlowPruning:
 
     def add_new(self, new, counts):
         hashes = np.array([self.row_hash(*name) for name in new], dtype=np.uint64)
-        self.counter.add(hashes)
+        for hashed in map(int, hashes):  # HyperLogLog: each register keeps the longest run of zeros, and one
+            register, rank = hashed >> 50, 51 - (hashed & (2**50 - 1)).bit_length()
+            self.counter.registers[register] = max(self.counter.registers[register], rank)
         if self.is_complete:
             self.num_rows = len(self.rows) + len(new)
         else:

@@ -16,7 +16,6 @@ from rowhaul.optim import row_optimizer
 from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.cluster.coding import decode_report, decode_set, encode_report, encode_set
 from rowhaul.pruning.cluster.utility_log import UtilityLog
-from rowhaul.pruning.deciding.timing import next_stop
 from rowhaul.pruning.layout import check_schedule, chunk_layout
 from rowhaul.pruning.scheduling import ChunkIds
 from rowhaul.runtime.layout import TableLayout
@@ -65,10 +64,10 @@ def test_it_is_looked_ten_times_in_the_first_period_whether_to_prune():
     settings = PruneSettings(ratio=0.5, period=25)
     stops = [0]
     while stops[-1] < 100:
-        stops.append(next_stop(settings, stops[-1]))
+        stops.append(settings.next_stop(stops[-1]))
     assert stops == [*range(0, 25, 2), 25, 50, 75, 100]
-    assert next_stop(PruneSettings(ratio=0.5, period=1), 0) == 1
-    assert next_stop(PruneSettings(ratio=0.5, period=1000), 550) == 600
+    assert PruneSettings(ratio=0.5, period=1).next_stop(0) == 1
+    assert PruneSettings(ratio=0.5, period=1000).next_stop(550) == 600
 
 
 @settings(deadline=None, max_examples=40)
@@ -138,7 +137,7 @@ def test_the_pool_is_never_exceeded_and_batches_name_what_is_there(batches, rati
         rows = one.map.rows()
         held = one.map.entries.slots(rows.numbers)[0] >= 0
         assert one.map.num_held == held.sum() <= max(one.map.room.num_chunks, 0)
-        assert one.map.num_entries == len(rows) <= max(one.map.room.num_entries, 4)
+        assert one.map.num_entries == len(rows.keys) <= max(one.map.room.num_entries, 4)
         names = zip(rows.tables.tolist(), rows.keys.tolist(), strict=True)
         present = dict(zip(names, held.tolist(), strict=True))
         expected = [

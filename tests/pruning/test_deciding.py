@@ -20,7 +20,7 @@ from rowhaul.pruning.settings import PruneSettings
 
 def test_deciding_imports_no_torch():
     code = (
-        "import sys, rowhaul.pruning.deciding.chunk_map, rowhaul.pruning.cut, rowhaul.pruning.config\n"
+        "import sys, rowhaul.pruning.deciding.chunk_map, rowhaul.pruning.config\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

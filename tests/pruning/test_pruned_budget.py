@@ -7,7 +7,7 @@ import torch
 from rowhaul import optim
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, RowOptimizer
 from rowhaul.pruning import PruneSettings
-from rowhaul.pruning.deciding.compaction import compacted
+from rowhaul.pruning.deciding.chunk_map import compacted
 from rowhaul.pruning.deciding.room import Sizes, room_for
 from rowhaul.store.index import KeyIndex
 

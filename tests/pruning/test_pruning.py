@@ -9,8 +9,8 @@ from pruning_oracle import SlowPruning, norm, power
 
 from rowhaul.optim import SGD, Adagrad, Adam, RowwiseAdagrad
 from rowhaul.pruning import PruneSettings
-from rowhaul.pruning.chunk_kernels import chunk_norms
-from rowhaul.pruning.cut import chunk_starts
+from rowhaul.pruning.deciding.entry_kernels import chunk_norms
+from rowhaul.pruning.deciding.room import chunk_starts
 from rowhaul.store import TableGroup
 
 RULES = [SGD(lr=0.1), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1, weight_decay=0.01), Adam(lr=0.01)]
@@ -110,14 +110,14 @@ def test_utilities_are_added_up_alike_in_one_process_and_on_a_cluster(chunks, di
     )
     random = np.random.default_rng(2)
     utilities, touched = {}, {}
-    columns, starts = np.arange(dim)[None, :], chunk_starts(dim, chunks)
+    starts = chunk_starts(dim, chunks)
     for number in range(1, 6):
         batch = [(int(t), int(k)) for t, k in zip(*random.integers(0, [[3], [6]], (2, 12)), strict=True)]
         gradients = {name: random.normal(size=dim).astype(dtype) for name in fast.read(batch)}
         fast.step(gradients, 0.1, number)
         for name, gradient in gradients.items():
             kept = power(0.9, number - touched.get(name, number))
-            norms = chunk_norms(gradient[None, :], np.zeros(1, dtype=np.int64), starts, columns)[0]
+            norms = chunk_norms(gradient[None, :], starts)[0]
             if dtype == np.float64 or dim == 4 * chunks:
                 assert norms.tolist() == [norm(part) for part in np.array_split(gradient, chunks)]
             before = np.array(utilities.get(name, np.zeros(chunks)), dtype=np.float64)
@@ -148,7 +148,7 @@ def test_one_chunk_and_nothing_pruned_is_the_unpruned_model_bit_for_bit(rule, dt
     for table in range(3):
         expected = {k: row for ks, rs in plain.blocks(table) for k, row in zip(ks.tolist(), rs, strict=True)}
         for block in fast.tables.row_blocks(table):
-            assert block.present.all()
-            for key, record in zip(block.keys.tolist(), block.records, strict=True):
+            assert block["present"].all()
+            for key, record in zip(block["keys"].tolist(), block["chunks"], strict=True):
                 assert (record == expected.pop(key)).all()
         assert not expected

@@ -17,9 +17,9 @@ from rowhaul.cli.ckpt.merge import merge_into_folder
 from rowhaul.errors import CheckpointError
 from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.config import PruneConfig
-from rowhaul.pruning.cut import chunk_starts
 from rowhaul.pruning.deciding import room as rooms
 from rowhaul.pruning.deciding.distinct_counter import DistinctCounter
+from rowhaul.pruning.deciding.room import chunk_starts
 from rowhaul.train import train_run
 
 DIM, CHUNKS = 6, 3

@@ -1,11 +1,9 @@
-"""Compiled loops over chunks as records: first values, gradients, lists of what is there."""
+"""Compiled loops over chunks: their ids, first values, gradients, and where they are in whole rows."""
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
-from numba import float64, uint64
+from numba import uint64
 from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
@@ -63,35 +61,64 @@ def list_present(slots, held, starts, size, num_values, records, firsts):
 
 
 @kernel
-def stored_gradients(tables, columns, gradients, out):
-    """Copy those columns of each row's gradient that its table stores."""
+def stored_gradients(tables, columns, gradients):
+    """Return those columns of each row's gradient that its table stores."""
+    out = np.empty((len(tables), columns.shape[1]), gradients.dtype)
     for i in range(len(tables)):
         for j in range(columns.shape[1]):
             out[i, j] = gradients[i, columns[tables[i], j]]
+    return out
 
 
 @kernel
-def chunk_norms(gradients, tables, starts, columns):
-    """The norm of every row's gradient, chunk by chunk, over the columns of its table that are kept.
+def name_chunks(offsets, tables, keys, named, slots):
+    """Replace ids of rows by ids of the chunks that are there of each, in the order of the ids.
 
-    Added up as `rowhaul.pruning.deciding.entry_kernels.add_norms` does, in four sums, to the same bits.
+    ``named`` is the row of each id, ``slots`` has -1 where a chunk of a row is not there.
     """
-    num_chunks = len(starts) - 1
-    norms = np.empty((len(gradients), num_chunks), np.float64)
-    for i in range(len(gradients)):
-        of_table = tables[i]
+    num_chunks = slots.shape[1]
+    held = np.zeros(len(slots), np.int64)
+    for row in range(len(slots)):
         for k in range(num_chunks):
-            a, b, c, d = 0.0, 0.0, 0.0, 0.0
-            whole = starts[k] + (starts[k + 1] - starts[k]) // 4 * 4
-            for j in range(starts[k], whole, 4):
-                w = float64(gradients[i, columns[of_table, j]])
-                x = float64(gradients[i, columns[of_table, j + 1]])
-                y = float64(gradients[i, columns[of_table, j + 2]])
-                z = float64(gradients[i, columns[of_table, j + 3]])
-                a, b, c, d = a + w * w, b + x * x, c + y * y, d + z * z
-            total = (a + b) + (c + d)
-            for j in range(whole, starts[k + 1]):
-                number = float(gradients[i, columns[of_table, j]])
-                total += number * number
-            norms[i, k] = math.sqrt(total)
-    return norms
+            held[row] += slots[row, k] >= 0
+    total = 0
+    for i in range(len(keys)):
+        total += held[named[i]]
+    chunk_offsets = np.empty(len(offsets), np.int64)
+    chunk_tables, chunk_keys = np.empty(total, np.int32), np.empty(total, np.int64)
+    count = 0
+    chunk_offsets[0] = 0
+    for sample in range(len(offsets) - 1):
+        for i in range(offsets[sample], offsets[sample + 1]):
+            if held[named[i]] > 0:
+                for k in range(num_chunks):
+                    if slots[named[i], k] >= 0:
+                        chunk_tables[count] = tables[i] * num_chunks + k
+                        chunk_keys[count] = keys[i]
+                        count += 1
+        chunk_offsets[sample + 1] = count
+    return chunk_offsets, chunk_tables, chunk_keys
+
+
+@kernel
+def put_chunks(addresses, shift, width, locations, tables, columns, first, size, rows):
+    """Copy the values of one chunk of each row to where they belong in the whole row; -1: it is not there.
+
+    It is the values from ``first`` on of those that rows have; ``columns`` says where these are, by table.
+    """
+    for i in range(len(locations)):
+        if locations[i] >= 0:
+            address = record_address(addresses, shift, width * rows.itemsize, locations[i])
+            record = memory_at(address, width, rows.dtype)
+            for j in range(size):
+                rows[i, columns[tables[i], first + j]] = record[j]
+
+
+@kernel
+def take_chunks(gradients, rows, tables, chunks, starts, columns, out):
+    """The gradients of chunks: of each, the row that it is of, that row's table, and its place in it."""
+    for i in range(len(rows)):
+        if rows[i] >= 0:
+            first = starts[chunks[i]]
+            for j in range(out.shape[1]):
+                out[i, j] = gradients[rows[i], columns[tables[i], first + j]]

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.pruning.layout import ChunkLayout
+from rowhaul.pruning.deciding.room import RowCut
+from rowhaul.pruning.layout import ChunkLayout, fresh_records
+from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.store.row_format import RowFormat
 from rowhaul.store.row_parts import Arrays, Int64s, Lines
 from rowhaul.store.whole_rows import row_names
@@ -20,15 +22,14 @@ from rowhaul.store.whole_rows import row_names
 
 def empty_block(layout: ChunkLayout, table: str) -> Arrays:
     """Return a block without rows, cut as a layout says."""
-    starts, number = layout.starts, _number(layout, table)
     return {
         "keys": np.empty(0, np.int64),
         "present": np.empty((0, layout.num_chunks), np.bool_),
-        "chunks": np.empty((0, max(_width(layout, size) for size in np.diff(starts).tolist())), layout.dtype),
+        "chunks": np.empty((0, layout.cut.width), layout.dtype),
         "utilities": np.empty((0, layout.num_chunks), np.float32),
         "touched": np.empty(0, np.int32),
-        "columns": layout.column_matrix[number],
-        "starts": starts,
+        "columns": layout.column_matrix[_number(layout, table)],
+        "starts": layout.starts,
     }
 
 
@@ -52,10 +53,9 @@ def aligned(
     lacking = ~np.isin(keys, found["keys"]), ~np.isin(keys, expected["keys"])
     name = row_names(table, keys)
     both = here["present"] & there["present"]
-    sizes = np.diff(found["starts"])
-    ends = np.array([_width(layout, size) for size in sizes.tolist()])
+    cut = RowCut(len(columns[0]), layout.num_chunks, layout.optimizer)
     number = np.arange(here["chunks"].shape[2])
-    is_value, is_stored = number < sizes[:, None], number < ends[:, None]
+    is_value, is_stored = number < cut.sizes[:, None], number < cut.widths[:, None]
 
     def lines(kind: str, mine: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> Lines:
         flat = len(keys), int(np.prod(mine.shape[1:]))
@@ -72,11 +72,6 @@ def _number(layout: ChunkLayout, table: str) -> int:
     return [spec.name for spec in layout.rows].index(table)
 
 
-def _width(layout: ChunkLayout, size: int) -> int:
-    """Elements of a chunk of ``size`` values with its state."""
-    return size + layout.optimizer.state_width(size)
-
-
 def _with_untrained(
     format: RowFormat, rows: Arrays, others: Arrays, layout: ChunkLayout, table: str
 ) -> Arrays:
@@ -87,15 +82,11 @@ def _with_untrained(
     added = dict(format.select(others, more))
     if len(added["columns"]) < layout.column_matrix.shape[1]:  # chosen while it was trained
         layout = layout.narrowed(np.tile(added["columns"], (len(layout.rows), 1)))
-    first = _number(layout, table) * layout.num_chunks
-    groups, chunks = layout.groups(), np.zeros_like(added["chunks"])
+    memory, chunks = RowMemory(layout), np.zeros_like(added["chunks"])
     row_of_chunk, places = np.nonzero(added["present"])
-    for place, spec in enumerate(layout.specs[first : first + layout.num_chunks]):
-        group = next(one for one in groups if spec in one.tables)
-        some = np.flatnonzero(places == place)
-        position = np.full(len(some), group.tables.index(spec))
-        fresh = group.arena.read(group.make_fresh(position, added["keys"][row_of_chunk[some]]))
-        chunks[some, : fresh.shape[1]] = fresh
+    for place, width in enumerate(layout.cut.widths):
+        some, number = np.flatnonzero(places == place), _number(layout, table) * layout.num_chunks + place
+        chunks[some, :width] = fresh_records(memory, number, added["keys"][row_of_chunk[some]])
     return format.join([rows, {**added, "chunks": chunks}])
 
 

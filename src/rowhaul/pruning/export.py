@@ -18,7 +18,7 @@ import numpy.typing as npt
 import safetensors
 
 from rowhaul.optim import row_optimizer
-from rowhaul.pruning.cut import chunk_starts
+from rowhaul.pruning.deciding.room import chunk_starts
 from rowhaul.store import row_parts
 from rowhaul.store.row_parts import Arrays, ExportFile, Int64s, Parts
 

@@ -1,4 +1,8 @@
-"""The tables of a pruned model as a cluster has them: every table becomes tables of chunks."""
+"""The tables of a pruned model as a cluster has them: every table becomes tables of chunks.
+
+Chunk ``k`` of a row of table ``t`` is a row of *chunk table* ``t * num_chunks + k`` under the same key:
+found, moved, cached and stepped like any row. It begins with the values that the whole row would have there.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,11 @@ import numpy.typing as npt
 from rowhaul._quantities import parse_bytes
 from rowhaul.errors import ConfigError
 from rowhaul.nn.features import FeatureGroup
-from rowhaul.optim import SGD
-from rowhaul.pruning.chunk_tables import ChunkTables
+from rowhaul.optim import SGD, RecordMemory, RowOptimizerRule
+from rowhaul.pruning.chunk_kernels import write_initial_chunks
 from rowhaul.pruning.config import check_cluster
-from rowhaul.pruning.cut import chunk_starts, part_sizes
-from rowhaul.pruning.deciding.chunk_map import ChunkMap
-from rowhaul.pruning.deciding.room import LEAST_ENTRIES, Sizes
+from rowhaul.pruning.deciding.chunk_map import ChunkMap, row_seeds
+from rowhaul.pruning.deciding.room import LEAST_ENTRIES, RowCut, Sizes, chunk_starts, part_sizes
 from rowhaul.pruning.settings import PruneSettings
 from rowhaul.runtime.layout import CopiedRows, TableLayout, Upkeep
 from rowhaul.runtime.lookups import Rows
@@ -27,6 +30,43 @@ from rowhaul.schedule import HotRows, IdBatch, RowPolicy, Scheduler, ScheduleSet
 from rowhaul.store import TableGroup, TableSpec
 
 Ints = npt.NDArray[np.int64]
+
+
+class ChunkTables(TableGroup):
+    """Chunk tables of one chunk size.
+
+    Args:
+        tables: of chunks.
+        optimizer: of rows; to it a chunk is a row.
+        dtype: of values and state.
+        seed: as of whole rows.
+        row_tables: the table of whole rows that each belongs to.
+        columns: of a row that each one's chunks have.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableSpec],
+        optimizer: RowOptimizerRule,
+        dtype: npt.DTypeLike,
+        seed: int,
+        row_tables: Sequence[str],
+        columns: Ints,  # tables x values of a chunk
+    ) -> None:
+        super().__init__(tables, optimizer, dtype, seed)
+        self._seeds = row_seeds(row_tables, seed)
+        self._columns = np.ascontiguousarray(columns)
+
+    def _write_initial(
+        self, memory: RecordMemory, records: Ints, keys: Ints, starts: Ints, which: Ints
+    ) -> None:
+        state = np.array([self.optimizer.initial_state], dtype=self.dtype)
+        tables = np.searchsorted(starts, which, side="right") - 1
+        write_initial_chunks(
+            memory.addresses, memory.shift, memory.width, records, tables, keys[which], np.zeros_like(which),
+            np.array([0, self.dim]), self._columns, self._seeds, self._lows, self._steps,
+            np.array([self.optimizer.state_width(self.dim)]), state,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,9 +85,14 @@ class ChunkLayout(TableLayout):
         return self.pruning.chunks
 
     @property
+    def cut(self) -> RowCut:
+        """How rows are cut into chunks."""
+        return RowCut(self.column_matrix.shape[1], self.num_chunks, self.optimizer)
+
+    @property
     def starts(self) -> Ints:
         """Where the chunks of a row begin, and where the last one ends."""
-        return chunk_starts(self.column_matrix.shape[1], self.num_chunks)
+        return self.cut.starts
 
     @property
     def column_matrix(self) -> Ints:
@@ -141,12 +186,11 @@ class ChunkLayout(TableLayout):
         """Make a scheduler of chunks over the ids of rows."""
         from rowhaul.pruning.scheduling import ChunkScheduler
 
-        check_schedule(settings, self)
         return ChunkScheduler(settings, self, ids)
 
     def records_read(self, batches: list[IdBatch]) -> list[IdBatch]:
         """Return the chunks that batches read once rows are pruned by how often these batches read them."""
-        from rowhaul.pruning.simulated import chunks_read
+        from rowhaul.pruning.scheduling import chunks_read
 
         return chunks_read(self, batches)
 
@@ -189,6 +233,13 @@ class _CopiedChunks(CopiedRows):
         places = np.tile(np.arange(layout.num_chunks), len(rows))
         tables = np.repeat(rows.tables * layout.num_chunks, layout.num_chunks) + places
         return Rows(tables, np.repeat(rows.keys, layout.num_chunks))
+
+
+def fresh_records(memory: RowMemory, number: int, keys: Ints) -> npt.NDArray[Any]:
+    """Make rows of a chunk table as they begin."""
+    group, position = memory.place_of(number)
+    tables = memory.groups[group]
+    return tables.arena.read(tables.make_fresh(np.full(len(keys), position), keys))
 
 
 def chunk_layout(whole: TableLayout, pruning: PruneSettings) -> ChunkLayout:

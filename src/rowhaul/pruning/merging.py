@@ -18,10 +18,9 @@ from rowhaul.checkpoint.merging import main_source
 from rowhaul.errors import CheckpointError
 from rowhaul.optim import row_optimizer
 from rowhaul.pruning.checkpoint import FACT
-from rowhaul.pruning.cut import part_sizes
 from rowhaul.pruning.deciding.decision import Room
 from rowhaul.pruning.deciding.distinct_counter import DistinctCounter
-from rowhaul.pruning.deciding.room import room_for
+from rowhaul.pruning.deciding.room import part_sizes, room_for
 from rowhaul.pruning.deciding.utilities import decay_powers, decayed
 from rowhaul.pruning.settings import PruneSettings
 from rowhaul.store.row_format import RowFormat

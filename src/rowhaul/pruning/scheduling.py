@@ -13,21 +13,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.pruning.chunk_ids import name_chunks
-from rowhaul.pruning.cluster.homecoming import flush_home_plan
+from rowhaul.pruning.chunk_kernels import name_chunks
 from rowhaul.pruning.deciding.chunk_map import ChunkMap, Chunks
+from rowhaul.pruning.deciding.entries import ABSENT, THERE
 from rowhaul.pruning.deciding.located import Located
 from rowhaul.pruning.deciding.room import LEAST_ENTRIES
-from rowhaul.pruning.deciding.timing import next_stop
-from rowhaul.pruning.layout import ChunkLayout
-from rowhaul.schedule import IdBatch, Plan, Scheduler, ScheduleSettings
+from rowhaul.pruning.layout import ChunkLayout, check_schedule
+from rowhaul.runtime.flush import flush_plan
+from rowhaul.schedule import IdBatch, Moves, Plan, Scheduler, ScheduleSettings
 from rowhaul.schedule.arrays import Arrays, Saved, named
 from rowhaul.schedule.directory.distinct import distinct_by_appearance
 from rowhaul.schedule.plan import LiveRows
+from rowhaul.schedule.sizes import RowSizes
+from rowhaul.schedule.topology import Topology
 
 _PART = "chunks"  # of a saved state
 _COUNTS, _SUMS = "counts", "sums"  # of accesses, or of norms: utilities in it
-_ABSENT, _THERE = -1, 0  # slots of the map
 
 
 class ChunkIds:
@@ -60,7 +61,7 @@ class ChunkIds:
         """Whether rows, or columns, may be pruned before the next batch is read."""
         if self.layout.awaits_columns and self.next_batch >= self.layout.pruning.cold_start:
             return True
-        return self.next_batch >= next_stop(self.layout.pruning, self._looked_at)
+        return self.next_batch >= self.layout.pruning.next_stop(self._looked_at)
 
     def read(self, ids: IdBatch) -> IdBatch:
         """Track the rows of the next batch, and name its chunks."""
@@ -72,7 +73,7 @@ class ChunkIds:
             self._num_known = self.next_batch + 1
         self.next_batch += 1
         known = np.flatnonzero(located.entries >= 0)
-        slots = np.full((len(keys), self.map.num_chunks), _ABSENT, np.int32)
+        slots = np.full((len(keys), self.map.num_chunks), ABSENT, np.int32)
         slots[known] = self.map.entries.slots(located.entries[known])[0]
         self.rows.append(self._live(located, known, counts))
         return IdBatch(*name_chunks(ids.offsets, ids.tables, ids.keys, named_by, slots))
@@ -106,8 +107,9 @@ class ChunkIds:
         rows = self.map.rows()
         present, utilities, touched = self.map.entries.saved(rows.numbers)
         num_numbers, free = self.map.entries.arena.numbering
-        num_rows, is_complete, pruned_at, *others = self.map.facts
-        facts = [num_rows, is_complete, self._num_known, pruned_at, num_numbers, self.map.num_chunks, *others]
+        known = self.map.known(self._num_known, self.layout.awaits_columns)
+        numbers = known["numbers"]
+        facts = [*numbers[:4], num_numbers, self.map.num_chunks, numbers[4], numbers[6]]
         return {
             "tables": rows.tables.astype(np.int32),
             "keys": rows.keys,
@@ -117,7 +119,7 @@ class ChunkIds:
             "touched": touched,
             "free": free,
             "facts": np.array(facts, np.int64),
-            "registers": self.map.counter.registers.copy(),
+            "registers": known["registers"],
         }
 
     def restore(self, saved: Saved, iteration: int) -> None:
@@ -135,16 +137,27 @@ class ChunkIds:
                 utilities = saved.array(name, kind, present.size).reshape(present.shape)
                 touched = saved.array("touched", np.int32, len(tables))
         self.map.entries.arena.resume(facts[4], saved.array("free", np.int64))
-        slots = np.where(present, np.int32(_THERE), np.int32(_ABSENT))
+        slots = np.where(present, np.int32(THERE), np.int32(ABSENT))
         self.map.put(tables.astype(np.int64), keys, numbers, slots, utilities, touched)
         registers = saved.array("registers", np.uint8, len(self.map.counter.registers))
-        self.map.restore_facts([*facts[:2], facts[3], *facts[6:]], registers)
+        self.map.restore(np.array([*facts[:4], facts[6], 0, facts[7]]), registers)
         self.start_at(iteration)
         self._num_known = facts[2]
 
     def use(self, layout: ChunkLayout) -> None:
         """Switch to rows with fewer columns."""
         self.layout, self.map.sizes = layout, layout.part_sizes
+
+
+def _flush_home(states: Mapping[str, npt.NDArray[Any]], topology: Topology, sizes: RowSizes) -> Plan:
+    """What brings every row home, from `Scheduler.states`; none of them is trained by it."""
+    return replace(
+        flush_plan(states, topology, sizes),
+        tables=np.zeros(0, np.int32),
+        keys=np.zeros(0, np.int64),
+        trainers=np.zeros(0, np.uint64),
+        states=np.zeros(0, np.uint8),
+    )
 
 
 class ChunkScheduler(Scheduler):
@@ -164,6 +177,7 @@ class ChunkScheduler(Scheduler):
         batches: Iterable[IdBatch],
         least_entries: int = LEAST_ENTRIES,
     ) -> None:
+        check_schedule(settings, layout)
         self.ids = ChunkIds(layout, iter(batches), least_entries)
         super().__init__(settings, self.ids)
 
@@ -178,7 +192,7 @@ class ChunkScheduler(Scheduler):
 
     def bring_home(self) -> Plan:
         """Between two plans: what brings all rows home; from now on they are there."""
-        plan = flush_home_plan(self.states(), self.settings.topology, self.settings.sizes)
+        plan = _flush_home(self.states(), self.settings.topology, self.settings.sizes)
         self.come_home()
         return plan
 
@@ -218,7 +232,7 @@ class ChunkScheduler(Scheduler):
     def nothing(self, rows: LiveRows | None = None) -> Plan:
         """A plan of no iteration and without moves, to share what else there is."""
         states = {name: column[:0] for name, column in self.states().items()}
-        return replace(flush_home_plan(states, self.settings.topology, self.settings.sizes), live=rows)
+        return replace(_flush_home(states, self.settings.topology, self.settings.sizes), live=rows)
 
     def go_on_at(self, iteration: int, next_record: int) -> None:
         """Before the first plan: count on from an earlier scheduler's."""
@@ -234,3 +248,49 @@ class ChunkScheduler(Scheduler):
         saved = Saved(state)
         self.ids.restore(saved.part(_PART), saved.number("iteration"))
         super().restore(state)
+
+
+class SimulatedPruning(ChunkScheduler):
+    """A scheduler that prunes by itself when it is time, without tensors: its pruning goes by accesses.
+
+    Which columns are kept would need gradients, but for what moves it only matters how many. Rows that go
+    home to be narrowed are part of the plan after it.
+    """
+
+    _sent: tuple[Moves, ...] = ()  # on the way home, not in a plan yet
+
+    def fill(self) -> bool:
+        """Read on, over a pruning if it is time for one; false when there is nothing left to plan."""
+        while not super().fill():
+            if not self.ids.must_wait:
+                return False
+            layout = self.ids.layout
+            if layout.awaits_columns and self.iteration >= layout.pruning.cold_start:
+                self._sent += (self.bring_home().moves,)
+                columns = np.tile(np.arange(layout.columns_to_keep), (len(layout.rows), 1))
+                self.narrow(layout.narrowed(columns))
+            if self.look():
+                self.prune()
+        return True
+
+    def plan(self) -> Plan:
+        """Decide the next iteration."""
+        plan = super().plan()
+        if self._sent:
+            parts = [*self._sent, plan.moves]
+            columns = zip(*(vars(one).values() for one in parts), strict=True)
+            plan = replace(plan, moves=Moves(*map(np.concatenate, columns)))
+            self._sent = ()
+        return plan
+
+
+def chunks_read(layout: ChunkLayout, batches: Iterable[IdBatch]) -> list[IdBatch]:
+    """The chunks that batches of rows read once these are pruned, by how often the batches read each."""
+    batches = list(batches)
+    by_access = replace(layout, pruning=replace(layout.pruning, utility="access"))
+    ids = ChunkIds(by_access, iter(()), LEAST_ENTRIES)
+    for one in batches:
+        ids.read(one)
+        ids.count_next()
+    ids.map.prune(len(batches))
+    return [ids.read(one) for one in batches]

@@ -21,6 +21,10 @@ UTILITIES = ("access", "gradient")
 DECAYS = {"access": 0.999, "gradient": 0.98}
 RATIOS = ("adaptive", "linear", "power")
 
+# While training begins, the rows that come first take all the room, whatever they are worth. So in the first
+# period rows are pruned this many times early, if some are turned away and twice as many are known as before.
+EARLY = 10
+
 # However much is pruned in two dimensions, this share of the columns stays: what is left of a row must be
 # worth the entry that finds it.
 LEAST_COLUMNS = 0.25
@@ -87,6 +91,18 @@ class PruneRules:
     def decay_of_step(self) -> float:
         """The decay of utilities by step."""
         return self.decay or DECAYS[self.utility]
+
+    def next_stop(self, iteration: int) -> int:
+        """Return the next iteration before which rows may be pruned; a cluster reads ahead no further."""
+        following = (iteration // self.period + 1) * self.period
+        if iteration >= self.period:
+            return following
+        step = max(1, self.period // EARLY)
+        return min((iteration // step + 1) * step, following)
+
+    def is_stop(self, iteration: int) -> bool:
+        """Whether rows may be pruned before this iteration."""
+        return self.next_stop(iteration - 1) == iteration
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rowhaul.pruning.cut import part_sizes
-from rowhaul.pruning.deciding.room import Sizes, check_batch, room_for
+from rowhaul.pruning.deciding.room import Sizes, check_batch, part_sizes, room_for
 from rowhaul.pruning.settings import PruneSettings
 from rowhaul.store.footprint import index_bytes, records_bytes
 from rowhaul.store.row_parts import RowEstimate, RowShape

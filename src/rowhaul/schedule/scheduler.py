@@ -172,7 +172,7 @@ class Scheduler:
     def come_home(self) -> None:
         """Between two plans: treat all rows as at home, and all caches as empty.
 
-        The caller has flushed them: see `rowhaul.pruning.cluster.homecoming`.
+        The caller has flushed them: see `rowhaul.pruning.scheduling`.
         """
         self._tracker.come_home(self.iteration)
 

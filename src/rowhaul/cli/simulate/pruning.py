@@ -10,7 +10,7 @@ from rowhaul.optim import row_optimizer
 from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.config import parse_share
 from rowhaul.pruning.layout import chunk_layout
-from rowhaul.pruning.simulated import SimulatedPruning
+from rowhaul.pruning.scheduling import SimulatedPruning
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.schedule import IdBatch, Scheduler, ScheduleSettings
 from rowhaul.simulate.measure import MakeScheduler

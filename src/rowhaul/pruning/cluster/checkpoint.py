@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rowhaul.checkpoint import CheckpointReader, ShardWriter
 from rowhaul.pruning import checkpoint as saved_pruning
 from rowhaul.pruning.cluster.pruning import ClusterPruning
-from rowhaul.pruning.layout import ChunkLayout
+from rowhaul.pruning.layout import ChunkLayout, fresh_records
 from rowhaul.pruning.scheduling import ChunkScheduler
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.row_memory import RowMemory
@@ -68,8 +68,8 @@ class ChunkedClusterRows(ClusterRows):
         """Write what the map of chunks knows."""
         known = training.runtime.feed.at_rest(_known)
         assert known is not None
-        matrix = _chunks(training.layout).column_matrix
-        shard.arrays(saved_pruning.FILE, {**known, "0.columns": matrix, "0.sums": gathered[1]})
+        known |= {"columns": _chunks(training.layout).column_matrix, "sums": gathered[1]}
+        shard.arrays(saved_pruning.FILE, {f"0.{name}": array for name, array in known.items()})
 
     def facts(self, training: DistributedTraining) -> dict[str, Any]:
         """Return what the manifest says of pruning."""
@@ -96,10 +96,10 @@ class ChunkedClusterRows(ClusterRows):
                 keys = block["keys"]
                 here = homes_of(np.full(len(keys), table * layout.num_chunks), keys, topology) == rank
                 row_of_chunk, places = np.nonzero(block["present"])
-                for place in range(layout.num_chunks):
+                for place, width in enumerate(layout.cut.widths):
                     number = table * layout.num_chunks + place
                     chosen = np.flatnonzero((places == place) & here[row_of_chunk])
-                    records = block["chunks"][chosen][:, : _width(layout, number)]
+                    records = block["chunks"][chosen][:, :width]
                     sidecar.load(home, number, keys[row_of_chunk[chosen]], np.ascontiguousarray(records))
 
     def _load_log(
@@ -138,7 +138,7 @@ class ChunkedClusterRows(ClusterRows):
                 row, place = np.nonzero(block["present"])
                 chunk_tables = (number * chunks.num_chunks + place).astype(np.int32)
                 scheduler.mark_trained(chunk_tables, block["keys"][row])
-        chunks.restore_facts(pruner["0.numbers"][[0, 1, 3, 4, 6]].tolist(), pruner["0.registers"])
+        chunks.restore(pruner["0.numbers"], pruner["0.registers"])
 
 
 def _chunks(layout: TableLayout) -> ChunkLayout:
@@ -158,17 +158,7 @@ def _pruner(reader: CheckpointReader) -> Arrays:
 def _known(scheduler: Scheduler) -> Arrays:
     """What one process needs to continue, beside rows; see `PrunedTables.state`."""
     assert isinstance(scheduler, ChunkScheduler)
-    num_rows, is_complete, *others = scheduler.map.facts
-    pruned_at, num_turned_away, num_rows_pruned = others
-    numbers = [num_rows, is_complete, scheduler.iteration, pruned_at, num_turned_away]
-    numbers += [scheduler.ids.layout.awaits_columns, num_rows_pruned]
-    registers = scheduler.map.counter.registers.copy()
-    return {"0.registers": registers, "0.numbers": np.array(numbers, np.int64)}
-
-
-def _width(layout: ChunkLayout, number: int) -> int:
-    size = layout.specs[number].dim
-    return size + layout.optimizer.state_width(size)
+    return scheduler.map.known(scheduler.iteration, scheduler.ids.layout.awaits_columns)
 
 
 def _block(
@@ -180,15 +170,12 @@ def _block(
     assert live.touched is not None
     keys, present = live.keys[some], live.present[some]
     row_of_chunk, places = np.nonzero(present)
-    width = max(_width(layout, place) for place in range(layout.num_chunks))
-    chunks = np.zeros((len(places), width), layout.dtype)
+    chunks = np.zeros((len(places), layout.cut.width), layout.dtype)
     fresh = RowMemory(layout)
-    for place in range(layout.num_chunks):
+    for place, width in enumerate(layout.cut.widths):
         number = table * layout.num_chunks + place
         chosen = np.flatnonzero(places == place)
-        chunks[chosen, : _width(layout, number)] = _records(
-            (flushed, home, fresh), number, keys[row_of_chunk[chosen]]
-        )
+        chunks[chosen, :width] = _records((flushed, home), fresh, number, keys[row_of_chunk[chosen]])
     return {
         "keys": keys,
         "present": present,
@@ -200,16 +187,18 @@ def _block(
     }
 
 
-def _records(memories: tuple[RowMemory, ...], table: int, keys: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Records of a table from the first memory that has each; the last one makes those that none has."""
-    number, position = memories[0].place_of(table)
-    positions = np.full(len(keys), position)
+def _records(
+    memories: tuple[RowMemory, ...], fresh: RowMemory, table: int, keys: npt.NDArray[np.int64]
+) -> npt.NDArray[Any]:
+    """Read records of a table from the first memory that has each; make those that none has."""
+    number, position = fresh.place_of(table)
+    records = np.empty((len(keys), fresh.groups[number].arena.width), fresh.layout.dtype)
     missing = np.arange(len(keys))
-    records = np.empty((len(keys), memories[0].groups[number].arena.width), memories[0].layout.dtype)
     for memory in memories:
-        group, wanted = memory.groups[number], (positions[missing], keys[missing])
-        found = group.make_fresh(*wanted) if memory is memories[-1] else locate(group, *wanted)
+        group = memory.groups[number]
+        found = locate(group, np.full(len(missing), position), keys[missing])
         there = found >= 0
         records[missing[there]] = group.arena.read(found[there])
         missing = missing[~there]
+    records[missing] = fresh_records(fresh, table, keys[missing])
     return records

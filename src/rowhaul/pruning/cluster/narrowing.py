@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.pruning.layout import ChunkLayout
+from rowhaul.pruning.layout import ChunkLayout, fresh_records
 from rowhaul.pruning.narrowing import WholeRows
 from rowhaul.runtime.mover import Mover
 from rowhaul.runtime.row_memory import RowMemory
@@ -64,10 +64,8 @@ def _keys_of(home: RowMemory, layout: ChunkLayout, table: int) -> Ints:
 
 def _first_values(layout: ChunkLayout, table: int, keys: Ints) -> Numbers:
     """The whole rows that keys of a table start with."""
-    fresh = RowMemory(layout)
-    parts = []
-    for place in range(layout.num_chunks):
-        number, position = fresh.place_of(table * layout.num_chunks + place)
-        group = fresh.groups[number]
-        parts.append(group.arena.read(group.make_fresh(np.full(len(keys), position), keys))[:, : group.dim])
-    return np.concatenate(parts, axis=1)
+    fresh, first = RowMemory(layout), table * layout.num_chunks
+    sizes = enumerate(layout.cut.sizes)
+    return np.concatenate(
+        [fresh_records(fresh, first + place, keys)[:, :size] for place, size in sizes], axis=1
+    )

@@ -17,16 +17,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.pruning.cluster import homecoming
 from rowhaul.pruning.cluster.coding import Report, decode_report, encode_report
 from rowhaul.pruning.cluster.narrowing import narrow
 from rowhaul.pruning.cluster.utility_log import UtilityLog
-from rowhaul.pruning.deciding.timing import is_stop, next_stop
 from rowhaul.pruning.layout import ChunkLayout
 from rowhaul.pruning.narrowing import best_columns
 from rowhaul.pruning.scheduling import ChunkScheduler
 from rowhaul.runtime.layout import Upkeep
-from rowhaul.runtime.mover import Mover
+from rowhaul.runtime.mover import Job, Mover
+from rowhaul.runtime.phases import RankPhases
 from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule import Plan, Scheduler, Topology, homes_of
@@ -79,7 +78,7 @@ class ClusterPruning(Upkeep):
 
     def until_next(self, iteration: int) -> int:
         """Iterations before rows may be pruned next, or before columns are chosen; at least one."""
-        until = next_stop(self.layout.pruning, iteration) - iteration
+        until = self.layout.pruning.next_stop(iteration) - iteration
         if self.layout.awaits_columns and iteration < self.layout.pruning.cold_start:
             until = min(until, self.layout.pruning.cold_start - iteration)
         return until
@@ -92,7 +91,7 @@ class ClusterPruning(Upkeep):
     def is_due(self, runtime: Runtime) -> bool:
         """Whether rows are to be pruned now; a collective call."""
         now = runtime.iteration
-        if not is_stop(self.layout.pruning, now):
+        if not self.layout.pruning.is_stop(now):
             return False
         found = runtime.feed.at_rest(lambda scheduler: _chunked(scheduler).look())
         if now % self.layout.pruning.period == 0:
@@ -104,7 +103,7 @@ class ClusterPruning(Upkeep):
         if not self.layout.awaits_columns or runtime.iteration < self.layout.pruning.cold_start:
             return False
         plan = runtime.feed.share(lambda scheduler: _chunked(scheduler).bring_home())
-        runtime.in_moves(lambda mover: homecoming.carry_out(mover, plan)).wait()
+        runtime.in_moves(lambda mover: _go_home(mover, plan)).wait()
         columns = best_columns(self.summed_squares(runtime), self.layout.columns_to_keep)
         self.layout = layout = self.layout.narrowed(columns)
         self.squares = np.zeros((len(layout.rows), 0))
@@ -237,6 +236,15 @@ def _exchange(mover: Mover, targets: list[int], data: Bytes, sizes: list[int]) -
     if mover.rank in targets and len(data):
         received[mover.rank] = data
     return received
+
+
+def _go_home(mover: Mover, plan: Plan) -> None:
+    """Send the rows of one rank home for good, and empty its cache; all ranks call it together."""
+    job = Job(plan, RankPhases(plan, mover.rank))
+    mover.late(job)
+    mover.wait_sent()
+    if mover.cache is not None:
+        mover.cache.clear()
 
 
 def _change(mover: Mover, plan: Plan, topology: Topology) -> None:

@@ -20,9 +20,9 @@ from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
 from rowhaul.nn.local_rows import TableRows, tables_of_keys
 from rowhaul.nn.pooled import PooledRead
-from rowhaul.pruning.chunk_ids import put_chunks, take_chunks
-from rowhaul.pruning.chunk_kernels import chunk_norms
+from rowhaul.pruning.chunk_kernels import put_chunks, stored_gradients, take_chunks
 from rowhaul.pruning.cluster.pruning import ClusterPruning
+from rowhaul.pruning.deciding.entry_kernels import chunk_norms
 from rowhaul.pruning.layout import ChunkLayout
 from rowhaul.pruning.narrowing import add_squares
 from rowhaul.runtime.batch_rows import BatchRows
@@ -162,7 +162,8 @@ class ChunkedWorkerRows(CachedRows):
         places = _index_of(live.tables, live.keys).find(read.tables.astype(np.int32), read.keys)
         tracked = np.flatnonzero(places >= 0)
         places = places[tracked]
-        norms = chunk_norms(read.gradients, read.tables, self._starts, self._columns)[tracked]
+        stored = stored_gradients(read.tables, self._columns, read.gradients)
+        norms = chunk_norms(stored, self._starts)[tracked]
         amounts = live.accesses[places].astype(np.float64)[:, None] * norms
         log.add(live.numbers[places], amounts, now)
 

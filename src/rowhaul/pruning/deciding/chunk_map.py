@@ -16,14 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from rowhaul.pruning.deciding.compaction import compacted
 from rowhaul.pruning.deciding.decision import Decision, KnownRows, Room, decide, first_by
 from rowhaul.pruning.deciding.distinct_counter import DistinctCounter
-from rowhaul.pruning.deciding.entries import ABSENT, Entries, Slots
+from rowhaul.pruning.deciding.entries import ABSENT, THERE, Entries, Slots
 from rowhaul.pruning.deciding.hashing import mixed, salt_of
-from rowhaul.pruning.deciding.located import Located, Version
+from rowhaul.pruning.deciding.located import Located
 from rowhaul.pruning.deciding.room import LEAST_ENTRIES, Sizes, check_batch, room_for
-from rowhaul.pruning.deciding.timing import is_stop
 from rowhaul.pruning.settings import PruneSettings
 from rowhaul.store.index import KeyIndex
 
@@ -32,7 +30,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 class ChunkMemory(Protocol):
-    """Holds the chunks that a map says there are."""
+    """Holds the chunks of a map."""
 
     def admit(self, tables: Int64s, keys: Int64s, places: Int64s) -> Int64s:
         """Make chunks as they begin; returns a slot for each, at least 0."""
@@ -41,17 +39,6 @@ class ChunkMemory(Protocol):
     def evict(self, slots: Int64s) -> None:
         """Drop chunks."""
         ...
-
-
-class NoMemory:
-    """For a map whose chunks are somewhere else."""
-
-    def admit(self, tables: Int64s, keys: Int64s, places: Int64s) -> Int64s:
-        """Say that chunks are there."""
-        return np.zeros(len(keys), np.int64)
-
-    def evict(self, slots: Int64s) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +71,25 @@ class TrackedRows:
     keys: Int64s
     numbers: Int64s  # of their entries
 
-    def __len__(self) -> int:
-        return len(self.keys)
-
 
 def row_seeds(names: Sequence[str], seed: int) -> npt.NDArray[np.uint64]:
     """The seeds that the rows of tables are drawn from, as `TableGroup` has them."""
     return np.array(
         [xxhash.xxh64_intdigest(name.encode(), seed=seed & (2**64 - 1)) for name in names], np.uint64
     )
+
+
+def compacted(index: KeyIndex) -> KeyIndex:
+    """Copy an index into as little room as it needs: shards never shrink by themselves.
+
+    Otherwise every table would keep the room of its best days, and all of them more than a budget allows.
+    """
+    other = KeyIndex(index.num_tables)
+    tables = np.arange(index.num_tables + 1)
+    for table in range(index.num_tables):
+        for keys, locations in index.blocks(table):
+            other.add(keys, np.where(tables > table, len(keys), 0), np.arange(len(keys)), locations)
+    return other
 
 
 class ChunkMap:
@@ -104,7 +101,7 @@ class ChunkMap:
         sizes: bytes of the parts of a row.
         seed: of rows, and of the samples that thresholds are taken from.
         budget: bytes for these tables, if there is a budget.
-        memory: of the chunks.
+        memory: of the chunks; none: they are somewhere else, and a slot only says that its chunk exists.
         least_entries: how many rows may always be tracked.
     """
 
@@ -123,9 +120,9 @@ class ChunkMap:
         self.seeds = row_seeds(tables, seed)
         self._seed, self._least_entries = seed, least_entries
         self._budget = settings.budget if budget is None else budget
-        self._memory: ChunkMemory = memory or NoMemory()
+        self._memory = memory
         self.entries = Entries(settings)
-        self._version = Version()
+        self._num_left = self._num_came = 0  # how often entries left (or all were replaced), and came
         self.clear()
 
     def clear(self) -> None:
@@ -140,7 +137,7 @@ class ChunkMap:
         self.num_turned_away = 0  # sightings of rows that got no entry, since then
         self.num_held = 0  # chunks
         self.latest: Pruned | None = None
-        self._version = self._version._replace(num_left=self._version.num_left + 1)
+        self._num_left += 1
 
     @property
     def num_entries(self) -> int:
@@ -162,15 +159,15 @@ class ChunkMap:
 
         May run in any thread, while another one changes the map: see `refresh`.
         """
-        version = self._version  # from before: whatever changes meanwhile is looked at again
+        version = self._num_left, self._num_came  # from before: later changes are looked at again
         return Located(keys, starts, inverse, self.index.find(keys, starts)[0], version)
 
     def refresh(self, located: Located) -> None:
         """Bring up to date what was found some time ago."""
-        now = self._version
-        if located.version.num_left != now.num_left:
+        now = self._num_left, self._num_came
+        if located.version[0] != now[0]:
             located.entries = self.index.find(located.keys, located.starts)[0]
-        elif located.version.num_came != now.num_came:
+        elif located.version != now:
             absent = np.flatnonzero(located.entries < 0)
             keys = np.ascontiguousarray(located.keys[absent])
             located.entries[absent] = self.index.find(keys, np.searchsorted(absent, located.starts))[0]
@@ -221,20 +218,20 @@ class ChunkMap:
         slots = np.full((count, self.num_chunks), ABSENT, np.int32)
         self._fill(slots, np.arange(self.num_chunks) < given[:, None], tables[chosen], keys[chosen])
         self.entries.set_slots(numbers, slots)
-        self._version = self._version._replace(num_came=self._version.num_came + 1)
+        self._num_came += 1
 
     def _fill(self, slots: Slots, admit: npt.NDArray[np.bool_], tables: Int64s, keys: Int64s) -> Chunks:
         """Give the slots of some chunks something to hold."""
         rows, places = np.nonzero(admit)
         chunks = Chunks(tables[rows], keys[rows], places)
-        slots[admit] = self._memory.admit(chunks.tables, chunks.keys, chunks.places)
+        slots[admit] = self._memory.admit(chunks.tables, chunks.keys, places) if self._memory else THERE
         self.num_held += len(chunks)
         return chunks
 
     def is_due(self, now: int) -> bool:
         """Whether rows are to be pruned after step ``now``."""
         has_grown = self.num_turned_away > 0 and self.num_rows >= 2 * self.num_rows_pruned
-        return is_stop(self.settings, now) and (has_grown or now % self.settings.period == 0)
+        return self.settings.is_stop(now) and (has_grown or now % self.settings.period == 0)
 
     def prune(self, now: int) -> Pruned:
         """Decide after step ``now``, and carry it out."""
@@ -246,7 +243,8 @@ class ChunkMap:
         known = KnownRows(self._hashes(rows.tables, rows.keys), utilities, slots >= 0)
         decision = decide(known, self.settings, self.room, self._seed, now)
         at, places = np.nonzero(decision.evict)
-        self._memory.evict(slots[decision.evict].astype(np.int64))
+        if self._memory:
+            self._memory.evict(slots[decision.evict].astype(np.int64))
         self.num_held -= len(at)
         slots[decision.evict] = ABSENT
         admitted = self._fill(slots, decision.admit, rows.tables, rows.keys)
@@ -266,7 +264,7 @@ class ChunkMap:
         self.entries.arena.release(np.sort(numbers)[::-1])
         self.index = compacted(self.index)
         self.is_complete = False
-        self._version = self._version._replace(num_left=self._version.num_left + 1)
+        self._num_left += 1
 
     def rows(self) -> TrackedRows:
         """All rows, table by table, in any order."""
@@ -298,24 +296,26 @@ class ChunkMap:
         self.entries.set_slots(numbers, slots)
         self.entries.load_utilities(numbers, utilities, touched)
         self.num_held += int(np.count_nonzero(slots >= 0))
-        self._version = self._version._replace(num_came=self._version.num_came + 1)
+        self._num_came += 1
 
-    @property
-    def facts(self) -> list[int]:
-        """What is known beside rows, in numbers; see `restore_facts`."""
-        known = self.num_rows, int(self.is_complete), self.pruned_at
-        return [*known, self.num_turned_away, self.num_rows_pruned]
+    def known(self, iteration: int, awaits_columns: bool) -> Arrays:
+        """Return what a checkpoint has of this map beside rows; see `restore`."""
+        numbers = [self.num_rows, self.is_complete, iteration, self.pruned_at, self.num_turned_away]
+        numbers += [awaits_columns, self.num_rows_pruned]
+        return {"registers": self.counter.registers.copy(), "numbers": np.array(numbers, np.int64)}
 
-    def restore_facts(self, facts: Sequence[int], registers: npt.NDArray[np.uint8]) -> None:
-        """Continue with what `facts` and the counter's registers were."""
-        self.num_rows, is_complete, self.pruned_at, self.num_turned_away, self.num_rows_pruned = facts
+    def restore(self, numbers: Int64s, registers: npt.NDArray[np.uint8]) -> None:
+        """Continue with what was `known`."""
+        self.num_rows, is_complete, _, self.pruned_at, self.num_turned_away, _, self.num_rows_pruned = (
+            numbers.tolist()
+        )
         self.is_complete = bool(is_complete)
         self.counter.registers[:] = registers
 
     def drop_utilities(self) -> None:
         """Keep only what reading needs."""
         self.entries.drop_utilities()
-        self._version = self._version._replace(num_left=self._version.num_left + 1)
+        self._num_left += 1
 
     def _hashes(self, tables: Int64s, keys: Int64s) -> npt.NDArray[np.uint64]:
         """A number for each row that is the same everywhere: what its first values are drawn from."""

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.pruning.deciding.hashing import UInt64s, draws_below
-from rowhaul.pruning.deciding.ratios import ratios_by_place
 from rowhaul.pruning.settings import PruneSettings
 
 Int64s = npt.NDArray[np.int64]
@@ -23,6 +22,8 @@ Bools = npt.NDArray[np.bool_]
 # A row that holds nothing and whose best chunk is below this part of the threshold is forgotten.
 FAR_BELOW = 0.01
 _NOTHING = -1  # a threshold that nothing is below
+_POWER = 0.5  # the exponent of `power` ratios: they rise steeply and then level off, as in FIITED's figure 7
+_CAP = 0.95  # no place in a row is pruned more than this, unless the whole must be
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,27 @@ def find_thresholds(
         )
         thresholds[place] = _quantile(sampled, share)
     return thresholds
+
+
+def ratios_by_place(shape: str, ratio: float, num_chunks: int) -> npt.NDArray[np.float64]:
+    """The share to prune at each place in a row, later ones more, with ``ratio`` as their mean."""
+    places = (np.arange(num_chunks) + 0.5) / num_chunks
+    if shape == "linear":
+        return ratio + 2 * (places - 0.5) * min(ratio, 1 - ratio) / 2
+    return _power(places, ratio)
+
+
+def _power(places: npt.NDArray[np.float64], ratio: float) -> npt.NDArray[np.float64]:
+    """``c * x**_POWER`` cut at the cap, with ``c`` such that the mean is ``ratio`` all the same."""
+    cap = max(_CAP, ratio)
+    low, high = 0.0, cap / float(places[0] ** _POWER)
+    for _ in range(200):  # bisection: the mean rises with c, and at `high` every place is at the cap
+        middle = (low + high) / 2
+        if float(np.minimum(cap, middle * places**_POWER).mean()) < ratio:
+            low = middle
+        else:
+            high = middle
+    return np.minimum(cap, high * places**_POWER)
 
 
 def _share_to_cut(num_kept: float, num_known: int) -> float:

@@ -12,7 +12,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.pruning.deciding.distinct_kernels import count_absent, count_distinct, count_ranks
+from rowhaul.pruning.deciding.entry_kernels import count_absent
 
 _BITS = 14
 
@@ -22,10 +22,6 @@ class DistinctCounter:
 
     def __init__(self) -> None:
         self.registers: npt.NDArray[np.uint8] = np.zeros(1 << _BITS, dtype=np.uint8)
-
-    def add(self, hashes: npt.NDArray[np.uint64]) -> None:
-        """Note hashes, seen before or not."""
-        count_distinct(hashes, _BITS, self.registers)
 
     def add_absent(
         self,
@@ -40,8 +36,7 @@ class DistinctCounter:
     def estimate(self) -> int:
         """About how many there were."""
         size = len(self.registers)
-        by_rank = np.zeros(int(self.registers.max()) + 1, dtype=np.int64)
-        count_ranks(self.registers, by_rank)
+        by_rank = np.bincount(self.registers)
         raw = 0.7213 / (1 + 1.079 / size) * size**2 / float(by_rank @ np.ldexp(1.0, -np.arange(len(by_rank))))
         num_empty = int(by_rank[0])
         if raw <= 2.5 * size and num_empty:

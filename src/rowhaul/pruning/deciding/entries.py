@@ -21,7 +21,7 @@ from rowhaul.store.arena import RecordArena
 Int64s = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.int32]
 
-ABSENT = -1
+ABSENT, THERE = -1, 0  # slots; where chunks have records, these are the numbers from 0 on
 # Blocks of chunks and of entries: small enough not to matter beside a pruned table.
 BLOCK_BYTES = 1 << 16
 

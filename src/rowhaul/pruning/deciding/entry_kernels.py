@@ -11,7 +11,7 @@ from numba import float32, int32, int64, uint32, uint64
 from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
-from rowhaul._memory import data_address, prefetch_to_read, prefetch_to_write, record_at
+from rowhaul._memory import data_address, leading_zeros, prefetch_to_read, prefetch_to_write, record_at
 from rowhaul._vectors import (
     copy_row,
     four_times,
@@ -23,10 +23,11 @@ from rowhaul._vectors import (
     root,
     size_of,
     store_four,
+    store_one,
     widened,
 )
-from rowhaul.pruning.deciding.fields import load_float32, load_int32, store_float32, store_int32
 from rowhaul.pruning.deciding.utilities import MOST, ONE_ACCESS
+from rowhaul.store.records import mix
 
 _ENTRIES_AHEAD = 16
 _MOST, _ONE_ACCESS = uint64(MOST), uint64(ONE_ACCESS)
@@ -59,10 +60,21 @@ def keep_known(keys, starts, entries, inverse, known_keys, known_starts, known_e
 
 
 @kernel
-def count_reads(inverse, counts):
-    """Add to each row's count how often it is read."""
-    for i in range(len(inverse)):
-        counts[inverse[i]] += 1
+def count_absent(keys, entries, table_starts, seeds, bits, registers):
+    """Count the keys that have no entry, and note their hashes in a counter of ``2**bits`` registers.
+
+    A register keeps the longest run of zeros behind the first bits of a hash, and one.
+    """
+    count = 0
+    for table in range(len(table_starts) - 1):
+        for i in range(table_starts[table], table_starts[table + 1]):
+            is_absent = int64(entries[i] < 0)
+            hashed = mix(uint64(keys[i]) ^ seeds[table])
+            register = int64(hashed >> uint64(64 - bits))
+            rank = min(leading_zeros(hashed << uint64(bits)), 64 - bits) + 1
+            registers[register] = max(registers[register], is_absent * rank)
+            count += is_absent
+    return count
 
 
 @kernel
@@ -76,7 +88,7 @@ def read_slots(addresses, shift, width, entries, slots, held):
         copy_row(target + i * num_chunks * 4, source, num_chunks * 4)
         num_held = 0
         for k in range(num_chunks):
-            num_held += load_int32(source + 4 * k) >= 0
+            num_held += load_one(source + 4 * k, int32(0)) >= 0
         held[i] = num_held
 
 
@@ -89,14 +101,14 @@ def count_accesses(addresses, shift, width, entries, accesses, powers, now):
         soon = record_at(memory, shift, entry_bytes, entries[min(i + _ENTRIES_AHEAD, count - 1)])
         prefetch_to_write(soon + place)
         address = record_at(memory, shift, entry_bytes, entries[i]) + place
-        steps = now - load_int32(address + 4)
-        before = uint64(uint32(load_int32(address)))
+        steps = now - load_one(address + 4, int32(0))
+        before = uint64(uint32(load_one(address, int32(0))))
         if steps > 0:
             before = (before * powers[0, steps & 1023]) >> uint64(32)
             before = (before * powers[1, min(steps >> 10, 1023)]) >> uint64(32)
         total = min(before + uint64(accesses[i]) * _ONE_ACCESS, _MOST)
-        store_int32(address, int32(uint32(total)))
-        store_int32(address + 4, int32(now))
+        store_one(address, int32(uint32(total)))
+        store_one(address + 4, int32(now))
 
 
 @register_jitable
@@ -143,9 +155,9 @@ def add_norms(addresses, shift, width, entries, accesses, starts, gradients, pow
         prefetch_to_write(soon + entry_bytes - 1)
         address = record_at(memory, shift, entry_bytes, entries[i])
         gradient = data_address(gradients) + i * row_bytes
-        steps = now - load_int32(address + 8 * num_chunks)
+        steps = now - load_one(address + 8 * num_chunks, int32(0))
         kept = powers[0, steps & 1023] * powers[1, min(steps >> 10, 1023)]
-        store_int32(address + 8 * num_chunks, int32(now))
+        store_one(address + 8 * num_chunks, int32(now))
         times = float(accesses[i])
         for k in range(0, in_fours, 4):
             part, place = gradient + k * chunk_bytes, address + 4 * (num_chunks + k)
@@ -162,4 +174,17 @@ def add_norms(addresses, shift, width, entries, accesses, starts, gradients, pow
         for k in range(in_fours, num_chunks):
             norm = _norm(gradient + starts[k] * size, starts[k + 1] - starts[k], size, zero)
             place = address + 4 * (num_chunks + k)
-            store_float32(place, float32(kept * float(load_float32(place)) + times * norm))
+            store_one(place, float32(kept * float(load_one(place, float32(0))) + times * norm))
+
+
+@kernel
+def chunk_norms(gradients, starts):
+    """Return the norm of every chunk of some gradients of stored values, to the same bits as `add_norms`."""
+    num_chunks, zero = len(starts) - 1, gradients.dtype.type(0)
+    size = size_of(zero)
+    norms = np.empty((len(gradients), num_chunks), np.float64)
+    for i in range(len(gradients)):
+        gradient = data_address(gradients) + i * gradients.shape[1] * size
+        for k in range(num_chunks):
+            norms[i, k] = _norm(gradient + starts[k] * size, starts[k + 1] - starts[k], size, zero)
+    return norms

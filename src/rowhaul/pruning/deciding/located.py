@@ -4,31 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.pruning.deciding.entry_kernels import count_reads, keep_known
+from rowhaul.pruning.deciding.entry_kernels import keep_known
 
 Int64s = npt.NDArray[np.int64]
-
-
-class Version(NamedTuple):
-    """How often entries left a map (or all were replaced), and how often some came."""
-
-    num_left: int = 0
-    num_came: int = 0
-
-
-class Known(NamedTuple):
-    """Those distinct keys of a batch that have an entry, table by table."""
-
-    keys: Int64s
-    starts: Int64s
-    inverse: npt.NDArray[np.int32]  # each id's key; -1 without an entry
-    entries: Int64s
-    counts: Int64s  # how often the batch reads each
 
 
 @dataclass
@@ -39,7 +21,7 @@ class Located:
     starts: Int64s  # tables + 1
     inverse: npt.NDArray[np.int32]  # each id's key
     entries: Int64s
-    version: Version  # of the map before it was looked at
+    version: tuple[int, int]  # how often entries had left the map, and come, before the lookup
 
     def tables(self, which: Int64s) -> Int64s:
         """The table of some of the keys."""
@@ -48,16 +30,14 @@ class Located:
     @cached_property
     def counts(self) -> Int64s:
         """How often the batch reads each key."""
-        counts = np.zeros(len(self.keys), dtype=np.int64)
-        count_reads(self.inverse, counts)
-        return counts
+        return np.bincount(self.inverse, minlength=len(self.keys))
 
-    def known(self) -> Known:
-        """The keys that have an entry."""
+    def known(self) -> tuple[Int64s, Int64s, npt.NDArray[np.int32], Int64s, Int64s]:
+        """Keep what has an entry: keys, starts, each id's key (-1: none), entries, and reads of each key."""
         keys, entries = np.empty_like(self.keys), np.empty_like(self.entries)
         starts, inverse = np.empty_like(self.starts), np.empty_like(self.inverse)
         counts = np.zeros(len(keys) + 1, dtype=np.int64)
         count = keep_known(
             self.keys, self.starts, self.entries, self.inverse, keys, starts, entries, inverse, counts
         )
-        return Known(keys[:count], starts, inverse, entries[:count], counts[1 : count + 1])
+        return keys[:count], starts, inverse, entries[:count], counts[1 : count + 1]

@@ -1,4 +1,4 @@
-"""How much a pruned model may hold, from a ratio or from a budget in bytes.
+"""How rows are cut into chunks, and how much a pruned model may hold, from a ratio or a budget in bytes.
 
 Entries cost memory too, so their number is limited as well: with a ratio ``r`` to ``sqrt(1 - r)`` of all rows
 ever seen (a tenth of them at 99 %), with a budget to one for each chunk. Between prunings a full index turns
@@ -9,10 +9,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
 
 from rowhaul.errors import ConfigError
+from rowhaul.optim import RowOptimizerRule
 from rowhaul.pruning.deciding.decision import Room
+from rowhaul.pruning.deciding.entries import entry_words
 from rowhaul.pruning.settings import PruneSettings
+
+Int64s = npt.NDArray[np.int64]
 
 # What an entry is reckoned to take in the index. Small shards are a third full once they have grown, which
 # makes 47 bytes of its 16; the rest is for what every table takes, and for the last blocks of chunks and
@@ -25,6 +33,48 @@ _INDEX_BYTES_OF_MANY = 32
 _CHOICE = 1.25
 # However few rows are known, this many entries are allowed: about a megabyte.
 LEAST_ENTRIES = 1 << 14
+
+
+def chunk_starts(num_values: int, num_chunks: int) -> Int64s:
+    """Where the chunks of a row begin, and where the last one ends; sizes differ by one at most."""
+    sizes = np.full(num_chunks, num_values // num_chunks, dtype=np.int64)
+    sizes[: num_values % num_chunks] += 1
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class RowCut:
+    """Rows of ``num_values`` stored values in ``num_chunks`` records: values, then the optimizer's state."""
+
+    num_values: int
+    num_chunks: int
+    optimizer: RowOptimizerRule
+    with_state: bool = True
+
+    @cached_property
+    def starts(self) -> Int64s:
+        """Where chunks begin among the stored values, and where the last one ends."""
+        return chunk_starts(self.num_values, self.num_chunks)
+
+    @cached_property
+    def sizes(self) -> Int64s:
+        """Values of each chunk."""
+        return np.diff(self.starts)
+
+    @cached_property
+    def state_widths(self) -> Int64s:
+        """Numbers of state of each chunk."""
+        return np.array([self.optimizer.state_width(int(size)) * self.with_state for size in self.sizes])
+
+    @cached_property
+    def widths(self) -> Int64s:
+        """Elements of each chunk's record."""
+        return self.sizes + self.state_widths
+
+    @cached_property
+    def width(self) -> int:
+        """Elements of the largest record."""
+        return int(self.widths.max())
 
 
 @dataclass(frozen=True)
@@ -40,6 +90,15 @@ class Sizes:
     def of_budgeted_chunk(self) -> int:
         """A chunk with the entry that a budget allows for it."""
         return self.chunk + self.entry + INDEX_BYTES
+
+
+def part_sizes(
+    num_values: int, dim: int, settings: PruneSettings, optimizer: RowOptimizerRule, dtype: npt.DTypeLike
+) -> Sizes:
+    """Bytes of the parts of a row of ``dim`` values, of which ``num_values`` are stored."""
+    cut = RowCut(num_values, settings.chunks, optimizer)
+    chunk = cut.width * np.dtype(dtype).itemsize
+    return Sizes(chunk, 4 * entry_words(settings), settings.chunks, num_values / dim)
 
 
 def room_for(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from torch import Tensor
@@ -20,15 +22,18 @@ from rowhaul.nn.pooled import PooledRead, is_worth_threads
 from rowhaul.nn.row_source import Arrays, Floats, Int64s, RowNote
 from rowhaul.nn.threads import run_all
 from rowhaul.optim import RowOptimizerRule
+from rowhaul.pruning import checkpoint
+from rowhaul.pruning.deciding.located import Located
 from rowhaul.pruning.narrowing import add_squares
-from rowhaul.pruning.pool.early import EarlyLookups, FoundRows
 from rowhaul.pruning.pool.pooling import pool_assembled, sum_gradients
-from rowhaul.pruning.pool.state import load_state, names_of_state, state_of
 from rowhaul.pruning.pool.tables import ChunkLookup, PrunedTables
 from rowhaul.pruning.report import PruneReport, note_of, report_on
 from rowhaul.pruning.settings import PruneSettings
 from rowhaul.store import Lookup
 from rowhaul.store.distinct import distinct_keys
+
+FoundRows = tuple[Located, slice | Int64s, Int64s]
+"""Entries of a group's rows, which ids of the batch they are, and the offsets of their bags."""
 
 Pending = tuple[ChunkLookup, Floats]
 """Rows that a backward pass has gradients for, and these."""
@@ -138,6 +143,16 @@ class ChunkRead(PooledRead):
         raise AssertionError("gradients of chunks are kept with their lookup")
 
 
+class _EarlyLookups(WeakKeyDictionary[KeyedJaggedTensor, list[FoundRows]]):
+    """Rows of batches not read yet, found in the thread that loads them; a copy starts empty."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+    def __deepcopy__(self, memo: Any) -> _EarlyLookups:
+        return type(self)()
+
+
 class PrunedRows:
     """Pruned rows of a whole collection in this process.
 
@@ -158,7 +173,7 @@ class PrunedRows:
         self.settings = settings
         self.tables: list[PrunedTables] = []  # by row size
         self.groups: list[PrunedGroup] = []
-        self._early = EarlyLookups()
+        self._early = _EarlyLookups()
         self._is_announced = False  # whether the rows of the batch at hand are tracked and counted already
         self._noted_at = 0
         dtype = str(features[0].dtype).removeprefix("torch.")
@@ -179,7 +194,7 @@ class PrunedRows:
 
     def locate_early(self, features: KeyedJaggedTensor) -> None:
         """Find the entries of a batch that is read some time later, in any thread."""
-        self._early.put(features, [group.locate(features) for group in self.groups])
+        self._early[features] = [group.locate(features) for group in self.groups]
 
     def announce(self, features: KeyedJaggedTensor) -> None:
         """Track and count the rows of a batch that is then read in parts, before the next step."""
@@ -195,7 +210,7 @@ class PrunedRows:
             one.features.dim * len(one.features.features) for one in self.groups
         )
         in_parallel = is_worth_threads(num_values)
-        found = self._early.take(features)
+        found = self._early.pop(features, None)
         if found is None:
             found = run_all([partial(group.locate, features) for group in self.groups], in_parallel)
         else:
@@ -246,16 +261,16 @@ class PrunedRows:
 
     def state_names(self) -> list[str]:
         """Name the arrays of `state`."""
-        return names_of_state(self, self._names())
+        return checkpoint.names_of_state(self)
 
     def state(self) -> Arrays:
         """Return everything as named arrays."""
-        return state_of(self, self._names())
+        return checkpoint.state_of(self)
 
     def load_state(self, arrays: Arrays) -> None:
         """Replace everything by what `state` returned."""
         self.drop_gradients()
-        load_state(self, self._names(), arrays)
+        checkpoint.load_state(self, arrays)
 
     def notes(self) -> list[RowNote]:
         """Report the latest pruning, once."""
@@ -296,7 +311,8 @@ class PrunedRows:
             for position, spec in enumerate(tables.tables):
                 if spec.name == name:
                     return tables, position
-        raise ConfigError(f"no table {name!r}; the tables are {', '.join(self._names())}")
+        raise ConfigError(f"no table {name!r}; the tables are {', '.join(self.table_names())}")
 
-    def _names(self) -> list[str]:
+    def table_names(self) -> list[str]:
+        """Name all tables."""
         return [spec.name for tables in self.tables for spec in tables.tables]

@@ -8,10 +8,11 @@ no entry has row -1.
 
 from __future__ import annotations
 
+from numba import int32
+
 from rowhaul._kernels import kernel
 from rowhaul._memory import data_address, prefetch_to_read, prefetch_to_write, record_at
 from rowhaul._vectors import add_row, clear_row, copy_row, load_one, size_of
-from rowhaul.pruning.deciding.fields import load_int32
 
 _ROWS_AHEAD = 8
 _SAMPLES_AHEAD = 8
@@ -43,7 +44,7 @@ def assemble_rows(
         for i in range(table_starts[table], table_starts[table + 1]):
             soon = min(i + _ROWS_AHEAD, last)
             for k in range(num_chunks if held[soon] else 0):
-                number = load_int32(numbers + 4 * (soon * num_chunks + k))
+                number = load_one(numbers + 4 * (soon * num_chunks + k), int32(0))
                 address = record_at(pool, shift, record_bytes, max(number, 0))
                 prefetch_to_read(address)
                 prefetch_to_read(address + record_bytes - 1)
@@ -56,7 +57,7 @@ def assemble_rows(
             if scattered:
                 clear_row(target, num_values, zero)
             for k in range(num_chunks):
-                number = load_int32(numbers + 4 * (i * num_chunks + k))
+                number = load_one(numbers + 4 * (i * num_chunks + k), int32(0))
                 address = record_at(pool, shift, record_bytes, max(number, 0))
                 source = address if number >= 0 else nothing
                 if not scattered:

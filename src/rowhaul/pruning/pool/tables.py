@@ -6,7 +6,7 @@ the optimizer's state for them, so row optimizers step chunks as they step rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,10 @@ import numpy.typing as npt
 
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.pruning.chunk_kernels import list_present, stored_gradients, write_initial_chunks
-from rowhaul.pruning.cut import RowCut, part_sizes
 from rowhaul.pruning.deciding.chunk_map import ChunkMap, Pruned
 from rowhaul.pruning.deciding.entries import ABSENT, ShrinkingArena, Slots
 from rowhaul.pruning.deciding.located import Located
-from rowhaul.pruning.deciding.room import LEAST_ENTRIES
+from rowhaul.pruning.deciding.room import LEAST_ENTRIES, RowCut, part_sizes
 from rowhaul.pruning.narrowing import WholeRows, best_columns
 from rowhaul.pruning.pool.pooling import assemble_rows
 from rowhaul.pruning.settings import PruneSettings
@@ -27,6 +26,7 @@ from rowhaul.store.tables import TableSpec
 
 Int64s = npt.NDArray[np.int64]
 Numbers = npt.NDArray[Any]
+Arrays = dict[str, Numbers]
 
 _BLOCK_ROWS = 1 << 16
 
@@ -47,17 +47,6 @@ class ChunkLookup:
     def tables(self) -> Int64s:
         """The table of each row."""
         return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
-
-
-@dataclass(frozen=True)
-class RowBlock:
-    """Some rows of a table, as they are stored."""
-
-    keys: Int64s
-    present: npt.NDArray[np.bool_]  # rows x chunks
-    records: Numbers  # chunks that are there, row by row: values, then state
-    utilities: Numbers  # rows x chunks: counts, or sums; as of `touched`
-    touched: npt.NDArray[np.int32]  # step of each row's utilities
 
 
 class PrunedTables:
@@ -132,10 +121,10 @@ class PrunedTables:
 
     def read(self, located: Located, *, counting: bool) -> ChunkLookup:
         """Find the chunks of a batch's rows, of those that are tracked; count the accesses, or do not."""
-        known = located.known()
+        keys, starts, inverse, entries, counts = located.known()
         if counting and self.settings.by_access:
-            self.map.entries.count(known.entries, known.counts, self.iteration + 1)
-        return ChunkLookup(*known, *self.map.entries.slots(known.entries))
+            self.map.entries.count(entries, counts, self.iteration + 1)
+        return ChunkLookup(keys, starts, inverse, entries, counts, *self.map.entries.slots(entries))
 
     def assembled(self, lookup: ChunkLookup) -> tuple[Numbers, npt.NDArray[np.int32]]:
         """The rows that hold something, behind one of zeros; and the place of each row, behind that one's."""
@@ -149,8 +138,7 @@ class PrunedTables:
         """Step the chunks of rows that are there; add to utilities, where these are of gradients."""
         stored = np.ascontiguousarray(gradients)
         if self._is_scattered:
-            stored = np.empty((len(gradients), self.columns.shape[1]), dtype=gradients.dtype)
-            stored_gradients(lookup.tables, self.columns, gradients, stored)
+            stored = stored_gradients(lookup.tables, self.columns, gradients)
         num_present = int(lookup.held.sum())
         for size in np.unique(self.cut.sizes):
             records = np.empty(num_present + 1, dtype=np.int64)
@@ -228,42 +216,51 @@ class PrunedTables:
             by_place += (slots >= 0).sum(axis=0)
         return by_chunks, by_place
 
-    def row_blocks(self, table: int) -> Iterator[RowBlock]:
-        """All rows of a table as they are stored."""
-        for keys, numbers in self._blocks(table):
-            slots, _ = self.map.entries.slots(numbers)
-            present, utilities, touched = self.map.entries.saved(numbers)
-            records = self.arena.read(slots[present].astype(np.int64))
-            lengths = (self.cut.sizes + self.cut.state_widths)[np.nonzero(present)[1]]
-            records[np.arange(records.shape[1]) >= lengths[:, None]] = 0  # behind a shorter chunk is anything
-            yield RowBlock(keys, present, records, utilities, touched)
+    def row_blocks(self, table: int) -> Iterator[Arrays]:
+        """All rows of a table as they are stored: blocks of the `chunked` format."""
+        return (self.row_block(table, keys, numbers) for keys, numbers in self._blocks(table))
 
-    def load_block(self, table: int, block: RowBlock) -> None:
+    def row_block(self, table: int, keys: Int64s, numbers: Int64s) -> Arrays:
+        """Some rows of a table as they are stored, by the numbers of their entries."""
+        slots, _ = self.map.entries.slots(numbers)
+        present, utilities, touched = self.map.entries.saved(numbers)
+        chunks = self.arena.read(slots[present].astype(np.int64))
+        lengths = self.cut.widths[np.nonzero(present)[1]]
+        chunks[np.arange(chunks.shape[1]) >= lengths[:, None]] = 0  # behind a shorter chunk is anything
+        return {
+            "keys": keys,
+            "present": present,
+            "chunks": chunks,
+            "utilities": utilities,
+            "touched": touched,
+            "columns": self.columns[table],
+            "starts": self.cut.starts,
+        }
+
+    def load_block(self, table: int, block: Mapping[str, Numbers]) -> None:
         """Add rows that are not tracked yet, as `row_blocks` gave them."""
-        records = self.arena.allocate(int(np.count_nonzero(block.present)))
-        self.arena.write(records, block.records[:, : self.arena.width])
-        slots = np.full(block.present.shape, ABSENT, np.int32)
-        slots[block.present] = records
-        self.map.load(table, block.keys, slots, block.utilities, block.touched)
+        present, chunks = block["present"], block["chunks"]
+        records = self.arena.allocate(int(np.count_nonzero(present)))
+        self.arena.write(records, chunks[:, : self.arena.width])
+        slots = np.full(present.shape, ABSENT, np.int32)
+        slots[present] = records
+        self.map.load(table, np.ascontiguousarray(block["keys"]), slots, block["utilities"], block["touched"])
 
-    def state(self) -> tuple[Numbers, ...]:
-        """What `restore` needs, beside rows: registers, numbers, columns and squares."""
-        num_rows, is_complete, pruned_at, num_turned_away, num_rows_pruned = self.map.facts
-        numbers = [num_rows, is_complete, self.iteration, pruned_at, num_turned_away]
-        numbers += [self.awaits_columns, num_rows_pruned]
-        return self.map.counter.registers, np.array(numbers, np.int64), self.columns, self.squares
+    def state(self) -> Arrays:
+        """What `restore` needs, beside rows."""
+        known = self.map.known(self.iteration, self.awaits_columns)
+        return {**known, "columns": self.columns, "sums": self.squares}
 
-    def restore(
-        self, registers: npt.NDArray[np.uint8], numbers: Int64s, columns: Int64s, squares: Numbers
-    ) -> None:
+    def restore(self, known: Mapping[str, Numbers]) -> None:
         """Forget every row and continue with a `state`, once its rows are loaded, too."""
         self.clear()
-        self.map.restore_facts(numbers[[0, 1, 3, 4, 6]].tolist(), registers)
+        numbers = known["numbers"]
+        self.map.restore(numbers, known["registers"])
         self.iteration = int(numbers[2])
         if self.awaits_columns and not numbers[5]:
-            self.narrow(columns)
+            self.narrow(known["columns"])
         elif self.awaits_columns:
-            self.squares[:] = squares
+            self.squares[:] = known["sums"]
 
     def serve(self) -> None:
         """Drop what only training needs: rows can be read and no longer trained."""
