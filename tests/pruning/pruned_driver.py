@@ -43,7 +43,8 @@ class Fast:
         self.lookups = [self.tables.read(one, counting=True) for one in located]
         rows = {name: np.zeros(self.specs[0].dim, self.tables.dtype) for name in batch}  # also untracked ones
         for lookup in self.lookups:
-            for name, row in zip(self.names(lookup), self.tables.rows(lookup), strict=True):
+            whole, places = self.tables.assembled(lookup.slots, lookup.held, lookup.starts)
+            for name, row in zip(self.names(lookup), whole[places[1:]], strict=True):
                 rows[name] = row
         return rows
 

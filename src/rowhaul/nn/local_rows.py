@@ -71,7 +71,7 @@ class TableRows:
         """Remove a group's gradients, summed over backward passes, with the rows they are for."""
         pending, self.pending[number] = self.pending[number], []
         if len(pending) > 1:
-            return summed(pending, self.tables[number])
+            return summed(pending, len(self.tables[number].tables))
         return pending[0] if pending else None
 
     def drop_gradients(self) -> None:
@@ -195,14 +195,15 @@ def tables_of_keys(lookup: Lookup) -> Int64s:
     return np.repeat(np.arange(len(lookup.starts) - 1), np.diff(lookup.starts))
 
 
-def summed(parts: Sequence[Pending], tables: TableGroup) -> Pending:
+def summed(parts: Sequence[Pending], num_tables: int) -> Pending:
     """Sum the gradients of several passes: each row once, parts added in order."""
     table_of_key = [tables_of_keys(lookup) for lookup, _ in parts]
     rows = np.stack([np.concatenate(table_of_key), np.concatenate([lookup.keys for lookup, _ in parts])])
     distinct, first, where = np.unique(rows, axis=1, return_index=True, return_inverse=True)
-    gradients = np.zeros((len(first), tables.dim), dtype=tables.dtype)
-    np.add.at(gradients, where.reshape(-1), np.concatenate([part for _, part in parts]))
-    starts = np.searchsorted(distinct[0], np.arange(len(tables.tables) + 1))
+    every = np.concatenate([part for _, part in parts])
+    gradients = np.zeros((len(first), every.shape[1]), dtype=every.dtype)
+    np.add.at(gradients, where.reshape(-1), every)
+    starts = np.searchsorted(distinct[0], np.arange(num_tables + 1))
     locations = np.concatenate([lookup.locations for lookup, _ in parts])[first]
     nothing = np.empty(0, dtype=np.int32)
     return Lookup(np.ascontiguousarray(distinct[1]), starts, nothing, locations, parts[0][0].spare), gradients

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rowhaul._quantities import parse_bytes
 from rowhaul.errors import ConfigError
 from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.settings import PruneRules
-
-if TYPE_CHECKING:
-    from rowhaul.train.cluster_config import ClusterConfig
 
 
 @dataclass(frozen=True)
@@ -56,25 +53,22 @@ def parse_share(text: str) -> float:
         raise ConfigError(f"prune.ratio must be a share such as 90% or 0.9, got {text!r}") from None
 
 
-def check_cluster(config: ClusterConfig) -> None:
-    """Refuse what pruning does not go together with."""
-    mode = config.sync.partition(":")[0]
-    if config.hot_rows:
-        what, why, instead = (
-            "hot_rows",
-            "every worker holds hot rows whole, and nothing of them could go",
-            "0",
-        )
+def check_cluster(sync: str, hot_rows: Any) -> None:
+    """Refuse a cluster's settings that pruning does not go together with."""
+    mode, what, given = sync.partition(":")[0], "sync", sync
+    instead = "on-demand or full"
+    if hot_rows:
+        why = "every worker holds hot rows whole, and nothing of them could go"
+        what, given, instead = "hot_rows", hot_rows, "0"
     elif mode == "static":
-        what, why, instead = "sync", "its hot rows are held whole by every worker", "on-demand or full"
+        why = "its hot rows are held whole by every worker"
     elif mode == "bounded":
         why = "workers may know different versions of a row, and would differ about what it is worth"
-        what, instead = "sync", "on-demand or full"
     else:
         return
     raise ConfigError(
-        f"cluster.{what} is {getattr(config, what)}, which does not go together with prune: {why}; set it to "
-        f"{instead}, or leave out prune"
+        f"cluster.{what} is {given}, which does not go together with prune: {why}; set it to {instead}, or "
+        "leave out prune"
     )
 
 

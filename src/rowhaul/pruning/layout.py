@@ -113,12 +113,8 @@ class ChunkLayout(TableLayout):
 
     def narrowed(self, columns: Ints) -> ChunkLayout:
         """The same tables with fewer columns, tables x those that are kept."""
-        sizes = np.diff(chunk_starts(columns.shape[1], self.num_chunks)).tolist()
-        return replace(
-            self,
-            specs=_chunk_specs(self.rows, sizes),
-            columns=tuple(tuple(some) for some in columns.tolist()),
-        )
+        specs = _chunk_specs(self.rows, columns.shape[1], self.num_chunks)
+        return replace(self, specs=specs, columns=tuple(tuple(some) for some in columns.tolist()))
 
     @property
     def part_sizes(self) -> Sizes:
@@ -133,26 +129,13 @@ class ChunkLayout(TableLayout):
 
     def groups(self) -> list[TableGroup]:
         """Empty tables of chunks, those of one size together."""
-        matrix, starts = self.column_matrix, self.starts
-        columns = [
-            matrix[table, starts[place] : starts[place + 1]]
-            for table in range(len(self.rows))
-            for place in range(self.num_chunks)
-        ]
-        names = [spec.name for spec in self.rows for _ in range(self.num_chunks)]
-        found: list[TableGroup] = []
+        matrix, starts, found = self.column_matrix, self.starts, list[TableGroup]()
         for dim in dict.fromkeys(spec.dim for spec in self.specs):
             some = [number for number, spec in enumerate(self.specs) if spec.dim == dim]
-            found.append(
-                ChunkTables(
-                    [self.specs[number] for number in some],
-                    self.optimizer,
-                    self.dtype,
-                    self.seed,
-                    [names[number] for number in some],
-                    np.stack([columns[number] for number in some]),
-                )
-            )
+            tables, places = np.divmod(some, self.num_chunks)
+            columns = matrix[tables[:, None], starts[places][:, None] + np.arange(dim)]
+            specs, names = [self.specs[one] for one in some], [self.rows[table].name for table in tables]
+            found.append(ChunkTables(specs, self.optimizer, self.dtype, self.seed, names, columns))
         return found
 
     def schedule_settings(
@@ -166,12 +149,8 @@ class ChunkLayout(TableLayout):
         policies: tuple[RowPolicy, ...] = (),
     ) -> ScheduleSettings:
         """Settings of the scheduler for chunks: a cache given in rows holds as many times their chunks."""
-        check_cluster(config)
-        if not all(policy.keeps_all for policy in policies):
-            raise ConfigError(
-                "prune decides by itself which rows are dropped, but tables have policies that admit and "
-                "drop rows; leave out one of them"
-            )
+        check_cluster(config.sync, config.hot_rows)
+        _check_policies(policies)
         in_bytes = str(config.cache).strip()[-1:].isalpha()
         if not in_bytes:
             config = replace(config, cache=str(int(config.cache) * self.num_chunks))
@@ -252,12 +231,12 @@ def chunk_layout(whole: TableLayout, pruning: PruneSettings) -> ChunkLayout:
         )
     for spec in whole.specs:
         pruning.check_dim(spec.name, spec.dim)
-    sizes = np.diff(chunk_starts(whole.specs[0].dim, pruning.chunks)).tolist()
-    specs = _chunk_specs(whole.specs, sizes)
+    specs = _chunk_specs(whole.specs, whole.specs[0].dim, pruning.chunks)
     return ChunkLayout(specs, whole.optimizer, whole.dtype, whole.seed, whole.specs, pruning)
 
 
-def _chunk_specs(rows: tuple[TableSpec, ...], sizes: list[int]) -> tuple[TableSpec, ...]:
+def _chunk_specs(rows: tuple[TableSpec, ...], num_values: int, num_chunks: int) -> tuple[TableSpec, ...]:
+    sizes = np.diff(chunk_starts(num_values, num_chunks)).tolist()
     return tuple(
         TableSpec(f"{spec.name}#{place}", size, spec.initial_low, spec.initial_high)
         for spec in rows
@@ -265,19 +244,19 @@ def _chunk_specs(rows: tuple[TableSpec, ...], sizes: list[int]) -> tuple[TableSp
     )
 
 
+def _check_policies(policies: Sequence[RowPolicy]) -> None:
+    if not all(policy.keeps_all for policy in policies):
+        raise ConfigError(
+            "prune decides by itself which rows are dropped, but tables have policies that admit and drop "
+            "rows; leave out one of them"
+        )
+
+
 def check_schedule(settings: ScheduleSettings, layout: ChunkLayout) -> None:
     """Refuse what pruning does not go together with, and sizes of whole rows."""
-    what = None
-    if settings.sync_mode.name == "bounded":
-        what = "cluster.sync bounded, where workers know different versions of a row: use on-demand or full"
-    elif settings.sync_mode.name == "static":
-        what = "cluster.sync static, whose hot rows every worker holds whole: use on-demand or full"
-    elif settings.hot is not None:
-        what = "cluster.hot_rows, which every worker holds whole: leave them out"
-    elif not all(policy.keeps_all for policy in settings.row_policies):
-        what = "policies of tables, since pruning decides which rows stay: leave them out"
-    if what is not None:
-        raise ConfigError(f"on a cluster, prune does not go together with {what}")
+    hot = None if settings.hot is None else f"{len(settings.hot.keys):,}"
+    check_cluster(settings.sync_mode.name, hot)
+    _check_policies(settings.row_policies)
     if settings.sizes != layout.sizes() or settings.topology.tables_per_row != layout.num_chunks:
         raise ConfigError(
             f"the schedule's settings are of whole rows, but rows are pruned in {layout.num_chunks} chunks: "

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from rowhaul.pruning.chunk_kernels import name_chunks
 from rowhaul.pruning.deciding.chunk_map import ChunkMap, Chunks
 from rowhaul.pruning.deciding.entries import ABSENT, THERE
-from rowhaul.pruning.deciding.located import Located
 from rowhaul.pruning.deciding.room import LEAST_ENTRIES
 from rowhaul.pruning.layout import ChunkLayout, check_schedule
 from rowhaul.runtime.flush import flush_plan
@@ -75,15 +74,9 @@ class ChunkIds:
         known = np.flatnonzero(located.entries >= 0)
         slots = np.full((len(keys), self.map.num_chunks), ABSENT, np.int32)
         slots[known] = self.map.entries.slots(located.entries[known])[0]
-        self.rows.append(self._live(located, known, counts))
+        tables, numbers = located.tables(known).astype(np.int32), located.entries[known].astype(np.int32)
+        self.rows.append(LiveRows(tables, keys[known], numbers, counts[known]))
         return IdBatch(*name_chunks(ids.offsets, ids.tables, ids.keys, named_by, slots))
-
-    def _live(
-        self, located: Located, known: npt.NDArray[np.int64], counts: npt.NDArray[np.int32]
-    ) -> LiveRows:
-        tables = located.tables(known).astype(np.int32)
-        numbers = located.entries[known].astype(np.int32)
-        return LiveRows(tables, located.keys[known], numbers, counts[known])
 
     def count_next(self) -> LiveRows | None:
         """Count the accesses of the next batch to be planned; its rows, where workers measure them."""
@@ -216,7 +209,7 @@ class ChunkScheduler(Scheduler):
             keys=new_keys,
             forgotten_tables=gone_tables,
             forgotten_keys=gone_keys,
-            num_expired=pruned.num_forgotten,
+            num_expired=len(pruned.decision.forget),
         )
 
     def _named(self, chunks: Chunks) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:

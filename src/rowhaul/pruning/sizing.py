@@ -21,11 +21,6 @@ _GROWING = 1.5  # arrays of a log of utilities grow by half
 _LEDGER_ROW, _LEDGER_CHUNK = 4, 4
 
 
-def chunk_sizes(shape: RowShape, settings: PruneSettings, columns: int) -> Sizes:
-    """Return the bytes of the parts of a row that keeps ``columns`` columns."""
-    return part_sizes(columns, shape.dim, settings, shape.optimizer, shape.dtype)
-
-
 @dataclass(frozen=True)
 class ChunkEstimate(RowEstimate):
     """Bytes of pruned rows; a record is a chunk.
@@ -57,7 +52,8 @@ class ChunkEstimate(RowEstimate):
     def _with(
         cls, shape: RowShape, rows: Mapping[str, int], settings: PruneSettings, num_rows: int, columns: int
     ) -> ChunkEstimate:
-        chunks, sizes = settings.chunks, chunk_sizes(shape, settings, columns)
+        chunks = settings.chunks
+        sizes = part_sizes(columns, shape.dim, settings, shape.optimizer, shape.dtype)
         room = room_for(settings, settings.budget, sizes, num_rows)
         values = -(-columns // chunks) * np.dtype(shape.dtype).itemsize
         num_chunks = min(room.num_chunks, chunks * num_rows)
@@ -131,7 +127,8 @@ class ChunkEstimate(RowEstimate):
 
     def check_batch(self, num_rows: int) -> None:
         """Refuse a budget that has no chunk for each row of a batch."""
-        sizes = chunk_sizes(self.shape, self.settings, self.shape.dim)
+        shape = self.shape
+        sizes = part_sizes(shape.dim, shape.dim, self.settings, shape.optimizer, shape.dtype)
         check_batch(self.settings, self.settings.budget, sizes, num_rows)
 
     def note(self) -> str:

@@ -145,7 +145,7 @@ class TrainConfig:
         if self.prune.settings() is not None:
             _check_prunable(all(one.keeps_all for one in policies))
             if self.cluster.workers:
-                check_cluster(self.cluster)
+                check_cluster(self.cluster.sync, self.cluster.hot_rows)
         if self.cluster.hot_is_auto and not all(one.keeps_all for one in policies):
             raise ConfigError(
                 "cluster.hot_rows is auto, but tables have policies, from which hot rows are exempt: what is "

@@ -59,7 +59,6 @@ class Pruned:
 
     evicted: Chunks
     admitted: Chunks
-    num_forgotten: int  # rows
     decision: Decision
 
 
@@ -253,7 +252,7 @@ class ChunkMap:
         self._forget(rows, decision.forget)
         self.pruned_at, self.num_rows_pruned, self.num_turned_away = now, self.num_rows, 0
         evicted = Chunks(rows.tables[at], rows.keys[at], places)
-        self.latest = Pruned(evicted, admitted, len(decision.forget), decision)
+        self.latest = Pruned(evicted, admitted, decision)
         return self.latest
 
     def _forget(self, rows: TrackedRows, which: Int64s) -> None:
@@ -268,17 +267,13 @@ class ChunkMap:
 
     def rows(self) -> TrackedRows:
         """All rows, table by table, in any order."""
-        found = [self.rows_of(table) for table in range(len(self.seeds))]
-        return TrackedRows(
-            np.repeat(np.arange(len(found)), [len(keys) for keys, _ in found]),
-            np.concatenate([keys for keys, _ in found]),
-            np.concatenate([numbers for _, numbers in found]),
+        tables, keys, numbers = zip(
+            *((table, *block) for table in range(len(self.seeds)) for block in self.index.blocks(table)),
+            strict=True,
         )
-
-    def rows_of(self, table: int) -> tuple[Int64s, Int64s]:
-        """Keys of a table, and the numbers of their entries."""
-        blocks = list(self.index.blocks(table))
-        return np.concatenate([keys for keys, _ in blocks]), np.concatenate([some for _, some in blocks])
+        return TrackedRows(
+            np.repeat(tables, list(map(len, keys))), np.concatenate(keys), np.concatenate(numbers)
+        )
 
     def load(
         self, table: int, keys: Int64s, slots: Slots, utilities: npt.NDArray[Any], touched: npt.NDArray[Any]

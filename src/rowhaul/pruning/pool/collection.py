@@ -13,11 +13,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from rowhaul.errors import ConfigError
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
+from rowhaul.nn.local_rows import summed
 from rowhaul.nn.pooled import PooledRead, is_worth_threads
 from rowhaul.nn.row_source import Arrays, Floats, Int64s, RowNote
 from rowhaul.nn.threads import run_all
@@ -35,9 +37,6 @@ from rowhaul.store.distinct import distinct_keys
 FoundRows = tuple[Located, slice | Int64s, Int64s]
 """Entries of a group's rows, which ids of the batch they are, and the offsets of their bags."""
 
-Pending = tuple[ChunkLookup, Floats]
-"""Rows that a backward pass has gradients for, and these."""
-
 
 class PrunedGroup:
     """A group of features over pruned tables; ``first_table`` is the number of its first table there."""
@@ -45,7 +44,7 @@ class PrunedGroup:
     def __init__(self, features: FeatureGroup, tables: PrunedTables, first_table: int) -> None:
         self.features, self.tables = features, tables
         self.feature_tables = features.feature_tables + first_table
-        self.pending: list[Pending] = []
+        self.pending: list[tuple[ChunkLookup, Floats]] = []
 
     def locate(self, features: KeyedJaggedTensor) -> FoundRows:
         """Find the entries of the rows that a batch reads; also which of its ids they are, and their bags."""
@@ -58,89 +57,82 @@ class PrunedGroup:
         located, entries, offsets = found
         return ChunkRead(self, self.tables.read(located, counting=counting), entries, offsets)
 
+    def keep(self, lookup: Lookup, gradients: Floats) -> None:
+        """Keep the gradients of rows for the step."""
+        assert isinstance(lookup, ChunkLookup)
+        self.pending.append((lookup, gradients))
+
     def step(self, lr: float, number: int) -> None:
         """Step the rows that have gradients."""
         if self.pending:
             pending, self.pending = self.pending, []
-            lookup, gradients = pending[0] if len(pending) == 1 else _summed(pending, self.tables)
+            lookup, gradients = pending[0] if len(pending) == 1 else self._summed(pending)
             self.tables.step(lookup, gradients, lr, number)
 
-
-def _summed(pending: Sequence[Pending], tables: PrunedTables) -> Pending:
-    """Several passes as one: each row once, with its gradients, added in order, and its accesses."""
-    every = np.concatenate([lookup.entries for lookup, _ in pending])
-    tables_of = np.concatenate([lookup.tables for lookup, _ in pending])
-    # By table first, since rows come table by table; entries of different rows differ.
-    order = np.lexsort((every, tables_of))
-    is_first = np.diff(every[order], prepend=-1) != 0
-    where = np.empty(len(every), np.int64)
-    where[order] = np.cumsum(is_first) - 1
-    chosen = order[is_first]
-    gradients = np.zeros((len(chosen), tables.dim), tables.dtype)
-    np.add.at(gradients, where, np.concatenate([some for _, some in pending]))
-    counts = np.zeros(len(chosen), np.int64)
-    np.add.at(counts, where, np.concatenate([lookup.counts for lookup, _ in pending]))
-    keys = np.concatenate([lookup.keys for lookup, _ in pending])[chosen]
-    starts = np.searchsorted(tables_of[chosen], np.arange(len(tables.tables) + 1))
-    entries, nothing = every[chosen], np.empty(0, np.int32)
-    return ChunkLookup(
-        keys, starts, nothing, entries, counts, *tables.map.entries.slots(entries)
-    ), gradients  # fmt: skip
+    def _summed(self, pending: Sequence[tuple[ChunkLookup, Floats]]) -> tuple[ChunkLookup, Floats]:
+        """Sum several passes: each row once, with all its gradients and accesses."""
+        rows, gradients = summed(pending, len(self.tables.tables))
+        order = np.argsort(rows.locations)
+        every = np.concatenate([lookup.locations for lookup, _ in pending])
+        where = order[np.searchsorted(rows.locations, every, sorter=order)]
+        counts = np.zeros(len(order), np.int64)
+        np.add.at(counts, where, np.concatenate([lookup.counts for lookup, _ in pending]))
+        slots = self.tables.map.entries.slots(rows.locations)
+        parts = rows.keys, rows.starts, rows.inverse, rows.locations, rows.spare
+        return ChunkLookup(*parts, counts, *slots), gradients
 
 
 class ChunkRead(PooledRead):
     """One batch's use of a group whose chunks may be somewhere else after a pruning."""
 
+    lookup: ChunkLookup
+
     def __init__(
-        self, group: PrunedGroup, chunks: ChunkLookup, entries: slice | Int64s, offsets: Int64s
+        self, group: PrunedGroup, lookup: ChunkLookup, entries: slice | Int64s, offsets: Int64s
     ) -> None:
-        nothing = np.empty((0, group.features.dim), group.tables.dtype)
-        lookup = Lookup(chunks.keys, chunks.starts, chunks.inverse, chunks.entries, nothing)
-        super().__init__(group.features, group.tables.arena, lookup, entries, offsets, self._ignore)
-        self._pruned, self._chunks, self._moves = group, chunks, group.tables.num_moves
+        super().__init__(group.features, group.tables.arena, lookup, entries, offsets, group.keep)
+        self._tables, self._feature_tables = group.tables, group.feature_tables
+        self._moves = group.tables.num_moves
 
     def pool(self, weights: Tensor | None, out: Floats) -> None:
         """Write this group's columns of ``out``."""
-        group, (rows, places) = self.group, self._pruned.tables.assembled(self._chunks)
+        group, (rows, places) = self.group, self._assembled()
         pool_assembled(
-            rows, places, self._chunks.inverse, self.offsets, group.columns, group.is_mean,
+            rows, places, self.lookup.inverse, self.offsets, group.columns, group.is_mean,
             self.weights_of(weights), out, out.ctypes.data,
         )  # fmt: skip
 
     def keep_gradients(self, weights: Tensor | None, pooled_gradients: Floats) -> None:
         """Sum gradients per distinct row and keep them for the step."""
         self._check_unmoved()
-        group, pruned, chunks = self.group, self._pruned, self._chunks
-        gradients = np.empty((len(chunks.keys), group.dim), dtype=pruned.tables.dtype)
+        group, tables, lookup = self.group, self._feature_tables, self.lookup
+        gradients = np.empty((len(lookup.keys), group.dim), dtype=self._tables.dtype)
         sum_gradients(
-            chunks.inverse, self.offsets, group.columns, pruned.feature_tables, chunks.starts, group.is_mean,
+            lookup.inverse, self.offsets, group.columns, tables, lookup.starts, group.is_mean,
             self.weights_of(weights), pooled_gradients, pooled_gradients.ctypes.data, gradients,
         )  # fmt: skip
-        if pruned.tables.awaits_columns:
-            add_squares(
-                pooled_gradients, self.offsets, group.columns, pruned.feature_tables, pruned.tables.squares
-            )
-        pruned.pending.append((chunks, gradients))
+        if self._tables.awaits_columns:
+            add_squares(pooled_gradients, self.offsets, group.columns, tables, self._tables.squares)
+        self.keep(lookup, gradients)
 
     def weight_gradients(self, pooled_gradients: Floats) -> Floats:
         """Return the gradient of each id's weight."""
         self._check_unmoved()
         # To the kernel of whole rows these are rows that are not stored; untracked ids read one of zeros.
-        rows, places = self._pruned.tables.assembled(self._chunks)
-        inverse = places[self._chunks.inverse + 1].astype(np.int32)
-        chunks = self._chunks
-        self.lookup = Lookup(chunks.keys, chunks.starts, inverse, -1 - np.arange(len(rows)), rows)
-        return super().weight_gradients(pooled_gradients)
+        rows, places = self._assembled()
+        inverse = places[self.lookup.inverse + 1].astype(np.int32)
+        whole = Lookup(self.lookup.keys, self.lookup.starts, inverse, -1 - np.arange(len(rows)), rows)
+        read = PooledRead(self.group, self.arena, whole, self.entries, self.offsets, self.keep)
+        return read.weight_gradients(pooled_gradients)
+
+    def _assembled(self) -> tuple[Floats, npt.NDArray[np.int32]]:
+        return self._tables.assembled(self.lookup.slots, self.lookup.held, self.lookup.starts)
 
     def _check_unmoved(self) -> None:
-        if self._moves != self._pruned.tables.num_moves:
+        if self._moves != self._tables.num_moves:
             raise ConfigError(
                 "rows were pruned, cleared or loaded between forward and backward; run forward again"
             )
-
-    @staticmethod
-    def _ignore(lookup: Lookup, gradients: Floats) -> None:
-        raise AssertionError("gradients of chunks are kept with their lookup")
 
 
 class _EarlyLookups(WeakKeyDictionary[KeyedJaggedTensor, list[FoundRows]]):

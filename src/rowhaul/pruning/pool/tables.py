@@ -22,7 +22,7 @@ from rowhaul.pruning.deciding.room import LEAST_ENTRIES, RowCut, part_sizes
 from rowhaul.pruning.narrowing import WholeRows, best_columns
 from rowhaul.pruning.pool.pooling import assemble_rows
 from rowhaul.pruning.settings import PruneSettings
-from rowhaul.store.tables import TableSpec
+from rowhaul.store import Lookup, TableSpec
 
 Int64s = npt.NDArray[np.int64]
 Numbers = npt.NDArray[Any]
@@ -32,13 +32,12 @@ _BLOCK_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
-class ChunkLookup:
-    """Those distinct rows of a batch that are tracked, table by table, and where their chunks are."""
+class ChunkLookup(Lookup):
+    """Those distinct rows of a batch that are tracked: their entries, and where their chunks are.
 
-    keys: Int64s
-    starts: Int64s  # tables + 1: where each table's keys begin
-    inverse: npt.NDArray[np.int32]  # each id's row; -1: not tracked
-    entries: Int64s
+    In ``inverse``, -1 is an id whose row is not tracked.
+    """
+
     counts: Int64s  # how often the batch reads each
     slots: Slots  # rows x chunks; -1: pruned
     held: Slots  # chunks that each row holds
@@ -124,15 +123,8 @@ class PrunedTables:
         keys, starts, inverse, entries, counts = located.known()
         if counting and self.settings.by_access:
             self.map.entries.count(entries, counts, self.iteration + 1)
-        return ChunkLookup(keys, starts, inverse, entries, counts, *self.map.entries.slots(entries))
-
-    def assembled(self, lookup: ChunkLookup) -> tuple[Numbers, npt.NDArray[np.int32]]:
-        """The rows that hold something, behind one of zeros; and the place of each row, behind that one's."""
-        return self._assembled(lookup.slots, lookup.held, lookup.starts)
-
-    def rows(self, lookup: ChunkLookup) -> Numbers:
-        """Whole rows, zeros where pruned."""
-        return self._whole(lookup.slots, lookup.held, lookup.starts)
+        nothing, slots = np.empty((0, self.dim), self.dtype), self.map.entries.slots(entries)
+        return ChunkLookup(keys, starts, inverse, entries, nothing, counts, *slots)
 
     def step(self, lookup: ChunkLookup, gradients: Numbers, lr: float, number: int) -> None:
         """Step the chunks of rows that are there; add to utilities, where these are of gradients."""
@@ -150,7 +142,7 @@ class PrunedTables:
                 self.arena, records[:count], stored, firsts[:count], int(size), lr, number
             )
         if not self.settings.by_access:
-            self.map.entries.add_norms(lookup.entries, lookup.counts, self.cut.starts, stored, number)
+            self.map.entries.add_norms(lookup.locations, lookup.counts, self.cut.starts, stored, number)
 
     def finish_step(self, number: int) -> Pruned | None:
         """Choose columns and prune after step ``number``, if it is time."""
@@ -204,7 +196,9 @@ class PrunedTables:
     def blocks(self, table: int) -> Iterator[tuple[Int64s, Numbers]]:
         """All rows of a table as blocks of (keys, values): whole rows, zeros where pruned, no state."""
         for keys, numbers in self._blocks(table):
-            yield keys, self._whole(*self.map.entries.slots(numbers), self._starts_of_one(table, len(keys)))
+            starts = np.where(np.arange(len(self.tables) + 1) > table, len(keys), 0)
+            rows, places = self.assembled(*self.map.entries.slots(numbers), starts)
+            yield keys, rows[places[1:]]
 
     def chunk_counts(self, table: int) -> tuple[Int64s, Int64s]:
         """Rows of a table by the number of chunks they hold, and chunks held by their place in the row."""
@@ -270,11 +264,8 @@ class PrunedTables:
         self.map.drop_utilities()
         self.num_moves += 1
 
-    def _whole(self, slots: Slots, held: Slots, starts: Int64s) -> Numbers:
-        rows, places = self._assembled(slots, held, starts)
-        return rows[places[1:]]
-
-    def _assembled(self, slots: Slots, held: Slots, starts: Int64s) -> tuple[Numbers, npt.NDArray[np.int32]]:
+    def assembled(self, slots: Slots, held: Slots, starts: Int64s) -> tuple[Numbers, npt.NDArray[np.int32]]:
+        """The rows that hold something, behind one of zeros; and the place of each row, behind that one's."""
         arena = self.arena
         rows = np.empty((np.count_nonzero(held) + 1, self.dim), dtype=self.dtype)
         places, zeros = np.empty(len(held) + 1, dtype=np.int32), np.zeros(arena.width, dtype=self.dtype)
@@ -309,7 +300,3 @@ class PrunedTables:
             for first in range(0, len(keys), _BLOCK_ROWS):
                 some = slice(first, first + _BLOCK_ROWS)
                 yield keys[some], numbers[some]
-
-    def _starts_of_one(self, table: int, count: int) -> Int64s:
-        """Where each table's keys begin when all are of one table."""
-        return np.where(np.arange(len(self.tables) + 1) > table, count, 0)
