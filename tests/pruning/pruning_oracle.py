@@ -10,8 +10,7 @@ import numpy as np
 
 from rowhaul.optim import Adagrad, Adam, RowwiseAdagrad
 from rowhaul.pruning.deciding.decision import FAR_BELOW
-from rowhaul.pruning.deciding.distinct_counter import DistinctCounter
-from rowhaul.pruning.deciding.hashing import draws_below, mixed, salt_of
+from rowhaul.pruning.deciding.hashing import DistinctCounter, draws_below, mixed, salt_of
 from rowhaul.pruning.deciding.room import INDEX_BYTES
 
 

@@ -14,8 +14,13 @@ from hypothesis import strategies as st
 from rowhaul.errors import ConfigError
 from rowhaul.optim import row_optimizer
 from rowhaul.pruning import PruneSettings
-from rowhaul.pruning.cluster.coding import decode_report, decode_set, encode_report, encode_set
-from rowhaul.pruning.cluster.utility_log import UtilityLog
+from rowhaul.pruning.cluster.utility_log import (
+    UtilityLog,
+    decode_report,
+    decode_set,
+    encode_report,
+    encode_set,
+)
 from rowhaul.pruning.layout import check_schedule, chunk_layout
 from rowhaul.pruning.scheduling import ChunkIds
 from rowhaul.runtime.layout import TableLayout

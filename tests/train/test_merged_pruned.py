@@ -18,7 +18,7 @@ from rowhaul.errors import CheckpointError
 from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.config import PruneConfig
 from rowhaul.pruning.deciding import room as rooms
-from rowhaul.pruning.deciding.distinct_counter import DistinctCounter
+from rowhaul.pruning.deciding.hashing import DistinctCounter
 from rowhaul.pruning.deciding.room import chunk_starts
 from rowhaul.train import train_run
 

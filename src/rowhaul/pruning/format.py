@@ -62,10 +62,8 @@ class ChunkedRows(RowFormat):
     def find(self, file: Any, place: int, dim: int) -> FoundRow:
         """Read one row."""
         present = file.get_slice("present")[: place + 1]
-        starts, by_chunk = (
-            file.get_tensor("starts"),
-            _columns_of(*map(file.get_tensor, ("starts", "columns"))),
-        )
+        starts = file.get_tensor("starts")
+        by_chunk = _columns_of(starts, file.get_tensor("columns"))
         first, held = int(present[:-1].sum()), np.flatnonzero(present[-1]).tolist()
         chunks = file.get_slice("chunks")[first : first + len(held)]
         values, stored, states = np.zeros(dim, chunks.dtype), np.zeros(dim, np.bool_), [chunks[:0, 0]]

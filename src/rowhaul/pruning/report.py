@@ -27,11 +27,6 @@ class TableReport:
         """Rows in the index."""
         return sum(self.rows_by_chunks)
 
-    @property
-    def num_held(self) -> int:
-        """Rows that hold something."""
-        return self.num_rows - self.rows_by_chunks[0]
-
 
 @dataclass(frozen=True)
 class PruneReport:

@@ -23,8 +23,6 @@ from rowhaul.schedule import IdBatch, Moves, Plan, Scheduler, ScheduleSettings
 from rowhaul.schedule.arrays import Arrays, Saved, named
 from rowhaul.schedule.directory.distinct import distinct_by_appearance
 from rowhaul.schedule.plan import LiveRows
-from rowhaul.schedule.sizes import RowSizes
-from rowhaul.schedule.topology import Topology
 
 _PART = "chunks"  # of a saved state
 _COUNTS, _SUMS = "counts", "sums"  # of accesses, or of norms: utilities in it
@@ -142,17 +140,6 @@ class ChunkIds:
         self.layout, self.map.sizes = layout, layout.part_sizes
 
 
-def _flush_home(states: Mapping[str, npt.NDArray[Any]], topology: Topology, sizes: RowSizes) -> Plan:
-    """What brings every row home, from `Scheduler.states`; none of them is trained by it."""
-    return replace(
-        flush_plan(states, topology, sizes),
-        tables=np.zeros(0, np.int32),
-        keys=np.zeros(0, np.int64),
-        trainers=np.zeros(0, np.uint64),
-        states=np.zeros(0, np.uint8),
-    )
-
-
 class ChunkScheduler(Scheduler):
     """Plans what moves of pruned rows.
 
@@ -185,9 +172,20 @@ class ChunkScheduler(Scheduler):
 
     def bring_home(self) -> Plan:
         """Between two plans: what brings all rows home; from now on they are there."""
-        plan = _flush_home(self.states(), self.settings.topology, self.settings.sizes)
+        plan = self._flush_home(self.states())
         self.come_home()
         return plan
+
+    def _flush_home(self, states: Arrays) -> Plan:
+        """What brings rows home, from `Scheduler.states`; none of them is trained by it."""
+        settings, nothing = self.settings, np.zeros(0, np.int64)
+        return replace(
+            flush_plan(states, settings.topology, settings.sizes),
+            tables=nothing.astype(np.int32),
+            keys=nothing,
+            trainers=nothing.astype(np.uint64),
+            states=nothing.astype(np.uint8),
+        )
 
     def look(self) -> bool:
         """Between two plans: whether rows are to be pruned now; if not, batches are read on."""
@@ -225,7 +223,7 @@ class ChunkScheduler(Scheduler):
     def nothing(self, rows: LiveRows | None = None) -> Plan:
         """A plan of no iteration and without moves, to share what else there is."""
         states = {name: column[:0] for name, column in self.states().items()}
-        return replace(_flush_home(states, self.settings.topology, self.settings.sizes), live=rows)
+        return replace(self._flush_home(states), live=rows)
 
     def go_on_at(self, iteration: int, next_record: int) -> None:
         """Before the first plan: count on from an earlier scheduler's."""

@@ -17,11 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.pruning.cluster.coding import Report, decode_report, encode_report
-from rowhaul.pruning.cluster.narrowing import narrow
-from rowhaul.pruning.cluster.utility_log import UtilityLog
+from rowhaul.pruning.cluster.utility_log import Report, UtilityLog, decode_report, encode_report
 from rowhaul.pruning.layout import ChunkLayout
-from rowhaul.pruning.narrowing import best_columns
+from rowhaul.pruning.narrowing import best_columns, narrow_rank
 from rowhaul.pruning.scheduling import ChunkScheduler
 from rowhaul.runtime.layout import Upkeep
 from rowhaul.runtime.mover import Job, Mover
@@ -107,7 +105,7 @@ class ClusterPruning(Upkeep):
         columns = best_columns(self.summed_squares(runtime), self.layout.columns_to_keep)
         self.layout = layout = self.layout.narrowed(columns)
         self.squares = np.zeros((len(layout.rows), 0))
-        runtime.in_moves(lambda mover: narrow(mover, layout)).wait()
+        runtime.in_moves(lambda mover: narrow_rank(mover, layout)).wait()
         runtime.feed.at_rest(lambda scheduler: _chunked(scheduler).narrow(layout))
         return True
 
@@ -159,8 +157,12 @@ class ClusterPruning(Upkeep):
 
     def _facts(self, runtime: Runtime) -> list[int]:
         """Tracked rows, chunks held and chunks that may be held; a collective call."""
-        found = runtime.feed.at_rest(lambda scheduler: _facts(_chunked(scheduler)))
-        return max(_gathered(runtime, found if found is not None else [0, 0, 0]))
+
+        def facts(scheduler: Scheduler) -> list[int]:
+            chunks = _chunked(scheduler).map
+            return [chunks.num_entries, chunks.num_held, chunks.room.num_chunks]
+
+        return max(_gathered(runtime, runtime.feed.at_rest(facts) or [0, 0, 0]))
 
     def _report(self, runtime: Runtime, now: int) -> tuple[list[Report], int]:
         """Collect what workers have measured, by rank, where there is a map; and the bytes sent."""
@@ -188,10 +190,6 @@ def _prune(scheduler: ChunkScheduler, reports: list[Report], now: int) -> Plan:
     for numbers, utilities in reports:
         scheduler.map.entries.add_sums(numbers.astype(np.int64), utilities, now)
     return scheduler.prune()
-
-
-def _facts(scheduler: ChunkScheduler) -> list[int]:
-    return [scheduler.map.num_entries, scheduler.map.num_held, scheduler.map.room.num_chunks]
 
 
 def _with_rows(scheduler: ChunkScheduler, reports: list[Report], now: int) -> Plan:

@@ -48,27 +48,21 @@ class ChunkReader:
         # By group of features: the number of each of its tables.
         self.tables = [np.array([numbers[one.name] for one in group.specs]) for group in groups]
 
-    def rows(self, number: int, whole: TableGroup, keys: Ints, starts: Ints) -> Floats:
-        """Return the rows of a group's distinct keys, which come table by table; zeros where pruned."""
+    def look_up(self, number: int, whole: TableGroup, ids: tuple[Ints, Ints, Ints]) -> Lookup:
+        """Return a batch's rows of a group, none of them stored whole; zeros where pruned."""
+        keys, starts, inverse = whole.distinct(*ids)
         rows = np.zeros((len(keys), whole.dim), whole.dtype)
         tables = np.repeat(self.tables[number], np.diff(starts))
         group_of, position_of = self._memory.places
         for place in range(self._num_chunks):
-            chunk_tables = tables * self._num_chunks + place
-            of_chunks = int(group_of[place])  # the same for all tables, whose rows are of one size
-            chunks = self._memory.groups[of_chunks]
-            found = chunks.index.find_each(position_of[chunk_tables], keys)
+            # The group is the same for all tables, whose rows are of one size.
+            chunks = self._memory.groups[int(group_of[place])]
+            found = chunks.index.find_each(position_of[tables * self._num_chunks + place], keys)
             arena, first = chunks.arena, self._starts[place]
             put_chunks(
                 arena.addresses, arena.shift, arena.width, found, tables, self._columns, first, chunks.dim,
                 rows,
             )  # fmt: skip
-        return rows
-
-    def look_up(self, number: int, whole: TableGroup, ids: tuple[Ints, Ints, Ints]) -> Lookup:
-        """Return a batch's rows of a group, none of them stored whole."""
-        keys, starts, inverse = whole.distinct(*ids)
-        rows = self.rows(number, whole, keys, starts)
         return Lookup(keys, starts, inverse, -1 - np.arange(len(keys)), rows)
 
 

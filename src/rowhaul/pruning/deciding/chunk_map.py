@@ -17,9 +17,8 @@ import numpy.typing as npt
 import xxhash
 
 from rowhaul.pruning.deciding.decision import Decision, KnownRows, Room, decide, first_by
-from rowhaul.pruning.deciding.distinct_counter import DistinctCounter
 from rowhaul.pruning.deciding.entries import ABSENT, THERE, Entries, Slots
-from rowhaul.pruning.deciding.hashing import mixed, salt_of
+from rowhaul.pruning.deciding.hashing import DistinctCounter, mixed, salt_of
 from rowhaul.pruning.deciding.located import Located
 from rowhaul.pruning.deciding.room import LEAST_ENTRIES, Sizes, check_batch, room_for
 from rowhaul.pruning.settings import PruneSettings

@@ -85,6 +85,10 @@ class Entries:
         self._powers = decay_powers(settings.decay_of_step)
         self.arena = ShrinkingArena(entry_words(settings) if for_training else self.num_chunks, np.int32)
 
+    @property
+    def _memory(self) -> tuple[Int64s, int, int]:
+        return self.arena.addresses, self.arena.shift, self.arena.width
+
     def add(self, count: int, now: int) -> Int64s:
         """Numbers of new entries, without chunks."""
         numbers = self.arena.allocate(count)
@@ -99,8 +103,7 @@ class Entries:
         """The slots of entries, and how many are not empty."""
         slots = np.empty((len(numbers), self.num_chunks), np.int32)
         held = np.empty(len(numbers), np.int32)
-        arena = self.arena
-        read_slots(arena.addresses, arena.shift, arena.width, numbers, slots, held)
+        read_slots(*self._memory, numbers, slots, held)
         return slots, held
 
     def set_slots(self, numbers: Int64s, slots: Slots) -> None:
@@ -111,19 +114,13 @@ class Entries:
 
     def count(self, numbers: Int64s, accesses: npt.NDArray[Any], now: int) -> None:
         """Add accesses in step ``now``."""
-        arena = self.arena
-        count_accesses(
-            arena.addresses, arena.shift, arena.width, numbers, accesses, self._counts, now
-        )  # fmt: skip
+        count_accesses(*self._memory, numbers, accesses, self._counts, now)
 
     def add_norms(
         self, numbers: Int64s, accesses: Int64s, starts: Int64s, gradients: npt.NDArray[Any], now: int
     ) -> None:
         """Add the norms of gradients (of stored values), times accesses, in step ``now``."""
-        arena = self.arena
-        add_norms(
-            arena.addresses, arena.shift, arena.width, numbers, accesses, starts, gradients, self._powers, now
-        )  # fmt: skip
+        add_norms(*self._memory, numbers, accesses, starts, gradients, self._powers, now)
 
     def add_sums(self, numbers: Int64s, sums: npt.NDArray[np.float32], now: int) -> None:
         """Add utilities of chunks that others have summed up by step ``now``."""
@@ -147,7 +144,8 @@ class Entries:
         """Which chunks there are, their utilities as they were last updated, and the step of that."""
         words = self.arena.read(numbers)
         utilities, touched = self._saved(words)
-        return words[:, : self.num_chunks] >= 0, self._of_chunks(utilities), touched
+        by_chunk = np.repeat(utilities, self.num_chunks // utilities.shape[1], axis=1)
+        return words[:, : self.num_chunks] >= 0, by_chunk, touched
 
     def _saved(self, words: npt.NDArray[np.int32]) -> tuple[npt.NDArray[Any], Slots]:
         kind = np.uint32 if self._settings.by_access else np.float32
@@ -155,9 +153,6 @@ class Entries:
             return np.zeros((len(words), utility_words(self._settings)), kind), np.zeros(len(words), np.int32)
         saved = np.ascontiguousarray(words[:, self.num_chunks : -1]).view(kind)
         return saved, np.ascontiguousarray(words[:, -1])
-
-    def _of_chunks(self, utilities: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return np.repeat(utilities, self.num_chunks // utilities.shape[1], axis=1)
 
     def load_utilities(self, numbers: Int64s, saved: npt.NDArray[Any], touched: npt.NDArray[Any]) -> None:
         """Set utilities as `saved` returned them, or as another kind of run did."""

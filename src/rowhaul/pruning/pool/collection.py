@@ -190,10 +190,8 @@ class PrunedRows:
 
     def announce(self, features: KeyedJaggedTensor) -> None:
         """Track and count the rows of a batch that is then read in parts, before the next step."""
-        found = [group.locate(features) for group in self.groups]
-        self._add_new(found)
-        for group, one in zip(self.groups, found, strict=True):
-            group.read(one, counting=True)
+        self._is_announced = False
+        self.read(features, training=True, on_unknown="init")
         self._is_announced = True
 
     def read(self, features: KeyedJaggedTensor, *, training: bool, on_unknown: str) -> list[ChunkRead]:
