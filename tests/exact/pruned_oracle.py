@@ -20,9 +20,9 @@ from rowhaul.nn import Batch, EmbeddingBagCollection
 from rowhaul.nn.local_rows import LocalRows, tables_of_keys
 from rowhaul.pruning.deciding.chunk_map import row_seeds
 from rowhaul.pruning.deciding.decision import KnownRows, decide
+from rowhaul.pruning.deciding.entries import decay_powers
 from rowhaul.pruning.deciding.hashing import DistinctCounter, mixed, salt_of
 from rowhaul.pruning.deciding.room import Sizes, chunk_starts, room_for
-from rowhaul.pruning.deciding.utilities import decay_powers
 from rowhaul.store import Lookup
 from rowhaul.store.arena import RecordArena
 

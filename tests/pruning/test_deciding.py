@@ -7,10 +7,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowhaul.pruning.deciding.entries import Entries
-from rowhaul.pruning.deciding.utilities import (
+from rowhaul.pruning.deciding.entries import (
     MOST,
     ONE_ACCESS,
+    Entries,
     count_powers,
     counts_of_sums,
     decayed_counts,

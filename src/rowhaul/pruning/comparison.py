@@ -29,7 +29,7 @@ def empty_block(layout: ChunkLayout, table: str) -> Arrays:
         "utilities": np.empty((0, layout.num_chunks), np.float32),
         "touched": np.empty(0, np.int32),
         "columns": layout.column_matrix[_number(layout, table)],
-        "starts": layout.starts,
+        "starts": layout.cut.starts,
     }
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import safetensors
 
 from rowhaul.optim import row_optimizer
-from rowhaul.pruning.deciding.room import chunk_starts
+from rowhaul.pruning.deciding.room import RowCut
 from rowhaul.store import row_parts
 from rowhaul.store.row_parts import Arrays, ExportFile, Int64s, Parts
 
@@ -216,26 +216,23 @@ def lay_out(reader: Any, table: str, with_state: bool) -> ChunkedFile:
     """Count what a file of a checkpoint's table will hold."""
     entry, facts = reader.tables[table], reader.facts
     num_chunks = int(facts["pruning"]["chunks"])
-    starts, columns = chunk_starts(entry.dim, num_chunks), np.arange(entry.dim)
-    by_place = np.zeros(num_chunks, np.int64)
-    num_rows = 0
+    columns, by_place, num_rows = np.arange(entry.dim), np.zeros(num_chunks, np.int64), 0
     for name in entry.files:
         with safetensors.safe_open(reader.verified(name), framework="numpy") as file:
-            present, starts, columns = map(file.get_tensor, ("present", "starts", "columns"))
+            present, columns = map(file.get_tensor, ("present", "columns"))
         by_place += present.sum(axis=0)
         num_rows += int(present.any(axis=1).sum())
     rule = row_optimizer(facts["row_optimizer"], lr=0.0)
-    sizes = np.diff(starts)
-    widths = np.array([rule.state_width(int(size)) if with_state else 0 for size in sizes], np.int64)
+    cut = RowCut(len(columns), num_chunks, rule, with_state)
     return ChunkedFile(
         num_rows=num_rows,
         dim=entry.dim,
         dtype=entry.dtype,
-        starts=tuple(starts.tolist()),
+        starts=tuple(cut.starts.tolist()),
         cut=tuple(columns.tolist()),
-        state_widths=tuple(widths.tolist()),
-        num_values=int(by_place @ sizes),
-        num_state=int(by_place @ widths),
+        state_widths=tuple(cut.state_widths.tolist()),
+        num_values=int(by_place @ cut.sizes),
+        num_state=int(by_place @ cut.state_widths),
         rows_left_out=entry.num_rows - num_rows,
     )
 

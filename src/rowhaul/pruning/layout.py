@@ -90,11 +90,6 @@ class ChunkLayout(TableLayout):
         return RowCut(self.column_matrix.shape[1], self.num_chunks, self.optimizer)
 
     @property
-    def starts(self) -> Ints:
-        """Where the chunks of a row begin, and where the last one ends."""
-        return self.cut.starts
-
-    @property
     def column_matrix(self) -> Ints:
         """Tables x values that a row has: which columns they are."""
         if self.columns:
@@ -129,7 +124,7 @@ class ChunkLayout(TableLayout):
 
     def groups(self) -> list[TableGroup]:
         """Empty tables of chunks, those of one size together."""
-        matrix, starts, found = self.column_matrix, self.starts, list[TableGroup]()
+        matrix, starts, found = self.column_matrix, self.cut.starts, list[TableGroup]()
         for dim in dict.fromkeys(spec.dim for spec in self.specs):
             some = [number for number, spec in enumerate(self.specs) if spec.dim == dim]
             tables, places = np.divmod(some, self.num_chunks)

@@ -19,9 +19,9 @@ from rowhaul.errors import CheckpointError
 from rowhaul.optim import row_optimizer
 from rowhaul.pruning.checkpoint import FACT
 from rowhaul.pruning.deciding.decision import Room
+from rowhaul.pruning.deciding.entries import decay_powers, decayed
 from rowhaul.pruning.deciding.hashing import DistinctCounter
 from rowhaul.pruning.deciding.room import part_sizes, room_for
-from rowhaul.pruning.deciding.utilities import decay_powers, decayed
 from rowhaul.pruning.settings import PruneSettings
 from rowhaul.store.row_format import RowFormat
 from rowhaul.store.row_parts import Arrays, Merging

@@ -100,10 +100,10 @@ def _narrowed(home: RowMemory, layout: ChunkLayout) -> RowMemory:
             group = home.groups[number]
             found = locate(group, np.full(len(keys), position), keys)
             there.append(np.flatnonzero(found >= 0))
-            columns = slice(int(before.starts[place]), int(before.starts[place + 1]))
+            columns = slice(int(before.cut.starts[place]), int(before.cut.starts[place + 1]))
             whole.put(there[-1], columns, group.arena.read(found[there[-1]]))
         for place, rows in enumerate(there):
-            kept = layout.column_matrix[table, layout.starts[place] : layout.starts[place + 1]]
+            kept = layout.column_matrix[table, layout.cut.starts[place] : layout.cut.starts[place + 1]]
             number, position = made.place_of(table * layout.num_chunks + place)
             made.groups[number].load(position, keys[rows], whole.records(rows, kept))
     return made

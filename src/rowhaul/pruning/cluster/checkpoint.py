@@ -183,7 +183,7 @@ def _block(
         "utilities": live.utilities[some],
         "touched": live.touched[some],
         "columns": layout.column_matrix[table],
-        "starts": layout.starts,
+        "starts": layout.cut.starts,
     }
 
 

@@ -65,7 +65,6 @@ class ClusterPruning(Upkeep):
 
     def __init__(self, layout: ChunkLayout, *, trains: bool) -> None:
         self.layout: ChunkLayout = layout
-        self.num_chunks = layout.num_chunks
         settings = layout.pruning
         self.utility_log: UtilityLog | None = None  # of a worker, where utilities are of gradients
         if trains and not settings.by_access:
@@ -96,10 +95,10 @@ class ClusterPruning(Upkeep):
             return True
         return any(one for (one,) in _gathered(runtime, [bool(found)]))
 
-    def narrow(self, runtime: Runtime) -> bool:
+    def narrow(self, runtime: Runtime) -> None:
         """Choose columns, if it is time, and drop the others; a collective call."""
         if not self.layout.awaits_columns or runtime.iteration < self.layout.pruning.cold_start:
-            return False
+            return
         plan = runtime.feed.share(lambda scheduler: _chunked(scheduler).bring_home())
         runtime.in_moves(lambda mover: _go_home(mover, plan)).wait()
         columns = best_columns(self.summed_squares(runtime), self.layout.columns_to_keep)
@@ -107,7 +106,6 @@ class ClusterPruning(Upkeep):
         self.squares = np.zeros((len(layout.rows), 0))
         runtime.in_moves(lambda mover: narrow_rank(mover, layout)).wait()
         runtime.feed.at_rest(lambda scheduler: _chunked(scheduler).narrow(layout))
-        return True
 
     def summed_squares(self, runtime: Runtime) -> npt.NDArray[np.float64]:
         """Squares of gradients by table and column, summed over ranks in order; a collective call."""
@@ -176,9 +174,8 @@ class ClusterPruning(Upkeep):
         data = np.frombuffer(mine, np.uint8).copy()
         received = runtime.in_moves(lambda mover: _exchange(mover, leaders, data, sizes)).wait()
         num_bytes = sum(size for leader in leaders for rank, size in enumerate(sizes) if rank != leader)
-        return [
-            decode_report(received[rank].tobytes(), self.num_chunks) for rank in sorted(received)
-        ], num_bytes
+        every = (received[rank].tobytes() for rank in sorted(received))
+        return [decode_report(one, self.layout.num_chunks) for one in every], num_bytes
 
 
 def _chunked(scheduler: Scheduler) -> ChunkScheduler:

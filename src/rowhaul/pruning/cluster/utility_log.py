@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.pruning.deciding.utilities import decay_powers, decayed
+from rowhaul.pruning.deciding.entries import decay_powers, decayed
 from rowhaul.store.index import KeyIndex
 
 Ints = npt.NDArray[np.int64]
@@ -62,11 +62,8 @@ class UtilityLog:
     def export(self) -> Arrays:
         """Everything, to continue from."""
         numbers, places = self._rows()
-        return {
-            "numbers": numbers,
-            "utilities": self._utilities[places],
-            "touched": self._touched[places],
-        }
+        utilities, touched = self._utilities[places], self._touched[places]
+        return {"numbers": numbers, "utilities": utilities, "touched": touched}
 
     def restore(self, arrays: Arrays) -> None:
         """Continue where `export` was called."""

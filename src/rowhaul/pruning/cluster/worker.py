@@ -42,7 +42,7 @@ class ChunkReader:
     def __init__(self, groups: Sequence[FeatureGroup], memory: RowMemory) -> None:
         layout = memory.layout
         assert isinstance(layout, ChunkLayout)
-        self._memory, self._num_chunks, self._starts = memory, layout.num_chunks, layout.starts
+        self._memory, self._num_chunks, self._starts = memory, layout.num_chunks, layout.cut.starts
         self._columns = layout.column_matrix
         numbers = {spec.name: number for number, spec in enumerate(layout.rows)}
         # By group of features: the number of each of its tables.
@@ -108,7 +108,7 @@ class ChunkedWorkerRows(CachedRows):
         super().__init__(groups, cache, rates, tables=whole_tables(groups, cache))
         layout = cache.layout
         assert isinstance(layout, ChunkLayout)
-        self._pruning, self._starts, self._columns = pruning, layout.starts, layout.column_matrix
+        self._pruning, self._starts, self._columns = pruning, layout.cut.starts, layout.column_matrix
         self._reader = ChunkReader(groups, cache)
         self._table_and_place: list[tuple[Ints, Ints]] = []  # by group of chunks: of each of its tables
         for number in range(len(cache.groups)):

@@ -26,9 +26,10 @@ from rowhaul._vectors import (
     store_one,
     widened,
 )
-from rowhaul.pruning.deciding.utilities import MOST, ONE_ACCESS
 from rowhaul.store.records import mix
 
+ONE_ACCESS = 1 << 12
+MOST = 2**32 - 1  # counts stop here, at a million accesses
 _ENTRIES_AHEAD = 16
 _MOST, _ONE_ACCESS = uint64(MOST), uint64(ONE_ACCESS)
 

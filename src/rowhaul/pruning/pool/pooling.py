@@ -68,9 +68,7 @@ def assemble_rows(
 
 
 @kernel
-def pool_assembled(
-    rows, places, inverse, offsets, columns, is_mean, weights, out, out_address
-):  # fmt: skip
+def pool_assembled(rows, places, inverse, offsets, columns, is_mean, weights, out, out_address):
     """Fill ``out[i, columns[f]:columns[f] + dim]`` with the pooled rows of each bag."""
     num_samples, dim = out.shape[0], rows.shape[1]
     zero, one = out.dtype.type(0), out.dtype.type(1)

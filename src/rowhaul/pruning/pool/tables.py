@@ -100,9 +100,7 @@ class PrunedTables:
         """Store these columns of each table (tables x stored values) from now on."""
         self.columns = np.ascontiguousarray(columns)
         self.cut = RowCut(columns.shape[1], self.settings.chunks, self.optimizer, self.has_state)
-        self.map.sizes = part_sizes(
-            columns.shape[1], self.dim, self.settings, self.optimizer, self.dtype
-        )  # fmt: skip
+        self.map.sizes = part_sizes(columns.shape[1], self.dim, self.settings, self.optimizer, self.dtype)
 
     @property
     def _is_scattered(self) -> bool:
