@@ -49,8 +49,8 @@ class PruneRules:
         enforcement: pieces below the threshold go when more than this share of all is on its wrong side.
         utility: ``access`` counts accesses: a function of the ids alone, so one process and any cluster keep
             the same pieces. ``gradient`` sums accesses times the norm of a piece's gradient.
-        ratios: given by a piece's place in its row, ``linear`` or ``power``, later pieces more often pruned; or
-            ``adaptive``, one threshold for all pieces, by which counts of accesses keep rows whole.
+        ratios: ``linear`` or ``power``: by a piece's place in its row, later pieces more often pruned.
+            ``adaptive``: one threshold for all pieces, by which counts of accesses keep rows whole.
         dims: values kept of every row, chosen for each table after ``cold_start`` steps; 0: all.
         cold_start: steps after which they are chosen.
         two_dimensions: prune columns, too, where a ratio says how much and ``dims`` nothing. Of them the

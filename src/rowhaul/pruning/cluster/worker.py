@@ -8,8 +8,7 @@ next pruning.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -83,8 +82,7 @@ def whole_tables(groups: Sequence[FeatureGroup], memory: RowMemory) -> list[Tabl
     return [group.make_tables(memory.layout.optimizer, memory.layout.seed) for group in groups]
 
 
-@dataclass(frozen=True)
-class _Read:
+class _Read(NamedTuple):
     """Distinct rows that a batch has read, and their gradients."""
 
     tables: Ints
