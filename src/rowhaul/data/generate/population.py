@@ -48,12 +48,6 @@ def longest_session(preset: Preset) -> int:
     return int(np.ceil(preset.session_length * LONGEST_SESSION))
 
 
-def mean_session_length(preset: Preset) -> float:
-    """Samples of a session on average, the cut of long ones included."""
-    ends = 1.0 / preset.session_length
-    return 1.0 / (ends + (1.0 - ends) / longest_session(preset))
-
-
 class Population:
     """Draws the hidden side of any run of samples."""
 
