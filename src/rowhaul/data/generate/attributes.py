@@ -35,7 +35,6 @@ class Attributes:
     def __init__(self, preset: Preset, seed: int) -> None:
         self._preset = preset
         self._entities = {entity.name: entity for entity in preset.entities}
-        self._num_tastes = preset.tastes
         self._seed = seed
 
     def columns(self, visits: Visits) -> Columns:
@@ -66,7 +65,7 @@ class Attributes:
             return field.law.ranks(law.cumulative(members.ranks + 0.5))
         any_value = uniforms(stream(self._seed, field.name), members.ranks)
         if field.link == "taste":
-            any_value = (members.tastes + any_value) / self._num_tastes
+            any_value = (members.tastes + any_value) / self._preset.tastes
         return field.law.ranks(any_value)
 
     def missing(self, field: IdField | DenseField, counters: Int64s) -> Bools:
