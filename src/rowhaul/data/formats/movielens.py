@@ -13,21 +13,12 @@ from rowhaul.data.formats.side_table import read_side_table
 from rowhaul.data.formats.source import Derive, Options, TextInput, TextSource
 from rowhaul.data.schema import IdColumn, LabelColumn, Schema
 from rowhaul.data.text.blocks import TextFile
-from rowhaul.data.text.layout import Field, TextLayout
+from rowhaul.data.text.layout import Field, TextLayout, fields
 from rowhaul.errors import DataError
 
 _POSITIVE_FROM = 4.0
-_USER_COLUMNS = ("gender", "age", "occupation", "zip")
-_RATING = (
-    Field("user", "integer"),
-    Field("movie", "integer"),
-    Field("liked", "label"),
-    Field("time", "integer"),
-)
-_USER = (
-    *(Field("user", "integer"), Field("gender", "string"), Field("age", "integer")),
-    *(Field("occupation", "integer"), Field("zip", "string")),
-)
+_RATING = fields(user="integer", movie="integer", liked="label", time="integer")
+_USER = fields(user="integer", gender="string", age="integer", occupation="integer", zip="string")
 _MOVIE = (Field("movie", "integer"), Field("title", "skip"), Field("genres", "string", separator="|"))
 
 
@@ -52,7 +43,7 @@ def open_movielens(inputs: Sequence[Path], options: Options) -> TextSource:
             _need(files, "movies.csv", path),
             dict(zip(("movieId", "title", "genres"), _MOVIE, strict=True)),
         )
-    features = ("user", "movie", *(_USER_COLUMNS if users else ()), "genres")
+    features = ("user", "movie", *(one.name for one in (_USER[1:] if users else ())), "genres")
     return TextSource(
         (ratings,),
         Schema(label=LabelColumn("liked"), dense=(), ids=tuple(IdColumn(name) for name in features)),

@@ -12,35 +12,24 @@ from rowhaul.data.formats.side_table import read_side_table
 from rowhaul.data.formats.source import Derive, Options, TextInput, TextSource
 from rowhaul.data.schema import DenseColumn, IdColumn, LabelColumn, Schema
 from rowhaul.data.text.blocks import TextFile
-from rowhaul.data.text.layout import Field
+from rowhaul.data.text.layout import fields
 
 _MISSING = "NULL"
-_PROFILE = (
+PROFILE = (
     *("cms_segid", "cms_group_id", "final_gender_code", "age_level", "pvalue_level", "shopping_level"),
     *("occupation", "new_user_class_level"),
 )
-_AD = ("cate_id", "campaign_id", "customer", "brand")
+AD = ("cate_id", "campaign_id", "customer", "brand")
 
 
 def open_taobao(inputs: Sequence[Path], options: Options) -> TextSource:
     """A folder with raw_sample.csv, user_profile.csv and ad_feature.csv."""
     folder = one_path(inputs, "taobao", "the folder with raw_sample.csv, user_profile.csv and ad_feature.csv")
-    samples = _open(
-        folder / "raw_sample.csv",
-        *(Field("user", "integer"), Field("time_stamp", "integer"), Field("adgroup_id", "integer")),
-        *(Field("pid", "string"), Field("clk", "label")),
-    )
-    profiles = _open(
-        folder / "user_profile.csv",
-        Field("userid", "integer"),
-        *(Field(name, "integer") for name in _PROFILE),
-    )
-    ads = _open(
-        folder / "ad_feature.csv",
-        *(Field("adgroup_id", "integer"), *(Field(name, "integer") for name in _AD)),
-        Field("price", "number"),
-    )
-    features = ("user", "adgroup_id", "pid", *_PROFILE, *_AD)
+    integers = ("user", "time_stamp", "adgroup_id")
+    samples = _open(folder / "raw_sample.csv", integers, pid="string", clk="label")
+    profiles = _open(folder / "user_profile.csv", ("userid", *PROFILE))
+    ads = _open(folder / "ad_feature.csv", ("adgroup_id", *AD), price="number")
+    features = ("user", "adgroup_id", "pid", *PROFILE, *AD)
     return TextSource(
         (samples,),
         Schema(
@@ -55,8 +44,9 @@ def open_taobao(inputs: Sequence[Path], options: Options) -> TextSource:
     )
 
 
-def _open(path: Path, *fields: Field) -> TextInput:
-    return with_header(TextFile(path), {field.name: field for field in fields}, missing=_MISSING)
+def _open(path: Path, integers: Sequence[str], **others: str) -> TextInput:
+    columns = fields(**dict.fromkeys(integers, "integer"), **others)
+    return with_header(TextFile(path), {field.name: field for field in columns}, missing=_MISSING)
 
 
 def _join(profiles: TextInput, ads: TextInput, seed: int) -> Derive:

@@ -14,15 +14,8 @@ from rowhaul.data.text import field_kernels as values
 from rowhaul.data.text.record_kernels import Columns, Layout
 from rowhaul.errors import DataError
 
-KINDS = {
-    "skip": values.SKIP,
-    "label": values.LABEL,
-    "number": values.NUMBER,
-    "count": values.COUNT,
-    "integer": values.INTEGER,
-    "hex": values.HEX,
-    "string": values.STRING,
-}
+_NAMES = ("skip", "label", "number", "count", "integer", "hex", "string")
+KINDS = {name: getattr(values, name.upper()) for name in _NAMES}
 
 
 @dataclass(frozen=True)
@@ -38,6 +31,11 @@ class Field:
             raise DataError(
                 f"column {self.name!r}: the separator must be one ASCII character, got {self.separator!r}"
             )
+
+
+def fields(**kinds: str) -> tuple[Field, ...]:
+    """Columns by name, in order, each of one value."""
+    return tuple(Field(name, kind) for name, kind in kinds.items())
 
 
 @dataclass(frozen=True)
@@ -56,13 +54,10 @@ def kernel_layout(layout: TextLayout, seed: int) -> Layout:
     kinds = np.array([KINDS[one.kind] for one in layout.fields], np.uint8)
     separators = np.array([ord(one.separator) if one.separator else 0 for one in layout.fields], np.uint8)
     slots = np.zeros(len(kinds), np.int64)
-    groups = [
-        2 if separator else 1 if kind >= values.INTEGER else 0
-        for kind, separator in zip(kinds, separators, strict=True)
-    ]
-    counts = [0, 0, 0]
-    for column, (kind, group) in enumerate(zip(kinds, groups, strict=True)):
+    counts = [0, 0, 0]  # numbers, single ids, lists of ids
+    for column, (kind, separator) in enumerate(zip(kinds, separators, strict=True)):
         if kind not in (values.SKIP, values.LABEL):
+            group = 2 if separator else 1 if kind >= values.INTEGER else 0
             slots[column] = counts[group]
             counts[group] += 1
     return Layout(
