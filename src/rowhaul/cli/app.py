@@ -30,10 +30,7 @@ from rowhaul.errors import RowhaulError
 EXIT_ERROR = 2
 
 app = typer.Typer(
-    no_args_is_help=True,
-    invoke_without_command=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+    no_args_is_help=True, invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False
 )
 _ALL = (demo, generate, prepare, train, evaluate, predict, export, size, simulate, verify, doctor, netcheck)
 for command in _ALL:

@@ -64,10 +64,7 @@ class Simulation:
             )
 
     def run(
-        self,
-        mechanisms: Sequence[str],
-        shares: Shares | Literal["auto"] | None = None,
-        compare: bool = True,
+        self, mechanisms: Sequence[str], shares: Shares | Literal["auto"] | None = None, compare: bool = True
     ) -> tuple[Outcome, ...]:
         """The outcome of every mechanism, in order.
 

@@ -84,12 +84,7 @@ def check_sync(text: str) -> None:
 
 
 def time_model(
-    topology: Topology,
-    links: str,
-    store_links: str | None,
-    compute: str,
-    dense_bytes: str,
-    early_reach: int,
+    topology: Topology, links: str, store_links: str | None, compute: str, dense_bytes: str, early_reach: int
 ) -> TimeModel:
     """Links and compute speed from `--links`, `--store-links`, `--compute` and `--dense-bytes`."""
     stores = None

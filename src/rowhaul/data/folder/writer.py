@@ -78,15 +78,6 @@ def check_complete(path: str | Path) -> None:
             )
 
 
-def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """Read the manifest of a finished folder."""
-    check_complete(folder)
-    path = Path(folder).expanduser() / MANIFEST_FILE
-    if not path.is_file():
-        raise DataError(f"{folder} has no {MANIFEST_FILE}: it was not written by `prepare` or `generate`")
-    return dict(json.loads(path.read_text(encoding="utf-8")))
-
-
 class FolderWriter:
     """Writes a data folder from chunks, or resumes an interrupted one.
 

@@ -40,8 +40,7 @@ def open_movielens(inputs: Sequence[Path], options: Options) -> TextSource:
             positive_from=positive_from,
         )
         movies = with_header(
-            _need(files, "movies.csv", path),
-            dict(zip(("movieId", "title", "genres"), _MOVIE, strict=True)),
+            _need(files, "movies.csv", path), dict(zip(("movieId", "title", "genres"), _MOVIE, strict=True))
         )
     features = ("user", "movie", *(one.name for one in (_USER[1:] if users else ())), "genres")
     return TextSource(

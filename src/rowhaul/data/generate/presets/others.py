@@ -84,10 +84,7 @@ MOVIELENS = Preset(
     tastes=16,
     lanes=16,
     session_length=8.0,
-    entities=(
-        Entity("user", _VIEWER, "session"),
-        Entity("movie", _MOVIE, "row", loyalty=0.4),
-    ),
+    entities=(Entity("user", _VIEWER, "session"), Entity("movie", _MOVIE, "row", loyalty=0.4)),
     ids=(
         _code("user", "user", "popularity", _VIEWER, first=1, weight=0.8),
         _code("movie", "movie", "popularity", _MOVIE, first=1, weight=1.5),
@@ -112,10 +109,7 @@ TAOBAO = Preset(
     tastes=64,
     lanes=512,
     session_length=3.0,
-    entities=(
-        Entity("user", _SHOPPER, "session"),
-        Entity("ad", _TAOBAO_AD, "row", loyalty=0.5),
-    ),
+    entities=(Entity("user", _SHOPPER, "session"), Entity("ad", _TAOBAO_AD, "row", loyalty=0.5)),
     ids=(
         _code("user", "user", "popularity", _SHOPPER, first=1),
         _code("adgroup_id", "ad", "popularity", _TAOBAO_AD, first=1),
