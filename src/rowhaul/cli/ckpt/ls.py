@@ -37,9 +37,8 @@ def ls(
     others = [str(one) for one in beside(reader) if one != reader.path]
     damaged = None
     if verify:
-        with progress_bar(
-            "verifying", "not all files were verified", quiet=as_json, as_share=True
-        ) as progress:
+        interrupted = "not all files were verified"
+        with progress_bar("verifying", interrupted, quiet=as_json, as_share=True) as progress:
             damaged = damaged_files(reader, progress)
     if as_json:
         found = {"verified": damaged is not None, "damaged": damaged or {}}
@@ -82,9 +81,8 @@ def _tables(contents: Contents) -> RenderableType:
     from rowhaul.store.row_format import row_format
 
     formats = {one.format: row_format(one.format) for one in contents.tables}
-    titles = list(
-        dict.fromkeys(title for one in contents.tables for title in formats[one.format].cells([one]))
-    )
+    all_cells = (formats[one.format].cells([one]) for one in contents.tables)
+    titles = list(dict.fromkeys(title for cells in all_cells for title in cells))
     table = plain_table("table", "rows", "dim", *titles, "type", "size", "files")
     for one in contents.tables:
         cells = formats[one.format].cells([one])

@@ -59,17 +59,15 @@ class Network:
 
 def check_interfaces(network: Network) -> Check:
     """Which interface training would use, and whether it exists."""
-    listed = (
-        "; ".join(f"{name}: {', '.join(found)}" for name, found in network.interfaces.items()) or "none is up"
-    )
+    addresses = [f"{name}: {', '.join(found)}" for name, found in network.interfaces.items()]
+    listed = "; ".join(addresses) or "none is up"
     if not network.chosen:
         leads = f"{network.best} leads to other machines" if network.best else "none leads to other machines"
         return Check("interfaces", "ok", f"{listed} ({leads})")
     missing = [name for name in network.chosen.split(",") if name not in network.interfaces]
     if missing:
-        detail = (
-            f"{INTERFACE_VARIABLE}={network.chosen}, but {missing[0]!r} is not up with an address ({listed})"
-        )
+        problem = f"{missing[0]!r} is not up with an address ({listed})"
+        detail = f"{INTERFACE_VARIABLE}={network.chosen}, but {problem}"
         return Check("interfaces", "fail", detail, _set_variable(network))
     return Check("interfaces", "ok", f"{INTERFACE_VARIABLE}={network.chosen} is used ({listed})")
 

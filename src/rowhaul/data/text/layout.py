@@ -98,20 +98,19 @@ def new_columns(layout: Layout, num_rows: int, list_capacity: int) -> Columns:
 def arrow_columns(layout: TextLayout, plan: Layout, columns: Columns, num_rows: int) -> dict[str, pa.Array]:
     """The filled part of the columns as Arrow arrays over the same memory."""
     arrays: dict[str, pa.Array] = {}
+    rows = slice(num_rows)
     for one, kind, slot in zip(layout.fields, plan.kinds, plan.slots, strict=True):
         if kind == values.SKIP:
             continue
         if kind == values.LABEL:
-            arrays[one.name] = pa.array(columns.labels[:num_rows])
+            arrays[one.name] = pa.array(columns.labels[rows])
         elif kind in (values.NUMBER, values.COUNT):
-            arrays[one.name] = nullable(
-                columns.numbers[slot, :num_rows], columns.number_valid[slot, :num_rows]
-            )
+            arrays[one.name] = nullable(columns.numbers[slot, rows], columns.number_valid[slot, rows])
         elif one.separator:
             offsets = columns.list_offsets[slot, : num_rows + 1]
             arrays[one.name] = pa.ListArray.from_arrays(offsets, columns.list_values[slot, : offsets[-1]])
         else:
-            arrays[one.name] = nullable(columns.ids[slot, :num_rows], columns.id_valid[slot, :num_rows])
+            arrays[one.name] = nullable(columns.ids[slot, rows], columns.id_valid[slot, rows])
     return arrays
 
 
@@ -119,9 +118,8 @@ def nullable(numbers: npt.NDArray[Any], valid: npt.NDArray[np.bool_]) -> pa.Arra
     """An Arrow array over ``numbers``, null where not ``valid``."""
     numbers = np.ascontiguousarray(numbers)
     bitmap = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(
-        pa.from_numpy_dtype(numbers.dtype), len(numbers), [bitmap, pa.py_buffer(numbers)]
-    )
+    kind = pa.from_numpy_dtype(numbers.dtype)
+    return pa.Array.from_buffers(kind, len(numbers), [bitmap, pa.py_buffer(numbers)])
 
 
 def _word(text: str) -> np.uint64:

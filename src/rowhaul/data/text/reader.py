@@ -149,12 +149,8 @@ class _Parser:
         """Return the rows parsed so far and start new columns."""
         num_rows, columns = int(self._cursor[records.ROWS]), self._columns
         place = Place(self._buffer_offset + int(self._cursor[records.AT]), int(self._cursor[records.LINE]))
-        rows = Rows(
-            arrow_columns(self._layout, self._kernel_layout, columns, num_rows),
-            columns.lines[:num_rows],
-            place,
-            stored_bytes,
-        )
+        arrays = arrow_columns(self._layout, self._kernel_layout, columns, num_rows)
+        rows = Rows(arrays, columns.lines[:num_rows], place, stored_bytes)
         self._columns = new_columns(self._kernel_layout, ROWS_AT_ONCE, columns.list_values.shape[1])
         self._cursor[records.ROWS] = 0
         return rows
