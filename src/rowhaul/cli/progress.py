@@ -28,7 +28,7 @@ def progress_bar(
 ) -> Iterator[Advance]:
     """Show a bar that counts things, or their share; at Ctrl-C say ``interrupted`` and exit."""
     with exit_when_interrupted(interrupted), counting_bar(quiet, as_share) as bar:
-        task = bar.add_task(title, total=total, note="")
+        task = bar.add_task(title, total=1.0 if as_share else total, note="")
         yield lambda done, total, **note: bar.update(task, completed=done, total=total, **note)
 
 
