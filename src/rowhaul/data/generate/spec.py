@@ -130,7 +130,8 @@ class Preset:
         names = [entity.name for entity in self.entities]
         if not names or names[0] != "user" or self.entities[0].per != "session":
             raise ConfigError(f"preset {self.name!r}: the first entity must be `user`, one per session")
-        for column in (*self.ids, *self.dense):
+        columns: list[IdField | DenseField] = [*self.ids, *self.dense]
+        for column in columns:
             if column.entity and column.entity not in names:
                 raise ConfigError(
                     f"preset {self.name!r}: column {column.name!r} belongs to entity {column.entity!r}; "
