@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from rowhaul.data.generate import LogGenerator, expected_ids, preset_named, preset_names
-from rowhaul.data.generate.expectation import Popularity
+from expectation import Popularity, expected_ids
+from rowhaul.data.generate import LogGenerator, preset_named, preset_names
 
 Counts = dict[str, np.ndarray]
 

@@ -83,7 +83,6 @@ def test_a_sample_is_extrapolated_by_how_each_table_grows(log):
     found = count_rows(log, SCHEMA, sample=NUM_SAMPLES // 10)
     assert found.is_sample
     assert found.read == NUM_SAMPLES // 10
-    assert found.counted["user"] == pytest.approx(NUM_SAMPLES // 10, rel=4 * ERROR)
     assert found.rows["user"] == pytest.approx(NUM_SAMPLES, rel=0.05)  # grows as the samples
     assert found.rows["items"] == pytest.approx(1000, rel=0.05)  # does not grow any more
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +14,12 @@ from hypothesis import strategies as st
 
 from rowhaul.data.generate import IdField, LogGenerator, preset_named, preset_names
 from rowhaul.data.generate.laws import SkewLaw
-from rowhaul.data.generate.population import Population, mean_session_length
+from rowhaul.data.generate.population import Population
 from rowhaul.errors import ConfigError
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from expectation import mean_session_length
 
 ROWS = 3_000
 

@@ -1,6 +1,7 @@
 """From raw text to a data folder, through every option, interruption and bad input."""
 
 import gzip
+import json
 import random
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rowhaul.data.folder import writer as folder_module
-from rowhaul.data.folder.writer import PROGRESS_FILE, read_manifest
+from rowhaul.data.folder.writer import PROGRESS_FILE
 from rowhaul.data.formats import time_order
 from rowhaul.data.keys import hash_string
 from rowhaul.data.preparing import prepare
@@ -67,7 +68,7 @@ def test_csv_files_become_a_folder(logs, tmp_path):
     assert table["s"][7].as_py() == hash_string('word "7"\n')
     assert seen[-1] == (3000, 1.0)
     assert sorted(seen) == seen
-    manifest = read_manifest(tmp_path / "data")
+    manifest = json.loads((tmp_path / "data/manifest.json").read_text())
     assert manifest["made_by"]["format"] == "csv"
     assert manifest["bytes"] == report.bytes == sum(len(data) for data in parts(tmp_path / "data").values())
     assert not (tmp_path / "data" / PROGRESS_FILE).exists()
@@ -83,7 +84,7 @@ def test_a_bad_line_stops_and_skipping_goes_on_from_there(logs, tmp_path):
     assert report.resumed_rows == 1000
     assert (report.rows, report.bad_lines) == (3001, 2)
     assert "line 3,504: 3 columns expected, 1 found" in report.bad_line_examples[1]
-    assert read_manifest(tmp_path / "data")["bad_lines"] == 2
+    assert json.loads((tmp_path / "data/manifest.json").read_text())["bad_lines"] == 2
 
 
 def test_bad_lines_are_counted_once_over_interruptions(logs, tmp_path):
@@ -223,7 +224,7 @@ def test_wrong_settings(logs, tmp_path):
 def test_the_check_for_collisions_is_reported(logs, movielens, tmp_path):
     report = prepare(logs, tmp_path / "data", "csv", schema=SCHEMA, check_collisions=True)
     assert report.collisions == {"s": 0}
-    assert read_manifest(tmp_path / "data")["collisions"] == {"s": 0}
+    assert json.loads((tmp_path / "data/manifest.json").read_text())["collisions"] == {"s": 0}
     assert prepare(movielens, tmp_path / "ml-data", "movielens", check_collisions=True).collisions == {
         "genres": 0
     }

@@ -30,25 +30,10 @@ from rowhaul.errors import RowhaulError
 EXIT_ERROR = 2
 
 app = typer.Typer(
-    no_args_is_help=True,
-    invoke_without_command=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+    no_args_is_help=True, invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False
 )
-for command in (
-    demo,
-    generate,
-    prepare,
-    train,
-    evaluate,
-    predict,
-    export,
-    size,
-    simulate,
-    verify,
-    doctor,
-    netcheck,
-):
+_ALL = (demo, generate, prepare, train, evaluate, predict, export, size, simulate, verify, doctor, netcheck)
+for command in _ALL:
     epilog = "Every option is explained in docs/simulate.md." if command is simulate else None
     app.command(epilog=epilog)(command)
 app.add_typer(ckpt, name="ckpt")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 console = Console(emoji=False)  # esd:1:... is a name, not an emoji
@@ -28,12 +28,12 @@ def counted(count: int, one: str, several: str = "") -> str:
     return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
-def plain_table(first: str, *others: str) -> Table:
-    """A table without lines: a column of names, then columns of numbers."""
+def plain_table(first: str, *others: str, justify: JustifyMethod = "right") -> Table:
+    """A table without lines: a column of names, then columns of numbers or, on the left, of text."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     table.add_column(first)
     for title in others:
-        table.add_column(title, justify="right")
+        table.add_column(title, justify=justify)
     return table
 
 

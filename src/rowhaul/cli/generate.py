@@ -33,7 +33,11 @@ def generate(
     if raw:
         if test_share is not None or overwrite:
             raise ConfigError("--raw writes one new log: it takes neither --test-share nor --overwrite")
-        _generate_raw(preset, num_rows, seed, out)
+        from rowhaul.data.generate import LogGenerator, write_raw
+
+        with exit_when_interrupted("nothing was kept"), console.status(f"generating {num_rows:,} rows"):
+            write_raw(LogGenerator(preset, num_rows, seed), out)
+        say(f"{num_rows:,} rows in {out}")
         return
     share = 0.1 if test_share is None else test_share
     facts = generate_with_progress(preset, num_rows, seed, out, share, overwrite)
@@ -59,11 +63,3 @@ def generate_with_progress(
             overwrite=overwrite,
             progress=lambda done, share: progress(done, rows),
         )
-
-
-def _generate_raw(preset: str, rows: int, seed: int, out: Path) -> None:
-    from rowhaul.data.generate import LogGenerator, write_raw
-
-    with exit_when_interrupted("nothing was kept"), console.status(f"generating {rows:,} rows"):
-        write_raw(LogGenerator(preset, rows, seed), out)
-    say(f"{rows:,} rows in {out}")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from rowhaul.cli.console import counted, plain_table
 from rowhaul.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ _LOCAL_RANKS = 2
 
 def netcheck(
     workers: int | None = typer.Option(
-        None,
-        help=f"Ranks to start on this machine if torchrun has not started any; default {_LOCAL_RANKS}.",
+        None, help=f"Ranks to start on this machine if torchrun has not started any; default {_LOCAL_RANKS}."
     ),
     interface: str | None = typer.Option(
         None, help="Network interface to use; default: the one that leads to the master."
@@ -116,18 +115,20 @@ def _render(
     num_hosts: int,
     console: Console,
 ) -> None:
-    hosts = "1 host" if num_hosts == 1 else f"{num_hosts} hosts"
+    hosts = counted(num_hosts, "host")
     console.print(f"{len(ranks)} ranks on {hosts}, master {master}\n", highlight=False, markup=False)
-    places = _table("rank", "host", "process", "interface", "because", "address", "listens at ports")
+    names = ("rank", "host", "process", "interface", "because", "address")
+    places = plain_table(*names, "listens at ports", justify="left")
     for one in ranks:
         ports = ", ".join(map(str, one["ports"])) or "-"
-        names = ("rank", "host", "process", "interface", "because", "address")
         places.add_row(*(escape(str(one[name])) for name in names), ports)
     console.print(places)
     if not pairs:
         console.print("\nOne rank has no links to measure.")
         return
-    speeds = _table("ranks", "latency ms", "there Mbit/s", "back Mbit/s", "both ways at once Mbit/s, each")
+    speeds = plain_table(
+        "ranks", "latency ms", "there Mbit/s", "back Mbit/s", "both ways at once Mbit/s, each"
+    )
     for pair in pairs:
         numbers = ("mbit_per_s", "mbit_per_s_back", "mbit_per_s_both_ways")
         low, high = pair["ranks"]
@@ -137,11 +138,3 @@ def _render(
     console.print()
     console.print(speeds)
     console.print("\n[green]All ranks reach each other.[/]")
-
-
-def _table(*titles: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    for title in titles:
-        is_number = title.endswith(("/s", "ms", "each"))
-        table.add_column(title, justify="right" if is_number else "left")
-    return table

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from rowhaul.cli.console import counted, say
-from rowhaul.cli.progress import exit_when_interrupted, share_bar
+from rowhaul.cli.progress import progress_bar
 
 
 def prepare(
@@ -39,8 +39,7 @@ def prepare(
     from rowhaul.data.preparing import prepare as prepare_data
 
     return_freed_memory()
-    with exit_when_interrupted("run the same command again to continue"), share_bar() as bar:
-        task = bar.add_task("preparing", total=1.0, note="")
+    with progress_bar("preparing", "run the same command again to continue", as_share=True) as progress:
         report = prepare_data(
             inputs,
             out,
@@ -52,9 +51,9 @@ def prepare(
             test_share=test_share,
             check_collisions=check_collisions,
             overwrite=overwrite,
-            progress=lambda rows, share: bar.update(task, completed=share, note=f"{rows:,} rows"),
+            progress=lambda rows, share: progress(share, 1.0, note=f"{rows:,} rows"),
         )
-        bar.update(task, completed=1.0)
+        progress(1.0, 1.0)
     say(
         f"{report.rows:,} rows in {out} ({report.test_rows:,} of them in test/), "
         f"{report.bytes / 2**20:,.1f} MiB, {report.seconds:,.1f} s"

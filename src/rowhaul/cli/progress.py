@@ -5,18 +5,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from rowhaul.cli.console import console, say
 
@@ -25,51 +18,43 @@ if TYPE_CHECKING:  # PyTorch takes a second to import, and most commands do with
 
 EXIT_INTERRUPTED = 130  # as shells report SIGINT
 
-Advance = Callable[[float, float], None]
-"""Called with what is done and the total."""
+Advance = Callable[..., None]
+"""Called with what is done, the total and, where there is one, a ``note``."""
 
 
 @contextmanager
-def progress_bar(title: str, interrupted: str, *, total: float = 0, quiet: bool = False) -> Iterator[Advance]:
-    """Show a bar that counts things; at Ctrl-C say ``interrupted`` and exit."""
-    with exit_when_interrupted(interrupted), counting_bar(quiet) as bar:
-        task = bar.add_task(title, total=total, note="")
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+def progress_bar(
+    title: str, interrupted: str, *, total: float = 0, quiet: bool = False, as_share: bool = False
+) -> Iterator[Advance]:
+    """Show a bar that counts things, or their share; at Ctrl-C say ``interrupted`` and exit."""
+    with exit_when_interrupted(interrupted), counting_bar(quiet, as_share) as bar:
+        task = bar.add_task(title, total=1.0 if as_share else total, note="")
+        yield lambda done, total, **note: bar.update(task, completed=done, total=total, **note)
 
 
-def counting_bar(quiet: bool = False) -> Bar:
-    """A bar over a known number of things."""
-    return _bar(TextColumn("{task.completed:,.0f} of {task.total:,.0f}"), quiet)
-
-
-def share_bar(quiet: bool = False) -> Bar:
-    """A bar over a share of the input, where the number of rows is not known beforehand."""
-    return _bar(TaskProgressColumn(), quiet)
-
-
-class Bar(Progress):
-    """A progress bar that leaves nothing on the screen when its work has failed."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            for task in self.task_ids:
-                self.remove_task(task)
-        super().__exit__(kind, error, trace)
-
-
-def _bar(amount: ProgressColumn, quiet: bool) -> Bar:
+def counting_bar(quiet: bool = False, as_share: bool = False) -> Bar:
+    """A bar over a known number of things, or over a share of the input where it is not known."""
+    counts = TextColumn("{task.completed:,.0f} of {task.total:,.0f}")
     # Narrow enough for a terminal of 80 columns; nothing is cut off.
     return Bar(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=16),
-        amount,
+        TaskProgressColumn() if as_share else counts,
         TimeElapsedColumn(),
         TextColumn("{task.fields[note]}", markup=False),
         console=console,
         disable=quiet,
     )
+
+
+class Bar(Progress):
+    """A progress bar that leaves nothing on the screen when its work has failed."""
+
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is not None:
+            for task in self.task_ids:
+                self.remove_task(task)
+        super().__exit__(*error)
 
 
 class TrainingProgress:
@@ -85,10 +70,8 @@ class TrainingProgress:
         self._task = self._bar.add_task("training", total=0, note="starting")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._bar.__exit__(*error)
 
     def started(self, samples: int, total_samples: int) -> None:
         """Announce the first step, which may compile kernels."""
@@ -133,9 +116,7 @@ class StopOnSignal:
         }
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

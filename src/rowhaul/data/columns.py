@@ -49,24 +49,19 @@ class Origin:
         return f"{self.path}, row {self.first_row + row:,} (the first is row 0)"
 
 
-def column_names(schema: Schema, with_label: bool) -> list[str]:
-    """The columns to read."""
-    names = [column.name for column in schema.dense]
-    names += schema.features
-    if with_label and schema.label is not None:
-        names.append(schema.label.name)
-    return names
+KeyKinds = dict[str, tuple[str, Path]]
+"""Of id columns that are not all null: "integer" or "text", and the first file that says so."""
 
 
-def check_columns(found: pa.Schema, schema: Schema, with_label: bool, path: Path) -> dict[str, str]:
+def check_columns(found: pa.Schema, schema: Schema, with_label: bool, path: Path, known: KeyKinds) -> None:
     """Refuse a file that lacks a column or holds one of the wrong type.
 
-    Returns the kind of every id column that has one, "integer" or "text": it must be the same in all
-    files, since the integer 7 and the string "7" are different keys.
+    The kind of an id column must be the one ``known`` from the files before, or is added to it: the integer 7
+    and the string "7" are different keys.
     """
     if with_label and schema.label is None:
         raise DataError("the schema names no label, which training and evaluation need; add `label:` to it")
-    for name in column_names(schema, with_label):
+    for name in schema.column_names(with_label):
         check_present(name, found.names, path)
     for dense in schema.dense:
         if not _is_number(found.field(dense.name).type):
@@ -80,7 +75,12 @@ def check_columns(found: pa.Schema, schema: Schema, with_label: bool, path: Path
             if pa.types.is_floating(found.field(name).type):
                 hint += "; cast it to int64 with nulls where the id is missing"
             raise _wrong_type(path, name, found, hint)
-    return {name: kind for name, kind in kinds.items() if kind != "null"}
+        before, where = known.setdefault(name, (kind, path)) if kind != "null" else (kind, path)
+        if kind != before:
+            raise DataError(
+                f"id column {name!r} holds {before} ids in {where} but {kind} ids in {path}, which are "
+                "different keys; write it with one type in all files"
+            )
 
 
 def decode_ids(column: pa.Array, seed: int = 0) -> Ids:
@@ -195,9 +195,8 @@ def _id_kind(kind: pa.DataType) -> str:
         kind = kind.value_type
     if types.is_integer(kind):
         return "integer"
-    if types.is_string(kind) or types.is_large_string(kind):
-        return "text"
-    if types.is_binary(kind) or types.is_large_binary(kind):
+    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    if any(is_text(kind) for is_text in texts):
         return "text"  # bytes hash like the string they spell
     return "null" if types.is_null(kind) else ""
 
@@ -210,13 +209,8 @@ def is_list(kind: pa.DataType) -> bool:
 
 def _is_number(kind: pa.DataType) -> bool:
     types = pa.types
-    return bool(
-        types.is_integer(kind)
-        or types.is_floating(kind)
-        or types.is_boolean(kind)
-        or types.is_decimal(kind)
-        or types.is_null(kind)
-    )
+    numbers = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_null)
+    return any(is_number(kind) for is_number in numbers)
 
 
 def check_present(name: str, found: Sequence[str], where: object) -> None:

@@ -16,14 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rowhaul.data.block import Block
-from rowhaul.data.columns import (
-    Origin,
-    check_columns,
-    column_names,
-    decode_dense,
-    decode_ids,
-    decode_label,
-)
+from rowhaul.data.columns import KeyKinds, Origin, check_columns, decode_dense, decode_ids, decode_label
 from rowhaul.data.schema import Schema
 from rowhaul.errors import DataError
 
@@ -52,30 +45,24 @@ class ParquetRows:
         self._files = files
         self._schema = schema
         self._label = schema.label if with_label else None
-        self._columns = column_names(schema, with_label)
+        self._columns = schema.column_names(with_label)
         self._footers: list[Any] = []
         self.row_groups: list[RowGroup] = []
-        self.key_kinds: dict[str, str] = {}  # "integer" or "text", of id columns that are not all null
-        first_of: dict[str, Path] = {}
+        kinds: KeyKinds = {}
         for number, path in enumerate(files):
-            with _naming(path), pq.ParquetFile(path) as opened:
+            with naming(path), pq.ParquetFile(path) as opened:
                 footer, arrow_schema = opened.metadata, opened.schema_arrow
-            for name, kind in check_columns(arrow_schema, schema, with_label, path).items():
-                where = first_of.setdefault(name, path)
-                if kind != self.key_kinds.setdefault(name, kind):
-                    raise DataError(
-                        f"id column {name!r} holds {self.key_kinds[name]} ids in {where} but {kind} ids in "
-                        f"{path}, which are different keys; write it with one type in all files"
-                    )
+            check_columns(arrow_schema, schema, with_label, path, kinds)
             self._footers.append(footer)
             self._add_row_groups(number, footer)
+        self.key_kinds = {name: kind for name, (kind, _) in kinds.items()}
         self._check_tables()
 
     def read(self, row_group: RowGroup, skip: int = 0) -> Iterator[Block]:
         """The rows of a row group after the first ``skip``, in blocks."""
         path = self._files[row_group.file]
         first_row = row_group.first_row
-        with _naming(path):
+        with naming(path):
             opened = pq.ParquetFile(
                 path,
                 metadata=self._footers[row_group.file],
@@ -88,7 +75,7 @@ class ParquetRows:
                 READ_ROWS, row_groups=[row_group.group], columns=self._columns, use_threads=False
             )
             while True:
-                with _naming(path):
+                with naming(path):
                     rows = next(batches, None)
                 if rows is None:
                     return
@@ -123,7 +110,7 @@ class ParquetRows:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
     """Turn what Arrow and the system say about a file into an error that names the file."""
     try:
         yield
@@ -134,7 +121,8 @@ def _naming(path: Path) -> Iterator[None]:
 def _explain(path: Path, error: Exception) -> str:
     reason = str(error).strip().splitlines()[0]
     if not path.exists():
-        return f"{path}: the file is gone; it must stay where it is while it is read"
+        where = f"working directory: {Path.cwd()}"
+        return f"{path}: no such file ({where}); it must stay where it is while it is read"
     if isinstance(error, PermissionError):
         return f"{path}: no permission to read it; run `chmod +r {path}`"
     if path.stat().st_size == 0:

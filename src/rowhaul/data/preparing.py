@@ -84,7 +84,7 @@ def prepare(
     if len({path.resolve() for path in paths}) < len(paths):
         raise DataError(f"an input is named twice: {', '.join(map(str, paths))}; name each file once")
     opened = open_format(format, paths, options)
-    source, unsorted = _in_order(opened, time_order, Path(out).expanduser() / SCRATCH_FOLDER)
+    ordered, source = _in_order(opened, time_order, Path(out).expanduser() / SCRATCH_FOLDER)
     made_by = {
         "command": "prepare",
         "format": format,
@@ -102,10 +102,10 @@ def prepare(
     ) as writer:
         resumed_rows = writer.rows
         bad_lines = BadLines.at(writer.position, skip=on_bad_line == "skip")
-        chunks = prefetch(source.chunks(writer.position, bad_lines), _CHUNKS_AHEAD)
+        chunks = prefetch(ordered.chunks(writer.position, bad_lines), _CHUNKS_AHEAD)
         with closing(cast("Generator[Chunk, None, None]", chunks)):  # ends its thread before anything else
             writer.write(chunks, progress)
-        collisions = find_collisions(unsorted, writer.folder / SCRATCH_FOLDER) if check_collisions else None
+        collisions = find_collisions(source, writer.folder / SCRATCH_FOLDER) if check_collisions else None
         bad_lines = BadLines.at(writer.position, bad_lines.skip)
         manifest = writer.finish(
             {"on_bad_line": on_bad_line, **bad_lines.to_dict(), "collisions": collisions}
@@ -124,7 +124,7 @@ def prepare(
     )
 
 
-def _in_order(source: Source, time_order: bool | None, scratch: Path) -> tuple[Source, Source]:
+def _in_order(source: Source, time_order: bool | None, scratch: Path) -> tuple[Source | TimeOrdered, Source]:
     """The source in the order to write, and in the order of its files."""
     if not isinstance(source, TextSource) or source.time_column is None:
         return source, source

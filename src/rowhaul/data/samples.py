@@ -36,5 +36,9 @@ class Samples:
         labels = None if self.labels is None else self.labels[places]
         return Samples(self.features, values, lengths, self.dense[places], labels, self.index[places])
 
+    def ids_of_features(self) -> list[npt.NDArray[np.int64]]:
+        """The ids of each feature, of all samples together."""
+        return np.split(self.values, np.cumsum(self.lengths.sum(axis=1, dtype=np.int64))[:-1])
+
     def __len__(self) -> int:
         return len(self.index)

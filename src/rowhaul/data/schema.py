@@ -98,13 +98,17 @@ class Schema:
     csv: CsvLayout | None = None
 
     def __post_init__(self) -> None:
-        names = [self.label.name] if self.label else []
-        names += [column.name for column in self.dense] + [column.name for column in self.ids]
+        names = self.column_names()
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise DataError(f"schema: column {twice[0]!r} is named more than once; name each column once")
         if not self.ids:
             raise DataError("schema: no id column; list at least one under `ids`")
+
+    def column_names(self, with_label: bool = True) -> list[str]:
+        """Names of all columns: the label, dense numbers, ids."""
+        label = [self.label.name] if self.label and with_label else []
+        return [*label, *(column.name for column in self.dense), *self.features]
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -178,11 +182,7 @@ def _column(kind: type[Column], given: Any, source: str) -> Column:
 
 
 _TYPES: dict[str, tuple[type[Any], ...]] = {
-    "name": (str,),
-    "table": (str,),
-    "type": (str,),
-    "transform": (str,),
-    "delimiter": (str,),
+    **dict.fromkeys(("name", "table", "type", "transform", "delimiter"), (str,)),
     "separator": (str, type(None)),
     "header": (bool,),
     "columns": (list, tuple),

@@ -60,12 +60,11 @@ class SampleStream:
         limit: int | None = None,
         require_label: bool = True,
     ) -> None:
-        _check_at_least("batch_size", batch_size, 1)
-        _check_at_least("epochs", epochs, 1)
-        _check_at_least("shuffle_rows", shuffle_rows, 0)
-        _check_at_least("start", start, 0)
-        if limit is not None:
-            _check_at_least("limit", limit, 1)
+        numbers = [("batch_size", batch_size, 1), ("epochs", epochs, 1), ("shuffle_rows", shuffle_rows, 0)]
+        numbers += [("start", start, 0), ("limit", 1 if limit is None else limit, 1)]
+        for name, given, least in numbers:
+            if given < least:
+                raise ConfigError(f"{name} is {given}; it must be at least {least}")
         self.files = expand_files(files)
         self.schema = schema
         self.batch_size = batch_size
@@ -181,8 +180,3 @@ class SampleStream:
             key=np.array([self._seed % 2**64, epoch], np.uint64),
         )
         return np.argsort(words.random_raw(count), kind="stable")
-
-
-def _check_at_least(name: str, given: int, least: int) -> None:
-    if given < least:
-        raise ConfigError(f"{name} is {given}; it must be at least {least}")

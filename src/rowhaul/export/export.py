@@ -82,7 +82,7 @@ def export(
         ConfigError: an unknown kind of file or table, or a folder that exists.
         CheckpointError: a damaged file, or one that reads back otherwise; nothing is kept.
     """
-    path, chosen = Path(to), _chosen(reader, tables)
+    path, chosen = Path(to), chosen_tables(reader, tables)
     if format not in FILE_KINDS:
         raise ConfigError(f"format {format!r} is not known; choose {', '.join(FILE_KINDS)}")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -191,7 +191,8 @@ def _describe(
     (folder / README_FILE).write_text(readme(manifest, tables), encoding="utf-8")
 
 
-def _chosen(reader: CheckpointReader, tables: Sequence[str]) -> list[str]:
+def chosen_tables(reader: CheckpointReader, tables: Sequence[str]) -> list[str]:
+    """Return the named tables, or all if none is named; refuse unknown names."""
     for name in tables:
         if name not in reader.tables:
             known = ", ".join(reader.tables)

@@ -47,15 +47,7 @@ def measure(
 ) -> Outcome:
     """Run ``schedule`` over the trace's first iterations; averages are taken after the warm-up.
 
-    Args:
-        batches: gives the trace from its beginning, each time it is called.
-        batch_size: samples of a whole batch, over all workers.
-        schedule: the mechanism.
-        model: links and compute speed.
-        span: iterations to run and to leave out.
-        progress: called with the number of iterations done.
-        decision_budget: seconds that a decision may take, for dispatchers that can adapt to it.
-        make_scheduler: of another kind than usual.
+    Arguments are those of `Simulation`; ``progress`` is called with the number of iterations done.
     """
     shares = apportion(batch_size, schedule.shares or (1,) * schedule.topology.num_workers)
     clock = Clock(model, np.flatnonzero(shares).tolist())
@@ -101,11 +93,8 @@ def _tables_budget(schedule: ScheduleSettings, decision_budget: float | None) ->
     dispatcher = schedule.dispatcher
     if isinstance(dispatcher, str):
         dispatcher = make_dispatcher(dispatcher)
-    if (
-        decision_budget is None
-        or not isinstance(dispatcher, LaiaAdaptive)
-        or dispatcher.tables_scored is not None
-    ):
+    adapts = isinstance(dispatcher, LaiaAdaptive) and dispatcher.tables_scored is None
+    if decision_budget is None or not adapts:
         return None
     return TablesBudget(len(schedule.sizes.values), decision_budget)
 

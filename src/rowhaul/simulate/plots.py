@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rowhaul.schedule.plan import Kind
-from rowhaul.simulate.links import Floats
 from rowhaul.simulate.results import Results
 from rowhaul.simulate.table import KIND_TITLES, MEASURES, is_comparison, label, time_scale
 
@@ -41,9 +40,8 @@ def cost_by_mechanism(results: Results) -> str:
         bars = axis.barh(range(len(outcomes)), values, color=colours, height=0.7)
         axis.bar_label(bars, fmt=lambda value: f"{value:.3g}", padding=3, fontsize=8)
         axis.set_xlim(0, max(values) * 1.2 or 1)
-        axis.set_title(
-            f"{title}, {unit}" if title == "iteration" else f"{title}, {unit} per iteration", fontsize=9
-        )
+        per = "" if title == "iteration" else " per iteration"
+        axis.set_title(f"{title}, {unit}{per}", fontsize=9)
     return _svg(figure)
 
 
@@ -56,14 +54,8 @@ def composition(results: Results) -> str:
         left = np.zeros(len(results.outcomes))
         for kind in used:
             rows = np.array([outcome.rows[kind, list(workers)].mean() for outcome in results.outcomes])
-            axis.barh(
-                range(len(rows)),
-                rows,
-                left=left,
-                height=0.7,
-                color=_KIND_COLOURS[kind],
-                label=KIND_TITLES[kind],
-            )
+            colour, title = _KIND_COLOURS[kind], KIND_TITLES[kind]
+            axis.barh(range(len(rows)), rows, left=left, height=0.7, color=colour, label=title)
             left += rows
         axis.set_title(f"{len(workers)} workers at {link}: rows per worker and iteration", fontsize=9)
     most = max(axis.get_xlim()[1] for axis in axes)
@@ -84,7 +76,8 @@ def cost_over_time(results: Results) -> str:
     for number, outcome in enumerate(shown):
         series = outcome.cost_series * scale
         width = max(1, len(series) // _SMOOTHED_POINTS)
-        at, smoothed = _running_mean(series, width)
+        smoothed = np.convolve(series, np.full(width, 1 / width), mode="valid")
+        at = np.arange(len(smoothed)) + (width - 1) / 2
         colour = _LINE_COLOURS[number % len(_LINE_COLOURS)]
         style = "--" if number >= len(_LINE_COLOURS) else "-"
         axis.plot(at, smoothed, style, color=colour, linewidth=1.4, label=outcome.name)
@@ -107,15 +100,8 @@ def decision_time(results: Results) -> str:
         axis.plot([median, high], [number, number], color=_BAR, linewidth=5, solid_capstyle="butt", zorder=2)
         axis.plot(median, number, "o", color=_BAR, zorder=3)
         if outcome.iteration_seconds:
-            axis.plot(
-                outcome.iteration_seconds * 1e3,
-                number,
-                "|",
-                color="#d55e00",
-                markersize=16,
-                mew=2.5,
-                zorder=3,
-            )
+            milliseconds = outcome.iteration_seconds * 1e3
+            axis.plot(milliseconds, number, "|", color="#d55e00", markersize=16, mew=2.5, zorder=3)
     axis.set_xscale("log")
     axis.grid(axis="x", which="both", color="#eeeeee")
     axis.xaxis.set_major_formatter(lambda value, position: f"{value:g}")
@@ -144,12 +130,6 @@ def _bars(results: Results, count: int) -> tuple[Figure, Sequence[Axes]]:
     axes[0].set_yticks(range(len(outcomes)), [label(outcome) for outcome in outcomes])
     axes[0].set_ylim(len(outcomes) - 0.4, -0.6)
     return figure, axes
-
-
-def _running_mean(series: Floats, width: int) -> tuple[Floats, Floats]:
-    """Means over ``width`` neighbours, and the middle of each."""
-    means = np.convolve(series, np.full(width, 1 / width), mode="valid")
-    return np.arange(len(means), dtype=np.float64) + (width - 1) / 2, means
 
 
 def _svg(figure: Figure) -> str:

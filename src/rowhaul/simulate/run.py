@@ -64,10 +64,7 @@ class Simulation:
             )
 
     def run(
-        self,
-        mechanisms: Sequence[str],
-        shares: Shares | Literal["auto"] | None = None,
-        compare: bool = True,
+        self, mechanisms: Sequence[str], shares: Shares | Literal["auto"] | None = None, compare: bool = True
     ) -> tuple[Outcome, ...]:
         """The outcome of every mechanism, in order.
 
@@ -95,14 +92,12 @@ class Simulation:
             subset = self._best_subset(equal, trials, whole)
             outcomes = {"": self._best_shares(name, trials, whole, [equal[1], subset.shares])}
         else:
-            outcomes = {"": whole.require((name, self._apportioned(shares)) if shares else equal)}
+            given = (name, tuple(apportion(self.batch_size, shares).tolist())) if shares else equal
+            outcomes = {"": whole.require(given)}
         if compare:
             outcomes |= {EQUAL: whole.require(equal)} if shares else {}
             outcomes[BEST_SUBSET] = self._best_subset(equal, trials, whole)
         return [replace(outcome, name=name + suffix) for suffix, outcome in outcomes.items()]
-
-    def _apportioned(self, shares: Shares) -> Shares:
-        return tuple(apportion(self.batch_size, shares).tolist())
 
     def _best_subset(self, equal: Candidate, trials: Runs, whole: Runs) -> Outcome:
         """The mechanism with equal shares on the workers where that is best: some, or all of them."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +47,7 @@ class Messages:
         return cls(pairs // num_ranks, pairs % num_ranks, np.asarray(summed, np.float64))
 
 
-@dataclass(frozen=True)
-class _Ends:
+class _Ends(NamedTuple):
     """One end of every message: the link there, the seconds on it, and the latency of the other end."""
 
     link: Integers
@@ -56,11 +56,7 @@ class _Ends:
 
     @classmethod
     def joined(cls, parts: Sequence[_Ends]) -> _Ends:
-        return cls(
-            np.concatenate([part.link for part in parts]),
-            np.concatenate([part.seconds for part in parts]),
-            np.concatenate([part.other_latency for part in parts]),
-        )
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 class Network:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from rowhaul.errors import ConfigError
 from rowhaul.pruning.config import PruneConfig
@@ -27,11 +26,7 @@ class Suggestion:
     text: str
 
 
-class _Change(NamedTuple):
-    setting: str
-    value: str
-    text: str
-    run: Run
+_Change = tuple[str, str, str, Run]  # setting, value, text and the run with it
 
 
 def suggestions(run: Run, memory: int, model_of: Callable[[int], ModelSize]) -> Iterator[Suggestion]:
@@ -44,10 +39,10 @@ def suggestions(run: Run, memory: int, model_of: Callable[[int], ModelSize]) -> 
         _pruned(run),
     )
     for changes in ways:  # the smallest change first
-        tried = ((one, one.run.estimate().needed) for one in changes)
-        for change, needed in (one for one in tried if one[1] <= memory):
-            yield Suggestion(change.setting, change.value, needed, change.text)
-            break
+        for setting, value, text, changed in changes:
+            if (needed := changed.estimate().needed) <= memory:
+                yield Suggestion(setting, value, needed, text)
+                break
 
 
 def _less_state(run: Run) -> Iterator[_Change]:
@@ -55,7 +50,7 @@ def _less_state(run: Run) -> Iterator[_Change]:
     if width > 1:
         rows = replace(run.config.rows, name=SMALL_STATE, options={})
         text = f"rows.name: {SMALL_STATE}, which keeps one number of state a row instead of {width}"
-        yield _Change("rows.name", SMALL_STATE, text, replace(run, config=replace(run.config, rows=rows)))
+        yield "rows.name", SMALL_STATE, text, replace(run, config=replace(run.config, rows=rows))
 
 
 def _smaller_dims(run: Run, model_of: Callable[[int], ModelSize]) -> Iterator[_Change]:
@@ -63,7 +58,7 @@ def _smaller_dims(run: Run, model_of: Callable[[int], ModelSize]) -> Iterator[_C
     while dim >= 1:
         config = replace(run.config, model=replace(run.config.model, embedding_dim=dim))
         smaller = replace(run, config=config, model=model_of(dim))
-        yield _Change("model.embedding_dim", str(dim), f"model.embedding_dim: {dim}", smaller)
+        yield "model.embedding_dim", str(dim), f"model.embedding_dim: {dim}", smaller
         dim //= 2
 
 
@@ -72,7 +67,7 @@ def _more_machines(run: Run) -> Iterator[_Change]:
     while machines <= MOST_MACHINES:
         config = replace(run.config, cluster=cluster_on(machines, run.config.cluster))
         text = f"{machines} machines with a worker each that stores its share: --colocated"
-        yield _Change("machines", str(machines), text, replace(run, config=config, machines=machines))
+        yield "machines", str(machines), text, replace(run, config=config, machines=machines)
         machines *= 2
 
 
@@ -82,7 +77,7 @@ def _fewer_rows(run: Run) -> Iterator[_Change]:
         most = total * percent // 100
         rows = {name: count * percent // 100 for name, count in run.rows.items()}
         text = f"at most {most:,} rows ({percent} %): a limit (max_rows), fewer features, less data"
-        yield _Change("rows", str(most), text, replace(run, rows=rows))
+        yield "rows", str(most), text, replace(run, rows=rows)
 
 
 def _pruned(run: Run) -> Iterator[_Change]:
@@ -96,4 +91,4 @@ def _pruned(run: Run) -> Iterator[_Change]:
         except ConfigError:  # policies of tables, for instance
             return
         text = f"pruning {ratio:.0%} of the values (--prune {ratio:.0%}), rows in {chunks} pieces"
-        yield _Change("prune", f"{ratio:g}", text, replace(run, config=config))
+        yield "prune", f"{ratio:g}", text, replace(run, config=config)

@@ -98,11 +98,8 @@ class RowCounts:
     """What a pass over the data has found."""
 
     rows: dict[str, int]  # by table, of all that will be trained
-    counted: dict[str, int]  # by table, of what was read
     samples: int  # that will be trained, of one epoch
     read: int  # samples read
-    ids: int  # in the samples read
-    growth: dict[str, float]  # by table: at the end of what was read, rows grow as samples to this power
     ids_by_table: dict[str, int]  # in the samples read
 
     @property
@@ -113,7 +110,7 @@ class RowCounts:
     @property
     def ids_per_sample(self) -> float:
         """Ids of all features together, on average."""
-        return self.ids / max(self.read, 1)
+        return sum(self.ids_by_table.values()) / max(self.read, 1)
 
     @property
     def table_ids_per_sample(self) -> dict[str, float]:
@@ -149,8 +146,7 @@ def count_rows(
     half, half_read = dict.fromkeys(sketches, 0.0), 0
     by_table = dict.fromkeys(sketches, 0)
     for samples in stream:
-        ends = np.cumsum(samples.lengths.sum(axis=1, dtype=np.int64))
-        for column, keys in zip(ids_only.ids, np.split(samples.values, ends[:-1]), strict=True):
+        for column, keys in zip(ids_only.ids, samples.ids_of_features(), strict=True):
             sketches[column.table].add(keys)
             by_table[column.table] += len(keys)
         if not half_read and 2 * stream.position >= to_read:
@@ -161,11 +157,8 @@ def count_rows(
     scale = trained / to_read
     return RowCounts(
         rows={name: round(count * scale ** growth[name]) for name, count in counted.items()},
-        counted={name: round(count) for name, count in counted.items()},
         samples=trained,
         read=to_read,
-        ids=sum(by_table.values()),
-        growth=growth,
         ids_by_table=by_table,
     )
 

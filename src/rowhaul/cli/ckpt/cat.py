@@ -12,7 +12,6 @@ from rowhaul.cli.ckpt.ls import CHECKPOINT
 from rowhaul.cli.console import say
 from rowhaul.cli.progress import counting_bar, exit_when_interrupted
 from rowhaul.cli.run import AS_JSON
-from rowhaul.errors import ConfigError
 
 if TYPE_CHECKING:
     from rowhaul.checkpoint import CheckpointReader
@@ -36,16 +35,12 @@ def cat(
 
     from rowhaul.checkpoint.opening import open_checkpoint
     from rowhaul.cli.ckpt.keys import check_raw
+    from rowhaul.export.export import chosen_tables
 
     if raw:
         check_raw(keys)
     reader = open_checkpoint(path)
-    for name in table:
-        if name not in reader.tables:
-            raise ConfigError(
-                f"{reader.path} has no table {name!r}; its tables are {', '.join(reader.tables)}"
-            )
-    searched = [name for name in reader.tables if not table or name in table]
+    searched = chosen_tables(reader, table)
     found = _search(reader, keys, searched, raw, quiet=as_json)
     absent = [typed for typed in keys if not any(hit.reading.typed == typed for hit in found.hits)]
     if as_json:

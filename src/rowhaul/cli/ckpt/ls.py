@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from rowhaul.cli.console import bytes_text, console, counted, plain_table, say
-from rowhaul.cli.progress import exit_when_interrupted, share_bar
+from rowhaul.cli.progress import progress_bar
 from rowhaul.cli.run import AS_JSON
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from rowhaul.checkpoint import CheckpointReader
     from rowhaul.checkpoint.describing import Contents
 
 EXIT_DAMAGED = 2
@@ -30,13 +29,17 @@ def ls(
     import json
     from dataclasses import asdict
 
-    from rowhaul.checkpoint.describing import describe
+    from rowhaul.checkpoint.describing import damaged_files, describe
     from rowhaul.checkpoint.opening import beside, open_checkpoint
 
     reader = open_checkpoint(path)
     contents = describe(reader)
     others = [str(one) for one in beside(reader) if one != reader.path]
-    damaged = _verify(reader, as_json) if verify else None
+    damaged = None
+    if verify:
+        interrupted = "not all files were verified"
+        with progress_bar("verifying", interrupted, quiet=as_json, as_share=True) as progress:
+            damaged = damaged_files(reader, progress)
     if as_json:
         found = {"verified": damaged is not None, "damaged": damaged or {}}
         tables = [one.to_dict() for one in contents.tables]
@@ -45,14 +48,6 @@ def ls(
         _print(contents, others, damaged)
     if damaged:
         raise typer.Exit(EXIT_DAMAGED)
-
-
-def _verify(reader: CheckpointReader, quiet: bool) -> dict[str, str]:
-    from rowhaul.checkpoint.describing import damaged_files
-
-    with exit_when_interrupted("not all files were verified"), share_bar(quiet) as bar:
-        task = bar.add_task("verifying", total=1.0, note="")
-        return damaged_files(reader, lambda done, total: bar.update(task, completed=done, total=total))
 
 
 def _print(contents: Contents, others: list[str], damaged: dict[str, str] | None) -> None:
@@ -86,9 +81,8 @@ def _tables(contents: Contents) -> RenderableType:
     from rowhaul.store.row_format import row_format
 
     formats = {one.format: row_format(one.format) for one in contents.tables}
-    titles = list(
-        dict.fromkeys(title for one in contents.tables for title in formats[one.format].cells([one]))
-    )
+    all_cells = (formats[one.format].cells([one]) for one in contents.tables)
+    titles = list(dict.fromkeys(title for cells in all_cells for title in cells))
     table = plain_table("table", "rows", "dim", *titles, "type", "size", "files")
     for one in contents.tables:
         cells = formats[one.format].cells([one])

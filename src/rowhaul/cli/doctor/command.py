@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rowhaul.cli.console import counted
 from rowhaul.cli.doctor import machine
 from rowhaul.cli.doctor import network as net
 from rowhaul.cli.doctor.machine import Check
@@ -51,9 +52,7 @@ def render(found: Sequence[Check], console: Console) -> None:
     if num_failed:
         console.print(f"\n[bold red]{num_failed} of {len(found)} checks failed.[/] Apply the fixes above.")
     elif num_warned:
-        console.print(
-            f"\n[green]Ready to train[/], with {num_warned} warning{'s' if num_warned > 1 else ''}."
-        )
+        console.print(f"\n[green]Ready to train[/], with {counted(num_warned, 'warning')}.")
     else:
         console.print("\n[green]Ready to train.[/]")
 

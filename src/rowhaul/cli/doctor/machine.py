@@ -43,12 +43,8 @@ def check_python(needed: str | None = None) -> Check:
     detail = f"{platform.python_version()} at {sys.executable}"
     if _satisfies(platform.python_version(), needed):
         return Check("Python", "ok", detail)
-    return Check(
-        "Python",
-        "fail",
-        f"{detail}; {needed} is needed",
-        "install a newer Python, e.g. `uv python install 3.12`",
-    )
+    fix = "install a newer Python, e.g. `uv python install 3.12`"
+    return Check("Python", "fail", f"{detail}; {needed} is needed", fix)
 
 
 def check_packages(requirements: Iterable[str] | None = None) -> Check:
@@ -93,9 +89,8 @@ def check_cpu() -> Check:
     capability = torch.backends.cpu.get_cpu_capability()
     detail = f"{_cpu_model()}, {capability}; {cores} cores usable, {threads} torch threads"
     if threads > cores:
-        return Check(
-            "CPU", "warn", f"{detail}: they will compete for cores", f"run `export OMP_NUM_THREADS={cores}`"
-        )
+        fix = f"run `export OMP_NUM_THREADS={cores}`"
+        return Check("CPU", "warn", f"{detail}: they will compete for cores", fix)
     return Check("CPU", "ok", detail)
 
 
@@ -109,12 +104,8 @@ def check_gpu() -> Check:
     if num_gpus:
         return Check("GPU", "ok", ", ".join(torch.cuda.get_device_name(number) for number in range(num_gpus)))
     if complaints:
-        return Check(
-            "GPU",
-            "warn",
-            f"not usable: {complaints[0].message}",
-            "run `nvidia-smi` to see the driver's state",
-        )
+        fix = "run `nvidia-smi` to see the driver's state"
+        return Check("GPU", "warn", f"not usable: {complaints[0].message}", fix)
     return Check("GPU", "ok", "none; training runs on the CPU")
 
 
@@ -123,10 +114,8 @@ def check_memory() -> Check:
     import psutil
 
     memory = psutil.virtual_memory()
-    total, available = memory.total, memory.available
-    limit = container_memory_limit()
-    if limit is not None and limit < total:
-        total, available = limit, min(available, limit)
+    limit = container_memory_limit() or memory.total
+    total, available = min(memory.total, limit), min(memory.available, limit)
     detail = f"{available / GIB:.1f} GiB available of {total / GIB:.1f} GiB"
     if available < LOW_MEMORY_BYTES:
         return Check("memory", "warn", detail, "free some; `ps aux --sort=-rss | head` shows what holds it")
@@ -140,17 +129,12 @@ def check_folder(folder: Path) -> Check:
             probe.write(b"rowhaul")
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        return Check(
-            "disk",
-            "fail",
-            f"{folder} cannot be written to: {error}",
-            "`cd` to a folder you can write to, or pass --out",
-        )
+        fix = "`cd` to a folder you can write to, or pass --out"
+        return Check("disk", "fail", f"{folder} cannot be written to: {error}", fix)
     detail = f"{folder} is writable, {free / GIB:.1f} GiB free"
     if free < LOW_DISK_BYTES:
-        return Check(
-            "disk", "warn", detail, "free some space, or pass --out on a larger disk; `df -h` lists them"
-        )
+        fix = "free some space, or pass --out on a larger disk; `df -h` lists them"
+        return Check("disk", "warn", detail, fix)
     return Check("disk", "ok", detail)
 
 
@@ -177,9 +161,8 @@ def check_kernel_cache() -> Check:
         return Check("kernel cache", "warn", f"none: every start compiles all kernels again ({error})", fix)
     wanted = os.environ.get("NUMBA_CACHE_DIR")
     if wanted and not Path(chosen).resolve().is_relative_to(Path(wanted).resolve()):
-        return Check(
-            "kernel cache", "warn", f"NUMBA_CACHE_DIR={wanted} cannot be written to; {chosen} is used", fix
-        )
+        detail = f"NUMBA_CACHE_DIR={wanted} cannot be written to; {chosen} is used"
+        return Check("kernel cache", "warn", detail, fix)
     return Check("kernel cache", "ok", str(chosen))
 
 

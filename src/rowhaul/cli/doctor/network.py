@@ -39,9 +39,10 @@ class Network:
             for name, addresses in psutil.net_if_addrs().items()
             if name in up
         }
+        outgoing = _outgoing_address()
         return cls(
             interfaces={name: addresses for name, addresses in interfaces.items() if addresses},
-            routed=_interface_of(_outgoing_address(), interfaces),
+            routed=next((name for name, found in interfaces.items() if outgoing in found), None),
             hostname=socket.gethostname(),
             host_addresses=_resolve(socket.gethostname()),
             chosen=os.environ.get(INTERFACE_VARIABLE),
@@ -58,17 +59,15 @@ class Network:
 
 def check_interfaces(network: Network) -> Check:
     """Which interface training would use, and whether it exists."""
-    listed = (
-        "; ".join(f"{name}: {', '.join(found)}" for name, found in network.interfaces.items()) or "none is up"
-    )
+    addresses = [f"{name}: {', '.join(found)}" for name, found in network.interfaces.items()]
+    listed = "; ".join(addresses) or "none is up"
     if not network.chosen:
         leads = f"{network.best} leads to other machines" if network.best else "none leads to other machines"
         return Check("interfaces", "ok", f"{listed} ({leads})")
     missing = [name for name in network.chosen.split(",") if name not in network.interfaces]
     if missing:
-        detail = (
-            f"{INTERFACE_VARIABLE}={network.chosen}, but {missing[0]!r} is not up with an address ({listed})"
-        )
+        problem = f"{missing[0]!r} is not up with an address ({listed})"
+        detail = f"{INTERFACE_VARIABLE}={network.chosen}, but {problem}"
         return Check("interfaces", "fail", detail, _set_variable(network))
     return Check("interfaces", "ok", f"{INTERFACE_VARIABLE}={network.chosen} is used ({listed})")
 
@@ -84,12 +83,8 @@ def check_hostname(network: Network) -> Check:
     if network.best is None:
         return Check("host name", "ok", f"{detail}; there is no network to other machines")
     if not network.host_addresses:
-        return Check(
-            "host name",
-            "warn",
-            f"{detail}: several machines could not train together",
-            _set_variable(network),
-        )
+        detail += ": several machines could not train together"
+        return Check("host name", "warn", detail, _set_variable(network))
     if all(map(_is_loopback, network.host_addresses)):
         detail += ", which only this machine can reach: several machines could not train together"
         return Check("host name", "warn", detail, _set_variable(network))
@@ -113,13 +108,8 @@ def check_gloo() -> Check:
         finally:
             dist.destroy_process_group()
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
-        return Check(
-            "Gloo",
-            "fail",
-            f"a process group of one cannot form: {reason}",
-            f"run `export {INTERFACE_VARIABLE}=lo`",
-        )
+        detail = f"a process group of one cannot form: {str(error).strip().splitlines()[0]}"
+        return Check("Gloo", "fail", detail, f"run `export {INTERFACE_VARIABLE}=lo`")
     return Check("Gloo", "ok", "a process group of one forms and reduces")
 
 
@@ -150,7 +140,3 @@ def _outgoing_address() -> str | None:
         except OSError:
             return None
         return str(probe.getsockname()[0])
-
-
-def _interface_of(address: str | None, interfaces: Mapping[str, tuple[str, ...]]) -> str | None:
-    return next((name for name, addresses in interfaces.items() if address in addresses), None)

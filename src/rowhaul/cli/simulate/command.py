@@ -43,10 +43,7 @@ def simulate(
         "10%", help="Each worker's cache: share of the rows (8%), rows (5000), bytes (2GiB)."
     ),
     policy: str = typer.Option("lru", help=POLICY_HELP),
-    dispatch: str = typer.Option(
-        "random,laia,esd:1,joint",
-        help=DISPATCH_HELP,
-    ),
+    dispatch: str = typer.Option("random,laia,esd:1,joint", help=DISPATCH_HELP),
     sync: str = typer.Option(
         "on-demand", help="When trained rows travel: on-demand, full, bounded:S (S updates late), static."
     ),

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from rowhaul.cli.progress import counting_bar
 from rowhaul.data.files import find_schema
 from rowhaul.data.schema import Schema
@@ -65,10 +63,7 @@ class IdFiles:
         with counting_bar() as bar:
             task = bar.add_task("counting rows", total=stream.num_samples, note="")
             for samples in stream:
-                ends = np.cumsum(samples.lengths.sum(axis=1, dtype=np.int64))
-                for table, keys in zip(
-                    self.table_of_feature, np.split(samples.values, ends[:-1]), strict=True
-                ):
+                for table, keys in zip(self.table_of_feature, samples.ids_of_features(), strict=True):
                     counter.add(table, keys)
                 bar.update(task, completed=stream.position)
         return counter

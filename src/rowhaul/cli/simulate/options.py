@@ -84,19 +84,12 @@ def check_sync(text: str) -> None:
 
 
 def time_model(
-    topology: Topology,
-    links: str,
-    store_links: str | None,
-    compute: str,
-    dense_bytes: str,
-    early_reach: int,
+    topology: Topology, links: str, store_links: str | None, compute: str, dense_bytes: str, early_reach: int
 ) -> TimeModel:
     """Links and compute speed from `--links`, `--store-links`, `--compute` and `--dense-bytes`."""
-    stores = (
-        None
-        if store_links is None
-        else parse_links(store_links, topology.num_stores, "--store-links", "stores")
-    )
+    stores = None
+    if store_links is not None:
+        stores = parse_links(store_links, topology.num_stores, "--store-links", "stores")
     return TimeModel(
         links=Links.make(topology, parse_links(links, topology.num_workers, "--links"), stores),
         compute_seconds=parse_for_each(compute, topology.num_workers, "--compute", parse_seconds),

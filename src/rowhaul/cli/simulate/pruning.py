@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rowhaul.errors import ConfigError
@@ -12,7 +12,7 @@ from rowhaul.pruning.config import parse_share
 from rowhaul.pruning.layout import chunk_layout
 from rowhaul.pruning.scheduling import SimulatedPruning
 from rowhaul.runtime.layout import TableLayout
-from rowhaul.schedule import IdBatch, Scheduler, ScheduleSettings
+from rowhaul.schedule import ScheduleSettings
 from rowhaul.simulate.measure import MakeScheduler
 from rowhaul.store import TableSpec
 
@@ -63,8 +63,4 @@ def prune(
         cache=cache,
         policies=(),
     )
-
-    def make(settings: ScheduleSettings, batches: Iterable[IdBatch]) -> Scheduler:
-        return SimulatedPruning(settings, layout, batches)
-
-    return chunked, make
+    return chunked, lambda settings, batches: SimulatedPruning(settings, layout, batches)

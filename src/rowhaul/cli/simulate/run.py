@@ -139,8 +139,4 @@ def _bar() -> Iterator[Progress]:
     """A progress bar whose title is the current stage."""
     with counting_bar() as bar:
         task = bar.add_task("starting", total=1, note="")
-
-        def show(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=total)
-
-        yield show
+        yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +35,8 @@ def print_json(
         "fits": estimate.needed <= memory,
         "needed": estimate.needed,
         "memory": memory,
-        "tables": [{**asdict(table), "total": table.total} for table in estimate.tables],
-        "ranks": [{**asdict(rank), "total": rank.total} for rank in estimate.ranks],
+        "tables": _with_totals(estimate.tables),
+        "ranks": _with_totals(estimate.ranks),
         "machines": [
             {"ranks": list(ranks), "total": total}
             for ranks, total in zip(estimate.machines, estimate.machine_bytes, strict=True)
@@ -46,12 +47,13 @@ def print_json(
         "suggestions": [asdict(way) for way in ways],
     }
     if (without := _without_pruning(run)) is not None:
-        found["without_pruning"] = {
-            "needed": without.needed,
-            "tables": [{**asdict(table), "total": table.total} for table in without.tables],
-            "ranks": [{**asdict(rank), "total": rank.total} for rank in without.ranks],
-        }
+        parts = {"tables": _with_totals(without.tables), "ranks": _with_totals(without.ranks)}
+        found["without_pruning"] = {"needed": without.needed, **parts}
     typer.echo(json.dumps(found))
+
+
+def _with_totals(parts: Sequence[Any]) -> list[dict[str, Any]]:
+    return [{**asdict(one), "total": one.total} for one in parts]
 
 
 def print_report(

@@ -82,24 +82,17 @@ def _details(recorded: Recorded, plain: Comparison) -> Table:
         else "none"
     )
     table.add_row("rows trained on one side only", one_side)
-    for name, text in _traffic(recorded):
-        table.add_row(name, text)
-    return table
-
-
-def _traffic(recorded: Recorded) -> list[tuple[str, str]]:
     moved = [f"{name.replace('_', ' ')} {size:,}" for name, size in recorded.num_bytes.items() if size]
-    hits = f"{recorded.hits / max(recorded.lookups, 1):.1%}"
-    return [("bytes moved", ", ".join(moved) or "none"), ("hit ratio", hits)]
+    table.add_row("bytes moved", ", ".join(moved) or "none")
+    table.add_row("hit ratio", f"{recorded.hits / max(recorded.lookups, 1):.1%}")
+    return table
 
 
 def _verdict(config: TrainConfig, plain: Comparison, replay: Comparison | None) -> tuple[bool, str]:
     if replay is None:
         sync = config.cluster.sync
-        return (
-            True,
-            f"not exact, by design: with sync {sync} workers may train on rows that lack recent steps",
-        )
+        why = f"with sync {sync} workers may train on rows that lack recent steps"
+        return True, f"not exact, by design: {why}"
     if plain.inexact:
         return True, _by_itself(plain)
     troubles = [

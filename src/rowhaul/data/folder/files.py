@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,6 @@ class Part:
     name: str
     rows: int
     bytes: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """The entry in the manifest."""
-        return asdict(self)
 
 
 def part_name(number: int) -> str:

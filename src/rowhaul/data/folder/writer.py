@@ -21,9 +21,8 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -42,18 +41,6 @@ from rowhaul.data.folder.files import (
 )
 from rowhaul.data.schema import SCHEMA_FILE, Schema
 from rowhaul.errors import ConfigError, DataError
-
-__all__ = [
-    "MANIFEST_FILE",
-    "PROGRESS_FILE",
-    "SCRATCH_FOLDER",
-    "TEST_FOLDER",
-    "Chunk",
-    "FolderWriter",
-    "Progress",
-    "check_complete",
-    "read_manifest",
-]
 
 MANIFEST_FILE = "manifest.json"
 PROGRESS_FILE = "_progress.json"
@@ -89,15 +76,6 @@ def check_complete(path: str | Path) -> None:
                 f"{candidate} is unfinished: the command that writes it was interrupted or is still running; "
                 "run the same command again to resume, or delete the folder"
             )
-
-
-def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """Read the manifest of a finished folder."""
-    check_complete(folder)
-    path = Path(folder).expanduser() / MANIFEST_FILE
-    if not path.is_file():
-        raise DataError(f"{folder} has no {MANIFEST_FILE}: it was not written by `prepare` or `generate`")
-    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 class FolderWriter:
@@ -163,9 +141,7 @@ class FolderWriter:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         shutil.rmtree(self.folder / SCRATCH_FOLDER, ignore_errors=True)
         if error is not None and not self._parts:
             self._forget()
@@ -223,7 +199,7 @@ class FolderWriter:
                 "rows": self.rows,
                 "train_rows": train_rows,
                 "bytes": sum(part.bytes for part in (*train, *test)),
-                "files": [part.to_dict() for part in (*train, *test)],
+                "files": [asdict(part) for part in (*train, *test)],
                 **facts,
             }
             write_json(self.folder / MANIFEST_FILE, manifest)
@@ -276,7 +252,7 @@ class FolderWriter:
         self.position, self._skip = position, skip
         state = {
             **self._made,
-            "parts": [part.to_dict() for part in self._parts],
+            "parts": [asdict(part) for part in self._parts],
             "all_written": self._all_written,
             "position": position,
             "skip": skip,

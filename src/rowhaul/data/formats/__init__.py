@@ -23,23 +23,18 @@ class Format:
     """How to open a format, and which of the `Options` it has."""
 
     open: Callable[[Sequence[Path], Options], Source]
-    about: str
-    options: frozenset[str] = frozenset()
+    options: tuple[str, ...] = ()
 
 
 FORMATS = {
-    "criteo": Format(open_kaggle, "Criteo Kaggle display advertising, train.txt or test.txt"),
-    "criteo-tb": Format(open_terabyte, "Criteo Terabyte, day_0.gz to day_23.gz"),
-    "criteo-search": Format(open_search, "Criteo Sponsored Search conversions", frozenset({"time_order"})),
-    "avazu": Format(open_avazu, "Avazu click-through, train or test as CSV"),
-    "movielens": Format(
-        open_movielens,
-        "MovieLens 1M and later, the zip or its folder",
-        frozenset({"time_order", "positive_from"}),
-    ),
-    "taobao": Format(open_taobao, "Taobao ad display/click, a folder", frozenset({"time_order"})),
-    "csv": Format(open_csv, "any CSV with a schema file", frozenset({"schema"})),
-    "parquet": Format(open_parquet, "any Parquet with a schema file", frozenset({"schema"})),
+    "criteo": Format(open_kaggle),
+    "criteo-tb": Format(open_terabyte),
+    "criteo-search": Format(open_search, ("time_order",)),
+    "avazu": Format(open_avazu),
+    "movielens": Format(open_movielens, ("time_order", "positive_from")),
+    "taobao": Format(open_taobao, ("time_order",)),
+    "csv": Format(open_csv, ("schema",)),
+    "parquet": Format(open_parquet, ("schema",)),
 }
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rowhaul.data.formats.header import header_names, with_header
+from rowhaul.data.formats.header import split_header, with_header
 from rowhaul.data.formats.source import BadRows, Options, TextSource
 from rowhaul.data.schema import IdColumn, LabelColumn, Schema
-from rowhaul.data.text.blocks import TextFile
+from rowhaul.data.text.blocks import TextFile, first_line
 from rowhaul.data.text.layout import Field
 
 _HEX = (
@@ -26,7 +26,7 @@ _FEATURES = (
 def open_avazu(inputs: Sequence[Path], options: Options) -> TextSource:
     """``train`` or ``test``; the time YYMMDDHH becomes the hour of the day, 0 to 23."""
     files = [TextFile(path) for path in inputs]
-    labelled = "click" in header_names(files[0])
+    labelled = "click" in split_header(first_line(files[0]).text, ",")
     fields = {"click": Field("click", "label")} if labelled else {}
     fields |= {name: Field(name, "hex" if name in _HEX else "integer") for name in _FEATURES}
     schema = Schema(

@@ -10,7 +10,7 @@ from rowhaul.data.formats.header import without_header
 from rowhaul.data.formats.source import Options, TextSource
 from rowhaul.data.schema import DenseColumn, IdColumn, LabelColumn, Schema
 from rowhaul.data.text.blocks import TextFile, first_line
-from rowhaul.data.text.layout import Field, TextLayout
+from rowhaul.data.text.layout import TextLayout, fields
 from rowhaul.errors import DataError
 
 _COUNTS = tuple(f"I{number}" for number in range(1, 14))
@@ -18,24 +18,17 @@ _TOKENS = tuple(f"C{number}" for number in range(1, 27))
 
 # In the order of the file. The sale's amount and delay are known only after the sale: using them to
 # predict it would leak the answer. The time orders the rows.
+_SEARCH_NUMBERS = ("nb_clicks_1week", "product_price")
+_SEARCH_IDS = (
+    *("product_age_group", "device_type", "audience_id", "product_gender", "product_brand"),
+    *(f"product_category{number}" for number in range(1, 8)),
+    *("product_country", "product_id", "product_title", "partner_id", "user_id"),
+)
 _SEARCH_COLUMNS = {
-    "Sale": "label",
-    "SalesAmountInEuro": "skip",
-    "time_delay_for_conversion": "skip",
+    **{"Sale": "label", "SalesAmountInEuro": "skip", "time_delay_for_conversion": "skip"},
     "click_timestamp": "integer",
-    "nb_clicks_1week": "number",
-    "product_price": "number",
-    "product_age_group": "string",
-    "device_type": "string",
-    "audience_id": "string",
-    "product_gender": "string",
-    "product_brand": "string",
-    **{f"product_category{number}": "string" for number in range(1, 8)},
-    "product_country": "string",
-    "product_id": "string",
-    "product_title": "string",
-    "partner_id": "string",
-    "user_id": "string",
+    **dict.fromkeys(_SEARCH_NUMBERS, "number"),
+    **dict.fromkeys(_SEARCH_IDS, "string"),
 }
 
 
@@ -46,14 +39,14 @@ def open_kaggle(inputs: Sequence[Path], options: Options) -> TextSource:
     if len(set(num_columns.values())) > 1:
         raise DataError(f"the files differ in their number of columns: {num_columns}")
     labelled = set(num_columns.values()) != {len(_COUNTS) + len(_TOKENS)}
-    fields = [Field("label", "label")] if labelled else []
-    fields += [Field(name, "count") for name in _COUNTS] + [Field(name, "hex") for name in _TOKENS]
+    columns = {"label": "label"} if labelled else {}
+    columns |= dict.fromkeys(_COUNTS, "count") | dict.fromkeys(_TOKENS, "hex")
     schema = Schema(
         label=LabelColumn("label") if labelled else None,
         dense=tuple(DenseColumn(name, transform="log1p") for name in _COUNTS),
         ids=tuple(IdColumn(name) for name in _TOKENS),
     )
-    layout = TextLayout(tuple(fields))
+    layout = TextLayout(fields(**columns))
     return TextSource(tuple(without_header(file, layout) for file in files), schema, string_features=())
 
 
@@ -66,10 +59,10 @@ def open_search(inputs: Sequence[Path], options: Options) -> TextSource:
     """``CriteoSearchData``: a sale or none, 2 numbers, 17 ids; -1 is missing."""
     schema = Schema(
         label=LabelColumn("Sale"),
-        dense=tuple(DenseColumn(name, "log1p") for name, kind in _SEARCH_COLUMNS.items() if kind == "number"),
-        ids=tuple(IdColumn(name) for name, kind in _SEARCH_COLUMNS.items() if kind == "string"),
+        dense=tuple(DenseColumn(name, "log1p") for name in _SEARCH_NUMBERS),
+        ids=tuple(IdColumn(name) for name in _SEARCH_IDS),
     )
-    layout = TextLayout(tuple(Field(name, kind) for name, kind in _SEARCH_COLUMNS.items()), missing="-1")
+    layout = TextLayout(fields(**_SEARCH_COLUMNS), missing="-1")
     return TextSource(
         tuple(without_header(TextFile(path), layout) for path in inputs),
         schema,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rowhaul.data.formats.header import with_header, without_header
+from rowhaul.data.formats.header import with_header
 from rowhaul.data.formats.source import Options, TextInput, TextSource, written_schema
 from rowhaul.data.schema import CsvLayout, Schema
 from rowhaul.data.text.blocks import TextFile
-from rowhaul.data.text.layout import Field, TextLayout
+from rowhaul.data.text.layout import Field
 from rowhaul.errors import DataError
 
 
@@ -37,15 +37,5 @@ def _input(file: TextFile, schema: Schema, fields: dict[str, Field]) -> TextInpu
     positive_from = schema.label.positive_from if schema.label else None
     if not 1 <= len(csv.delimiter.encode()) <= 8 or '"' in csv.delimiter or "\n" in csv.delimiter:
         raise DataError(f"csv: the delimiter must be 1 to 8 bytes without quotes, got {csv.delimiter!r}")
-    if csv.header:
-        return with_header(file, fields, delimiter=csv.delimiter, positive_from=positive_from)
-    absent = [name for name in fields if csv.columns.count(name) != 1]
-    if absent:
-        raise DataError(f"csv: `columns` must name {absent[0]!r} once; it names {', '.join(csv.columns)}")
-    layout = TextLayout(
-        tuple(fields.get(name, Field(name, "skip")) for name in csv.columns),
-        delimiter=csv.delimiter,
-        quoting=True,
-        positive_from=positive_from,
-    )
-    return without_header(file, layout)
+    names = None if csv.header else csv.columns
+    return with_header(file, fields, names, delimiter=csv.delimiter, positive_from=positive_from)

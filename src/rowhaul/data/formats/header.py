@@ -22,16 +22,17 @@ def without_header(file: TextFile, layout: TextLayout) -> TextInput:
 def with_header(
     file: TextFile,
     fields: Mapping[str, Field],
+    names: Sequence[str] | None = None,
     *,
     delimiter: str = ",",
     missing: str = "",
     positive_from: float | None = None,
 ) -> TextInput:
-    """A file whose first line names its columns; those not in ``fields`` are skipped."""
+    """A file whose first line, or ``names``, names its columns; those not in ``fields`` are skipped."""
     line = first_line(file)
-    found = split_header(line.text, delimiter)
+    found = split_header(line.text, delimiter) if names is None else names
     for name in fields:
-        check_present(name, found, file)
+        check_present(name, found, file if names is None else "csv: `columns`")
     layout = TextLayout(
         fields=tuple(fields.get(name, Field(name, "skip")) for name in found),
         delimiter=delimiter,
@@ -39,12 +40,7 @@ def with_header(
         missing=missing,
         positive_from=positive_from,
     )
-    return TextInput(file, layout, Place(line.next_start, 2))
-
-
-def header_names(file: TextFile, delimiter: str = ",") -> list[str]:
-    """The column names in a file's first line."""
-    return split_header(first_line(file).text, delimiter)
+    return TextInput(file, layout, Place(line.next_start, 2) if names is None else Place(line.start, 1))
 
 
 def split_header(line: bytes, delimiter: str) -> list[str]:

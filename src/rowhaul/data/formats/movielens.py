@@ -6,28 +6,17 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import pyarrow as pa
-
 from rowhaul.data.formats.header import one_path, with_header, without_header
-from rowhaul.data.formats.side_table import read_side_table
-from rowhaul.data.formats.source import Derive, Options, TextInput, TextSource
+from rowhaul.data.formats.side_table import make_join
+from rowhaul.data.formats.source import Options, TextSource
 from rowhaul.data.schema import IdColumn, LabelColumn, Schema
 from rowhaul.data.text.blocks import TextFile
-from rowhaul.data.text.layout import Field, TextLayout
+from rowhaul.data.text.layout import Field, TextLayout, fields
 from rowhaul.errors import DataError
 
 _POSITIVE_FROM = 4.0
-_USER_COLUMNS = ("gender", "age", "occupation", "zip")
-_RATING = (
-    Field("user", "integer"),
-    Field("movie", "integer"),
-    Field("liked", "label"),
-    Field("time", "integer"),
-)
-_USER = (
-    *(Field("user", "integer"), Field("gender", "string"), Field("age", "integer")),
-    *(Field("occupation", "integer"), Field("zip", "string")),
-)
+_RATING = fields(user="integer", movie="integer", liked="label", time="integer")
+_USER = fields(user="integer", gender="string", age="integer", occupation="integer", zip="string")
 _MOVIE = (Field("movie", "integer"), Field("title", "skip"), Field("genres", "string", separator="|"))
 
 
@@ -49,31 +38,18 @@ def open_movielens(inputs: Sequence[Path], options: Options) -> TextSource:
             positive_from=positive_from,
         )
         movies = with_header(
-            _need(files, "movies.csv", path),
-            dict(zip(("movieId", "title", "genres"), _MOVIE, strict=True)),
+            _need(files, "movies.csv", path), dict(zip(("movieId", "title", "genres"), _MOVIE, strict=True))
         )
-    features = ("user", "movie", *(_USER_COLUMNS if users else ()), "genres")
+    sides = [(movies, "movie", "movie"), *([(users, "user", "user")] if users else [])]
+    features = ("user", "movie", *(one.name for one in (_USER[1:] if users else ())), "genres")
     return TextSource(
         (ratings,),
         Schema(label=LabelColumn("liked"), dense=(), ids=tuple(IdColumn(name) for name in features)),
         string_features=("gender", "zip", "genres") if users else ("genres",),
-        make_derive=lambda seed: _join(movies, users, seed),
+        make_derive=lambda seed: make_join(sides, seed),
         time_column="time",
-        side_files=() if path.is_file() else tuple(one.file.path for one in (movies, users) if one),
+        side_files=() if path.is_file() else tuple(side.file.path for side, *_ in sides),
     )
-
-
-def _join(movies: TextInput, users: TextInput | None, seed: int) -> Derive:
-    movie_table = read_side_table(movies, "movie", seed)
-    user_table = read_side_table(users, "user", seed) if users else None
-
-    def derive(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], None]:
-        joined = columns | movie_table.join(columns["movie"])
-        if user_table:
-            joined |= user_table.join(columns["user"])
-        return joined, None
-
-    return derive
 
 
 def _files(path: Path) -> dict[str, TextFile]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 from rowhaul.data.columns import Mask, check_columns, decode_ids, dense_numbers, is_list, label_numbers
 from rowhaul.data.folder.writer import Chunk
 from rowhaul.data.formats.source import Options, written_schema
+from rowhaul.data.parquet import naming
 from rowhaul.data.schema import Schema
 from rowhaul.data.text.layout import nullable
 from rowhaul.data.text.reader import ROWS_AT_ONCE, BadLines
@@ -25,18 +25,11 @@ def open_parquet(inputs: Sequence[Path], options: Options) -> ParquetSource:
     """Parquet files with the columns of ``options.schema``; others are skipped."""
     schema = options.schema
     assert schema is not None  # the registry asks for it
-    kinds: dict[str, str] = {}
+    kinds: dict[str, tuple[str, Path]] = {}
     for path in inputs:
-        with _opened(path) as file:
-            for name, kind in check_columns(
-                file.schema_arrow, schema, schema.label is not None, path
-            ).items():
-                if kinds.setdefault(name, kind) != kind:
-                    raise DataError(
-                        f"{path}: column {name!r} holds {kind}, in the files before it {kinds[name]}; the "
-                        "integer 7 and the string '7' are different keys, so all files must agree"
-                    )
-    strings = tuple(name for name in schema.features if kinds.get(name) == "text")
+        with naming(path), pq.ParquetFile(path) as file:
+            check_columns(file.schema_arrow, schema, schema.label is not None, path, kinds)
+    strings = tuple(name for name in schema.features if name in kinds and kinds[name][0] == "text")
     return ParquetSource(tuple(inputs), schema, strings)
 
 
@@ -56,13 +49,11 @@ class ParquetSource:
     def chunks(self, position: dict[str, Any] | None, bad_lines: BadLines, seed: int = 0) -> Iterator[Chunk]:
         """See `Source`."""
         at = position or {"file": 0, "row": 0}
-        described = self.described_by
-        names = [described.label.name] if described.label else []
-        names += [*(column.name for column in described.dense), *described.features]
+        names = self.described_by.column_names()
         for number in range(at["file"], len(self.files)):
             path = self.files[number]
             skip = at["row"] if number == at["file"] else 0
-            with _opened(path) as file:
+            with naming(path), pq.ParquetFile(path, buffer_size=1 << 20) as file:
                 if file.metadata.num_rows == 0:
                     raise DataError(f"{path} holds no rows")
                 row = 0
@@ -116,15 +107,3 @@ def _keys(column: pa.Array, seed: int) -> pa.Array:
     keys = np.zeros(len(column), np.int64)
     keys[valid] = ids.values
     return nullable(keys, valid)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    """A Parquet file, with errors that name it."""
-    try:
-        with pq.ParquetFile(path, buffer_size=1 << 20) as file:
-            yield file
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file (working directory: {Path.cwd()})") from None
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} is not a whole Parquet file: {error}") from None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rowhaul.data.formats.source import TextInput
+from rowhaul.data.formats.source import Derive, TextInput
 from rowhaul.data.text.reader import BadLines, read_text
 from rowhaul.errors import DataError
 
@@ -29,6 +30,18 @@ class SideTable:
             unmatched |= keys.is_null().to_numpy(zero_copy_only=False)
         rows = pa.array(found, mask=unmatched)
         return {name: column.take(rows) for name, column in self.columns.items()}
+
+
+def make_join(sides: Sequence[tuple[TextInput, str, str]], seed: int) -> Derive:
+    """Join side tables to a log: a file each, the name of its key, and that of the log's column of it."""
+    tables = [(read_side_table(one, key, seed), column) for one, key, column in sides]
+
+    def derive(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], None]:
+        for table, column in tables:
+            columns = columns | table.join(columns[column])
+        return columns, None
+
+    return derive
 
 
 def read_side_table(one: TextInput, key: str, seed: int) -> SideTable:

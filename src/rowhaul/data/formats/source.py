@@ -107,10 +107,7 @@ class TextSource:
         self, one: TextInput, rows: Rows, derive: Derive | None, bad_lines: BadLines
     ) -> pa.RecordBatch:
         columns, bad = derive(rows.columns) if derive else (rows.columns, None)
-        schema = self.schema
-        names = [schema.label.name] if schema.label else []
-        names += [*(column.name for column in schema.dense), *schema.features]
-        names += [self.time_column] if self.time_column else []
+        names = self.schema.column_names() + ([self.time_column] if self.time_column else [])
         batch = pa.RecordBatch.from_arrays([columns[name] for name in names], names)
         if self.time_column and columns[self.time_column].null_count:
             without_time = columns[self.time_column].is_null().to_numpy(zero_copy_only=False)

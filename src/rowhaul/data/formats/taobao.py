@@ -5,42 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import pyarrow as pa
-
 from rowhaul.data.formats.header import one_path, with_header
-from rowhaul.data.formats.side_table import read_side_table
-from rowhaul.data.formats.source import Derive, Options, TextInput, TextSource
+from rowhaul.data.formats.side_table import make_join
+from rowhaul.data.formats.source import Options, TextInput, TextSource
 from rowhaul.data.schema import DenseColumn, IdColumn, LabelColumn, Schema
 from rowhaul.data.text.blocks import TextFile
-from rowhaul.data.text.layout import Field
+from rowhaul.data.text.layout import fields
 
 _MISSING = "NULL"
-_PROFILE = (
+PROFILE = (
     *("cms_segid", "cms_group_id", "final_gender_code", "age_level", "pvalue_level", "shopping_level"),
     *("occupation", "new_user_class_level"),
 )
-_AD = ("cate_id", "campaign_id", "customer", "brand")
+AD = ("cate_id", "campaign_id", "customer", "brand")
 
 
 def open_taobao(inputs: Sequence[Path], options: Options) -> TextSource:
     """A folder with raw_sample.csv, user_profile.csv and ad_feature.csv."""
     folder = one_path(inputs, "taobao", "the folder with raw_sample.csv, user_profile.csv and ad_feature.csv")
-    samples = _open(
-        folder / "raw_sample.csv",
-        *(Field("user", "integer"), Field("time_stamp", "integer"), Field("adgroup_id", "integer")),
-        *(Field("pid", "string"), Field("clk", "label")),
-    )
-    profiles = _open(
-        folder / "user_profile.csv",
-        Field("userid", "integer"),
-        *(Field(name, "integer") for name in _PROFILE),
-    )
-    ads = _open(
-        folder / "ad_feature.csv",
-        *(Field("adgroup_id", "integer"), *(Field(name, "integer") for name in _AD)),
-        Field("price", "number"),
-    )
-    features = ("user", "adgroup_id", "pid", *_PROFILE, *_AD)
+    integers = ("user", "time_stamp", "adgroup_id")
+    samples = _open(folder / "raw_sample.csv", integers, pid="string", clk="label")
+    profiles = _open(folder / "user_profile.csv", ("userid", *PROFILE))
+    ads = _open(folder / "ad_feature.csv", ("adgroup_id", *AD), price="number")
+    sides = [(profiles, "userid", "user"), (ads, "adgroup_id", "adgroup_id")]
+    features = ("user", "adgroup_id", "pid", *PROFILE, *AD)
     return TextSource(
         (samples,),
         Schema(
@@ -49,21 +37,12 @@ def open_taobao(inputs: Sequence[Path], options: Options) -> TextSource:
             ids=tuple(IdColumn(name) for name in features),
         ),
         string_features=("pid",),
-        make_derive=lambda seed: _join(profiles, ads, seed),
+        make_derive=lambda seed: make_join(sides, seed),
         time_column="time_stamp",
         side_files=(profiles.file.path, ads.file.path),
     )
 
 
-def _open(path: Path, *fields: Field) -> TextInput:
-    return with_header(TextFile(path), {field.name: field for field in fields}, missing=_MISSING)
-
-
-def _join(profiles: TextInput, ads: TextInput, seed: int) -> Derive:
-    profile_table = read_side_table(profiles, "userid", seed)
-    ad_table = read_side_table(ads, "adgroup_id", seed)
-
-    def derive(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], None]:
-        return columns | profile_table.join(columns["user"]) | ad_table.join(columns["adgroup_id"]), None
-
-    return derive
+def _open(path: Path, integers: Sequence[str], **others: str) -> TextInput:
+    columns = fields(**dict.fromkeys(integers, "integer"), **others)
+    return with_header(TextFile(path), {field.name: field for field in columns}, missing=_MISSING)

@@ -8,7 +8,7 @@ Rows of the same time keep their order in the file.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ import pyarrow as pa
 from rowhaul.data.folder.files import writing
 from rowhaul.data.folder.writer import Chunk
 from rowhaul.data.formats.source import TextSource
-from rowhaul.data.schema import Schema
 from rowhaul.data.text.reader import BadLines
 
 ROWS_PER_RUN = 1 << 19
@@ -37,21 +36,6 @@ class TimeOrdered:
 
     source: TextSource
     scratch: Path
-
-    @property
-    def schema(self) -> Schema:
-        """That of the source."""
-        return self.source.schema
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """Those of the source."""
-        return self.source.files
-
-    @property
-    def string_features(self) -> Sequence[str]:
-        """Those of the source."""
-        return self.source.string_features
 
     def chunks(self, position: dict[str, Any] | None, bad_lines: BadLines, seed: int = 0) -> Iterator[Chunk]:
         """See `Source`. Empty chunks while the input is read, the first half of the work."""

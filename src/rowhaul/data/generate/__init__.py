@@ -1,7 +1,6 @@
 """Skewed click logs shaped like public data sets, with ids that co-occur and labels that can be learned."""
 
 from rowhaul.data.generate.bayes import BayesFacts
-from rowhaul.data.generate.expectation import expected_ids
 from rowhaul.data.generate.generator import LogGenerator
 from rowhaul.data.generate.presets import preset_named, preset_names
 from rowhaul.data.generate.raw import write_raw
@@ -14,7 +13,6 @@ __all__ = [
     "IdField",
     "LogGenerator",
     "Preset",
-    "expected_ids",
     "preset_named",
     "preset_names",
     "write_raw",

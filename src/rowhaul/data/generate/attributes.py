@@ -11,6 +11,7 @@ from rowhaul.data.generate.counters import bits, stream, uniforms
 from rowhaul.data.generate.population import Members, Visits
 from rowhaul.data.generate.spec import DenseField, IdField, Preset
 
+Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Float32s = npt.NDArray[np.float32]
@@ -35,7 +36,6 @@ class Attributes:
     def __init__(self, preset: Preset, seed: int) -> None:
         self._preset = preset
         self._entities = {entity.name: entity for entity in preset.entities}
-        self._num_tastes = preset.tastes
         self._seed = seed
 
     def columns(self, visits: Visits) -> Columns:
@@ -66,7 +66,7 @@ class Attributes:
             return field.law.ranks(law.cumulative(members.ranks + 0.5))
         any_value = uniforms(stream(self._seed, field.name), members.ranks)
         if field.link == "taste":
-            any_value = (members.tastes + any_value) / self._num_tastes
+            any_value = (members.tastes + any_value) / self._preset.tastes
         return field.law.ranks(any_value)
 
     def missing(self, field: IdField | DenseField, counters: Int64s) -> Bools:
@@ -82,14 +82,15 @@ class Attributes:
         numbers = np.minimum(np.round(field.median * spread, field.decimals), LARGEST_NUMBER) - field.lowest
         return numbers.astype(np.float32)
 
-    def more_values(self, field: IdField, ranks: Int64s, counters: Int64s) -> tuple[Int64s, Int64s]:
-        """All values of a multi-valued field: how many each sample has, and their ranks in a row."""
+    def more_values(self, field: IdField, ranks: Int64s, counters: Int64s) -> tuple[Int32s, Int64s]:
+        """All values of a multi-valued field: where those of each sample begin and end, and their ranks."""
         widest = (field.law.support - 1) // (field.values - 1)  # up to here a sample's values all differ
         lengths = 1 + self._below(field.values, field, "length", counters)
         strides = 1 + self._below(widest, field, "stride", counters)
         place = np.arange(field.values)
         values = (ranks[:, None] + place * strides[:, None]) % field.law.support
-        return lengths, values[place < lengths[:, None]]
+        offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+        return offsets, values[place < lengths[:, None]]
 
     def _below(self, limit: int, field: IdField, what: str, counters: Int64s) -> Int64s:
         return (bits(stream(self._seed, field.name, what), counters) % np.uint64(limit)).astype(np.int64)

@@ -121,6 +121,5 @@ class LogGenerator:
 
     def _lists(self, field: IdField, ranks: npt.NDArray[np.int64], columns: Columns) -> pa.Array:
         members = columns.visits.members[field.entity].ranks
-        lengths, values = self.attributes.more_values(field, ranks, members)
-        offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+        offsets, values = self.attributes.more_values(field, ranks, members)
         return pa.ListArray.from_arrays(pa.array(offsets), pa.array(field.naming.keys(values)))

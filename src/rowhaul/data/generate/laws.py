@@ -1,7 +1,7 @@
 """How skewed the values of a field are: a truncated Zipf-Mandelbrot law with a closed-form inverse.
 
 The closed form lets a sampler turn one uniform number into a rank with one power, whatever the number
-of ids, and lets `rowhaul.data.generate.expectation` say how many ids a log of any size will hold.
+of ids, and tells how many ids a log of any size will hold (`benchmarks/expectation.py`).
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ and integer tokens are their own value, other strings are hashed.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,18 +31,20 @@ _LOWER_CASE = _digit_table(b"0123456789abcdef")
 _UPPER_CASE = _digit_table(b"0123456789ABCDEF")
 
 
-class Naming(Protocol):
+class Naming(ABC):
     """Turns ranks into keys and tokens."""
 
+    @abstractmethod
     def keys(self, ranks: Ranks) -> Keys:
         """The key of every rank."""
 
     def tokens(self, ranks: Ranks) -> pa.Array:
-        """The text of every rank."""
+        """The text of every rank; unless a class says otherwise, its key as a decimal number."""
+        return pa.array(self.keys(ranks)).cast(pa.string())
 
 
 @dataclass(frozen=True)
-class HexTokens:
+class HexTokens(Naming):
     """Eight hexadecimal digits, as in Criteo and Avazu: a bijection of 32 bits that hides the rank."""
 
     column: str
@@ -64,7 +66,7 @@ class HexTokens:
 
 
 @dataclass(frozen=True)
-class Integers:
+class Integers(Naming):
     """``count`` integers from ``first`` on; ``scattered`` so that their size does not reveal popularity."""
 
     count: int
@@ -77,10 +79,6 @@ class Integers:
             return ranks + self.first
         return (ranks * self._multiplier() + self.count // 3) % self.count + self.first
 
-    def tokens(self, ranks: Ranks) -> pa.Array:
-        """Decimal numbers."""
-        return pa.array(self.keys(ranks)).cast(pa.string())
-
     def _multiplier(self) -> int:
         multiplier = int(self.count * 0.618) | 1
         while np.gcd(multiplier, self.count) != 1:
@@ -89,7 +87,7 @@ class Integers:
 
 
 @dataclass(frozen=True)
-class Listed:
+class Listed(Naming):
     """A few given integers, the most popular first."""
 
     values: tuple[int, ...]
@@ -98,13 +96,9 @@ class Listed:
         """The integers themselves."""
         return np.array(self.values, np.int64)[ranks]
 
-    def tokens(self, ranks: Ranks) -> pa.Array:
-        """Decimal numbers."""
-        return pa.array(self.keys(ranks)).cast(pa.string())
-
 
 @dataclass(frozen=True)
-class Digests:
+class Digests(Naming):
     """32 upper-case hexadecimal digits, as in Criteo Sponsored Search."""
 
     column: str
@@ -121,7 +115,7 @@ class Digests:
 
 
 @dataclass(frozen=True)
-class Words:
+class Words(Naming):
     """A small vocabulary, the most popular first."""
 
     words: tuple[str, ...]

@@ -48,12 +48,6 @@ def longest_session(preset: Preset) -> int:
     return int(np.ceil(preset.session_length * LONGEST_SESSION))
 
 
-def mean_session_length(preset: Preset) -> float:
-    """Samples of a session on average, the cut of long ones included."""
-    ends = 1.0 / preset.session_length
-    return 1.0 / (ends + (1.0 - ends) / longest_session(preset))
-
-
 class Population:
     """Draws the hidden side of any run of samples."""
 
@@ -68,23 +62,22 @@ class Population:
         sessions = self._sessions(rows)
         user, *others = self._preset.entities
         users = user.law.ranks(uniforms(self._stream(user.name), sessions))
-        own_tastes = self.tastes_of(user, users)
+        members = {user.name: self.members_at(user.name, users)}
         tastes = np.where(
             uniforms(self._stream("session taste"), sessions) < MAIN_TASTE,
-            own_tastes,
+            members[user.name].tastes,
             self._any_taste("other taste", sessions),
         )
-        members = {user.name: Members(users, own_tastes)}
         for entity in others:
             ranks = self._members(entity, sessions if entity.per == "session" else rows, tastes)
-            members[entity.name] = Members(ranks, self.tastes_of(entity, ranks))
+            members[entity.name] = self.members_at(entity.name, ranks)
         return Visits(rows, sessions, tastes, members)
 
-    def tastes_of(self, entity: Entity, ranks: Int64s) -> Int64s:
-        """The taste that users have and that members of other entities fit."""
-        if entity.name == "user":
-            return self._any_taste("user taste", ranks)
-        return ranks % self._preset.tastes
+    def members_at(self, entity: str, ranks: Int64s) -> Members:
+        """The members at these ranks, with the taste that users have and that others fit."""
+        if entity == "user":
+            return Members(ranks, self._any_taste("user taste", ranks))
+        return Members(ranks, ranks % self._preset.tastes)
 
     def _members(self, entity: Entity, draws: Int64s, tastes: Int64s) -> Int64s:
         """Ranks by popularity; within a group of neighbouring ranks, taste or fashion chooses the member.

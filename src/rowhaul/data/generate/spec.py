@@ -130,12 +130,11 @@ class Preset:
         names = [entity.name for entity in self.entities]
         if not names or names[0] != "user" or self.entities[0].per != "session":
             raise ConfigError(f"preset {self.name!r}: the first entity must be `user`, one per session")
-        owners = [(field.name, field.entity) for field in self.ids]
-        owners += [(dense.name, dense.entity) for dense in self.dense]
-        for column, entity in owners:
-            if entity and entity not in names:
+        columns: list[IdField | DenseField] = [*self.ids, *self.dense]
+        for column in columns:
+            if column.entity and column.entity not in names:
                 raise ConfigError(
-                    f"preset {self.name!r}: column {column!r} belongs to entity {entity!r}; "
+                    f"preset {self.name!r}: column {column.name!r} belongs to entity {column.entity!r}; "
                     f"known are {', '.join(names)}"
                 )
         for what, number in (("tastes", self.tastes), ("lanes", self.lanes)):

@@ -16,19 +16,8 @@ from rowhaul.data.keys import xxh64
 SKIP, LABEL, NUMBER, COUNT, INTEGER, HEX, STRING = range(7)
 
 # What is wrong with a field or its record.
-(
-    FIELD_COUNT,
-    UNCLOSED_QUOTE,
-    TEXT_AFTER_QUOTE,
-    LABEL_MISSING,
-    NOT_LABEL,
-    NOT_NUMBER,
-    NUMBER_TOO_LARGE,
-    NOT_INTEGER,
-    INTEGER_TOO_LARGE,
-    NOT_HEX,
-    HEX_TOO_LONG,
-) = range(1, 12)
+FIELD_COUNT, UNCLOSED_QUOTE, TEXT_AFTER_QUOTE, LABEL_MISSING, NOT_LABEL = range(1, 6)
+NOT_NUMBER, NUMBER_TOO_LARGE, NOT_INTEGER, INTEGER_TOO_LARGE, NOT_HEX, HEX_TOO_LONG = range(6, 12)
 
 U = np.uint64
 

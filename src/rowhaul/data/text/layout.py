@@ -14,15 +14,8 @@ from rowhaul.data.text import field_kernels as values
 from rowhaul.data.text.record_kernels import Columns, Layout
 from rowhaul.errors import DataError
 
-KINDS = {
-    "skip": values.SKIP,
-    "label": values.LABEL,
-    "number": values.NUMBER,
-    "count": values.COUNT,
-    "integer": values.INTEGER,
-    "hex": values.HEX,
-    "string": values.STRING,
-}
+_NAMES = ("skip", "label", "number", "count", "integer", "hex", "string")
+KINDS = {name: getattr(values, name.upper()) for name in _NAMES}
 
 
 @dataclass(frozen=True)
@@ -38,6 +31,11 @@ class Field:
             raise DataError(
                 f"column {self.name!r}: the separator must be one ASCII character, got {self.separator!r}"
             )
+
+
+def fields(**kinds: str) -> tuple[Field, ...]:
+    """Columns by name, in order, each of one value."""
+    return tuple(Field(name, kind) for name, kind in kinds.items())
 
 
 @dataclass(frozen=True)
@@ -56,13 +54,10 @@ def kernel_layout(layout: TextLayout, seed: int) -> Layout:
     kinds = np.array([KINDS[one.kind] for one in layout.fields], np.uint8)
     separators = np.array([ord(one.separator) if one.separator else 0 for one in layout.fields], np.uint8)
     slots = np.zeros(len(kinds), np.int64)
-    groups = [
-        2 if separator else 1 if kind >= values.INTEGER else 0
-        for kind, separator in zip(kinds, separators, strict=True)
-    ]
-    counts = [0, 0, 0]
-    for column, (kind, group) in enumerate(zip(kinds, groups, strict=True)):
+    counts = [0, 0, 0]  # numbers, single ids, lists of ids
+    for column, (kind, separator) in enumerate(zip(kinds, separators, strict=True)):
         if kind not in (values.SKIP, values.LABEL):
+            group = 2 if separator else 1 if kind >= values.INTEGER else 0
             slots[column] = counts[group]
             counts[group] += 1
     return Layout(
@@ -103,20 +98,19 @@ def new_columns(layout: Layout, num_rows: int, list_capacity: int) -> Columns:
 def arrow_columns(layout: TextLayout, plan: Layout, columns: Columns, num_rows: int) -> dict[str, pa.Array]:
     """The filled part of the columns as Arrow arrays over the same memory."""
     arrays: dict[str, pa.Array] = {}
+    rows = slice(num_rows)
     for one, kind, slot in zip(layout.fields, plan.kinds, plan.slots, strict=True):
         if kind == values.SKIP:
             continue
         if kind == values.LABEL:
-            arrays[one.name] = pa.array(columns.labels[:num_rows])
+            arrays[one.name] = pa.array(columns.labels[rows])
         elif kind in (values.NUMBER, values.COUNT):
-            arrays[one.name] = nullable(
-                columns.numbers[slot, :num_rows], columns.number_valid[slot, :num_rows]
-            )
+            arrays[one.name] = nullable(columns.numbers[slot, rows], columns.number_valid[slot, rows])
         elif one.separator:
             offsets = columns.list_offsets[slot, : num_rows + 1]
             arrays[one.name] = pa.ListArray.from_arrays(offsets, columns.list_values[slot, : offsets[-1]])
         else:
-            arrays[one.name] = nullable(columns.ids[slot, :num_rows], columns.id_valid[slot, :num_rows])
+            arrays[one.name] = nullable(columns.ids[slot, rows], columns.id_valid[slot, rows])
     return arrays
 
 
@@ -124,9 +118,8 @@ def nullable(numbers: npt.NDArray[Any], valid: npt.NDArray[np.bool_]) -> pa.Arra
     """An Arrow array over ``numbers``, null where not ``valid``."""
     numbers = np.ascontiguousarray(numbers)
     bitmap = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(
-        pa.from_numpy_dtype(numbers.dtype), len(numbers), [bitmap, pa.py_buffer(numbers)]
-    )
+    kind = pa.from_numpy_dtype(numbers.dtype)
+    return pa.Array.from_buffers(kind, len(numbers), [bitmap, pa.py_buffer(numbers)])
 
 
 def _word(text: str) -> np.uint64:

@@ -16,24 +16,9 @@ import pyarrow as pa
 
 from rowhaul.data.prefetch import prefetch
 from rowhaul.data.text import field_kernels as values
+from rowhaul.data.text import record_kernels as records
 from rowhaul.data.text.blocks import BLOCK_BYTES, TextFile, read_blocks
 from rowhaul.data.text.layout import TextLayout, arrow_columns, kernel_layout, new_columns
-from rowhaul.data.text.record_kernels import (
-    AT,
-    BAD_RECORD,
-    COLUMNS_FULL,
-    CURSOR_SIZE,
-    ERROR,
-    ERROR_COLUMN,
-    ERROR_END,
-    ERROR_LINE,
-    ERROR_START,
-    LINE,
-    LISTS_FULL,
-    NEEDS_BYTES,
-    ROWS,
-    parse_records,
-)
 from rowhaul.errors import BadLineError, DataError
 
 ROWS_AT_ONCE = 65_536
@@ -131,62 +116,48 @@ class _Parser:
         self._buffer = np.empty(LONGEST_RECORD_BYTES + BLOCK_BYTES + 8, np.uint8)
         self._size = 0
         self._buffer_offset = start.offset
-        self._cursor = np.zeros(CURSOR_SIZE, np.int64)
-        self._cursor[LINE] = start.line
+        self._cursor = np.zeros(records.CURSOR_SIZE, np.int64)
+        self._cursor[records.LINE] = start.line
         self._columns = new_columns(self._kernel_layout, ROWS_AT_ONCE, ROWS_AT_ONCE)
 
     def append(self, block: bytes) -> None:
         """Move the unfinished record to the front and append ``block``."""
-        used = int(self._cursor[AT])
+        used = int(self._cursor[records.AT])
         left = self._size - used
         self._buffer[:left] = self._buffer[used : self._size]
         self._buffer[left : left + len(block)] = np.frombuffer(block, np.uint8)
         self._size = left + len(block)
         self._buffer_offset += used
-        self._cursor[AT] = 0
+        self._cursor[records.AT] = 0
 
     def parse(self, final: bool) -> bool:
         """Parse until the columns are full (True) or the buffer is used up (False)."""
         while True:
             status = self._run(final)
-            if status == COLUMNS_FULL:
+            if status == records.COLUMNS_FULL:
                 return True
-            if status == NEEDS_BYTES:
-                if self._size - int(self._cursor[AT]) <= LONGEST_RECORD_BYTES:
+            if status == records.NEEDS_BYTES:
+                if self._size - int(self._cursor[records.AT]) <= LONGEST_RECORD_BYTES:
                     return False
                 self._pass_endless_record()
-            elif status == LISTS_FULL:
+            elif status == records.LISTS_FULL:
                 self._grow_lists()
-            elif status == BAD_RECORD:
+            elif status == records.BAD_RECORD:
                 self._report()
 
     def take(self, stored_bytes: int) -> Rows:
         """Return the rows parsed so far and start new columns."""
-        num_rows, columns = int(self._cursor[ROWS]), self._columns
-        place = Place(self._buffer_offset + int(self._cursor[AT]), int(self._cursor[LINE]))
-        rows = Rows(
-            arrow_columns(self._layout, self._kernel_layout, columns, num_rows),
-            columns.lines[:num_rows],
-            place,
-            stored_bytes,
-        )
+        num_rows, columns = int(self._cursor[records.ROWS]), self._columns
+        place = Place(self._buffer_offset + int(self._cursor[records.AT]), int(self._cursor[records.LINE]))
+        arrays = arrow_columns(self._layout, self._kernel_layout, columns, num_rows)
+        rows = Rows(arrays, columns.lines[:num_rows], place, stored_bytes)
         self._columns = new_columns(self._kernel_layout, ROWS_AT_ONCE, columns.list_values.shape[1])
-        self._cursor[ROWS] = 0
+        self._cursor[records.ROWS] = 0
         return rows
 
     def _run(self, final: bool) -> int:
-        return int(
-            parse_records(
-                self._buffer,
-                self._size,
-                final,
-                self._kernel_layout,
-                self._columns,
-                ROWS_AT_ONCE,
-                self._spans,
-                self._cursor,
-            )
-        )
+        into = (self._columns, ROWS_AT_ONCE, self._spans, self._cursor)
+        return int(records.parse_records(self._buffer, self._size, final, self._kernel_layout, *into))
 
     def _grow_lists(self) -> None:
         old = self._columns.list_values
@@ -196,8 +167,9 @@ class _Parser:
 
     def _pass_endless_record(self) -> None:
         """Report a record beyond the limit: an unclosed quote, or not a text file at all."""
-        line = int(self._cursor[LINE])
-        if self._run(final=True) != BAD_RECORD or self._cursor[ERROR] != values.UNCLOSED_QUOTE:
+        cursor = self._cursor
+        line = int(cursor[records.LINE])
+        if self._run(final=True) != records.BAD_RECORD or cursor[records.ERROR] != values.UNCLOSED_QUOTE:
             raise DataError(
                 f"{self._file}, line {line:,}: no line break in {LONGEST_RECORD_BYTES >> 20} MiB; "
                 "is this the right file and format?"
@@ -206,7 +178,7 @@ class _Parser:
 
     def _report(self) -> None:
         cursor = self._cursor
-        error, column = int(cursor[ERROR]), int(cursor[ERROR_COLUMN])
+        error, column = int(cursor[records.ERROR]), int(cursor[records.ERROR_COLUMN])
         if error == values.FIELD_COUNT:
             reason = f"{len(self._layout.fields)} columns expected, {column} found"
         elif error == values.UNCLOSED_QUOTE:
@@ -214,7 +186,8 @@ class _Parser:
         elif error == values.TEXT_AFTER_QUOTE:
             reason = 'text follows a closing quote ("); double a quote that is part of the text'
         else:
-            shown = self._buffer[cursor[ERROR_START] : cursor[ERROR_END]].tobytes().decode(errors="replace")
+            bad = self._buffer[cursor[records.ERROR_START] : cursor[records.ERROR_END]]
+            shown = bad.tobytes().decode(errors="replace")
             shown = repr(shown if len(shown) <= 40 else shown[:40] + "…")
             reason = f"column {self._layout.fields[column].name}: {_REASONS[error].format(text=shown)}"
-        self._bad_lines.add(str(self._file), int(cursor[ERROR_LINE]), reason)
+        self._bad_lines.add(str(self._file), int(cursor[records.ERROR_LINE]), reason)

@@ -7,7 +7,7 @@ it and puts its codes into words.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -71,9 +71,7 @@ class Columns(NamedTuple):
 
 
 @kernel
-def parse_records(
-    text: Any, size: Any, final: Any, layout: Any, columns: Any, max_rows: Any, spans: Any, cursor: Any
-) -> Any:
+def parse_records(text, size, final, layout, columns, max_rows, spans, cursor):
     """Parse ``text[cursor[AT]:size]`` into rows from ``cursor[ROWS]`` on; returns how the call ended.
 
     ``text`` is longer than ``size`` by eight bytes or more and is changed where quotes were doubled.
@@ -171,9 +169,7 @@ def _label(error, number, missing, positive_from):
 
 
 @kernel
-def _split(
-    at: Any, end: Any, line: Any, final: Any, delimiter: Any, delimiter_size: Any, quoting: Any, spans: Any
-) -> Any:
+def _split(at, end, line, final, delimiter, delimiter_size, quoting, spans):
     """Cut the record at ``at`` into fields, spans of (start, end, whether quotes are doubled).
 
     Returns (number of fields, _INCOMPLETE or minus an error; where and on which line the next record

@@ -7,6 +7,9 @@ expected number of distinct ids at the data set's size is the published cardinal
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from rowhaul.data.generate.laws import LARGEST_SUPPORT, SkewLaw
 from rowhaul.data.generate.naming import Digests, HexTokens
 from rowhaul.data.generate.spec import DenseField, Entity, IdField, Link, Preset
@@ -32,6 +35,10 @@ def _id(
     name: str, entity: str, link: Link, law: SkewLaw, missing: float = 0.0, weight: float = 0.3
 ) -> IdField:
     return IdField(name, law, HexTokens(name), entity, link, missing, weight)
+
+
+def _digest(name: str, *rest: Any, **more: Any) -> IdField:
+    return replace(_id(name, *rest, **more), naming=Digests(name))
 
 
 _NUMBERS = (
@@ -102,16 +109,12 @@ CRITEO = Preset(
 _TERABYTE_USER = _open(1.18, 1_665.0)
 _TERABYTE_AD = _open(1.18, 373.0)
 
-CRITEO_TERABYTE = Preset(
+CRITEO_TERABYTE = replace(
+    CRITEO,
     name="criteo-tb",
     samples=4_373_472_329,
-    label="label",
     base_rate=0.034,
-    signal=1.4,
-    affinity=0.45,
-    tastes=32,
     lanes=1_024,
-    session_length=2.0,
     entities=(
         Entity("user", _TERABYTE_USER, "session"),
         Entity("page", SkewLaw(10_000_000, 1.05, 20.0), "session", loyalty=0.3),
@@ -145,15 +148,7 @@ CRITEO_TERABYTE = Preset(
         _id("C25", "user", "independent", _tiny(108), 0.44),
         _id("C26", "user", "taste", SkewLaw(36, 0.6), weight=0.6),
     ),
-    dense=_NUMBERS,
 )
-
-
-def _digest(
-    name: str, entity: str, link: Link, law: SkewLaw, missing: float = 0.0, weight: float = 0.3
-) -> IdField:
-    return IdField(name, law, Digests(name), entity, link, missing, weight)
-
 
 _SEARCH_USER = _open(1.3, 935_333.6)
 _SEARCH_PRODUCT = _open(1.3, 189.48)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rowhaul.data.generate.laws import LARGEST_SUPPORT, SkewLaw
-from rowhaul.data.generate.naming import HexTokens, Integers, Listed, Naming, Words
+from rowhaul.data.generate.naming import HexTokens, Integers, Listed, Words
 from rowhaul.data.generate.spec import DenseField, Entity, IdField, Link, Preset
 
 
@@ -16,7 +16,8 @@ def _code(name: str, entity: str, link: Link, law: SkewLaw, first: int = 0, weig
 
 
 _AVAZU_SAMPLES = 36_386_071
-_AVAZU_HOURS = 240
+_AVAZU_HOUR = _AVAZU_SAMPLES // 240 + 1  # samples: the log has 240 hours
+_HOURS = Integers(24, scattered=False)
 _AVAZU_USER = SkewLaw(LARGEST_SUPPORT, 1.3, 7_289.4)
 _AVAZU_APP = SkewLaw(8_552, 1.8, 2.0, 0.64)
 _AVAZU_AD = SkewLaw(2_626, 1.8, 30.0)
@@ -38,14 +39,7 @@ AVAZU = Preset(
         Entity("ad", _AVAZU_AD, "row", loyalty=0.4),
     ),
     ids=(
-        IdField(
-            "hour",
-            SkewLaw(24, 0.5),
-            Integers(24, scattered=False),
-            link="clock",
-            weight=0.0,
-            clock_rows=_AVAZU_SAMPLES // _AVAZU_HOURS + 1,
-        ),
+        IdField("hour", SkewLaw(24, 0.5), _HOURS, link="clock", weight=0.0, clock_rows=_AVAZU_HOUR),
         _code("C1", "page", "independent", SkewLaw(7, 3.5), first=1_001),
         _code("banner_pos", "page", "independent", SkewLaw(7, 2.5), weight=0.6),
         _hex("site_id", "page", "popularity", SkewLaw(4_737, 1.8, 2.0, 0.36), weight=0.6),
@@ -80,11 +74,6 @@ _ZIPS = tuple(f"{(7 + 28_657 * position) % 99_991:05d}" for position in range(_N
 _VIEWER = SkewLaw(6_040, 1.5, 900.0)
 _MOVIE = SkewLaw(3_706, 4.0, 1_100.0)
 
-
-def _about(name: str, entity: str, link: Link, law: SkewLaw, naming: Naming, weight: float = 0.3) -> IdField:
-    return IdField(name, law, naming, entity, link, weight=weight)
-
-
 MOVIELENS = Preset(
     name="movielens",
     samples=1_000_209,
@@ -95,17 +84,14 @@ MOVIELENS = Preset(
     tastes=16,
     lanes=16,
     session_length=8.0,
-    entities=(
-        Entity("user", _VIEWER, "session"),
-        Entity("movie", _MOVIE, "row", loyalty=0.4),
-    ),
+    entities=(Entity("user", _VIEWER, "session"), Entity("movie", _MOVIE, "row", loyalty=0.4)),
     ids=(
-        _about("user", "user", "popularity", _VIEWER, Integers(6_040, 1), weight=0.8),
-        _about("movie", "movie", "popularity", _MOVIE, Integers(3_706, 1), weight=1.5),
-        _about("gender", "user", "independent", SkewLaw(2, 1.5), Words(("M", "F"))),
-        _about("age", "user", "taste", SkewLaw(7, 0.8), Listed(_AGES)),
-        _about("occupation", "user", "taste", SkewLaw(21, 0.6), Integers(21)),
-        _about("zip", "user", "independent", SkewLaw(_NUM_ZIPS, 0.4, 100.0), Words(_ZIPS), weight=0.1),
+        _code("user", "user", "popularity", _VIEWER, first=1, weight=0.8),
+        _code("movie", "movie", "popularity", _MOVIE, first=1, weight=1.5),
+        IdField("gender", SkewLaw(2, 1.5), Words(("M", "F")), "user", "independent"),
+        IdField("age", SkewLaw(7, 0.8), Listed(_AGES), "user", "taste"),
+        _code("occupation", "user", "taste", SkewLaw(21, 0.6)),
+        IdField("zip", SkewLaw(_NUM_ZIPS, 0.4, 100.0), Words(_ZIPS), "user", "independent", weight=0.1),
         IdField("genres", SkewLaw(18, 0.7), Words(_GENRES), "movie", "taste", weight=0.6, values=3),
     ),
 )
@@ -123,10 +109,7 @@ TAOBAO = Preset(
     tastes=64,
     lanes=512,
     session_length=3.0,
-    entities=(
-        Entity("user", _SHOPPER, "session"),
-        Entity("ad", _TAOBAO_AD, "row", loyalty=0.5),
-    ),
+    entities=(Entity("user", _SHOPPER, "session"), Entity("ad", _TAOBAO_AD, "row", loyalty=0.5)),
     ids=(
         _code("user", "user", "popularity", _SHOPPER, first=1),
         _code("adgroup_id", "ad", "popularity", _TAOBAO_AD, first=1),

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -84,10 +83,11 @@ def _write_search(generator: LogGenerator, path: Path) -> None:
     with _open(path) as file:
         for samples in generator.samples():
             clicks, price = numbers(generator, samples)
+            seconds = samples.columns.visits.rows * _SEARCH_SECONDS // generator.preset.samples
             columns = [
                 integers(samples.labels),
                 *_sales(samples, price),
-                integers(_search_seconds(generator, samples)),
+                integers(seconds + _SEARCH_FIRST_SECOND),
                 clicks,
                 price,
                 *id_tokens(generator, samples),
@@ -101,10 +101,6 @@ def _sales(samples: LabelledColumns, price: pa.Array) -> list[pa.Array]:
     delay = integers(samples.columns.visits.rows * 7919 % (30 * 24 * 3600))
     nothing = pa.scalar(None, pa.string())
     return [pc.if_else(no_sale, nothing, column) for column in (price, delay)]
-
-
-def _search_seconds(generator: LogGenerator, samples: LabelledColumns) -> npt.NDArray[np.int64]:
-    return samples.columns.visits.rows * _SEARCH_SECONDS // generator.preset.samples + _SEARCH_FIRST_SECOND
 
 
 def _open(path: Path) -> BinaryIO | gzip.GzipFile:

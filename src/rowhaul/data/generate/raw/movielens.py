@@ -55,10 +55,8 @@ def _movies(generator: LogGenerator) -> Iterator[bytes]:
     by_name = {field.name: field for field in generator.preset.ids}
     movie, genres = by_name["movie"], by_name["genres"]
     ids = movie.naming.tokens(members.ranks)
-    lengths, values = generator.attributes.more_values(
-        genres, generator.attributes.ranks_of(genres, members), members.ranks
-    )
-    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    first = generator.attributes.ranks_of(genres, members)
+    offsets, values = generator.attributes.more_values(genres, first, members.ranks)
     names = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), genres.naming.tokens(values)), "|")
     yield lines([ids, pc.binary_join_element_wise("Movie ", ids, " (2000)", ""), names], "::")
 
@@ -84,5 +82,4 @@ def _stars(generator: LogGenerator, samples: LabelledColumns) -> npt.NDArray[np.
 
 def _everyone(generator: LogGenerator, name: str) -> Members:
     entity = next(entity for entity in generator.preset.entities if entity.name == name)
-    ranks = np.arange(entity.law.support)
-    return Members(ranks, generator.population.tastes_of(entity, ranks))
+    return generator.population.members_at(name, np.arange(entity.law.support))

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rowhaul.data.formats.taobao import AD, PROFILE
 from rowhaul.data.generate.generator import BATCH_ROWS, LabelledColumns, LogGenerator
 from rowhaul.data.generate.population import Members
 from rowhaul.data.generate.raw.text import decimal, integers, lines, where_present
@@ -15,12 +16,8 @@ from rowhaul.data.generate.raw.text import decimal, integers, lines, where_prese
 _FIRST_SECOND = 1_494_000_000
 _SECONDS = 8 * 24 * 3600
 _SAMPLE = ("user", "time_stamp", "adgroup_id", "pid", "nonclk", "clk")
-_PROFILE = (
-    "user", "cms_segid", "cms_group_id", "final_gender_code", "age_level", "pvalue_level", "shopping_level",
-    "occupation", "new_user_class_level",
-)  # fmt: skip
-_PROFILE_HEADER = ("userid", *_PROFILE[1:-1], "new_user_class_level ")  # the blank is in the real file
-_AD = ("adgroup_id", "cate_id", "campaign_id", "customer", "brand")
+_PROFILE_HEADER = ("userid", *PROFILE[:-1], f"{PROFILE[-1]} ")  # the blank is in the real file
+_AD = ("adgroup_id", *AD)
 
 
 def write_taobao(generator: LogGenerator, path: Path) -> None:
@@ -33,7 +30,8 @@ def write_taobao(generator: LogGenerator, path: Path) -> None:
             for name, members in samples.columns.visits.members.items():
                 seen[name][members.ranks] = True
             file.write(_sample_lines(generator, samples))
-    _write_members(generator, path / "user_profile.csv", "user", seen["user"], _PROFILE, _PROFILE_HEADER)
+    profile = ("user", *PROFILE)
+    _write_members(generator, path / "user_profile.csv", "user", seen["user"], profile, _PROFILE_HEADER)
     _write_members(generator, path / "ad_feature.csv", "ad", seen["ad"], _AD, (*_AD, "price"))
 
 
@@ -57,13 +55,12 @@ def _write_members(
     names: tuple[str, ...],
     header: tuple[str, ...],
 ) -> None:
-    entity = next(entity for entity in generator.preset.entities if entity.name == entity_name)
     everyone = np.flatnonzero(seen)
     with open(path, "wb") as file:
         file.write(_header(header))
         for first in range(0, len(everyone), BATCH_ROWS):
             ranks = everyone[first : first + BATCH_ROWS]
-            members = Members(ranks, generator.population.tastes_of(entity, ranks))
+            members = generator.population.members_at(entity_name, ranks)
             columns = [_tokens(generator, name, members) for name in names]
             columns += [
                 decimal(generator.attributes.numbers(dense, ranks), dense.decimals)

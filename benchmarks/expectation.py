@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.data.generate.laws import SkewLaw
-from rowhaul.data.generate.population import mean_session_length
+from rowhaul.data.generate.population import longest_session
 from rowhaul.data.generate.spec import IdField, Preset
 
 Floats = npt.NDArray[np.float64]
@@ -111,6 +111,12 @@ def _expected_ids(preset: Preset, field: IdField, rows: int) -> float:
         probability, ids = _groups(field.law)
         return float((ids * -np.expm1(-probability * (1.0 - field.missing) * members)).sum())
     return Popularity.of(preset, [field]).distinct(rows)
+
+
+def mean_session_length(preset: Preset) -> float:
+    """Samples of a session on average, the cut of long ones included."""
+    ends = 1.0 / preset.session_length
+    return 1.0 / (ends + (1.0 - ends) / longest_session(preset))
 
 
 def _groups(law: SkewLaw) -> tuple[Floats, Floats]:
