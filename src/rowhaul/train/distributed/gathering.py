@@ -41,15 +41,10 @@ class Measured:
         return len(self._numbers), sum(map(len, self._labels))
 
     def to_bytes(self) -> Bytes:
-        """Encode all batches as one message."""
+        """Encode all batches as one message: 16 bytes a batch, 5 a sample."""
         counts = np.array([self._numbers, [len(labels) for labels in self._labels]], np.int64)
         parts: list[npt.NDArray[Any]] = [counts.reshape(-1), *self._labels, *self._logits]
         return np.concatenate([part.view(np.uint8) for part in parts])
-
-    @staticmethod
-    def num_bytes(num_batches: int, num_samples: int) -> int:
-        """The length of `to_bytes`."""
-        return 16 * num_batches + 5 * num_samples
 
     def add_bytes(self, num_batches: int, data: Bytes) -> None:
         """Add the batches of another worker."""
@@ -78,37 +73,32 @@ def metrics_of_all(
     mine = np.array([*measured.size, *read], np.int64)
     every = runtime.in_control(lambda control: control.all_gather(mine.view(np.uint8))).wait()
     numbers = np.ascontiguousarray(every).view(np.int64)[:num_workers]  # workers x 4
-    _check_same_stream(numbers[:, 2:].tolist())
+    first, *others = numbers[:, 2:].tolist()
+    for worker, other in enumerate(others, 1):
+        if other != first:
+            raise ClusterError(
+                f"workers read different evaluation data: worker 0 has read {first[1]:,} samples in "
+                f"{first[0]:,} batches, worker {worker} {other[1]:,} in {other[0]:,}; give every "
+                "rank the same files and batch size"
+            )
     sizes = [(int(batches), int(samples)) for batches, samples in numbers[:, :2]]
     runtime.in_moves(lambda mover: _gather(mover.links, runtime.rank, measured, sizes)).wait()
     text = json.dumps(asdict(measured.metrics())).encode() if runtime.rank == 0 else b""
     return MetricValues(**json.loads(gather_texts(runtime, text)[0]))
 
 
-def _check_same_stream(read: list[list[int]]) -> None:
-    for worker, (num_batches, num_samples) in enumerate(read):
-        if [num_batches, num_samples] != read[0]:
-            raise ClusterError(
-                f"workers read different evaluation data: worker 0 has read {read[0][1]:,} samples in "
-                f"{read[0][0]:,} batches, worker {worker} {num_samples:,} in {num_batches:,}; give every "
-                "rank the same files and batch size"
-            )
-
-
 def _gather(links: Links, rank: int, measured: Measured, sizes: list[tuple[int, int]]) -> None:
     """Send this worker's batches to rank 0."""
     if rank == 0:
         received = {
-            worker: np.empty(Measured.num_bytes(*size), np.uint8)
-            for worker, size in enumerate(sizes)
-            if worker > 0
+            worker: np.empty(16 * num_batches + 5 * num_samples, np.uint8)
+            for worker, (num_batches, num_samples) in enumerate(sizes[1:], 1)
         }
         links.post(received, {}).wait_received()
         for worker, data in received.items():
             measured.add_bytes(sizes[worker][0], data)
     elif rank < len(sizes):
-        data = measured.to_bytes()
-        links.post({}, {0: data}).wait_sent()
+        links.post({}, {0: measured.to_bytes()}).wait_sent()
 
 
 def raise_first_error(runtime: Runtime, number: int, error: Exception | None) -> None:
@@ -136,10 +126,8 @@ def gather_texts(runtime: Runtime, text: bytes) -> list[bytes]:
     """Gather a text of every rank on all ranks."""
 
     def gather(control: Collective) -> list[bytes]:
-        length = np.array([len(text)], np.int64)
-        lengths = (
-            np.ascontiguousarray(control.all_gather(length.view(np.uint8))).view(np.int64)[:, 0].tolist()
-        )
+        every = control.all_gather(np.array([len(text)], np.int64).view(np.uint8))
+        lengths = np.ascontiguousarray(every).view(np.int64)[:, 0].tolist()
         if not any(lengths):
             return [b""] * len(lengths)
         padded = np.zeros(max(lengths), np.uint8)

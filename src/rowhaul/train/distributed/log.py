@@ -103,6 +103,6 @@ class ClusterLog(TrainingLog):
         means["hit_ratio"] = sums["hits"] / max(sums["lookups"], 1)
         if np.isfinite(self._slack_least):
             means["seconds/slack_least"] = self._slack_least
-        self.means(step, means)
+        self.write("cluster", step, means)
         self._sums.clear()
         self._iterations, self._slack_least = 0, np.inf

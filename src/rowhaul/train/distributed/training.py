@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from rowhaul.data.samples import Samples
 from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch, EmbeddingBagCollection
 from rowhaul.planning.rank0_data.sharing import DataSource
@@ -23,7 +24,7 @@ from rowhaul.runtime.mover import Job
 from rowhaul.runtime.row_memory import Rates, RowMemory
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.runtime.worker_rows import CachedRows
-from rowhaul.schedule import HotRows, Plan, ScheduleSettings
+from rowhaul.schedule import HotRows, IdBatch, Plan, ScheduleSettings
 from rowhaul.store import TableSpec
 from rowhaul.train.distributed.gathering import raise_first_error
 from rowhaul.train.distributed.samples import part_of
@@ -255,6 +256,12 @@ def layout_of(collection: EmbeddingBagCollection) -> TableLayout:
     )
     settings = collection.row_settings
     return whole if settings is None else settings.layout(whole)
+
+
+def ids_of(collection: EmbeddingBagCollection, samples: Samples) -> IdBatch:
+    """Return the ids of a batch as the scheduler will see them."""
+    tables = tables_of_features(collection, samples.features)
+    return IdBatch.from_features(tables, samples.values, samples.lengths)
 
 
 def tables_of_features(collection: EmbeddingBagCollection, features: tuple[str, ...]) -> list[int]:

@@ -27,7 +27,7 @@ from rowhaul.schedule.arrays import Arrays
 from rowhaul.schedule.settings import NO_ROWS
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.hot import Beginning, HotModel, Prediction
-from rowhaul.train.distributed.training import DistributedTraining, tables_of_features
+from rowhaul.train.distributed.training import DistributedTraining, ids_of
 from rowhaul.tuning.hot_set.broadcast import (
     broadcast_number,
     broadcast_rows,
@@ -274,12 +274,7 @@ class HotSetController:
         return [one for one in read if len(one) == self._stream.batch_size] or read
 
     def _read(self, start: int, end: int) -> list[IdBatch]:
-        return [
-            IdBatch.from_features(
-                tables_of_features(self._collection, samples.features), samples.values, samples.lengths
-            )
-            for samples in self._stream.part(start, end)
-        ]
+        return [ids_of(self._collection, samples) for samples in self._stream.part(start, end)]
 
     def _report_choice(
         self, model: HotModel, chosen: Prediction, seconds: float, now: Prediction | None = None
