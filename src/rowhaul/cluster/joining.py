@@ -169,7 +169,7 @@ def _connect_within(seconds: float, transport: Transport, membership: Membership
 
 def _avoid_loopback(chosen: Interface, roster: Roster) -> Interface:
     """On the master's own host its name may resolve to 127.0.0.1; then use another rank's address."""
-    if not chosen.is_loopback:
+    if not is_loopback(chosen.address):
         return chosen
     outside = [member.address for member in roster.members if not is_loopback(member.address)]
     with contextlib.suppress(OSError):  # no route

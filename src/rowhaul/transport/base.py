@@ -94,12 +94,17 @@ class Transport(Protocol):
         """Connect this rank to all others, which call this too. May block: the caller sets the time limit."""
 
 
+def complete(transfer: Transfer) -> None:
+    """Wait for all messages of a transfer."""
+    transfer.wait_received()
+    transfer.wait_sent()
+
+
 def swap(links: Links, sizes: Mapping[int, int], sends: Mapping[int, Bytes]) -> dict[int, Bytes]:
     """Send messages by rank, return those received, of the given sizes; one to this rank does not travel."""
     others = {peer: np.empty(size, np.uint8) for peer, size in sizes.items() if peer != links.rank}
     transfer = links.post(others, {peer: data for peer, data in sends.items() if peer != links.rank})
-    transfer.wait_received()
-    transfer.wait_sent()
+    complete(transfer)
     return {peer: others[peer] if peer != links.rank else sends[peer] for peer in sizes}
 
 

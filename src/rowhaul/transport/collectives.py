@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rowhaul.transport.base import Bytes, Transfer, check_summable
+from rowhaul.transport.base import Bytes, check_summable, complete
 
 if TYPE_CHECKING:
     from rowhaul.transport.gloo import GlooLinks
@@ -94,7 +94,7 @@ class PairwiseCollective:
         """Rank 0 adds everything and sends the sum to all: the fewest messages."""
         if self.rank:
             total = self._buffer(own, own.numel())
-            _complete(self._links.start({0: total}, {0: own}))
+            complete(self._links.start({0: total}, {0: own}))
             return total
         everyone = self._buffer(own, self.num_ranks * own.numel()).view(self.num_ranks, -1)
         self._receive_all(everyone, own)
@@ -128,12 +128,12 @@ class PairwiseCollective:
             {peer: everyone[peer] for peer in self._peers}, dict.fromkeys(self._peers, own)
         )
         everyone[self.rank] = own
-        _complete(transfer)
+        complete(transfer)
 
     def _gather_via_first(self, everyone: Tensor, own: Tensor) -> None:
         """Gather at rank 0, which sends the result to all: two hops, and far fewer messages."""
         if self.rank:
-            _complete(self._links.start({0: everyone}, {0: own}))
+            complete(self._links.start({0: everyone}, {0: own}))
             return
         self._receive_all(everyone, own)
         self._links.start({}, dict.fromkeys(self._peers, everyone)).wait_sent()
@@ -160,8 +160,3 @@ def _add_up(parts: Tensor) -> Tensor:  # ranks x length; the first row becomes t
     for part in parts[1:]:
         parts[0] += part
     return parts[0]
-
-
-def _complete(transfer: Transfer) -> None:
-    transfer.wait_received()
-    transfer.wait_sent()

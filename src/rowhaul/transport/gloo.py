@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from rowhaul.errors import ClusterError
-from rowhaul.transport.base import Bytes, Groups, LinkError, Membership, check_buffers
+from rowhaul.transport.base import Bytes, Groups, LinkError, Membership, check_buffers, complete
 from rowhaul.transport.collectives import PairwiseCollective, as_tensor
 from rowhaul.transport.pipe_setup import form_pipes
 from rowhaul.transport.pipes import Arrival, Pipe
@@ -136,9 +136,7 @@ class GlooLinks:
                 yield theirs.view(own.dtype)
             return
         theirs = buffer()
-        transfer = self.start({peer: theirs}, {peer: own})
-        transfer.wait_received()
-        transfer.wait_sent()
+        complete(self.start({peer: theirs}, {peer: own}))
         yield theirs
 
     def close(self) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from rowhaul.errors import ClusterError, DataError
@@ -18,22 +17,19 @@ from rowhaul.transport.base import Bytes, Collective, Links
 from rowhaul.transport.remote_errors import read_report, write_report
 
 
-class Measured:
-    """Labels and logits of some batches, 5 bytes a sample."""
+class Measured(BinaryMetrics):
+    """Labels and logits of numbered batches."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._numbers: list[int] = []
-        self._labels: list[npt.NDArray[np.uint8]] = []
-        self._logits: list[npt.NDArray[np.float32]] = []
 
     def add(self, number: int, labels: Tensor | None, logits: Tensor) -> None:
         """Add a batch, which must have labels."""
         if labels is None:
             raise DataError("evaluation needs labels; read the stream with require_label=True")
-        BinaryMetrics().update(labels, logits)
+        self.update(labels, logits)
         self._numbers.append(number)
-        self._labels.append(labels.cpu().numpy().ravel().astype(np.uint8))
-        self._logits.append(logits.detach().to("cpu", torch.float32).numpy().ravel())
 
     @property
     def size(self) -> tuple[int, int]:
@@ -55,12 +51,13 @@ class Measured:
         self._labels += np.split(labels, ends) if num_batches else []
         self._logits += np.split(logits.copy().view(np.float32), ends) if num_batches else []
 
-    def metrics(self) -> MetricValues:
+    def compute(self) -> MetricValues:
         """Compute metrics in the order of the stream: sums of rounded numbers depend on it."""
-        metrics = BinaryMetrics()
-        for place in np.argsort(self._numbers):
-            metrics.update(self._labels[place], self._logits[place])
-        return metrics.compute()
+        order = np.argsort(self._numbers)
+        self._labels = [self._labels[place] for place in order]
+        self._logits = [self._logits[place] for place in order]
+        self._numbers.sort()
+        return super().compute()
 
 
 def metrics_of_all(
@@ -83,7 +80,7 @@ def metrics_of_all(
             )
     sizes = [(int(batches), int(samples)) for batches, samples in numbers[:, :2]]
     runtime.in_moves(lambda mover: _gather(mover.links, runtime.rank, measured, sizes)).wait()
-    text = json.dumps(asdict(measured.metrics())).encode() if runtime.rank == 0 else b""
+    text = json.dumps(asdict(measured.compute())).encode() if runtime.rank == 0 else b""
     return MetricValues(**json.loads(gather_texts(runtime, text)[0]))
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import secrets
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -41,6 +38,7 @@ from rowhaul.train.distributed.training import (
     only_collection,
     tables_of_features,
 )
+from rowhaul.transport.local_sockets import new_address
 
 if TYPE_CHECKING:
     from rowhaul.train.distributed.checkpointing import Saved
@@ -219,8 +217,9 @@ class _Feeding:
         cluster = self.cluster
         others = [rank for rank in cluster.local_ranks if rank != cluster.rank]
         key = self._key()
-        server = PlanServer(cluster.rank, others, cluster.failure, _address()) if others else None
-        if server is not None:
+        server = None
+        if others:  # at a path: ranks of one host may be in several network namespaces
+            server = PlanServer(cluster.rank, others, cluster.failure, new_address(abstract=False))
             cluster.store.set(key, server.address)
             server.accept()
         try:
@@ -250,11 +249,6 @@ def _peek(batches: Iterator[Samples]) -> tuple[tuple[str, ...], Iterator[Samples
     """Return the features of the data, and all batches."""
     first = next(batches, None)
     return ((), iter(())) if first is None else (first.features, itertools.chain([first], batches))
-
-
-def _address() -> str:
-    """Choose a socket path: names without one belong to a network namespace, and ranks may be in several."""
-    return os.path.join(tempfile.gettempdir(), f"rowhaul-{secrets.token_hex(8)}")
 
 
 def _facts(cluster: Cluster, model: nn.Module, settings: ScheduleSettings, layout: str) -> dict[str, str]:
