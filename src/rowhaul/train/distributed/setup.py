@@ -164,7 +164,6 @@ class _Feeding:
         return FollowerFeed(self._client(), own)
 
     def _fed_by_rank0(self, samples: Iterable[Samples | Batch] | None) -> PlanFeed:
-        cluster = self.cluster
         data = self._data(samples)
         try:
             feed: PlanFeed
@@ -172,12 +171,12 @@ class _Feeding:
                 feed = FollowerFeed(self._client())
             else:
                 feed = self._leader_feed(
-                    lambda: (inbox.description().features, inbox.batches()), complete=inbox.complete
+                    lambda: (inbox.description().features, inbox.batches()), inbox.complete
                 )
             feed.attach_data(data, self.start.iteration)
             return feed
         except BaseException as error:
-            cluster.failure.set(error)
+            self.cluster.failure.set(error)
             data.close()
             raise
 
@@ -204,8 +203,7 @@ class _Feeding:
         return f"plans/{self.cluster.next_meeting('plans')}/{self.cluster.leader}"
 
     def _client(self) -> PlanClient:
-        cluster = self.cluster
-        address = cluster.store.get(self._key()).decode()
+        cluster, address = self.cluster, self.cluster.store.get(self._key()).decode()
         return PlanClient(address, cluster.rank, cluster.leader, cluster.failure)
 
     def _leader_feed(

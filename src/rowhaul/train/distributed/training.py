@@ -28,6 +28,7 @@ from rowhaul.schedule import HotRows, IdBatch, Plan, ScheduleSettings
 from rowhaul.store import TableSpec
 from rowhaul.train.distributed.gathering import raise_first_error
 from rowhaul.train.distributed.samples import part_of
+from rowhaul.train.row_lifecycle import table_of_feature
 from rowhaul.transport.dense_sum import DenseGradients
 
 OnIteration = Callable[[Job], None]
@@ -266,11 +267,7 @@ def ids_of(collection: EmbeddingBagCollection, samples: Samples) -> IdBatch:
 
 def tables_of_features(collection: EmbeddingBagCollection, features: tuple[str, ...]) -> list[int]:
     """Return the number of the table that each feature of the data reads."""
-    table = {
-        name: number
-        for number, config in enumerate(collection.embedding_bag_configs())
-        for name in config.feature_names
-    }
+    table = table_of_feature(collection)
     unread = [name for name in features if name not in table]
     if unread:
         raise ConfigError(
