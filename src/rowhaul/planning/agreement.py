@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.cluster.waiting import ranks_text
 from rowhaul.errors import ClusterError, ConfigError
 from rowhaul.planning.planner import PlannedBatch
 from rowhaul.schedule import ControlRecord
@@ -198,3 +197,8 @@ def _odd_ones(values: Sequence[bytes]) -> list[int]:
     """Return the ranks whose value is not the most common one; in a tie, the lowest rank is right."""
     usual, _ = Counter(values).most_common(1)[0]
     return [rank for rank, value in enumerate(values) if value != usual]
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Name ranks in a message."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
