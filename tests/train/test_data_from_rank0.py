@@ -25,7 +25,7 @@ from rowhaul.train.distributed.data_streams import (
     StreamFacts,
     evaluation_batches,
     hot_rows_for_all,
-    open_streams,
+    open_streams_for_all,
     schema_for_all,
 )
 from rowhaul.train.distributed.evaluation import evaluate
@@ -79,17 +79,16 @@ def train(cluster, hosts, config, schema, folder, evaluation_batch=96):
     data, held_out = (folder, folder / "test") if reads else (None, None)
     schema = schema_for_all(cluster, config, schema if reads else None)
     trainer = Trainer(config, schema)
-    streams = open_streams(cluster, config, schema, data, held_out, 0)
-    evaluation = streams.evaluation
+    stream, evaluation = open_streams_for_all(cluster, config, schema, data, held_out, 0)
     if reads:
         evaluation = SampleStream(held_out, schema, evaluation_batch)
-    trainer.check_keys(streams.training)
+    trainer.check_keys(stream)
     layout, settings = layout_of(trainer.collection), config.cluster
-    hot = hot_rows_for_all(cluster, config, streams.training, trainer.collection)
+    hot = hot_rows_for_all(cluster, config, stream, trainer.collection)
     training = distribute(
         cluster,
         trainer.model,
-        streams.training if reads else None,
+        stream if reads else None,
         settings=layout.schedule_settings(settings, cluster.topology, hot=hot),
         data_from=settings.data_from,
     )
@@ -109,7 +108,7 @@ def train(cluster, hosts, config, schema, folder, evaluation_batch=96):
             for keys, records in flushed_blocks(home, flushed, table):
                 rows |= {(table, key): one.tobytes() for key, one in zip(keys.tolist(), records, strict=True)}
         weights = [one.detach().numpy().tobytes() for one in trainer.model.parameters()]
-        facts = (streams.training.num_batches, streams.training.num_samples, streams.training.fingerprint)
+        facts = (stream.num_batches, stream.num_samples, stream.fingerprint)
         return losses, metrics, weights, rows, facts, dict(training.runtime.feed.data_bytes)
     finally:
         training.close()
@@ -152,12 +151,12 @@ def test_a_file_that_goes_missing_in_the_middle_is_the_same_error_everywhere(log
     def run(cluster):
         with_data(cluster, ((0, 3), (1, 2)))
         trainer = Trainer(config, log_schema)
-        streams = open_streams(cluster, config, log_schema, tmp_path, None, 0)
+        stream, _ = open_streams_for_all(cluster, config, log_schema, tmp_path, None, 0)
         sizes = layout_of(trainer.collection).sizes()
         training = distribute(
             cluster,
             trainer.model,
-            streams.training if cluster.rank == 0 else None,
+            stream if cluster.rank == 0 else None,
             settings=config.cluster.schedule(cluster.topology, sizes),
             data_from="rank0",
         )
@@ -211,13 +210,13 @@ def test_an_evaluation_that_fails_anywhere_fails_on_all_and_training_goes_on(
     def run(cluster):
         with_data(cluster, LAYOUTS["the store plans for rank 0"][1])
         trainer = Trainer(config, log_schema)
-        streams = open_streams(cluster, config, log_schema, logs, None, 0)
+        stream, _ = open_streams_for_all(cluster, config, log_schema, logs, None, 0)
         evaluation = Spoilt(SampleStream(logs / "test", log_schema, 40), number, readable)
         sizes = layout_of(trainer.collection).sizes()
         training = distribute(
             cluster,
             trainer.model,
-            streams.training if cluster.rank == 0 else None,
+            stream if cluster.rank == 0 else None,
             settings=config.cluster.schedule(cluster.topology, sizes),
             data_from="rank0",
         )
@@ -245,8 +244,9 @@ def test_ranks_without_files_get_facts_that_say_the_same(logs, log_schema):
     def run(cluster):
         with_data(cluster, LAYOUTS["one host"][1])
         schema = schema_for_all(cluster, config, log_schema if cluster.rank == 0 else None)
-        opened = open_streams(cluster, config, schema, logs if cluster.rank == 0 else "nowhere", None, 64)
-        return schema, opened.evaluation, opened.training
+        data = logs if cluster.rank == 0 else "nowhere"
+        stream, evaluation = open_streams_for_all(cluster, config, schema, data, None, 64)
+        return schema, evaluation, stream
 
     first, *others = on_threads(STORE.topology(), run)
     assert isinstance(first[2], SampleStream)
@@ -272,7 +272,7 @@ def errors_of_all(run):
 def test_files_that_rank_0_does_not_see_are_told_to_all(log_schema):
     config = replace(CONFIG, cluster=replace(STORE, **RANK0))
     errors = errors_of_all(
-        lambda cluster: open_streams(
+        lambda cluster: open_streams_for_all(
             with_data(cluster, LAYOUTS["one host"][1]), config, log_schema, "nowhere", None, 0
         )
     )
@@ -286,7 +286,7 @@ def test_a_host_that_does_not_see_the_files_is_named_on_all_with_what_to_do(logs
 
     def run(cluster):
         with_data(cluster, ((0, 3), (1,), (2,)))
-        open_streams(cluster, config, log_schema, "nowhere" if cluster.rank == 2 else logs, None, 0)
+        open_streams_for_all(cluster, config, log_schema, "nowhere" if cluster.rank == 2 else logs, None, 0)
 
     for error in errors_of_all(run):
         assert type(error) is ClusterError
@@ -297,7 +297,7 @@ def test_a_host_that_does_not_see_the_files_is_named_on_all_with_what_to_do(logs
 def test_files_that_nobody_sees_are_a_wrong_path(log_schema):
     config = replace(CONFIG, cluster=STORE)
     for error in errors_of_all(
-        lambda cluster: open_streams(
+        lambda cluster: open_streams_for_all(
             with_data(cluster, LAYOUTS["one host"][1]), config, log_schema, "nowhere", None, 0
         )
     ):

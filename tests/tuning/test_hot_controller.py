@@ -20,8 +20,6 @@ from checkpointed_ranks import (
     same_bits,
 )
 from rowhaul.data.stream import SampleStream
-from rowhaul.errors import ConfigError
-from rowhaul.schedule import RowPolicy
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.distributed.setup import distribute
 from rowhaul.train.distributed.training import layout_of
@@ -143,22 +141,3 @@ def test_rows_stay_where_nothing_is_worth_a_trial(session: Session, monkeypatch:
     results = on_threads(CLUSTER.topology(), lambda cluster: run_kept(cluster, session, told))
     assert all(len(set(sizes)) == 1 for sizes, _ in results)
     assert "hot rows stay" in told[-1]
-
-
-def test_tables_that_forget_do_not_go_with_auto(session: Session) -> None:
-    def begin(cluster: Any) -> None:
-        cluster.interface = cluster.side_interface = "lo"
-        trainer = Trainer(session.config, session.schema)
-        layout = layout_of(trainer.collection)
-        links = MeasuredLinks((1e6,) * 2, (1e-4,) * 2)
-        stream = SampleStream(session.data, session.schema, 64)
-        keeper = HotSetController(
-            cluster, stream, trainer.collection, layout, profile=4, dense_bytes=8, links=links
-        )
-        sizes = layout.sizes()
-        forgetful = (RowPolicy(ttl=5),) * len(sizes.values)
-        keeper.first(replace(session.cluster.schedule(cluster.topology, sizes), policies=forgetful))
-
-    topology = ClusterConfig(workers=1).topology()
-    with pytest.raises(ConfigError, match="would depend on measured times"):
-        on_threads(topology, begin)

@@ -17,18 +17,13 @@ if TYPE_CHECKING:
     from rowhaul.cluster.launcher import launch
     from rowhaul.cluster.place import Place, is_launched
 
-_HOME = {
-    "Cluster": "cluster",
-    "Heartbeat": "heartbeat",
-    "Place": "place",
-    "Timeouts": "joining",
-    "check_same": "checks",
-    "check_shared_folder": "checks",
-    "gather_texts": "checks",
-    "is_launched": "place",
-    "join": "joining",
-    "launch": "launcher",
-    "require_all": "checks",
+_NAMES = {
+    "checks": ("check_same", "check_shared_folder", "gather_texts", "require_all"),
+    "cluster": ("Cluster",),
+    "heartbeat": ("Heartbeat",),
+    "joining": ("Timeouts", "join"),
+    "launcher": ("launch",),
+    "place": ("Place", "is_launched"),
 }
 
 __all__ = [
@@ -47,6 +42,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"rowhaul.cluster.{_HOME[name]}"), name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"rowhaul.cluster.{module}"), name)
     raise AttributeError(f"module 'rowhaul.cluster' has no attribute {name!r}")

@@ -11,6 +11,7 @@ import os
 import platform
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,12 +37,10 @@ def gather_texts(cluster: Cluster, what: str, text: str, seconds: float = 30.0) 
         seconds: how long to wait for the others.
     """
     number = cluster.next_meeting(what)
-    patience = seconds + _STORE_SECONDS
+    patience, meet = seconds + _STORE_SECONDS, partial(_meet, cluster, what, number, text, seconds)
     try:
         # A request to a store whose host is gone can hang: not in this thread.
-        return within(
-            patience, lambda: _meet(cluster, what, number, text, seconds), check=cluster.failure.check
-        )
+        return within(patience, meet, check=cluster.failure.check)
     except TimeoutError:
         raise ClusterError(f"{what!r}: the rendezvous store has not answered for {patience:g} s") from None
     except DistError as error:
@@ -61,7 +60,7 @@ def _meet(cluster: Cluster, what: str, number: int, text: str, seconds: float) -
             )
     texts = [cluster.store.get(key).decode() for key in keys]
     if number:  # all ranks have finished the call before this one
-        cluster.forget(f"meeting/{what}/{number - 1}/{cluster.rank}")
+        cluster.store.delete_key(f"meeting/{what}/{number - 1}/{cluster.rank}")
     return texts
 
 
@@ -116,13 +115,17 @@ def check_shared_folder(
         seconds: how long to look; network file systems show a new file with a delay.
     """
     what = f"looking for the folder of {purpose}"
-    nonce = secrets.token_hex(16)
-    probe = Path(folder) / f".rowhaul-{nonce}"
-    written = _write(probe, nonce) if cluster.rank == 0 else ""
-    first = json.loads(gather_texts(cluster, what, json.dumps({"nonce": nonce, "error": written}))[0])
+    nonce, trouble = secrets.token_hex(16), ""
+    if cluster.rank == 0:
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            _probe(folder, nonce).write_text(nonce)
+        except OSError as error:
+            trouble = error.strerror or str(error)
+    first = json.loads(gather_texts(cluster, what, json.dumps({"nonce": nonce, "error": trouble}))[0])
     if first["error"]:
         raise ClusterError(f"rank 0 cannot write to {folder}, the folder of {purpose}: {first['error']}")
-    probe = Path(folder) / f".rowhaul-{first['nonce']}"
+    probe = _probe(folder, first["nonce"])
     sees = until(lambda: _reads(probe, first["nonce"]), seconds, cluster.failure.check)
     try:
         answers = gather_texts(cluster, what, "yes" if sees else "no", 30.0 + seconds)
@@ -138,13 +141,8 @@ def check_shared_folder(
         )
 
 
-def _write(probe: Path, nonce: str) -> str:
-    try:
-        probe.parent.mkdir(parents=True, exist_ok=True)
-        probe.write_text(nonce)
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
+def _probe(folder: str | os.PathLike[str], nonce: str) -> Path:
+    return Path(folder) / f".rowhaul-{nonce}"
 
 
 def _reads(probe: Path, nonce: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 
 from rowhaul._threads import Failure
 from rowhaul.cluster.heartbeat import Heartbeat
@@ -58,15 +57,14 @@ class Cluster:
         self.roles = roles_of(self.topology.num_ranks, self.topology.num_workers)
         self.role = self.roles[self.rank]
         self.interface, self.side_interface = interfaces
-        self.hosts = _hosts(self.members)
+        ranks: dict[str, list[int]] = {}
+        for member in members:
+            ranks.setdefault(member.host, []).append(member.rank)
+        self.hosts = tuple(map(tuple, ranks.values()))
         self.local_ranks = next(ranks for ranks in self.hosts if self.rank in ranks)
         self.leader = max(self.local_ranks)
-        self.moves, self.dense, self.control, self.data = (
-            groups.moves,
-            groups.dense,
-            groups.control,
-            groups.data,
-        )
+        self.moves, self.data = groups.moves, groups.data
+        self.dense, self.control = groups.dense, groups.control
         self.store = PrefixStore("shared", store)
         self.failure, self.heartbeat = failure, heartbeat
         self._groups = groups
@@ -89,10 +87,6 @@ class Cluster:
         self._meetings[what] = self._meetings.get(what, -1) + 1
         return self._meetings[what]
 
-    def forget(self, key: str) -> None:
-        """Remove a key from the store, if it is there."""
-        self.store.delete_key(key)
-
     def close(self, error: BaseException | None = None) -> None:
         """Leave: report success or the error to the other ranks, and close the connections.
 
@@ -108,18 +102,9 @@ class Cluster:
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close(error)
 
     def _at_exit(self) -> None:
         cause = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         self.close(cause or ClusterError("the process ended without closing its cluster"))
-
-
-def _hosts(members: Sequence[Member]) -> tuple[tuple[int, ...], ...]:
-    ranks: dict[str, list[int]] = {}
-    for member in members:
-        ranks.setdefault(member.host, []).append(member.rank)
-    return tuple(tuple(one) for one in ranks.values())

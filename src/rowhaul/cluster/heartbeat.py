@@ -149,7 +149,10 @@ class Heartbeat:
 
     def _post(self) -> dict[str, Any]:
         error = self.lost or self._failure.error
-        if error is not None and not self._may_be_explained(error):
+        # A broken connection is most likely caused by a lost rank, which will be detected soon.
+        if error is not None and (
+            not is_broken_connection(error) or time.monotonic() >= self._patience_ends()
+        ):
             return self._failed(error)
         self._counts[self._rank] += 1
         return {"beat": self._counts[self._rank]}
@@ -164,10 +167,6 @@ class Heartbeat:
         others = set(range(len(self._roles))) - {self._rank}
         silent = {rank for rank in others if self._silent_rounds[rank] >= self._num_missed}
         return self._store_rank != self._rank or self._ended | silent >= others
-
-    def _may_be_explained(self, error: BaseException) -> bool:
-        """A broken connection is most likely caused by a lost rank, which will be detected soon."""
-        return is_broken_connection(error) and time.monotonic() < self._patience_ends()
 
     def _patience_ends(self) -> float:
         """Until when the cause of a broken connection may still be detected."""

@@ -25,11 +25,6 @@ class Interface:
     address: str
     chosen_by: str  # the reason, for messages
 
-    @property
-    def is_loopback(self) -> bool:
-        """Whether it leads to this machine only."""
-        return is_loopback(self.address)
-
 
 def choose(given: str | None, master_address: str, master_port: int) -> Interface:
     """Return the interface given here, or by the environment, or else the one that leads to the master."""

@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -97,7 +96,7 @@ def join(
         process=os.getpid(),
         topology=topology,
     )
-    with _explain_lost_store(place):
+    try:
         store = connect(place, timeouts.master, first)
         roster = within(
             timeouts.arrival + timeouts.master, lambda: call_the_roll(store, me, timeouts.arrival)
@@ -107,6 +106,11 @@ def join(
         _log.info("rank %d uses %s (%s): %s", place.rank, own.name, own.address, own.chosen_by)
         interfaces = (own, given_side or own)
         return _connect(place, roster, store, interfaces, timeouts, transport or GlooTransport())
+    except (DistError, TimeoutError) as error:
+        raise ClusterError(
+            f"the rendezvous store at {place.master} was lost while the ranks were joining: "
+            f"{'its launcher' if place.launcher_keeps_store else 'rank 0'} has ended (see its output)"
+        ) from error
 
 
 def _connect(
@@ -165,7 +169,7 @@ def _connect_within(seconds: float, transport: Transport, membership: Membership
 
 def _avoid_loopback(chosen: Interface, roster: Roster) -> Interface:
     """On the master's own host its name may resolve to 127.0.0.1; then use another rank's address."""
-    if not chosen.is_loopback:
+    if not is_loopback(chosen.address):
         return chosen
     outside = [member.address for member in roster.members if not is_loopback(member.address)]
     with contextlib.suppress(OSError):  # no route
@@ -181,14 +185,3 @@ def _connection_error(error: BaseException, heartbeat: Heartbeat) -> BaseExcepti
     if isinstance(explained, ClusterError):
         return explained
     return ClusterError(f"the process groups cannot be formed: {first_line(error) or 'no reason given'}")
-
-
-@contextlib.contextmanager
-def _explain_lost_store(place: Place) -> Iterator[None]:
-    try:
-        yield
-    except (DistError, TimeoutError) as error:
-        raise ClusterError(
-            f"the rendezvous store at {place.master} was lost while the ranks were joining: "
-            f"{'its launcher' if place.launcher_keeps_store else 'rank 0'} has ended (see its output)"
-        ) from error

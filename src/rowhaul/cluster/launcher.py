@@ -114,13 +114,9 @@ class _Children:
         output = folder / f"rank-{rank}.log" if rank else None
         with contextlib.ExitStack() as stack:
             sink = stack.enter_context(output.open("wb")) if output else None
+            environment, nothing = {**variables, **own}, subprocess.DEVNULL
             process = subprocess.Popen(
-                tied,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                env={**variables, **own},
-                process_group=0,
+                tied, stdin=nothing, stdout=sink, stderr=sink, env=environment, process_group=0
             )
         self._children.append(_Child(rank, role, process, output))
 
@@ -163,13 +159,11 @@ class _Children:
             self._num_forwarded += 1
             if self._num_forwarded > 1:
                 self.kill()
-            elif number == signal.SIGINT:
-                self._send(signal.SIGINT, may_take_long=True)  # saving a checkpoint, for instance
             else:
-                self._send(signal.Signals(number))
+                self._send(number)
 
-    def _send(self, number: signal.Signals, may_take_long: bool = False) -> None:
-        if not may_take_long:
+    def _send(self, number: int) -> None:
+        if number != signal.SIGINT:  # after which saving a checkpoint, for instance, may take long
             self._kill_at = min(self._kill_at, time.monotonic() + self._grace_seconds)
         for child in self._children:
             if child.process.poll() is None:
@@ -186,14 +180,9 @@ def _variables(num_ranks: int, port: int) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher hosts the store, as torchrun's agent does
     }
     if "OMP_NUM_THREADS" not in os.environ:
-        found["OMP_NUM_THREADS"] = str(max(1, _num_cores() // num_ranks))
+        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        found["OMP_NUM_THREADS"] = str(max(1, num_cores // num_ranks))
     return found
-
-
-def _num_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _host_store(listener: socket.socket) -> Any:

@@ -7,7 +7,6 @@ tried.
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import time
 from datetime import timedelta
@@ -36,22 +35,19 @@ def keep_store(place: Place, seconds: float) -> None:
     """
     if place.master_port in _kept:
         return
+    port = place.master_port
     try:
-        _kept[place.master_port] = _store("localhost", place.master_port, seconds, listens=True)
+        _kept[port] = _store("localhost", port, seconds, listens=True)
     except TimeoutError:
-        raise ClusterError(
-            f"rank 0 cannot listen at port {place.master_port}: no answer in {seconds:g} s"
-        ) from None
+        raise ClusterError(f"rank 0 cannot listen at port {port}: no answer in {seconds:g} s") from None
     except DistError as error:
         text = str(error)
         if "EADDRINUSE" in text or "already in use" in text:
             raise ClusterError(
-                f"port {place.master_port} of this host is in use, so rank 0 cannot listen there for the "
-                "other ranks: end what uses it, or choose another MASTER_PORT (torchrun: --master-port)"
+                f"port {port} of this host is in use, so rank 0 cannot listen there for the other ranks: end "
+                "what uses it, or choose another MASTER_PORT (torchrun: --master-port)"
             ) from error
-        raise ClusterError(
-            f"rank 0 cannot listen at port {place.master_port}: {first_line(error)}"
-        ) from error
+        raise ClusterError(f"rank 0 cannot listen at port {port}: {first_line(error)}") from error
 
 
 def reach_store(place: Place, seconds: float, interface: str | None = None) -> Interface:
@@ -61,7 +57,9 @@ def reach_store(place: Place, seconds: float, interface: str | None = None) -> I
         chosen: Interface | None = None
         try:
             chosen = choose(interface, place.master_address, place.master_port)
-            _knock(place, max(0.1, min(_ONE_ATTEMPT, deadline - time.monotonic())))
+            # torch's client would wait too, but it prints to stderr again and again, without a reason.
+            patience = max(0.1, min(_ONE_ATTEMPT, deadline - time.monotonic()))
+            socket.create_connection((place.master_address, place.master_port), patience).close()
             return chosen
         except OSError as error:
             if time.monotonic() + _RETRY > deadline:
@@ -92,14 +90,6 @@ def _store(host: str, port: int, seconds: float, listens: bool) -> TCPStore:
         return store
 
     return within(seconds, make)
-
-
-def _knock(place: Place, seconds: float) -> None:
-    # torch's client would wait too, but it prints to stderr again and again, without a reason.
-    with contextlib.closing(
-        socket.create_connection((place.master_address, place.master_port), timeout=seconds)
-    ):
-        pass
 
 
 def _unreachable(place: Place, seconds: float, chosen: Interface | None, reason: str) -> ClusterError:

@@ -84,14 +84,18 @@ def _call(store: Store, me: Member, seconds: float) -> Roster:
 
 
 def _answer(store: Store, me: Member, seconds: float) -> Roster:
-    deadline = time.monotonic() + seconds
+    deadline, num_ranks = time.monotonic() + seconds, me.topology.num_ranks
     rank_0 = _Signs()
     run: Store | None = None
     call: dict[str, Any]
     while time.monotonic() <= deadline:
         call = json.loads(store.get("call")) if store.check(["call"]) else {"token": ""}
         if call["token"] != rank_0.token:
-            _check_num_ranks(call["num_ranks"], me)
+            if call["num_ranks"] != num_ranks:
+                raise ClusterError(
+                    f"rank 0 waits for {call['num_ranks']} ranks and rank {me.rank} for {num_ranks}: start "
+                    "all with the same WORLD_SIZE, and two runs at the same time with different MASTER_PORTs"
+                )
             run = PrefixStore(call["token"], store)
             run.set(_arrival(me.rank), json.dumps(asdict(me)))
             rank_0 = _Signs(call["token"])
@@ -102,7 +106,7 @@ def _answer(store: Store, me: Member, seconds: float) -> Roster:
         time.sleep(_PAUSE)
     missing = [0]
     if run is not None and rank_0.is_calling:
-        missing = _missing(run, me.topology.num_ranks)
+        missing = _missing(run, num_ranks)
         run.delete_key(_arrival(me.rank))  # a rank that still waits must not count on this one
     raise _absent(missing, me.topology, seconds)
 
@@ -158,14 +162,6 @@ def _arrival(rank: int) -> str:
 
 def _member(entry: dict[str, Any]) -> Member:
     return Member(**{**entry, "topology": Topology(**entry["topology"])})
-
-
-def _check_num_ranks(theirs: int, me: Member) -> None:
-    if theirs != me.topology.num_ranks:
-        raise ClusterError(
-            f"rank 0 waits for {theirs} ranks and rank {me.rank} for {me.topology.num_ranks}: start all with "
-            "the same WORLD_SIZE, and two runs at the same time with different MASTER_PORTs"
-        )
 
 
 def _check_topologies(members: Sequence[Member]) -> None:

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -40,9 +39,7 @@ class MemoryReport:
         return cls(
             num_rows={spec.name: rows.num_rows(spec.name) for spec in rows.settings.tables},
             record_bytes=sum(group.arena.allocated_bytes for group in rows.groups),
-            used_record_bytes=sum(
-                int(group.index.num_keys.sum()) * group.arena.record_bytes for group in rows.groups
-            ),
+            used_record_bytes=sum(int(g.index.num_keys.sum()) * g.arena.record_bytes for g in rows.groups),
             resting_records=rows.leases.num_waiting,
             index_bytes=sum(group.index.allocated_bytes for group in rows.groups),
             gradient_bytes=sum(given.values.nbytes for given in pushed),
@@ -110,9 +107,7 @@ class Database(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -151,8 +146,8 @@ class Database(ABC):
         return tensors
 
     def _check_output(self, table: str, given: Any, shape: tuple[int, int]) -> None:
-        if not isinstance(given, Tensor) or tuple(given.shape) != shape or given.dtype != self._dtype:
-            is_tensor = isinstance(given, Tensor)
+        is_tensor = isinstance(given, Tensor)
+        if not is_tensor or tuple(given.shape) != shape or given.dtype != self._dtype:
             found = f"{given.dtype} of shape {tuple(given.shape)}" if is_tensor else repr(given)
             raise DataError(f"table {table!r}: out must be {self._dtype} of shape {shape}, got {found}")
         if not given.is_contiguous() or given.device.type != "cpu" or given.requires_grad:

@@ -168,12 +168,8 @@ def gradient_tensors(
     names = [part.table for part in request.parts]
     if set(gradients) != set(names):
         raise DataError(f"gradients for tables {sorted(gradients)}, but the ticket is for {sorted(names)}")
-    return [
-        as_gradient(
-            gradients[part.table], (part.num_vectors, dims[part.table]), dtype, f"table {part.table!r}"
-        )
-        for part in request.parts
-    ]
+    shapes = {part.table: (part.num_vectors, dims[part.table]) for part in request.parts}
+    return [as_gradient(gradients[n], shape, dtype, f"table {n!r}") for n, shape in shapes.items()]
 
 
 def as_gradient(given: Any, shape: tuple[int, int], dtype: torch.dtype, where: str) -> Tensor:

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from rowhaul.database.snapshot import Snapshot
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a table is: its group, and its position in the group."""
 
     group: int
@@ -98,9 +97,8 @@ class Rows:
         self.places: dict[str, Place] = {}
         for dim in dict.fromkeys(spec.dim for spec in settings.tables):
             specs = [spec for spec in settings.tables if spec.dim == dim]
-            self.places |= {
-                spec.name: Place(len(self.groups), position) for position, spec in enumerate(specs)
-            }
+            for position, spec in enumerate(specs):
+                self.places[spec.name] = Place(len(self.groups), position)
             self.groups.append(SharedTables(specs, settings.optimizer, settings.dtype, settings.seed))
         self.deleting = threading.Lock()
         self.structure, self.records = SharedLock(), SharedLock()

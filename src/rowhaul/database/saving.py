@@ -34,13 +34,6 @@ def facts_of(settings: DatabaseSettings, step: int) -> dict[str, Any]:
     }
 
 
-def save_snapshot(snapshot: Snapshot, settings: DatabaseSettings, path: str | Path) -> None:
-    """Stream a snapshot's rows into a checkpoint, which appears whole or not at all."""
-    with CheckpointWriter(path) as writer:
-        writer.facts = facts_of(settings, snapshot.step)
-        write_tables(writer, snapshot, settings)
-
-
 def write_tables(
     writer: CheckpointWriter | ShardWriter, snapshot: Snapshot, settings: DatabaseSettings
 ) -> None:

@@ -51,10 +51,9 @@ class DatabaseSettings:
 
 def _specs(tables: Any) -> tuple[tuple[TableSpec, ...], set[str]]:
     """The tables, and the dtypes that they ask for."""
+    given: list[Any]
     if isinstance(tables, Mapping):
-        given: list[Any] = [
-            TableSpec(name, dim, -INITIAL_RANGE, INITIAL_RANGE) for name, dim in tables.items()
-        ]
+        given = [TableSpec(name, dim, -INITIAL_RANGE, INITIAL_RANGE) for name, dim in tables.items()]
     elif isinstance(tables, Sequence) and not isinstance(tables, str):
         given = list(tables)
     else:

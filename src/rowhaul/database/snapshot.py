@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rowhaul.database.requests import Request, read_request
+from rowhaul.checkpoint import CheckpointWriter
+from rowhaul.database.requests import read_request
 from rowhaul.database.rows import Keys, Rows
-from rowhaul.database.saving import save_snapshot
+from rowhaul.database.saving import facts_of, write_tables
 from rowhaul.database.tickets import group_requests
 from rowhaul.database.vectors import Floats, Int64s, Vectors, read_vectors
 from rowhaul.errors import ConfigError
@@ -69,7 +69,18 @@ class Snapshot:
         """Return the vectors of keys, given as to `EmbeddingDatabase.prefetch`; nothing is inserted."""
         self.check_open()
         request = read_request(self._rows.settings, keys, table, lengths, pooling)
-        return request.result(self._pull(request))
+        dtype = getattr(torch, self._rows.settings.dtype)
+        pulled = {}
+        for asked in group_requests(self._rows, request):
+            group = self._rows.groups[asked.keys.group]
+            locations = self.find(asked.keys)
+            absent = np.flatnonzero(locations < 0)
+            spare = group.unknown_rows(asked.keys, absent, self._on_unknown) if len(absent) else None
+            locations[absent] = -1 - np.arange(len(absent))
+            for part, vectors in asked.vectors(locations):
+                pulled[part.table] = torch.empty((part.num_vectors, group.dim), dtype=dtype)
+                self.read(asked.keys.group, replace(vectors, spare=spare), pulled[part.table].numpy())
+        return request.result({part.table: pulled[part.table] for part in request.parts})
 
     def blocks(self, table: str) -> Generator[tuple[Int64s, Floats]]:
         """All rows of a table as blocks of (keys, records); deletions wait until the generator ends."""
@@ -111,7 +122,10 @@ class Snapshot:
     def save(self, path: str | Path) -> None:
         """Write a checkpoint of the snapshot, see `EmbeddingDatabase.save`."""
         self.check_open()
-        save_snapshot(self, self._rows.settings, path)
+        settings = self._rows.settings
+        with CheckpointWriter(path) as writer:
+            writer.facts = facts_of(settings, self.step)
+            write_tables(writer, self, settings)
 
     def close(self) -> None:
         """Free the snapshot's memory; it cannot be used any more."""
@@ -123,9 +137,7 @@ class Snapshot:
     def __enter__(self) -> Snapshot:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def check_open(self) -> None:
@@ -156,20 +168,6 @@ class Snapshot:
         self._changed[keys.group].find_or_insert(
             keys.values, keys.starts, lambda absent: changes[absent], lambda records: None
         )
-
-    def _pull(self, request: Request) -> dict[str, Tensor]:
-        dtype = getattr(torch, self._rows.settings.dtype)
-        pulled = {}
-        for asked in group_requests(self._rows, request):
-            group = self._rows.groups[asked.keys.group]
-            locations = self.find(asked.keys)
-            absent = np.flatnonzero(locations < 0)
-            spare = group.unknown_rows(asked.keys, absent, self._on_unknown) if len(absent) else None
-            locations[absent] = -1 - np.arange(len(absent))
-            for part, vectors in asked.vectors(locations):
-                pulled[part.table] = torch.empty((part.num_vectors, group.dim), dtype=dtype)
-                self.read(asked.keys.group, replace(vectors, spare=spare), pulled[part.table].numpy())
-        return {part.table: pulled[part.table] for part in request.parts}
 
     def _saved_records(self, group: int, records: Int64s) -> tuple[Int64s, Floats]:
         """Which of the records have changed since, and their contents before."""

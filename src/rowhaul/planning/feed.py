@@ -9,25 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
-import numpy as np
-
 from rowhaul._threads import Failure
 from rowhaul.data.samples import Samples
 from rowhaul.planning.planner import PlannedBatch, Planner, samples_digest
+from rowhaul.planning.rank0_data.messages import samples_of_size
 from rowhaul.planning.rank0_data.sharing import DataEnd
 from rowhaul.planning.sharing import PlanClient, PlanServer
 from rowhaul.schedule import ControlRecord, Plan, Scheduler
 
 Result = TypeVar("Result")
 
-_NOTHING = Samples(
-    (),
-    np.zeros(0, np.int64),
-    np.zeros((0, 0), np.int32),
-    np.zeros((0, 0), np.float32),
-    None,
-    np.zeros(0, np.int64),
-)
 NO_SAMPLES = bytes(16)  # the digest after the last batch
 
 
@@ -121,7 +112,7 @@ class LeaderFeed(PlanFeed):
         def make_and_send(scheduler: Scheduler) -> Plan:
             plan = make(scheduler)
             if self._server is not None:
-                self._server.send(PlannedBatch(plan, _NOTHING, NO_SAMPLES, NO_SAMPLES, 0.0, 0.0))
+                self._server.send(PlannedBatch(plan, samples_of_size(0), NO_SAMPLES, NO_SAMPLES, 0.0, 0.0))
             return plan
 
         return self._planner.at_rest(make_and_send)

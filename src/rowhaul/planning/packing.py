@@ -143,10 +143,9 @@ def _describe(value: Any, arrays: list[npt.NDArray[Any]], end: int) -> tuple[Any
         padded_bytes = value.nbytes + -value.nbytes % _ALIGNMENT
         return {"array": [value.dtype.str, value.shape, end]}, end + padded_bytes
     if isinstance(value, tuple):
-        items = []
-        for item in value:
-            described, end = _describe(item, arrays, end)
-            items.append(described)
+        items: list[Any] = [None] * len(value)
+        for place, item in enumerate(value):
+            items[place], end = _describe(item, arrays, end)
         return {"tuple": items}, end
     if is_dataclass(value) and type(value).__name__ in _CLASSES:
         inside: dict[str, Any] = {}

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import xxhash
@@ -24,8 +24,10 @@ from rowhaul.data.samples import Samples
 from rowhaul.errors import ClusterError, DataError
 from rowhaul.schedule import ControlRecord, IdBatch, Plan, Scheduler
 
+if TYPE_CHECKING:
+    from rowhaul.planning.sharing import PlanServer
+
 Result = TypeVar("Result")
-_CLOSED = "the planner is closed: it makes no more plans"
 
 MakeScheduler = Callable[[Iterator[IdBatch]], Scheduler]
 
@@ -40,22 +42,6 @@ class PlannedBatch:
     plan_digest: bytes  # 16; without the ids, which the other digest covers
     decision_seconds: float  # spent in the scheduler, without reading and looking up rows
     ready_at: float  # time.monotonic(), a clock that all processes of a host share
-
-
-class Audience(Protocol):
-    """Receives every plan as soon as it is made, in the planner's thread."""
-
-    def send(self, planned: PlannedBatch) -> None:
-        """Send the next plan."""
-        ...
-
-    def end(self) -> None:
-        """Announce that there are no more plans."""
-        ...
-
-    def fail(self, error: BaseException) -> None:
-        """Announce that planning has failed."""
-        ...
 
 
 def samples_digest(samples: Samples) -> bytes:
@@ -80,7 +66,7 @@ class Planner:
         failure: of this rank: gets the planner's errors; waits end when it is set.
         tables_of_features: the number of the table of each feature; by default each has its own.
         ahead: iterations that may be planned before any is allowed.
-        audience: receives all plans, too.
+        audience: receives all plans, too, as soon as they are made, in the planner's thread.
         complete: adds data to the samples of a planned batch; ids do not change. Ranks compare the samples
             without it.
 
@@ -100,7 +86,7 @@ class Planner:
         *,
         tables_of_features: Sequence[int] | None = None,
         ahead: int = 0,
-        audience: Audience | None = None,
+        audience: PlanServer | None = None,
         complete: Callable[[Samples, Plan], Samples] = lambda samples, plan: samples,
     ) -> None:
         self._source = iter(samples)
@@ -110,9 +96,8 @@ class Planner:
         self._complete = complete
         self._window: deque[Samples] = deque()  # read, not planned yet
         self._scheduler = make_scheduler(self._ids())
-        self._ready: RankQueue[PlannedBatch | None] = RankQueue(
-            failure, "the planner is closed: no next plan"
-        )
+        closed = "the planner is closed: no next plan"
+        self._ready: RankQueue[PlannedBatch | None] = RankQueue(failure, closed)
         self._executor = SerialExecutor("planner", failure)
         self._lock = threading.Lock()  # of the next attribute
         self._allowed = self._scheduler.iteration - 1
@@ -170,16 +155,14 @@ class Planner:
     def _check_open(self) -> None:
         self._failure.check()
         if self._is_closed:
-            raise ClusterError(_CLOSED)
+            raise ClusterError("the planner is closed: it makes no more plans")
 
     def _ids(self) -> Iterator[IdBatch]:
         for samples in self._source:
             check_samples(samples)
             self._window.append(samples)
-            tables = self._tables_of_features
-            yield IdBatch.from_features(
-                range(len(samples.features)) if tables is None else tables, samples.values, samples.lengths
-            )
+            tables = self._tables_of_features or range(len(samples.features))
+            yield IdBatch.from_features(tables, samples.values, samples.lengths)
 
     def _guarded(self, call: Callable[[], None]) -> None:
         """Make a call whose errors end the planner."""
@@ -212,10 +195,8 @@ class Planner:
                 ready_at=time.monotonic(),
             )
         self._has_ended = planned is None
-        if self._audience is not None and planned is not None:
-            self._audience.send(planned)
-        elif self._audience is not None:
-            self._audience.end()
+        if self._audience is not None:
+            self._audience.end() if planned is None else self._audience.send(planned)
         self._ready.put(planned)
 
 

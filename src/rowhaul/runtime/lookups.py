@@ -20,8 +20,7 @@ from rowhaul.schedule.sizes import RowSizes
 from rowhaul.schedule.topology import Topology, homes_of
 from rowhaul.store import TableGroup
 from rowhaul.store.keyed import copy_in, copy_out, locate, locate_or_add
-from rowhaul.transport.base import Bytes, Links
-from rowhaul.transport.swap import swap
+from rowhaul.transport.base import Bytes, Links, swap
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -73,13 +73,17 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         if not self.hot_is_auto:
-            object.__setattr__(self, "hot_rows", _whole_number(self.hot_rows, "cluster.hot_rows", "auto"))
+            text = str(self.hot_rows).strip()
+            if not text.isdecimal():
+                raise ConfigError(
+                    f"cluster.hot_rows must be a whole number, at least 0, or auto; got {self.hot_rows!r}"
+                )
+            object.__setattr__(self, "hot_rows", int(text))
         for name, least in (("workers", 0), ("stores", 0), ("hot_profile", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"cluster.{name} must be at least {least}, got {getattr(self, name)}")
         if self.data_from not in DATA_FROM:
-            given, known = self.data_from, " or ".join(DATA_FROM)
-            raise ConfigError(f"cluster.data_from must be {known}, got {given!r}")
+            raise ConfigError(f"cluster.data_from must be {' or '.join(DATA_FROM)}, got {self.data_from!r}")
         make_dispatcher(self.dispatcher)
         mode = make_sync(self.sync)
         policy_keys(self.cache_policy)
@@ -119,7 +123,7 @@ class ClusterConfig:
             topology=topology,
             sizes=sizes,
             prices=link_prices(speeds or self._speeds(topology.num_workers)),
-            cache=self._cache_settings(sizes),
+            cache=self._cache(sizes),
             dispatcher=self.dispatcher,
             sync=self.sync,
             shares=self.given_shares(topology.num_workers),
@@ -147,8 +151,7 @@ class ClusterConfig:
     def _speeds(self, num_workers: int) -> list[float]:
         if self.links in ("equal", "measure"):
             return [1.0] * num_workers
-        links = parse_links(self.links, num_workers, "cluster.links")
-        return [link.bytes_per_second for link in links]
+        return [one.bytes_per_second for one in parse_links(self.links, num_workers, "cluster.links")]
 
     def _cache_amount(self) -> tuple[int, bool]:
         """The size of a cache, and whether it is in bytes."""
@@ -162,19 +165,11 @@ class ClusterConfig:
             )
         return int(amount), False
 
-    def _cache_settings(self, sizes: RowSizes) -> CacheSettings:
+    def _cache(self, sizes: RowSizes) -> CacheSettings:
         amount, is_bytes = self._cache_amount()
         if is_bytes and len(set(sizes.records)) == 1:  # equivalent, and faster to decide
             return CacheSettings(amount // sizes.records[0], "rows", self.cache_policy)
         return CacheSettings(amount, "bytes" if is_bytes else "rows", self.cache_policy)
-
-
-def _whole_number(given: int | str, name: str, word: str) -> int:
-    """A whole number, at least 0, where ``word`` is also allowed."""
-    text = str(given).strip()
-    if not text.isdecimal():
-        raise ConfigError(f"{name} must be a whole number, at least 0, or {word}; got {given!r}")
-    return int(text)
 
 
 ONE_PROCESS = ClusterConfig()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
@@ -23,6 +24,9 @@ from rowhaul.train.cluster_config import ONE_PROCESS, ClusterConfig
 
 PRECISIONS = ("float32", "float64")
 DECAYS = ("constant", "linear", "cosine")
+_LEAST = dict.fromkeys(("batch_size", "epochs", "keep_checkpoints", "log_every"), 1) | dict.fromkeys(
+    ("shuffle_rows", "max_steps", "eval_every", "checkpoint_every", "threads", "seed"), 0
+)
 
 
 def _check(holds: bool, name: str, needed: str, given: Any) -> None:
@@ -30,18 +34,14 @@ def _check(holds: bool, name: str, needed: str, given: Any) -> None:
         raise ConfigError(f"{name} must be {needed}, got {given!r}")
 
 
+def _check_choice(name: str, given: str, known: Sequence[str]) -> None:
+    _check(given in known, name, f"one of {', '.join(known)}", given)
+
+
 def _check_options(where: str, options: dict[str, Any], reserved: tuple[str, ...]) -> None:
     for name in options:
         if not isinstance(name, str) or name in reserved:
             raise ConfigError(f"{where}: {name!r} is not an option to set here")
-
-
-def _check_prunable(keeps_all: bool) -> None:
-    if not keeps_all:
-        raise ConfigError(
-            "prune decides itself which rows to forget, but tables have policies that do so, too; leave out "
-            "one of them"
-        )
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,8 @@ class ModelConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check(
-            1 <= self.embedding_dim <= 1 << 16, "model.embedding_dim", "from 1 to 65536", self.embedding_dim
-        )
+        dim = self.embedding_dim
+        _check(1 <= dim <= 1 << 16, "model.embedding_dim", "from 1 to 65536", dim)
         _check_options("model.options", self.options, reserved=())
 
 
@@ -80,7 +79,7 @@ class RateSchedule:
 
     def __post_init__(self) -> None:
         _check(self.warmup_steps >= 0, "rates.warmup_steps", "at least 0", self.warmup_steps)
-        _check(self.decay in DECAYS, "rates.decay", f"one of {', '.join(DECAYS)}", self.decay)
+        _check_choice("rates.decay", self.decay, DECAYS)
 
 
 @dataclass(frozen=True)
@@ -130,23 +129,23 @@ class TrainConfig:
     cluster: ClusterConfig = ONE_PROCESS
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "epochs", "keep_checkpoints", "log_every"):
-            _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
-        for name in ("shuffle_rows", "max_steps", "eval_every", "checkpoint_every", "threads", "seed"):
-            _check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
+        for name, least in _LEAST.items():
+            _check(getattr(self, name) >= least, name, f"at least {least}", getattr(self, name))
         _check(self.threads <= 1024, "threads", "at most 1024", self.threads)
         _check(self.seed < 2**63, "seed", "below 2**63", self.seed)
-        _check(self.precision in PRECISIONS, "precision", f"one of {', '.join(PRECISIONS)}", self.precision)
-        _check(
-            self.on_unknown in ON_UNKNOWN, "on_unknown", f"one of {', '.join(ON_UNKNOWN)}", self.on_unknown
-        )
+        _check_choice("precision", self.precision, PRECISIONS)
+        _check_choice("on_unknown", self.on_unknown, ON_UNKNOWN)
         check_policies(self.tables)
-        policies = policies_by_table(self.tables, list(self.tables))
+        keeps_all = all(one.keeps_all for one in policies_by_table(self.tables, list(self.tables)))
         if self.prune.settings() is not None:
-            _check_prunable(all(one.keeps_all for one in policies))
+            if not keeps_all:
+                raise ConfigError(
+                    "prune decides itself which rows to drop, but tables have policies that do so, too; "
+                    "leave out one of them"
+                )
             if self.cluster.workers:
                 check_cluster(self.cluster.sync, self.cluster.hot_rows)
-        if self.cluster.hot_is_auto and not all(one.keeps_all for one in policies):
+        if self.cluster.hot_is_auto and not keeps_all:
             raise ConfigError(
                 "cluster.hot_rows is auto, but tables have policies, from which hot rows are exempt: what is "
                 "learned would depend on measured times. Say how many rows are hot, or leave out the policies"
@@ -189,11 +188,10 @@ class TrainConfig:
                 f"dense.name: {self.dense.name} is not supported: it needs closures or sparse gradients"
             )
         try:
-            make: Any = kind
-            made: torch.optim.Optimizer = make(parameters, **{**self.dense.options, "lr": self.dense.lr})
+            make: Callable[..., torch.optim.Optimizer] = kind
+            return make(parameters, **{**self.dense.options, "lr": self.dense.lr})
         except (TypeError, ValueError) as error:
             raise ConfigError(f"dense: torch.optim.{self.dense.name} rejects its options: {error}") from None
-        return made
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
@@ -276,10 +274,8 @@ def _converted(kind: Any, value: Any, name: str) -> Any:
     expected = dict if kind == dict[str, Any] else kind
     if not isinstance(value, expected) or (isinstance(value, bool) and kind is not bool):
         if kind is float and isinstance(value, str):  # YAML reads 1e-3 as text
-            try:
+            with suppress(ValueError):
                 return float(value)
-            except ValueError:
-                pass
         known = getattr(expected, "__name__", str(expected))  # a union has no name
         raise ConfigError(f"{name}: expected {known}, got {value!r}")
     return value

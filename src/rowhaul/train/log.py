@@ -6,26 +6,38 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 from rowhaul._files import write_text
 from rowhaul.nn.row_source import RowNote
+from rowhaul.schedule.plan import RowCounts
 from rowhaul.train.metrics import MetricValues
 
 METRICS_FILE = "metrics.jsonl"
 
 
-class RunLog:
-    """Writes to a run's folder, or nowhere if there is none."""
+class TrainingLog:
+    """The log of a run, with its speed: samples a second of training alone.
 
-    def __init__(self, folder: Path | None, first_step: int) -> None:
+    Args:
+        folder: of the run; None writes nothing.
+        first_step: steps taken before.
+        every: steps between two lines.
+    """
+
+    def __init__(self, folder: Path | None, first_step: int, every: int) -> None:
         self._folder, self._first_step = folder, first_step
         self._lines: TextIO | None = None
         self._board: Any = None
         self._evaluated: set[int] = set()
+        self.every, self.step_number = every, first_step
+        self.num_steps = 0  # by this run
+        self.row_counts: RowCounts | None = None  # so far, where tables have policies
+        self._began, self._samples_before = time.perf_counter(), 0
+        self._seconds, self._samples = 0.0, 0  # of training alone, after the first step
+        self._logged = (0.0, 0)
 
-    def __enter__(self) -> RunLog:
+    def __enter__(self) -> Self:
         if self._folder is not None:
             from torch.utils.tensorboard import SummaryWriter  # slow to import
 
@@ -38,30 +50,15 @@ class RunLog:
             self._board = SummaryWriter(board, purge_step=self._first_step + 1)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._lines is not None:
             self._lines.close()
             self._board.close()
 
-    def step(self, step: int, samples: int, loss: float, samples_per_second: float) -> None:
-        """One training step."""
-        values = {"loss": loss, "samples_per_second": samples_per_second}
-        self._write("train", step, values, {"samples": samples})
-
-    def means(self, step: int, values: dict[str, float]) -> None:
-        """Average measurements of iterations on a cluster."""
-        self._write("cluster", step, values, {})
-
-    def rows(self, step: int, values: dict[str, float]) -> None:
-        """Rows admitted and forgotten per step, on average."""
-        self._write("tables", step, values, {})
-
     def row_note(self, step: int, note: RowNote) -> None:
         """Something a row source did: its numbers, and its counts as histograms."""
-        self._write(
-            note.kind, step, dict(note.values), {name: list(one) for name, one in note.counts.items()}
+        self.write(
+            note.kind, step, dict(note.values), **{name: list(one) for name, one in note.counts.items()}
         )
         for name, counts in note.counts.items() if self._board is not None else ():
             numbers = range(len(counts))
@@ -83,9 +80,10 @@ class RunLog:
         if step in self._evaluated:
             return
         values = {name: value for name, value in asdict(metrics).items() if name != "note"}
-        self._write("eval", step, values, {})
+        self.write("eval", step, values)
 
-    def _write(self, kind: str, step: int, values: dict[str, float], more: dict[str, Any]) -> None:
+    def write(self, kind: str, step: int, values: dict[str, float], **more: Any) -> None:
+        """Numbers of a kind, which TensorBoard shows too, and more for the line alone."""
         if self._lines is None:
             return
         line = {"kind": kind, "step": step, **more, **values}
@@ -93,24 +91,6 @@ class RunLog:
         self._lines.flush()
         for name, value in values.items():
             self._board.add_scalar(f"{kind}/{name}", value, step)
-
-
-class TrainingLog(RunLog):
-    """The log of a run, with its speed: samples a second of training alone.
-
-    Args:
-        folder: of the run; None writes nothing.
-        first_step: steps taken before.
-        every: steps between two lines.
-    """
-
-    def __init__(self, folder: Path | None, first_step: int, every: int) -> None:
-        super().__init__(folder, first_step)
-        self.every, self.step_number = every, first_step
-        self.num_steps = 0  # by this run
-        self._began, self._samples_before = time.perf_counter(), 0
-        self._seconds, self._samples = 0.0, 0  # of training alone, after the first step
-        self._logged = (0.0, 0)
 
     @property
     def samples_per_second(self) -> float:
@@ -132,7 +112,8 @@ class TrainingLog(RunLog):
         self.resume_clock(samples)
         if step % self.every == 0:
             seconds, trained = self._seconds - self._logged[0], self._samples - self._logged[1]
-            self.step(step, samples, loss, trained / seconds if seconds else 0.0)
+            speed = trained / seconds if seconds else 0.0
+            self.write("train", step, {"loss": loss, "samples_per_second": speed}, samples=samples)
             self._logged = (self._seconds, self._samples)
             self.write_more(step)
 

@@ -49,83 +49,56 @@ class RunResult:
 
 
 class Session(Protocol):
-    """Training alone or in a cluster, as the loop sees it."""
+    """Training alone or in a cluster, as the loop sees it.
 
-    @property
-    def trainer(self) -> Trainer:
-        """The model, its optimizers and how far they have come."""
-        ...
+    Attributes:
+        trainer: the model, its optimizers and how far they have come.
+        log: of the run.
+        stream: the training data.
+        evaluation: the evaluation data.
+        is_leader: whether this process keeps checkpoints and the log of evaluations.
+        stopped: whether the run was asked to stop.
+        finished: whether the data is used up.
+    """
 
-    @property
-    def log(self) -> TrainingLog:
-        """The run's log."""
-        ...
-
-    @property
-    def stream(self) -> SampleStream:
-        """The training data."""
-        ...
-
-    @property
-    def evaluation(self) -> SampleStream | None:
-        """The evaluation data."""
-        ...
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this process keeps checkpoints and the log of evaluations."""
-        ...
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the run was asked to stop."""
-        ...
-
-    @property
-    def finished(self) -> bool:
-        """Whether the data is used up."""
-        ...
-
-    @property
-    def row_counts(self) -> RowCounts | None:
-        """Rows admitted and dropped so far, where tables have policies."""
-        ...
+    trainer: Trainer
+    log: TrainingLog
+    stream: SampleStream
+    evaluation: SampleStream | None
+    is_leader: bool = True
+    stopped: bool = False
+    finished: bool = False
 
     def start(self) -> None:
         """Prepare for the first step; the log is open."""
-        ...
+        return None
 
     def batches(self, count: int) -> Iterator[Batch]:
         """Yield this process's part of the next global batches; fewer where the run ends or stops."""
-        ...
 
     def train(self, batch: Batch) -> float:
         """Take one step; returns the loss of the global batch."""
-        ...
 
     def pauses(self) -> list[int]:
         """Steps at which `rest` must be called."""
-        ...
+        return []
 
     def rest(self, at_checkpoint: bool) -> None:
         """Do what can only be done between iterations."""
-        ...
+        return None
 
     def evaluate(self) -> MetricValues:
         """Measure the model on the evaluation data."""
-        ...
 
     def save(self, checkpoints: Path, facts: dict[str, Any]) -> None:
         """Save a checkpoint of this step."""
-        ...
 
     def held(self) -> tuple[int, int]:
         """Count rows, and bytes of rows and indexes."""
-        ...
 
     def finish(self) -> None:
         """Log what is known only at the end."""
-        ...
+        return None
 
 
 def train(session: Session, folder: Path | None, listener: Listener | None) -> RunResult:
@@ -173,7 +146,7 @@ class _Loop:
             interrupted=interrupted,
             num_rows=num_rows,
             row_bytes=row_bytes,
-            row_counts=session.row_counts,
+            row_counts=self._log.row_counts,
             pruning=trainer.collection.source.report(),
         )
 

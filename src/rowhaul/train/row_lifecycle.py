@@ -26,6 +26,12 @@ from rowhaul.store.keyed import remove
 Ints = npt.NDArray[np.int64]
 
 
+def table_of_feature(collection: EmbeddingBagCollection) -> dict[str, int]:
+    """Return the number of the table that each feature of a collection reads."""
+    configs = collection.embedding_bag_configs()
+    return {name: number for number, config in enumerate(configs) for name in config.feature_names}
+
+
 class RowLifecycle(LocalRows):
     """A collection's rows in this process, of which policies admit some and drop others.
 
@@ -39,11 +45,8 @@ class RowLifecycle(LocalRows):
         self._policies, self._exempt = policies, RowIndex()
         self._is_open = True  # whether training on a new key creates its row
         self.reset()
-        configs = collection.embedding_bag_configs()
-        self._table_of = {
-            name: number for number, config in enumerate(configs) for name in config.feature_names
-        }
-        self._places = [self.find_table(config.name) for config in configs]
+        self._table_of = table_of_feature(collection)
+        self._places = [self.find_table(config.name) for config in collection.embedding_bag_configs()]
 
     def reset(self) -> None:
         """Start counting anew; rows stay."""

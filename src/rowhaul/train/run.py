@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -32,6 +31,7 @@ from rowhaul.train.run_folder import (
 from rowhaul.train.trainer import Trainer
 
 EVALUATION_BATCH = 8192
+Streams = tuple[SampleStream, SampleStream | None]  # to train and to evaluate on
 
 
 def train_run(
@@ -61,6 +61,18 @@ def train_run(
     torch.manual_seed(config.seed)  # for modules of a user's own; ours draw from generators of their own
     trainer = Trainer(config, schema)
     reader = _restore(trainer, folder) if folder and resume else None
+    stream, evaluation = open_streams(config, schema, data, eval_data, trainer.samples)
+    trainer.expect(stream, evaluation)
+    if reader is not None:
+        check_same_data(reader, stream)
+    if folder:
+        begin_folder(folder, config, schema)
+    with _Alone(trainer, stream, evaluation, folder, should_stop) as session:
+        return loop.train(session, folder, listener)
+
+
+def open_streams(config: TrainConfig, schema: Schema, data: Any, eval_data: Any, start: int) -> Streams:
+    """Open the files to train on, from sample ``start``, and those to evaluate on."""
     stream = SampleStream(
         data,
         schema,
@@ -68,24 +80,13 @@ def train_run(
         epochs=config.epochs,
         shuffle_rows=config.shuffle_rows,
         seed=config.seed,
-        start=trainer.samples,
+        start=start,
     )
-    evaluation = SampleStream(eval_data, schema, EVALUATION_BATCH) if eval_data else None
-    for one in (stream, evaluation) if evaluation else (stream,):
-        trainer.check_keys(one)
-    if reader is not None:
-        check_same_data(reader, stream)
-    trainer.total_steps = min(trainer.step + stream.num_batches, config.max_steps or sys.maxsize)
-    if folder:
-        begin_folder(folder, config, schema)
-    with _Alone(trainer, stream, evaluation, folder, should_stop) as session:
-        return loop.train(session, folder, listener)
+    return stream, SampleStream(eval_data, schema, EVALUATION_BATCH) if eval_data else None
 
 
-class _Alone:
+class _Alone(loop.Session):
     """The session of a single process."""
-
-    is_leader = True
 
     def __init__(
         self,
@@ -97,7 +98,6 @@ class _Alone:
     ) -> None:
         self.trainer, self.stream, self.evaluation = trainer, stream, evaluation
         self.log = _Log(folder, trainer)
-        self.stopped = self.finished = False
         self._should_stop = should_stop
         self._batches = stream.prepared(trainer.prepare)
 
@@ -106,14 +106,6 @@ class _Alone:
 
     def __exit__(self, *error: object) -> None:
         self._batches.close()
-
-    @property
-    def row_counts(self) -> RowCounts | None:
-        """Rows admitted and dropped so far, where tables have policies."""
-        return None if self.trainer.lifecycle is None else self.trainer.lifecycle.counts
-
-    def start(self) -> None:
-        """Do nothing."""
 
     def batches(self, count: int) -> Iterator[Batch]:
         """Yield the next batches, until asked to stop."""
@@ -129,13 +121,6 @@ class _Alone:
         """Take one step."""
         return self.trainer.train_step(batch)
 
-    def pauses(self) -> list[int]:
-        """Return nothing: a single process needs no rest."""
-        return []
-
-    def rest(self, at_checkpoint: bool) -> None:
-        """Do nothing."""
-
     def evaluate(self) -> MetricValues:
         """Measure the model on the evaluation data."""
         assert self.evaluation is not None
@@ -146,9 +131,6 @@ class _Alone:
         path = checkpoints / step_folder(self.trainer.step)
         if latest_checkpoint(checkpoints) != path:
             snapshot.save(self.trainer, path, facts)
-
-    def finish(self) -> None:
-        """Do nothing."""
 
     def held(self) -> tuple[int, int]:
         """Count rows and their bytes."""
@@ -163,19 +145,24 @@ class _Log(TrainingLog):
     def __init__(self, folder: Path | None, trainer: Trainer) -> None:
         super().__init__(folder, trainer.step, trainer.config.log_every)
         self._trainer, self._counted = trainer, RowCounts()
+        self._count_rows()
+
+    def _count_rows(self) -> None:
+        if self._trainer.lifecycle is not None:
+            self.row_counts = self._trainer.lifecycle.counts
 
     def stepped(self, step: int, samples: int, loss: float) -> None:
         """Log a step."""
+        self._count_rows()
         super().stepped(step, samples, loss)
         for note in self._trainer.collection.source.notes():
             self.row_note(step, note)
 
     def write_more(self, step: int) -> None:
         """Log how policies admitted and dropped rows, a step, on average."""
-        lifecycle = self._trainer.lifecycle
-        if lifecycle is not None:
-            since, self._counted = lifecycle.counts - self._counted, lifecycle.counts
-            self.rows(step, {name: one / self.every for name, one in since.by_name().items()})
+        if self.row_counts is not None:
+            since, self._counted = self.row_counts - self._counted, self.row_counts
+            self.write("tables", step, {name: one / self.every for name, one in since.by_name().items()})
 
 
 def _restore(trainer: Trainer, folder: Path) -> CheckpointReader | None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from rowhaul.checkpoint import CheckpointReader
+from rowhaul.checkpoint import CheckpointReader, CheckpointWriter, ShardWriter
 from rowhaul.schedule.arrays import Arrays, Saved, text_array
 
 _GROUP = "lifetimes"
@@ -22,14 +20,7 @@ _TABLES = {
 }
 
 
-class Tensors(Protocol):
-    """Where groups of tensors go: a `CheckpointWriter`, or one rank's `ShardWriter`."""
-
-    def tensors(self, group: str, tensors: Mapping[str, Tensor]) -> None:
-        """Store tensors under a group's name."""
-
-
-def write(writer: Tensors, lifetimes: Arrays, tables: Sequence[str]) -> None:
+def write(writer: CheckpointWriter | ShardWriter, lifetimes: Arrays, tables: Sequence[str]) -> None:
     """Keep what `Lifetimes.export` gave."""
     plain = {**lifetimes, _NAMES: text_array(json.dumps(list(tables)))}
     # PyTorch has few operations for unsigned words, and older files of it none.

@@ -8,13 +8,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rowhaul.checkpoint import CheckpointReader, CheckpointWriter
+from rowhaul.checkpoint import CheckpointReader, CheckpointWriter, ShardWriter
 from rowhaul.errors import CheckpointError
 from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.schedule.arrays import Saved
 from rowhaul.store.row_format import format_of
 from rowhaul.train import saved_lifetimes
-from rowhaul.train.saved_lifetimes import Tensors
 from rowhaul.train.trainer import Trainer
 
 
@@ -52,7 +51,7 @@ def save(trainer: Trainer, path: str | Path, facts: dict[str, Any] | None = None
         format_of(collection.row_settings).save(writer, collection)
 
 
-def save_dense(trainer: Trained, writer: Tensors) -> dict[str, Any]:
+def save_dense(trainer: Trained, writer: CheckpointWriter | ShardWriter) -> dict[str, Any]:
     """Write all but the rows; returns the facts that go into the manifest."""
     writer.tensors("model", _dense_tensors(trainer.model))
     optimizer_tensors, optimizer_plain = _split(trainer.dense.state_dict())

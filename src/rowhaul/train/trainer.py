@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -148,6 +149,12 @@ class Trainer:
                     f"{stream.files[0]}: id column {name!r} holds {kind} ids, but the model was trained on "
                     f"{trained} ids, which are different keys; write it with the type it had in training"
                 )
+
+    def expect(self, stream: SampleStream, evaluation: SampleStream | None) -> None:
+        """Train on this data to its end, or to ``max_steps``; refuse ids of another type than before."""
+        for one in (stream, evaluation) if evaluation else (stream,):
+            self.check_keys(one)
+        self.total_steps = min(self.step + stream.num_batches, self.config.max_steps or sys.maxsize)
 
     def set_rates(self) -> None:
         """Give both optimizers the learning rates of the step that comes next."""

@@ -33,11 +33,9 @@ class Transfer(Protocol):
 
     def wait_received(self) -> None:
         """Return when all receives are complete."""
-        ...
 
     def wait_sent(self) -> None:
         """Return when the sent buffers may be reused."""
-        ...
 
 
 class Links(Protocol):
@@ -51,7 +49,6 @@ class Links(Protocol):
 
         Empty messages are not sent.
         """
-        ...
 
 
 class Collective(Protocol):
@@ -62,11 +59,9 @@ class Collective(Protocol):
 
     def all_gather(self, mine: Bytes) -> npt.NDArray[np.uint8]:
         """Return the bytes of all ranks, ranks x length; the length is the same on all ranks."""
-        ...
 
     def sum_in_rank_order(self, values: Tensor) -> None:
         """Replace a one-dimensional tensor by its sum over ranks, added in rank order: the same bits."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -97,7 +92,20 @@ class Transport(Protocol):
 
     def connect(self, membership: Membership) -> Groups:
         """Connect this rank to all others, which call this too. May block: the caller sets the time limit."""
-        ...
+
+
+def complete(transfer: Transfer) -> None:
+    """Wait for all messages of a transfer."""
+    transfer.wait_received()
+    transfer.wait_sent()
+
+
+def swap(links: Links, sizes: Mapping[int, int], sends: Mapping[int, Bytes]) -> dict[int, Bytes]:
+    """Send messages by rank, return those received, of the given sizes; one to this rank does not travel."""
+    others = {peer: np.empty(size, np.uint8) for peer, size in sizes.items() if peer != links.rank}
+    transfer = links.post(others, {peer: data for peer, data in sends.items() if peer != links.rank})
+    complete(transfer)
+    return {peer: others[peer] if peer != links.rank else sends[peer] for peer in sizes}
 
 
 def check_buffers(rank: int, num_ranks: int, *messages: Mapping[int, Bytes]) -> None:

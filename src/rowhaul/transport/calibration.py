@@ -132,10 +132,8 @@ class _End:
 
     def payload(self, peer: int, num_bytes: int, receives: bool, sends: bool) -> tuple[_Buffers, _Buffers]:
         """Return the buffers that a trial receives and sends."""
-        return (
-            {peer: self._incoming[:num_bytes]} if receives else {},
-            {peer: self._outgoing[:num_bytes]} if sends else {},
-        )
+        incoming, outgoing = {peer: self._incoming[:num_bytes]}, {peer: self._outgoing[:num_bytes]}
+        return incoming if receives else {}, outgoing if sends else {}
 
     def trial(self, peer: int, ways: int, num_bytes: int) -> float:
         """Time a trial, from its order until this end knows that both have everything."""
@@ -176,15 +174,12 @@ class _End:
         pings = self._trials(peer, 0, 0, _MAX_PINGS, seconds * _PING_SHARE / 2)
         # The quickest, and before anything large: delays by a busy machine or a queue on the way would be
         # subtracted from the time of the payload.
-        trips = [
-            min(self._trials(peer, ways, 1, _NUM_SMALL, seconds * _PING_SHARE / 6))
+        trips = {
+            ways: min(self._trials(peer, ways, 1, _NUM_SMALL, seconds * _PING_SHARE / 6))
             for ways in _EACH_OF_THE_WAYS
-        ]
-        each_seconds = seconds * (1 - _PING_SHARE) / len(_EACH_OF_THE_WAYS)
-        speeds = [
-            self._speed(peer, ways, around, each_seconds, most_bytes)
-            for ways, around in zip(_EACH_OF_THE_WAYS, trips, strict=True)
-        ]
+        }
+        each = seconds * (1 - _PING_SHARE) / len(_EACH_OF_THE_WAYS)
+        speeds = [self._speed(peer, ways, around, each, most_bytes) for ways, around in trips.items()]
         self.links.post({}, {peer: np.array([_STOP, 0], np.int64).view(np.uint8)}).wait_sent()
         return [float(np.median(pings)) / 2, *speeds]
 

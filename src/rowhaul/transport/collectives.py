@@ -6,35 +6,22 @@ Not Gloo's own: its rings take a hop for each rank, and add in an order that dep
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rowhaul.transport.base import Bytes, Transfer, check_summable
+from rowhaul.transport.base import Bytes, check_summable, complete
+
+if TYPE_CHECKING:
+    from rowhaul.transport.gloo import GlooLinks
 
 MAX_BYTES_VIA_FIRST = 4096  # larger messages are gathered without the detour by rank 0
 SUM_TRIALS = 3  # of each algorithm, for tensors of a new size
-
-
-class TensorLinks(Protocol):
-    """Messages of tensors between pairs of ranks; see `rowhaul.transport.gloo.GlooLinks`."""
-
-    rank: int
-    num_ranks: int
-
-    def start(self, receives: Mapping[int, Tensor], sends: Mapping[int, Tensor]) -> Transfer:
-        """Start messages, receives first."""
-        ...
-
-    def swap(self, peer: int, own: Tensor, buffer: Callable[[], Tensor]) -> AbstractContextManager[Tensor]:
-        """Send a tensor and yield the peer's."""
-        ...
 
 
 class PairwiseCollective:
@@ -44,7 +31,7 @@ class PairwiseCollective:
         links: between the members; nothing else may use them.
     """
 
-    def __init__(self, links: TensorLinks) -> None:
+    def __init__(self, links: GlooLinks) -> None:
         self._links = links
         self.rank, self.num_ranks = links.rank, links.num_ranks
         # Starting with the next rank, so that not all begin with the same one.
@@ -60,8 +47,7 @@ class PairwiseCollective:
             self._gather_via_first(everyone, own)
         else:
             self._gather(everyone, own)
-        gathered: npt.NDArray[np.uint8] = everyone.numpy()
-        return gathered
+        return everyone.numpy()
 
     def sum_in_rank_order(self, values: Tensor) -> None:
         """Replace a one-dimensional tensor by its sum over ranks, added in rank order: the same bits."""
@@ -108,12 +94,10 @@ class PairwiseCollective:
         """Rank 0 adds everything and sends the sum to all: the fewest messages."""
         if self.rank:
             total = self._buffer(own, own.numel())
-            _complete(self._links.start({0: total}, {0: own}))
+            complete(self._links.start({0: total}, {0: own}))
             return total
         everyone = self._buffer(own, self.num_ranks * own.numel()).view(self.num_ranks, -1)
-        transfer = self._links.start({peer: everyone[peer] for peer in self._peers}, {})
-        everyone[0] = own
-        transfer.wait_received()
+        self._receive_all(everyone, own)
         total = _add_up(everyone)
         self._links.start({}, dict.fromkeys(self._peers, total)).wait_sent()
         return total
@@ -144,17 +128,21 @@ class PairwiseCollective:
             {peer: everyone[peer] for peer in self._peers}, dict.fromkeys(self._peers, own)
         )
         everyone[self.rank] = own
-        _complete(transfer)
+        complete(transfer)
 
     def _gather_via_first(self, everyone: Tensor, own: Tensor) -> None:
         """Gather at rank 0, which sends the result to all: two hops, and far fewer messages."""
         if self.rank:
-            _complete(self._links.start({0: everyone}, {0: own}))
+            complete(self._links.start({0: everyone}, {0: own}))
             return
+        self._receive_all(everyone, own)
+        self._links.start({}, dict.fromkeys(self._peers, everyone)).wait_sent()
+
+    def _receive_all(self, everyone: Tensor, own: Tensor) -> None:
+        """On rank 0: receive what all others send."""
         transfer = self._links.start({peer: everyone[peer] for peer in self._peers}, {})
         everyone[0] = own
         transfer.wait_received()
-        self._links.start({}, dict.fromkeys(self._peers, everyone)).wait_sent()
 
     def _buffer(self, like: Tensor, length: int) -> Tensor:
         """Reuse memory from call to call: fresh pages cost as much as the sum."""
@@ -172,8 +160,3 @@ def _add_up(parts: Tensor) -> Tensor:  # ranks x length; the first row becomes t
     for part in parts[1:]:
         parts[0] += part
     return parts[0]
-
-
-def _complete(transfer: Transfer) -> None:
-    transfer.wait_received()
-    transfer.wait_sent()

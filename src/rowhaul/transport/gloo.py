@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,10 +20,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from rowhaul.errors import ClusterError
-from rowhaul.transport.base import Bytes, Groups, LinkError, Membership, check_buffers
+from rowhaul.transport.base import Bytes, Groups, LinkError, Membership, check_buffers, complete
 from rowhaul.transport.collectives import PairwiseCollective, as_tensor
 from rowhaul.transport.pipe_setup import form_pipes
-from rowhaul.transport.pipes import Pipe
+from rowhaul.transport.pipes import Arrival, Pipe
 
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"  # read by Gloo whenever it makes a group
 # Waiting for another rank is not an error, however long it computes; the heartbeat detects lost ranks.
@@ -68,20 +67,12 @@ class GlooTransport:
         return Groups(moves, summed, PairwiseCollective(control), data, close)
 
 
-class Message(Protocol):
-    """A message in flight."""
-
-    def wait(self) -> None:
-        """Return when it has arrived, or when its memory may be reused."""
-        ...
-
-
 @dataclass(frozen=True)
 class MessageTransfer:
     """The messages of one post."""
 
-    received: list[Message]
-    sent: list[Message]
+    received: list[Arrival | _GroupMessage]
+    sent: list[_GroupMessage]
 
     def wait_received(self) -> None:
         """Return when all receives are complete."""
@@ -145,9 +136,7 @@ class GlooLinks:
                 yield theirs.view(own.dtype)
             return
         theirs = buffer()
-        transfer = self.start({peer: theirs}, {peer: own})
-        transfer.wait_received()
-        transfer.wait_sent()
+        complete(self.start({peer: theirs}, {peer: own}))
         yield theirs
 
     def close(self) -> None:
@@ -155,14 +144,14 @@ class GlooLinks:
         for pipe in self.pipes.values():
             pipe.close()
 
-    def _receive(self, peer: int, tensor: Tensor) -> Message:
+    def _receive(self, peer: int, tensor: Tensor) -> Arrival | _GroupMessage:
         if peer in self.pipes:
             return self.pipes[peer].expect(tensor)
         return self._begin(self._group.recv, "receiving from", peer, tensor)
 
     def _begin(
         self, start: Callable[[list[Tensor], int, int], dist.Work], what: str, peer: int, tensor: Tensor
-    ) -> Message:
+    ) -> _GroupMessage:
         name = self.names[peer]
         try:
             return _GroupMessage(start([tensor], peer, 0), tensor, what, name)
@@ -222,22 +211,19 @@ def _link_error(error: RuntimeError, what: str, tensor: Tensor, peer: int) -> Li
 
 def _first_group(membership: Membership, everyone: list[int], owns_default: bool) -> ProcessGroup:
     """The default group, or a new one if the user has initialised ``torch.distributed``."""
+    rank, size = membership.rank, len(everyone)
     if owns_default:
         dist.init_process_group(
-            "gloo",
-            store=membership.store,
-            rank=membership.rank,
-            world_size=len(everyone),
-            timeout=_OPERATION,
+            "gloo", store=membership.store, rank=rank, world_size=size, timeout=_OPERATION
         )
         world = dist.group.WORLD
         assert world is not None
         return world
     given = (dist.get_rank(), dist.get_world_size())
-    if given != (membership.rank, len(everyone)):
+    if given != (rank, size):
         raise ClusterError(
             f"torch.distributed was initialised as rank {given[0]} of {given[1]}, "
-            f"but the environment says rank {membership.rank} of {len(everyone)}"
+            f"but the environment says rank {rank} of {size}"
         )
     return _new_group(everyone)
 

@@ -134,16 +134,11 @@ class InProcessLinks:
         network.delay()
         with network._changed:
             network._check()
+            here = self.rank
             received = {
-                peer: self._match(peer, self.rank, "destination", data)
-                for peer, data in receives.items()
-                if data.size
+                p: self._match(p, here, "destination", data) for p, data in receives.items() if data.size
             }
-            sent = {
-                peer: self._match(self.rank, peer, "source", data)
-                for peer, data in sends.items()
-                if data.size
-            }
+            sent = {p: self._match(here, p, "source", data) for p, data in sends.items() if data.size}
             network._changed.notify_all()
         return InProcessTransfer(network, self.rank, received, sent)
 
@@ -159,36 +154,34 @@ class InProcessLinks:
         return message
 
 
+@dataclass(frozen=True)
 class InProcessTransfer:
     """The messages of one post."""
 
-    def __init__(
-        self, network: InProcessNetwork, rank: int, received: dict[int, _Message], sent: dict[int, _Message]
-    ) -> None:
-        self._network = network
-        self._rank = rank
-        self._received = received
-        self._sent = sent
+    network: InProcessNetwork
+    rank: int
+    received: dict[int, _Message]
+    sent: dict[int, _Message]
 
     def wait_received(self) -> None:
         """Return when all receives are complete."""
-        self._wait(self._received, "from")
+        self._wait(self.received, "from")
 
     def wait_sent(self) -> None:
         """Return when the sent buffers may be reused: the peers have the bytes."""
-        self._wait(self._sent, "to")
+        self._wait(self.sent, "to")
 
     def _wait(self, messages: dict[int, _Message], direction: str) -> None:
-        network = self._network
+        network = self.network
         network.delay()
         with network._changed:
             network._check()
             for peer in list(messages):
-                self._wait_for(messages[peer], f"rank {self._rank}: the message {direction} rank {peer}")
+                self._wait_for(messages[peer], f"rank {self.rank}: the message {direction} rank {peer}")
                 del messages[peer]
 
     def _wait_for(self, message: _Message, what: str) -> None:
-        self._network._wait_until(lambda: message.is_matched, lambda: what)
+        self.network._wait_until(lambda: message.is_matched, lambda: what)
         message.deliver()
 
 
@@ -215,9 +208,8 @@ class InProcessCollective:
 
     def all_gather(self, mine: Bytes) -> npt.NDArray[np.uint8]:
         """Return the bytes of all ranks, ranks x length; the length is the same on all ranks."""
-        gathered: npt.NDArray[np.uint8] = self._together(
-            f"all_gather of {mine.size:,} bytes", mine.copy(), np.stack
-        )
+        kind = f"all_gather of {mine.size:,} bytes"
+        gathered: npt.NDArray[np.uint8] = self._together(kind, mine.copy(), np.stack)
         return gathered.copy()
 
     def sum_in_rank_order(self, values: Tensor) -> None:

@@ -27,10 +27,10 @@ def host_id() -> str:
         return f"{socket.gethostname()}-{uuid.getnode():x}"
 
 
-def new_address() -> str:
-    """Make a new address: ``@name``, an abstract socket, on Linux, a path elsewhere."""
+def new_address(abstract: bool = sys.platform == "linux") -> str:
+    """Make a new address: ``@name``, an abstract socket of this network namespace, or a path."""
     name = f"rowhaul-{secrets.token_hex(8)}"
-    return f"@{name}" if sys.platform == "linux" else os.path.join(tempfile.gettempdir(), name)
+    return f"@{name}" if abstract else os.path.join(tempfile.gettempdir(), name)
 
 
 def as_system_address(address: str) -> str:

@@ -25,11 +25,6 @@ _ADDRESS_BYTES = 64
 _HOST_BYTES = 16
 
 
-def can_share_memory() -> bool:
-    """Whether this system supports pipes, and the environment does not disable them."""
-    return sys.platform == "linux" and os.environ.get(VARIABLE, "1") != "0"
-
-
 def form_pipes(
     rank: int,
     all_gather: Callable[[Bytes], npt.NDArray[np.uint8]],
@@ -48,12 +43,16 @@ def form_pipes(
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         address = ""
-        if can_share_memory():
+        if sys.platform == "linux" and os.environ.get(VARIABLE, "1") != "0":
             address = new_address()
             listener.bind(as_system_address(address))
             listener.listen(len(names))
             listener.settimeout(CONNECT_SECONDS)
-        everyone = all_gather(np.frombuffer(_introduction(host, address), np.uint8))
+        # Processes of different users may not exchange memory.
+        neighbours = f"{host or ''} {host_id()} {os.getuid()}".encode()
+        digest = hashlib.blake2b(neighbours, digest_size=_HOST_BYTES).digest()
+        mine = digest + address.encode().ljust(_ADDRESS_BYTES, b"\0")
+        everyone = all_gather(np.frombuffer(mine, np.uint8))
         hosts = [bytes(one[:_HOST_BYTES]) for one in everyone]
         addresses = [bytes(one[_HOST_BYTES:]).rstrip(b"\0").decode() for one in everyone]
         near = [
@@ -73,14 +72,6 @@ def form_pipes(
                 pipe.close()
             raise
         return pipes
-
-
-def _introduction(host: str | None, address: str) -> bytes:
-    # Processes of different users may not exchange memory.
-    neighbours = f"{host or ''} {host_id()} {os.getuid()}".encode()
-    return hashlib.blake2b(neighbours, digest_size=_HOST_BYTES).digest() + address.encode().ljust(
-        _ADDRESS_BYTES, b"\0"
-    )
 
 
 def _connect(address: str, rank: int, name: int, timeout: float | None) -> Pipe:

@@ -21,7 +21,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,16 +39,14 @@ _TIME = struct.Struct("ll")  # seconds, microseconds
 _ANCILLARY = socket.CMSG_SPACE(struct.calcsize("i"))
 
 
-@dataclass(frozen=True)
-class _Block:
+class _Block(NamedTuple):
     """Memory that both ends map."""
 
     number: int
     memory: Tensor
 
 
-@dataclass(frozen=True)
-class _Frame:
+class _Frame(NamedTuple):
     """A received message: in a block, or a small one from the socket."""
 
     data: Tensor
@@ -104,18 +102,19 @@ class Pipe:
     def send(self, data: Tensor) -> None:
         """Send a message; its memory may be reused at once."""
         data = as_bytes(data)
-        if data.numel() <= MAX_INLINE:
-            self._write([_FRAME.pack(_INLINE, data.numel()), data.numpy().data], None, data.numel())
+        size = data.numel()
+        if size <= MAX_INLINE:
+            self._write([_FRAME.pack(_INLINE, size), data.numpy().data], None, size)
             return
-        block, descriptor = self._room(data.numel())
-        block.memory[: data.numel()].copy_(data)
+        block, descriptor = self._room(size)
+        block.memory[:size].copy_(data)
         self._in_use.append(block)
-        frame = _FRAME.pack(block.number, data.numel())
+        frame = _FRAME.pack(block.number, size)
         if descriptor is None:
-            self._write([frame], None, data.numel())
+            self._write([frame], None, size)
             return
         try:
-            self._write([frame, _CAPACITY.pack(block.memory.numel())], descriptor, data.numel())
+            self._write([frame, _CAPACITY.pack(block.memory.numel())], descriptor, size)
         finally:
             os.close(descriptor)
 
@@ -186,7 +185,11 @@ class Pipe:
             self._inbox.append(_Frame(data, in_block=False))
             return
         if rest:
-            self._theirs[number] = _mapped(_descriptor(ancillary), *_CAPACITY.unpack(rest))
+            descriptor = _descriptor(ancillary)
+            try:
+                self._theirs[number] = _map(descriptor, *_CAPACITY.unpack(rest))
+            finally:
+                os.close(descriptor)
         self._inbox.append(_Frame(self._theirs[number][:size], in_block=True))
 
     def _write(self, parts: list[bytes | memoryview], descriptor: int | None, num_bytes: int) -> None:
@@ -243,13 +246,6 @@ def _descriptor(ancillary: list[tuple[int, int, bytes]]) -> int:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             return int(struct.unpack_from("i", data)[0])
     raise OSError("a message arrived without its memory: this process may open no more files (ulimit -n)")
-
-
-def _mapped(descriptor: int, capacity: int) -> Tensor:
-    try:
-        return _map(descriptor, capacity)
-    finally:
-        os.close(descriptor)
 
 
 def _map(descriptor: int, capacity: int) -> Tensor:

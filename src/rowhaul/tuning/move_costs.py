@@ -77,7 +77,10 @@ def measure_collectives(
     record, values = layout.sizes().records[0], layout.sizes().values[0]
     num_rows = min(SPREAD_ROWS, SPREAD_BYTES // record)
     worker, home = rank < topology.num_workers, topology.colocated or rank >= topology.num_workers
-    cache, stored = (_filled_memory(layout, num_rows) if one else None for one in (worker, home))
+    cache, stored = (RowMemory(layout) if one else None for one in (worker, home))
+    for memory in (cache, stored):
+        if memory is not None:  # more rows than any processor's cache holds
+            memory.make(np.zeros(num_rows, np.int32), np.arange(num_rows))
     mover = Mover(rank, links, make_sync("on-demand"), lambda iteration: 0.0, cache, stored)
     per_rank = max(topology.num_workers, topology.num_shards)
 
@@ -103,14 +106,11 @@ def measure_collectives(
     # Rows of one trial differ, and are few among all.
     most_rows = min(num_rows // (2 * per_rank), MOST_BYTES // (record * per_rank))
     most_rows = max(most_rows, FIRST_ROWS * GROWTH ** (LEAST_SIZES - 1))
-    return CollectiveTimes(*_run_trials(control, seconds, (move, sum_up), most_rows))
-
-
-def _filled_memory(layout: TableLayout, num_rows: int) -> RowMemory:
-    """Make more rows of the first table than any processor's cache holds."""
-    memory = RowMemory(layout)
-    memory.make(np.zeros(num_rows, np.int32), np.arange(num_rows))
-    return memory
+    tried = [_grow(control, seconds, make, most_rows) for make in (move, sum_up)]
+    for _ in range(TRIALS - GROWING):
+        for one in chain(*tried):
+            one.run(control)
+    return CollectiveTimes(*(tuple(map(_Tried.best, sizes)) for sizes in tried))
 
 
 def _keys(num_rows: int, count: int, number: int) -> npt.NDArray[np.int64]:
@@ -138,18 +138,9 @@ class _Tried:
         self.seconds.append(float(everyone[:, 0].max()))
         self.cpu_seconds.append(float(everyone[:, 1].sum()))
 
-
-def _run_trials(
-    control: Collective, seconds: float, kinds: Sequence[_Make], most_rows: int
-) -> list[tuple[Timed, ...]]:
-    """Return the times of each kind, smallest trials first."""
-    tried = [_grow(control, seconds, make, most_rows) for make in kinds]
-    for _ in range(TRIALS - GROWING):
-        for one in chain(*tried):
-            one.run(control)
-    return [
-        tuple(Timed(one.plan, min(one.seconds), min(one.cpu_seconds)) for one in sizes) for sizes in tried
-    ]
+    def best(self) -> Timed:
+        """Return the best times."""
+        return Timed(self.plan, min(self.seconds), min(self.cpu_seconds))
 
 
 def _grow(control: Collective, seconds: float, make: _Make, most_rows: int) -> list[_Tried]:
@@ -220,26 +211,23 @@ def _moving_plan(topology: Topology, keys: npt.NDArray[np.int64], values: int) -
     )
     all_workers = np.uint64(2**topology.num_workers - 1)
     own = np.where(homes < topology.num_workers, np.uint64(1) << homes.astype(np.uint64), np.uint64(0))
-    stepped = Steps(
-        table=np.zeros(len(homes), np.int32),
-        key=keys,
-        rank=homes.astype(np.int16),
-        contributors=all_workers & ~own,
-        trained=np.zeros(len(homes), np.int32),
-        ready=np.zeros(len(homes), np.int32),
-        after=np.zeros(len(homes), np.uint8),
-        by_peer=np.zeros(len(homes), np.uint8),
+    contributors = all_workers & ~own
+    stepped = np.flatnonzero(contributors)
+    steps = Steps(
+        table=np.zeros(len(stepped), np.int32),
+        key=keys[stepped],
+        rank=homes[stepped].astype(np.int16),
+        contributors=contributors[stepped],
+        trained=np.zeros(len(stepped), np.int32),
+        ready=np.zeros(len(stepped), np.int32),
+        after=np.zeros(len(stepped), np.uint8),
+        by_peer=np.zeros(len(stepped), np.uint8),
     )
-    has_gradients = np.flatnonzero(stepped.contributors)
-    return _plan(topology, moves, steps=Steps(**{n: c[has_gradients] for n, c in vars(stepped).items()}))
+    return _plan(topology, moves, steps=steps)
 
 
 def _plan(
-    topology: Topology,
-    moves: Moves,
-    summed_rows: int = 0,
-    summed_bytes: int = 0,
-    steps: Steps | None = None,
+    topology: Topology, moves: Moves, summed_rows: int = 0, summed_bytes: int = 0, steps: Steps | None = None
 ) -> Plan:
     nobody: npt.NDArray[np.int64] = np.zeros(topology.num_workers, np.int64)
     return Plan(

@@ -27,7 +27,7 @@ from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.links import Link, Links
 from rowhaul.simulate.results import Outcome
 from rowhaul.simulate.run import Simulation
-from rowhaul.train.distributed.training import DistributedTraining, layout_of, tables_of_features
+from rowhaul.train.distributed.training import DistributedTraining, ids_of, layout_of
 from rowhaul.transport.calibration import LinkMeasurements, measure_links
 
 OBSERVED_ITERATIONS = 10  # whose compute times count
@@ -55,10 +55,7 @@ class MeasuredLinks:
 
     def for_time_model(self, settings: ScheduleSettings) -> Links:
         """Convert to the simulator's links."""
-        links = [
-            Link(speed, latency)
-            for speed, latency in zip(self.bytes_per_second, self.latency_seconds, strict=True)
-        ]
+        links = list(map(Link, self.bytes_per_second, self.latency_seconds))
         workers = settings.topology.num_workers
         stores = None if settings.topology.colocated else tuple(links[workers:])
         return Links.make(settings.topology, tuple(links[:workers]), stores)
@@ -154,14 +151,14 @@ class ShareController:
         if trial.place < len(trial.candidates):
             self._post(trial.candidate)
             return
-        best, typical = trial.quickest()
+        medians = trial.medians()
+        best = trial.candidates[int(np.argmin(medians))]
         self._post(best)
         self.decided = True
-        tried = ", ".join(
-            f"{list(one.shares)} {trial.median(n) * 1e3:.1f} ms" for n, one in enumerate(trial.candidates)
-        )
+        each = zip(trial.candidates, medians, strict=True)
+        tried = ", ".join(f"{list(one.shares)} {seconds * 1e3:.1f} ms" for one, seconds in each)
         self._report(
-            f"shares {list(best.shares)} with {best.dispatch}: {typical * 1e3:.1f} ms an iteration, "
+            f"shares {list(best.shares)} with {best.dispatch}: {min(medians) * 1e3:.1f} ms an iteration, "
             f"the quickest of those tried ({tried})"
         )
 
@@ -191,26 +188,15 @@ class _Trial:
             self._seconds[self.place].append(seconds)
         return len(self._seconds[self.place]) >= TRIAL_ITERATIONS
 
-    def median(self, number: int) -> float:
-        """The median iteration, without the first ones, when rows still move to other workers."""
-        return statistics.median(self._seconds[number][TRIAL_ITERATIONS // 2 :])
-
-    def quickest(self) -> tuple[Outcome, float]:
-        """The candidate with the shortest iterations."""
-        medians = [self.median(number) for number in range(len(self.candidates))]
-        best = int(np.argmin(medians))
-        return self.candidates[best], medians[best]
+    def medians(self) -> list[float]:
+        """The median iterations, without the first ones, when rows still move to other workers."""
+        return [statistics.median(seconds[TRIAL_ITERATIONS // 2 :]) for seconds in self._seconds]
 
 
 def first_batches(stream: SampleStream, collection: EmbeddingBagCollection) -> list[IdBatch]:
     """Read the ids of the batches to simulate, as the scheduler will see them."""
-    batches = [
-        IdBatch.from_features(
-            tables_of_features(collection, samples.features), samples.values, samples.lengths
-        )
-        for samples in stream.from_beginning(TRIED_BATCHES * stream.batch_size)
-    ]
-    return layout_of(collection).records_read(batches)
+    beginning = stream.from_beginning(TRIED_BATCHES * stream.batch_size)
+    return layout_of(collection).records_read([ids_of(collection, samples) for samples in beginning])
 
 
 def seconds_per_sample(observed: list[npt.NDArray[np.float64]]) -> tuple[float, ...]:

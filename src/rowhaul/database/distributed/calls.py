@@ -26,9 +26,8 @@ import torch.distributed as dist
 
 from rowhaul.database.settings import DatabaseSettings
 from rowhaul.errors import ClusterError, ConfigError
-from rowhaul.transport.base import Bytes, LinkError, Links, Transfer
+from rowhaul.transport.base import Bytes, LinkError, Links, Transfer, swap
 from rowhaul.transport.gloo import GlooLinks, connect_group
-from rowhaul.transport.swap import swap
 
 Int64s = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]

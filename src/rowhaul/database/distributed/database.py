@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ from rowhaul.database.saving import load_rows
 from rowhaul.database.settings import DatabaseSettings
 from rowhaul.database.snapshot import Snapshot, check_on_unknown
 from rowhaul.database.tickets import Ticket
+from rowhaul.database.vectors import Floats
 from rowhaul.errors import ConfigError, DataError
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.transport.base import Links
@@ -104,7 +105,7 @@ class DistributedEmbeddingDatabase(Database):
 
     def total_rows(self) -> dict[str, int]:
         """Rows of every table on all ranks together."""
-        return self._in_order(self._count).result()
+        return self._in_order(self._count)
 
     def prefetch(
         self, keys: Any, table: str | None = None, *, lengths: Any = None, pooling: Any = None
@@ -128,12 +129,11 @@ class DistributedEmbeddingDatabase(Database):
         rows, route = self._route(ticket)
         tensors = self._outputs(ticket.request, out)
         outputs = {name: tensor.numpy() for name, tensor in tensors.items()}
-        self._traffic.pull(
-            rows,
-            ticket,
-            route,
-            lambda group, arrived: fill_tables(rows, group, route[group], arrived, outputs),
-        )
+
+        def fill(group: int, arrived: Floats) -> None:
+            fill_tables(rows, group, route[group], arrived, outputs)
+
+        self._traffic.pull(rows, ticket, route, fill)
         return ticket.request.result(tensors)
 
     def pull_joined(self, ticket: DistributedTicket) -> Tensor:
@@ -144,12 +144,11 @@ class DistributedEmbeddingDatabase(Database):
         rows, route = self._route(ticket)
         columns, shape = self._columns(ticket.request)
         tensor = torch.empty(shape, dtype=self._dtype)
-        self._traffic.pull(
-            rows,
-            ticket,
-            route,
-            lambda group, arrived: fill_columns(rows, group, route[group], arrived, columns, tensor.numpy()),
-        )
+
+        def fill(group: int, arrived: Floats) -> None:
+            fill_columns(rows, group, route[group], arrived, columns, tensor.numpy())
+
+        self._traffic.pull(rows, ticket, route, fill)
         return tensor
 
     def push(self, ticket: DistributedTicket, gradients: Any) -> None:
@@ -179,9 +178,7 @@ class DistributedEmbeddingDatabase(Database):
         """Delete the rows of the keys that any rank passes; return how many existed on all ranks."""
         rows = self._open_rows()
         request = read_request(self.settings, keys, table)
-        return self._in_order(
-            lambda: locations.delete(self._index_calls, rows, self._moved, request)
-        ).result()
+        return self._in_order(lambda: locations.delete(self._index_calls, rows, self._moved, request))
 
     def migrate(self, keys: Any, rank: int, table: str | None = None) -> int:
         """Store the rows of the keys that any rank passes on one rank; return how many moved.
@@ -195,15 +192,20 @@ class DistributedEmbeddingDatabase(Database):
         if self._traffic.is_waiting:
             raise ConfigError("pushed gradients wait for an update; call update() before migrate()")
         request = read_request(self.settings, keys, table)
-        return self._in_order(
-            lambda: locations.migrate(self._index_calls, rows, self._moved, request, rank)
-        ).result()
+        calls = self._index_calls
+        return self._in_order(lambda: locations.migrate(calls, rows, self._moved, request, rank))
 
     def snapshot(self, on_unknown: str = "init") -> DistributedSnapshot:
         """Take a snapshot of the rows of all ranks, for reading while training continues."""
         check_on_unknown(on_unknown)
         rows = self._open_rows()
-        return self._in_order(lambda: self._snapshot(rows, on_unknown)).result()
+
+        def take() -> DistributedSnapshot:
+            self._index_calls.compare("snapshot", self._step)
+            local = Snapshot(rows, on_unknown, self._step)
+            return DistributedSnapshot(self._read_calls, rows, local, self._moved.copy(), on_unknown)
+
+        return self._in_order(take)
 
     def load(self, path: str | Path) -> None:
         """Replace all rows by a checkpoint's, written by any number of ranks.
@@ -212,7 +214,7 @@ class DistributedEmbeddingDatabase(Database):
         nothing changes on any.
         """
         self._open_rows()
-        self._in_order(lambda: self._load(path)).result()
+        self._in_order(lambda: self._load(path))
 
     def memory(self) -> MemoryReport:
         """Report bytes by purpose, of this rank."""
@@ -251,7 +253,7 @@ class DistributedEmbeddingDatabase(Database):
             )
         return columns, (counts[0] if counts else 0, width)
 
-    def _in_order(self, work: Callable[[], Result]) -> Future[Result]:
+    def _in_order(self, work: Callable[[], Result]) -> Result:
         """Run an index call after those before it."""
 
         def call() -> Result:
@@ -259,7 +261,8 @@ class DistributedEmbeddingDatabase(Database):
                 return work()
 
         with self._lock:
-            return self._pool.submit(call)
+            called = self._pool.submit(call)
+        return called.result()
 
     def _find(self, rows: Rows, request: Request, number: int) -> Route:
         locate = partial(locations.find_or_create, rows, self._moved, self.rank)
@@ -273,18 +276,14 @@ class DistributedEmbeddingDatabase(Database):
         totals: list[int] = np.sum([counts for (counts,) in heard], axis=0).tolist()
         return dict(zip(names, totals, strict=True))
 
-    def _snapshot(self, rows: Rows, on_unknown: str) -> DistributedSnapshot:
-        self._index_calls.compare("snapshot", self._step)
-        local = Snapshot(rows, on_unknown, self._step)
-        return DistributedSnapshot(self._read_calls, rows, local, self._moved.copy(), on_unknown)
-
     def _load(self, path: str | Path) -> None:
-        (rows, step), _ = self._index_calls.attempt(
-            "load",
-            0,
-            lambda: load_rows(
-                path, self.settings, self._pieces, lambda keys: owners_of(keys, self.num_ranks) == self.rank
-            ),
+        read = partial(
+            load_rows,
+            path,
+            self.settings,
+            self._pieces,
+            lambda keys: owners_of(keys, self.num_ranks) == self.rank,
         )
+        (rows, step), _ = self._index_calls.attempt("load", 0, read)
         self._rows, self._moved, self._step = rows, locations.Moved(rows), step
         self._traffic.discard_pushed()

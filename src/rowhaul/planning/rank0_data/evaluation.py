@@ -20,6 +20,7 @@ from rowhaul.planning.rank0_data.messages import (
     Kind,
     pack_dense,
     pack_ids,
+    samples_of_size,
     unpack_ids,
     with_dense,
 )
@@ -78,14 +79,13 @@ class SentBatches:
                 everything = np.arange(len(samples))
                 payload = np.concatenate([pack_ids(samples), pack_dense(samples, everything)])
             self._post(Kind.WHOLE, payload, len(samples), worker)
-        return [batches[0], *map(_of_size, map(len, batches[1:]))]
+        return [batches[0], *map(samples_of_size, map(len, batches[1:]))]
 
     def _post(self, kind: Kind, payload: Bytes | None = None, num_samples: int = 0, worker: int = -1) -> None:
         """Send a header to all other workers, and the payload to one of them, or to all."""
-        messages: dict[int, tuple[Header, Bytes | None]] = {}
-        for rank in range(1, self._num_workers):
-            given = payload if worker in (-1, rank) else None
-            messages[rank] = (Header(kind, 0 if given is None else len(given), num_samples, worker), given)
+        bare = Header(kind, 0, num_samples, worker), None
+        full = bare if payload is None else (Header(kind, len(payload), num_samples, worker), payload)
+        messages = {rank: full if worker in (-1, rank) else bare for rank in range(1, self._num_workers)}
         self._source.executor.submit(lambda: self._source.send(messages))
 
 
@@ -120,8 +120,7 @@ class ReceivedBatches:
         """Return the next batch, and start to receive the one after it."""
         if self._ended:
             return None
-        awaited = self._awaited or self._receiver.executor.submit(self._receive)
-        samples = awaited.wait()
+        samples = (self._awaited or self._receiver.executor.submit(self._receive)).wait()
         self._ended = samples is None
         self._awaited = None if self._ended else self._receiver.executor.submit(self._receive)
         return samples
@@ -134,18 +133,6 @@ class ReceivedBatches:
         if header.kind == Kind.END:
             return None
         if header.worker != self._rank:
-            return _of_size(header.num_samples)
+            return samples_of_size(header.num_samples)
         samples, dense = unpack_ids(payload, self._description)
         return with_dense(samples, np.arange(len(samples)), dense, self._description)
-
-
-def _of_size(num_samples: int) -> Samples:
-    """Make samples with nothing but a size."""
-    return Samples(
-        features=(),
-        values=np.empty(0, np.int64),
-        lengths=np.empty((0, num_samples), np.int32),
-        dense=np.empty((num_samples, 0), np.float32),
-        labels=None,
-        index=np.arange(num_samples),
-    )

@@ -101,6 +101,18 @@ class Description:
         return num_samples * (self.num_dense * np.dtype(self.dense_type).itemsize + label_bytes)
 
 
+def samples_of_size(num_samples: int) -> Samples:
+    """Make samples with nothing but a size."""
+    return Samples(
+        features=(),
+        values=np.empty(0, np.int64),
+        lengths=np.empty((0, num_samples), np.int32),
+        dense=np.empty((num_samples, 0), np.float32),
+        labels=None,
+        index=np.arange(num_samples),
+    )
+
+
 def without_dense(samples: Samples) -> Samples:
     """Replace dense values and labels by NaN, in arrays that take no memory."""
     missing = np.broadcast_to(np.array(np.nan, samples.dense.dtype), samples.dense.shape)

@@ -140,8 +140,7 @@ class DataSource(DataEnd):
         if samples is None:
             self._end()
             return
-        payload = pack_ids(samples)
-        self._send_to_leaders(Header(Kind.IDS, len(payload), len(samples)), payload)
+        self._send_to_leaders(Kind.IDS, pack_ids(samples), len(samples))
         self._unassigned.append(samples)
         self._num_known += 1
         if self.inbox is not None:
@@ -156,8 +155,7 @@ class DataSource(DataEnd):
 
     def _describe(self, description: Description) -> None:
         self._description = description
-        payload = description.to_bytes()
-        self._send_to_leaders(Header(Kind.DESCRIPTION, len(payload)), payload)
+        self._send_to_leaders(Kind.DESCRIPTION, description.to_bytes())
         if self.inbox is not None:
             self.inbox.described.set_result(description)
 
@@ -165,11 +163,12 @@ class DataSource(DataEnd):
         self._has_ended = True
         if self._description is None:
             self._describe(Description())
-        self._send_to_leaders(Header(Kind.END))
+        self._send_to_leaders(Kind.END)
         if self.inbox is not None:
             self.inbox.ids.put(None)
 
-    def _send_to_leaders(self, header: Header, payload: Bytes | None = None) -> None:
+    def _send_to_leaders(self, kind: Kind, payload: Bytes | None = None, num_samples: int = 0) -> None:
+        header = Header(kind, 0 if payload is None else len(payload), num_samples)
         self.send(dict.fromkeys(self._leaders, (header, payload)))
 
     def _next_dense(self) -> None:

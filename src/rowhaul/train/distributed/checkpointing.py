@@ -136,9 +136,7 @@ class Saved:
         return differences(settings.describe(), self._written["settings"])
 
     def keep_prices(self, settings: ScheduleSettings) -> ScheduleSettings:
-        """The settings with the link prices of the checkpoint, if it has as many: links that are measured
-        anew are never quite the same, and would keep the run from continuing with the same bits.
-        """
+        """The settings with the link prices of the checkpoint, if it has as many: new measurements differ."""
         prices = tuple(self._written["prices"]) if self._written is not None else ()
         return replace(settings, prices=prices) if len(prices) == len(settings.prices) else settings
 

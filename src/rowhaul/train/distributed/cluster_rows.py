@@ -7,19 +7,16 @@ their own as `RowFormat.cluster_rows`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rowhaul.checkpoint import CheckpointReader, ShardWriter
-from rowhaul.checkpoint.shard import Block
 from rowhaul.runtime.flush import flushed_blocks
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule import Scheduler, homes_of
 from rowhaul.store.row_format import RowFormat, load_named
-from rowhaul.store.row_parts import Arrays
 from rowhaul.store.whole_rows import WholeRows
 from rowhaul.train.distributed import sidecar
 from rowhaul.train.distributed.training import DistributedTraining
@@ -57,8 +54,7 @@ class ClusterRows:
         if home is None or flushed is None:
             return
         for number, spec in enumerate(layout.specs):
-            encode = partial(_encode, format, spec.dim)
-            blocks = map(encode, flushed_blocks(home, flushed, number))
+            blocks = (format.encode(*rows, spec.dim) for rows in flushed_blocks(home, flushed, number))
             width = layout.optimizer.state_width(spec.dim)
             shard.blocks(spec.name, blocks, spec.dim, width, layout.dtype, format.name)
 
@@ -102,7 +98,3 @@ class ClusterRows:
         for number, name in enumerate(self.tables):
             for keys in reader.keys(name):
                 scheduler.mark_trained(np.full(len(keys), number, np.int32), keys)
-
-
-def _encode(format: WholeRows, dim: int, rows: Block) -> Arrays:
-    return format.encode(*rows, dim)

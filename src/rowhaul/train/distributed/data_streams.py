@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, cast
 
 from rowhaul.cluster.checks import gather_texts, require_all
@@ -25,7 +26,7 @@ from rowhaul.planning.rank0_data.sharing import READER, DataReceiver, DataSource
 from rowhaul.schedule import HotRows
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.training import DistributedTraining
-from rowhaul.train.run import EVALUATION_BATCH
+from rowhaul.train.run import Streams, open_streams
 from rowhaul.transport.remote_errors import read_report, write_report
 from rowhaul.tuning.hot_set.broadcast import broadcast_rows
 from rowhaul.tuning.hot_set.first_rows import profile_hot_rows
@@ -51,14 +52,6 @@ class StreamFacts:
         return cls([str(stream.files[0])], *(getattr(stream, name) for name in same))
 
 
-@dataclass(frozen=True)
-class Streams:
-    """The data of a run; on a rank without the files, `StreamFacts`, which cannot be iterated."""
-
-    training: SampleStream
-    evaluation: SampleStream | None
-
-
 def schema_for_all(cluster: Cluster, config: TrainConfig, schema: Schema | None) -> Schema:
     """Return the schema, broadcast by rank 0 where only it reads the files; a collective call there."""
     if config.cluster.data_from == "rank0":
@@ -70,28 +63,18 @@ def schema_for_all(cluster: Cluster, config: TrainConfig, schema: Schema | None)
     return schema
 
 
-def open_streams(
+def open_streams_for_all(
     cluster: Cluster, config: TrainConfig, schema: Schema, data: Any, eval_data: Any, start: int
 ) -> Streams:
     """Open the files to train on, from ``start``, and those to evaluate on; a collective call.
+
+    Returns `StreamFacts` on a rank without the files: those streams cannot be iterated.
 
     Raises:
         ClusterError: on every rank, if some hosts cannot open the files.
         DataError: on every rank, if no rank can, or rank 0 cannot where it reads for all.
     """
-
-    def open_here() -> Streams:
-        stream = SampleStream(
-            data,
-            schema,
-            config.batch_size,
-            epochs=config.epochs,
-            shuffle_rows=config.shuffle_rows,
-            seed=config.seed,
-            start=start,
-        )
-        return Streams(stream, SampleStream(eval_data, schema, EVALUATION_BATCH) if eval_data else None)
-
+    open_here = partial(open_streams, config, schema, data, eval_data, start)
     if config.cluster.data_from == "rank0":
         return _opened_by_reader(cluster, open_here)
     return _opened_by_all(cluster, open_here)
@@ -105,8 +88,7 @@ def _opened_by_reader(cluster: Cluster, open_here: Callable[[], Streams]) -> Str
         except Exception as raised:
             error, text = raised, json.dumps({"error": write_report(raised, READER).decode()})
         else:
-            given = (streams.training, streams.evaluation)
-            text = json.dumps([None if one is None else asdict(StreamFacts.of(one)) for one in given])
+            text = json.dumps([None if one is None else asdict(StreamFacts.of(one)) for one in streams])
     facts = json.loads(gather_texts(cluster, "sharing facts of the data", text, _OPENING_SECONDS)[READER])
     if isinstance(facts, dict):
         _wait_until_all_know(cluster)
@@ -118,7 +100,7 @@ def _opened_by_reader(cluster: Cluster, open_here: Callable[[], Streams]) -> Str
         return streams
     training, evaluation = (None if one is None else StreamFacts(**one) for one in facts)
     # A rank without the files reads only these attributes.
-    return Streams(cast(SampleStream, training), cast("SampleStream | None", evaluation))
+    return cast(SampleStream, training), cast("SampleStream | None", evaluation)
 
 
 def _opened_by_all(cluster: Cluster, open_here: Callable[[], Streams]) -> Streams:

@@ -26,6 +26,7 @@ from rowhaul.train.distributed.gathering import Measured, metrics_of_all, raise_
 from rowhaul.train.distributed.samples import as_samples
 from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.metrics import MetricValues
+from rowhaul.train.row_lifecycle import table_of_feature
 
 Progress = Callable[[int, int], None]
 """Called with the samples done by all workers together, and the total."""
@@ -140,11 +141,7 @@ class _Scoring:
         self._training, self._share, self._lookups = training, share, lookups
         self._given = iter(share)
         self._pulled = _copied_rows(training)
-        self._table_of = {
-            feature: table
-            for table, config in enumerate(training.collection.embedding_bag_configs())
-            for feature in config.feature_names
-        }
+        self._table_of = table_of_feature(training.collection)
 
     def batches(self) -> Iterator[tuple[int, Batch, Tensor, int]]:
         """Yield number, batch and logits, and the samples of the stream done so far."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from rowhaul.errors import ClusterError, DataError
@@ -18,22 +17,19 @@ from rowhaul.transport.base import Bytes, Collective, Links
 from rowhaul.transport.remote_errors import read_report, write_report
 
 
-class Measured:
-    """Labels and logits of some batches, 5 bytes a sample."""
+class Measured(BinaryMetrics):
+    """Labels and logits of numbered batches."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._numbers: list[int] = []
-        self._labels: list[npt.NDArray[np.uint8]] = []
-        self._logits: list[npt.NDArray[np.float32]] = []
 
     def add(self, number: int, labels: Tensor | None, logits: Tensor) -> None:
         """Add a batch, which must have labels."""
         if labels is None:
             raise DataError("evaluation needs labels; read the stream with require_label=True")
-        BinaryMetrics().update(labels, logits)
+        self.update(labels, logits)
         self._numbers.append(number)
-        self._labels.append(labels.cpu().numpy().ravel().astype(np.uint8))
-        self._logits.append(logits.detach().to("cpu", torch.float32).numpy().ravel())
 
     @property
     def size(self) -> tuple[int, int]:
@@ -41,15 +37,10 @@ class Measured:
         return len(self._numbers), sum(map(len, self._labels))
 
     def to_bytes(self) -> Bytes:
-        """Encode all batches as one message."""
+        """Encode all batches as one message: 16 bytes a batch, 5 a sample."""
         counts = np.array([self._numbers, [len(labels) for labels in self._labels]], np.int64)
         parts: list[npt.NDArray[Any]] = [counts.reshape(-1), *self._labels, *self._logits]
         return np.concatenate([part.view(np.uint8) for part in parts])
-
-    @staticmethod
-    def num_bytes(num_batches: int, num_samples: int) -> int:
-        """The length of `to_bytes`."""
-        return 16 * num_batches + 5 * num_samples
 
     def add_bytes(self, num_batches: int, data: Bytes) -> None:
         """Add the batches of another worker."""
@@ -60,12 +51,13 @@ class Measured:
         self._labels += np.split(labels, ends) if num_batches else []
         self._logits += np.split(logits.copy().view(np.float32), ends) if num_batches else []
 
-    def metrics(self) -> MetricValues:
+    def compute(self) -> MetricValues:
         """Compute metrics in the order of the stream: sums of rounded numbers depend on it."""
-        metrics = BinaryMetrics()
-        for place in np.argsort(self._numbers):
-            metrics.update(self._labels[place], self._logits[place])
-        return metrics.compute()
+        order = np.argsort(self._numbers)
+        self._labels = [self._labels[place] for place in order]
+        self._logits = [self._logits[place] for place in order]
+        self._numbers.sort()
+        return super().compute()
 
 
 def metrics_of_all(
@@ -78,37 +70,32 @@ def metrics_of_all(
     mine = np.array([*measured.size, *read], np.int64)
     every = runtime.in_control(lambda control: control.all_gather(mine.view(np.uint8))).wait()
     numbers = np.ascontiguousarray(every).view(np.int64)[:num_workers]  # workers x 4
-    _check_same_stream(numbers[:, 2:].tolist())
-    sizes = [(int(batches), int(samples)) for batches, samples in numbers[:, :2]]
-    runtime.in_moves(lambda mover: _gather(mover.links, runtime.rank, measured, sizes)).wait()
-    text = json.dumps(asdict(measured.metrics())).encode() if runtime.rank == 0 else b""
-    return MetricValues(**json.loads(gather_texts(runtime, text)[0]))
-
-
-def _check_same_stream(read: list[list[int]]) -> None:
-    for worker, (num_batches, num_samples) in enumerate(read):
-        if [num_batches, num_samples] != read[0]:
+    first, *others = numbers[:, 2:].tolist()
+    for worker, other in enumerate(others, 1):
+        if other != first:
             raise ClusterError(
-                f"workers read different evaluation data: worker 0 has read {read[0][1]:,} samples in "
-                f"{read[0][0]:,} batches, worker {worker} {num_samples:,} in {num_batches:,}; give every "
+                f"workers read different evaluation data: worker 0 has read {first[1]:,} samples in "
+                f"{first[0]:,} batches, worker {worker} {other[1]:,} in {other[0]:,}; give every "
                 "rank the same files and batch size"
             )
+    sizes = [(int(batches), int(samples)) for batches, samples in numbers[:, :2]]
+    runtime.in_moves(lambda mover: _gather(mover.links, runtime.rank, measured, sizes)).wait()
+    text = json.dumps(asdict(measured.compute())).encode() if runtime.rank == 0 else b""
+    return MetricValues(**json.loads(gather_texts(runtime, text)[0]))
 
 
 def _gather(links: Links, rank: int, measured: Measured, sizes: list[tuple[int, int]]) -> None:
     """Send this worker's batches to rank 0."""
     if rank == 0:
         received = {
-            worker: np.empty(Measured.num_bytes(*size), np.uint8)
-            for worker, size in enumerate(sizes)
-            if worker > 0
+            worker: np.empty(16 * num_batches + 5 * num_samples, np.uint8)
+            for worker, (num_batches, num_samples) in enumerate(sizes[1:], 1)
         }
         links.post(received, {}).wait_received()
         for worker, data in received.items():
             measured.add_bytes(sizes[worker][0], data)
     elif rank < len(sizes):
-        data = measured.to_bytes()
-        links.post({}, {0: data}).wait_sent()
+        links.post({}, {0: measured.to_bytes()}).wait_sent()
 
 
 def raise_first_error(runtime: Runtime, number: int, error: Exception | None) -> None:
@@ -136,10 +123,8 @@ def gather_texts(runtime: Runtime, text: bytes) -> list[bytes]:
     """Gather a text of every rank on all ranks."""
 
     def gather(control: Collective) -> list[bytes]:
-        length = np.array([len(text)], np.int64)
-        lengths = (
-            np.ascontiguousarray(control.all_gather(length.view(np.uint8))).view(np.int64)[:, 0].tolist()
-        )
+        every = control.all_gather(np.array([len(text)], np.int64).view(np.uint8))
+        lengths = np.ascontiguousarray(every).view(np.int64)[:, 0].tolist()
         if not any(lengths):
             return [b""] * len(lengths)
         padded = np.zeros(max(lengths), np.uint8)

@@ -39,21 +39,12 @@ class ClusterLog(TrainingLog):
     """
 
     def __init__(
-        self,
-        folder: Path | None,
-        first_step: int,
-        topology: Topology,
-        every: int,
-        *,
-        has_policies: bool = False,
+        self, folder: Path | None, first_step: int, topology: Topology, every: int, has_policies: bool = False
     ) -> None:
         super().__init__(folder, first_step, every)
-        self._topology = topology
-        self._writes = folder is not None
+        self._topology, self._writes = topology, folder is not None
         self._sums: defaultdict[str, float] = defaultdict(float)
-        self._iterations = 0
-        self._slack_least = np.inf
-        self._cpu = 0.0
+        self._iterations, self._slack_least, self._cpu = 0, np.inf, 0.0
         self.row_counts = RowCounts() if has_policies else None  # of all steps
 
     def iterated(self, job: Job) -> None:
@@ -103,6 +94,6 @@ class ClusterLog(TrainingLog):
         means["hit_ratio"] = sums["hits"] / max(sums["lookups"], 1)
         if np.isfinite(self._slack_least):
             means["seconds/slack_least"] = self._slack_least
-        self.means(step, means)
+        self.write("cluster", step, means)
         self._sums.clear()
         self._iterations, self._slack_least = 0, np.inf

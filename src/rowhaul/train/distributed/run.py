@@ -6,7 +6,6 @@ store them.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from rowhaul.data.schema import Schema
 from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch, BatchNorm1d
 from rowhaul.runtime.mover import Job
-from rowhaul.schedule.plan import RowCounts
 from rowhaul.train import loop
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import TrainConfig
@@ -29,7 +27,7 @@ from rowhaul.train.distributed import checkpointing
 from rowhaul.train.distributed.data_streams import (
     evaluation_batches,
     hot_rows_for_all,
-    open_streams,
+    open_streams_for_all,
     schema_for_all,
 )
 from rowhaul.train.distributed.evaluation import evaluate
@@ -84,8 +82,10 @@ def join_as_configured(settings: ClusterConfig) -> Cluster:
     )
 
 
-class ClusterSession:
-    """The session of one rank of a cluster."""
+class ClusterSession(loop.Session):
+    """The session of one rank of a cluster; rank 0 leads."""
+
+    log: ClusterLog
 
     def __init__(
         self,
@@ -98,8 +98,9 @@ class ClusterSession:
         resume: bool,
     ) -> None:
         schema = schema_for_all(cluster, config, schema)
-        self.cluster, self.config, self.schema, self.folder = cluster, config, schema, folder
-        if folder and cluster.rank == 0:
+        self.cluster, self.config, self.schema = cluster, config, schema
+        self.is_leader = cluster.rank == 0
+        if folder and self.is_leader:
             # torchrun repeats one command when it restarts ranks: --resume may find nothing yet.
             begins = not resume or not folder.exists() or not any(folder.iterdir())
             check_new_folder(folder) if begins else check_same_config(folder, config, schema)
@@ -109,27 +110,23 @@ class ClusterSession:
         torch.manual_seed(config.seed)
         self.trainer = Trainer(config, schema)
         saved = checkpointing.find(cluster, folder / CHECKPOINTS, self.trainer) if folder and resume else None
-        streams = open_streams(cluster, config, schema, data, eval_data, self.trainer.samples)
-        self.stream, self.evaluation = streams.training, streams.evaluation
-        for one in (self.stream, self.evaluation) if self.evaluation else (self.stream,):
-            self.trainer.check_keys(one)
+        self.stream, self.evaluation = open_streams_for_all(
+            cluster, config, schema, data, eval_data, self.trainer.samples
+        )
+        self.trainer.expect(self.stream, self.evaluation)
         check_same(cluster, self._facts())
         if saved is not None:
             saved.check_same_data(self.stream)
-        self.trainer.total_steps = min(
-            self.trainer.step + self.stream.num_batches, config.max_steps or sys.maxsize
-        )
-        self.first_step = self.trainer.step
         # A worker without samples has nothing to compute, unless layers need all workers at once.
         self._joins_empty = any(isinstance(one, BatchNorm1d) for one in self.trainer.model.modules())
         wanted = config.cluster.links == "measure" or config.cluster.shares == "auto"
         self.links = MeasuredLinks.measure(cluster) if wanted else None
         self.hot = self._hot_set_controller() if config.cluster.hot_is_auto else None
         self.training = self._distribute(saved)
-        if folder and cluster.rank == 0:
+        if folder and self.is_leader:
             begin_folder(folder, config, schema)
         self.log = ClusterLog(
-            folder if cluster.rank == 0 else None,
+            folder if self.is_leader else None,
             self.trainer.step,
             cluster.topology,
             config.log_every,
@@ -189,28 +186,8 @@ class ClusterSession:
             profile=self.config.cluster.hot_profile,
             dense_bytes=sum(one.numel() * one.element_size() for one in parameters),
             links=self.links,
-            first=self.first_step,
+            first=self.trainer.step,
         )
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this is rank 0."""
-        return self.cluster.rank == 0
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the run was asked to stop, agreed on by all ranks."""
-        return self.training.runtime.stopped
-
-    @property
-    def finished(self) -> bool:
-        """Whether the data is used up; the same on all ranks."""
-        return self.training.finished
-
-    @property
-    def row_counts(self) -> RowCounts | None:
-        """Rows admitted and dropped so far, where tables have policies."""
-        return self.log.row_counts
 
     def start(self) -> None:
         """Give the hot set's controller the log."""
@@ -220,6 +197,7 @@ class ClusterSession:
     def batches(self, count: int) -> Iterator[Batch]:
         """Yield this worker's part of the next global batches; nothing on a store, which serves them."""
         yield from self.training.batches(count)
+        self.stopped, self.finished = self.training.runtime.stopped, self.training.finished
         if not self.cluster.is_worker:
             self.trainer.step, self.trainer.samples = self.training.iteration, self.training.samples
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import secrets
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -41,6 +38,7 @@ from rowhaul.train.distributed.training import (
     only_collection,
     tables_of_features,
 )
+from rowhaul.transport.local_sockets import new_address
 
 if TYPE_CHECKING:
     from rowhaul.train.distributed.checkpointing import Saved
@@ -166,7 +164,6 @@ class _Feeding:
         return FollowerFeed(self._client(), own)
 
     def _fed_by_rank0(self, samples: Iterable[Samples | Batch] | None) -> PlanFeed:
-        cluster = self.cluster
         data = self._data(samples)
         try:
             feed: PlanFeed
@@ -174,12 +171,12 @@ class _Feeding:
                 feed = FollowerFeed(self._client())
             else:
                 feed = self._leader_feed(
-                    lambda: (inbox.description().features, inbox.batches()), complete=inbox.complete
+                    lambda: (inbox.description().features, inbox.batches()), inbox.complete
                 )
             feed.attach_data(data, self.start.iteration)
             return feed
         except BaseException as error:
-            cluster.failure.set(error)
+            self.cluster.failure.set(error)
             data.close()
             raise
 
@@ -206,8 +203,7 @@ class _Feeding:
         return f"plans/{self.cluster.next_meeting('plans')}/{self.cluster.leader}"
 
     def _client(self) -> PlanClient:
-        cluster = self.cluster
-        address = cluster.store.get(self._key()).decode()
+        cluster, address = self.cluster, self.cluster.store.get(self._key()).decode()
         return PlanClient(address, cluster.rank, cluster.leader, cluster.failure)
 
     def _leader_feed(
@@ -219,8 +215,9 @@ class _Feeding:
         cluster = self.cluster
         others = [rank for rank in cluster.local_ranks if rank != cluster.rank]
         key = self._key()
-        server = PlanServer(cluster.rank, others, cluster.failure, _address()) if others else None
-        if server is not None:
+        server = None
+        if others:  # at a path: ranks of one host may be in several network namespaces
+            server = PlanServer(cluster.rank, others, cluster.failure, new_address(abstract=False))
             cluster.store.set(key, server.address)
             server.accept()
         try:
@@ -250,11 +247,6 @@ def _peek(batches: Iterator[Samples]) -> tuple[tuple[str, ...], Iterator[Samples
     """Return the features of the data, and all batches."""
     first = next(batches, None)
     return ((), iter(())) if first is None else (first.features, itertools.chain([first], batches))
-
-
-def _address() -> str:
-    """Choose a socket path: names without one belong to a network namespace, and ranks may be in several."""
-    return os.path.join(tempfile.gettempdir(), f"rowhaul-{secrets.token_hex(8)}")
 
 
 def _facts(cluster: Cluster, model: nn.Module, settings: ScheduleSettings, layout: str) -> dict[str, str]:

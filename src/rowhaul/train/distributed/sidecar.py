@@ -40,9 +40,14 @@ def pieces(
 ) -> Iterator[Piece]:
     """Yield all that a rank holds beside the flushed rows of the checkpoint."""
     if cache is not None:
-        yield from _pieces_of_cache(cache, num_workers)
+        for table in range(len(cache.layout.specs)):
+            number, position = cache.place_of(table)
+            for keys, records in cache.groups[number].blocks(position):
+                yield Piece(_CACHE, 0, table, keys, records)
+        yield from _waiting(_CACHE, cache, num_workers)
     if home is not None and flushed is not None:
-        yield from _pieces_of_home(home, flushed, num_workers)
+        yield from _unflushed(home, flushed)
+        yield from _waiting(_HOME, home, num_workers)
 
 
 def write(shard: ShardWriter, label: str, every: Iterable[Piece]) -> None:
@@ -88,15 +93,8 @@ def load(memory: RowMemory, table: int, keys: npt.NDArray[np.int64], records: np
     memory.groups[number].load(position, np.ascontiguousarray(keys), records)
 
 
-def _pieces_of_cache(cache: RowMemory, num_workers: int) -> Iterator[Piece]:
-    for table in range(len(cache.layout.specs)):
-        number, position = cache.place_of(table)
-        for keys, records in cache.groups[number].blocks(position):
-            yield Piece(_CACHE, 0, table, keys, records)
-    yield from _waiting(_CACHE, cache, num_workers)
-
-
-def _pieces_of_home(home: RowMemory, flushed: RowMemory, num_workers: int) -> Iterator[Piece]:
+def _unflushed(home: RowMemory, flushed: RowMemory) -> Iterator[Piece]:
+    """Yield what a home has of rows that were flushed, where it differs."""
     for table in range(len(home.layout.specs)):
         number, position = home.place_of(table)
         group = home.groups[number]
@@ -107,7 +105,6 @@ def _pieces_of_home(home: RowMemory, flushed: RowMemory, num_workers: int) -> It
             differs = np.flatnonzero((_as_bytes(held) != _as_bytes(records[there])).any(axis=1))
             yield Piece(_HOME, 0, table, keys[there[differs]], held[differs])
             yield Piece(_ABSENT, 0, table, keys[found < 0], records[:0])
-    yield from _waiting(_HOME, home, num_workers)
 
 
 def _waiting(where: str, memory: RowMemory, num_workers: int) -> Iterator[Piece]:
@@ -123,11 +120,11 @@ def _waiting(where: str, memory: RowMemory, num_workers: int) -> Iterator[Piece]
 
 
 def _joined(held: Mapping[str, list[Piece]]) -> dict[str, npt.NDArray[Any]]:
-    keys = {f"{name}.keys": np.concatenate([one.keys for one in some]) for name, some in held.items()}
-    records = {
-        f"{name}.records": np.concatenate([one.records for one in some]) for name, some in held.items()
+    return {
+        f"{name}.{column}": np.concatenate([getattr(one, column) for one in some])
+        for column in ("keys", "records")
+        for name, some in held.items()
     }
-    return keys | records
 
 
 def _read_pieces(reader: CheckpointReader, name: str) -> Iterator[Piece]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from rowhaul.data.samples import Samples
 from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch, EmbeddingBagCollection
 from rowhaul.planning.rank0_data.sharing import DataSource
@@ -23,10 +24,11 @@ from rowhaul.runtime.mover import Job
 from rowhaul.runtime.row_memory import Rates, RowMemory
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.runtime.worker_rows import CachedRows
-from rowhaul.schedule import HotRows, Plan, ScheduleSettings
+from rowhaul.schedule import HotRows, IdBatch, Plan, ScheduleSettings
 from rowhaul.store import TableSpec
 from rowhaul.train.distributed.gathering import raise_first_error
 from rowhaul.train.distributed.samples import part_of
+from rowhaul.train.row_lifecycle import table_of_feature
 from rowhaul.transport.dense_sum import DenseGradients
 
 OnIteration = Callable[[Job], None]
@@ -257,13 +259,15 @@ def layout_of(collection: EmbeddingBagCollection) -> TableLayout:
     return whole if settings is None else settings.layout(whole)
 
 
+def ids_of(collection: EmbeddingBagCollection, samples: Samples) -> IdBatch:
+    """Return the ids of a batch as the scheduler will see them."""
+    tables = tables_of_features(collection, samples.features)
+    return IdBatch.from_features(tables, samples.values, samples.lengths)
+
+
 def tables_of_features(collection: EmbeddingBagCollection, features: tuple[str, ...]) -> list[int]:
     """Return the number of the table that each feature of the data reads."""
-    table = {
-        name: number
-        for number, config in enumerate(collection.embedding_bag_configs())
-        for name in config.feature_names
-    }
+    table = table_of_feature(collection)
     unread = [name for name in features if name not in table]
     if unread:
         raise ConfigError(

@@ -24,7 +24,7 @@ from rowhaul.runtime.mover import Mover
 from rowhaul.runtime.phase_kernels import sort_moves
 from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.runtime.runtime import Runtime
-from rowhaul.schedule import ScheduleSettings, Topology
+from rowhaul.schedule import ScheduleSettings
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.training import (
     DistributedTraining,
@@ -55,7 +55,7 @@ def compile_kernels(config: TrainConfig, schema: Schema, on_start: Callable[[], 
     given = layout.schedule_settings(plain, topology, policies=policies)
     network = InProcessNetwork(topology.num_ranks)
     threads = [
-        threading.Thread(target=_train, args=(config, schema, given, topology, network, rank), daemon=True)
+        threading.Thread(target=_train, args=(config, schema, given, network, rank), daemon=True)
         for rank in range(topology.num_ranks)
     ]
     for thread in threads:
@@ -67,13 +67,9 @@ def compile_kernels(config: TrainConfig, schema: Schema, on_start: Callable[[], 
 
 
 def _train(
-    config: TrainConfig,
-    schema: Schema,
-    settings: ScheduleSettings,
-    topology: Topology,
-    network: InProcessNetwork,
-    rank: int,
+    config: TrainConfig, schema: Schema, settings: ScheduleSettings, network: InProcessNetwork, rank: int
 ) -> None:
+    topology = settings.topology
     try:
         model = make_model(config, schema)
         collection = only_collection(model)

@@ -46,11 +46,7 @@ def _send_state(links: Links, source: int, state: Arrays | None) -> Arrays | Non
     if links.rank == source and state is not None:
         arrays: dict[str, Any] = dict(state)
         np.savez(packed, **arrays)
-    mine = np.frombuffer(zlib.compress(packed.getvalue(), 1), np.uint8)
-    size = np.array([len(mine)])
-    _send(links, size, source, [0])
-    data = mine if links.rank == source else np.empty(size[0], np.uint8)
-    _send(links, data, source, [0])
+    data = _send(links, np.frombuffer(zlib.compress(packed.getvalue(), 1), np.uint8), source, [0])
     unpacked = zlib.decompress(data.tobytes())
     if links.rank == source or not unpacked:
         return None
@@ -61,10 +57,11 @@ def _send_state(links: Links, source: int, state: Arrays | None) -> Arrays | Non
 def broadcast_sets(links: Links, mine: Sequence[HotRows]) -> list[HotRows]:
     """Send sets of rows from rank 0 to all."""
     count = broadcast_number(links, len(mine))
-    return [
-        HotRows(_broadcast(links, tables).astype(np.int32), _broadcast(links, keys))
-        for tables, keys in (_columns(mine, place) for place in range(count))
-    ]
+    found = []
+    for rows in mine if links.rank == 0 else [NO_ROWS] * count:
+        tables = _broadcast(links, rows.tables.astype(np.int64))
+        found.append(HotRows(tables.astype(np.int32), _broadcast(links, rows.keys)))
+    return found
 
 
 def broadcast_rows(links: Links, mine: HotRows | None) -> HotRows | None:
@@ -77,23 +74,18 @@ def broadcast_number(links: Links, mine: int) -> int:
     return int(_broadcast(links, np.array([mine]))[0])
 
 
-def _columns(sets: Sequence[HotRows], place: int) -> tuple[Ints, Ints]:
-    """Tables and keys of a set; nothing where only rank 0 knows it."""
-    rows = sets[place] if place < len(sets) else NO_ROWS
-    return rows.tables.astype(np.int64), rows.keys
-
-
 def _broadcast(links: Links, mine: Ints) -> Ints:
-    size, others = np.array([len(mine)]), range(1, links.num_ranks)
-    _send(links, size, 0, others)
-    values = mine if links.rank == 0 else np.empty(size[0], np.int64)
-    _send(links, values, 0, others)
-    return values
+    return _send(links, mine, 0, range(1, links.num_ranks))
 
 
-def _send(links: Links, values: npt.NDArray[Any], source: int, targets: Sequence[int]) -> None:
-    """Send an array from one rank to others, into theirs of the same size."""
+def _send(links: Links, mine: npt.NDArray[Any], source: int, targets: Sequence[int]) -> npt.NDArray[Any]:
+    """Send an array, after its length, from one rank to others; return it on all of them."""
     if links.rank == source:
-        links.post({}, dict.fromkeys(targets, values.view(np.uint8))).wait_sent()
-    else:
-        links.post({source: values.view(np.uint8)}, {}).wait_received()
+        for array in (np.array([len(mine)]), mine):
+            links.post({}, dict.fromkeys(targets, array.view(np.uint8))).wait_sent()
+        return mine
+    length = np.zeros(1, np.int64)
+    links.post({source: length.view(np.uint8)}, {}).wait_received()
+    values = np.empty(length[0], mine.dtype)
+    links.post({source: values.view(np.uint8)}, {}).wait_received()
+    return values

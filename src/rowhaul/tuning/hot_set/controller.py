@@ -18,7 +18,6 @@ from typing import TypeVar
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.waiting import within
 from rowhaul.data.stream import SampleStream
-from rowhaul.errors import ConfigError
 from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.mover import Job
@@ -27,13 +26,8 @@ from rowhaul.schedule.arrays import Arrays
 from rowhaul.schedule.settings import NO_ROWS
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.hot import Beginning, HotModel, Prediction
-from rowhaul.train.distributed.training import DistributedTraining, tables_of_features
-from rowhaul.tuning.hot_set.broadcast import (
-    broadcast_number,
-    broadcast_rows,
-    broadcast_sets,
-    state_for_first,
-)
+from rowhaul.train.distributed.training import DistributedTraining, ids_of
+from rowhaul.tuning.hot_set.broadcast import broadcast_number, broadcast_rows, broadcast_sets, state_for_first
 from rowhaul.tuning.hot_set.costs import calibrated, processors
 from rowhaul.tuning.hot_set.trial import SKIPPED, TURN, HotTrial, different, same_rows, worth_trying
 from rowhaul.tuning.hot_set.watch import Watch
@@ -91,11 +85,10 @@ class HotSetController:
         self._cluster, self._stream, self._collection = cluster, stream, collection
         self._profile, self._dense_bytes = profile, dense_bytes
         self._links = links or MeasuredLinks.measure(cluster)
+        groups = cluster.moves, cluster.dense, cluster.control
         self.times = within(
             _WAITING_SECONDS,
-            lambda: measure_collectives(
-                cluster.topology, layout, cluster.moves, cluster.dense, cluster.control
-            ),
+            lambda: measure_collectives(cluster.topology, layout, *groups),
             check=cluster.failure.check,
         )
         self._watch = Watch(cluster.topology.num_workers, OBSERVED)
@@ -109,12 +102,6 @@ class HotSetController:
 
     def first(self, settings: ScheduleSettings) -> ScheduleSettings:
         """Add the first rows to replicate to the settings; a collective call before training."""
-        if not all(policy.keeps_all for policy in settings.row_policies):
-            raise ConfigError(
-                "cluster.hot_rows is auto, but hot rows are admitted at once and never forgotten, and with "
-                "policies of tables others are not: what is learned would depend on measured times. Set the "
-                "number of hot rows, or remove the policies"
-            )
         links = self._cluster.moves
         mine = self._decided(lambda: self._first_rows(settings)) if links.rank == 0 else None
         # In another thread: a wait in the network for a lost rank cannot be interrupted.
@@ -274,12 +261,7 @@ class HotSetController:
         return [one for one in read if len(one) == self._stream.batch_size] or read
 
     def _read(self, start: int, end: int) -> list[IdBatch]:
-        return [
-            IdBatch.from_features(
-                tables_of_features(self._collection, samples.features), samples.values, samples.lengths
-            )
-            for samples in self._stream.part(start, end)
-        ]
+        return [ids_of(self._collection, samples) for samples in self._stream.part(start, end)]
 
     def _report_choice(
         self, model: HotModel, chosen: Prediction, seconds: float, now: Prediction | None = None
