@@ -33,15 +33,12 @@ class RowRead(Protocol):
 
     def pool(self, weights: Tensor | None, out: Floats) -> None:
         """Write the pooled vectors of its features to their columns of ``out``."""
-        ...
 
     def keep_gradients(self, weights: Tensor | None, pooled_gradients: Floats) -> None:
         """Sum gradients per distinct row and keep them for the step."""
-        ...
 
     def weight_gradients(self, pooled_gradients: Floats) -> Floats:
         """Return the gradient of each id's weight."""
-        ...
 
 
 class RowReader(Protocol):
@@ -49,7 +46,6 @@ class RowReader(Protocol):
 
     def read(self, features: KeyedJaggedTensor, *, training: bool, on_unknown: str) -> Sequence[RowRead]:
         """Find the rows of a batch; in training, create those that are new."""
-        ...
 
 
 class RowSource(RowReader, Protocol):
@@ -58,59 +54,45 @@ class RowSource(RowReader, Protocol):
     @property
     def allocated_bytes(self) -> int:
         """Bytes held by rows, optimizer state and index."""
-        ...
 
     def step(self, lr: float, number: int) -> None:
         """Step every row that has gradients, once, by their sum; ``number`` counts steps from 1."""
-        ...
 
     def drop_gradients(self) -> None:
         """Drop gradients that no step has used."""
-        ...
 
     def locate_early(self, features: KeyedJaggedTensor) -> None:
         """Look up a batch that is read later, from any thread, where that saves time."""
-        ...
 
     def announce(self, features: KeyedJaggedTensor) -> None:
         """Prepare for a batch that is read in parts before the next step, where that makes a difference."""
-        ...
 
     def num_rows(self, table: str) -> int:
         """Count the rows of a table."""
-        ...
 
     def rows(self, table: str) -> Iterator[tuple[Int64s, Floats]]:
         """Yield all rows of a table as blocks of (keys, records)."""
-        ...
 
     def load_rows(self, table: str, keys: Int64s, records: Floats) -> None:
         """Set rows of a table, creating those it lacks."""
-        ...
 
     def clear(self) -> None:
         """Drop every row and every gradient."""
-        ...
 
     def state_names(self) -> list[str]:
         """Name the arrays of `state` without making them."""
-        ...
 
     def state(self) -> Arrays:
         """Return everything as named arrays, for a ``state_dict``."""
-        ...
 
     def load_state(self, arrays: Arrays) -> None:
         """Replace everything by what `state` returned; wrong arrays are refused before anything changes."""
-        ...
 
     def report(self) -> Any:
         """Describe what is held, where that is not simply all rows; None otherwise."""
-        ...
 
     def notes(self) -> list[RowNote]:
         """Return what is worth logging since the last call."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -130,8 +112,6 @@ class RowSettings(Protocol):
         self, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int, on_unknown: str
     ) -> RowSource:
         """Make the rows of a collection in this process."""
-        ...
 
     def layout(self, whole: Any) -> Any:
         """Turn the layout of whole rows (`rowhaul.runtime.layout`) into that of a cluster's rows."""
-        ...

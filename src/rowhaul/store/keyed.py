@@ -25,21 +25,17 @@ class Index(Protocol):
 
     def find(self, keys: Int64s, starts: Int64s) -> tuple[Int64s, np.int64]:
         """Location of each key, -1 where absent, and the number of absent keys."""
-        ...
 
     def find_each(self, tables: Int64s, keys: Int64s) -> Int64s:
         """The same for keys of any order of tables."""
-        ...
 
     def insert(
         self, keys: Int64s, starts: Int64s, locations: Int64s, num_absent: np.int64, records: Int64s
     ) -> Int64s:
         """Give absent keys the records in order; which they are."""
-        ...
 
     def delete(self, keys: Int64s, starts: Int64s) -> Int64s:
         """Forget keys; the locations that they had."""
-        ...
 
 
 class KeyedRecords(Protocol):
@@ -48,12 +44,10 @@ class KeyedRecords(Protocol):
     @property
     def index(self) -> Index:
         """Where they are."""
-        ...
 
     @property
     def arena(self) -> RecordArena:
         """What they are."""
-        ...
 
 
 class KeyedVectors:

@@ -33,11 +33,9 @@ class ChunkMemory(Protocol):
 
     def admit(self, tables: Int64s, keys: Int64s, places: Int64s) -> Int64s:
         """Make chunks as they begin; returns a slot for each, at least 0."""
-        ...
 
     def evict(self, slots: Int64s) -> None:
         """Drop chunks."""
-        ...
 
 
 @dataclass(frozen=True)

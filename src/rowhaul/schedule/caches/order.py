@@ -49,7 +49,6 @@ class Order(Protocol):
 
     def reserve(self, step: Step, pool: CopyPool) -> None:
         """Make room for all that the step can bring."""
-        ...
 
     def evict(self, step: Step, pool: CopyPool, used: Int64s, capacities: Int64s) -> int:
         """Mark the copies of the batch as used, then choose victims among the others.
@@ -57,31 +56,25 @@ class Order(Protocol):
         What the victims leave is subtracted from ``used``, until the batch's missing rows fit on each
         worker. Victims go on the pool's stack, by worker, in order; returns their number.
         """
-        ...
 
     def append(self, step: Step, pool: CopyPool) -> None:
         """Add the batch's copies, old and new; every pair has one now."""
-        ...
 
     def forget(self, copies: Int32s, pool: CopyPool) -> None:
         """Forget copies that are given up between steps; the pool still has them."""
-        ...
 
     def export(self, copies: Int32s) -> Arrays:
         """Export what the order knows beyond the pool, of these copies (all of them) and of workers."""
-        ...
 
     def restore(self, saved: Saved, copies: Int32s, rows: Int32s, room: Int64s, pool: CopyPool) -> None:
         """Restore the order of all copies of the pool, as exported; there were none before.
 
         ``rows`` is the place of each one's row in (table, key) order, ``room`` what it takes in a cache.
         """
-        ...
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes of memory taken, beside the pool's."""
-        ...
 
 
 class Segments:

@@ -66,11 +66,9 @@ class Dispatcher(Protocol):
     @property
     def name(self) -> str:
         """What it is called on the command line."""
-        ...
 
     def assign(self, task: DispatchTask) -> npt.NDArray[np.int32]:
         """The worker of each sample; no worker gets more samples than its capacity."""
-        ...
 
 
 def is_blind(dispatcher: Dispatcher) -> bool:
@@ -91,7 +89,6 @@ class LooksAhead(Dispatcher, Protocol):
         """Like `assign`; ``follow`` returns the next batch's task after an assignment of this one, or None at
         the end of the stream. It must not change anything.
         """
-        ...
 
 
 @runtime_checkable
@@ -100,7 +97,6 @@ class Learns(Dispatcher, Protocol):
 
     def learns_at(self, iteration: int) -> bool:
         """Whether `learn` should be called before this iteration is planned."""
-        ...
 
     def learn(
         self, tables: npt.NDArray[np.int32], appearances: npt.NDArray[np.int32], samples_per_worker: int
@@ -112,12 +108,9 @@ class Learns(Dispatcher, Protocol):
             appearances: in how many samples each of them has appeared so far.
             samples_per_worker: samples trained so far, divided by the workers.
         """
-        ...
 
     def learnt(self) -> npt.NDArray[np.int64] | None:
         """What it has learnt, for checkpoints; None before the first time."""
-        ...
 
     def recall(self, learnt: npt.NDArray[np.int64]) -> Dispatcher:
         """The dispatcher that has learnt this before."""
-        ...

@@ -104,20 +104,15 @@ class Exchange(Protocol):
 
     def step(self, step: Step) -> Outcome:
         """Plan the moves of one iteration and bring the states to its end."""
-        ...
 
     def owing(self, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
         """The workers that hold updates of these rows, beyond what row states say, that the home lacks."""
-        ...
 
     def forget(self, slots: npt.NDArray[np.int32]) -> None:
         """Drop what is known of the rows in these slots beyond their states."""
-        ...
 
     def export(self, slots: npt.NDArray[np.int32]) -> Arrays:
         """Export what the mode knows of the rows in these slots (all of them) beyond the directory."""
-        ...
 
     def restore(self, saved: Saved, slots: npt.NDArray[np.int32]) -> None:
         """Restore what `export` returned, before anything is planned."""
-        ...
