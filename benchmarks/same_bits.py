@@ -154,7 +154,7 @@ def read_old(folder: Path, old: Path, new: Path, flags: str) -> Found:
     python(old, *f"{train} --batch-size 40 --max-steps 5 --threads 1 --set log_every=1 {flags}".split())
     metrics = python(new, *f"-m rowhaul evaluate {run} --data {data}/test --json".split())
     python(new, *f"{train} --resume --max-steps 10".split())
-    return {"metrics": metrics, **saved(Path(run))}
+    return {"metrics": json.loads(metrics), **saved(Path(run))}
 
 
 def digest(value: Any) -> str:
