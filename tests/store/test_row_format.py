@@ -18,6 +18,7 @@ from rowhaul.export.reader import ExportReader
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from rowhaul.optim import Adagrad
 from rowhaul.runtime.layout import TableLayout
+from rowhaul.schedule.sizes import RowSizes
 from rowhaul.store import TableSpec
 from rowhaul.store.row_format import ROW_FORMATS, format_of, implied_format, row_format
 from rowhaul.store.row_parts import RowShape
@@ -196,6 +197,9 @@ def test_sizes_in_memory_and_on_the_wire_are_those_of_the_format():
     assert (values, state, index) == (200_000 * DIM, 400_000 * DIM, whole.tables()["items"][2])
     assert half.stored(None, [["items"]])["rows"] < whole.stored(None, [["items"]])["rows"]
     assert half.cached(5000) <= whole.cached(5000)
+    tables = (TableSpec("items", DIM, -1.0, 1.0),), Adagrad(lr=0.1), "float32", 0
+    assert HalfLayout(*tables).sizes() == RowSizes((2 * DIM,), (4 * DIM,))
+    assert TableLayout(*tables).sizes() == RowSizes((4 * DIM,), (4 * DIM,))
 
 
 def test_listing_asks_the_format():

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.local_rows import TableRows
@@ -21,6 +20,7 @@ from rowhaul.runtime.worker_rows import CachedRows
 from rowhaul.schedule import HotRows, IdBatch, RowPolicy, Scheduler, ScheduleSettings, Topology
 from rowhaul.schedule.sizes import RowSizes
 from rowhaul.store import TableGroup, TableSpec
+from rowhaul.store.row_format import format_of
 
 if TYPE_CHECKING:
     from rowhaul.runtime.lookups import Rows
@@ -37,11 +37,15 @@ class TableLayout:
     seed: int
 
     def sizes(self) -> RowSizes:
-        """Bytes of a row of each table."""
-        size = np.dtype(self.dtype).itemsize
-        dims = [spec.dim for spec in self.specs]
-        states = [self.optimizer.state_width(dim) for dim in dims]
-        return RowSizes(tuple(dim * size for dim in dims), tuple(width * size for width in states))
+        """Bytes of a record of each table, as the rows' format sends it."""
+        return self._sizes
+
+    @cached_property
+    def _sizes(self) -> RowSizes:
+        wire_bytes = format_of(self).wire_bytes
+        widths = [(spec.dim, self.optimizer.state_width(spec.dim)) for spec in self.specs]
+        values, states = zip(*(wire_bytes(*one, self.dtype) for one in widths), strict=True)
+        return RowSizes(values, states)
 
     def groups(self) -> list[TableGroup]:
         """Make empty tables, those of one row size together."""

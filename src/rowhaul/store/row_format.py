@@ -44,6 +44,11 @@ class RowFormat(ABC):
     reading: ClassVar[dict[str, str]]  # Python that reads an exported file, by kind of file
     cluster_rows: ClassVar[str] = "rowhaul.train.distributed.cluster_rows:ClusterRows"
 
+    def wire_bytes(self, dim: int, state_width: int, dtype: str) -> tuple[int, int]:
+        """Return the bytes of a record's values, and of its optimizer state, as they are sent."""
+        itemsize = np.dtype(dtype).itemsize
+        return dim * itemsize, state_width * itemsize
+
     # Blocks of rows.
 
     def join(self, blocks: Sequence[Arrays]) -> Arrays:

@@ -44,6 +44,10 @@ keys, values = table["keys"], table["values"]""",
         """Type that values are stored in, where rows are trained in ``dtype``."""
         return np.dtype(dtype)
 
+    def wire_bytes(self, dim: int, state_width: int, dtype: str) -> tuple[int, int]:
+        """Return the bytes of a record's values, and of its optimizer state, as they are sent."""
+        return dim * self.value_dtype(dtype).itemsize, state_width * np.dtype(dtype).itemsize
+
     def encode(self, keys: Int64s, records: npt.NDArray[Any], dim: int) -> Arrays:
         """Split records into values and state."""
         values = records[:, :dim].astype(self.value_dtype(str(records.dtype)), copy=False)
