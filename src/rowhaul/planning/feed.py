@@ -6,6 +6,7 @@ compared with those that were planned.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
@@ -22,7 +23,7 @@ Result = TypeVar("Result")
 NO_SAMPLES = bytes(16)  # the digest after the last batch
 
 
-class PlanFeed:
+class PlanFeed(ABC):
     """The plans of a rank, in order; used by one thread.
 
     Attributes:
@@ -47,9 +48,9 @@ class PlanFeed:
         """
         return {} if self.data is None else dict(self.data.sent)
 
+    @abstractmethod
     def next(self) -> PlannedBatch | None:
         """Wait for the next plan; None after the last batch."""
-        raise NotImplementedError
 
     def allow(self, iteration: int) -> None:
         """Allow planning up to and including this iteration; every rank does."""
@@ -59,14 +60,15 @@ class PlanFeed:
 
     def receive(self, record: ControlRecord) -> None:
         """Apply a control record that all ranks agreed on, before its iteration is allowed."""
+        return  # only where the scheduler is
 
     def at_rest(self, work: Callable[[Scheduler], Result]) -> Result | None:
         """Call a function with the scheduler between two plans; return None where there is no scheduler."""
         return None
 
+    @abstractmethod
     def share(self, make: Callable[[Scheduler], Plan]) -> Plan:
         """Make a plan of no iteration from the resting scheduler; all ranks of the host call this."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """End the plans; the data first, as a planner may wait for it."""

@@ -101,7 +101,7 @@ class ChunkedFile(ExportFile):
         }
 
     @property
-    def state_width(self) -> int:  # type: ignore[override]
+    def state_width(self) -> int:  # type: ignore[override]  # derived; the base stores it
         """Numbers of state of a row with all its chunks."""
         return sum(self.state_widths)
 

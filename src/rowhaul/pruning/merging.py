@@ -47,7 +47,7 @@ class ChunkMerging(Merging):
         self._pool_of = {name: self._pools[dims.index(main.tables[name].dim)] for name in tables}
 
     @property
-    def num_dropped(self) -> int:  # type: ignore[override]
+    def num_dropped(self) -> int:  # type: ignore[override]  # derived; the base stores it
         """Chunks without room."""
         return sum(max(pool.num_over, 0) for pool in self._pools)
 

@@ -61,12 +61,12 @@ class ChunkEstimate(RowEstimate):
         return cls(dict(rows), shape, settings, sizes, values, num_chunks, num_entries)
 
     @property
-    def record_bytes(self) -> int:  # type: ignore[override]
+    def record_bytes(self) -> int:  # type: ignore[override]  # derived; the base stores it
         """Bytes of a chunk with its state."""
         return self.sizes.chunk
 
     @property
-    def records_per_row(self) -> int:  # type: ignore[override]
+    def records_per_row(self) -> int:  # type: ignore[override]  # derived; the base stores it
         """Chunks of a row."""
         return self.settings.chunks
 

@@ -10,6 +10,7 @@ training no thread waits in the network.
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -38,7 +39,7 @@ _IN_FLIGHT = 16  # most messages in flight
 _KIND_NAMES = {Kind.IDS: "ids", Kind.DENSE: "dense", Kind.WHOLE: "evaluation"}
 
 
-class DataEnd:
+class DataEnd(ABC):
     """One rank's end of the data; see `DataSource` and `DataReceiver`.
 
     All ranks count batches alike, so that none waits for a message that is not sent.
@@ -74,13 +75,13 @@ class DataEnd:
             self._num_known -= 1
             self._fill()
 
+    @abstractmethod
     def _next_ids(self) -> None:
         """Send or receive the ids of one more batch, or the end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _next_dense(self) -> None:
         """Send or receive the dense values and labels of the oldest known batch."""
-        raise NotImplementedError
 
 
 class DataSource(DataEnd):
