@@ -19,6 +19,7 @@ _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _BINARY_PREFIXES = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
 BYTE_UNITS = {f"{prefix}b": scale for prefix, scale in (_PREFIXES | _BINARY_PREFIXES).items()}
 SPEED_UNITS = {f"{prefix}bit": scale / 8 for prefix, scale in _PREFIXES.items()} | BYTE_UNITS
+PERIOD_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 LEAST_SPEED, MOST_SPEED = 1e3 / 8, 1e15 / 8  # bytes a second: beyond these sums of times lose their meaning
@@ -45,6 +46,11 @@ def parse_seconds(text: str, option: str) -> float:
     if seconds > MOST_SECONDS:
         raise ConfigError(f"{option}: {text!r} is too long; it must be at most {MOST_SECONDS:,.0f}s")
     return seconds
+
+
+def parse_period(text: str, option: str) -> float:
+    """Seconds, from ``90s``, ``15min``, ``2h`` or ``1d``."""
+    return _parse(text, option, PERIOD_UNITS, "a time such as 90s, 15min or 2h")
 
 
 def parse_bytes(text: str, option: str) -> int:

@@ -108,6 +108,7 @@ def run_cluster(
     delay: Delay = no_delay,
     train: Callable[[Rank, Batch], float] = train_batch,
     should_stop: Callable[[int, int], bool] = lambda rank, iteration: False,
+    should_save: Callable[[int], bool] = lambda iteration: False,
     kind: type[Rank] | None = None,
 ) -> Outcome:
     """Train a case on threads, a few for each rank.
@@ -120,7 +121,7 @@ def run_cluster(
     num_workers, num_ranks = case.settings.topology.num_workers, case.settings.topology.num_ranks
     network = InProcessNetwork(num_ranks, delay=lambda: delay(NETWORK, "network"), timeout_seconds=60)
     make = kind or Rank
-    ranks = [make(case, rank, network, delay, train, should_stop) for rank in range(num_ranks)]
+    ranks = [make(case, rank, network, delay, train, should_stop, should_save) for rank in range(num_ranks)]
     threads = [threading.Thread(target=one.run, daemon=True) for one in ranks]
     for thread in threads:
         thread.start()
@@ -149,6 +150,7 @@ class Rank:
         delay: Delay,
         train: Callable[[Rank, Batch], float],
         should_stop: Callable[[int, int], bool],
+        should_save: Callable[[int], bool],
     ) -> None:
         self.case, self.rank, self.delay = case, rank, delay
         self.losses: list[float] = []
@@ -187,6 +189,7 @@ class Rank:
         )
         self.runtime.delay = delay
         self.runtime.should_stop = lambda: should_stop(rank, self.runtime.iteration)
+        self.runtime.should_save = lambda: should_save(self.runtime.iteration)
         self.training = DistributedTraining(self.model, self.runtime, case.rates, case.settings)
 
     def run(self) -> None:

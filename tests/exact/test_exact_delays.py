@@ -157,6 +157,20 @@ def _contents(rank: Rank) -> dict[str, np.ndarray]:
     return contents
 
 
+def test_rank_0_asks_for_a_checkpoint() -> None:
+    """Segments end for all after the same iteration, and what follows is as if they had not."""
+    case = replace(case_of("on demand"), segments=(None,) * 6)
+    outcome = run_cluster(case, should_save=lambda iteration: iteration in (2, 5))
+    ends = {tuple(rest.iteration for rest in rests) for rests in outcome.rests}
+    assert len(ends) == 1
+    assert 2 < min(ends)[0] < min(ends)[1] <= len(case.batches)
+    expected = undelayed("on demand")
+    assert outcome.losses == expected.losses
+    rows, others = outcome.rows(), expected.rows()
+    assert all(np.array_equal(rows[row], others[row]) for row in others)
+    check_run(case, outcome)
+
+
 @pytest.mark.parametrize("cluster", ["on demand", "on demand, co-located"])
 @pytest.mark.parametrize("asking", [0, 2])
 def test_a_rank_asks_to_stop_while_others_are_late(cluster: str, asking: int) -> None:

@@ -17,6 +17,7 @@ from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ConfigError, DataError
 from rowhaul.export.export import export
 from rowhaul.train import TrainConfig, load_trained, train_run
+from rowhaul.train.checkpoint_pace import Pace, pace_of
 from rowhaul.train.config import ModelConfig, OptimizerConfig, RateSchedule
 
 CONFIG = TrainConfig(
@@ -68,6 +69,27 @@ def test_a_run_killed_between_checkpoints_resumes_from_the_last(tmp_path, log_sc
     train_run(CONFIG, log_schema, log_folder, out=tmp_path / "a")
     trainers = [load_trained(tmp_path / name) for name in "ab"]
     assert state_bytes(trainers[0]) == state_bytes(trainers[1])
+
+
+def test_saves_by_the_clock_change_no_bits(tmp_path, log_schema, log_folder):
+    config = replace(CONFIG, checkpoint_every="1e-6s", keep_checkpoints=1000)
+    train_run(config, log_schema, log_folder, out=tmp_path / "a")
+    assert len(list((tmp_path / "a" / "checkpoints").iterdir())) > 40  # after nearly every step
+    train_run(replace(config, checkpoint_every="1d"), log_schema, log_folder, out=tmp_path / "b")
+    assert len(list((tmp_path / "b" / "checkpoints").iterdir())) == 1
+    trainers = [load_trained(tmp_path / name) for name in "ab"]
+    assert state_bytes(trainers[0]) == state_bytes(trainers[1])
+
+
+@pytest.mark.parametrize("given", ["15", -1, "0s", "2 weeks", "", "1000d"])
+def test_checkpoints_by_clock_or_step(given):
+    if given == "15":
+        assert pace_of(given) == Pace(steps=15)
+        assert pace_of("1.5h") == Pace(seconds=5400)
+        assert pace_of(0) == Pace()
+        return
+    with pytest.raises(ConfigError, match="checkpoint_every"):
+        TrainConfig(checkpoint_every=given)
 
 
 def test_the_log_has_every_step_once(tmp_path, log_schema, log_folder):

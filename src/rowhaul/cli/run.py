@@ -49,7 +49,7 @@ _FLAGS_BY_PANEL: dict[str, dict[str, tuple[str, Any, str]]] = {
         "seed": ("seed", int, "Seed of rows, dense weights, dropout and shuffling."),
         "precision": ("precision", str, "float32 or float64."),
         "eval_every": ("eval_every", int, "Steps between evaluations; 0: only at the end."),
-        "checkpoint_every": ("checkpoint_every", int, "Steps between checkpoints; 0: at the end."),
+        "checkpoint_every": ("checkpoint_every", str, "Steps or time (15min, 2h); 0: at the end only."),
         "threads": ("threads", int, "PyTorch threads; 0: PyTorch's choice."),
     },
     "Cluster": {

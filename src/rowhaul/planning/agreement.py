@@ -1,8 +1,8 @@
 """Ranks compare their plans before they act on them.
 
 For every iteration each rank sends one small message of fixed size to all: digests of its plan and of its
-samples, and whether it wants to stop. Control records of rank 0 follow if its message announces them.
-All ranks see the same messages, so all raise the same error, or none does.
+samples, and whether it wants to stop or, on rank 0, to save. Control records of rank 0 follow if its message
+announces them. All ranks see the same messages, so all raise the same error, or none does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rowhaul.transport.base import Collective
 _MESSAGE = struct.Struct("<8sqQQ16s16s")
 _TAG = b"rowhaulD"  # distinguishes this message from anything else that a rank may gather at the same time
 _NO_PLAN = bytes(16)
-_STOP, _ENDED = 1, 2  # flags
+_STOP, _ENDED, _SAVE = 1, 2, 4  # flags
 
 
 class DisagreementError(ClusterError):
@@ -39,6 +39,7 @@ class Agreement:
     """The outcome of a comparison, the same on all ranks."""
 
     stop: bool  # the iteration is the last for now: a rank requested it, or the data has ended
+    save: bool = False  # the iteration ends the segment, for rank 0 to save; training continues
     records: tuple[ControlRecord, ...] = ()  # of rank 0, for every planner
     ended: bool = False  # no rank had another batch
     measures: npt.NDArray[np.float64] | None = None  # ranks x numbers
@@ -92,6 +93,7 @@ def agree(
     stop: bool,
     records: Sequence[ControlRecord] = (),
     measures: npt.NDArray[np.float64] | None = None,
+    save: bool = False,
 ) -> Agreement:
     """Compare the next iteration with all ranks.
 
@@ -102,6 +104,7 @@ def agree(
         stop: whether this rank wants the iteration to be the last.
         records: decided on rank 0 and sent with this message (`Postbox.take`).
         measures: numbers of this rank for all ranks; as many on each.
+        save: whether rank 0 wants a checkpoint after the iteration.
 
     Raises:
         DisagreementError: on every rank, with the same text, if samples or plans differ.
@@ -110,7 +113,7 @@ def agree(
     mine = _Message(
         tag=_TAG,
         iteration=-1 if planned is None else planned.plan.iteration,
-        flags=_STOP * stop | _ENDED * (planned is None),
+        flags=_STOP * stop | _ENDED * (planned is None) | _SAVE * save,
         num_record_bytes=len(text) if records else 0,
         plan_digest=_NO_PLAN if planned is None else planned.plan_digest,
         samples_digest=own_digest,
@@ -122,7 +125,13 @@ def agree(
     agreed = _exchange_records(collective, text, messages[0]) if messages[0].num_record_bytes else ()
     ended = messages[0].has_ended
     every = np.ascontiguousarray(gathered[:, _MESSAGE.size :]).view(np.float64) if numbers else None
-    return Agreement(ended or any(one.flags & _STOP for one in messages), agreed, ended, every)
+    return Agreement(
+        stop=ended or any(one.flags & _STOP for one in messages),
+        save=bool(messages[0].flags & _SAVE),
+        records=agreed,
+        ended=ended,
+        measures=every,
+    )
 
 
 def _exchange_records(collective: Collective, text: bytes, announced: _Message) -> tuple[ControlRecord, ...]:

@@ -82,19 +82,26 @@ class Runtime:
         self._iterations: dict[int, _Iteration] = {}
         self._segment: Future[None] | None = None
         self._last: int | None = None  # iteration of the segment, once known
-        self.should_stop: Callable[[], bool] = lambda: False  # called with every plan; True ends the segment
-        self._stopped = False
+        # Called with every plan; True ends the segment. Of saving only rank 0 is asked, and its clock.
+        self.should_stop: Callable[[], bool] = lambda: False
+        self.should_save: Callable[[], bool] = lambda: False
+        self._stopped = self._save_due = False
 
     @property
     def stopped(self) -> bool:
         """Whether the last segment ended because a rank asked for it."""
         return self._stopped
 
+    @property
+    def save_due(self) -> bool:
+        """Whether the last segment ended for rank 0 to save."""
+        return self._save_due
+
     def start_segment(self, count: int | None) -> None:
         """Start up to ``count`` iterations, or all that the data has."""
         assert self._segment is None
         self._last = None if count is None else self.iteration + count - 1
-        self._stopped = False
+        self._stopped = self._save_due = False
         first = self.iteration
         if not self._is_over(first):
             self.feed.allow(first)
@@ -171,14 +178,20 @@ class Runtime:
         records = self.postbox.take(number) if self.rank == 0 and planned is not None else []
         self.measures[CPU] = time.process_time()
         agreement = agree(
-            self._control, planned, self.feed.own_digest, self.should_stop(), records, self.measures
+            self._control,
+            planned,
+            self.feed.own_digest,
+            self.should_stop(),
+            records,
+            self.measures,
+            save=self.rank == 0 and self.should_save(),
         )
         if planned is None:
             self.ended = True
             self._last = number - 1
             return None
-        if agreement.stop:
-            self._stopped, self._last = True, number
+        if agreement.stop or agreement.save:
+            self._stopped, self._save_due, self._last = agreement.stop, agreement.save, number
         for record in agreement.records:
             self.feed.receive(record)
         if not self._is_over(number + 1):

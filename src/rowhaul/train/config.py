@@ -20,12 +20,13 @@ from rowhaul.optim import RowOptimizerRule, row_optimizer
 from rowhaul.pruning.config import UNPRUNED, PruneConfig, check_cluster
 from rowhaul.schedule.lifetimes.policy import DEFAULT, RowPolicy, check_policies, policies_by_table
 from rowhaul.store.tables import ON_UNKNOWN
+from rowhaul.train.checkpoint_pace import pace_of
 from rowhaul.train.cluster_config import ONE_PROCESS, ClusterConfig
 
 PRECISIONS = ("float32", "float64")
 DECAYS = ("constant", "linear", "cosine")
 _LEAST = dict.fromkeys(("batch_size", "epochs", "keep_checkpoints", "log_every"), 1) | dict.fromkeys(
-    ("shuffle_rows", "max_steps", "eval_every", "checkpoint_every", "threads", "seed"), 0
+    ("shuffle_rows", "max_steps", "eval_every", "threads", "seed"), 0
 )
 
 
@@ -99,7 +100,7 @@ class TrainConfig:
         precision: float32 or float64.
         on_unknown: what keys that were never trained read as: init, default or error.
         eval_every: steps between evaluations; 0 evaluates only at the end.
-        checkpoint_every: steps between checkpoints; 0 saves only at the end.
+        checkpoint_every: steps between checkpoints, or time, such as ``15min``; 0 saves only at the end.
         keep_checkpoints: how many of the newest checkpoints to keep.
         log_every: steps between lines in the log and in TensorBoard.
         threads: PyTorch threads; 0 leaves PyTorch's choice.
@@ -120,7 +121,7 @@ class TrainConfig:
     precision: str = "float32"
     on_unknown: str = "init"
     eval_every: int = 0
-    checkpoint_every: int = 0
+    checkpoint_every: int | str = "15min"
     keep_checkpoints: int = 2
     log_every: int = 20
     threads: int = 0
@@ -135,6 +136,7 @@ class TrainConfig:
         _check(self.seed < 2**63, "seed", "below 2**63", self.seed)
         _check_choice("precision", self.precision, PRECISIONS)
         _check_choice("on_unknown", self.on_unknown, ON_UNKNOWN)
+        pace_of(self.checkpoint_every)  # or raises
         check_policies(self.tables)
         keeps_all = all(one.keeps_all for one in policies_by_table(self.tables, list(self.tables)))
         if self.prune.settings() is not None:

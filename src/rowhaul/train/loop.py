@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 from rowhaul.data.stream import SampleStream
 from rowhaul.nn import Batch
 from rowhaul.schedule.plan import RowCounts
+from rowhaul.train.checkpoint_pace import pace_of
 from rowhaul.train.log import TrainingLog
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.run_folder import CHECKPOINTS, drop_old_checkpoints
@@ -58,6 +60,8 @@ class Session(Protocol):
         evaluation: the evaluation data.
         is_leader: whether this process keeps checkpoints and the log of evaluations.
         stopped: whether the run was asked to stop.
+        should_save: says whether the clock asks for a checkpoint; set by the loop, asked on the leader.
+        save_due: whether `batches` has ended early for a checkpoint.
         finished: whether the data is used up.
     """
 
@@ -67,6 +71,8 @@ class Session(Protocol):
     evaluation: SampleStream | None
     is_leader: bool = True
     stopped: bool = False
+    should_save: Callable[[], bool] = staticmethod(lambda: False)
+    save_due: bool = False
     finished: bool = False
 
     def start(self) -> None:
@@ -74,7 +80,7 @@ class Session(Protocol):
         return None
 
     def batches(self, count: int) -> Iterator[Batch]:
-        """Yield this process's part of the next global batches; fewer where the run ends or stops."""
+        """Yield this process's part of the next global batches; fewer where the run ends, stops or saves."""
 
     def train(self, batch: Batch) -> float:
         """Take one step; returns the loss of the global batch."""
@@ -111,6 +117,9 @@ class _Loop:
         self._session, self._folder, self._listener = session, folder, listener
         self._trainer, self._config, self._log = session.trainer, session.trainer.config, session.log
         self._first_step = session.trainer.step
+        self._pace = pace_of(self._config.checkpoint_every)
+        self._saved_at = time.monotonic()
+        session.should_save = self._is_save_overdue
 
     def run(self) -> RunResult:
         session, trainer, config = self._session, self._trainer, self._config
@@ -128,8 +137,9 @@ class _Loop:
                 if trainer.step < total:
                     if self._is_due(config.eval_every):
                         metrics = self._evaluate()
-                    session.rest(self._is_due(config.checkpoint_every))
-                    if self._is_due(config.checkpoint_every):
+                    # What a session does at checkpoints may change bits later on, so not at the clock's.
+                    session.rest(self._is_due(self._pace.steps))
+                    if self._is_due(self._pace.steps) or session.save_due:
                         self._save()
             interrupted = session.stopped and trainer.step < total
             self._save()  # before an evaluation that might fail
@@ -162,12 +172,16 @@ class _Loop:
     def _next_pause(self) -> int:
         """The step after which there is something else to do, counted from the beginning of the run."""
         step = self._trainer.step
-        every = [one for one in (self._config.eval_every, self._config.checkpoint_every) if one]
+        every = [one for one in (self._config.eval_every, self._pace.steps) if one]
         regular = ((step // one + 1) * one for one in every)
         return min(self._trainer.total_steps, *regular, *self._session.pauses(), 1 << 62)
 
     def _is_due(self, every: int) -> bool:
         return bool(every) and self._trainer.step % every == 0
+
+    def _is_save_overdue(self) -> bool:
+        by_clock = self._folder is not None and self._pace.seconds > 0
+        return by_clock and time.monotonic() - self._saved_at >= self._pace.seconds
 
     def _evaluate(self) -> MetricValues | None:
         session = self._session
@@ -188,6 +202,7 @@ class _Loop:
         stream, checkpoints = self._session.stream, self._folder / CHECKPOINTS
         facts = {"samples_per_epoch": stream.num_samples, "data": stream.fingerprint}
         self._session.save(checkpoints, facts)
+        self._saved_at = time.monotonic()
         if self._session.is_leader:
             drop_old_checkpoints(checkpoints, self._config.keep_checkpoints)
 

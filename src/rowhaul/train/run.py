@@ -111,9 +111,10 @@ class _Alone(loop.Session):
         """Yield the next batches, until asked to stop."""
         for batch in islice(self._batches, count):
             yield batch
-            if self.trainer.step < self.trainer.total_steps and self._should_stop():
-                self.stopped = True
-                return
+            if self.trainer.step < self.trainer.total_steps:
+                self.stopped, self.save_due = self._should_stop(), self.should_save()
+                if self.stopped or self.save_due:
+                    return
             count -= 1
         self.finished = count > 0
 

@@ -190,14 +190,16 @@ class ClusterSession(loop.Session):
         )
 
     def start(self) -> None:
-        """Give the hot set's controller the log."""
+        """Give the hot set's controller the log, and the runtime the clock of saves."""
         if self.hot is not None:
             self.hot.report_to(self.log.tell)
+        self.training.runtime.should_save = self.should_save
 
     def batches(self, count: int) -> Iterator[Batch]:
         """Yield this worker's part of the next global batches; nothing on a store, which serves them."""
         yield from self.training.batches(count)
-        self.stopped, self.finished = self.training.runtime.stopped, self.training.finished
+        runtime = self.training.runtime
+        self.stopped, self.save_due, self.finished = runtime.stopped, runtime.save_due, runtime.ended
         if not self.cluster.is_worker:
             self.trainer.step, self.trainer.samples = self.training.iteration, self.training.samples
 
