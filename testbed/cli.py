@@ -13,6 +13,7 @@ from rich.console import Console
 from rowhaul.errors import ConfigError, RowhaulError
 from rowhaul.simulate.links import Link, parse_links
 from testbed import layout, names, network, tables
+from testbed.chaos.command import chaos
 from testbed.cluster import run_in
 from testbed.following import Following
 from testbed.layout import Network
@@ -26,6 +27,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 LINKS = typer.Option(None, help="Speed of each worker's link: 50mbit*4,5mbit*4 is eight workers.")
 STORES = typer.Option(None, help="Speed of each store's link: 500mbit is one store, 500mbit*2 are two.")
 NAME = typer.Option("default", help="Which network, where several are up.")
+
+app.command()(chaos)
 
 
 @app.command()
