@@ -18,7 +18,7 @@ def chaos(
     seed: int = typer.Option(0, help="Of everything that is drawn: which faults, when, at whom."),
     only: list[str] = typer.Option([], help="Only faults whose name contains this; repeatable."),
     folder: Path | None = typer.Option(
-        None, help="Keep data and all output here; a temporary folder otherwise."
+        None, help="Keep data and output here; temporary otherwise."
     ),
 ) -> None:
     """Train on a small cluster and throw faults at it; every run must end as an undisturbed one does."""
