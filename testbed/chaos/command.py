@@ -17,9 +17,7 @@ def chaos(
     faults: int = typer.Option(100, min=1, help="How many faults to throw."),
     seed: int = typer.Option(0, help="Of everything that is drawn: which faults, when, at whom."),
     only: list[str] = typer.Option([], help="Only faults whose name contains this; repeatable."),
-    folder: Path | None = typer.Option(
-        None, help="Keep data and output here; temporary otherwise."
-    ),
+    folder: Path | None = typer.Option(None, help="Keep data and output here; temporary otherwise."),
 ) -> None:
     """Train on a small cluster and throw faults at it; every run must end as an undisturbed one does."""
     kinds = [kind for kind in ALL if not only or any(text in kind.name for text in only)]

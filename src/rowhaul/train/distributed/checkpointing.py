@@ -125,6 +125,11 @@ class Saved:
         return Start(self._reader.facts["step"], next_record, self._bring_scheduler)
 
     @property
+    def num_workers(self) -> int | None:
+        """Workers of the cluster that saved; None where one process did."""
+        return None if self._written is None else int(self._written["settings"]["num_workers"])
+
+    @property
     def samples(self) -> int:
         """Samples trained so far: where the data continues."""
         return int(self._reader.facts["samples"])

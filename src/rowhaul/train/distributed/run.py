@@ -6,7 +6,9 @@ store them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from rowhaul.train.distributed.data_streams import (
 )
 from rowhaul.train.distributed.evaluation import evaluate
 from rowhaul.train.distributed.log import ClusterLog
+from rowhaul.train.distributed.resuming import fit_to_workers, what_changed
 from rowhaul.train.distributed.setup import distribute
 from rowhaul.train.distributed.training import DistributedTraining, layout_of
 from rowhaul.train.loop import Listener, RunResult, ShouldStop
@@ -40,6 +43,8 @@ from rowhaul.train.run_folder import CHECKPOINTS, begin_folder, check_new_folder
 from rowhaul.train.trainer import Trainer, rate_factor
 from rowhaul.tuning.hot_set.controller import HotSetController
 from rowhaul.tuning.shares import MeasuredLinks, ShareController, first_batches
+
+_log = logging.getLogger(__name__)
 
 
 def train_on_cluster(
@@ -110,6 +115,10 @@ class ClusterSession(loop.Session):
         torch.manual_seed(config.seed)
         self.trainer = Trainer(config, schema)
         saved = checkpointing.find(cluster, folder / CHECKPOINTS, self.trainer) if folder and resume else None
+        notes: list[str] = []
+        if saved is not None and saved.num_workers not in (None, cluster.topology.num_workers):
+            fitting, notes = fit_to_workers(config.cluster, cluster.topology.num_workers)
+            self.config = config = replace(config, cluster=fitting)
         self.stream, self.evaluation = open_streams_for_all(
             cluster, config, schema, data, eval_data, self.trainer.samples
         )
@@ -132,6 +141,9 @@ class ClusterSession(loop.Session):
             config.log_every,
             has_policies=self.trainer.lifecycle is not None,
         )
+        if saved is not None and (differences := saved.differences(self.training.settings)):
+            notes.append(what_changed(differences))
+        self._notes = notes
         chooses = config.cluster.shares == "auto" and cluster.rank == 0
         self.shares = ShareController(
             self.training,
@@ -190,10 +202,13 @@ class ClusterSession(loop.Session):
         )
 
     def start(self) -> None:
-        """Give the hot set's controller the log, and the runtime the clock of saves."""
+        """Give the hot set's controller the log, and the runtime the clock of saves; say what has changed."""
         if self.hot is not None:
             self.hot.report_to(self.log.tell)
         self.training.runtime.should_save = self.should_save
+        for note in self._notes if self.is_leader else ():
+            self.log.tell(note)
+            _log.warning(note)
 
     def batches(self, count: int) -> Iterator[Batch]:
         """Yield this worker's part of the next global batches; nothing on a store, which serves them."""
