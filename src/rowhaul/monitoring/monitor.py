@@ -5,6 +5,7 @@ The training thread calls these methods, so they are quick, never wait and never
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,8 +73,20 @@ class Monitor:
 
     @contextmanager
     def saving(self, step: int) -> Iterator[None]:
-        """Enclose saving a checkpoint."""
-        yield
+        """Enclose saving a checkpoint that training waits for."""
+        began = time.monotonic()
+        try:
+            yield
+        except Exception:
+            self.save_failed(step)
+            raise
+        self.saved(step, time.monotonic() - began)
+
+    def saved(self, step: int, seconds: float) -> None:
+        """A checkpoint is complete; may be called from another thread."""
+
+    def save_failed(self, step: int) -> None:
+        """A checkpoint could not be saved."""
 
 
 NO_MONITOR = Monitor()

@@ -135,20 +135,23 @@ class RunMonitor(Monitor):
 
     @contextmanager
     def saving(self, step: int) -> Iterator[None]:
-        """Time a checkpoint; count it, or its failure."""
-        before, began = self.phase, time.monotonic()
+        """Show that the run is saving."""
+        before = self.phase
         self.begin(SAVING)
         try:
-            yield
-        except Exception:
-            self.checkpoint_failures += 1
-            raise
-        else:
-            self.checkpoint_step, self.checkpoint_time = step, time.time()
-            self.checkpoint_seconds = time.monotonic() - began
-            self.checkpoints += 1
+            with super().saving(step):
+                yield
         finally:
             self.begin(before)
+
+    def saved(self, step: int, seconds: float) -> None:
+        """Count a checkpoint."""
+        self.checkpoint_step, self.checkpoint_time, self.checkpoint_seconds = step, time.time(), seconds
+        self.checkpoints += 1
+
+    def save_failed(self, step: int) -> None:
+        """Count a checkpoint that could not be saved."""
+        self.checkpoint_failures += 1
 
     def finish(self) -> None:
         """Stop waiting for progress."""
