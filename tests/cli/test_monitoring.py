@@ -65,6 +65,8 @@ def test_a_port_in_use_is_refused_before_anything_is_written(rowhaul, log_folder
     ("options", "message"),
     [
         (["--log-json"], "--log-json without --out needs a folder on this machine: give --log-folder"),
+        (["--log-folder", "x"], "--log-folder does nothing without --log-json"),
+        (["--metrics-address", "0.0.0.0"], "--metrics-address does nothing without --metrics-port"),
         (["--metrics-port", "70000"], "must be a port from 1 to 65535"),
         (["--metrics-port", "0", "--stalled-after", "0"], "more than 0 seconds"),
         (["--metrics-port", "0", "--metrics-address", "203.0.113.7"], "is no address of this machine"),

@@ -48,7 +48,15 @@ def with_monitoring(
         "log_folder": None if log_folder is None else str(log_folder),
     }
     options = {name: value for name, value in given.items() if value is not None}
-    return replace(config, monitoring=replace(config.monitoring, **options))
+    settings = replace(config.monitoring, **options)
+    for flag, given_one, needed, has in (
+        ("--metrics-address", metrics_address, "--metrics-port", settings.port is not None),
+        ("--stalled-after", stalled_after, "--metrics-port", settings.port is not None),
+        ("--log-folder", log_folder, "--log-json", settings.log_json),
+    ):
+        if given_one is not None and not has:
+            raise ConfigError(f"{flag} does nothing without {needed}: give both, or leave it out")
+    return replace(config, monitoring=settings)
 
 
 def check_monitoring(settings: MonitoringConfig, out: Path | None) -> None:
