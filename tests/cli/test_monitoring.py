@@ -19,6 +19,7 @@ def lines_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_is_scraped_while_it_trains(log_folder, tmp_path):
     run = tmp_path / "run"
     command = [sys.executable, "-m", "rowhaul", "train", "--data", log_folder, "--out", run, *SMALL]
