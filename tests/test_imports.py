@@ -50,10 +50,11 @@ TABLE = {
         },
         {"numpy", "torch"},
     ),
+    "monitoring": ({"schedule"}, {"numpy", "prometheus_client"}),
     "train": (
         {
             *("data", "nn", "optim", "store", "checkpoint", "schedule", "planning", "runtime", "transport"),
-            *("cluster", "tuning", "pruning", "export", "simulate"),
+            *("cluster", "tuning", "pruning", "export", "simulate", "monitoring"),
         },
         {*ARRAYS, "torch", "pyarrow", "yaml"},
     ),
@@ -69,7 +70,7 @@ TABLE = {
     "cli": (
         {
             *("data", "nn", "optim", "store", "checkpoint", "train", "schedule", "simulate", "cluster"),
-            *("transport", "runtime", "pruning", "export", "sizing", "verify"),
+            *("transport", "runtime", "pruning", "export", "sizing", "verify", "monitoring"),
         },
         {"numpy", "torch", "numba", "psutil", "rich", "typer", "yaml"},
     ),

@@ -9,6 +9,16 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from rowhaul.cli.console import console, facts_table, say
+from rowhaul.cli.monitoring import (
+    LOG_FOLDER,
+    LOG_JSON,
+    METRICS_ADDRESS,
+    METRICS_PORT,
+    STALLED_AFTER,
+    check_monitoring,
+    monitored,
+    with_monitoring,
+)
 from rowhaul.cli.progress import EXIT_INTERRUPTED, StopOnSignal, TrainingProgress, exit_when_interrupted
 from rowhaul.cli.run import RunOptions, is_first_rank, launch_ranks, with_run_options
 
@@ -24,14 +34,21 @@ def train(
         [], "--eval-data", help="Held-out files; default: the folder test/ beside the data, if there is one."
     ),
     resume: bool = typer.Option(False, "--resume", help="Continue the run in --out."),
+    metrics_port: int | None = METRICS_PORT,
+    metrics_address: str | None = METRICS_ADDRESS,
+    stalled_after: float | None = STALLED_AFTER,
+    log_json: bool | None = LOG_JSON,
+    log_folder: Path | None = LOG_FOLDER,
 ) -> None:
     """Train a model on Parquet files, evaluate it and save it; with --workers, over several processes."""
     from rowhaul.cluster import is_launched
 
     config, data = options.read_config(out if resume else None), options.data
+    config = with_monitoring(config, metrics_port, metrics_address, stalled_after, log_json, log_folder)
     has_data = not is_launched() or is_first_rank() or config.cluster.data_from != "rank0"
     schema = options.find_schema() if has_data else None
     if schema is not None and config.cluster.workers and not is_launched():
+        check_monitoring(config.monitoring, out)
         launch_ranks(config, schema)
         return
     held_out = (eval_data or held_out_beside(data)) if has_data else []
@@ -86,7 +103,8 @@ def train_with_progress(
     train = train_on_cluster if is_launched() else train_run
     shown = TrainingProgress() if is_first_rank() else nullcontext()
     interruptible = exit_when_interrupted("nothing was saved since the last checkpoint")
-    with interruptible, StopOnSignal() as should_stop, shown as listener:
+    watched = monitored(config.monitoring, out)
+    with interruptible, StopOnSignal() as should_stop, watched as monitor, shown as listener:
         return train(
             config,
             schema,
@@ -96,6 +114,7 @@ def train_with_progress(
             resume=resume,
             listener=listener,
             should_stop=should_stop,
+            monitor=monitor,
         )
 
 

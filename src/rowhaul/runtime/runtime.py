@@ -25,11 +25,13 @@ from rowhaul.transport.base import Collective
 
 AHEAD = 2  # iterations agreed on beyond the one in training; one more may be planned
 
-# What ranks report to each other with every plan: all in seconds, except for the samples.
+# What ranks report to each other with every plan: all in seconds, except for the samples and the iteration,
+# which is the number of iterations that the rank has finished.
 MEASURES = (
     "cpu", "samples", "compute", "all_reduce", "waiting", "push", "pull", "early", "dispatch", "slack",
+    "iteration",
 )  # fmt: skip
-CPU = MEASURES.index("cpu")
+CPU, ITERATION = MEASURES.index("cpu"), MEASURES.index("iteration")
 
 Result = TypeVar("Result")
 
@@ -77,6 +79,7 @@ class Runtime:
         self.samples = 0  # of all ranks, trained so far
         self.ended = False  # whether the data is used up
         self.measures = np.zeros(len(MEASURES))  # of the latest iteration, sent to all ranks
+        self.measures[ITERATION] = first
         self._control, self._dense = control, dense
         self._executors = {name: SerialExecutor(name, failure) for name in ("control", "moves", "dense")}
         self._iterations: dict[int, _Iteration] = {}
@@ -126,9 +129,10 @@ class Runtime:
 
     def note_measures(self, job: Job) -> None:
         """Report a finished iteration's measurements to all ranks with the next plan."""
-        seconds = {**job.seconds, "slack": job.slack_seconds, "samples": job.num_samples}
-        for place, name in enumerate(MEASURES):
-            self.measures[place] = seconds.get(name, 0.0)
+        measured = {**job.seconds, "slack": job.slack_seconds, "samples": job.num_samples}
+        measured["iteration"] = job.plan.iteration + 1
+        # A new array: the control thread may be sending the old one.
+        self.measures = np.array([measured.get(name, 0.0) for name in MEASURES])
 
     def finish_segment(self) -> None:
         """Wait until nothing is pending; on a store this is the whole segment."""
@@ -176,14 +180,17 @@ class Runtime:
             return None
         planned = self.feed.next()
         records = self.postbox.take(number) if self.rank == 0 and planned is not None else []
-        self.measures[CPU] = time.process_time()
+        measures = self.measures.copy()
+        measures[CPU] = time.process_time()
+        if not self.trains:
+            measures[ITERATION] = self.iteration
         agreement = agree(
             self._control,
             planned,
             self.feed.own_digest,
             self.should_stop(),
             records,
-            self.measures,
+            measures,
             save=self.rank == 0 and self.should_save(),
         )
         if planned is None:

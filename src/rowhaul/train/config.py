@@ -15,6 +15,7 @@ import yaml
 
 from rowhaul._files import write_text
 from rowhaul.errors import ConfigError
+from rowhaul.monitoring.settings import UNMONITORED, MonitoringConfig
 from rowhaul.nn.exactness import refuse_clipping, refuse_scaler
 from rowhaul.optim import RowOptimizerRule, row_optimizer
 from rowhaul.pruning.config import UNPRUNED, PruneConfig, check_cluster
@@ -107,6 +108,7 @@ class TrainConfig:
         tables: row policies by table, with ``default`` for all others. See `RowPolicy`.
         prune: which part of the rows to keep in memory; by default all.
         cluster: how the run is spread over ranks; by default one process.
+        monitoring: how the run can be watched; by default by its log and TensorBoard only.
     """
 
     model: ModelConfig = ModelConfig()
@@ -128,6 +130,7 @@ class TrainConfig:
     tables: dict[str, Any] = field(default_factory=dict)
     prune: PruneConfig = UNPRUNED
     cluster: ClusterConfig = ONE_PROCESS
+    monitoring: MonitoringConfig = UNMONITORED
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():

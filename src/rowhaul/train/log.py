@@ -1,19 +1,23 @@
-"""Logs a run's numbers: JSON lines for programs, TensorBoard for people."""
+"""Logs a run's numbers: JSON lines for programs, TensorBoard for people, records of Python's logging."""
 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self, TextIO
 
 from rowhaul._files import write_text
+from rowhaul.monitoring.monitor import NO_MONITOR, Monitor
 from rowhaul.nn.row_source import RowNote
 from rowhaul.schedule.plan import RowCounts
 from rowhaul.train.metrics import MetricValues
 
 METRICS_FILE = "metrics.jsonl"
+
+_log = logging.getLogger("rowhaul.train")
 
 
 class TrainingLog:
@@ -23,10 +27,13 @@ class TrainingLog:
         folder: of the run; None writes nothing.
         first_step: steps taken before.
         every: steps between two lines.
+        monitor: of the run.
     """
 
-    def __init__(self, folder: Path | None, first_step: int, every: int) -> None:
-        self._folder, self._first_step = folder, first_step
+    def __init__(
+        self, folder: Path | None, first_step: int, every: int, monitor: Monitor = NO_MONITOR
+    ) -> None:
+        self._folder, self._first_step, self.monitor = folder, first_step, monitor
         self._lines: TextIO | None = None
         self._board: Any = None
         self._evaluated: set[int] = set()
@@ -55,6 +62,10 @@ class TrainingLog:
             self._lines.close()
             self._board.close()
 
+    def event(self, name: str, step: int, message: str, **values: Any) -> None:
+        """Log an event through Python's logging, on this rank."""
+        _log.info(message, extra={"event": name, "step": step, "values": values})
+
     def row_note(self, step: int, note: RowNote) -> None:
         """Something a row source did: its numbers, and its counts as histograms."""
         self.write(
@@ -70,6 +81,7 @@ class TrainingLog:
 
     def note(self, step: int, text: str) -> None:
         """A note in words."""
+        self.event("note", step, text)
         if self._lines is not None:
             self._lines.write(json.dumps({"kind": "note", "step": step, "text": text}) + "\n")
             self._lines.flush()
@@ -77,9 +89,11 @@ class TrainingLog:
 
     def evaluation(self, step: int, metrics: MetricValues) -> None:
         """One evaluation, unless the run was resumed and has it already."""
+        values = {name: value for name, value in asdict(metrics).items() if name != "note"}
+        self.monitor.evaluated(step, values)
+        self.event("evaluation", step, f"AUC {metrics.auc:.4f}, log loss {metrics.log_loss:.4f}", **values)
         if step in self._evaluated:
             return
-        values = {name: value for name, value in asdict(metrics).items() if name != "note"}
         self.write("eval", step, values)
 
     def write(self, kind: str, step: int, values: dict[str, float], **more: Any) -> None:
@@ -106,6 +120,7 @@ class TrainingLog:
         now = time.perf_counter()
         self.num_steps += 1
         self.step_number = step
+        self.monitor.stepped(step, samples, loss)
         if self.num_steps > 1:  # the first may have compiled kernels
             self._seconds += now - self._began
             self._samples += samples - self._samples_before
@@ -115,6 +130,11 @@ class TrainingLog:
             speed = trained / seconds if seconds else 0.0
             self.write("train", step, {"loss": loss, "samples_per_second": speed}, samples=samples)
             self._logged = (self._seconds, self._samples)
+            self.monitor.logged(speed)
+            self.event(
+                "train", step, f"loss {loss:.4f}, {speed:,.0f} samples a second",
+                loss=loss, samples_per_second=speed, samples=samples,
+            )  # fmt: skip
             self.write_more(step)
 
     def write_more(self, step: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rowhaul.data.stream import SampleStream
+from rowhaul.monitoring.monitor import EVALUATING, TRAINING
 from rowhaul.nn import Batch
 from rowhaul.schedule.plan import RowCounts
 from rowhaul.train.checkpoint_pace import pace_of
@@ -124,10 +125,12 @@ class _Loop:
     def run(self) -> RunResult:
         session, trainer, config = self._session, self._trainer, self._config
         total, metrics = trainer.total_steps, None
+        whole = config.epochs * session.stream.num_samples
+        last = trainer.samples + (total - trainer.step) * config.batch_size
         if self._listener:
-            whole = config.epochs * session.stream.num_samples
-            last = trainer.samples + (total - trainer.step) * config.batch_size
             self._listener.started(trainer.samples, min(whole, last))
+        self._log.monitor.started(trainer.step, trainer.samples, total, min(whole, last))
+        self._log.event("start", trainer.step, f"training from step {trainer.step:,} to {total:,}")
         with self._log:
             session.start()
             while trainer.step < total and not session.finished:
@@ -146,6 +149,7 @@ class _Loop:
             if not interrupted:
                 metrics = self._evaluate()
             session.finish()
+        self._log.event("end", trainer.step, "interrupted" if interrupted else "finished")
         num_rows, row_bytes = session.held()
         return RunResult(
             step=trainer.step,
@@ -163,6 +167,7 @@ class _Loop:
     def _train_until(self, step: int) -> None:
         session, trainer = self._session, self._trainer
         self._log.resume_clock(trainer.samples)
+        self._log.monitor.begin(TRAINING)
         for batch in session.batches(step - trainer.step):
             loss = session.train(batch)
             self._log.stepped(trainer.step, trainer.samples, loss)
@@ -189,6 +194,7 @@ class _Loop:
             return None
         if self._listener:
             self._listener.evaluating(session.evaluation.num_samples)
+        self._log.monitor.begin(EVALUATING)
         metrics = session.evaluate()
         if session.is_leader:
             self._log.evaluation(self._trainer.step, metrics)
@@ -201,8 +207,12 @@ class _Loop:
             return
         stream, checkpoints = self._session.stream, self._folder / CHECKPOINTS
         facts = {"samples_per_epoch": stream.num_samples, "data": stream.fingerprint}
-        self._session.save(checkpoints, facts)
+        with self._log.monitor.saving(self._trainer.step):
+            self._session.save(checkpoints, facts)
         self._saved_at = time.monotonic()
+        self._log.event(
+            "checkpoint", self._trainer.step, f"saved a checkpoint of step {self._trainer.step:,}"
+        )
         if self._session.is_leader:
             drop_old_checkpoints(checkpoints, self._config.keep_checkpoints)
 

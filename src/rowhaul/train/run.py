@@ -14,6 +14,7 @@ from rowhaul.checkpoint.layout import step_folder
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
+from rowhaul.monitoring.monitor import NO_MONITOR, Monitor
 from rowhaul.nn import Batch
 from rowhaul.schedule.plan import RowCounts
 from rowhaul.train import loop, snapshot
@@ -44,10 +45,12 @@ def train_run(
     resume: bool = False,
     listener: Listener | None = None,
     should_stop: ShouldStop = lambda: False,
+    monitor: Monitor = NO_MONITOR,
 ) -> RunResult:
     """Train, evaluate and save; ``data`` and ``eval_data`` are files as `SampleStream` takes them.
 
-    ``should_stop`` is asked after every step: a run that it ends is saved and can be resumed.
+    ``should_stop`` is asked after every step: a run that it ends is saved and can be resumed. ``monitor``
+    follows the run.
     """
     if resume and out is None:
         raise ConfigError("resume needs the folder of the run: give out")
@@ -67,7 +70,7 @@ def train_run(
         check_same_data(reader, stream)
     if folder:
         begin_folder(folder, config, schema)
-    with _Alone(trainer, stream, evaluation, folder, should_stop) as session:
+    with _Alone(trainer, stream, evaluation, folder, should_stop, monitor) as session:
         return loop.train(session, folder, listener)
 
 
@@ -95,9 +98,10 @@ class _Alone(loop.Session):
         evaluation: SampleStream | None,
         folder: Path | None,
         should_stop: ShouldStop,
+        monitor: Monitor,
     ) -> None:
         self.trainer, self.stream, self.evaluation = trainer, stream, evaluation
-        self.log = _Log(folder, trainer)
+        self.log = _Log(folder, trainer, monitor)
         self._should_stop = should_stop
         self._batches = stream.prepared(trainer.prepare)
 
@@ -143,8 +147,8 @@ class _Alone(loop.Session):
 class _Log(TrainingLog):
     """Logs what a row source and policies did, besides steps."""
 
-    def __init__(self, folder: Path | None, trainer: Trainer) -> None:
-        super().__init__(folder, trainer.step, trainer.config.log_every)
+    def __init__(self, folder: Path | None, trainer: Trainer, monitor: Monitor) -> None:
+        super().__init__(folder, trainer.step, trainer.config.log_every, monitor)
         self._trainer, self._counted = trainer, RowCounts()
         self._count_rows()
 
@@ -161,6 +165,9 @@ class _Log(TrainingLog):
 
     def write_more(self, step: int) -> None:
         """Log how policies admitted and dropped rows, a step, on average."""
+        collection = self._trainer.collection
+        names = [one.name for one in collection.embedding_bag_configs()]
+        self.monitor.hold({name: collection.num_rows(name) for name in names})
         if self.row_counts is not None:
             since, self._counted = self.row_counts - self._counted, self.row_counts
             self.write("tables", step, {name: one / self.every for name, one in since.by_name().items()})

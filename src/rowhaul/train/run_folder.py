@@ -7,6 +7,7 @@
       metrics.jsonl                one line every ``log_every`` steps and for each evaluation
       tensorboard/                 the same for TensorBoard
       checkpoints/step-000001000/  see `rowhaul.checkpoint.layout`
+      logs/                        of each rank, where they are asked for
 """
 
 from __future__ import annotations
@@ -23,15 +24,21 @@ from rowhaul.train.config import TrainConfig
 
 CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
+LOGS = "logs"
 # Settings that may differ when a run resumes: they change what it reports or where, not what it learns.
-_MAY_CHANGE = ("eval_every", "checkpoint_every", "keep_checkpoints", "log_every", "cluster")
+_MAY_CHANGE = ("eval_every", "checkpoint_every", "keep_checkpoints", "log_every", "cluster", "monitoring")
 _MAY_CHANGE_AT_CONSTANT_RATES = ("epochs", "max_steps")
 
 
 def check_new_folder(folder: Path) -> None:
     """Refuse to start a run in a folder that is not empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not has_no_run(folder):
         raise ConfigError(f"{folder} exists and is not empty; resume it (--resume), or choose another --out")
+
+
+def has_no_run(folder: Path) -> bool:
+    """Whether a folder is empty, but for the logs of runs that could not start."""
+    return folder.is_dir() and all(path.name == LOGS and path.is_dir() for path in folder.iterdir())
 
 
 def check_same_config(folder: Path, config: TrainConfig, schema: Schema) -> None:

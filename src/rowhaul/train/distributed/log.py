@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rowhaul.monitoring.monitor import NO_MONITOR, Monitor
 from rowhaul.runtime.mover import Job
 from rowhaul.runtime.runtime import MEASURES
 from rowhaul.schedule import Topology
@@ -24,7 +25,7 @@ from rowhaul.schedule.plan import KIND_NAMES, RowCounts
 from rowhaul.train.log import TrainingLog
 
 _STARTING_STEPS = 10  # whose plans could not overlap with training, and had kernels to compile
-_SECONDS = [name for name in MEASURES if name not in ("cpu", "samples")]
+_SECONDS = [name for name in MEASURES if name not in ("cpu", "samples", "iteration")]
 
 
 class ClusterLog(TrainingLog):
@@ -36,12 +37,19 @@ class ClusterLog(TrainingLog):
         topology: workers and stores.
         every: steps between two lines.
         has_policies: whether to log admitted and expired rows, too.
+        monitor: of the run.
     """
 
     def __init__(
-        self, folder: Path | None, first_step: int, topology: Topology, every: int, has_policies: bool = False
+        self,
+        folder: Path | None,
+        first_step: int,
+        topology: Topology,
+        every: int,
+        has_policies: bool = False,
+        monitor: Monitor = NO_MONITOR,
     ) -> None:
-        super().__init__(folder, first_step, every)
+        super().__init__(folder, first_step, every, monitor)
         self._topology, self._writes = topology, folder is not None
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._iterations, self._slack_least, self._cpu = 0, np.inf, 0.0
@@ -49,6 +57,7 @@ class ClusterLog(TrainingLog):
 
     def iterated(self, job: Job) -> None:
         """Add an iteration: its moves, and the measurements of all ranks."""
+        self.monitor.iterated(job.plan, job.measures)
         if self.row_counts is not None:
             counts = RowCounts.of_plan(job.plan)
             self.row_counts += counts

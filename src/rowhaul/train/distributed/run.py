@@ -20,8 +20,10 @@ from rowhaul.cluster.checks import check_same, check_shared_folder
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.data.schema import Schema
 from rowhaul.errors import ConfigError
+from rowhaul.monitoring.monitor import NO_MONITOR, Monitor, RankLabels
 from rowhaul.nn import Batch, BatchNorm1d
 from rowhaul.runtime.mover import Job
+from rowhaul.runtime.runtime import MEASURES
 from rowhaul.train import loop
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import TrainConfig
@@ -39,7 +41,13 @@ from rowhaul.train.distributed.setup import distribute
 from rowhaul.train.distributed.training import DistributedTraining, layout_of
 from rowhaul.train.loop import Listener, RunResult, ShouldStop
 from rowhaul.train.metrics import MetricValues
-from rowhaul.train.run_folder import CHECKPOINTS, begin_folder, check_new_folder, check_same_config
+from rowhaul.train.run_folder import (
+    CHECKPOINTS,
+    begin_folder,
+    check_new_folder,
+    check_same_config,
+    has_no_run,
+)
 from rowhaul.train.trainer import Trainer, rate_factor
 from rowhaul.tuning.hot_set.controller import HotSetController
 from rowhaul.tuning.shares import MeasuredLinks, ShareController, first_batches
@@ -57,6 +65,7 @@ def train_on_cluster(
     resume: bool = False,
     listener: Listener | None = None,
     should_stop: ShouldStop = lambda: False,
+    monitor: Monitor = NO_MONITOR,
 ) -> RunResult:
     """Train as one rank of a cluster; arguments as of `rowhaul.train.train_run`, the same on every rank.
 
@@ -68,7 +77,7 @@ def train_on_cluster(
         torch.set_num_threads(config.threads)
     with join_as_configured(config.cluster) as cluster:
         folder = Path(out) if out else None
-        session = ClusterSession(cluster, config, schema, data, folder, eval_data, resume)
+        session = ClusterSession(cluster, config, schema, data, folder, eval_data, resume, monitor)
         session.training.runtime.should_stop = should_stop
         try:
             return loop.train(session, folder, listener if cluster.rank == 0 else None)
@@ -101,13 +110,14 @@ class ClusterSession(loop.Session):
         folder: Path | None,
         eval_data: Any,
         resume: bool,
+        monitor: Monitor = NO_MONITOR,
     ) -> None:
         schema = schema_for_all(cluster, config, schema)
         self.cluster, self.config, self.schema = cluster, config, schema
         self.is_leader = cluster.rank == 0
         if folder and self.is_leader:
             # torchrun repeats one command when it restarts ranks: --resume may find nothing yet.
-            begins = not resume or not folder.exists() or not any(folder.iterdir())
+            begins = not resume or not folder.exists() or has_no_run(folder)
             check_new_folder(folder) if begins else check_same_config(folder, config, schema)
         if folder and len(cluster.hosts) > 1:
             instead = "mount one folder (NFS, for instance) on every host, or leave out --out"
@@ -140,10 +150,13 @@ class ClusterSession(loop.Session):
             cluster.topology,
             config.log_every,
             has_policies=self.trainer.lifecycle is not None,
+            monitor=monitor,
         )
         if saved is not None and (differences := saved.differences(self.training.settings)):
             notes.append(what_changed(differences))
         self._notes = notes
+        if self.is_leader:
+            self._introduce_ranks(monitor)
         chooses = config.cluster.shares == "auto" and cluster.rank == 0
         self.shares = ShareController(
             self.training,
@@ -152,8 +165,21 @@ class ClusterSession(loop.Session):
             self.log.tell,
         )
 
+    def _introduce_ranks(self, monitor: Monitor) -> None:
+        cluster, configs = self.cluster, self.trainer.collection.embedding_bag_configs()
+        parts = len(self.training.layout.specs) // len(configs)  # a pruned table is several to plans
+        roles = [role.split()[0] for role in cluster.roles]
+        monitor.joined(
+            [RankLabels(one.rank, roles[one.rank], one.host_name) for one in cluster.members],
+            [one.name for one in configs for _ in range(parts)],
+            MEASURES,
+            lambda: cluster.failure.error,
+        )
+
     def _facts(self) -> dict[str, str]:
-        config = {f"configuration {name}": repr(value) for name, value in self.config.to_dict().items()}
+        settings = self.config.to_dict()
+        del settings["monitoring"]  # hosts may keep their logs in different places
+        config = {f"configuration {name}": repr(value) for name, value in settings.items()}
         data = {"data files": self.stream.fingerprint, "schema": repr(self.schema)}
         return {**config, **data, "resumed after step": str(self.trainer.step)}
 
@@ -217,6 +243,7 @@ class ClusterSession(loop.Session):
         self.stopped, self.save_due, self.finished = runtime.stopped, runtime.save_due, runtime.ended
         if not self.cluster.is_worker:
             self.trainer.step, self.trainer.samples = self.training.iteration, self.training.samples
+            self.log.monitor.reach(self.trainer.step, self.trainer.samples)
 
     def train(self, batch: Batch) -> float:
         """Take one step with the other ranks."""
