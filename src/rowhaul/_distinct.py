@@ -1,4 +1,7 @@
-"""Find the distinct keys among many: the one hash loop that the store and the scheduler share."""
+"""Find the distinct keys among many: the one hash loop that the store and the scheduler share.
+
+Numbers follow the order of the keys, wherever they sit; where that is, nobody can compute beforehand.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import numpy as np
 from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
+from rowhaul._memory import leading_zeros
+from rowhaul._scramble import scrambled
 
-MIX = np.uint64(0x9E3779B97F4A7C15)
+_BLOCK = 64
 ONE = np.uint64(1)
 
 
@@ -29,19 +34,23 @@ def number_keys(keys, first, end, seats, size, known, count, numbers):
     ``seats[:size]`` must be zeros, otherwise as an earlier call left them.
     """
     mask, count = np.uint64(size - 1), np.uint64(count)
-    for at in range(first, end):
-        key = keys[at]
-        mixed = np.uint64(key) * MIX
-        seat = (mixed ^ (mixed >> np.uint64(32))) & mask
-        taken = np.uint64(seats[seat])
-        # One branch, which is hardly ever taken: no processor could foresee which key is new.
-        while (taken != 0) & (known[taken] != key):
-            seat = (seat + ONE) & mask
+    shift = np.uint64(leading_zeros(mask))
+    wanted = np.empty(_BLOCK, np.uint64)
+    for begin in range(first, end, _BLOCK):
+        stop = min(begin + _BLOCK, end)
+        for j in range(stop - begin):  # several at a time, and out of the way of what depends on them
+            wanted[j] = scrambled(keys[begin + j]) >> shift
+        for at in range(begin, stop):
+            key, seat = keys[at], wanted[at - begin]
             taken = np.uint64(seats[seat])
-        new = taken == 0
-        count += np.uint64(new)
-        number = count if new else taken
-        seats[seat] = number
-        known[number] = key
-        numbers[at] = number - ONE
+            # One branch, which is hardly ever taken: no processor could foresee which key is new.
+            while (taken != 0) & (known[taken] != key):
+                seat = (seat + ONE) & mask
+                taken = np.uint64(seats[seat])
+            new = taken == 0
+            count += np.uint64(new)
+            number = count if new else taken
+            seats[seat] = number
+            known[number] = key
+            numbers[at] = number - ONE
     return np.int64(count)

@@ -33,6 +33,12 @@ from numba.core.caching import IndexDataCacheFile
 from numba.core.compiler_lock import global_compiler_lock
 
 _BEGAN = time.time()  # modules with kernels are imported from now on
+_num_not_cached = 0
+
+
+def num_not_cached() -> int:
+    """Count what this process could not save, and other processes will compile again."""
+    return _num_not_cached
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -41,14 +47,20 @@ def kernel(function: Callable[..., Any]) -> Any:
         compiled = numba.njit(function, cache=True, nogil=True, error_model="numpy")
     except RuntimeError as error:  # "cannot cache function ...: no locator available"
         _warn_without_cache(error)
-        return numba.njit(function, nogil=True, error_model="numpy")
+        return _without_cache(function)
     stamp, cache = _fingerprint(function.__code__.co_filename), compiled._cache
     if not stamp:
-        return numba.njit(function, nogil=True, error_model="numpy")
+        return _without_cache(function)
     cache._cache_file = _CacheFiles(cache.cache_path, cache._impl.filename_base, stamp)
     _tolerate_failing_saves(compiled)
     _compile_once(compiled, f"{os.path.join(cache.cache_path, cache._impl.filename_base)}.lock")
     return compiled
+
+
+def _without_cache(function: Callable[..., Any]) -> Any:
+    global _num_not_cached
+    _num_not_cached += 1
+    return numba.njit(function, nogil=True, error_model="numpy")
 
 
 def _compile_once(compiled: Any, lock_file: str) -> None:
@@ -153,6 +165,8 @@ def _tolerate_failing_saves(compiled: Any) -> None:
         try:
             save(signature, result)
         except OSError as error:
+            global _num_not_cached
+            _num_not_cached += 1
             _warn_without_cache(error)
 
     cache.save_overload = save_if_possible

@@ -8,15 +8,29 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from numba import njit
 
+from rowhaul._scramble import unscrambled
 from rowhaul.store.index import KeyIndex
+from rowhaul.store.records import mix
 from rowhaul.store.shard_memory import SPLIT_KEYS
 from rowhaul.store.shards import MOST_SHARD_BITS, unmix
+from secrets_of_positions import secret
 
 NUM_TABLES = 3
 EXTREMES = [0, -1, 1, 2**63 - 1, -(2**63), 2**32]
-# Mixed keys that all want the same line, the last one, and the one that looks like an empty slot.
-CROWDED = unmix(np.uint64(2**64 - 1) - np.arange(40, dtype=np.uint64)).view(np.int64).tolist()
+
+
+@njit
+def crowded(count):
+    """Keys that all want the same line, the last one; the first of them looks like an empty slot."""
+    keys = np.empty(count, np.int64)
+    for number in range(count):
+        keys[number] = np.int64(unscrambled(np.uint64(2**64 - 1) - np.uint64(number)))
+    return keys
+
+
+CROWDED = crowded(40).tolist()
 one_key = st.one_of(
     st.sampled_from(EXTREMES),
     st.sampled_from(CROWDED),
@@ -134,7 +148,7 @@ def no_spare(records):
 
 
 def test_keys_that_all_fall_into_one_shard():
-    """Adversarial keys make the index slow, never wrong."""
+    """These can be computed: the shard grows like any other, see `tests/test_scramble.py` for the rest."""
     mixed = np.random.default_rng(0).integers(0, 1 << (64 - MOST_SHARD_BITS), 50_000, dtype=np.uint64)
     keys = unmix(np.unique(mixed | np.uint64(5 << (64 - MOST_SHARD_BITS)))).view(np.int64)
     others = np.arange(SPLIT_KEYS + 1)  # enough for the table to have several shards
@@ -147,8 +161,7 @@ def test_keys_that_all_fall_into_one_shard():
 
 def test_keys_that_all_want_the_same_line():
     """The last line of all, where those that find no room have nowhere to go but the end."""
-    keys = unmix(np.uint64(2**64 - 1) - np.arange(3000, dtype=np.uint64)).view(np.int64)
-    keys = np.random.default_rng(1).permutation(keys)
+    keys = np.random.default_rng(1).permutation(crowded(3000))
     index, starts = inserted(keys), np.array([0, len(keys)])
     index.delete(keys[::2].copy(), np.array([0, 1500]))
     expected = np.where(np.arange(3000) % 2, np.arange(3000), -1)
@@ -178,6 +191,36 @@ def test_a_copy_is_independent(copied):
     index.discard(keys, starts)
     np.testing.assert_array_equal(other.find(keys, starts)[0], np.arange(5000))
     assert index.find(keys, starts)[1] == 5000
+
+
+def test_a_pickle_is_read_under_another_secret():
+    """Processes draw their own; what one has written another may read."""
+    keys = np.arange(SPLIT_KEYS + 5000) * 7
+    with secret(1):
+        index = inserted(keys)
+        written = pickle.dumps(index)
+        expected = list(index.blocks(0))
+    with secret(2):
+        other = pickle.loads(written)
+        np.testing.assert_array_equal(other.find(keys, np.array([0, len(keys)]))[0], np.arange(len(keys)))
+        for block, expected_block in zip(other.blocks(0), expected, strict=True):
+            np.testing.assert_array_equal(block, expected_block)
+
+
+@pytest.mark.parametrize("num_keys", [1000, SPLIT_KEYS + 5000])
+def test_keys_are_listed_by_mixed_key_whatever_the_secret(num_keys):
+    """The order of rows in files: what it was before there was a secret."""
+    keys = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, num_keys)
+    expected = keys[np.argsort(mix(keys.view(np.uint64)))]
+    for number in range(3):
+        with secret(number):
+            index = inserted(keys)
+            index.discard(keys[:100].copy(), np.array([0, 100]))
+            blocks = list(index.blocks(0))
+        assert len(blocks) == (1 if num_keys < SPLIT_KEYS else 1 << MOST_SHARD_BITS)
+        listed = np.concatenate([block for block, _ in blocks])
+        np.testing.assert_array_equal(listed, expected[~np.isin(expected, keys[:100])])
+        np.testing.assert_array_equal(keys[np.concatenate([places for _, places in blocks])], listed)
 
 
 def test_deleting_an_absent_key_is_an_error_and_changes_nothing():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from numba import int64
+from numba import int64, uint64
 
 from rowhaul._kernels import kernel
-from rowhaul._memory import copy_bytes, prefetch_to_read, record_address
-from rowhaul.store.records import mix
+from rowhaul._memory import copy_bytes, leading_zeros, prefetch_to_read, record_address
+from rowhaul._scramble import placed
 
 _CACHE_LINE = 64
 _BYTES_AHEAD = 8192  # prefetched ahead of the row being copied: more than a core's open misses
@@ -43,10 +43,11 @@ def merge_rows(records, contents, slots, count, distinct, sums):
     hash table of their numbers: zeros at first, a power of two more than twice the number of records.
     """
     mask = len(slots) - 1
+    shift = uint64(leading_zeros(uint64(mask)))
     dim = sums.shape[1]
     for i in range(len(records)):
         record = records[i]
-        slot = int64(mix(record)) & mask
+        slot = int64(placed(record) >> shift)
         while True:
             at = slots[slot] - 1
             if at < 0:

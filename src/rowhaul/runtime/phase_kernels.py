@@ -6,11 +6,12 @@ Keys are returned table by table, as `rowhaul.store.index` expects them, after a
 from __future__ import annotations
 
 import numpy as np
-from numba import int64
+from numba import int64, uint64
 from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
-from rowhaul.store.records import mix
+from rowhaul._memory import leading_zeros
+from rowhaul._scramble import placed_row
 
 _VALUES, _STATE, _GRADIENT = 1, 2, 4  # `rowhaul.schedule.plan.Payload`
 _MISS_PULL, _UPDATE_PUSH, _EVICT_PUSH = 0, 1, 2  # `rowhaul.schedule.plan.Kind`
@@ -31,7 +32,7 @@ def unnumbered(rows, source, target, rank):
 def _slot_of(slots, tables, keys, table, key):
     """The slot of a row, or an empty one."""
     mask = len(slots) - 1
-    slot = int64(mix(key + table)) & mask
+    slot = int64(placed_row(table, key) >> uint64(leading_zeros(uint64(mask))))
     while slots[slot] != 0 and (keys[slots[slot] - 1] != key or tables[slots[slot] - 1] != table):
         slot = (slot + 1) & mask
     return slot

@@ -82,10 +82,7 @@ def row_hash(table, key):
 
 @kernel
 def home_shard(table, key, sharding):
-    """Which of the shards stores a row; ``sharding`` as of `Topology`.
-
-    High bits of the hash: the directory's index uses the low ones.
-    """
+    """Which of the shards stores a row; ``sharding`` as of `Topology`."""
     num_shards = sharding & 0xFFFF
     if num_shards == 1:
         return 0

@@ -40,6 +40,7 @@ from rowhaul.store.shards import (
     SHARD_BITS,
     SLOTS,
     list_entries,
+    unmix_all,
 )
 
 Int64s = npt.NDArray[np.int64]
@@ -53,7 +54,7 @@ class _Grouped:
     """Keys of a batch brought together by shard, as `group_keys` describes it."""
 
     table_bits: Int64s
-    mixed: npt.NDArray[np.uint64]
+    words: npt.NDArray[np.uint64]
     items: Int64s
     bounds: Int64s  # rows x (next, end)
     pending: Int64s
@@ -71,12 +72,22 @@ class KeyIndex:
         self._memory = ShardMemory(num_tables)
         self._begun = itertools.count()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"num_tables": self.num_tables, "_memory": self._memory}
+    def __deepcopy__(self, memo: Any) -> KeyIndex:
+        copy = KeyIndex.__new__(KeyIndex)
+        copy.num_tables, copy._memory, copy._begun = self.num_tables, self._memory.copy(), itertools.count()
+        return copy
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begun = itertools.count()
+    def __getstate__(self) -> list[list[tuple[Int64s, Int64s]]]:
+        return [list(self.blocks(table)) for table in range(self.num_tables)]
+
+    def __setstate__(self, tables: list[list[tuple[Int64s, Int64s]]]) -> None:
+        # Maybe from another process, which has another secret: entries have other places here.
+        KeyIndex.__init__(self, len(tables))
+        self.reserve([sum(len(keys) for keys, _ in blocks) for blocks in tables])
+        for table, blocks in enumerate(tables):
+            for keys, locations in blocks:
+                starts = np.where(np.arange(len(tables) + 1) > table, len(keys), 0)
+                self.add(keys, starts, np.arange(len(keys)), locations)
 
     @property
     def num_keys(self) -> Int64s:
@@ -215,14 +226,19 @@ class KeyIndex:
             self._memory.publish()
 
     def blocks(self, table: int) -> Iterator[tuple[Int64s, Int64s]]:
-        """All (keys, locations) of a table, a shard at a time, in no meaningful order."""
+        """All (keys, locations) of a table, a shard at a time.
+
+        By mixed key: in no meaningful order, but in the same one in every process.
+        """
         row, end = table * NUM_SHARDS, table * NUM_SHARDS + 1
         while row < end:
             with self._memory.locked(row) as state:
                 end = table * NUM_SHARDS + self._memory.num_shards(table)
-                keys, locations = (np.empty(state[NUM_KEYS], np.int64) for _ in range(2))
-                list_entries(int(state[ADDRESS]), int(state[SLOTS]), keys, locations)
-            yield keys, locations
+                mixed, locations = np.empty(state[NUM_KEYS], np.uint64), np.empty(state[NUM_KEYS], np.int64)
+                list_entries(int(state[ADDRESS]), int(state[SLOTS]), mixed, locations)
+            order, keys = np.argsort(mixed), np.empty(len(mixed), np.int64)
+            unmix_all(mixed, order, keys)
+            yield keys, locations[order]
             row += 1
 
     def _change(
@@ -239,7 +255,7 @@ class KeyIndex:
         attempt = 0
         while len(pending):
             num_pending, stopped = change_keys(
-                operation, self._memory.address, grouped.table_bits, grouped.mixed, grouped.items,
+                operation, self._memory.address, grouped.table_bits, grouped.words, grouped.items,
                 grouped.bounds, pending, given, results,
             )  # fmt: skip
             pending = pending[:num_pending]
@@ -264,13 +280,13 @@ class KeyIndex:
         num_rows = self.num_tables * NUM_SHARDS
         grouped = _Grouped(
             table_bits=np.empty(self.num_tables, np.int64),
-            mixed=np.empty(len(positions), np.uint64),
+            words=np.empty(len(positions), np.uint64),
             items=np.empty(len(positions), np.int64),
             bounds=np.zeros((num_rows, 2), np.int64),
             pending=np.empty(num_rows, np.int64),
         )
         num_pending = group_keys(
-            self._memory.address, keys, starts, positions, grouped.table_bits, grouped.mixed, grouped.items,
+            self._memory.address, keys, starts, positions, grouped.table_bits, grouped.words, grouped.items,
             grouped.bounds, grouped.pending,
         )  # fmt: skip
         return replace(grouped, pending=grouped.pending[:num_pending])

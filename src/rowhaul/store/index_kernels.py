@@ -24,7 +24,7 @@ from rowhaul._memory import (
     read_word,
     write_word,
 )
-from rowhaul.store.records import mix
+from rowhaul._scramble import scrambled, unscrambled
 from rowhaul.store.shards import (
     ADDRESS,
     EMPTY,
@@ -32,6 +32,7 @@ from rowhaul.store.shards import (
     MOST_KEYS,
     MOST_SHARD_BITS,
     NUM_KEYS,
+    NUM_MOVES,
     ROW_BYTES,
     SHARD_BITS,
     close_gap,
@@ -50,7 +51,7 @@ BUSY = NO_ROOM = -2  # instead of a location
 _SPINS = 64  # looks at a lock before another shard is tried
 _AHEAD = 16  # keys between asking for a line and changing it
 _BLOCK = 64  # keys looked up at a time: their hashes are computed together, their lines fetched together
-_MIXED, _OFFSETS, _VERSIONS, _LINES = (8 * _BLOCK * part for part in range(4))  # of a block, in its scratch
+_WORDS, _OFFSETS, _VERSIONS, _LINES = (8 * _BLOCK * part for part in range(4))  # of a block, in its scratch
 
 
 @register_jitable
@@ -66,25 +67,25 @@ def _bits(rows, table):
 
 
 @register_jitable
-def _find_locked(rows, table, mixed):
+def _find_locked(rows, table, word):
     """A key's location, under the lock of its shard; BUSY if the lock is not to be had now."""
     shard_bits = _bits(rows, table)
-    row = _row(rows, table, shard_of(mixed, shard_bits))
+    row = _row(rows, table, shard_of(unscrambled(word), shard_bits))
     location = int64(BUSY)
     if not try_lock(row, 2):
         return location
     if _bits(rows, table) == shard_bits:
-        location = location_from(first_line(row, mixed, shard_bits), mixed)
+        location = location_from(first_line(row, word), word)
     unlock(row, False)
     return location
 
 
 @register_jitable
-def _prepare(rows, seen, offset, shard_bits, mixed, scratch, j):
+def _prepare(rows, seen, offset, word, scratch, j):
     """Ask for the lines of key ``j`` of a block, and note where they are and its shard's version."""
     at = scratch + 8 * j
     write_word(at + _VERSIONS, uint64(load_acquire(rows + offset)))
-    line = first_line(seen + offset, mixed, shard_bits)
+    line = first_line(seen + offset, word)
     write_word(at + _LINES, uint64(line))
     prefetch_to_read(line)
     prefetch_to_read(line + LINE_BYTES)  # a shard that is three quarters full needs it every third time
@@ -96,15 +97,14 @@ def _finish(rows, seen, scratch, count, locations):
     for j in range(count):
         at = scratch + 8 * j
         write_word(
-            locations + 8 * j, uint64(location_from(int64(read_word(at + _LINES)), read_word(at + _MIXED)))
+            locations + 8 * j, uint64(location_from(int64(read_word(at + _LINES)), read_word(at + _WORDS)))
         )
     order_reads()
-    changed = uint64(0)
+    changed = read_word(rows + 8 * NUM_MOVES) ^ read_word(seen + 8 * NUM_MOVES)
     for j in range(count):
         at = scratch + 8 * j
         version, offset = read_word(at + _VERSIONS), int64(read_word(at + _OFFSETS))
         changed |= (version & uint64(1)) | (read_word(rows + offset) ^ version)
-        changed |= read_word(rows + offset + 8 * ADDRESS) ^ read_word(seen + offset + 8 * ADDRESS)
     num_busy = 0
     if changed == 0:
         return num_busy
@@ -113,7 +113,7 @@ def _finish(rows, seen, scratch, count, locations):
         version, offset = int64(read_word(at + _VERSIONS)), int64(read_word(at + _OFFSETS))
         moved = read_word(rows + offset + 8 * ADDRESS) != read_word(seen + offset + 8 * ADDRESS)
         if moved or version & 1 or load_acquire(rows + offset) != version:
-            location = _find_locked(rows, offset // (ROW_BYTES << MOST_SHARD_BITS), read_word(at + _MIXED))
+            location = _find_locked(rows, offset // (ROW_BYTES << MOST_SHARD_BITS), read_word(at + _WORDS))
             write_word(locations + 8 * j, uint64(location))
             num_busy += location == BUSY
     return num_busy
@@ -134,11 +134,10 @@ def find_keys(rows, seen, starts, keys, locations):
         for begin in range(starts[table], starts[table + 1], _BLOCK):
             count = min(_BLOCK, starts[table + 1] - begin)
             for j in range(count):
-                mixed = mix(keys[begin + j])
-                memory[j] = mixed
-                memory[_BLOCK + j] = uint64(_row(0, table, shard_of(mixed, shard_bits)))
+                memory[j] = scrambled(keys[begin + j])
+                memory[_BLOCK + j] = uint64(_row(0, table, shard_of(keys[begin + j], shard_bits)))
             for j in range(count):
-                _prepare(rows, seen, int64(memory[_BLOCK + j]), shard_bits, memory[j], scratch, j)
+                _prepare(rows, seen, int64(memory[_BLOCK + j]), memory[j], scratch, j)
             num_busy += _finish(rows, seen, scratch, count, int64(locations.ctypes.data) + 8 * begin)
             for j in range(begin, begin + count):
                 num_absent += locations[j] == EMPTY
@@ -154,23 +153,22 @@ def find_each_key(rows, seen, tables, keys, locations):
     for begin in range(0, len(keys), _BLOCK):
         count = min(_BLOCK, len(keys) - begin)
         for j in range(count):
-            mixed, table = mix(keys[begin + j]), int64(tables[begin + j])
-            shard_bits = _bits(seen, table)
-            offset = _row(0, table, shard_of(mixed, shard_bits))
-            memory[j] = mixed
+            table = int64(tables[begin + j])
+            offset = _row(0, table, shard_of(keys[begin + j], _bits(seen, table)))
+            memory[j] = scrambled(keys[begin + j])
             memory[_BLOCK + j] = uint64(offset)
-            _prepare(rows, seen, offset, shard_bits, mixed, scratch, j)
+            _prepare(rows, seen, offset, memory[j], scratch, j)
         num_busy += _finish(rows, seen, scratch, count, int64(locations.ctypes.data) + 8 * begin)
     return num_busy
 
 
 @kernel
-def group_keys(rows, keys, starts, positions, table_bits, mixed, items, bounds, pending):
+def group_keys(rows, keys, starts, positions, table_bits, words, items, bounds, pending):
     """Bring together the keys at ``positions`` (ascending) that are of the same shard.
 
-    Fills ``table_bits`` (by table: how shards are chosen); the mixed keys and their places in ``positions``,
-    row by row; ``bounds``, zeros at first, with each row's first and one past its last. Lists the rows that
-    have any in ``pending`` and returns their number.
+    Fills ``table_bits`` (by table: how shards are chosen); the words of the keys and their places in
+    ``positions``, row by row; ``bounds``, zeros at first, with each row's first and one past its last. Lists
+    the rows that have any in ``pending`` and returns their number.
     """
     for table in range(len(table_bits)):
         table_bits[table] = _bits(rows, table)
@@ -178,7 +176,7 @@ def group_keys(rows, keys, starts, positions, table_bits, mixed, items, bounds, 
     for item in range(len(positions)):
         while positions[item] >= starts[table + 1]:
             table += 1
-        shard = shard_of(mix(keys[positions[item]]), table_bits[table])
+        shard = shard_of(keys[positions[item]], table_bits[table])
         bounds[(table << MOST_SHARD_BITS) + shard, 1] += 1
     before, num_rows = 0, 0
     for row in range(len(bounds)):
@@ -192,47 +190,46 @@ def group_keys(rows, keys, starts, positions, table_bits, mixed, items, bounds, 
     for item in range(len(positions)):
         while positions[item] >= starts[table + 1]:
             table += 1
-        key = mix(keys[positions[item]])
+        key = keys[positions[item]]
         row = (table << MOST_SHARD_BITS) + shard_of(key, table_bits[table])
-        mixed[bounds[row, 1]] = key
+        words[bounds[row, 1]] = scrambled(key)
         items[bounds[row, 1]] = item
         bounds[row, 1] += 1
     return num_rows
 
 
 @register_jitable
-def _change(operation, row, shard_bits, mixed, location):
+def _change(operation, row, word, location):
     """Change one key of a locked shard; its location after (INSERT) or before, or NO_ROOM at the end."""
-    slot = slot_from(first_line(row, mixed, shard_bits), mixed)
-    held = int64(read_word(slot + 8)) if read_word(slot) == mixed else int64(EMPTY)
+    slot = slot_from(first_line(row, word), word)
+    held = int64(read_word(slot + 8)) if read_word(slot) == word else int64(EMPTY)
     num_keys = int64(read_word(row + 8 * NUM_KEYS))
     if operation == INSERT and held == EMPTY:
         if not has_end(row):
             return int64(NO_ROOM)
-        put(slot, mixed, uint64(location))
+        put(slot, word, uint64(location))
         write_word(row + 8 * NUM_KEYS, uint64(num_keys + 1))
         return location
     if operation == DISCARD and held != EMPTY:
-        close_gap(row, slot, shard_bits)
+        close_gap(row, slot)
         write_word(row + 8 * NUM_KEYS, uint64(num_keys - 1))
     return held
 
 
 @register_jitable
-def _change_shard(operation, row, rows, r, table_bits, mixed, items, bounds, given, results):
+def _change_shard(operation, row, rows, r, table_bits, words, items, bounds, given, results):
     """Change the keys of a locked shard; False if it cannot be done or not be finished."""
-    shard_bits = table_bits[r >> MOST_SHARD_BITS]
     first, last = bounds[r, 0], bounds[r, 1] - 1
-    if _bits(rows, r >> MOST_SHARD_BITS) != shard_bits:
+    if _bits(rows, r >> MOST_SHARD_BITS) != table_bits[r >> MOST_SHARD_BITS]:
         return False
     num_keys = int64(read_word(row + 8 * NUM_KEYS))
     if operation == INSERT and num_keys + last + 1 - first > int64(read_word(row + 8 * MOST_KEYS)):
         return False
     for g in range(first, last + 1):
-        line = first_line(row, mixed[min(g + _AHEAD, last)], shard_bits)
+        line = first_line(row, words[min(g + _AHEAD, last)])
         prefetch_to_write(line)
         prefetch_to_write(line + LINE_BYTES)
-        result = _change(operation, row, shard_bits, mixed[g], given[items[g]])
+        result = _change(operation, row, words[g], given[items[g]])
         if result == NO_ROOM:
             return False
         results[items[g]] = result
@@ -241,7 +238,7 @@ def _change_shard(operation, row, rows, r, table_bits, mixed, items, bounds, giv
 
 
 @kernel
-def change_keys(operation, rows, table_bits, mixed, items, bounds, pending, given, results):
+def change_keys(operation, rows, table_bits, words, items, bounds, pending, given, results):
     """Change grouped keys in the shards that ``pending`` lists; ``results`` are by item.
 
     The first of a row's ``bounds`` moves on with what is done. Rows not finished go to the front of
@@ -257,7 +254,7 @@ def change_keys(operation, rows, table_bits, mixed, items, bounds, pending, give
             if stopped < 0 and try_lock(row, _SPINS):
                 progress = True
                 if not _change_shard(
-                    operation, row, rows, r, table_bits, mixed, items, bounds, given, results
+                    operation, row, rows, r, table_bits, words, items, bounds, given, results
                 ):
                     stopped = r
                 unlock(row, True)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +26,13 @@ from rowhaul.store.shards import (
     MOST_KEYS,
     MOST_SHARD_BITS,
     NUM_KEYS,
+    NUM_MOVES,
     ROW_BYTES,
     SHARD_BITS,
     SLOT_BYTES,
     SLOTS,
     count_entries,
+    group_entries,
     lock_shard,
     spread,
     unlock_shard,
@@ -79,25 +80,23 @@ class ShardMemory:
         self._shards: list[Int64s | None] = [None] * len(self.rows)
         self._begin()
         for row in range(0, len(self.rows), NUM_SHARDS):
-            shard, size, _ = _rearranged(0, 0, 0, 0, _Size.of(0))
-            self._place(row, shard, size, 0)
+            self._place(row, *_rearranged(0, 0, 0, _Size.of(0)), 0)
         self.publish()
 
     def _begin(self) -> None:
         self.address = self.rows.ctypes.data
         self._layout = threading.Lock()  # held while rows change what they point to
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"rows": self.rows, "_shards": self._shards}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # A copy (pickle, deepcopy) has shards of its own, at other addresses.
-        self.rows = _aligned_copy(state["rows"].reshape(-1)).reshape(state["rows"].shape)
-        self._shards = [shard if shard is None else _aligned_copy(shard) for shard in state["_shards"]]
-        self.rows[:, LOCK] = 0
-        self.rows[:, ADDRESS] = [0 if shard is None else _address(shard) for shard in self._shards]
-        self._begin()
-        self.publish()
+    def copy(self) -> ShardMemory:
+        """The same shards, at other addresses; in this process, as its secret decides where entries are."""
+        other = ShardMemory.__new__(ShardMemory)
+        other.rows = _aligned_copy(self.rows.reshape(-1)).reshape(self.rows.shape)
+        other._shards = [shard if shard is None else _aligned_copy(shard) for shard in self._shards]
+        other.rows[:, LOCK] = 0
+        other.rows[:, ADDRESS] = [0 if shard is None else _address(shard) for shard in other._shards]
+        other._begin()
+        other.publish()
+        return other
 
     @property
     def allocated_bytes(self) -> int:
@@ -148,7 +147,7 @@ class ShardMemory:
                 self._split(row, num_more)
             else:
                 end = address + SLOT_BYTES * num_slots
-                shard, size, _ = _rearranged(address, end, num_keys, shard_bits, size)
+                shard, size = _rearranged(address, end, num_keys, size)
                 self._place(row, shard, size, num_keys)
         if size.num_slots * SLOT_BYTES >= _LARGE_BYTES:
             self.publish()
@@ -168,13 +167,14 @@ class ShardMemory:
         """Replace a table's only shard, whose lock is held, by all that it can have."""
         old = self.rows[first]
         counts = np.zeros(NUM_SHARDS, np.int64)
-        at, end = int(old[ADDRESS]), int(old[ADDRESS]) + SLOT_BYTES * int(old[SLOTS])
-        count_entries(at, int(old[SLOTS]), counts)
+        count_entries(int(old[ADDRESS]), int(old[SLOTS]), counts)
+        ends = np.cumsum(counts)
+        entries = np.empty(2 * int(old[NUM_KEYS]), np.int64)
+        group_entries(int(old[ADDRESS]), int(old[SLOTS]), ends - counts, entries)
         made = []
-        for count in counts.tolist():
+        for count, end in zip(counts.tolist(), (_address(entries) + SLOT_BYTES * ends).tolist(), strict=True):
             size = _Size.of(count + _largest_share(num_more, NUM_SHARDS))
-            shard, size, at = _rearranged(at, end, count, MOST_SHARD_BITS, size)
-            made.append((shard, size, count))
+            made.append((*_rearranged(end - SLOT_BYTES * count, end, count, size), count))
         # The first row last: threads that wait for its lock see the others complete.
         for number in reversed(range(NUM_SHARDS)):
             self._place(first + number, *made[number], first if number == 0 else None)
@@ -188,6 +188,7 @@ class ShardMemory:
             )  # fmt: skip
             if split is not None:
                 self.rows[split, SHARD_BITS] = MOST_SHARD_BITS
+            self.rows[0, NUM_MOVES] += 1  # before its lock is released: readers compare this in between
 
 
 def _largest_share(num_keys: int, num_shards: int) -> int:
@@ -196,15 +197,12 @@ def _largest_share(num_keys: int, num_shards: int) -> int:
     return num_keys if num_shards == 1 else int(mean + 4 * mean**0.5) + 1
 
 
-def _rearranged(
-    old: int, old_end: int, num_entries: int, shard_bits: int, size: _Size
-) -> tuple[Int64s, _Size, int]:
-    """A new shard of the next entries of an old one, its size, and the address after them."""
+def _rearranged(old: int, old_end: int, num_entries: int, size: _Size) -> tuple[Int64s, _Size]:
+    """A new shard of an old one's entries, and its size, which is at least the given one."""
     while True:
         shard = _aligned(2 * size.num_slots)
-        following = spread(old, old_end, num_entries, shard_bits, shard, size.num_lines)
-        if following >= 0:
-            return shard, size, following
+        if spread(old, old_end, num_entries, shard, size.num_lines):
+            return shard, size
         size = _Size(size.num_lines, 2 * size.num_more)
 
 

@@ -1,16 +1,21 @@
 """One shard of an index: a sorted array with gaps, and the lock on it.
 
-A slot is 16 bytes: a mixed key and its location. Four slots make a line, which is one cache line. The high
-bits of a mixed key say in which line it would like to be; keys that find their line full move on to the
-next ones. Entries stay sorted by mixed key, which is what the rest builds on:
+A slot is 16 bytes: the word that a key is scrambled to (`rowhaul._scramble`), and a location. Four slots make
+a line, which is one cache line. The high bits of a word say in which line it would like to be; entries that
+find their line full move on to the next ones. They stay sorted by word, which is what the rest builds on:
 
-* an empty slot carries the largest mixed key, so "count the slots of this line that are below the key"
-  answers every lookup, found or absent, at any load, in one vector comparison a line;
+* an empty slot carries the largest word, so "count the slots of this line that are below the word" answers
+  every lookup, found or absent, at any load, in one vector comparison a line;
 * a larger shard holds the same sequence with other gaps, so growing is one pass over both, and the number
   of lines may be any number: shards grow by a fifth, and memory follows the keys closely;
 * a deleted key leaves a real gap.
 
-Mixing is a bijection, so comparing mixed keys is comparing keys, and no key is special.
+Scrambling is a bijection, so comparing words is comparing keys, and no key is special.
+
+The shard is chosen by the mixed key, which anyone can compute: rows are listed by it, in the same order in
+every process. A secret decides within a shard. So keys can be made up that fill one shard of a large table
+instead of all 32. Their entries are no further from their lines, and are moved as often by growing; but
+growing pauses for the whole table, not for a 32nd of it, and threads that write wait for one lock.
 
 A shard's state is one row of 64 bytes, so that shards share no cache line. Its lock is a number that is odd
 during a write and grows with every change: readers without the lock check it before and after.
@@ -23,14 +28,17 @@ from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
 from rowhaul._memory import compare_exchange, load_acquire, pairs_below, read_word, store_release, write_word
+from rowhaul._scramble import unscrambled
+from rowhaul.store.records import mix
 
-EMPTY = -1  # location in an empty slot, whose mixed key has all bits set too
+EMPTY = -1  # location in an empty slot, whose word has all bits set too
 LINE_SLOTS = 4
 SLOT_BYTES = 16
 LINE_BYTES = LINE_SLOTS * SLOT_BYTES
 
 # Columns of a shard's row, and its bytes. A table's first row says by how many bits its shards are chosen.
-LOCK, ADDRESS, LINES, SLOTS, NUM_KEYS, MOST_KEYS, SHARD_BITS = range(7)
+# The first row of all says how often a shard of any table has moved to other memory.
+LOCK, ADDRESS, LINES, SLOTS, NUM_KEYS, MOST_KEYS, SHARD_BITS, NUM_MOVES = range(8)
 ROW_BYTES = 64
 MOST_SHARD_BITS = 5
 
@@ -47,41 +55,43 @@ def unmix(x):
 
 
 @register_jitable
-def shard_of(mixed, shard_bits):
-    """A mixed key's shard among the 2**shard_bits of its table: its highest bits."""
-    return int64((mixed >> uint64(1)) >> uint64(63 - shard_bits))
+def shard_of(key, shard_bits):
+    """A key's shard among the 2**shard_bits of its table: the highest bits of the mixed key."""
+    if shard_bits == 0:  # of all small tables: nothing to mix
+        return int64(0)
+    return int64(mix(key) >> uint64(64 - shard_bits))
 
 
 @register_jitable
-def line_of(mixed, shard_bits, num_lines):
-    """The line that a mixed key would like to be in: the next 32 bits, scaled to the number of lines."""
-    return int64((((mixed << uint64(shard_bits)) >> uint64(32)) * uint64(num_lines)) >> uint64(32))
+def line_of(word, num_lines):
+    """The line that a word would like to be in: its highest 32 bits, scaled to the number of lines."""
+    return int64(((word >> uint64(32)) * uint64(num_lines)) >> uint64(32))
 
 
 @register_jitable
-def slot_from(line, mixed):
-    """Address of the first slot that is not below a mixed key, from a line on; the last slot is empty."""
-    below = pairs_below(line, mixed)
+def slot_from(line, word):
+    """Address of the first slot that is not below a word, from a line on; the last slot is empty."""
+    below = pairs_below(line, word)
     while below == LINE_SLOTS:
         line += LINE_BYTES
-        below = pairs_below(line, mixed)
+        below = pairs_below(line, word)
     return line + SLOT_BYTES * below
 
 
 @register_jitable
-def location_from(line, mixed):
-    """The location of a mixed key, looked for from its line on, or EMPTY."""
-    slot = slot_from(line, mixed)
-    if read_word(slot) == mixed:
+def location_from(line, word):
+    """The location of a word, looked for from its line on, or EMPTY."""
+    slot = slot_from(line, word)
+    if read_word(slot) == word:
         return int64(read_word(slot + 8))
     return EMPTY
 
 
 @register_jitable
-def first_line(row, mixed, shard_bits):
-    """Address of the line where the search for a mixed key begins."""
+def first_line(row, word):
+    """Address of the line where the search for a word begins."""
     num_lines = int64(read_word(row + 8 * LINES))
-    return int64(read_word(row + 8 * ADDRESS)) + LINE_BYTES * line_of(mixed, shard_bits, num_lines)
+    return int64(read_word(row + 8 * ADDRESS)) + LINE_BYTES * line_of(word, num_lines)
 
 
 @register_jitable
@@ -92,31 +102,31 @@ def has_end(row):
 
 
 @register_jitable
-def put(slot, mixed, location):
+def put(slot, word, location):
     """Insert an entry into a slot; entries from there to the next empty slot move up by one."""
     while True:
-        next_mixed, next_location = read_word(slot), read_word(slot + 8)
-        write_word(slot, mixed)
+        next_word, next_location = read_word(slot), read_word(slot + 8)
+        write_word(slot, word)
         write_word(slot + 8, location)
         if int64(next_location) == EMPTY:
             break
-        mixed, location = next_mixed, next_location
+        word, location = next_word, next_location
         slot += SLOT_BYTES
 
 
 @register_jitable
-def close_gap(row, slot, shard_bits):
+def close_gap(row, slot):
     """Empty a slot: entries behind it that are not in their own line yet move down by one."""
     address = int64(read_word(row + 8 * ADDRESS))
     num_lines = int64(read_word(row + 8 * LINES))
     while True:
         following = slot + SLOT_BYTES
-        mixed = read_word(following)
+        word = read_word(following)
         location = read_word(following + 8)
-        wanted = address + LINE_BYTES * line_of(mixed, shard_bits, num_lines)
+        wanted = address + LINE_BYTES * line_of(word, num_lines)
         if int64(location) == EMPTY or wanted > slot:
             break
-        write_word(slot, mixed)
+        write_word(slot, word)
         write_word(slot + 8, location)
         slot = following
     write_word(slot, uint64(_ALL_BITS))
@@ -157,42 +167,64 @@ def count_entries(address, num_slots, counts):
     """The number of entries of each of the 2**MOST_SHARD_BITS shards that a shard would be split into."""
     for slot in range(address, address + SLOT_BYTES * num_slots, SLOT_BYTES):
         if int64(read_word(slot + 8)) != EMPTY:
-            counts[shard_of(read_word(slot), MOST_SHARD_BITS)] += 1
+            counts[shard_of(unscrambled(read_word(slot)), MOST_SHARD_BITS)] += 1
 
 
 @kernel
-def spread(old, old_end, num_entries, shard_bits, new, num_lines):
-    """Move the next ``num_entries`` from an old shard into a new one, an array of words.
+def group_entries(address, num_slots, following, entries):
+    """Copy a shard's entries, those of each shard that it is split into side by side and still sorted.
 
-    Returns where the next entry is in the old one; -1 if the new one is too short for its last entries.
+    ``following`` is where the next entry of each goes among ``entries``, an array of words.
+    """
+    for slot in range(address, address + SLOT_BYTES * num_slots, SLOT_BYTES):
+        word, location = read_word(slot), int64(read_word(slot + 8))
+        if location != EMPTY:
+            shard = shard_of(unscrambled(word), MOST_SHARD_BITS)
+            entries[2 * following[shard]] = int64(word)
+            entries[2 * following[shard] + 1] = location
+            following[shard] += 1
+
+
+@kernel
+def spread(old, old_end, num_entries, new, num_lines):
+    """Copy the first ``num_entries`` of an old shard into a new one, an array of words.
+
+    False if the new one is too short for its last entries.
     """
     new[:] = -1
     address = int64(new.ctypes.data)
     last = address + 8 * len(new) - SLOT_BYTES
     target = address
     while num_entries > 0 and old < old_end:
-        mixed, location = read_word(old), read_word(old + 8)
+        word, location = read_word(old), read_word(old + 8)
         old += SLOT_BYTES
         # Gaps are read and written like entries, but do not count: guessing where they are costs more.
         is_entry = int64(location) != EMPTY
-        wanted = address + LINE_BYTES * line_of(mixed, shard_bits, num_lines)
+        wanted = address + LINE_BYTES * line_of(word, num_lines)
         target = wanted if is_entry and wanted > target else target
         if target >= last:
-            return -1
-        write_word(target, mixed)
+            return False
+        write_word(target, word)
         write_word(target + 8, location)
         target += SLOT_BYTES * is_entry
         num_entries -= is_entry
-    return old
+    return True
 
 
 @kernel
-def list_entries(address, num_slots, keys, locations):
-    """Copy the keys and locations of a shard."""
+def list_entries(address, num_slots, mixed, locations):
+    """Copy the mixed keys and the locations of a shard, in the order of its entries."""
     count = 0
     for slot in range(address, address + SLOT_BYTES * num_slots, SLOT_BYTES):
         location = int64(read_word(slot + 8))
         if location != EMPTY:
-            keys[count] = int64(unmix(read_word(slot)))
+            mixed[count] = mix(unscrambled(read_word(slot)))
             locations[count] = location
             count += 1
+
+
+@kernel
+def unmix_all(mixed, order, keys):
+    """The keys of mixed keys, in the given order."""
+    for i in range(len(order)):
+        keys[i] = int64(unmix(mixed[order[i]]))

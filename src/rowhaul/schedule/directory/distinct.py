@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from rowhaul._distinct import MIX, ONE, num_seats, number_keys
+from rowhaul._distinct import ONE, num_seats, number_keys
 from rowhaul._kernels import kernel
+from rowhaul._memory import leading_zeros
+from rowhaul._scramble import placed
 from rowhaul.schedule.batch import SAMPLES_AT_ONCE
 
 FEW = 48  # keys: up to this many are sorted by insertion, more by their bytes
 SIGN = np.uint64(1 << 63)
-HALL = np.dtype([("first", np.uint64), ("mask", np.uint64), ("next_row", np.uint64)])  # of a table's seats
+# A table's seats.
+HALL = np.dtype(
+    [("first", np.uint64), ("mask", np.uint64), ("shift", np.uint64), ("next_row", np.uint64)], align=True
+)
 
 
 @kernel
@@ -199,19 +204,19 @@ def _tell_apart(tables, keys, starts, words, row_of):
     halls = np.empty(num_tables, HALL)
     num_seats = np.int64(0)
     for table in range(num_tables):
-        size = 1
+        size = 2
         while size < 2 * (starts[table + 1] - starts[table]):
             size *= 2
         halls[table].first = num_seats
         halls[table].mask = size - 1
+        halls[table].shift = leading_zeros(np.uint64(size - 1))
         halls[table].next_row = starts[table]
         num_seats += size
     seats = np.zeros(num_seats, np.uint32)  # the row + 1, or 0
     for at in range(len(keys)):
         hall = halls[np.uint32(tables[at])]
         word = np.uint64(keys[at]) ^ SIGN
-        mixed = word * MIX
-        seat = (mixed ^ (mixed >> np.uint64(32))) & hall.mask
+        seat = placed(word) >> hall.shift
         taken = np.uint64(seats[hall.first + seat])
         while taken != 0 and words[taken - ONE] != word:
             seat = (seat + ONE) & hall.mask

@@ -1,7 +1,8 @@
 """A growing map from rows (table, key) to small integers.
 
 Open addressing with linear probing over pairs of 64-bit words: the key, then (table << 32 | value + 1); an
-all-zero second word is an empty place. One probe is one cache line.
+all-zero second word is an empty place. One probe is one cache line. Where a row is depends on a secret of the
+process (`rowhaul._scramble`), and nothing else does: `RowIndex.items` lists rows in order.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul._kernels import kernel
-from rowhaul._memory import prefetch_to_read
-from rowhaul.schedule.topology import row_hash
+from rowhaul._memory import leading_zeros, prefetch_to_read
+from rowhaul._scramble import placed_row
 
 SMALLEST = 1024
 _LOW = np.int64(0xFFFFFFFF)
@@ -56,10 +57,16 @@ class RowIndex:
 
 
 @kernel
+def index_place(index, table, key):
+    """Where the search for a row begins."""
+    return np.int64(placed_row(table, key) >> np.uint64(leading_zeros(np.uint64(len(index) - 1))))
+
+
+@kernel
 def index_find(index, table, key):
     """The place of a row in the index; its second word is 0 if the row is not there."""
     mask = np.int64(len(index) - 1)
-    place = np.int64(row_hash(table, key)) & mask
+    place = index_place(index, table, key)
     while True:
         word = index[place, 1]
         if word == 0 or (index[place, 0] == key and (word >> 32) == table):
@@ -87,7 +94,7 @@ def index_delete(index, place):
     hole = place
     probe = (place + 1) & mask
     while index[probe, 1] != 0:
-        wanted = np.int64(row_hash(index[probe, 1] >> 32, index[probe, 0])) & mask
+        wanted = index_place(index, index[probe, 1] >> 32, index[probe, 0])
         if ((probe - wanted) & mask) >= ((probe - hole) & mask):
             index[hole, 0] = index[probe, 0]
             index[hole, 1] = index[probe, 1]
@@ -99,12 +106,12 @@ def index_delete(index, place):
 @kernel
 def find_values(places, tables, keys):
     """The values of rows in an index, -1 for absent ones."""
-    count, mask = len(keys), np.int64(len(places) - 1)
+    count = len(keys)
     address = np.int64(places.ctypes.data)
     values = np.empty(count, np.int32)
     for r in range(count):
         if r + _AHEAD < count:
-            soon = np.int64(row_hash(tables[r + _AHEAD], keys[r + _AHEAD])) & mask
+            soon = index_place(places, tables[r + _AHEAD], keys[r + _AHEAD])
             prefetch_to_read(address + soon * 16)
         values[r] = index_value(places[index_find(places, tables[r], keys[r]), 1])
     return values

@@ -91,7 +91,7 @@ def filter_hashes(tables, keys):
     hashes = np.empty(len(keys), np.uint64)
     for r in range(len(keys)):
         h = row_hash(tables[r], keys[r])
-        # A second mix: the block must not repeat the bits that choose a row's home or its place in the index.
+        # A second mix: the block must not repeat the bits that choose a row's home.
         h = (h ^ np.uint64(0xD6E8FEB86659FD93)) * np.uint64(0xD6E8FEB86659FD93)
         hashes[r] = h ^ (h >> np.uint64(32))
     return hashes

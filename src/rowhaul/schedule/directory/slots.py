@@ -6,10 +6,15 @@ import numpy as np
 
 from rowhaul._kernels import kernel
 from rowhaul._memory import prefetch_to_read, prefetch_to_write
-from rowhaul.schedule.directory.row_index import index_delete, index_find, index_set, index_value
+from rowhaul.schedule.directory.row_index import (
+    index_delete,
+    index_find,
+    index_place,
+    index_set,
+    index_value,
+)
 from rowhaul.schedule.masks import NOBODY, ONE, popcount
 from rowhaul.schedule.row_states import FRESH, HOME, NOT_ADMITTED, REPLICATED
-from rowhaul.schedule.topology import row_hash
 
 # One cache line. Masks have bit j for worker j.
 SLOT = np.dtype(
@@ -48,7 +53,7 @@ def locate_slots(tables, keys, index, slots, free_slots, num_free, number, windo
     index_address, slots_address = np.int64(index.ctypes.data), np.int64(slots.ctypes.data)
     first_place = np.empty(count, np.int64)
     for r in range(count):
-        first_place[r] = np.int64(row_hash(tables[r], keys[r])) & mask
+        first_place[r] = index_place(index, tables[r], keys[r])
     batch_slots = np.empty(count, np.int32)
     previous_batch = np.empty(count, np.int32)
     previous_local = np.empty(count, np.int32)
@@ -163,7 +168,6 @@ def take_up(slots, appearances, batch_slots, next_use, occurrences, trainers, ke
 @kernel
 def release_slots(slots, candidates, index, free_slots, num_free):
     """Free the slots that neither the window nor a cache names; their rows are at home or not admitted."""
-    mask = np.int64(len(index) - 1)
     index_address = np.int64(index.ctypes.data)
     leaving = np.empty(len(candidates), np.int32)
     count = 0
@@ -173,8 +177,7 @@ def release_slots(slots, candidates, index, free_slots, num_free):
             record.stamp = NEVER  # so that a candidate named twice is given back once
             leaving[count] = slot
             count += 1
-            place = np.int64(row_hash(record.table, record.key)) & mask
-            prefetch_to_write(index_address + place * 16)
+            prefetch_to_write(index_address + index_place(index, record.table, record.key) * 16)
     for slot in leaving[:count]:
         record = slots[slot]
         index_delete(index, index_find(index, record.table, record.key))

@@ -17,10 +17,9 @@ from numba.extending import register_jitable
 from rowhaul._kernels import kernel
 from rowhaul._memory import prefetch_to_write
 from rowhaul.schedule.arrays import extended, extended_stack
-from rowhaul.schedule.directory.row_index import RowIndex, index_delete, index_find, index_set
+from rowhaul.schedule.directory.row_index import RowIndex, index_delete, index_find, index_place, index_set
 from rowhaul.schedule.lifetimes.heap import FrequencyHeap
 from rowhaul.schedule.lifetimes.policy import RowPolicy, Status
-from rowhaul.schedule.topology import row_hash
 
 WAITING, ADMITTED, KNOWN = np.uint8(Status.WAITING), np.uint8(Status.ADMITTED), np.uint8(Status.KNOWN)
 MOST_SIGHTINGS = 1 << 30  # larger counts are equal
@@ -253,13 +252,12 @@ def remove(numbers, places, entries, free, num_free, ends, sizes):
     """Forget entries; returns their tables and keys, and the free entries left."""
     tables = np.empty(len(numbers), np.int32)
     keys = np.empty(len(numbers), np.int64)
-    mask = np.int64(len(places) - 1)
     address = np.int64(places.ctypes.data)
     for i in range(len(numbers)):
         entry = entries[numbers[i]]
         tables[i] = entry.table
         keys[i] = entry.key
-        prefetch_to_write(address + (np.int64(row_hash(entry.table, entry.key)) & mask) * 16)
+        prefetch_to_write(address + index_place(places, entry.table, entry.key) * 16)
     for i in range(len(numbers)):
         _take_out(entries, ends, sizes, numbers[i])
         entries[numbers[i]].born = NOT_YET  # a heap may still have it

@@ -1,11 +1,13 @@
 """Compiles the kernels of a run once, before several processes would each do so at the same time.
 
 A tiny cluster of threads trains a few made-up samples with the optimizer, type, dispatcher and caches of the
-run. A stamp beside Numba's cache remembers that it was done, until a file of this package changes.
+run. A stamp beside Numba's cache remembers that it was done, until a file of this package changes. There is
+none if training failed or a kernel could not be saved: the next run tries again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from rowhaul._kernels import num_not_cached
 from rowhaul._threads import Failure
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
@@ -54,20 +57,27 @@ def compile_kernels(config: TrainConfig, schema: Schema, on_start: Callable[[], 
     plain = replace(config.cluster, shares="equal", links="equal", cache="64MiB")
     given = layout.schedule_settings(plain, topology, policies=policies)
     network = InProcessNetwork(topology.num_ranks)
+    errors: list[BaseException] = []
     threads = [
-        threading.Thread(target=_train, args=(config, schema, given, network, rank), daemon=True)
+        threading.Thread(target=_train, args=(config, schema, given, network, rank, errors), daemon=True)
         for rank in range(topology.num_ranks)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if stamp is not None:
-        stamp.touch()
+    if stamp is not None and not errors and not num_not_cached():
+        with contextlib.suppress(OSError):  # a disk that is full by now
+            stamp.touch()
 
 
 def _train(
-    config: TrainConfig, schema: Schema, settings: ScheduleSettings, network: InProcessNetwork, rank: int
+    config: TrainConfig,
+    schema: Schema,
+    settings: ScheduleSettings,
+    network: InProcessNetwork,
+    rank: int,
+    errors: list[BaseException],
 ) -> None:
     topology = settings.topology
     try:
@@ -99,6 +109,7 @@ def _train(
         training.flushed()
         training.close()
     except BaseException as error:  # the run itself will report it
+        errors.append(error)
         network.fail(error)
 
 
