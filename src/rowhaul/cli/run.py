@@ -98,6 +98,7 @@ class RunOptions:
         """
         import yaml
 
+        from rowhaul._yaml import load_yaml
         from rowhaul.train.config import TrainConfig, override, read_settings
         from rowhaul.train.run_folder import CONFIG_FILE
 
@@ -114,11 +115,41 @@ class RunOptions:
             if not equals:
                 raise ConfigError(f"--set {setting}: expected NAME=VALUE, e.g. --set rates.decay=cosine")
             try:
-                value = yaml.safe_load(text)
+                value = load_yaml(text)
             except yaml.YAMLError as error:
                 raise ConfigError(f"--set {setting}: the value is not YAML: {error}") from None
             override(given, name.strip(), value)
         return TrainConfig.from_dict(given)
+
+    def refuse_cluster_settings(self) -> None:
+        """Refuse settings of a cluster where one process trains: they would change nothing.
+
+        A configuration file may describe a cluster if ``--workers 0`` says not to use it.
+        """
+        from dataclasses import fields
+
+        from rowhaul.train.cluster_config import ONE_PROCESS
+        from rowhaul.train.config import TrainConfig
+
+        given = {
+            f"--{name.replace('_', '-')}": value
+            for name, value in self.flags.items()
+            if name in _FLAGS_BY_PANEL["Cluster"] and name != "workers"
+        }
+        for setting in self.settings:
+            name, _, value = setting.partition("=")
+            if name.strip().startswith("cluster.") and name.strip() != "cluster.workers":
+                given[f"--set {name.strip()}"] = value
+        if self.config is not None and not given and "workers" not in self.flags:
+            cluster = TrainConfig.read(self.config).cluster
+            for one in fields(cluster):
+                if getattr(cluster, one.name) != getattr(ONE_PROCESS, one.name):
+                    given[f"cluster.{one.name} in {self.config}"] = getattr(cluster, one.name)
+        for what, value in given.items():
+            raise ConfigError(
+                f"{what} is {value!r}, but one process trains, without workers and stores, so it would be "
+                "ignored; add --workers N (at least 1), or leave it out"
+            )
 
     def find_schema(self, require_label: bool = True) -> Schema:
         """The schema given, or the one beside the data."""

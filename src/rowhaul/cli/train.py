@@ -29,6 +29,8 @@ def train(
     from rowhaul.cluster import is_launched
 
     config, data = options.read_config(out if resume else None), options.data
+    if not config.cluster.workers and not is_launched():
+        options.refuse_cluster_settings()
     has_data = not is_launched() or is_first_rank() or config.cluster.data_from != "rank0"
     schema = options.find_schema() if has_data else None
     if schema is not None and config.cluster.workers and not is_launched():

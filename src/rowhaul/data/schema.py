@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 import yaml
 
 from rowhaul._files import write_text
+from rowhaul._yaml import load_yaml
 from rowhaul.errors import DataError
 
 SCHEMA_FILE = "schema.yaml"
@@ -152,7 +153,7 @@ class Schema:
     def read(cls, path: str | Path) -> Schema:
         """Read a schema file."""
         try:
-            given = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            given = load_yaml(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise DataError(f"{path}: no such schema file") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
