@@ -15,8 +15,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rowhaul._id_kinds import UNRECORDED
 from rowhaul.data.block import Block
 from rowhaul.data.columns import KeyKinds, Origin, check_columns, decode_dense, decode_ids, decode_label
+from rowhaul.data.origins import Origins
 from rowhaul.data.schema import Schema
 from rowhaul.errors import DataError
 
@@ -49,10 +51,11 @@ class ParquetRows:
         self._footers: list[Any] = []
         self.row_groups: list[RowGroup] = []
         kinds: KeyKinds = {}
+        origins = Origins()
         for number, path in enumerate(files):
             with naming(path), pq.ParquetFile(path) as opened:
                 footer, arrow_schema = opened.metadata, opened.schema_arrow
-            check_columns(arrow_schema, schema, with_label, path, kinds)
+            check_columns(arrow_schema, schema, with_label, path, kinds, origins.of(arrow_schema, path))
             self._footers.append(footer)
             self._add_row_groups(number, footer)
         self.key_kinds = {name: kind for name, (kind, _) in kinds.items()}
@@ -87,7 +90,7 @@ class ParquetRows:
     def _check_tables(self) -> None:
         for table, features in self._schema.tables.items():
             kinds = {name: self.key_kinds[name] for name in features if name in self.key_kinds}
-            if len(set(kinds.values())) > 1:
+            if len(set(kinds.values()) - {UNRECORDED}) > 1:
                 raise DataError(
                     f"the features of table {table!r} hold ids of different types ({kinds}), so they would "
                     "share no row; write them with one type, or give them separate tables"

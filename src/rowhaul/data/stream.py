@@ -83,7 +83,7 @@ class SampleStream:
 
     @property
     def key_kinds(self) -> dict[str, str]:
-        """Whether an id feature holds "integer" or "text" ids; the integer 7 and "7" are different keys."""
+        """What the ids of each feature are (`rowhaul._id_kinds`): the integer 7 and "7" are different keys."""
         return self._rows.key_kinds
 
     @property

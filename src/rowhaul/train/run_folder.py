@@ -46,7 +46,7 @@ def check_same_config(folder: Path, config: TrainConfig, schema: Schema) -> None
                 f"{folder} was trained with {name} = {value!r}, now it is {now[name]!r}; resume with the "
                 "same value, or start a new run in another --out"
             )
-    if Schema.read(folder / SCHEMA_FILE) != schema:
+    if Schema.read(folder / SCHEMA_FILE).as_parquet() != schema.as_parquet():
         raise ConfigError(f"{folder} was trained with another schema; resume on the same data")
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from rowhaul._id_kinds import HEX, INTEGER, TEXT, join_kinds
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
@@ -23,6 +24,9 @@ from rowhaul.train.row_lifecycle import RowLifecycle
 
 Progress = Callable[[int, int], None]
 """Called with the samples done and all there are."""
+
+
+_TYPES = {INTEGER: "integer", TEXT: "string", HEX: "hex"}  # of a schema, by kind of ids
 
 
 class DivergedError(RowhaulError):
@@ -47,7 +51,7 @@ class Trainer:
         self.step = 0  # steps taken
         self.samples = 0  # samples consumed
         self.total_steps = 0  # when known, what the learning rates decay towards
-        self.key_kinds: dict[str, str] = {}  # "integer" or "text", as trained on
+        self.key_kinds: dict[str, str] = {}  # of the ids trained on, see `rowhaul._id_kinds`
         self.policies = config.row_policies([one.name for one in self.collection.embedding_bag_configs()])
         self.lifecycle: RowLifecycle | None = None  # where policies admit and drop rows
         if not all(one.keeps_all for one in self.policies):
@@ -144,10 +148,11 @@ class Trainer:
         """Refuse ids of another type than those trained on: they would all be unknown keys."""
         for name, kind in stream.key_kinds.items():
             trained = self.key_kinds.setdefault(name, kind)
-            if kind != trained:
+            if join_kinds(kind, trained) is None:
                 raise DataError(
                     f"{stream.files[0]}: id column {name!r} holds {kind} ids, but the model was trained on "
-                    f"{trained} ids, which are different keys; write it with the type it had in training"
+                    f"{trained} ids, which are different keys; write it with the type it had in training "
+                    f"(from CSV: prepare it with `type: {_TYPES[trained]}` in the schema)"
                 )
 
     def expect(self, stream: SampleStream, evaluation: SampleStream | None) -> None:
