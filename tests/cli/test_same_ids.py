@@ -109,3 +109,49 @@ def test_a_run_of_an_earlier_version_takes_the_data_it_took(rowhaul, rows, tmp_p
     old_version(run)
     assert auc(rowhaul, run, data) == before
     assert auc(rowhaul, run, rows / "log.parquet") != before  # was not refused either
+
+
+def test_a_jump_of_ids_never_trained_is_warned_of(rowhaul, rows, tmp_path):
+    """As if nothing had been recorded: integers where the model knows hashes of their text."""
+    trained_from_csv(rowhaul, rows, tmp_path, "texts.yaml")
+    run, data = tmp_path / "run", ("--data", tmp_path / "data" / "test")
+    code, out, err = rowhaul("evaluate", run, *data)
+    assert code == 0
+    assert "never trained" in out
+    assert "warning" not in out + err
+    old_version(run)
+    code, out, err = rowhaul("evaluate", run, "--data", rows / "log.parquet")
+    assert code == 0
+    assert "100.0% of the ids read" in out
+    assert "100.0% of the ids of 'user' (0.0% when the run was evaluated)" in " ".join(err.split())
+    scores = ("--out", tmp_path / "scores.parquet")
+    code, out, err = rowhaul("predict", run, "--data", rows / "log.parquet", *scores)
+    assert code == 0
+    assert "never trained: 100.0% of the ids read" in out
+    assert "warning: never trained: 100.0%" in err
+
+
+def test_a_resumed_run_remembers_its_data(rowhaul, log_folder, tmp_path):
+    run, held_out = tmp_path / "run", tmp_path / "held-out.parquet"
+    table = pq.read_table(log_folder / "test" / "part-0.parquet")
+    pq.write_table(table, held_out)
+    options = ("--max-steps", "2", "--schema", log_folder / "schema.yaml", *SMALL)
+    data = ("--data", log_folder / "part-0.parquet", "--eval-data", held_out)
+    code, _, err = rowhaul("train", *data, "--out", run, *options)
+    assert code == 0, err
+    code, out, err = rowhaul("train", "--resume", "--out", run, "--max-steps", "4")
+    assert code == 0, err
+    assert "on 2,000 held-out samples" in out
+    pq.write_table(table.slice(500), held_out)
+    other = tmp_path / "other.parquet"
+    pq.write_table(table.slice(1000), other)
+    code, out, _ = rowhaul("train", "--resume", "--out", run, "--max-steps", "5", "--eval-data", other)
+    assert code == 0
+    assert "on 1,000 held-out samples" in out
+    (run / "data.yaml").unlink()
+    code, _, err = rowhaul("train", "--resume", "--out", run)
+    assert code == 2
+    assert "does not say what it was trained on: name the Parquet files" in " ".join(err.split())
+    code, _, err = rowhaul("train", "--out", tmp_path / "new")
+    assert code == 2
+    assert "name the Parquet files (--data" in " ".join(err.split())

@@ -86,7 +86,7 @@ def test_the_first_rows_of_every_file_count(tmp_path):
 def test_files_of_different_kinds_are_refused_together(tmp_path):
     prepared(tmp_path, ["7"], name="integers")
     prepared(tmp_path, ["x"], name="texts")
-    with pytest.raises(DataError, match="'a' holds integer ids in .* but text ids in"):
+    with pytest.raises(DataError, match=r"'a' holds integer ids in .* but text ids in"):
         SampleStream([tmp_path / "integers", tmp_path / "texts"], Schema.from_dict(SCHEMA), 10)
 
 

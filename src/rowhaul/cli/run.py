@@ -25,6 +25,9 @@ TOPOLOGIES = ("stores", "colocated")
 
 CONFIG = typer.Argument(None, help="YAML or TOML settings; none are needed for the defaults.")
 DATA = typer.Option(..., "--data", help="Parquet files, a folder or a glob; repeatable.")
+RESUMABLE_DATA = typer.Option(
+    [], "--data", help="Parquet files, a folder or a glob; repeatable. A resumed run knows them."
+)
 SCHEMA = typer.Option(None, "--schema", help="Schema file; default: schema.yaml beside the data.")
 FEATURES = typer.Option(None, "--features", help="Id columns, comma-separated, of data without a schema.")
 LABEL = typer.Option(None, "--label", help="Label column of data without a schema.")
@@ -151,10 +154,13 @@ class RunOptions:
                 "ignored; add --workers N (at least 1), or leave it out"
             )
 
-    def find_schema(self, require_label: bool = True) -> Schema:
-        """The schema given, or the one beside the data."""
+    def find_schema(self, require_label: bool = True, run: Path | None = None) -> Schema:
+        """The schema given, or that of the run to resume, or the one beside the data."""
         from rowhaul.data.files import find_schema
+        from rowhaul.data.schema import SCHEMA_FILE, Schema
 
+        if run is not None and not self.schema and not self.features and (run / SCHEMA_FILE).is_file():
+            return Schema.read(run / SCHEMA_FILE)
         columns = self.features.split(",") if self.features else None
         return find_schema(self.data, self.schema, columns, self.label, require_label=require_label)
 
@@ -169,12 +175,12 @@ def topology_flag(topology: str | None, colocated: bool | None) -> dict[str, Any
     return {"colocated": topology == "colocated"}
 
 
-def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
+def with_run_options(command: Callable[..., None], data: Any = DATA) -> Callable[..., None]:
     """Add the options of a run to a command, which takes them as its first argument, a `RunOptions`."""
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     shared = [
         _parameter("config", Path | None, CONFIG),
-        _parameter("data", list[str], DATA),
+        _parameter("data", list[str], data),
         _parameter("schema", Path | None, SCHEMA),
         _parameter("features", str | None, FEATURES),
         _parameter("label", str | None, LABEL),

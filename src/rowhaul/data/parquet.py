@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from rowhaul._id_kinds import UNRECORDED
 from rowhaul.data.block import Block
 from rowhaul.data.columns import KeyKinds, Origin, check_columns, decode_dense, decode_ids, decode_label
+from rowhaul.data.contents import ContentDigests, FileFacts, digest_of
 from rowhaul.data.origins import Origins
 from rowhaul.data.schema import Schema
 from rowhaul.errors import DataError
@@ -49,12 +50,15 @@ class ParquetRows:
         self._label = schema.label if with_label else None
         self._columns = schema.column_names(with_label)
         self._footers: list[Any] = []
+        self.file_facts: list[FileFacts] = []
+        self.contents = ContentDigests()
         self.row_groups: list[RowGroup] = []
         kinds: KeyKinds = {}
         origins = Origins()
         for number, path in enumerate(files):
             with naming(path), pq.ParquetFile(path) as opened:
                 footer, arrow_schema = opened.metadata, opened.schema_arrow
+                self.file_facts.append(FileFacts.of(path, footer))
             check_columns(arrow_schema, schema, with_label, path, kinds, origins.of(arrow_schema, path))
             self._footers.append(footer)
             self._add_row_groups(number, footer)
@@ -62,9 +66,10 @@ class ParquetRows:
         self._check_tables()
 
     def read(self, row_group: RowGroup, skip: int = 0) -> Iterator[Block]:
-        """The rows of a row group after the first ``skip``, in blocks."""
+        """The rows of a row group after the first ``skip``, in blocks; one read as a whole is compared."""
         path = self._files[row_group.file]
-        first_row = row_group.first_row
+        first_row, last_row = row_group.first_row, row_group.first_row + row_group.num_rows
+        digests: list[str] | None = [] if skip == 0 else None
         with naming(path):
             opened = pq.ParquetFile(
                 path,
@@ -82,10 +87,15 @@ class ParquetRows:
                     rows = next(batches, None)
                 if rows is None:
                     return
-                if skip < rows.num_rows:
-                    yield self._decode(rows.slice(skip), Origin(path, first_row + skip))
-                skip = max(0, skip - rows.num_rows)
                 first_row += rows.num_rows
+                if skip < rows.num_rows:
+                    block = self._decode(rows.slice(skip), Origin(path, first_row - rows.num_rows + skip))
+                    if digests is not None:
+                        digests.append(digest_of(block))
+                        if first_row == last_row:
+                            self.contents.check(row_group.file, row_group.group, digests, path)
+                    yield block
+                skip = max(0, skip - rows.num_rows)
 
     def _check_tables(self) -> None:
         for table, features in self._schema.tables.items():

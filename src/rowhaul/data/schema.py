@@ -215,8 +215,8 @@ def _check_encoding(name: str) -> None:
         "".encode(name)  # refuses codecs that are not for text, too
     except LookupError as error:
         raise DataError(
-            f"csv: encoding {name!r} is not known ({error}); use utf-8, latin-1, cp1252, utf-16 or another of "
-            "Python's"
+            f"csv: encoding {name!r} is not known ({error}); use utf-8, latin-1, cp1252, utf-16 or another "
+            "that Python has"
         ) from None
 
 

@@ -14,6 +14,7 @@ from rowhaul.schedule.plan import RowCounts
 from rowhaul.train.checkpoint_pace import pace_of
 from rowhaul.train.log import TrainingLog
 from rowhaul.train.metrics import MetricValues
+from rowhaul.train.run_data import data_facts, write_contents
 from rowhaul.train.run_folder import CHECKPOINTS, drop_old_checkpoints
 from rowhaul.train.trainer import Trainer
 
@@ -48,6 +49,7 @@ class RunResult:
     row_bytes: int  # values, optimizer state and index
     row_counts: RowCounts | None = None  # of this call, where policies admit and drop rows
     pruning: Any = None  # a report on what is left of rows, where they are pruned
+    note: str = ""  # on the data, if there is something to say
 
 
 class Session(Protocol):
@@ -59,6 +61,8 @@ class Session(Protocol):
         stream: the training data.
         evaluation: the evaluation data.
         is_leader: whether this process keeps checkpoints and the log of evaluations.
+        keeps_contents: whether this process reads the training data and keeps digests of it.
+        first_note: what to note in the log at the start, if anything.
         stopped: whether the run was asked to stop.
         should_save: says whether the clock asks for a checkpoint; set by the loop, asked on the leader.
         save_due: whether `batches` has ended early for a checkpoint.
@@ -70,6 +74,8 @@ class Session(Protocol):
     stream: SampleStream
     evaluation: SampleStream | None
     is_leader: bool = True
+    keeps_contents: bool = True
+    first_note: str = ""
     stopped: bool = False
     should_save: Callable[[], bool] = staticmethod(lambda: False)
     save_due: bool = False
@@ -130,6 +136,8 @@ class _Loop:
             self._listener.started(trainer.samples, min(whole, last))
         with self._log:
             session.start()
+            if session.first_note:
+                self._log.note(trainer.step, session.first_note)
             while trainer.step < total and not session.finished:
                 self._train_until(self._next_pause())
                 if session.stopped:
@@ -158,6 +166,7 @@ class _Loop:
             row_bytes=row_bytes,
             row_counts=self._log.row_counts,
             pruning=trainer.collection.source.report(),
+            note=session.first_note,
         )
 
     def _train_until(self, step: int) -> None:
@@ -200,8 +209,9 @@ class _Loop:
         if self._folder is None:
             return
         stream, checkpoints = self._session.stream, self._folder / CHECKPOINTS
-        facts = {"samples_per_epoch": stream.num_samples, "data": stream.fingerprint}
-        self._session.save(checkpoints, facts)
+        self._session.save(checkpoints, data_facts(stream))
+        if self._session.keeps_contents:
+            write_contents(self._folder, stream)
         self._saved_at = time.monotonic()
         if self._session.is_leader:
             drop_old_checkpoints(checkpoints, self._config.keep_checkpoints)

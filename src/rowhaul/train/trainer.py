@@ -17,6 +17,8 @@ from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import DataError, RowhaulError
 from rowhaul.nn import Batch, EmbeddingBagCollection, EmbeddingBagConfig, RowOptimizer
+from rowhaul.nn.key_counts import KeyCounts
+from rowhaul.nn.local_rows import TableRows
 from rowhaul.nn.models import RecommendationModel, build_model
 from rowhaul.train.config import RateSchedule, TrainConfig
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
@@ -122,18 +124,27 @@ class Trainer:
     def evaluate(self, stream: SampleStream, progress: Progress = lambda done, total: None) -> MetricValues:
         """Metrics over a stream; the state of training is left as it was, to the bit."""
         metrics = BinaryMetrics()
-        for batch, logits in self.score(stream, progress):
+        for batch, logits in self.score(stream, progress, metrics.keys):
             assert batch.labels is not None
             metrics.update(batch.labels, logits)
         return metrics.compute()
 
     def score(
-        self, stream: SampleStream, progress: Progress = lambda done, total: None
+        self,
+        stream: SampleStream,
+        progress: Progress = lambda done, total: None,
+        keys: KeyCounts | None = None,
     ) -> Iterator[tuple[Batch, Tensor]]:
-        """Yield (batch, logits) over a stream without learning anything from it."""
+        """Yield (batch, logits) over a stream without learning anything from it.
+
+        ``keys`` counts the ids read, and those never trained; pruned rows cannot be told from those.
+        """
         self.check_keys(stream)
         was_training, done = self.model.training, 0
         self.model.eval()
+        rows = self.collection.source
+        if isinstance(rows, TableRows):
+            rows.key_counts = keys
         try:
             with torch.no_grad():
                 for samples in stream:
@@ -143,6 +154,8 @@ class Trainer:
                     progress(done, stream.num_samples)
         finally:
             self.model.train(was_training)
+            if isinstance(rows, TableRows):
+                rows.key_counts = None
 
     def check_keys(self, stream: SampleStream) -> None:
         """Refuse ids of another type than those trained on: they would all be unknown keys."""

@@ -57,8 +57,8 @@ def _check_type(column: IdColumn, types: dict[str, str], path: Path) -> None:
     elif column.type not in ("auto", found):
         raise DataError(
             f"{path}: the schema says `type: {column.type}` of id column {column.name!r}, which holds "
-            f"{found} ids, so its keys would not be those of a CSV file read with this schema; leave out `type`, or "
-            "write the column with that type"
+            f"{found} ids, so its keys would not be those of a CSV file read with this schema; leave out "
+            "`type`, or write the column with that type"
         )
 
 
