@@ -1,6 +1,8 @@
 """The same rows as CSV and as Parquet are the same to a model, or are refused."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -155,3 +157,44 @@ def test_a_resumed_run_remembers_its_data(rowhaul, log_folder, tmp_path):
     code, _, err = rowhaul("train", "--out", tmp_path / "new")
     assert code == 2
     assert "name the Parquet files (--data" in " ".join(err.split())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # it starts three processes twice
+@pytest.mark.parametrize("data_from", ["every_host", "rank0"])
+def test_a_cluster_remembers_its_data_and_counts_ids_never_trained(data_from, log_folder, tmp_path):
+    run = tmp_path / "run"
+    parts = [log_folder / "part-0.parquet", log_folder / "part-1.parquet"]
+    first = ("--data", parts[0], "--eval-data", log_folder / "test")
+    cluster = ("--workers", "2", "--stores", "1", "--data-from", data_from)
+    train(*first, "--out", run, *cluster, *SMALL, "--max-steps", "2")
+    resumed = train("--resume", "--out", run, "--max-steps", "0")
+    assert "on 2,000 held-out samples" in resumed
+    contents = json.loads((run / "contents.json").read_text())
+    assert len(contents[0]["row_groups"]) >= 4
+    extended = train("--resume", "--out", run, "--data", parts[0], "--data", parts[1])
+    assert "1 data files were added at the end" in extended
+    train("--data", *parts[:1], "--data", parts[1], *first[2:], "--out", tmp_path / "alone", *SMALL)
+    alone, several = (last_evaluation(folder) for folder in (tmp_path / "alone", run))
+    assert several["step"] == alone["step"] == 12
+    assert several["unknown_by_feature"] == alone["unknown_by_feature"]
+    assert several["unknown_keys"] == alone["unknown_keys"] > 0
+    pq.write_table(pq.read_table(parts[0]).slice(1), tmp_path / "part-0.parquet")
+    command = (*COMMAND, "--resume", "--out", run, "--data", tmp_path / "part-0.parquet", "--data", parts[1])
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=140)
+    assert done.returncode != 0
+    assert "part-0.parquet has changed" in " ".join(done.stderr.split()) + " ".join(done.stdout.split())
+
+
+COMMAND = (sys.executable, "-m", "rowhaul", "train")
+
+
+def train(*arguments):
+    done = subprocess.run(list(map(str, (*COMMAND, *arguments))), capture_output=True, text=True, timeout=140)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return " ".join(done.stdout.split())
+
+
+def last_evaluation(run):
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == "eval"][-1]

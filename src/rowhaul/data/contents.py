@@ -64,11 +64,9 @@ class ContentDigests:
 def digest_of(block: Block) -> str:
     """The digest of decoded values."""
     digest = xxhash.xxh3_64()
-    for ids in block.ids:
-        digest.update(np.ascontiguousarray(ids.values))
-        digest.update(b"" if ids.offsets is None else np.ascontiguousarray(ids.offsets))
-    digest.update(np.ascontiguousarray(block.dense))
-    digest.update(b"" if block.labels is None else np.ascontiguousarray(block.labels))
+    arrays = [array for ids in block.ids for array in (ids.values, ids.offsets)]
+    for array in (*arrays, block.dense, block.labels):
+        digest.update(b"" if array is None else np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 
