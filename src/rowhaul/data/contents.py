@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from rowhaul.data.block import Block
+from rowhaul.data.columns import Float32s
 from rowhaul.errors import DataError
 
 _TAIL_BYTES = 8  # the footer's size and the magic word, behind it
@@ -61,11 +62,14 @@ class ContentDigests:
             )
 
 
-def digest_of(block: Block) -> str:
-    """The digest of decoded values."""
+def digest_of(block: Block, numbers: Iterable[Float32s]) -> str:
+    """The digest of decoded values; ``numbers`` are the dense columns as stored.
+
+    Transformed ones would not do: processors round logarithms differently.
+    """
     digest = xxhash.xxh3_64()
-    arrays = [array for ids in block.ids for array in (ids.values, ids.offsets)]
-    for array in (*arrays, block.dense, block.labels):
+    ids = [array for one in block.ids for array in (one.values, one.offsets)]
+    for array in (*ids, *numbers, block.labels):
         digest.update(b"" if array is None else np.ascontiguousarray(array).data)
     return digest.hexdigest()
 

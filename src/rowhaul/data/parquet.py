@@ -17,7 +17,15 @@ import pyarrow.parquet as pq
 
 from rowhaul._id_kinds import UNRECORDED
 from rowhaul.data.block import Block
-from rowhaul.data.columns import KeyKinds, Origin, check_columns, decode_dense, decode_ids, decode_label
+from rowhaul.data.columns import (
+    KeyKinds,
+    Origin,
+    check_columns,
+    decode_dense,
+    decode_ids,
+    decode_label,
+    dense_numbers,
+)
 from rowhaul.data.contents import ContentDigests, FileFacts, digest_of
 from rowhaul.data.origins import Origins
 from rowhaul.data.schema import Schema
@@ -91,7 +99,8 @@ class ParquetRows:
                 if skip < rows.num_rows:
                     block = self._decode(rows.slice(skip), Origin(path, first_row - rows.num_rows + skip))
                     if digests is not None:
-                        digests.append(digest_of(block))
+                        numbers = (dense_numbers(rows.column(one.name))[0] for one in self._schema.dense)
+                        digests.append(digest_of(block, numbers))
                         if first_row == last_row:
                             self.contents.check(row_group.file, row_group.group, digests, path)
                     yield block

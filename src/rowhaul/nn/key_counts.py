@@ -43,4 +43,4 @@ class KeyCounts:
     @property
     def shares(self) -> dict[str, float]:
         """The share of unknown ids of each feature that had any."""
-        return {name: self.unknown[name] / count for name, count in self.read.items() if count}
+        return {name: self.unknown[name] / count for name, count in sorted(self.read.items()) if count}

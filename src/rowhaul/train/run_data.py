@@ -49,11 +49,13 @@ def remembered_data(folder: Path) -> RunData | None:
         return None
     try:
         given = load_yaml(path.read_text(encoding="utf-8"))
-        lists = [[os.path.join(given["working_directory"], one) for one in given[name]] for name in
-                 ("data", "eval_data")]  # fmt: skip
+        start = given["working_directory"]
+        data, eval_data = (
+            [os.path.join(start, one) for one in given[name]] for name in ("data", "eval_data")
+        )
     except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is damaged ({error}); name the data: --data, --eval-data") from None
-    return RunData(*lists)
+    return RunData(data, eval_data)
 
 
 def _as_list(given: Any) -> list[str]:
@@ -133,17 +135,17 @@ def read_contents(folder: Path, stream: SampleStream, verify: bool) -> None:
     """
     try:
         files = json.loads((folder / CONTENTS_FILE).read_text(encoding="utf-8"))
-        known = [(one["mtime_ns"], {int(group): digest for group, digest in one["row_groups"].items()})
-                 for one in files]  # fmt: skip
     except FileNotFoundError:
         return
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return  # cut off when a machine went down: it only makes later checks possible
+    except ValueError:
+        raise CheckpointError(
+            f"{folder / CONTENTS_FILE} is damaged; remove it to resume without comparing what was read"
+        ) from None
     changed: list[int] = []
-    for file, (mtime_ns, digests) in enumerate(known[: len(stream.file_facts)]):
-        for group, digest in digests.items():
-            stream.contents.known[file, group] = digest
-        if digests and mtime_ns != stream.file_facts[file].mtime_ns:
+    for file, (facts, before) in enumerate(zip(stream.file_facts, files, strict=False)):
+        for group, digest in before["row_groups"].items():
+            stream.contents.known[file, int(group)] = digest
+        if before["mtime_ns"] != facts.mtime_ns:
             changed.append(file)
     if verify:
         stream.read_again(changed)
