@@ -116,13 +116,12 @@ def test_a_later_epoch_must_read_the_same(tmp_path):
     path, schema = tmp_path / "log.parquet", Schema.from_dict({"label": "click", "ids": ["user"]})
     users = np.arange(2000) % 50
     plain(path, users)
-    batches = iter(SampleStream(path, schema, 100, epochs=20))
-    for _ in range(20):  # the first epoch
-        next(batches)
+    stream = SampleStream(path, schema, 100)
+    assert len(list(stream)) == len(list(stream)) == 20
     users[1999] = 7
     plain(path, users)
     with pytest.raises(DataError, match="has changed since training read it: row group 3"):
-        list(batches)
+        list(stream)
 
 
 def test_checkpoints_of_earlier_versions_keep_their_rule(data, log_schema, tmp_path):
@@ -152,15 +151,16 @@ def test_paths_are_remembered_from_where_they_were_given(data, log_schema, tmp_p
 
 def test_ids_never_trained_are_counted_by_feature(data, log_schema, tmp_path):
     train, held_out = data / "part-0.parquet", data / "part-1.parquet"
-    metrics = train_run(CONFIG, log_schema, train, eval_data=held_out, out=tmp_path / "run").metrics
-    seen, asked = pq.read_table(train), pq.read_table(held_out)
+    config = replace(CONFIG, max_steps=1)
+    metrics = train_run(config, log_schema, train, eval_data=held_out, out=tmp_path / "run").metrics
+    seen, asked = pq.read_table(train).slice(0, 500), pq.read_table(held_out)
     counts = {}
     for name in ("user", "item", "tags"):
         known, read = set(flat(seen[name])), flat(asked[name])
         counts[name] = (sum(one not in known for one in read), len(read))
     assert metrics.unknown_by_feature == {name: some / every for name, (some, every) in counts.items()}
     unknown, every = map(sum, zip(*counts.values(), strict=True))
-    assert metrics.unknown_keys == unknown / every
+    assert metrics.unknown_keys == unknown / every > 0
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     (line,) = (one for one in lines if one["kind"] == "eval")
     assert line["unknown_by_feature"] == metrics.unknown_by_feature
