@@ -73,7 +73,7 @@ def test_dense_weights_and_facts_are_the_last_ones(tmp_path):
     assert merged.dense_from == second.path
     assert reader.tensors("model")["w"].tolist() == [2.0]
     assert reader.facts["step"] == 7
-    assert reader.facts["key_kinds"] == {"x": "text", "y": "integer"}
+    assert reader.facts["key_kinds"] == {"x": "text", "y": "int64"}  # as an earlier version says
     assert "cluster" not in reader.facts  # what only the cluster that saved could use
 
 
@@ -93,11 +93,15 @@ def test_many_small_files_become_few(tmp_path, monkeypatch):
         ({"dim": 1}, "the dim of table 't' is 2 in the first and 1 in the second"),
         ({"dtype": "float64"}, "the type of the rows is float32 in the first and float64"),
         ({"facts": {"row_optimizer": "adam"}}, "the row optimizer is rowwise_adagrad in the first and adam"),
-        ({"facts": {"key_kinds": {"t": "text"}}}, "feature 't' has text ids, but integer ids"),
+        (
+            {"facts": {"key_kinds": {"t": "text"}, "key_origins": True}},
+            "feature 't' has text ids, but integer ids",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(other, named, tmp_path):
-    first = write(tmp_path / "a", {"t": {1: 1}}, facts={"key_kinds": {"t": "integer"}})
+    facts = {"key_kinds": {"t": "integer"}, "key_origins": True}
+    first = write(tmp_path / "a", {"t": {1: 1}}, facts=facts)
     second = write(tmp_path / "b", {"t": {1: 1}}, **other)
     with pytest.raises(CheckpointError, match=named):
         merge([first, second], tmp_path / "to")

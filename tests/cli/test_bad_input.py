@@ -226,3 +226,49 @@ def test_data_is_not_prepared_over_its_input(rowhaul, log_folder, tmp_path):
     assert code == 2
     assert "is inside the output folder" in err
     assert (tmp_path / "data" / "part-0.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--stores", "2"), "--stores is 2"),
+        (("--workers", "0", "--stores", "1"), "--stores is 1"),
+        (("--hot", "auto"), "--hot is 'auto'"),
+        (("--colocated",), "--colocated is True"),
+        (("--set", "cluster.cache_policy=lfu"), "--set cluster.cache_policy is 'lfu'"),
+    ],
+)
+def test_cluster_settings_of_one_process_are_refused(options, named, rowhaul, log_folder, tmp_path):
+    data = ("--data", log_folder / "part-0.parquet", "--out", tmp_path / "run")
+    code, _, err = rowhaul("train", *data, *SMALL, *options)
+    assert code == 2
+    assert named in " ".join(err.split())
+    assert "--workers N" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_cluster_settings_in_a_file_are_refused_unless_workers_are_switched_off(
+    rowhaul, log_folder, tmp_path
+):
+    (tmp_path / "config.yaml").write_text("cluster: {stores: 2, workers: 0}\nmax_steps: 1\n")
+    data = (tmp_path / "config.yaml", "--data", log_folder / "part-0.parquet", *SMALL)
+    code, _, err = rowhaul("train", *data)
+    assert code == 2
+    assert "cluster.stores in" in " ".join(err.split())
+    code, _, err = rowhaul("train", *data, "--workers", "0")
+    assert code == 0, err
+
+
+def test_a_key_given_twice_in_yaml_is_refused(rowhaul, log_folder, tmp_path):
+    (tmp_path / "config.yaml").write_text("epochs: 1\nmodel:\n  name: dlrm\n  name: dcn\n")
+    data = ("--data", log_folder / "part-0.parquet", *SMALL)
+    code, _, err = rowhaul("train", tmp_path / "config.yaml", *data)
+    assert code == 2
+    assert "'name' is given twice, first on line 3" in " ".join(err.split())
+    (tmp_path / "schema.yaml").write_text("label: click\nids: [user]\nids: [item]\n")
+    code, _, err = rowhaul("train", *data, "--schema", tmp_path / "schema.yaml")
+    assert code == 2
+    assert "'ids' is given twice, first on line 2" in " ".join(err.split())
+    code, _, err = rowhaul("train", *data, "--set", "tables={default: {ttl: 5, ttl: 6}}")
+    assert code == 2
+    assert "'ttl' is given twice" in " ".join(err.split())

@@ -55,6 +55,7 @@ def test_ranks_train_what_one_process_does(logs, tmp_path, arguments):
         assert 0 <= float(line.removeprefix(kind).split()[0]) < 1e-9
     assert any(line.startswith("exact: ") for line in lines)
     assert "in float64" in done.stdout
+    assert "In float32, the default of `rowhaul train`, they drift apart by rounding" in done.stdout
     assert "evict push" in done.stdout  # the caches are too small, or this shows little
     assert ("7 batches of 300 samples, not the 20 asked for" in done.stdout) == ("20" in arguments)
     assert not list(tmp_path.iterdir())

@@ -279,7 +279,11 @@ def test_any_csv_with_a_schema(write):
         {
             "label": "rating",
             "dense": ["age"],
-            "ids": ["user", {"name": "item", "table": "items"}, {"name": "seen", "table": "items"}],
+            "ids": [
+                {"name": "user", "type": "string"},
+                {"name": "item", "table": "items", "type": "integer"},
+                {"name": "seen", "table": "items", "type": "integer"},
+            ],
         }
     )
 

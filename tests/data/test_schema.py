@@ -31,7 +31,7 @@ def test_a_schema_survives_its_file(tmp_path):
         ("ids: [user]\nlables: x", "unknown entry 'lables'; known are label, dense, ids, csv"),
         ("ids: [{table: t}]", "a column needs a `name`"),
         ("ids: [5]", "expected a column name or a mapping, got 5"),
-        ("ids: [{name: a, type: float}]", "unknown type 'float'; known are string, integer, hex"),
+        ("ids: [{name: a, type: float}]", "unknown type 'float'; known are auto, string, integer, hex"),
         ("ids: [{name: a, separator: 5}]", "`separator` must be str, got 5"),
         ("dense: [{name: a, transform: sqrt}]\nids: [b]", "unknown transform 'sqrt'; known are none, log1p"),
         ("label: {name: y, positive_from: x}\nids: [b]", "`positive_from` must be int or float, got 'x'"),

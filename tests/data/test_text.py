@@ -164,9 +164,32 @@ def test_labels_from_a_threshold(parse):
     assert columns["y"] == [1, 0, 1]
 
 
-def test_bytes_that_are_not_utf8_are_hashed_as_they_are(parse):
-    columns, _ = parse(b"\xff\xfe\n\xff\xfd\n", [Field("s", "string")])
-    assert len(set(columns["s"])) == 2
+def test_bytes_that_are_not_utf8_are_bad_only_where_they_are_hashed(parse):
+    fields = [Field("s", "string"), Field("x", "skip")]
+    columns, bad = parse(b"a\t\xff\n\xff\xfe\ta\n\xc3\xa9\t1\n", fields, skip=True)
+    assert columns["s"] == [hash_string("a"), hash_string("é")]
+    assert bad.count == 1
+
+
+@pytest.mark.parametrize("codes", [(0x80, 0x800), (0x10000, 0x10FFFF)])
+def test_utf8_is_checked_as_python_does(codes, parse):
+    """All first bytes, in characters that are whole, cut off, overlong or followed by others."""
+    good = [chr(code).encode() for code in (*codes, 0xD7FF, 0xE000, 0xFFFD)]
+    edges = [b"\xc0\xaf", b"\xe0\x9f\xbf", b"\xed\xa0\x80", b"\xf0\x8f\xbf\xbf", b"\xf4\x90\x80\x80"]
+    cut = [text[:size] for text in good for size in range(1, len(text))]
+    texts = [*good, *edges, *cut, *(bytes([byte]) for byte in range(128, 256)), b"a\xc3\xa9\xe9"]
+    columns, bad = parse(b"\n".join(texts) + b"\n\xff\n", [Field("s", "string")], skip=True)
+    valid = [text.decode() for text in texts if is_valid(text)]
+    assert columns["s"] == [hash_string(text) for text in valid]
+    assert bad.count == len(texts) + 1 - len(valid)
+
+
+def is_valid(text):
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,11 @@ from watched_parts import no_delay
 from rowhaul.data.samples import Samples
 from rowhaul.errors import ClusterError, DataError, UnknownKeyError
 from rowhaul.nn import Batch, EmbeddingBagConfig
+from rowhaul.nn.local_rows import TableRows
 from rowhaul.optim import row_optimizer
 from rowhaul.schedule import CacheSettings, HotRows, ScheduleSettings, Topology
 from rowhaul.train.distributed.evaluation import evaluate, score
+from rowhaul.train.distributed.training import only_collection
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
 from rowhaul.transport.in_process import InProcessNetwork
 
@@ -153,6 +155,9 @@ def alone(case, ranks, segment, on_unknown="init"):
 
 def measured_alone(model, batches):
     metrics, logits = BinaryMetrics(), {}
+    source = only_collection(model).source
+    if isinstance(source, TableRows):
+        source.key_counts = metrics.keys
     with torch.no_grad():
         for samples in batches:
             batch = Batch.from_samples(samples)

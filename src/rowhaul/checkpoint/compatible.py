@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rowhaul._id_kinds import join_kinds, kinds_in
 from rowhaul.checkpoint.layout import TableEntry
 from rowhaul.checkpoint.reader import CheckpointReader
 from rowhaul.errors import CheckpointError
@@ -43,13 +44,15 @@ def check_compatible(sources: Sequence[CheckpointReader]) -> list[TableEntry]:
 
 
 def joined_key_kinds(sources: Sequence[CheckpointReader]) -> dict[str, str]:
-    """Return which features have integer ids and which text; one feature must not have both."""
+    """Return what the ids of each feature are; one feature must not have two kinds."""
     joined: dict[str, str] = {}
     for reader in sources:
-        for feature, kind in reader.facts.get("key_kinds", {}).items():
-            if joined.setdefault(feature, kind) != kind:
+        for feature, kind in kinds_in(reader.facts).items():
+            both = join_kinds(joined.setdefault(feature, kind), kind)
+            if both is None:
                 raise CheckpointError(
                     f"{reader.path}: feature {feature!r} has {kind} ids, but {joined[feature]} ids in a "
                     "checkpoint before it, which are different keys; they cannot be merged"
                 )
+            joined[feature] = both
     return joined

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul._id_kinds import kind_facts
 from rowhaul.checkpoint.compatible import check_compatible, joined_key_kinds
 from rowhaul.checkpoint.progress import Counter, Progress
 from rowhaul.checkpoint.reader import CheckpointReader
@@ -81,7 +82,7 @@ def merge(
     with CheckpointWriter(to) as writer:
         writer.facts = {name: fact for name, fact in main.facts.items() if name != "cluster"}
         if kinds := joined_key_kinds(sources):
-            writer.facts["key_kinds"] = kinds
+            writer.facts |= kind_facts(kinds)
         for group in main.groups:
             writer.tensors(group, main.tensors(group))
         for name, arrays in merging.files().items():

@@ -28,6 +28,7 @@ def evaluate(
 
     from rowhaul.data.stream import SampleStream
     from rowhaul.train import load_trained
+    from rowhaul.train.unknown_keys import unknown_text
 
     trainer = load_trained(run, on_unknown)
     stream = SampleStream(data, trainer.schema, batch_size)
@@ -35,13 +36,29 @@ def evaluate(
         values = asdict(trainer.evaluate(stream, progress))
     if as_json:
         typer.echo(json.dumps(values))
+        _warn_of_unknown(run, values["unknown_by_feature"])
         return
+    share, by_feature = values.pop("unknown_keys"), values.pop("unknown_by_feature")
     table = facts_table()
     for name, value in values.items():
         if value != "":
             shown = f"{value:.4f}" if isinstance(value, float) else f"{value:,}" if name != "note" else value
             table.add_row(name.replace("_", " ").replace("auc", "AUC"), shown)
+    if share is not None:
+        table.add_row("never trained", unknown_text(share, by_feature))
     console.print(table, highlight=False)
+    _warn_of_unknown(run, by_feature)
+
+
+def _warn_of_unknown(run: Path, by_feature: dict[str, float]) -> None:
+    """Compare the share of ids never trained with that of the run's own evaluation."""
+    from rowhaul.train.log import unknown_keys_of
+    from rowhaul.train.run_folder import CHECKPOINTS
+    from rowhaul.train.unknown_keys import unknown_warning
+
+    folder = run.parent.parent if run.parent.name == CHECKPOINTS else run
+    if warning := unknown_warning(by_feature, unknown_keys_of(folder)):
+        typer.echo(warning, err=True)
 
 
 def predict(
@@ -54,8 +71,11 @@ def predict(
     overwrite: bool = typer.Option(False, help="Replace --out if it exists."),
 ) -> None:
     """Write one click probability for each sample; keys never trained do not stop it."""
+    from rowhaul.nn.key_counts import KeyCounts
     from rowhaul.train.predict import predict_file
+    from rowhaul.train.unknown_keys import unknown_text
 
+    keys = KeyCounts()
     columns = [name for name in keep.split(",") if name]
     with progress_bar("predicting", "nothing was written") as progress:
         rows = predict_file(
@@ -67,5 +87,9 @@ def predict(
             on_unknown=on_unknown,
             overwrite=overwrite,
             progress=progress,
+            keys=keys,
         )
     say(f"{rows:,} scores in {out} (column `score`)")
+    if keys.share is not None:
+        say(f"never trained: {unknown_text(keys.share, keys.shares)}")
+    _warn_of_unknown(run, keys.shares)

@@ -58,6 +58,9 @@ def prepare(
         f"{report.rows:,} rows in {out} ({report.test_rows:,} of them in test/), "
         f"{report.bytes / 2**20:,.1f} MiB, {report.seconds:,.1f} s"
     )
+    for kind, what in (("integer", "integers"), ("string", "text, which is hashed")):
+        if columns := [name for name, guessed in report.guessed_types.items() if guessed == kind]:
+            say(f"ids taken for {what}: {', '.join(columns)} (to choose: `type` in the schema)")
     if report.resumed_rows:
         say(f"resumed: {report.resumed_rows:,} rows were there already")
     if report.bad_lines:

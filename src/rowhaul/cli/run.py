@@ -25,6 +25,9 @@ TOPOLOGIES = ("stores", "colocated")
 
 CONFIG = typer.Argument(None, help="YAML or TOML settings; none are needed for the defaults.")
 DATA = typer.Option(..., "--data", help="Parquet files, a folder or a glob; repeatable.")
+RESUMABLE_DATA = typer.Option(
+    [], "--data", help="Parquet files, a folder or a glob; repeatable. A resumed run knows them."
+)
 SCHEMA = typer.Option(None, "--schema", help="Schema file; default: schema.yaml beside the data.")
 FEATURES = typer.Option(None, "--features", help="Id columns, comma-separated, of data without a schema.")
 LABEL = typer.Option(None, "--label", help="Label column of data without a schema.")
@@ -98,6 +101,7 @@ class RunOptions:
         """
         import yaml
 
+        from rowhaul._yaml import load_yaml
         from rowhaul.train.config import TrainConfig, override, read_settings
         from rowhaul.train.run_folder import CONFIG_FILE
 
@@ -114,16 +118,49 @@ class RunOptions:
             if not equals:
                 raise ConfigError(f"--set {setting}: expected NAME=VALUE, e.g. --set rates.decay=cosine")
             try:
-                value = yaml.safe_load(text)
+                value = load_yaml(text)
             except yaml.YAMLError as error:
                 raise ConfigError(f"--set {setting}: the value is not YAML: {error}") from None
             override(given, name.strip(), value)
         return TrainConfig.from_dict(given)
 
-    def find_schema(self, require_label: bool = True) -> Schema:
-        """The schema given, or the one beside the data."""
-        from rowhaul.data.files import find_schema
+    def refuse_cluster_settings(self) -> None:
+        """Refuse settings of a cluster where one process trains: they would change nothing.
 
+        A configuration file may describe a cluster if ``--workers 0`` says not to use it.
+        """
+        from dataclasses import fields
+
+        from rowhaul.train.cluster_config import ONE_PROCESS
+        from rowhaul.train.config import TrainConfig
+
+        given = {
+            f"--{name.replace('_', '-')}": value
+            for name, value in self.flags.items()
+            if name in _FLAGS_BY_PANEL["Cluster"] and name != "workers"
+        }
+        for setting in self.settings:
+            name, _, value = setting.partition("=")
+            if name.strip().startswith("cluster.") and name.strip() != "cluster.workers":
+                given[f"--set {name.strip()}"] = value
+        if self.config is not None and not given and "workers" not in self.flags:
+            cluster = TrainConfig.read(self.config).cluster
+            for one in fields(cluster):
+                if getattr(cluster, one.name) != getattr(ONE_PROCESS, one.name):
+                    given[f"cluster.{one.name} in {self.config}"] = getattr(cluster, one.name)
+        for what, value in given.items():
+            raise ConfigError(
+                f"{what} is {value!r}, but one process trains, without workers and stores, so it would be "
+                "ignored; add --workers N (at least 1), or leave it out"
+            )
+
+    def find_schema(self, require_label: bool = True, run: Path | None = None) -> Schema:
+        """The schema given, or that of the run to resume, or the one beside the data."""
+        from rowhaul.data.files import find_schema
+        from rowhaul.data.schema import SCHEMA_FILE, Schema
+
+        if run is not None and not self.schema and not self.features and (run / SCHEMA_FILE).is_file():
+            return Schema.read(run / SCHEMA_FILE)
         columns = self.features.split(",") if self.features else None
         return find_schema(self.data, self.schema, columns, self.label, require_label=require_label)
 
@@ -138,12 +175,12 @@ def topology_flag(topology: str | None, colocated: bool | None) -> dict[str, Any
     return {"colocated": topology == "colocated"}
 
 
-def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
+def with_run_options(command: Callable[..., None], data: Any = DATA) -> Callable[..., None]:
     """Add the options of a run to a command, which takes them as its first argument, a `RunOptions`."""
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     shared = [
         _parameter("config", Path | None, CONFIG),
-        _parameter("data", list[str], DATA),
+        _parameter("data", list[str], data),
         _parameter("schema", Path | None, SCHEMA),
         _parameter("features", str | None, FEATURES),
         _parameter("label", str | None, LABEL),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,18 +22,22 @@ from rowhaul.cli.monitoring import (
     with_monitoring,
 )
 from rowhaul.cli.progress import EXIT_INTERRUPTED, StopOnSignal, TrainingProgress, exit_when_interrupted
-from rowhaul.cli.run import RunOptions, is_first_rank, launch_ranks, with_run_options
+from rowhaul.cli.run import RESUMABLE_DATA, RunOptions, is_first_rank, launch_ranks, with_run_options
+from rowhaul.errors import ConfigError
 
 if TYPE_CHECKING:
     from rowhaul.train import RunResult, TrainConfig
+    from rowhaul.train.run_data import RunData
 
 
-@with_run_options
+@partial(with_run_options, data=RESUMABLE_DATA)
 def train(
     options: RunOptions,
     out: Path | None = typer.Option(None, "--out", help="Folder of the run; without it nothing is saved."),
     eval_data: list[str] = typer.Option(
-        [], "--eval-data", help="Held-out files; default: the folder test/ beside the data, if there is one."
+        [],
+        "--eval-data",
+        help="Held-out files; default: those of the resumed run, or the folder test/ beside the data.",
     ),
     resume: bool = typer.Option(False, "--resume", help="Continue the run in --out."),
     metrics_port: int | None = METRICS_PORT,
@@ -45,13 +51,21 @@ def train(
 
     config, data = options.read_config(out if resume else None), options.data
     config = with_monitoring(config, metrics_port, metrics_address, stalled_after, log_json, log_folder)
+    remembered = _data_of(out) if resume and out else None
+    data = data or (remembered.data if remembered else [])
+    if not config.cluster.workers and not is_launched():
+        options.refuse_cluster_settings()
     has_data = not is_launched() or is_first_rank() or config.cluster.data_from != "rank0"
-    schema = options.find_schema() if has_data else None
+    if has_data and not data:
+        why = f"{out} does not say what it was trained on" if resume else "there is nothing to train on"
+        raise ConfigError(f"{why}: name the Parquet files (--data 'logs/*.parquet')")
+    schema = replace(options, data=data).find_schema(run=out if resume else None) if has_data else None
     if schema is not None and config.cluster.workers and not is_launched():
         check_monitoring(config.monitoring, out)
         launch_ranks(config, schema)
         return
-    held_out = (eval_data or held_out_beside(data)) if has_data else []
+    held_out = eval_data or (remembered.eval_data if remembered else [])
+    held_out = (held_out or held_out_beside(data)) if has_data else []
     result = train_with_progress(config, schema, data, out, held_out, resume)
     if is_launched() and not is_first_rank():
         return
@@ -60,7 +74,7 @@ def train(
     print_result(result)
     if result.interrupted:
         if out:
-            command = f"rowhaul train --resume --out {out} " + " ".join(f"--data '{one}'" for one in data)
+            command = f"rowhaul train --resume --out {out}"
             if is_launched() and "TORCHELASTIC_RUN_ID" in os.environ:
                 command = "the same torchrun command with --resume"
             say(f"\nStopped and saved. To continue: {command}")
@@ -72,6 +86,12 @@ def train(
             f"  rowhaul predict {out} --data '{example}' --out scores.parquet\n"
             f"  tensorboard --logdir {out}/tensorboard"
         )
+
+
+def _data_of(run: Path) -> RunData | None:
+    from rowhaul.train.run_data import remembered_data
+
+    return remembered_data(run)
 
 
 def held_out_beside(data: list[str]) -> list[str]:
@@ -147,6 +167,8 @@ def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
     import resource
     import sys
 
+    from rowhaul.train.unknown_keys import unknown_text, unknown_warning
+
     table = facts_table()
     if result.metrics is not None:
         metrics = result.metrics
@@ -161,6 +183,8 @@ def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
         table.add_row("accuracy", f"{metrics.accuracy:.4f}   on {metrics.num_samples:,} held-out samples")
         if metrics.note:
             table.add_row("", metrics.note)
+        if metrics.unknown_keys is not None:
+            table.add_row("never trained", unknown_text(metrics.unknown_keys, metrics.unknown_by_feature))
     table.add_row("samples per second", f"{result.samples_per_second:,.0f}")
     table.add_row("trained", f"{result.samples:,} samples in {result.step:,} steps")
     if result.row_counts is not None:
@@ -170,6 +194,8 @@ def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
             f"{counts.admitted:,} admitted, {counts.expired:,} expired, {counts.over_limit:,} over a limit; "
             f"{counts.gradients_dropped:,} gradients of rows not admitted dropped",
         )
+    if result.note:
+        table.add_row("data", result.note)
     for name, text in pruning_lines(result):
         table.add_row(name, text)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -177,3 +203,5 @@ def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
     table.add_row("rows", f"{result.num_rows:,} in {row_mib:,.0f} MiB with optimizer state and index")
     table.add_row("peak memory", f"{peak_mib:,.0f} MiB for the whole process")
     console.print(table, highlight=False)
+    if result.metrics is not None and (warning := unknown_warning(result.metrics.unknown_by_feature)):
+        say(warning)

@@ -7,7 +7,7 @@ values costs nothing here. A value that cannot be trained on raises with its fil
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rowhaul._id_kinds import INTEGER, TEXT, join_kinds
 from rowhaul.data.keys import hash_strings
 from rowhaul.data.schema import DenseColumn, LabelColumn, Schema
 from rowhaul.errors import DataError
@@ -50,14 +51,21 @@ class Origin:
 
 
 KeyKinds = dict[str, tuple[str, Path]]
-"""Of id columns that are not all null: "integer" or "text", and the first file that says so."""
+"""Of id columns that are not all null: what the ids are, and the first file that says so."""
 
 
-def check_columns(found: pa.Schema, schema: Schema, with_label: bool, path: Path, known: KeyKinds) -> None:
+def check_columns(
+    found: pa.Schema,
+    schema: Schema,
+    with_label: bool,
+    path: Path,
+    known: KeyKinds,
+    origins: Mapping[str, str],
+) -> None:
     """Refuse a file that lacks a column or holds one of the wrong type.
 
     The kind of an id column must be the one ``known`` from the files before, or is added to it: the integer 7
-    and the string "7" are different keys.
+    and the string "7" are different keys. ``origins`` says what the integers of a column were made from.
     """
     if with_label and schema.label is None:
         raise DataError("the schema names no label, which training and evaluation need; add `label:` to it")
@@ -68,19 +76,26 @@ def check_columns(found: pa.Schema, schema: Schema, with_label: bool, path: Path
             raise _wrong_type(path, dense.name, found, "a dense column holds numbers or booleans")
     if with_label and schema.label is not None and not _is_number(found.field(schema.label.name).type):
         raise _wrong_type(path, schema.label.name, found, "a label is a number or a boolean")
-    kinds = {name: _id_kind(found.field(name).type) for name in schema.features}
+    kinds = {name: id_kind(found.field(name).type) for name in schema.features}
     for name, kind in kinds.items():
         if kind == "":
             hint = "an id column holds integers or strings, or lists of them"
             if pa.types.is_floating(found.field(name).type):
                 hint += "; cast it to int64 with nulls where the id is missing"
             raise _wrong_type(path, name, found, hint)
-        before, where = known.setdefault(name, (kind, path)) if kind != "null" else (kind, path)
-        if kind != before:
+        if kind == "null":
+            continue
+        if kind == INTEGER:
+            kind = origins.get(name, INTEGER)
+        before, where = known.setdefault(name, (kind, path))
+        joined = join_kinds(before, kind)
+        if joined is None:
             raise DataError(
                 f"id column {name!r} holds {before} ids in {where} but {kind} ids in {path}, which are "
-                "different keys; write it with one type in all files"
+                "different keys; write it with one type in all files (from CSV: prepare them with one `type` "
+                "in the schema)"
             )
+        known[name] = (joined, where)
 
 
 def decode_ids(column: pa.Array, seed: int = 0) -> Ids:
@@ -186,7 +201,7 @@ def offsets_of(lengths: npt.NDArray[Any]) -> Int64s:
     return offsets
 
 
-def _id_kind(kind: pa.DataType) -> str:
+def id_kind(kind: pa.DataType) -> str:
     """ "integer", "text", "null" (an all-null column) or "" for a type that holds no ids."""
     if is_list(kind):
         kind = kind.value_type
@@ -194,10 +209,10 @@ def _id_kind(kind: pa.DataType) -> str:
     if types.is_dictionary(kind):
         kind = kind.value_type
     if types.is_integer(kind):
-        return "integer"
+        return INTEGER
     texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     if any(is_text(kind) for is_text in texts):
-        return "text"  # bytes hash like the string they spell
+        return TEXT  # bytes hash like the string they spell
     return "null" if types.is_null(kind) else ""
 
 

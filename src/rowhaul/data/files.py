@@ -72,7 +72,7 @@ def find_schema(
         )
     first, *others = by_path
     for other in others:
-        if by_path[other] != by_path[first]:
+        if by_path[other].as_parquet() != by_path[first].as_parquet():
             raise DataError(
                 f"the data files have different schemas: {first} and {other}; pass the path of the one to use"
             )

@@ -27,8 +27,8 @@ _P5 = np.uint64(0x27D4EB2F165667C5)
 
 
 def hash_string(text: str) -> int:
-    """The key of one string."""
-    unsigned = xxhash.xxh64_intdigest(text.encode())
+    """The key of one string; one from the command line that is not UTF-8 stands for its bytes."""
+    unsigned = xxhash.xxh64_intdigest(text.encode(errors="surrogateescape"))
     return unsigned - (1 << 64) if unsigned >> 63 else unsigned
 
 

@@ -15,8 +15,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rowhaul._id_kinds import UNRECORDED
 from rowhaul.data.block import Block
-from rowhaul.data.columns import KeyKinds, Origin, check_columns, decode_dense, decode_ids, decode_label
+from rowhaul.data.columns import (
+    KeyKinds,
+    Origin,
+    check_columns,
+    decode_dense,
+    decode_ids,
+    decode_label,
+    dense_numbers,
+)
+from rowhaul.data.contents import ContentDigests, FileFacts, digest_of
+from rowhaul.data.origins import Origins
 from rowhaul.data.schema import Schema
 from rowhaul.errors import DataError
 
@@ -47,21 +58,26 @@ class ParquetRows:
         self._label = schema.label if with_label else None
         self._columns = schema.column_names(with_label)
         self._footers: list[Any] = []
+        self.file_facts: list[FileFacts] = []
+        self.contents = ContentDigests()
         self.row_groups: list[RowGroup] = []
         kinds: KeyKinds = {}
+        origins = Origins()
         for number, path in enumerate(files):
             with naming(path), pq.ParquetFile(path) as opened:
                 footer, arrow_schema = opened.metadata, opened.schema_arrow
-            check_columns(arrow_schema, schema, with_label, path, kinds)
+                self.file_facts.append(FileFacts.of(path, footer))
+            check_columns(arrow_schema, schema, with_label, path, kinds, origins.of(arrow_schema, path))
             self._footers.append(footer)
             self._add_row_groups(number, footer)
         self.key_kinds = {name: kind for name, (kind, _) in kinds.items()}
         self._check_tables()
 
     def read(self, row_group: RowGroup, skip: int = 0) -> Iterator[Block]:
-        """The rows of a row group after the first ``skip``, in blocks."""
+        """The rows of a row group after the first ``skip``, in blocks; one read as a whole is compared."""
         path = self._files[row_group.file]
-        first_row = row_group.first_row
+        first_row, last_row = row_group.first_row, row_group.first_row + row_group.num_rows
+        digests: list[str] | None = [] if skip == 0 else None
         with naming(path):
             opened = pq.ParquetFile(
                 path,
@@ -79,15 +95,21 @@ class ParquetRows:
                     rows = next(batches, None)
                 if rows is None:
                     return
-                if skip < rows.num_rows:
-                    yield self._decode(rows.slice(skip), Origin(path, first_row + skip))
-                skip = max(0, skip - rows.num_rows)
                 first_row += rows.num_rows
+                if skip < rows.num_rows:
+                    block = self._decode(rows.slice(skip), Origin(path, first_row - rows.num_rows + skip))
+                    if digests is not None:
+                        numbers = (dense_numbers(rows.column(one.name))[0] for one in self._schema.dense)
+                        digests.append(digest_of(block, numbers))
+                        if first_row == last_row:
+                            self.contents.check(row_group.file, row_group.group, digests, path)
+                    yield block
+                skip = max(0, skip - rows.num_rows)
 
     def _check_tables(self) -> None:
         for table, features in self._schema.tables.items():
             kinds = {name: self.key_kinds[name] for name in features if name in self.key_kinds}
-            if len(set(kinds.values())) > 1:
+            if len(set(kinds.values()) - {UNRECORDED}) > 1:
                 raise DataError(
                     f"the features of table {table!r} hold ids of different types ({kinds}), so they would "
                     "share no row; write them with one type, or give them separate tables"

@@ -38,6 +38,7 @@ class PrepareReport:
     bad_lines: int
     bad_line_examples: tuple[str, ...]
     collisions: dict[str, int] | None  # strings that share a key, by table; None: not checked
+    guessed_types: dict[str, str]  # of id columns whose type the schema leaves open
     resumed_rows: int  # written by an earlier run
     seconds: float
 
@@ -93,6 +94,8 @@ def prepare(
         "positive_from": positive_from,
         "time_order": time_order,
     }
+    if opened.guessed_types:  # earlier versions took them for text: do not continue what those began
+        made_by["id_types"] = dict(opened.guessed_types)
     for path in source.files:
         if Path(out).expanduser().resolve() in path.resolve().parents:
             raise DataError(f"{path} is inside the output folder {out}; choose another folder")
@@ -119,6 +122,7 @@ def prepare(
         bad_lines=bad_lines.count,
         bad_line_examples=tuple(bad_lines.examples),
         collisions=collisions,
+        guessed_types=dict(source.guessed_types),
         resumed_rows=resumed_rows,
         seconds=time.monotonic() - started,
     )

@@ -8,11 +8,13 @@ A schema is a small YAML file that a person can write::
       - {name: price, transform: log1p}   # log(1 + max(x, 0)), for counts and amounts
     ids:
       - user                              # a string or an int64, one or a list of them per sample
+      - {name: zip, type: string}         # in CSV: also if all look like numbers
       - {name: item, table: items}        # features that name one table share its rows
       - {name: last_item, table: items}
     csv:                                  # only for CSV input
       delimiter: ","
       header: true
+      encoding: utf-8
 
 `prepare` and `generate` write one beside the Parquet files; `train` looks for it there.
 """
@@ -21,18 +23,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
 from rowhaul._files import write_text
+from rowhaul._yaml import load_yaml
 from rowhaul.errors import DataError
 
 SCHEMA_FILE = "schema.yaml"
 TRANSFORMS = ("none", "log1p")
-ID_TYPES = ("string", "integer", "hex")
+ID_TYPES = ("auto", "string", "integer", "hex")
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,14 @@ class IdColumn:
     """An id feature. ``type`` and ``separator`` say how to read it from text.
 
     In text, ``string`` ids become 64-bit xxhash keys, ``integer`` and ``hex`` ids are their own
-    value; ``separator`` splits a field that holds several ids. In Parquet the column's own type
-    decides. ``table`` defaults to the column's name.
+    value, and ``auto`` takes a column for integers if it looks like that; ``separator`` splits a field that
+    holds several ids. In Parquet the column's own type decides; in data that `prepare` wrote, where all ids
+    are keys, ``type`` says what they were. ``table`` defaults to the column's name.
     """
 
     name: str
     table: str = ""
-    type: str = "string"
+    type: str = "auto"
     separator: str | None = None
 
     def __post_init__(self) -> None:
@@ -81,8 +85,10 @@ class CsvLayout:
     delimiter: str = ","
     header: bool = True
     columns: tuple[str, ...] = ()
+    encoding: str = "utf-8"
 
     def __post_init__(self) -> None:
+        _check_encoding(self.encoding)
         object.__setattr__(self, "columns", tuple(self.columns))
         if not self.header and not self.columns:
             raise DataError("csv: header is false, so columns must name every column in order")
@@ -104,6 +110,11 @@ class Schema:
             raise DataError(f"schema: column {twice[0]!r} is named more than once; name each column once")
         if not self.ids:
             raise DataError("schema: no id column; list at least one under `ids`")
+
+    def as_parquet(self) -> Schema:
+        """The same without what only concerns text: equal for data that is read the same way."""
+        ids = tuple(replace(column, type="auto", separator=None) for column in self.ids)
+        return replace(self, ids=ids, csv=None)
 
     def column_names(self, with_label: bool = True) -> list[str]:
         """Names of all columns: the label, dense numbers, ids."""
@@ -152,7 +163,7 @@ class Schema:
     def read(cls, path: str | Path) -> Schema:
         """Read a schema file."""
         try:
-            given = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            given = load_yaml(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise DataError(f"{path}: no such schema file") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -182,7 +193,7 @@ def _column(kind: type[Column], given: Any, source: str) -> Column:
 
 
 _TYPES: dict[str, tuple[type[Any], ...]] = {
-    **dict.fromkeys(("name", "table", "type", "transform", "delimiter"), (str,)),
+    **dict.fromkeys(("name", "table", "type", "transform", "delimiter", "encoding"), (str,)),
     "separator": (str, type(None)),
     "header": (bool,),
     "columns": (list, tuple),
@@ -197,6 +208,16 @@ def _check_type(entry: str, given: Any, source: str) -> None:
         raise DataError(f"{source}: `{entry}` must be {needed}, got {given!r}")
     if isinstance(given, list | tuple) and not all(isinstance(name, str) for name in given):
         raise DataError(f"{source}: `columns` must be a list of names, got {given!r}")
+
+
+def _check_encoding(name: str) -> None:
+    try:
+        "".encode(name)  # refuses codecs that are not for text, too
+    except LookupError as error:
+        raise DataError(
+            f"csv: encoding {name!r} is not known ({error}); use utf-8, latin-1, cp1252, utf-16 or another "
+            "that Python has"
+        ) from None
 
 
 def _check_keys(given: Mapping[str, Any], kind: type[Any], source: str) -> None:

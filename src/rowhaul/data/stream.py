@@ -7,7 +7,7 @@ position, and continues with the same batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -15,6 +15,7 @@ import xxhash
 
 from rowhaul.data.block import Block, rechunk
 from rowhaul.data.columns import Int64s
+from rowhaul.data.contents import ContentDigests, FileFacts
 from rowhaul.data.files import Files, expand_files
 from rowhaul.data.parquet import ParquetRows
 from rowhaul.data.prefetch import prefetch
@@ -83,7 +84,7 @@ class SampleStream:
 
     @property
     def key_kinds(self) -> dict[str, str]:
-        """Whether an id feature holds "integer" or "text" ids; the integer 7 and "7" are different keys."""
+        """What the ids of each feature are (`rowhaul._id_kinds`): the integer 7 and "7" are two keys."""
         return self._rows.key_kinds
 
     @property
@@ -91,6 +92,23 @@ class SampleStream:
         """Changes with the sizes of the files and of their row groups."""
         sizes = [path.stat().st_size for path in self.files]
         return xxhash.xxh3_64_hexdigest(repr((sizes, self._group_rows.tolist())).encode())
+
+    @property
+    def file_facts(self) -> list[FileFacts]:
+        """What the files are, in order."""
+        return self._rows.file_facts
+
+    @property
+    def contents(self) -> ContentDigests:
+        """What was in the row groups read so far; one with other values is an error."""
+        return self._rows.contents
+
+    def read_again(self, files: Collection[int]) -> None:
+        """Compare the row groups of some files with what is known of them."""
+        for group in self._rows.row_groups:
+            if group.file in files and (group.file, group.group) in self.contents.known:
+                for _ in self._rows.read(group):
+                    pass
 
     @property
     def num_batches(self) -> int:

@@ -30,6 +30,7 @@ import safetensors.torch
 import torch
 
 from rowhaul._files import sync, temporary_beside, whole
+from rowhaul._id_kinds import KINDS_FACT, ORIGINS_FACT, UNRECORDED, kinds_in
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.checkpoint.opening import run_of
 from rowhaul.checkpoint.progress import Counter, Progress
@@ -52,7 +53,8 @@ from rowhaul.store.whole_rows import decoded_file
 from rowhaul.train.run_folder import CONFIG_FILE
 
 _DENSE_GROUP = "model"  # of a checkpoint: the dense weights
-_FACTS = ("model", "step", "samples", "row_optimizer", "key_kinds")  # of a checkpoint, kept in the export
+# Of a checkpoint, kept in the export.
+_FACTS = ("model", "step", "samples", "row_optimizer", KINDS_FACT, ORIGINS_FACT)
 
 
 @dataclass(frozen=True)
@@ -114,12 +116,12 @@ def _layout(reader: CheckpointReader, table: str, with_state: bool, whole_rows: 
 
 
 def ids_of_tables(reader: CheckpointReader) -> dict[str, tuple[str, ...]]:
-    """Return what ids each table was trained on, "integer", "text" or both; empty where it is not known.
+    """Return what ids each table was trained on, see `rowhaul._id_kinds`; empty where it is not known.
 
     A checkpoint knows it of features; which table they read is in the schema of its run, and without one a
     table is taken for that of the feature of its name.
     """
-    of_features: dict[str, str] = reader.facts.get("key_kinds", {})
+    of_features = {name: kind for name, kind in kinds_in(reader.facts).items() if kind != UNRECORDED}
     features: dict[str, tuple[str, ...]] = {name: (name,) for name in reader.tables}
     run = run_of(reader)
     if run is not None and (run / SCHEMA_FILE).is_file():

@@ -28,7 +28,7 @@ class ExportedTable:
     dim: int
     state_width: int  # numbers of optimizer state a whole row; 0 where it was not asked for
     dtype: str
-    ids: tuple[str, ...]  # what its keys stand for: "integer", "text" or both; empty: not known
+    ids: tuple[str, ...]  # what its keys stand for, see `rowhaul._id_kinds`; empty: not known
     bytes: int
     xxh3: str  # of the keys, the values and so on: a checksum of each over all rows
     format: str = "whole"  # of the rows

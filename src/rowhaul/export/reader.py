@@ -14,6 +14,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from rowhaul._id_kinds import ORIGINS_FACT
 from rowhaul.checkpoint.layout import read_manifest
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.export.files import FILE_KINDS
@@ -46,6 +47,7 @@ class ExportReader:
             path, (FORMAT, VERSION), _ENTRIES, of="export", hint=hint, instead="export again"
         )
         self.facts: dict[str, Any] = {name: manifest[name] for name in _ENTRIES - {"tables"}}
+        self.facts[ORIGINS_FACT] = manifest.get(ORIGINS_FACT)
         try:
             tables = [ExportedTable.from_dict(one) for one in manifest["tables"]]
             self._kind = FILE_KINDS[manifest["table_format"]]

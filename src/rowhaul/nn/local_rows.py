@@ -12,6 +12,7 @@ import numpy.typing as npt
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
+from rowhaul.nn.key_counts import KeyCounts
 from rowhaul.nn.pooled import PooledRead, is_worth_threads
 from rowhaul.nn.row_source import Arrays, Floats, Int64s, RowNote
 from rowhaul.nn.threads import run_all
@@ -33,6 +34,7 @@ class TableRows:
     def __init__(self, groups: Sequence[FeatureGroup], tables: Sequence[TableGroup]) -> None:
         self.groups, self.tables = list(groups), list(tables)
         self.pending: list[list[Pending]] = [[] for _ in self.groups]
+        self.key_counts: KeyCounts | None = None  # where ids that are read without training are counted
 
     @property
     def allocated_bytes(self) -> int:
@@ -54,6 +56,8 @@ class TableRows:
         group, arena = self.groups[number], self.tables[number].arena
         ids, entries, offsets = group.ids_of(features)
         lookup = self.look_up(number, ids, training, on_unknown)
+        if self.key_counts is not None and not training:
+            self.key_counts.add(group.features, ids[1], lookup)
         return PooledRead(group, arena, lookup, entries, offsets, partial(self._keep, number, arena))
 
     def look_up(

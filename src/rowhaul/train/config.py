@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from rowhaul._files import write_text
+from rowhaul._yaml import load_yaml
 from rowhaul.errors import ConfigError
 from rowhaul.monitoring.settings import UNMONITORED, MonitoringConfig
 from rowhaul.nn.exactness import refuse_clipping, refuse_scaler
@@ -205,7 +206,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     try:
         if path.suffix == ".toml":
             return tomllib.loads(path.read_text(encoding="utf-8"))
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        given = load_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such configuration file") from None
     except (yaml.YAMLError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

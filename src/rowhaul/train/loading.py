@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from rowhaul._id_kinds import kinds_in
 from rowhaul.checkpoint import latest_checkpoint
 from rowhaul.data.schema import SCHEMA_FILE, Schema
 from rowhaul.errors import CheckpointError
@@ -62,7 +63,7 @@ def _load_export(reader: ExportReader, on_unknown: str | None) -> Trainer:
     _check_tables(trainer, reader)
     _format(trainer).load_export(reader, trainer.collection)
     trainer.step, trainer.samples = reader.facts["step"] or 0, reader.facts["samples"] or 0
-    trainer.key_kinds = dict(reader.facts["key_kinds"] or {})
+    trainer.key_kinds = kinds_in(reader.facts)
     return trainer
 
 

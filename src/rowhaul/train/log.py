@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -89,12 +90,13 @@ class TrainingLog:
 
     def evaluation(self, step: int, metrics: MetricValues) -> None:
         """One evaluation, unless the run was resumed and has it already."""
-        values = {name: value for name, value in asdict(metrics).items() if name != "note"}
-        self.monitor.evaluated(step, values)
-        self.event("evaluation", step, f"AUC {metrics.auc:.4f}, log loss {metrics.log_loss:.4f}", **values)
-        if step in self._evaluated:
-            return
-        self.write("eval", step, values)
+        values = asdict(metrics)
+        by_feature = values.pop("unknown_by_feature")
+        numbers = {name: value for name, value in values.items() if name != "note" and value is not None}
+        self.monitor.evaluated(step, numbers)
+        self.event("evaluation", step, f"AUC {metrics.auc:.4f}, log loss {metrics.log_loss:.4f}", **numbers)
+        if step not in self._evaluated:
+            self.write("eval", step, numbers, unknown_by_feature=by_feature)
 
     def write(self, kind: str, step: int, values: dict[str, float], **more: Any) -> None:
         """Numbers of a kind, which TensorBoard shows too, and more for the line alone."""
@@ -139,6 +141,12 @@ class TrainingLog:
 
     def write_more(self, step: int) -> None:
         """Write what else a line is due for; nothing here."""
+
+
+def unknown_keys_of(folder: Path) -> dict[str, float] | None:
+    """The shares of ids never trained in a run's latest evaluation; None if there was none."""
+    lines = [line for line in _lines_until(folder / METRICS_FILE, sys.maxsize) if line["kind"] == "eval"]
+    return lines[-1].get("unknown_by_feature") if lines else None
 
 
 def _lines_until(path: Path, step: int) -> list[dict[str, Any]]:

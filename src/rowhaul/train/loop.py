@@ -15,6 +15,7 @@ from rowhaul.schedule.plan import RowCounts
 from rowhaul.train.checkpoint_pace import pace_of
 from rowhaul.train.log import TrainingLog
 from rowhaul.train.metrics import MetricValues
+from rowhaul.train.run_data import data_facts, write_contents
 from rowhaul.train.run_folder import CHECKPOINTS, drop_old_checkpoints
 from rowhaul.train.trainer import Trainer
 
@@ -49,6 +50,7 @@ class RunResult:
     row_bytes: int  # values, optimizer state and index
     row_counts: RowCounts | None = None  # of this call, where policies admit and drop rows
     pruning: Any = None  # a report on what is left of rows, where they are pruned
+    note: str = ""  # on the data, if there is something to say
 
 
 class Session(Protocol):
@@ -60,6 +62,8 @@ class Session(Protocol):
         stream: the training data.
         evaluation: the evaluation data.
         is_leader: whether this process keeps checkpoints and the log of evaluations.
+        keeps_contents: whether this process reads the training data and keeps digests of it.
+        first_note: what to note in the log at the start, if anything.
         stopped: whether the run was asked to stop.
         should_save: says whether the clock asks for a checkpoint; set by the loop, asked on the leader.
         save_due: whether `batches` has ended early for a checkpoint.
@@ -71,6 +75,8 @@ class Session(Protocol):
     stream: SampleStream
     evaluation: SampleStream | None
     is_leader: bool = True
+    keeps_contents: bool = True
+    first_note: str = ""
     stopped: bool = False
     should_save: Callable[[], bool] = staticmethod(lambda: False)
     save_due: bool = False
@@ -133,6 +139,8 @@ class _Loop:
         self._log.event("start", trainer.step, f"training from step {trainer.step:,} to {total:,}")
         with self._log:
             session.start()
+            if session.first_note:
+                self._log.note(trainer.step, session.first_note)
             while trainer.step < total and not session.finished:
                 self._train_until(self._next_pause())
                 if session.stopped:
@@ -162,6 +170,7 @@ class _Loop:
             row_bytes=row_bytes,
             row_counts=self._log.row_counts,
             pruning=trainer.collection.source.report(),
+            note=session.first_note,
         )
 
     def _train_until(self, step: int) -> None:
@@ -206,9 +215,10 @@ class _Loop:
         if self._folder is None:
             return
         stream, checkpoints = self._session.stream, self._folder / CHECKPOINTS
-        facts = {"samples_per_epoch": stream.num_samples, "data": stream.fingerprint}
         with self._log.monitor.saving(self._trainer.step):
-            self._session.save(checkpoints, facts)
+            self._session.save(checkpoints, data_facts(stream))
+        if self._session.keeps_contents:
+            write_contents(self._folder, stream)
         self._saved_at = time.monotonic()
         self._log.event(
             "checkpoint", self._trainer.step, f"saved a checkpoint of step {self._trainer.step:,}"

@@ -8,7 +8,7 @@ samples of one class, is NaN: a metric never ends a training run.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from rowhaul.errors import DataError
+from rowhaul.nn.key_counts import KeyCounts
 
 Labels = npt.NDArray[Any]  # 0 and 1, of any type
 Logits = npt.NDArray[np.floating[Any]]
@@ -25,7 +26,10 @@ _BLOCK = 1 << 20  # samples turned into float64 at a time
 
 @dataclass(frozen=True)
 class MetricValues:
-    """Metrics over ``num_samples`` samples; ``note`` says why one of them is NaN."""
+    """Metrics over ``num_samples`` samples; ``note`` says why one of them is NaN.
+
+    ``unknown_keys`` is the share of ids that were never trained, None where it is not known (pruned rows).
+    """
 
     auc: float
     log_loss: float
@@ -34,6 +38,8 @@ class MetricValues:
     base_rate: float
     num_samples: int
     note: str = ""
+    unknown_keys: float | None = None
+    unknown_by_feature: dict[str, float] = field(default_factory=dict)
 
 
 class BinaryMetrics:
@@ -42,6 +48,7 @@ class BinaryMetrics:
     def __init__(self) -> None:
         self._labels: list[npt.NDArray[np.uint8]] = []
         self._logits: list[npt.NDArray[np.float32]] = []
+        self.keys = KeyCounts()
 
     def update(self, labels: torch.Tensor | npt.ArrayLike, logits: torch.Tensor | npt.ArrayLike) -> None:
         """Add one batch: as many labels (0 or 1) as logits, of any shape."""
@@ -65,6 +72,8 @@ class BinaryMetrics:
             base_rate=_base_rate(labels),
             num_samples=len(labels),
             note=_undefined_because(labels, logits),
+            unknown_keys=self.keys.share,
+            unknown_by_feature=self.keys.shares,
         )
 
 

@@ -14,6 +14,7 @@ from rowhaul._files import whole
 from rowhaul.data.columns import check_present
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError, DataError
+from rowhaul.nn.key_counts import KeyCounts
 from rowhaul.train.loading import load_trained
 from rowhaul.train.trainer import Progress
 
@@ -30,10 +31,11 @@ def predict_file(
     on_unknown: str | None = None,
     overwrite: bool = False,
     progress: Progress = lambda done, total: None,
+    keys: KeyCounts | None = None,
 ) -> int:
     """Write one click probability per sample of ``data``, in order; returns how many.
 
-    ``keep`` names columns of the data to copy beside the scores.
+    ``keep`` names columns of the data to copy beside the scores; ``keys`` counts ids never trained.
     """
     out = Path(out)
     if out.exists() and not overwrite:
@@ -46,7 +48,7 @@ def predict_file(
     schema = kept.schema.append(pa.field(SCORE, pa.float32(), nullable=False))
     done = 0
     with whole(out) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-        for _, logits in trainer.score(stream, progress):
+        for _, logits in trainer.score(stream, progress, keys):
             scores = pa.array(torch.sigmoid(logits).to(torch.float32).numpy())
             columns = kept.take(len(scores)).columns if keep else []
             writer.write_table(pa.table([*columns, scores], schema=schema))

@@ -22,12 +22,12 @@ from rowhaul.train.config import TrainConfig
 from rowhaul.train.log import TrainingLog
 from rowhaul.train.loop import Listener, RunResult, ShouldStop
 from rowhaul.train.metrics import MetricValues
+from rowhaul.train.run_data import check_same_data, read_contents
 from rowhaul.train.run_folder import (
     CHECKPOINTS,
     begin_folder,
     check_new_folder,
     check_same_config,
-    check_same_data,
 )
 from rowhaul.train.trainer import Trainer
 
@@ -66,11 +66,13 @@ def train_run(
     reader = _restore(trainer, folder) if folder and resume else None
     stream, evaluation = open_streams(config, schema, data, eval_data, trainer.samples)
     trainer.expect(stream, evaluation)
-    if reader is not None:
-        check_same_data(reader, stream)
+    extended = check_same_data(reader, stream, config) if reader is not None else ""
+    if folder and reader is not None:
+        read_contents(folder, stream, verify=True)
     if folder:
-        begin_folder(folder, config, schema)
+        begin_folder(folder, config, schema, data, eval_data)
     with _Alone(trainer, stream, evaluation, folder, should_stop, monitor) as session:
+        session.first_note = extended
         return loop.train(session, folder, listener)
 
 

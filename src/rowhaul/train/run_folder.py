@@ -4,6 +4,7 @@
 
     run/
       config.yaml  schema.yaml     what was trained, on what
+      data.yaml  contents.json     the files, see `rowhaul.train.run_data`
       metrics.jsonl                one line every ``log_every`` steps and for each evaluation
       tensorboard/                 the same for TensorBoard
       checkpoints/step-000001000/  see `rowhaul.checkpoint.layout`
@@ -14,13 +15,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
-from rowhaul.checkpoint import CheckpointReader
 from rowhaul.checkpoint.layout import finished_checkpoints, remove_unfinished
 from rowhaul.data.schema import SCHEMA_FILE, Schema
-from rowhaul.data.stream import SampleStream
-from rowhaul.errors import CheckpointError, ConfigError
+from rowhaul.errors import ConfigError
 from rowhaul.train.config import TrainConfig
+from rowhaul.train.run_data import remember_data
 
 CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
@@ -53,24 +54,16 @@ def check_same_config(folder: Path, config: TrainConfig, schema: Schema) -> None
                 f"{folder} was trained with {name} = {value!r}, now it is {now[name]!r}; resume with the "
                 "same value, or start a new run in another --out"
             )
-    if Schema.read(folder / SCHEMA_FILE) != schema:
+    if Schema.read(folder / SCHEMA_FILE).as_parquet() != schema.as_parquet():
         raise ConfigError(f"{folder} was trained with another schema; resume on the same data")
 
 
-def check_same_data(reader: CheckpointReader, stream: SampleStream) -> None:
-    """Refuse to resume a checkpoint on other files than it was trained on."""
-    if reader.facts["data"] != stream.fingerprint:
-        raise CheckpointError(
-            f"{reader.path} was trained on other files ({reader.facts['samples_per_epoch']:,} samples an "
-            f"epoch, now {stream.num_samples:,}); resume on the same files, in the same order"
-        )
-
-
-def begin_folder(folder: Path, config: TrainConfig, schema: Schema) -> None:
+def begin_folder(folder: Path, config: TrainConfig, schema: Schema, data: Any, eval_data: Any) -> None:
     """Create a run's folder; call it last, so that bad settings or data leave nothing behind."""
     folder.mkdir(parents=True, exist_ok=True)
     config.write(folder / CONFIG_FILE)
     schema.write(folder / SCHEMA_FILE)
+    remember_data(folder, data, eval_data)
 
 
 def drop_old_checkpoints(checkpoints: Path, keep: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from rowhaul._id_kinds import kind_facts, kinds_in
 from rowhaul.checkpoint import CheckpointReader, CheckpointWriter, ShardWriter
 from rowhaul.errors import CheckpointError
 from rowhaul.nn import EmbeddingBagCollection
@@ -61,7 +62,7 @@ def save_dense(trainer: Trained, writer: CheckpointWriter | ShardWriter) -> dict
         "step": trainer.step,
         "samples": trainer.samples,
         "threads": torch.get_num_threads(),
-        "key_kinds": trainer.key_kinds,
+        **kind_facts(trainer.key_kinds),
         "model": trainer.model_name,
         "row_optimizer": trainer.collection.optimizer.name,
         "row_steps": [trainer.step],
@@ -94,7 +95,7 @@ def restore_dense(trainer: Trained, reader: CheckpointReader) -> None:
     trainer.count_row_steps(reader.facts["row_steps"][0])
     torch.set_rng_state(random["torch"])
     trainer.step, trainer.samples = reader.facts["step"], reader.facts["samples"]
-    trainer.key_kinds = reader.facts["key_kinds"]
+    trainer.key_kinds = kinds_in(reader.facts)
 
 
 def _table_names(collection: EmbeddingBagCollection) -> list[str]:

@@ -11,11 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from rowhaul._id_kinds import HEX, INTEGER, TEXT, join_kinds
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import DataError, RowhaulError
 from rowhaul.nn import Batch, EmbeddingBagCollection, EmbeddingBagConfig, RowOptimizer
+from rowhaul.nn.key_counts import KeyCounts
+from rowhaul.nn.local_rows import TableRows
 from rowhaul.nn.models import RecommendationModel, build_model
 from rowhaul.train.config import RateSchedule, TrainConfig
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
@@ -23,6 +26,9 @@ from rowhaul.train.row_lifecycle import RowLifecycle
 
 Progress = Callable[[int, int], None]
 """Called with the samples done and all there are."""
+
+
+_TYPES = {INTEGER: "integer", TEXT: "string", HEX: "hex"}  # of a schema, by kind of ids
 
 
 class DivergedError(RowhaulError):
@@ -47,7 +53,7 @@ class Trainer:
         self.step = 0  # steps taken
         self.samples = 0  # samples consumed
         self.total_steps = 0  # when known, what the learning rates decay towards
-        self.key_kinds: dict[str, str] = {}  # "integer" or "text", as trained on
+        self.key_kinds: dict[str, str] = {}  # of the ids trained on, see `rowhaul._id_kinds`
         self.policies = config.row_policies([one.name for one in self.collection.embedding_bag_configs()])
         self.lifecycle: RowLifecycle | None = None  # where policies admit and drop rows
         if not all(one.keeps_all for one in self.policies):
@@ -118,18 +124,27 @@ class Trainer:
     def evaluate(self, stream: SampleStream, progress: Progress = lambda done, total: None) -> MetricValues:
         """Metrics over a stream; the state of training is left as it was, to the bit."""
         metrics = BinaryMetrics()
-        for batch, logits in self.score(stream, progress):
+        for batch, logits in self.score(stream, progress, metrics.keys):
             assert batch.labels is not None
             metrics.update(batch.labels, logits)
         return metrics.compute()
 
     def score(
-        self, stream: SampleStream, progress: Progress = lambda done, total: None
+        self,
+        stream: SampleStream,
+        progress: Progress = lambda done, total: None,
+        keys: KeyCounts | None = None,
     ) -> Iterator[tuple[Batch, Tensor]]:
-        """Yield (batch, logits) over a stream without learning anything from it."""
+        """Yield (batch, logits) over a stream without learning anything from it.
+
+        ``keys`` counts the ids read, and those never trained; pruned rows cannot be told from those.
+        """
         self.check_keys(stream)
         was_training, done = self.model.training, 0
         self.model.eval()
+        rows = self.collection.source
+        if isinstance(rows, TableRows):
+            rows.key_counts = keys
         try:
             with torch.no_grad():
                 for samples in stream:
@@ -139,15 +154,18 @@ class Trainer:
                     progress(done, stream.num_samples)
         finally:
             self.model.train(was_training)
+            if isinstance(rows, TableRows):
+                rows.key_counts = None
 
     def check_keys(self, stream: SampleStream) -> None:
         """Refuse ids of another type than those trained on: they would all be unknown keys."""
         for name, kind in stream.key_kinds.items():
             trained = self.key_kinds.setdefault(name, kind)
-            if kind != trained:
+            if join_kinds(kind, trained) is None:
                 raise DataError(
                     f"{stream.files[0]}: id column {name!r} holds {kind} ids, but the model was trained on "
-                    f"{trained} ids, which are different keys; write it with the type it had in training"
+                    f"{trained} ids, which are different keys; write it with the type it had in training "
+                    f"(from CSV: prepare it with `type: {_TYPES[trained]}` in the schema)"
                 )
 
     def expect(self, stream: SampleStream, evaluation: SampleStream | None) -> None:

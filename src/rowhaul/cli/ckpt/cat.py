@@ -75,6 +75,7 @@ class Found(NamedTuple):
 
 
 def _search(reader: CheckpointReader, keys: list[str], tables: list[str], raw: bool, quiet: bool) -> Found:
+    from rowhaul._id_kinds import HEX
     from rowhaul.checkpoint.finding import find_rows
     from rowhaul.cli.ckpt.keys import meant, readings
     from rowhaul.export.export import ids_of_tables
@@ -92,7 +93,10 @@ def _search(reader: CheckpointReader, keys: list[str], tables: list[str], raw: b
                 for reading in readings(typed):
                     if reading.key in records:
                         hit = Hit(name, reading, records[reading.key])
-                        (found.hits if reading in asked else found.near).append(hit)
+                        if reading in asked:
+                            found.hits.append(hit)
+                        elif reading.kind != HEX:
+                            found.near.append(hit)
     return found
 
 
@@ -101,7 +105,7 @@ def _print(
 ) -> None:
     for hit in found.hits:
         key = f"key {hit.reading.key}"
-        say(f"{hit.table}: {hit.reading} ({key})" if hit.reading.kind == "text" else f"{hit.table}: {key}")
+        say(f"{hit.table}: {hit.reading} ({key})" if hit.reading.kind != "integer" else f"{hit.table}: {key}")
         say(f"  values {_values(hit.row)}")
         for name, note in hit.row.notes.items():
             say(f"  {name} {note}")
@@ -118,8 +122,8 @@ def _print(
 
 def _explained(hit: Hit) -> str:
     if hit.reading.kind == "integer":
-        return "its ids are text, so this is a stored key; add --raw to see it"
-    return "its ids are integers, so this may be the key of another id"
+        return "its ids are not integers, so this is a stored key; add --raw to see it"
+    return "its ids are not text, so this may be the key of another id"
 
 
 def _values(row: FoundRow) -> str:

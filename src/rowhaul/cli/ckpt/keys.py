@@ -1,18 +1,19 @@
 """Keys as a person types them, and the stored keys that they may stand for.
 
-Integer ids are their own key, text ids are hashed; the integer 7 and the text "7" are different keys. Which
-of the two a table was trained on is usually known; if it is not, both are looked up.
+Integer and hexadecimal ids are their own key, text ids are hashed; the integer 7 and the text "7" are
+different keys. Which of them a table was trained on is usually known; if not, integer and text are looked up.
 """
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from rowhaul._id_kinds import HEX, INTEGER, TEXT
 from rowhaul.data.keys import hash_string
 from rowhaul.errors import ConfigError
 
-INTEGER, TEXT = "integer", "text"
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
@@ -20,15 +21,15 @@ class Reading(NamedTuple):
     """One way to read a typed key."""
 
     typed: str
-    kind: str  # "integer" or "text"
+    kind: str  # see `rowhaul._id_kinds`
     key: int
 
     def __str__(self) -> str:
-        return f"the integer {self.key}" if self.kind == INTEGER else f"the text {self.typed!r}"
+        return f"the integer {self.key}" if self.kind == INTEGER else f"the {self.kind} {self.typed!r}"
 
 
 def readings(typed: str) -> list[Reading]:
-    """All ways to read a key: as an integer if it is one, and as text."""
+    """All ways to read a key: as an integer or a hexadecimal number if it is one, and as text."""
     if typed.startswith("--"):
         raise ConfigError(f"no such option: {typed} (see `rowhaul ckpt cat --help`)")
     found = []
@@ -39,6 +40,9 @@ def readings(typed: str) -> list[Reading]:
     else:
         if _LEAST <= number <= _MOST:
             found.append(Reading(typed, INTEGER, number))
+    if 0 < len(typed) <= 16 and set(typed) <= set(string.hexdigits):
+        number = int(typed, 16)
+        found.append(Reading(typed, HEX, number - (1 << 64) if number >> 63 else number))
     return [*found, Reading(typed, TEXT, hash_string(typed))]
 
 
@@ -46,7 +50,7 @@ def meant(typed: str, kinds: Sequence[str], raw: bool) -> list[Reading]:
     """The readings that fit a table of these kinds of ids; no kinds: unknown."""
     if raw:
         return [reading for reading in readings(typed) if reading.kind == INTEGER]
-    return [reading for reading in readings(typed) if not kinds or reading.kind in kinds]
+    return [reading for reading in readings(typed) if reading.kind in (kinds or (INTEGER, TEXT))]
 
 
 def check_raw(typed: Iterable[str]) -> None:

@@ -50,6 +50,7 @@ def merge_into_folder(sources: Sequence[CheckpointReader], to: Path, progress: P
     from rowhaul.checkpoint.merging import merge as merge_checkpoints
     from rowhaul.checkpoint.opening import run_of
     from rowhaul.data.schema import SCHEMA_FILE
+    from rowhaul.train.run_data import DATA_FILE
     from rowhaul.train.run_folder import CHECKPOINTS, CONFIG_FILE
 
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
@@ -65,6 +66,8 @@ def merge_into_folder(sources: Sequence[CheckpointReader], to: Path, progress: P
         merged = merge_checkpoints(sources, folder / place, progress)
         for name in (CONFIG_FILE, SCHEMA_FILE):
             shutil.copyfile(run / name, folder / name)
+        if (run / DATA_FILE).is_file():
+            shutil.copyfile(run / DATA_FILE, folder / DATA_FILE)
     return replace(merged, path=to / place)
 
 
@@ -84,5 +87,5 @@ def _print(merged: Merged, sources: Sequence[CheckpointReader], to: Path) -> Non
     rule += f"{merged.left_out} " if merged.left_out else ""
     text = f"{rule}{dense}Merged into {merged.path}"
     if merged.path != to:
-        text += f"\nNext: rowhaul evaluate {to} --data …, or rowhaul train --resume --out {to} --data …"
+        text += f"\nNext: rowhaul evaluate {to} --data …, or rowhaul train --resume --out {to}"
     say(text)

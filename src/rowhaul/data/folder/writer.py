@@ -39,6 +39,7 @@ from rowhaul.data.folder.files import (
     write_json,
     writing,
 )
+from rowhaul.data.origins import with_note
 from rowhaul.data.schema import SCHEMA_FILE, Schema
 from rowhaul.errors import ConfigError, DataError
 
@@ -158,7 +159,7 @@ class FolderWriter:
                 batch = chunk.batch.slice(min(max(self.rows - rows_seen, 0), chunk.batch.num_rows))
                 while batch.num_rows:
                     with writing(self.folder):
-                        part = part or PartWriter(self.folder, part_name(len(self._parts)), batch.schema)
+                        part = part or self._begin_part(batch.schema)
                         piece = batch.slice(0, ROWS_PER_PART - part.rows)
                         batch = batch.slice(piece.num_rows)
                         part.write(piece)
@@ -181,6 +182,9 @@ class FolderWriter:
         finally:
             if part:
                 part.discard()
+
+    def _begin_part(self, found: pa.Schema) -> PartWriter:
+        return PartWriter(self.folder, part_name(len(self._parts)), with_note(found, self._schema))
 
     def finish(self, facts: dict[str, Any]) -> dict[str, Any]:
         """Hold out the test rows and mark the folder complete; returns the manifest.

@@ -26,18 +26,17 @@ _FEATURES = (
 def open_avazu(inputs: Sequence[Path], options: Options) -> TextSource:
     """``train`` or ``test``; the time YYMMDDHH becomes the hour of the day, 0 to 23."""
     files = [TextFile(path) for path in inputs]
-    labelled = "click" in split_header(first_line(files[0]).text, ",")
+    labelled = "click" in split_header(first_line(files[0]).text, ",", files[0])
     fields = {"click": Field("click", "label")} if labelled else {}
     fields |= {name: Field(name, "hex" if name in _HEX else "integer") for name in _FEATURES}
     schema = Schema(
         label=LabelColumn("click") if labelled else None,
         dense=(),
-        ids=tuple(IdColumn(name) for name in _FEATURES),
+        ids=tuple(IdColumn(name, type=fields[name].kind) for name in _FEATURES),
     )
     return TextSource(
         tuple(with_header(file, fields) for file in files),
         schema,
-        string_features=(),
         make_derive=lambda seed: _hour_of_day,
     )
 

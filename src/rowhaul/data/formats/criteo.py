@@ -44,10 +44,10 @@ def open_kaggle(inputs: Sequence[Path], options: Options) -> TextSource:
     schema = Schema(
         label=LabelColumn("label") if labelled else None,
         dense=tuple(DenseColumn(name, transform="log1p") for name in _COUNTS),
-        ids=tuple(IdColumn(name) for name in _TOKENS),
+        ids=tuple(IdColumn(name, type="hex") for name in _TOKENS),
     )
     layout = TextLayout(fields(**columns))
-    return TextSource(tuple(without_header(file, layout) for file in files), schema, string_features=())
+    return TextSource(tuple(without_header(file, layout) for file in files), schema)
 
 
 def open_terabyte(inputs: Sequence[Path], options: Options) -> TextSource:
@@ -60,13 +60,12 @@ def open_search(inputs: Sequence[Path], options: Options) -> TextSource:
     schema = Schema(
         label=LabelColumn("Sale"),
         dense=tuple(DenseColumn(name, "log1p") for name in _SEARCH_NUMBERS),
-        ids=tuple(IdColumn(name) for name in _SEARCH_IDS),
+        ids=tuple(IdColumn(name, type="string") for name in _SEARCH_IDS),
     )
     layout = TextLayout(fields(**_SEARCH_COLUMNS), missing="-1")
     return TextSource(
         tuple(without_header(TextFile(path), layout) for path in inputs),
         schema,
-        string_features=schema.features,
         time_column="click_timestamp",
     )
 

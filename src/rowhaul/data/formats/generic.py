@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from rowhaul.data.formats.guessing import guess_integers
 from rowhaul.data.formats.header import with_header
 from rowhaul.data.formats.source import Options, TextInput, TextSource, written_schema
 from rowhaul.data.schema import CsvLayout, Schema
@@ -17,23 +19,41 @@ def open_csv(inputs: Sequence[Path], options: Options) -> TextSource:
     """CSV files with the columns of ``options.schema``; others are skipped."""
     schema = options.schema
     assert schema is not None  # the registry asks for it
-    fields = _fields(schema)
+    opened = tuple(_input(path, schema, _fields(schema)) for path in inputs)
+    integers = guess_integers(opened)
+    guessed = {
+        column.name: "integer" if column.name in integers else "string"
+        for column in schema.ids
+        if column.type == "auto"
+    }
     return TextSource(
-        tuple(_input(TextFile(path), schema, fields) for path in inputs),
-        written_schema(schema),
-        string_features=tuple(column.name for column in schema.ids if column.type == "string"),
+        tuple(_with_types(one, guessed) for one in opened),
+        written_schema(schema, guessed),
+        guessed_types=guessed,
     )
 
 
 def _fields(schema: Schema) -> dict[str, Field]:
+    """The fields to read; a column whose type is open is one of plain integers, until it is known better."""
     fields = [Field(schema.label.name, "label")] if schema.label else []
     fields += [Field(column.name, "number") for column in schema.dense]
-    fields += [Field(column.name, column.type, column.separator or "") for column in schema.ids]
+    for column in schema.ids:
+        kind = "plain" if column.type == "auto" else column.type
+        fields.append(Field(column.name, kind, column.separator or ""))
     return {field.name: field for field in fields}
 
 
-def _input(file: TextFile, schema: Schema, fields: dict[str, Field]) -> TextInput:
+def _with_types(one: TextInput, guessed: Mapping[str, str]) -> TextInput:
+    fields = tuple(
+        replace(field, kind="string") if guessed.get(field.name) == "string" else field
+        for field in one.layout.fields
+    )
+    return replace(one, layout=replace(one.layout, fields=fields))
+
+
+def _input(path: Path, schema: Schema, fields: dict[str, Field]) -> TextInput:
     csv = schema.csv or CsvLayout()
+    file = TextFile(path, encoding=csv.encoding)
     positive_from = schema.label.positive_from if schema.label else None
     if not 1 <= len(csv.delimiter.encode()) <= 8 or '"' in csv.delimiter or "\n" in csv.delimiter:
         raise DataError(f"csv: the delimiter must be 1 to 8 bytes without quotes, got {csv.delimiter!r}")

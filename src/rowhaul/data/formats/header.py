@@ -30,7 +30,7 @@ def with_header(
 ) -> TextInput:
     """A file whose first line, or ``names``, names its columns; those not in ``fields`` are skipped."""
     line = first_line(file)
-    found = split_header(line.text, delimiter) if names is None else names
+    found = split_header(line.text, delimiter, file) if names is None else names
     for name in fields:
         check_present(name, found, file if names is None else "csv: `columns`")
     layout = TextLayout(
@@ -43,9 +43,15 @@ def with_header(
     return TextInput(file, layout, Place(line.next_start, 2) if names is None else Place(line.start, 1))
 
 
-def split_header(line: bytes, delimiter: str) -> list[str]:
-    """Cut a header line; spaces around a name do not belong to it."""
-    text = line.decode("utf-8", errors="replace")
+def split_header(line: bytes, delimiter: str, file: TextFile) -> list[str]:
+    """Cut a file's header line; spaces around a name do not belong to it."""
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError:
+        raise DataError(
+            f"{file}, line 1: the names of the columns are not valid {file.encoding}; name the encoding in "
+            "the schema (csv: encoding: ...)"
+        ) from None
     if len(delimiter) > 1:
         return [name.strip() for name in text.split(delimiter)]
     try:

@@ -41,11 +41,11 @@ def open_movielens(inputs: Sequence[Path], options: Options) -> TextSource:
             _need(files, "movies.csv", path), dict(zip(("movieId", "title", "genres"), _MOVIE, strict=True))
         )
     sides = [(movies, "movie", "movie"), *([(users, "user", "user")] if users else [])]
-    features = ("user", "movie", *(one.name for one in (_USER[1:] if users else ())), "genres")
+    columns = (*_RATING[:2], *(_USER[1:] if users else ()), _MOVIE[-1])
+    ids = tuple(IdColumn(one.name, type=one.kind) for one in columns)
     return TextSource(
         (ratings,),
-        Schema(label=LabelColumn("liked"), dense=(), ids=tuple(IdColumn(name) for name in features)),
-        string_features=("gender", "zip", "genres") if users else ("genres",),
+        Schema(label=LabelColumn("liked"), dense=(), ids=ids),
         make_derive=lambda seed: make_join(sides, seed),
         time_column="time",
         side_files=() if path.is_file() else tuple(side.file.path for side, *_ in sides),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rowhaul.data.columns import Mask, check_columns, decode_ids, dense_numbers, is_list, label_numbers
+from rowhaul._id_kinds import TEXT
+from rowhaul.data.columns import (
+    Mask,
+    check_columns,
+    decode_ids,
+    dense_numbers,
+    id_kind,
+    is_list,
+    label_numbers,
+)
 from rowhaul.data.folder.writer import Chunk
 from rowhaul.data.formats.source import Options, written_schema
+from rowhaul.data.origins import TYPE_OF_KIND, Origins
 from rowhaul.data.parquet import naming
-from rowhaul.data.schema import Schema
+from rowhaul.data.schema import IdColumn, Schema
 from rowhaul.data.text.layout import nullable
 from rowhaul.data.text.reader import ROWS_AT_ONCE, BadLines
 from rowhaul.errors import DataError
@@ -26,11 +36,30 @@ def open_parquet(inputs: Sequence[Path], options: Options) -> ParquetSource:
     schema = options.schema
     assert schema is not None  # the registry asks for it
     kinds: dict[str, tuple[str, Path]] = {}
+    origins, is_text = Origins(), set()
     for path in inputs:
         with naming(path), pq.ParquetFile(path) as file:
-            check_columns(file.schema_arrow, schema, schema.label is not None, path, kinds)
-    strings = tuple(name for name in schema.features if name in kinds and kinds[name][0] == "text")
-    return ParquetSource(tuple(inputs), schema, strings)
+            found = file.schema_arrow
+        check_columns(found, schema, schema.label is not None, path, kinds, origins.of(found, path))
+        is_text |= {name for name in schema.features if id_kind(found.field(name).type) == TEXT}
+    types = {name: TYPE_OF_KIND[kind] for name, (kind, _) in kinds.items() if kind in TYPE_OF_KIND}
+    for column in schema.ids:
+        _check_type(column, types, inputs[0])
+    strings = tuple(name for name in schema.features if name in is_text)
+    return ParquetSource(tuple(inputs), schema, written_schema(schema, types), strings)
+
+
+def _check_type(column: IdColumn, types: dict[str, str], path: Path) -> None:
+    """Refuse a type that text would have been read as and this column is not; integers may be of hex ids."""
+    found = types.get(column.name, column.type)
+    if column.type == "hex" and found == "integer":
+        types[column.name] = "hex"
+    elif column.type not in ("auto", found):
+        raise DataError(
+            f"{path}: the schema says `type: {column.type}` of id column {column.name!r}, which holds "
+            f"{found} ids, so its keys would not be those of a CSV file read with this schema; leave out "
+            "`type`, or write the column with that type"
+        )
 
 
 @dataclass(frozen=True)
@@ -39,12 +68,13 @@ class ParquetSource:
 
     files: tuple[Path, ...]
     described_by: Schema
+    schema: Schema
     string_features: tuple[str, ...]
 
     @property
-    def schema(self) -> Schema:
+    def guessed_types(self) -> Mapping[str, str]:
         """See `Source`."""
-        return written_schema(self.described_by)
+        return {}
 
     def chunks(self, position: dict[str, Any] | None, bad_lines: BadLines, seed: int = 0) -> Iterator[Chunk]:
         """See `Source`."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +32,10 @@ class Source(Protocol):
     @property
     def string_features(self) -> Sequence[str]:
         """The id features whose keys are hashes."""
+
+    @property
+    def guessed_types(self) -> Mapping[str, str]:
+        """Types of id features that the schema leaves open, by the first rows."""
 
     def chunks(self, position: dict[str, Any] | None, bad_lines: BadLines, seed: int = 0) -> Iterator[Chunk]:
         """The chunks behind ``position``; ``seed`` other than 0 hashes strings independently."""
@@ -77,10 +81,15 @@ class TextSource:
 
     inputs: tuple[TextInput, ...]
     schema: Schema
-    string_features: tuple[str, ...]
     make_derive: Callable[[int], Derive] | None = None
     time_column: str | None = None
     side_files: tuple[Path, ...] = ()
+    guessed_types: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def string_features(self) -> tuple[str, ...]:
+        """See `Source`."""
+        return tuple(column.name for column in self.schema.ids if column.type == "string")
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -119,8 +128,13 @@ class TextSource:
         return batch.filter(pa.array(~bad.mask))
 
 
-def written_schema(schema: Schema) -> Schema:
-    """The schema of the chunks made from text or Parquet that ``schema`` describes."""
+def written_schema(schema: Schema, types: Mapping[str, str]) -> Schema:
+    """The schema of the chunks made from text or Parquet that ``schema`` describes.
+
+    ``types`` are those of the ids as they were read.
+    """
     label = replace(schema.label, positive_from=None) if schema.label else None
-    ids = tuple(replace(column, type="string", separator=None) for column in schema.ids)
+    ids = tuple(
+        replace(column, type=types.get(column.name, column.type), separator=None) for column in schema.ids
+    )
     return Schema(label=label, dense=schema.dense, ids=ids)

@@ -34,9 +34,8 @@ def open_taobao(inputs: Sequence[Path], options: Options) -> TextSource:
         Schema(
             label=LabelColumn("clk"),
             dense=(DenseColumn("price", "log1p"),),
-            ids=tuple(IdColumn(name) for name in features),
+            ids=tuple(IdColumn(name, type="string" if name == "pid" else "integer") for name in features),
         ),
-        string_features=("pid",),
         make_derive=lambda seed: make_join(sides, seed),
         time_column="time_stamp",
         side_files=(profiles.file.path, ads.file.path),

@@ -67,7 +67,7 @@ class LogGenerator:
         return Schema(
             label=LabelColumn(self.preset.label),
             dense=tuple(DenseColumn(dense.name, dense.transform) for dense in self.preset.dense),
-            ids=tuple(IdColumn(field.name) for field in self.preset.ids),
+            ids=tuple(IdColumn(field.name, type=field.naming.type) for field in self.preset.ids),
         )
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,8 @@ _UPPER_CASE = _digit_table(b"0123456789ABCDEF")
 class Naming(ABC):
     """Turns ranks into keys and tokens."""
 
+    type: ClassVar[str] = "integer"  # of an id column in a schema
+
     @abstractmethod
     def keys(self, ranks: Ranks) -> Keys:
         """The key of every rank."""
@@ -47,6 +50,7 @@ class Naming(ABC):
 class HexTokens(Naming):
     """Eight hexadecimal digits, as in Criteo and Avazu: a bijection of 32 bits that hides the rank."""
 
+    type: ClassVar[str] = "hex"
     column: str
 
     def keys(self, ranks: Ranks) -> Keys:
@@ -101,6 +105,7 @@ class Listed(Naming):
 class Digests(Naming):
     """32 upper-case hexadecimal digits, as in Criteo Sponsored Search."""
 
+    type: ClassVar[str] = "string"
     column: str
 
     def keys(self, ranks: Ranks) -> Keys:
@@ -118,6 +123,7 @@ class Digests(Naming):
 class Words(Naming):
     """A small vocabulary, the most popular first."""
 
+    type: ClassVar[str] = "string"
     words: tuple[str, ...]
 
     def keys(self, ranks: Ranks) -> Keys:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import zipfile
 import zlib
 from collections.abc import Generator, Iterator
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
+from rowhaul.data.text.encodings import Utf8Stream, is_utf8_name
 from rowhaul.errors import DataError
 
 BLOCK_BYTES = 1 << 20
@@ -25,24 +27,32 @@ class TextFile:
 
     path: Path
     member: str = ""
+    encoding: str = "utf-8"
 
     def __str__(self) -> str:
         return f"{self.path}: {self.member}" if self.member else str(self.path)
 
     @contextmanager
     def open(self) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-        """The decompressed stream, and the stored one under it."""
-        with self._explained(), self.path.open("rb") as stored:
-            if self.member:
-                with zipfile.ZipFile(stored) as archive, archive.open(self.member) as stream:
-                    yield stream, stored
-            elif stored.read(2) == _GZIP_MAGIC:
-                stored.seek(0)
-                with gzip.GzipFile(fileobj=stored) as stream:
-                    yield cast(IO[bytes], stream), stored
+        """The decompressed stream, as UTF-8, and the stored one under it."""
+        with self._explained(), self.path.open("rb") as stored, self._decompressed(stored) as stream:
+            if is_utf8_name(self.encoding):
+                yield stream, stored
             else:
-                stored.seek(0)
-                yield stored, stored
+                yield io.BufferedReader(Utf8Stream(stream, self.encoding), BLOCK_BYTES), stored
+
+    @contextmanager
+    def _decompressed(self, stored: IO[bytes]) -> Iterator[IO[bytes]]:
+        if self.member:
+            with zipfile.ZipFile(stored) as archive, archive.open(self.member) as stream:
+                yield stream
+        elif stored.read(2) == _GZIP_MAGIC:
+            stored.seek(0)
+            with gzip.GzipFile(fileobj=stored) as stream:
+                yield cast(IO[bytes], stream)
+        else:
+            stored.seek(0)
+            yield stored
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -81,10 +91,19 @@ def first_line(file: TextFile) -> FirstLine:
     return FirstLine(text[start:].rstrip(b"\r\n"), start, len(text))
 
 
+def _go_to(stream: IO[bytes], offset: int) -> int:
+    if stream.seekable():
+        return stream.seek(offset)
+    passed = 0
+    while passed < offset and (block := stream.read(min(BLOCK_BYTES, offset - passed))):
+        passed += len(block)
+    return passed
+
+
 def read_blocks(file: TextFile, offset: int) -> Generator[tuple[bytes, int], None, None]:
     """The decompressed bytes from ``offset`` on, each block with the number of stored bytes used so far."""
     with file.open() as (stream, stored):
-        if stream.seek(offset) != offset:
+        if _go_to(stream, offset) != offset:
             raise DataError(f"{file} has fewer than {offset:,} bytes; it was longer when this began")
         while block := stream.read(BLOCK_BYTES):
             yield block, stored.tell()

@@ -12,16 +12,18 @@ from rowhaul._kernels import kernel
 from rowhaul._memory import load8
 from rowhaul.data.keys import xxh64
 
-# What a column is.
-SKIP, LABEL, NUMBER, COUNT, INTEGER, HEX, STRING = range(7)
+# What a column is. A PLAIN integer is written in the only way that an int64 is printed; a CHECKED string is
+# checked to be UTF-8, which others are known to be. Ids come last, strings at the end.
+SKIP, LABEL, NUMBER, COUNT, INTEGER, PLAIN, HEX, STRING, CHECKED = range(9)
 
 # What is wrong with a field or its record.
 FIELD_COUNT, UNCLOSED_QUOTE, TEXT_AFTER_QUOTE, LABEL_MISSING, NOT_LABEL = range(1, 6)
 NOT_NUMBER, NUMBER_TOO_LARGE, NOT_INTEGER, INTEGER_TOO_LARGE, NOT_HEX, HEX_TOO_LONG = range(6, 12)
+NOT_PLAIN, NOT_UTF8 = 12, 13
 
 U = np.uint64
 
-_MINUS, _PLUS, _DOT = 45, 43, 46
+_MINUS, _PLUS, _DOT, _ZERO = 45, 43, 46, 48
 _POWERS_OF_TEN = 10.0 ** np.arange(23)  # those a float64 holds exactly
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 # Looked up, since a branch on digit or letter would be mispredicted half of the time.
@@ -35,9 +37,57 @@ def parse_key(start, stop, kind, seed):
     """The key of one id: its own value, or the hash of a string."""
     if kind == INTEGER:
         return parse_integer(start, stop)
+    if kind == PLAIN:
+        return parse_plain(start, stop)
     if kind == HEX:
         return parse_hex(start, stop)
+    if kind == CHECKED and not is_utf8(start, stop):
+        return NOT_UTF8, 0
     return 0, xxh64(start, stop, seed)
+
+
+@kernel
+def parse_plain(start, stop):
+    """An integer without a plus sign, leading zeros or a negative zero: no two texts have the same value."""
+    first = start + U(load8(start) == _MINUS)
+    if first < stop and (load8(first) == _PLUS or (load8(first) == _ZERO and stop - start > U(1))):
+        return NOT_PLAIN, 0
+    error, value = parse_integer(start, stop)
+    return (NOT_PLAIN, 0) if error != 0 else (0, value)
+
+
+@kernel
+def is_utf8(start, stop):
+    """Whether bytes are valid UTF-8: no overlong forms, surrogates or numbers beyond U+10FFFF."""
+    at = start
+    while at < stop:
+        byte = load8(at)
+        at += U(1)
+        if byte < 0x80:
+            continue
+        low, high = 0x80, 0xBF  # of the second byte
+        if 0xC2 <= byte <= 0xDF:
+            more = 1
+        elif 0xE0 <= byte <= 0xEF:
+            more = 2
+            if byte == 0xE0:
+                low = 0xA0
+            elif byte == 0xED:
+                high = 0x9F
+        elif 0xF0 <= byte <= 0xF4:
+            more = 3
+            if byte == 0xF0:
+                low = 0x90
+            elif byte == 0xF4:
+                high = 0x8F
+        else:
+            return False
+        for _ in range(more):
+            if at >= stop or load8(at) < low or load8(at) > high:
+                return False
+            low, high = 0x80, 0xBF
+            at += U(1)
+    return True
 
 
 @kernel

@@ -14,7 +14,7 @@ from rowhaul.data.text import field_kernels as values
 from rowhaul.data.text.record_kernels import Columns, Layout
 from rowhaul.errors import DataError
 
-_NAMES = ("skip", "label", "number", "count", "integer", "hex", "string")
+_NAMES = ("skip", "label", "number", "count", "integer", "plain", "hex", "string")
 KINDS = {name: getattr(values, name.upper()) for name in _NAMES}
 
 
@@ -79,7 +79,7 @@ def new_columns(layout: Layout, num_rows: int, list_capacity: int) -> Columns:
     kinds, separators = layout.kinds, layout.separators
     padded = num_rows + 72
     num_numbers = int(np.isin(kinds, (values.NUMBER, values.COUNT)).sum())
-    is_id = np.isin(kinds, (values.INTEGER, values.HEX, values.STRING))
+    is_id = kinds >= values.INTEGER
     num_single, num_lists = int((is_id & (separators == 0)).sum()), int((is_id & (separators != 0)).sum())
     list_offsets = np.empty((num_lists, padded + 1), np.int32)
     list_offsets[:, 0] = 0

@@ -6,7 +6,7 @@ file. Every bad record is reported with its file and line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from rowhaul.data.prefetch import prefetch
 from rowhaul.data.text import field_kernels as values
 from rowhaul.data.text import record_kernels as records
 from rowhaul.data.text.blocks import BLOCK_BYTES, TextFile, read_blocks
+from rowhaul.data.text.encodings import Utf8Blocks
 from rowhaul.data.text.layout import TextLayout, arrow_columns, kernel_layout, new_columns
 from rowhaul.errors import BadLineError, DataError
 
@@ -35,7 +36,20 @@ _REASONS = {
     values.HEX_TOO_LONG: "{text} has more than 16 hexadecimal digits",
     values.NOT_LABEL: "{text} is not 0 or 1",
     values.LABEL_MISSING: "the label is missing",
+    values.NOT_UTF8: "{text} is not valid {encoding}; name its encoding in the schema (csv: encoding: ...)",
 }
+
+
+class NotPlainError(DataError):
+    """A column taken for integers holds something else: carries ``column``."""
+
+    def __init__(self, where: str, column: str, text: str) -> None:
+        super().__init__(
+            f"{where}: column {column}: {text} is not a plain integer, as the ids in the first rows are; say "
+            "what they all are: add `type: string` to the column in the schema (then 7 is text, too), or "
+            "`type: integer` (then 007 is 7, and a line with text is bad)"
+        )
+        self.column = column
 
 
 class Place(NamedTuple):
@@ -88,13 +102,16 @@ class BadLines:
 
 def read_text(
     file: TextFile, layout: TextLayout, start: Place, bad_lines: BadLines, seed: int = 0
-) -> Iterator[Rows]:
+) -> Generator[Rows, None, None]:
     """The rows of a file from ``start`` on, at most `ROWS_AT_ONCE` at a time; the last run may be empty.
 
     ``seed`` other than 0 gives string ids an independent hash, for the check for collisions.
     """
     parser = _Parser(file, layout, start, bad_lines, seed)
+    is_utf8 = Utf8Blocks()
     for block, stored_bytes in prefetch(read_blocks(file, start.offset), _BLOCKS_AHEAD):
+        if not is_utf8(block):
+            parser.check_strings()
         parser.append(block)
         while parser.parse(final=False):
             yield parser.take(stored_bytes)
@@ -119,6 +136,11 @@ class _Parser:
         self._cursor = np.zeros(records.CURSOR_SIZE, np.int64)
         self._cursor[records.LINE] = start.line
         self._columns = new_columns(self._kernel_layout, ROWS_AT_ONCE, ROWS_AT_ONCE)
+
+    def check_strings(self) -> None:
+        """From now on, check that string ids are UTF-8."""
+        kinds = self._kernel_layout.kinds
+        kinds[kinds == values.STRING] = values.CHECKED
 
     def append(self, block: bytes) -> None:
         """Move the unfinished record to the front and append ``block``."""
@@ -189,5 +211,9 @@ class _Parser:
             bad = self._buffer[cursor[records.ERROR_START] : cursor[records.ERROR_END]]
             shown = bad.tobytes().decode(errors="replace")
             shown = repr(shown if len(shown) <= 40 else shown[:40] + "…")
-            reason = f"column {self._layout.fields[column].name}: {_REASONS[error].format(text=shown)}"
+            name, line = self._layout.fields[column].name, int(cursor[records.ERROR_LINE])
+            if error == values.NOT_PLAIN:
+                raise NotPlainError(f"{self._file}, line {line:,}", name, shown)
+            why = _REASONS[error].format(text=shown, encoding=self._file.encoding)
+            reason = f"column {name}: {why}"
         self._bad_lines.add(str(self._file), int(cursor[records.ERROR_LINE]), reason)

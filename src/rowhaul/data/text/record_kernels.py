@@ -117,7 +117,7 @@ def parse_records(text, size, final, layout, columns, max_rows, spans, cursor):
             if spans[column, 2] != U(0):
                 stop = _undouble_quotes(start, stop)
                 spans[column, 1] = stop
-            if kind != STRING:
+            if kind < STRING:
                 while start < stop and load8(start) == _SPACE:
                     start += U(1)
                 while start < stop and load8(stop - U(1)) == _SPACE:

@@ -32,11 +32,12 @@ from rowhaul.schedule.arrays import named
 from rowhaul.schedule.settings import differences
 from rowhaul.store.row_format import format_of
 from rowhaul.train import saved_lifetimes, snapshot
+from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed import sidecar
 from rowhaul.train.distributed.cluster_rows import SCHEDULE, ClusterRows, cluster_rows
 from rowhaul.train.distributed.setup import Start
 from rowhaul.train.distributed.training import DistributedTraining
-from rowhaul.train.run_folder import check_same_data
+from rowhaul.train.run_data import check_same_data
 from rowhaul.train.snapshot import Trained
 
 _LIFETIMES = "lifetimes"  # the part of it that is not bound to the cluster
@@ -157,9 +158,9 @@ class Saved:
         rows = self._reader.arrays(f"{_HOT}.safetensors")
         return replace(settings, hot=HotRows(rows["tables"], rows["keys"]))
 
-    def check_same_data(self, stream: SampleStream) -> None:
-        """Refuse other files than those trained on."""
-        check_same_data(self._reader, stream)
+    def check_same_data(self, stream: SampleStream, config: TrainConfig | None = None) -> str:
+        """Refuse other files than those trained on; returns a note on files added at the end."""
+        return check_same_data(self._reader, stream, config)
 
     def load_rows(self, training: DistributedTraining) -> None:
         """Fill this rank's store and cache; every rank does it, after `distribute` and before training."""

@@ -16,6 +16,7 @@ from typing import Any, cast
 from rowhaul.cluster.checks import gather_texts, require_all
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.waiting import ranks_text, within
+from rowhaul.data.contents import FileFacts
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
@@ -44,12 +45,25 @@ class StreamFacts:
     num_batches: int
     fingerprint: str
     key_kinds: dict[str, str]
+    file_facts: list[FileFacts]
 
     @classmethod
     def of(cls, stream: SampleStream) -> StreamFacts:
         """Return the facts of a stream."""
-        same = ("batch_size", "num_samples", "num_batches", "fingerprint", "key_kinds")
+        same = ("batch_size", "num_samples", "num_batches", "fingerprint", "key_kinds", "file_facts")
         return cls([str(stream.files[0])], *(getattr(stream, name) for name in same))
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> StreamFacts:
+        """The inverse of `dataclasses.asdict`."""
+        return cls(**{**given, "file_facts": [FileFacts(**one) for one in given["file_facts"]]})
+
+
+def reading_rank(cluster: Cluster, config: TrainConfig) -> int:
+    """The rank that reads the training data, of those on the host of rank 0."""
+    if config.cluster.data_from == "rank0":
+        return READER
+    return max(next(ranks for ranks in cluster.hosts if 0 in ranks))
 
 
 def schema_for_all(cluster: Cluster, config: TrainConfig, schema: Schema | None) -> Schema:
@@ -98,7 +112,7 @@ def _opened_by_reader(cluster: Cluster, open_here: Callable[[], Streams]) -> Str
         raise error
     if streams is not None:
         return streams
-    training, evaluation = (None if one is None else StreamFacts(**one) for one in facts)
+    training, evaluation = (None if one is None else StreamFacts.from_dict(one) for one in facts)
     # A rank without the files reads only these attributes.
     return cast(SampleStream, training), cast("SampleStream | None", evaluation)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from rowhaul._threads import Future
 from rowhaul.data.samples import Samples
 from rowhaul.nn import Batch
+from rowhaul.nn.key_counts import KeyCounts
 from rowhaul.runtime.layout import CopiedRows
 from rowhaul.runtime.lookups import FlushedRows, FoundRows, RowLookups, Rows, missing_rows
 from rowhaul.train.distributed.gathering import Measured, metrics_of_all, raise_first_error
@@ -50,7 +51,7 @@ def evaluate(
     """
     share = EveryNth(stream, training.runtime.rank, training.settings.topology.num_workers)
     measured = Measured()
-    scored = _scored(training, share, progress)
+    scored = _scored(training, share, progress, measured.keys)
     for number, batch, logits in scored:
         try:
             measured.add(number, batch.labels, logits)
@@ -71,7 +72,7 @@ def score(
     training continues.
     """
     share = EveryNth(stream, training.runtime.rank, training.settings.topology.num_workers)
-    for _, batch, logits in _scored(training, share, progress):
+    for _, batch, logits in _scored(training, share, progress, KeyCounts()):
         yield batch, logits
 
 
@@ -97,14 +98,17 @@ class EveryNth:
 
 
 def _scored(
-    training: DistributedTraining, share: EveryNth, progress: Progress
+    training: DistributedTraining, share: EveryNth, progress: Progress, keys: KeyCounts
 ) -> Generator[tuple[int, Batch, Tensor], None, None]:
-    """Yield this worker's batches with numbers and logits; raise a worker's error on all ranks."""
+    """Yield this worker's batches with numbers and logits; raise a worker's error on all ranks.
+
+    ``keys`` counts the ids that they read.
+    """
     runtime = training.runtime
     flushed, home = training.flushed(), runtime.mover.home
     answers = FlushedRows(home, flushed) if home is not None and flushed is not None else None
     lookups = RowLookups(runtime.rank, training.settings.topology, training.settings.sizes, answers)
-    scoring = _Scoring(training, share, lookups)
+    scoring = _Scoring(training, share, lookups, keys)
     error: Exception | None = None
     done = 0
     try:
@@ -136,11 +140,13 @@ class _Waiting:
 class _Scoring:
     """Runs a worker's model over its share of a stream while the rows of the next batch are pulled."""
 
-    def __init__(self, training: DistributedTraining, share: EveryNth, lookups: RowLookups) -> None:
+    def __init__(
+        self, training: DistributedTraining, share: EveryNth, lookups: RowLookups, keys: KeyCounts
+    ) -> None:
         self.number = 0  # of the current batch
-        self._training, self._share, self._lookups = training, share, lookups
+        self._training, self._share, self._lookups, self._keys = training, share, lookups, keys
         self._given = iter(share)
-        self._pulled = _copied_rows(training)
+        self._pulled = self._copied_rows()
         self._table_of = table_of_feature(training.collection)
 
     def batches(self) -> Iterator[tuple[int, Batch, Tensor, int]]:
@@ -159,6 +165,13 @@ class _Scoring:
             yield waiting.number, batch, logits, waiting.done
             waiting = following
 
+    def _copied_rows(self) -> CopiedRows:
+        collection = self._training.collection
+        rows = self._training.layout.copied_rows(collection.feature_groups)
+        if collection.row_settings is None:  # pruned rows cannot be told from those never trained
+            rows.source.key_counts = self._keys
+        return rows
+
     def _pull_next(self) -> _Waiting | None:
         """Read a batch of this worker and start pulling the rows that it lacks."""
         self.number = self._share.num_batches  # the one that fails if reading does
@@ -166,15 +179,11 @@ class _Scoring:
         if samples is None:
             return None
         if self._pulled.allocated_bytes > KEPT_BYTES:
-            self._pulled = _copied_rows(self._training)
+            self._pulled = self._copied_rows()
         wanted = missing_rows(self._pulled.memory, self._pulled.records_of(_rows_of(samples, self._table_of)))
         lookups = self._lookups
         found = self._training.runtime.in_moves(lambda mover: lookups.exchange(mover.links, wanted))
         return _Waiting(number, samples, self._share.num_samples, self._pulled, found)
-
-
-def _copied_rows(training: DistributedTraining) -> CopiedRows:
-    return training.layout.copied_rows(training.collection.feature_groups)
 
 
 def _rows_of(samples: Samples, table_of: dict[str, int]) -> Rows:

@@ -80,6 +80,9 @@ def metrics_of_all(
             )
     sizes = [(int(batches), int(samples)) for batches, samples in numbers[:, :2]]
     runtime.in_moves(lambda mover: _gather(mover.links, runtime.rank, measured, sizes)).wait()
+    counted = json.dumps([measured.keys.read, measured.keys.unknown]).encode()
+    for counts in gather_texts(runtime, counted if runtime.rank else b"")[1:]:
+        measured.keys.add_counts(json.loads(counts or b"[{}, {}]"))
     text = json.dumps(asdict(measured.compute())).encode() if runtime.rank == 0 else b""
     return MetricValues(**json.loads(gather_texts(runtime, text)[0]))
 

@@ -19,6 +19,7 @@ from rowhaul.cluster import join
 from rowhaul.cluster.checks import check_same, check_shared_folder
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.data.schema import Schema
+from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
 from rowhaul.monitoring.monitor import NO_MONITOR, Monitor, RankLabels
 from rowhaul.nn import Batch, BatchNorm1d
@@ -32,6 +33,7 @@ from rowhaul.train.distributed.data_streams import (
     evaluation_batches,
     hot_rows_for_all,
     open_streams_for_all,
+    reading_rank,
     schema_for_all,
 )
 from rowhaul.train.distributed.evaluation import evaluate
@@ -41,6 +43,7 @@ from rowhaul.train.distributed.setup import distribute
 from rowhaul.train.distributed.training import DistributedTraining, layout_of
 from rowhaul.train.loop import Listener, RunResult, ShouldStop
 from rowhaul.train.metrics import MetricValues
+from rowhaul.train.run_data import read_contents
 from rowhaul.train.run_folder import (
     CHECKPOINTS,
     begin_folder,
@@ -134,8 +137,11 @@ class ClusterSession(loop.Session):
         )
         self.trainer.expect(self.stream, self.evaluation)
         check_same(cluster, self._facts())
+        self.keeps_contents = cluster.rank == reading_rank(cluster, config)
         if saved is not None:
-            saved.check_same_data(self.stream)
+            self.first_note = saved.check_same_data(self.stream, config)
+        if saved is not None and folder and isinstance(self.stream, SampleStream):
+            read_contents(folder, self.stream, verify=self.keeps_contents)
         # A worker without samples has nothing to compute, unless layers need all workers at once.
         self._joins_empty = any(isinstance(one, BatchNorm1d) for one in self.trainer.model.modules())
         wanted = config.cluster.links == "measure" or config.cluster.shares == "auto"
@@ -143,7 +149,7 @@ class ClusterSession(loop.Session):
         self.hot = self._hot_set_controller() if config.cluster.hot_is_auto else None
         self.training = self._distribute(saved)
         if folder and self.is_leader:
-            begin_folder(folder, config, schema)
+            begin_folder(folder, config, schema, data, eval_data)
         self.log = ClusterLog(
             folder if self.is_leader else None,
             self.trainer.step,
