@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 def check(case: Case, kind: type[Rank]) -> None:
     """Rows, weights, gradients that wait, plans and the scheduler's state."""
+    case = replace(case, decisions={})  # when they come into force depends on the threads' speed
     one, other = (run_under(number, case, kind) for number in (1, 2))
     assert_same(one.losses, other.losses)
     assert [plan.digest() for plan in one.plans] == [plan.digest() for plan in other.plans]
