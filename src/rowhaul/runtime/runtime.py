@@ -19,11 +19,14 @@ from torch import Tensor
 from rowhaul._threads import Failure, Future, SerialExecutor
 from rowhaul.planning.agreement import Postbox, agree
 from rowhaul.planning.feed import PlanFeed
+from rowhaul.planning.replicas import ReplicaDigests
 from rowhaul.runtime.mover import Job, Mover, TrainedRows
 from rowhaul.runtime.phases import RankPhases
 from rowhaul.transport.base import Collective
 
 AHEAD = 2  # iterations agreed on beyond the one in training; one more may be planned
+# Iteration t + this is agreed on when t + 2 has its rows: then t + 1 is trained, and t's digests are known.
+DIGEST_DELAY = AHEAD + 3
 
 # What ranks report to each other with every plan: all in seconds, except for the samples.
 MEASURES = (
@@ -77,6 +80,7 @@ class Runtime:
         self.samples = 0  # of all ranks, trained so far
         self.ended = False  # whether the data is used up
         self.measures = np.zeros(len(MEASURES))  # of the latest iteration, sent to all ranks
+        self._replica_digests: dict[int, ReplicaDigests] = {}  # by the iteration whose plan they go with
         self._control, self._dense = control, dense
         self._executors = {name: SerialExecutor(name, failure) for name in ("control", "moves", "dense")}
         self._iterations: dict[int, _Iteration] = {}
@@ -116,6 +120,10 @@ class Runtime:
         """Pass on the gradients of the iteration that was begun last."""
         self._iterations[self.iteration].trained.set_result(trained)
         self.iteration += 1
+
+    def note_replicas(self, digests: ReplicaDigests) -> None:
+        """Compare this worker's digests after the latest iteration with those of the others, soon."""
+        self._replica_digests[self.iteration - 1 + DIGEST_DELAY] = digests
 
     def note_measures(self, job: Job) -> None:
         """Report a finished iteration's measurements to all ranks with the next plan."""
@@ -171,7 +179,13 @@ class Runtime:
         records = self.postbox.take(number) if self.rank == 0 and planned is not None else []
         self.measures[CPU] = time.process_time()
         agreement = agree(
-            self._control, planned, self.feed.own_digest, self.should_stop(), records, self.measures
+            self._control,
+            planned,
+            self.feed.own_digest,
+            self.should_stop(),
+            records,
+            self.measures,
+            self._replica_digests.pop(number, None),
         )
         if planned is None:
             self.ended = True
