@@ -13,7 +13,7 @@ from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
 from rowhaul.nn.pooled import PooledRead, is_worth_threads
-from rowhaul.nn.row_source import Arrays, Floats, Int64s, RowNote
+from rowhaul.nn.row_source import Arrays, Floats, Int64s, RowGradients, RowNote
 from rowhaul.nn.threads import run_all
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.store import Lookup, TableGroup
@@ -73,6 +73,14 @@ class TableRows:
         if len(pending) > 1:
             return summed(pending, len(self.tables[number].tables))
         return pending[0] if pending else None
+
+    def gradients(self) -> list[RowGradients]:
+        """Return the gradients that await a step, pass by pass."""
+        return [
+            RowGradients([one.name for one in tables.tables], tables_of_keys(lookup), lookup.keys, gradients)
+            for tables, pending in zip(self.tables, self.pending, strict=True)
+            for lookup, gradients in pending
+        ]
 
     def drop_gradients(self) -> None:
         """Drop gradients that no step has used."""

@@ -41,6 +41,20 @@ class RowRead(Protocol):
         """Return the gradient of each id's weight."""
 
 
+@dataclass(frozen=True)
+class RowGradients:
+    """Gradients of distinct rows that await a step."""
+
+    names: Sequence[str]  # of tables
+    tables: Int64s  # of each row: the place of its table's name
+    keys: Int64s
+    values: Floats  # rows x dim
+
+    def table(self, place: int) -> str:
+        """Name the table of a row."""
+        return self.names[int(self.tables[place])]
+
+
 class RowReader(Protocol):
     """Anything that rows can be read from."""
 
@@ -57,6 +71,9 @@ class RowSource(RowReader, Protocol):
 
     def step(self, lr: float, number: int) -> None:
         """Step every row that has gradients, once, by their sum; ``number`` counts steps from 1."""
+
+    def gradients(self) -> Sequence[RowGradients]:
+        """Return the gradients that await a step, to be looked at."""
 
     def drop_gradients(self) -> None:
         """Drop gradients that no step has used."""

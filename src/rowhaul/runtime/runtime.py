@@ -142,9 +142,13 @@ class Runtime:
 
     def sum_over_workers(self, values: Tensor) -> Future[None]:
         """Sum a tensor over all workers in rank order, in place and in the background."""
+        return self.in_dense(lambda dense: dense.sum_in_rank_order(values))
+
+    def in_dense(self, call: Callable[[Collective], Result]) -> Future[Result]:
+        """Call a collective over all workers in the dense thread."""
         dense = self._dense
         assert dense is not None
-        return self._executors["dense"].submit(lambda: dense.sum_in_rank_order(values))
+        return self._executors["dense"].submit(lambda: call(dense))
 
     def in_control(self, call: Callable[[Collective], Result]) -> Future[Result]:
         """Call a collective over all ranks in the control thread, between segments."""

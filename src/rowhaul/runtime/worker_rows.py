@@ -16,7 +16,7 @@ import numpy.typing as npt
 from rowhaul.errors import ConfigError
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.local_rows import TableRows, tables_of_keys
-from rowhaul.nn.row_source import Arrays
+from rowhaul.nn.row_source import Arrays, RowGradients
 from rowhaul.runtime.batch_rows import BatchRows
 from rowhaul.runtime.mover import TrainedRows
 from rowhaul.runtime.row_memory import Rates, RowMemory
@@ -166,6 +166,19 @@ class TakenGradients:
         self.replicated_size = sum(
             len(part.replicated_locations) * gradients.shape[1] for part, gradients in parts
         )
+
+    def named(self, cache: RowMemory) -> list[RowGradients]:
+        """The gradients with the names of their tables."""
+        return [
+            RowGradients(
+                [one.name for one in cache.groups[part.number].tables],
+                part.rows.tables,
+                part.rows.keys,
+                gradients,
+            )
+            for part, gradients in self.parts
+            if len(part)
+        ]
 
     def write_replicated(self, out: Floats) -> None:
         """Write this worker's part of the gradients of replicated rows; zeros where it trained none."""

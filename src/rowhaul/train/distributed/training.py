@@ -28,9 +28,11 @@ from rowhaul.runtime.runtime import Runtime
 from rowhaul.runtime.worker_rows import CachedRows
 from rowhaul.schedule import HotRows, IdBatch, Plan, ScheduleSettings
 from rowhaul.store import TableSpec
+from rowhaul.train.distributed.divergence import find_nonfinite, raise_diverged
 from rowhaul.train.distributed.gathering import raise_first_error
 from rowhaul.train.distributed.replicas import COMPARE_EVERY, Replicas
 from rowhaul.train.distributed.samples import part_of
+from rowhaul.train.finite import is_finite
 from rowhaul.train.row_lifecycle import table_of_feature
 from rowhaul.transport.dense_sum import DenseGradients
 
@@ -69,6 +71,7 @@ class DistributedTraining:
         self.collection = only_collection(model)
         self._on_iteration, self._on_prune = on_iteration, on_prune
         self._job: Job | None = None
+        self._batch: Batch | None = None  # of the job
         self._compute_began = 0.0
         self._read_error_known = False
         cache, home = runtime.mover.cache, runtime.mover.home
@@ -170,20 +173,30 @@ class DistributedTraining:
         """Step this worker's rows and sum the dense gradients over all workers into ``.grad``.
 
         Returns the loss of the global batch where this rank's part of it is given.
+
+        Raises:
+            DivergedError: on every worker, in the same iteration, if a loss or gradient of any is not finite.
+                That worker has stepped nothing, and nobody dense weights or replicated rows; others may have
+                stepped rows of their own. The iteration cannot be finished, so it is never saved.
         """
         job, rows = self._job, self._rows
-        if job is None or rows is None or self._replicas is None:
+        if job is None or rows is None or self._replicas is None or self._batch is None:
             raise ConfigError("step() without a batch; call it once for every batch that batches() yields")
         job.seconds["compute"] += time.perf_counter() - self._compute_began
         taken = rows.take(job.plan.iteration, job.rows)
         shared = self._dense.collect(loss, taken.replicated_size, self.collection.feature_groups[0].dtype)
         taken.write_replicated(shared.replicated)
+        found = find_nonfinite(self.runtime, self.model, self._batch, loss, shared, taken)
+        if found:
+            shared.flag()
         summing = self.runtime.sum_over_workers(shared.buffer)
         began = time.perf_counter()
-        buffered = rows.step_own(taken)
+        buffered = [] if found else rows.step_own(taken)
         stepped = time.perf_counter()
         summing.wait()
         job.seconds["all_reduce"] += time.perf_counter() - stepped
+        if not is_finite(shared.buffer):
+            raise_diverged(self.runtime, found)
         self._dense.spread(shared)
         rows.step_replicated(taken, shared.replicated)
         job.seconds["compute"] += stepped - began
@@ -256,7 +269,8 @@ class DistributedTraining:
         self._rows.expect(job.plan, job.rows)
         mine = part_of(job.samples, job.plan.worker, self.runtime.rank)
         job.num_samples = len(mine)
-        return Batch.from_samples(mine, global_size=len(job.samples))
+        self._batch = Batch.from_samples(mine, global_size=len(job.samples))
+        return self._batch
 
 
 def only_collection(model: nn.Module) -> EmbeddingBagCollection:
