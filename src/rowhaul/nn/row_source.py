@@ -7,7 +7,7 @@ take their gradients and step them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -45,14 +45,9 @@ class RowRead(Protocol):
 class RowGradients:
     """Gradients of distinct rows that await a step."""
 
-    names: Sequence[str]  # of tables
-    tables: Int64s  # of each row: the place of its table's name
     keys: Int64s
     values: Floats  # rows x dim
-
-    def table(self, place: int) -> str:
-        """Name the table of a row."""
-        return self.names[int(self.tables[place])]
+    table: Callable[[int], str]  # names the table of a row, given its place
 
 
 class RowReader(Protocol):

@@ -8,6 +8,7 @@ and every worker takes the same step. Rows that are not admitted learn nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -170,12 +171,7 @@ class TakenGradients:
     def named(self, cache: RowMemory) -> list[RowGradients]:
         """The gradients with the names of their tables."""
         return [
-            RowGradients(
-                [one.name for one in cache.groups[part.number].tables],
-                part.rows.tables,
-                part.rows.keys,
-                gradients,
-            )
+            RowGradients(part.rows.keys, gradients, partial(_table_of_row, cache, part))
             for part, gradients in self.parts
             if len(part)
         ]
@@ -190,6 +186,10 @@ class TakenGradients:
             if len(part.replicated_here):
                 block[part.replicated_here] = gradients[part.replicated]
             first += count * dim
+
+
+def _table_of_row(cache: RowMemory, part: BatchRows, place: int) -> str:
+    return cache.groups[part.number].tables[int(part.rows.tables[place])].name
 
 
 def _matched(part: BatchRows, lookup: Lookup) -> Ints:

@@ -32,11 +32,25 @@ def is_finite(values: Tensor | Floats) -> bool:
 
 
 def check_step(
-    step: int, model: nn.Module, batches: Iterable[Batch], loss: Tensor, rows: Sequence[RowGradients]
+    step: int,
+    model: nn.Module,
+    parameters: Iterable[Tensor],
+    batches: Iterable[Batch],
+    loss: Tensor,
+    rows: Sequence[RowGradients],
 ) -> None:
-    """Before a step in one process: raise an error if the loss or any gradient is not finite."""
-    gradients = [one.grad for one in model.parameters() if one.grad is not None]
-    if is_finite(loss) and all(map(is_finite, gradients)) and all(is_finite(one.values) for one in rows):
+    """Before a step in one process: raise an error if the loss or any gradient is not finite.
+
+    Args:
+        step: counted from 1.
+        model: names the parameters.
+        parameters: of the model; collecting them takes as long as the check.
+        batches: that were trained.
+        loss: of all of them.
+        rows: the gradients of rows.
+    """
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    if math.isfinite(loss) and all(is_finite(one.values) for one in rows) and all(map(is_finite, gradients)):
         return
     found = describe(f"at step {step:,}", model, batches, loss, rows)
     raise DivergedError(f"{found}: {ADVICE}")

@@ -41,7 +41,8 @@ class Trainer:
         self.config, self.schema = config, schema
         self.model = make_model(config, schema)
         self.rows = RowOptimizer(self.model)
-        self.dense = config.dense_optimizer(list(self.model.parameters()))
+        self._parameters = list(self.model.parameters())
+        self.dense = config.dense_optimizer(self._parameters)
         self.step = 0  # steps taken
         self.samples = 0  # samples consumed
         self.total_steps = 0  # when known, what the learning rates decay towards
@@ -107,7 +108,8 @@ class Trainer:
         return loss
 
     def _step_rows(self, parts: Sequence[Batch], loss: Tensor) -> float:
-        check_step(self.step + 1, self.model, parts, loss, self.collection.source.gradients())
+        rows = self.collection.source.gradients()
+        check_step(self.step + 1, self.model, self._parameters, parts, loss, rows)
         self.rows.step()
         if self.lifecycle is not None:
             self.lifecycle.end(self.step)

@@ -19,7 +19,7 @@ from torch import Tensor
 from rowhaul.errors import ConfigError
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
-from rowhaul.nn.local_rows import summed, tables_of_keys
+from rowhaul.nn.local_rows import summed, table_of_row
 from rowhaul.nn.pooled import PooledRead, is_worth_threads
 from rowhaul.nn.row_source import Arrays, Floats, Int64s, RowGradients, RowNote
 from rowhaul.nn.threads import run_all
@@ -233,9 +233,7 @@ class PrunedRows:
     def gradients(self) -> list[RowGradients]:
         """Return the gradients that await a step, pass by pass."""
         return [
-            RowGradients(
-                [one.name for one in group.tables.tables], tables_of_keys(lookup), lookup.keys, gradients
-            )
+            RowGradients(lookup.keys, gradients, partial(table_of_row, group.tables.tables, lookup))
             for group in self.groups
             for lookup, gradients in group.pending
         ]
