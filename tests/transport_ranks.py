@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,6 +69,16 @@ def run_threads(num_ranks: int, body: Body, *arguments: Any) -> list[Any]:
             for rank in range(num_ranks)
         ]
         return [future.result() for future in futures]
+
+
+def mapped_bytes() -> int:
+    """Bytes of messages' memory that this process has mapped, both ends of one counted twice."""
+    total = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "memfd:rowhaul-messages" in line:
+            start, _, end = line.split()[0].partition("-")
+            total += int(end, 16) - int(start, 16)
+    return total
 
 
 def _answer(end: Connection) -> tuple[Any, str | None]:

@@ -8,8 +8,10 @@ import pytest
 from planned_cases import all_plans, planner, samples
 
 from rowhaul.errors import ConfigError, RowhaulError
-from rowhaul.planning.agreement import Agreement, DisagreementError, Postbox, agree
+from rowhaul.planning.agreement import Agreement, Postbox, agree
+from rowhaul.planning.disagreement import DisagreementError
 from rowhaul.planning.feed import NO_SAMPLES
+from rowhaul.planning.replicas import ReplicaDigests
 from rowhaul.schedule import ControlRecord
 from rowhaul.transport.in_process import InProcessNetwork
 
@@ -111,10 +113,10 @@ def test_a_rank_that_gathers_something_else_is_named(plans):
     network = InProcessNetwork(2, timeout_seconds=30)
     elsewhere = network.collective(1)
     with ThreadPoolExecutor(1) as threads:
-        gathered = threads.submit(elsewhere.all_gather, np.zeros(64, np.uint8))
+        gathered = threads.submit(elsewhere.all_gather, np.zeros(80, np.uint8))
         with pytest.raises(DisagreementError, match="rank 1 did something else"):
             agree(network.collective(0), *call(plans[0]))
-        assert gathered.result(30).shape == (2, 64)
+        assert gathered.result(30).shape == (2, 80)
 
 
 def test_records_of_rank_0_reach_all_numbered_and_in_force_two_iterations_later(plans):
@@ -188,3 +190,42 @@ def test_measures_of_every_rank_reach_all_beside_records(plans):
     for agreement in together(calls):
         assert agreement.records == (record,)
         np.testing.assert_array_equal(agreement.measures, [[rank, np.nan, -1.5] for rank in range(3)])
+
+
+def digests(iteration=300, machine="", **by_name):
+    return ReplicaDigests(iteration, {"first": "a", "last": "b", **by_name}, machine)
+
+
+def replica_calls(plans, replicas):
+    return [(*call(plans[0]), [], None, one) for one in replicas]
+
+
+def test_ranks_with_the_same_replicas_go_on_and_stores_have_none(plans):
+    calls = replica_calls(plans, [digests(), digests(), None])
+    assert together(calls) == [Agreement(stop=False)] * 3
+
+
+@pytest.mark.parametrize(
+    ("replicas", "text"),
+    [
+        ([digests(), digests(last="x"), digests(), None], "rank 1 differs from ranks 0, 2 in last"),
+        ([digests(last="x"), digests(), digests(last="x")], "rank 1 differs from ranks 0, 2 in last"),
+        ([digests(), digests(last="x")], "ranks 0, 1 differ from each other in last"),
+        (
+            [digests(first="x"), digests(last="x", first="y"), digests(), digests()],
+            "ranks 0, 1 differ from ranks 2, 3 in first, last",
+        ),
+        ([digests(), digests(more="z"), digests()], "rank 1 differs from ranks 0, 2 in more"),
+        (
+            [digests(), digests(), digests(**dict.fromkeys("fghijk", "x"))],
+            "rank 2 differs from ranks 0, 1 in f, g, h, i and 2 more",
+        ),
+    ],
+)
+def test_a_difference_of_replicas_names_ranks_iteration_and_tensor(plans, replicas, text):
+    assert text_of(replica_calls(plans, replicas)).startswith(f"{text} at iteration 300, where all must")
+
+
+def test_different_machines_are_named_with_a_difference(plans):
+    text = text_of(replica_calls(plans, [digests(machine="one"), digests(machine="two", last="x")]))
+    assert "same bits. rank 0: one; rank 1: two. Likely causes" in text

@@ -11,7 +11,8 @@ from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch
 from rowhaul.train import TrainConfig, Trainer
 from rowhaul.train.config import ModelConfig, OptimizerConfig, RateSchedule
-from rowhaul.train.trainer import DivergedError, rate_factor
+from rowhaul.train.finite import DivergedError
+from rowhaul.train.trainer import rate_factor
 
 
 def fitted(config, schema, folder, **options):
@@ -106,7 +107,9 @@ def test_equals_a_plain_pytorch_loop(log_schema, log_folder):
 
 def test_a_diverging_run_says_so(log_schema, log_folder):
     config = TrainConfig(batch_size=100, epochs=3, dense=OptimizerConfig("SGD", 1e9))
-    with pytest.raises(DivergedError, match=r"the loss is (nan|inf) at step .* Lower rows.lr"):
+    with pytest.raises(
+        DivergedError, match=r"the loss is (nan|inf) at step .* in sample .* Lower the learning rates"
+    ):
         fitted(config, log_schema, log_folder)
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from rowhaul.transport.base import Collective, LinkError, Links
 from rowhaul.transport.collectives import PairwiseCollective
 from rowhaul.transport.gloo import connect_group
-from transport_ranks import run_processes, run_threads
+from transport_ranks import mapped_bytes, run_processes, run_threads
 
 LARGE = 6_000_000  # bytes: no socket buffer holds it
 
@@ -108,3 +108,30 @@ def test_a_lost_rank_is_an_error_that_names_it(hosts: str) -> None:
     for peer, message in results[:2]:
         assert peer == 2
         assert "from rank 2 failed" in message or "to rank 2 failed" in message
+
+
+def memory_of_sums(links: Links, collective: Collective, lengths: list[int]) -> list[int]:
+    """Bytes of messages' memory that this rank has mapped after sums of each length."""
+    mapped = []
+    for length in lengths:
+        for _ in range(3):
+            collective.sum_in_rank_order(torch.ones(length))
+        collective.all_gather(np.zeros(1, np.uint8))  # all have summed
+        mapped.append(mapped_bytes())
+        collective.all_gather(np.zeros(1, np.uint8))  # none has begun the next
+    return mapped
+
+
+@pytest.mark.slow
+def test_sums_keep_memory_of_a_few_times_their_size_on_each_rank() -> None:
+    num_ranks, size = 6, 8 << 20
+    lengths = [size // 4, size // 16, 100_000]
+    before, large, medium, small = np.sum(
+        run_processes(num_ranks, memory_of_sums, [0, *lengths], hosts="a" * num_ranks), axis=0
+    ).tolist()
+    assert before == 0
+    # Each block is mapped by both ends. Sums of all to all would keep 30 blocks of the whole size.
+    assert large <= 2 * 3 * num_ranks * size
+    # Another size is tried anew, and frees what the first one used.
+    assert medium <= 2 * 3 * num_ranks * size // 4
+    assert small <= 2 * 2 * num_ranks * num_ranks * (1 << 19)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rowhaul.transport.base import LinkError
 from rowhaul.transport.pipe_setup import VARIABLE, form_pipes
 from rowhaul.transport.pipes import MAX_INLINE, SMALLEST_BLOCK, Arrival, Pipe
+from transport_ranks import mapped_bytes
 
 SIZES = (1, MAX_INLINE, MAX_INLINE + 1, SMALLEST_BLOCK, SMALLEST_BLOCK + 1, 3 * SMALLEST_BLOCK)
 
@@ -45,7 +46,7 @@ def some_bytes(size: int, seed: int) -> torch.Tensor:
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["send", "expect", "wait"]), st.booleans(), st.sampled_from(SIZES)),
+        st.tuples(st.sampled_from(["send", "expect", "wait", "free"]), st.booleans(), st.sampled_from(SIZES)),
         max_size=40,
     )
 )
@@ -71,6 +72,11 @@ def test_messages_arrive_as_sent_and_in_order(calls: list[tuple[str, bool, int]]
                 assert arrival.is_complete
                 assert torch.equal(destination, sent)
             awaited[here].clear()
+        elif call == "free":  # whatever is under way stays
+            for end in ends:
+                end.start_freeing()
+            for end in ends:
+                end.finish_freeing()
     for end in ends:
         end.close()
 
@@ -90,6 +96,22 @@ def test_blocks_are_used_again_and_a_larger_one_takes_the_place_of_a_smaller(
                 assert torch.equal(found, data)
         descriptors.append(psutil.Process().num_fds())
     assert descriptors[-1] <= descriptors[0], "as many blocks as were under way at first"
+
+
+def test_freed_blocks_are_unmapped_at_both_ends(pipes: tuple[Pipe, Pipe]) -> None:
+    before = mapped_bytes()
+    for pipe in pipes:
+        pipe.send(some_bytes(5 * SMALLEST_BLOCK, 1))
+    assert mapped_bytes() == before + 2 * 8 * SMALLEST_BLOCK, "mapped by the sender"
+    for pipe in pipes:
+        with pipe.next_in_place(5 * SMALLEST_BLOCK):
+            pass
+    assert mapped_bytes() == before + 4 * 8 * SMALLEST_BLOCK, "mapped by both"
+    for pipe in pipes:
+        pipe.start_freeing()
+    for pipe in pipes:
+        pipe.finish_freeing()
+    assert mapped_bytes() == before
 
 
 def test_two_ends_that_only_send_do_not_wait_for_each_other_for_ever(pipes: tuple[Pipe, Pipe]) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch.distributed import DistError
 
 from rowhaul import __version__
+from rowhaul._machine import compiler_versions, cpu_capability
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.waiting import ranks_text, until, within
 from rowhaul.errors import ClusterError
@@ -69,9 +70,19 @@ def require_all(cluster: Cluster, what: str, seconds: float = 30.0) -> None:
     gather_texts(cluster, what, "", seconds)
 
 
-def version_facts() -> dict[str, str]:
-    """Return the versions that must be equal on all ranks to get the same plans and bits."""
+def version_facts(is_worker: bool = True) -> dict[str, str | None]:
+    """Return the versions that must be equal on all ranks to get the same plans and bits.
+
+    Left out, because the bits don't depend on it: the CPU that Numba compiles for, since kernels add in a
+    stated order and never fuse operations; and the number of threads, since it changes at most a worker's
+    own gradients, which all workers add up alike, and not how they step dense weights.
+    """
     return {
+        # Only workers step dense weights; with other instructions these steps round differently.
+        "CPU capability of torch (set ATEN_CPU_CAPABILITY=avx2, or =default, on all ranks)": (
+            cpu_capability() if is_worker else None
+        ),
+        **compiler_versions(),
         "version of rowhaul": __version__,
         "version of torch": torch.__version__,
         "version of numpy": np.__version__,
@@ -80,8 +91,11 @@ def version_facts() -> dict[str, str]:
     }
 
 
-def check_same(cluster: Cluster, facts: Mapping[str, str], seconds: float = 30.0) -> None:
-    """Compare named facts between all ranks; if any differ, every rank raises an error that names them."""
+def check_same(cluster: Cluster, facts: Mapping[str, str | None], seconds: float = 30.0) -> None:
+    """Compare named facts between all ranks; if any differ, every rank raises an error that names them.
+
+    A fact that is None on a rank does not matter there.
+    """
     texts = gather_texts(cluster, "comparing configurations", json.dumps(dict(facts)), seconds)
     everyone = [json.loads(text) for text in texts]
     names = dict.fromkeys(name for one in everyone for name in one)
@@ -152,12 +166,13 @@ def _reads(probe: Path, nonce: str) -> bool:
         return False
 
 
-def _difference(values: Sequence[str]) -> str:
-    """Say which ranks have which value; empty if all are equal."""
+def _difference(values: Sequence[str | None]) -> str:
+    """Say which ranks have which value; empty if all that have one have the same."""
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
-        ranks.setdefault(value, []).append(rank)
-    if len(ranks) == 1:
+        if value is not None:
+            ranks.setdefault(value, []).append(rank)
+    if len(ranks) < 2:
         return ""
     num_equal = next(
         (place for place, signs in enumerate(zip(*ranks, strict=False)) if len(set(signs)) > 1),

@@ -8,7 +8,7 @@ on who trains it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -31,6 +31,7 @@ class Batch:
     labels: Tensor | None  # samples, float32
     index: Tensor  # samples, int64: position of each in the whole stream
     global_size: int  # samples of the global batch
+    losses: list[Tensor] = field(default_factory=list, repr=False)  # of samples, as last given to `loss`
 
     def __post_init__(self) -> None:
         samples = len(self)
@@ -73,6 +74,7 @@ class Batch:
                 f"loss needs one value per sample, of shape ({len(self)},), got {tuple(per_sample.shape)}; "
                 'use reduction="none", and do not average: that is done here, over the global batch'
             )
+        self.losses[:] = [per_sample.detach()]
         return per_sample.sum() / max(self.global_size, 1)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:

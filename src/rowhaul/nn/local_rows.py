@@ -14,10 +14,10 @@ from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
 from rowhaul.nn.key_counts import KeyCounts
 from rowhaul.nn.pooled import PooledRead, is_worth_threads
-from rowhaul.nn.row_source import Arrays, Floats, Int64s, RowNote
+from rowhaul.nn.row_source import Arrays, Floats, Int64s, RowGradients, RowNote
 from rowhaul.nn.threads import run_all
 from rowhaul.optim import RowOptimizerRule
-from rowhaul.store import Lookup, TableGroup
+from rowhaul.store import Lookup, TableGroup, TableSpec
 from rowhaul.store.distinct import KnownLookup
 
 Pending = tuple[Lookup, Floats]
@@ -77,6 +77,14 @@ class TableRows:
         if len(pending) > 1:
             return summed(pending, len(self.tables[number].tables))
         return pending[0] if pending else None
+
+    def gradients(self) -> list[RowGradients]:
+        """Return the gradients that await a step, pass by pass."""
+        return [
+            RowGradients(lookup.keys, gradients, partial(table_of_row, tables.tables, lookup))
+            for tables, pending in zip(self.tables, self.pending, strict=True)
+            for lookup, gradients in pending
+        ]
 
     def drop_gradients(self) -> None:
         """Drop gradients that no step has used."""
@@ -190,6 +198,11 @@ class LocalRows(TableRows):
                 f"table {table!r}: {len(keys)} keys with records of shape {records.shape}; this model "
                 f"needs {tables.arena.width} elements a record (dim {tables.dim}, {tables.optimizer.name})"
             )
+
+
+def table_of_row(tables: Sequence[TableSpec], lookup: Lookup, place: int) -> str:
+    """Name the table of a distinct row."""
+    return tables[int(tables_of_keys(lookup)[place])].name
 
 
 def tables_of_keys(lookup: Lookup) -> Int64s:

@@ -7,7 +7,7 @@ take their gradients and step them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -41,6 +41,15 @@ class RowRead(Protocol):
         """Return the gradient of each id's weight."""
 
 
+@dataclass(frozen=True)
+class RowGradients:
+    """Gradients of distinct rows that await a step."""
+
+    keys: Int64s
+    values: Floats  # rows x dim
+    table: Callable[[int], str]  # names the table of a row, given its place
+
+
 class RowReader(Protocol):
     """Anything that rows can be read from."""
 
@@ -57,6 +66,9 @@ class RowSource(RowReader, Protocol):
 
     def step(self, lr: float, number: int) -> None:
         """Step every row that has gradients, once, by their sum; ``number`` counts steps from 1."""
+
+    def gradients(self) -> Sequence[RowGradients]:
+        """Return the gradients that await a step, to be looked at."""
 
     def drop_gradients(self) -> None:
         """Drop gradients that no step has used."""

@@ -1,8 +1,9 @@
 """Ranks compare their plans before they act on them.
 
 For every iteration each rank sends one small message of fixed size to all: digests of its plan and of its
-samples, and whether it wants to stop or, on rank 0, to save. Control records of rank 0 follow if its message
-announces them. All ranks see the same messages, so all raise the same error, or none does.
+samples, now and then of its replicas, and whether it wants to stop or, on rank 0, to save. Control records of
+rank 0 follow if its message announces them. All ranks see the same messages, so all raise the same error, or
+none does.
 """
 
 from __future__ import annotations
@@ -18,20 +19,18 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.errors import ClusterError, ConfigError
+from rowhaul.errors import ConfigError
+from rowhaul.planning.disagreement import DisagreementError, ranks_text
 from rowhaul.planning.planner import PlannedBatch
+from rowhaul.planning.replicas import NO_REPLICAS, ReplicaDigests, check_summaries
 from rowhaul.schedule import ControlRecord
 from rowhaul.schedule.control import DELAY, Value
 from rowhaul.transport.base import Collective
 
-_MESSAGE = struct.Struct("<8sqQQ16s16s")
+_MESSAGE = struct.Struct("<8sqQQ16s16s16s")
 _TAG = b"rowhaulD"  # distinguishes this message from anything else that a rank may gather at the same time
 _NO_PLAN = bytes(16)
 _STOP, _ENDED, _SAVE = 1, 2, 4  # flags
-
-
-class DisagreementError(ClusterError):
-    """Ranks are about to do different things where they must do the same."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,7 @@ class _Message(NamedTuple):
     num_record_bytes: int
     plan_digest: bytes
     samples_digest: bytes
+    replicas_digest: bytes
 
     @property
     def has_ended(self) -> bool:
@@ -94,6 +94,7 @@ def agree(
     records: Sequence[ControlRecord] = (),
     measures: npt.NDArray[np.float64] | None = None,
     save: bool = False,
+    replicas: ReplicaDigests | None = None,
 ) -> Agreement:
     """Compare the next iteration with all ranks.
 
@@ -105,9 +106,10 @@ def agree(
         records: decided on rank 0 and sent with this message (`Postbox.take`).
         measures: numbers of this rank for all ranks; as many on each.
         save: whether rank 0 wants a checkpoint after the iteration.
+        replicas: digests of what every worker has a copy of, after some earlier iteration.
 
     Raises:
-        DisagreementError: on every rank, with the same text, if samples or plans differ.
+        DisagreementError: on every rank, with the same text, if samples, plans or replicas differ.
     """
     text = json.dumps([(one.number, one.active, one.name, one.value) for one in records]).encode()
     mine = _Message(
@@ -117,11 +119,13 @@ def agree(
         num_record_bytes=len(text) if records else 0,
         plan_digest=_NO_PLAN if planned is None else planned.plan_digest,
         samples_digest=own_digest,
+        replicas_digest=NO_REPLICAS if replicas is None else replicas.summary,
     )
     numbers = b"" if measures is None else measures.tobytes()
     gathered = collective.all_gather(np.frombuffer(_MESSAGE.pack(*mine) + numbers, np.uint8).copy())
     messages = [_Message(*_MESSAGE.unpack(row[: _MESSAGE.size].tobytes())) for row in gathered]
     _check(messages)
+    check_summaries(collective, [one.replicas_digest for one in messages], replicas)
     agreed = _exchange_records(collective, text, messages[0]) if messages[0].num_record_bytes else ()
     ended = messages[0].has_ended
     every = np.ascontiguousarray(gathered[:, _MESSAGE.size :]).view(np.float64) if numbers else None
@@ -206,8 +210,3 @@ def _odd_ones(values: Sequence[bytes]) -> list[int]:
     """Return the ranks whose value is not the most common one; in a tie, the lowest rank is right."""
     usual, _ = Counter(values).most_common(1)[0]
     return [rank for rank, value in enumerate(values) if value != usual]
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Name ranks in a message."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -19,7 +19,7 @@ from functools import partial
 
 from rowhaul._threads import POLL_SECONDS, Failure
 from rowhaul.errors import ClusterError
-from rowhaul.planning.agreement import ranks_text
+from rowhaul.planning.disagreement import ranks_text
 from rowhaul.planning.packing import ONCE, PlanFiles, unpack
 from rowhaul.planning.planner import PlannedBatch
 from rowhaul.transport.local_sockets import as_system_address, is_same_user, new_address, receive_exactly

@@ -19,11 +19,14 @@ from torch import Tensor
 from rowhaul._threads import Failure, Future, SerialExecutor
 from rowhaul.planning.agreement import Postbox, agree
 from rowhaul.planning.feed import PlanFeed
+from rowhaul.planning.replicas import ReplicaDigests
 from rowhaul.runtime.mover import Job, Mover, TrainedRows
 from rowhaul.runtime.phases import RankPhases
 from rowhaul.transport.base import Collective
 
 AHEAD = 2  # iterations agreed on beyond the one in training; one more may be planned
+# Iteration t + this is agreed on when t + 2 has its rows: then t + 1 is trained, and t's digests are known.
+DIGEST_DELAY = AHEAD + 3
 
 # What ranks report to each other with every plan: all in seconds, except for the samples and the iteration,
 # which is the number of iterations that the rank has finished.
@@ -80,6 +83,7 @@ class Runtime:
         self.ended = False  # whether the data is used up
         self.measures = np.zeros(len(MEASURES))  # of the latest iteration, sent to all ranks
         self.measures[ITERATION] = first
+        self._replica_digests: dict[int, ReplicaDigests] = {}  # by the iteration whose plan they go with
         self._control, self._dense = control, dense
         self._executors = {name: SerialExecutor(name, failure) for name in ("control", "moves", "dense")}
         self._iterations: dict[int, _Iteration] = {}
@@ -127,6 +131,10 @@ class Runtime:
         self._iterations[self.iteration].trained.set_result(trained)
         self.iteration += 1
 
+    def note_replicas(self, digests: ReplicaDigests) -> None:
+        """Compare this worker's digests after the latest iteration with those of the others, soon."""
+        self._replica_digests[self.iteration - 1 + DIGEST_DELAY] = digests
+
     def note_measures(self, job: Job) -> None:
         """Report a finished iteration's measurements to all ranks with the next plan."""
         measured = {**job.seconds, "slack": job.slack_seconds, "samples": job.num_samples}
@@ -145,9 +153,13 @@ class Runtime:
 
     def sum_over_workers(self, values: Tensor) -> Future[None]:
         """Sum a tensor over all workers in rank order, in place and in the background."""
+        return self.in_dense(lambda dense: dense.sum_in_rank_order(values))
+
+    def in_dense(self, call: Callable[[Collective], Result]) -> Future[Result]:
+        """Call a collective over all workers in the dense thread."""
         dense = self._dense
         assert dense is not None
-        return self._executors["dense"].submit(lambda: dense.sum_in_rank_order(values))
+        return self._executors["dense"].submit(lambda: call(dense))
 
     def in_control(self, call: Callable[[Collective], Result]) -> Future[Result]:
         """Call a collective over all ranks in the control thread, between segments."""
@@ -192,6 +204,7 @@ class Runtime:
             records,
             measures,
             save=self.rank == 0 and self.should_save(),
+            replicas=self._replica_digests.pop(number, None),
         )
         if planned is None:
             self.ended = True

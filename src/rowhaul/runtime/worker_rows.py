@@ -8,6 +8,7 @@ and every worker takes the same step. Rows that are not admitted learn nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from rowhaul.errors import ConfigError
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.local_rows import TableRows, tables_of_keys
-from rowhaul.nn.row_source import Arrays
+from rowhaul.nn.row_source import Arrays, RowGradients
 from rowhaul.runtime.batch_rows import BatchRows
 from rowhaul.runtime.mover import TrainedRows
 from rowhaul.runtime.row_memory import Rates, RowMemory
@@ -167,6 +168,14 @@ class TakenGradients:
             len(part.replicated_locations) * gradients.shape[1] for part, gradients in parts
         )
 
+    def named(self, cache: RowMemory) -> list[RowGradients]:
+        """The gradients with the names of their tables."""
+        return [
+            RowGradients(part.rows.keys, gradients, partial(_table_of_row, cache, part))
+            for part, gradients in self.parts
+            if len(part)
+        ]
+
     def write_replicated(self, out: Floats) -> None:
         """Write this worker's part of the gradients of replicated rows; zeros where it trained none."""
         out[:] = 0
@@ -177,6 +186,10 @@ class TakenGradients:
             if len(part.replicated_here):
                 block[part.replicated_here] = gradients[part.replicated]
             first += count * dim
+
+
+def _table_of_row(cache: RowMemory, part: BatchRows, place: int) -> str:
+    return cache.groups[part.number].tables[int(part.rows.tables[place])].name
 
 
 def _matched(part: BatchRows, lookup: Lookup) -> Ints:

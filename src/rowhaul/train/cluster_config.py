@@ -49,6 +49,7 @@ class ClusterConfig:
         hot_profile: batches at the start of the data that are counted to find them.
         first_touch: create rows never trained before where they are needed, without a transfer.
         data_from: every_host reads the files on each host; rank0 reads them once and distributes the samples.
+        compare_every: iterations between two comparisons of the workers' dense weights; 0: only when saving.
         interface: network interface of row moves; empty: the one that leads to the master.
         side_interface: network interface of dense gradients and control; empty: the same.
     """
@@ -68,6 +69,7 @@ class ClusterConfig:
     hot_profile: int = 100
     first_touch: bool = True
     data_from: str = "every_host"
+    compare_every: int = 100
     interface: str = ""
     side_interface: str = ""
 
@@ -79,7 +81,7 @@ class ClusterConfig:
                     f"cluster.hot_rows must be a whole number, at least 0, or auto; got {self.hot_rows!r}"
                 )
             object.__setattr__(self, "hot_rows", int(text))
-        for name, least in (("workers", 0), ("stores", 0), ("hot_profile", 1)):
+        for name, least in (("workers", 0), ("stores", 0), ("hot_profile", 1), ("compare_every", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"cluster.{name} must be at least {least}, got {getattr(self, name)}")
         if self.data_from not in DATA_FROM:

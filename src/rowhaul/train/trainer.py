@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,13 @@ from rowhaul._id_kinds import HEX, INTEGER, TEXT, join_kinds
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
-from rowhaul.errors import DataError, RowhaulError
+from rowhaul.errors import DataError
 from rowhaul.nn import Batch, EmbeddingBagCollection, EmbeddingBagConfig, RowOptimizer
 from rowhaul.nn.key_counts import KeyCounts
 from rowhaul.nn.local_rows import TableRows
 from rowhaul.nn.models import RecommendationModel, build_model
 from rowhaul.train.config import RateSchedule, TrainConfig
+from rowhaul.train.finite import check_step
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
 from rowhaul.train.row_lifecycle import RowLifecycle
 
@@ -29,10 +31,6 @@ Progress = Callable[[int, int], None]
 
 
 _TYPES = {INTEGER: "integer", TEXT: "string", HEX: "hex"}  # of a schema, by kind of ids
-
-
-class DivergedError(RowhaulError):
-    """The loss is no longer a number."""
 
 
 class Trainer:
@@ -49,7 +47,8 @@ class Trainer:
         self.config, self.schema = config, schema
         self.model = make_model(config, schema)
         self.rows = RowOptimizer(self.model)
-        self.dense = config.dense_optimizer(list(self.model.parameters()))
+        self._parameters = list(self.model.parameters())
+        self.dense = config.dense_optimizer(self._parameters)
         self.step = 0  # steps taken
         self.samples = 0  # samples consumed
         self.total_steps = 0  # when known, what the learning rates decay towards
@@ -91,7 +90,7 @@ class Trainer:
             self.lifecycle.begin(self.step, batch.ids)
         if parts[0] is not batch:
             self.collection.announce(batch.ids)
-        return self.learn(parts, len(batch), self._step_rows)
+        return self.learn(parts, len(batch), partial(self._step_rows, parts))
 
     def learn(self, parts: Iterable[Batch], num_samples: int, step_rows: Callable[[Tensor], float]) -> float:
         """Take one step: forward and backward on the parts at hand, then rows, then dense weights.
@@ -100,7 +99,7 @@ class Trainer:
             parts: of a global batch, trained one after the other; may be none.
             num_samples: of the global batch.
             step_rows: steps rows, given the parts' loss; returns that of the global batch. On a cluster it
-                also sums the dense gradients over the workers.
+                also sums the dense gradients over the workers. Raises an error where any is not finite.
         """
         self.model.train()
         self.set_rates()
@@ -112,10 +111,11 @@ class Trainer:
         self.dense.zero_grad()
         self.step += 1
         self.samples += num_samples
-        check_finite(loss, self.step, self.config)
         return loss
 
-    def _step_rows(self, loss: Tensor) -> float:
+    def _step_rows(self, parts: Sequence[Batch], loss: Tensor) -> float:
+        rows = self.collection.source.gradients()
+        check_step(self.step + 1, self.model, self._parameters, parts, loss, rows)
         self.rows.step()
         if self.lifecycle is not None:
             self.lifecycle.end(self.step)
@@ -219,15 +219,6 @@ def per_sample_loss(logits: Tensor, batch: Batch) -> Tensor:
     """Cross entropy of each sample."""
     assert batch.labels is not None
     return binary_cross_entropy_with_logits(logits, batch.labels.to(logits.dtype), reduction="none")
-
-
-def check_finite(loss: float, step: int, config: TrainConfig) -> None:
-    """Stop at a loss that is not finite; ``step`` counts from 1."""
-    if not math.isfinite(loss):
-        raise DivergedError(
-            f"the loss is {loss} at step {step:,}: training has diverged. Lower rows.lr "
-            f"({config.rows.lr}) or dense.lr ({config.dense.lr}) and start again"
-        )
 
 
 def rate_factor(rates: RateSchedule, step: int, total_steps: int) -> float:

@@ -108,6 +108,18 @@ def swap(links: Links, sizes: Mapping[int, int], sends: Mapping[int, Bytes]) -> 
     return {peer: others[peer] if peer != links.rank else sends[peer] for peer in sizes}
 
 
+def gather_texts(collective: Collective, text: bytes) -> list[bytes]:
+    """Gather a text of every rank, of any length, on all ranks."""
+    every = collective.all_gather(np.array([len(text)], np.int64).view(np.uint8))
+    lengths = np.ascontiguousarray(every).view(np.int64)[:, 0].tolist()
+    if not any(lengths):
+        return [b""] * len(lengths)
+    padded = np.zeros(max(lengths), np.uint8)
+    padded[: len(text)] = np.frombuffer(text, np.uint8)
+    rows = collective.all_gather(padded)
+    return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
+
+
 def check_buffers(rank: int, num_ranks: int, *messages: Mapping[int, Bytes]) -> None:
     """Refuse unknown peers and buffers that are not plain bytes."""
     for buffers in messages:

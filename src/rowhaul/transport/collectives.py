@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MAX_BYTES_VIA_FIRST = 4096  # larger messages are gathered without the detour by rank 0
 SUM_TRIALS = 3  # of each algorithm, for tensors of a new size
+# In messages of all pairs: above it, sending whole tensors to all takes too much memory, and is not faster.
+MAX_BYTES_ALL_TO_ALL = 32 << 20
 
 
 class PairwiseCollective:
@@ -62,11 +64,14 @@ class PairwiseCollective:
     def _quickest_sum(self, own: Tensor) -> Callable[[Tensor], Tensor]:
         """Choose the fastest algorithm for tensors of this size; all give the same bits.
 
-        Measured once per size: whether links or processors are the bottleneck depends on the cluster.
+        Measured once per size: whether links or processors are the bottleneck depends on the cluster. The
+        buffers of the trials are freed; those of the chosen one take a few times the tensors of all ranks.
         """
         size = own.nbytes.bit_length()  # sizes within a factor of two share a choice
         if size not in self._chosen_sums:
-            algorithms = (self._sum_all, self._sum_at_first, self._sum_slices)
+            algorithms = [self._sum_at_first, self._sum_slices]
+            if self.num_ranks * (self.num_ranks - 1) << size <= MAX_BYTES_ALL_TO_ALL:
+                algorithms.insert(0, self._sum_all)
             seconds = np.zeros(len(algorithms))
             for number, algorithm in enumerate(algorithms):
                 taken = []
@@ -78,6 +83,8 @@ class PairwiseCollective:
                 seconds[number] = min(taken)
             everyone = self.all_gather(seconds.view(np.uint8)).view(np.float64)
             self._chosen_sums[size] = algorithms[int(everyone.max(axis=0).argmin())]
+            self._spare = torch.empty(0, dtype=torch.uint8)
+            self._links.free_memory()
         return self._chosen_sums[size]
 
     def _sum_of_two(self, own: Tensor) -> Tensor:

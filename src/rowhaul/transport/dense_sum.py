@@ -1,7 +1,8 @@
 """Dense gradients over the workers: one buffer, one sum, in rank order.
 
-The same buffer holds the gradients of replicated rows and the loss. A parameter without a gradient on any
-worker keeps none, as in one process: the buffer has a flag for each parameter.
+The same buffer holds the gradients of replicated rows and the loss; a worker that has found a gradient that
+is not finite makes the loss NaN, so that all workers learn of it with the sum. A parameter without a gradient
+on any worker keeps none, as in one process: the buffer has a flag for each parameter.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ class SharedGradients:
     buffer: Tensor  # all of it
     replicated: npt.NDArray[Any]  # a view: the gradients of replicated rows
     has_loss: bool
+
+    def flag(self) -> None:
+        """Let all workers know that a gradient of this one is not finite."""
+        self.buffer[0] = torch.nan
 
     @property
     def loss(self) -> float | None:

@@ -139,6 +139,13 @@ class GlooLinks:
         complete(self.start({peer: theirs}, {peer: own}))
         yield theirs
 
+    def free_memory(self) -> None:
+        """Free the memory of messages already read; all ranks call this together."""
+        for pipe in self.pipes.values():
+            pipe.start_freeing()
+        for pipe in self.pipes.values():
+            pipe.finish_freeing()
+
     def close(self) -> None:
         """Close the pipes; pending waits at either end raise an error."""
         for pipe in self.pipes.values():

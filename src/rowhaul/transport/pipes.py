@@ -33,6 +33,7 @@ SMALLEST_BLOCK = 1 << 16
 
 _FRAME = struct.Struct("<qq")  # the block, or _INLINE, and the bytes of the message
 _INLINE = -1
+_FREED, _NO_MORE = -2, -1  # instead of a message: the sender has freed this block; it frees no more now
 _CAPACITY = struct.Struct("<q")  # of a new block, whose descriptor is attached
 _MAX_FRAME = _FRAME.size + max(MAX_INLINE, _CAPACITY.size)
 _TIME = struct.Struct("ll")  # seconds, microseconds
@@ -98,6 +99,7 @@ class Pipe:
         self._theirs: dict[int, Tensor] = {}
         self._inbox: deque[_Frame] = deque()
         self._awaited: deque[Arrival] = deque()
+        self._num_freeings = 0  # of the other end, complete and not yet waited for
 
     def send(self, data: Tensor) -> None:
         """Send a message; its memory may be reused at once."""
@@ -134,8 +136,27 @@ class Pipe:
         finally:
             self._release(frame)
 
+    def start_freeing(self) -> None:
+        """Free all blocks that the other end has read; it does the same, then both `finish_freeing`."""
+        self._take_back()
+        for block in self._free:
+            self._write([_FRAME.pack(_FREED, block.number)], None, 0)
+        self._free.clear()
+        self._write([_FRAME.pack(_FREED, _NO_MORE)], None, 0)
+
+    def finish_freeing(self) -> None:
+        """Unmap the blocks that the other end has freed."""
+        try:
+            while not self._num_freeings:
+                self._read_frame()
+        except OSError as error:
+            raise self._error("receiving from", 0, error) from error
+        self._num_freeings -= 1
+
     def close(self) -> None:
-        """Close the connection; pending waits at either end raise an error."""
+        """Close the connection and free its memory; pending waits at either end raise an error."""
+        self._free.clear()
+        self._theirs.clear()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -184,6 +205,12 @@ class Pipe:
             data = torch.frombuffer(bytearray(rest), dtype=torch.uint8)
             self._inbox.append(_Frame(data, in_block=False))
             return
+        if number == _FREED:
+            if size == _NO_MORE:
+                self._num_freeings += 1
+            else:
+                del self._theirs[size]
+            return
         if rest:
             descriptor = _descriptor(ancillary)
             try:
@@ -220,20 +247,25 @@ class Pipe:
 
     def _room(self, size: int) -> tuple[_Block, int | None]:
         """Return a free block that is large enough; if it is new, with a descriptor for the other end."""
-        with contextlib.suppress(BlockingIOError):
-            for _ in range(os.eventfd_read(self._freed)):
-                self._free.append(self._in_use.popleft())
+        self._take_back()
         fitting = [place for place, block in enumerate(self._free) if block.memory.numel() >= size]
         if fitting:
             return self._free.pop(min(fitting, key=lambda place: self._free[place].memory.numel())), None
         # Replace one that is too small: there are only as many as are in flight at a time.
-        number = self._free.pop(0).number if self._free else len(self._in_use)
+        in_use = {block.number for block in self._in_use}
+        number = self._free.pop(0).number if self._free else min(set(range(len(in_use) + 1)) - in_use)
         capacity = max(SMALLEST_BLOCK, 1 << (size - 1).bit_length())
         descriptor = os.memfd_create("rowhaul-messages", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, capacity)
         # If the file shrank, processes that map it would be killed.
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         return _Block(number, _map(descriptor, capacity)), descriptor
+
+    def _take_back(self) -> None:
+        """Free the blocks that the other end has read since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(os.eventfd_read(self._freed)):
+                self._free.append(self._in_use.popleft())
 
 
 def as_bytes(data: Tensor) -> Tensor:

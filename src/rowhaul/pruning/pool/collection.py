@@ -19,9 +19,9 @@ from torch import Tensor
 from rowhaul.errors import ConfigError
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
-from rowhaul.nn.local_rows import summed
+from rowhaul.nn.local_rows import summed, table_of_row
 from rowhaul.nn.pooled import PooledRead, is_worth_threads
-from rowhaul.nn.row_source import Arrays, Floats, Int64s, RowNote
+from rowhaul.nn.row_source import Arrays, Floats, Int64s, RowGradients, RowNote
 from rowhaul.nn.threads import run_all
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.pruning import checkpoint
@@ -229,6 +229,14 @@ class PrunedRows:
         self._is_announced = False
         for tables in self.tables:
             tables.finish_step(number)
+
+    def gradients(self) -> list[RowGradients]:
+        """Return the gradients that await a step, pass by pass."""
+        return [
+            RowGradients(lookup.keys, gradients, partial(table_of_row, group.tables.tables, lookup))
+            for group in self.groups
+            for lookup, gradients in group.pending
+        ]
 
     def drop_gradients(self) -> None:
         """Drop gradients that no step has used."""

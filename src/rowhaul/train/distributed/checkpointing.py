@@ -25,6 +25,7 @@ from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.waiting import ranks_text, until
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ClusterError
+from rowhaul.planning.disagreement import DisagreementError
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule import HotRows, Scheduler, ScheduleSettings
@@ -57,12 +58,19 @@ def save(
     """Write a checkpoint into a folder that all ranks share; returns where it is.
 
     A collective call, between two segments, by stores, too: where ranks are missing, the others raise an
-    error that names them. If one rank cannot write its part, all raise an error that says so, and there is
-    no checkpoint. An existing one of the same step stays as it is.
+    error that names them. Where the models of two workers differ, all raise an error, and nothing is written.
+    If one rank cannot write its part, all raise an error that says so, and there is no checkpoint. An
+    existing one of the same step stays as it is.
     """
     path = Path(checkpoints) / step_folder(trainer.step)
     if not _all_begin(cluster, path, trainer.step):
         return path
+    try:
+        training.compare_replicas(trainer.dense)
+    except DisagreementError:
+        if cluster.rank == 0:
+            shutil.rmtree(unfinished_folder(path), ignore_errors=True)
+        raise
     flushed = training.flushed()
     rows = cluster_rows(format_of(training.layout), _table_names(trainer))
     gathered = rows.gather(training)

@@ -13,7 +13,8 @@ from torch import Tensor
 from rowhaul.errors import ClusterError, DataError
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
-from rowhaul.transport.base import Bytes, Collective, Links
+from rowhaul.transport import base
+from rowhaul.transport.base import Bytes, Links
 from rowhaul.transport.remote_errors import read_report, write_report
 
 
@@ -124,15 +125,4 @@ def raise_first_error(runtime: Runtime, number: int, error: Exception | None) ->
 
 def gather_texts(runtime: Runtime, text: bytes) -> list[bytes]:
     """Gather a text of every rank on all ranks."""
-
-    def gather(control: Collective) -> list[bytes]:
-        every = control.all_gather(np.array([len(text)], np.int64).view(np.uint8))
-        lengths = np.ascontiguousarray(every).view(np.int64)[:, 0].tolist()
-        if not any(lengths):
-            return [b""] * len(lengths)
-        padded = np.zeros(max(lengths), np.uint8)
-        padded[: len(text)] = np.frombuffer(text, np.uint8)
-        rows = control.all_gather(padded)
-        return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
-
-    return runtime.in_control(gather).wait()
+    return runtime.in_control(lambda control: base.gather_texts(control, text)).wait()

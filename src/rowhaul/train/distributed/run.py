@@ -218,6 +218,8 @@ class ClusterSession(loop.Session):
             saved=saved,
             on_iteration=self.iterated,
             on_prune=lambda note: self.log.tell(note.text()),
+            optimizer=trainer.dense,
+            compare_every=config.cluster.compare_every,
         )
 
     def _hot_set_controller(self) -> HotSetController:
@@ -292,7 +294,8 @@ class ClusterSession(loop.Session):
             self.hot.observe(job)
 
     def finish(self) -> None:
-        """Log what rank 0 has sent of the data."""
+        """Compare the workers' models a last time; log what rank 0 has sent of the data."""
+        self.training.compare_replicas()
         if sent := self.training.runtime.feed.data_bytes:
             parts = ", ".join(f"{count:,} of {what}" for what, count in sorted(sent.items()))
             self.log.tell(f"rank 0 has sent data to other ranks, in bytes: {parts}")

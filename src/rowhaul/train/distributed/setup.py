@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 from torch import nn
+from torch.optim import Optimizer
 
 from rowhaul.cluster.checks import check_same, version_facts
 from rowhaul.cluster.cluster import Cluster
@@ -67,6 +68,8 @@ def distribute(
     saved: Saved | None = None,
     on_iteration: Callable[[Job], None] = lambda job: None,
     on_prune: Callable[[Any], None] = lambda note: None,
+    optimizer: Optimizer | None = None,
+    compare_every: int | None = None,
 ) -> DistributedTraining:
     """Spread a model's rows over a cluster; every rank calls it with the same arguments.
 
@@ -87,6 +90,8 @@ def distribute(
         saved: a checkpoint to resume from.
         on_iteration: called after every iteration that this worker has trained.
         on_prune: called after every pruning, where the collection prunes its rows.
+        optimizer: of the dense weights; if given, its state is compared between workers as weights are.
+        compare_every: iterations between these comparisons, as in `ClusterConfig`; by default that of config.
 
     Example:
         >>> with rowhaul.cluster.join(num_stores=1) as cluster:
@@ -109,11 +114,13 @@ def distribute(
         layout = saved.layout(layout)
         settings = replace(settings, sizes=layout.sizes())
     data_from = data_from or config.data_from
+    compare_every = config.compare_every if compare_every is None else compare_every
     constant = collection.optimizer.lr
     rates = rates or (lambda iteration: constant)
     start = saved.start if saved is not None else Start()
     facts = {**_facts(cluster, model, settings, repr(layout)), "data from": data_from}
-    check_same(cluster, {**version_facts(), **facts})
+    facts |= {"compare_every": str(compare_every), "optimizer": type(optimizer).__name__}
+    check_same(cluster, {**version_facts(cluster.is_worker), **facts})
     cache = layout.make_cache(collection.feature_groups) if cluster.is_worker else None
     home = RowMemory(layout) if cluster.topology.colocated or not cluster.is_worker else None
     if cache is not None and settings.hot is not None:
@@ -132,7 +139,14 @@ def distribute(
     if cluster.is_worker:
         set_reducer(model, lambda values: runtime.sum_over_workers(values).wait())
     training = DistributedTraining(
-        model, runtime, rates, settings, on_iteration=on_iteration, on_prune=on_prune
+        model,
+        runtime,
+        rates,
+        settings,
+        on_iteration=on_iteration,
+        on_prune=on_prune,
+        optimizer=optimizer,
+        compare_every=compare_every,
     )
     if saved is not None:
         runtime.samples = saved.samples

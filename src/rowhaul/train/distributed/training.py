@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from rowhaul.data.samples import Samples
 from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch, EmbeddingBagCollection
 from rowhaul.planning.rank0_data.sharing import DataSource
+from rowhaul.planning.replicas import compare_replicas
 from rowhaul.runtime.flush import flush, flush_plan
 from rowhaul.runtime.hot_set import carry_out, replacing_plan
 from rowhaul.runtime.layout import TableLayout
@@ -26,8 +28,11 @@ from rowhaul.runtime.runtime import Runtime
 from rowhaul.runtime.worker_rows import CachedRows
 from rowhaul.schedule import HotRows, IdBatch, Plan, ScheduleSettings
 from rowhaul.store import TableSpec
+from rowhaul.train.distributed.divergence import find_nonfinite, raise_diverged
 from rowhaul.train.distributed.gathering import raise_first_error
+from rowhaul.train.distributed.replicas import COMPARE_EVERY, Replicas
 from rowhaul.train.distributed.samples import part_of
+from rowhaul.train.finite import is_finite
 from rowhaul.train.row_lifecycle import table_of_feature
 from rowhaul.transport.dense_sum import DenseGradients
 
@@ -58,20 +63,25 @@ class DistributedTraining:
         *,
         on_iteration: OnIteration = lambda job: None,
         on_prune: OnPrune = lambda note: None,
+        optimizer: Optimizer | None = None,
+        compare_every: int = COMPARE_EVERY,
     ) -> None:
         self.model, self.runtime, self.settings = model, runtime, settings
         self._rates = rates
         self.collection = only_collection(model)
         self._on_iteration, self._on_prune = on_iteration, on_prune
         self._job: Job | None = None
+        self._batch: Batch | None = None  # of the job
         self._compute_began = 0.0
         self._read_error_known = False
         cache, home = runtime.mover.cache, runtime.mover.home
         self.layout = cache.layout if cache else home.layout if home else layout_of(self.collection)
         self.upkeep = self.layout.make_upkeep(trains=cache is not None)
         self._rows: CachedRows | None = None
+        self._replicas: Replicas | None = None
         if cache is not None:
             self._dense = DenseGradients(model.parameters())
+            self._replicas = Replicas(model, cache, optimizer, compare_every)
             self._read_from_cache()
 
     @property
@@ -145,35 +155,53 @@ class DistributedTraining:
                     self._report(previous)
                 self._job = previous = job
                 yield self._part(job)
-                if self._job is not None:
-                    raise ConfigError("call step() after backward(), once for every batch")
+                self._finish_batch()
             self.runtime.finish_segment()
             if previous is not None:
                 self._report(previous)
         else:
             self.runtime.finish_segment()
 
+    def _finish_batch(self) -> None:
+        """After rows and dense weights were stepped: hash the latter if it is time."""
+        if self._job is not None:
+            raise ConfigError("call step() after backward(), once for every batch")
+        if self._replicas is not None and self._replicas.is_due(self.iteration):
+            self.runtime.note_replicas(self._replicas.in_passing(self.iteration))
+
     def step(self, loss: Tensor | None = None) -> float | None:
         """Step this worker's rows and sum the dense gradients over all workers into ``.grad``.
 
         Returns the loss of the global batch where this rank's part of it is given.
+
+        Raises:
+            DivergedError: on every worker, in the same iteration, if a loss or gradient of any is not finite.
+                That worker has stepped nothing, and nobody dense weights or replicated rows; others may have
+                stepped rows of their own. The iteration cannot be finished, so it is never saved.
         """
         job, rows = self._job, self._rows
-        if job is None or rows is None:
+        if job is None or rows is None or self._replicas is None or self._batch is None:
             raise ConfigError("step() without a batch; call it once for every batch that batches() yields")
         job.seconds["compute"] += time.perf_counter() - self._compute_began
         taken = rows.take(job.plan.iteration, job.rows)
         shared = self._dense.collect(loss, taken.replicated_size, self.collection.feature_groups[0].dtype)
         taken.write_replicated(shared.replicated)
+        found = find_nonfinite(self.runtime, self.model, self._batch, loss, shared, taken)
+        if found:
+            shared.flag()
         summing = self.runtime.sum_over_workers(shared.buffer)
         began = time.perf_counter()
-        buffered = rows.step_own(taken)
+        buffered = [] if found else rows.step_own(taken)
         stepped = time.perf_counter()
         summing.wait()
         job.seconds["all_reduce"] += time.perf_counter() - stepped
+        if not is_finite(shared.buffer):
+            raise_diverged(self.runtime, found)
         self._dense.spread(shared)
         rows.step_replicated(taken, shared.replicated)
         job.seconds["compute"] += stepped - began
+        if self._replicas.is_due(self.iteration + 1):
+            self._replicas.hash_rows(self.iteration + 1, self.settings.hot)
         self._job = None
         self.runtime.end(buffered)
         return shared.loss
@@ -204,6 +232,22 @@ class DistributedTraining:
         self.settings = replace(self.settings, hot=hot if len(hot) else None)
         return plan
 
+    def compare_replicas(self, optimizer: Optimizer | None = None) -> None:
+        """Compare dense weights, optimizer state and replicated rows between all workers.
+
+        A collective call, between two segments. Workers also do this by themselves, every so often.
+
+        Args:
+            optimizer: of the dense weights, unless `distribute` has it.
+
+        Raises:
+            DisagreementError: on every rank if any differ; it names ranks and tensors.
+        """
+        mine = None
+        if self._replicas is not None:
+            mine = self._replicas.at_rest(self.iteration, self.settings.hot, optimizer)
+        self.runtime.in_control(lambda control: compare_replicas(control, mine)).wait()
+
     def held(self) -> tuple[int, int]:
         """Count the rows of the model, and bytes of rows and indexes on all ranks; a collective call."""
         cache, home, flushed = self.runtime.mover.cache, self.runtime.mover.home, self.flushed()
@@ -225,7 +269,8 @@ class DistributedTraining:
         self._rows.expect(job.plan, job.rows)
         mine = part_of(job.samples, job.plan.worker, self.runtime.rank)
         job.num_samples = len(mine)
-        return Batch.from_samples(mine, global_size=len(job.samples))
+        self._batch = Batch.from_samples(mine, global_size=len(job.samples))
+        return self._batch
 
 
 def only_collection(model: nn.Module) -> EmbeddingBagCollection:

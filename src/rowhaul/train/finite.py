@@ -1,0 +1,81 @@
+"""Find gradients that are not finite before any step uses them, and name where they come from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rowhaul.errors import RowhaulError
+from rowhaul.nn import Batch
+from rowhaul.nn.row_source import Floats, RowGradients
+
+ADVICE = (
+    "training has diverged, or the data is extreme there. Lower the learning rates (rows.lr, dense.lr) or "
+    "mend the data, and go on from the last checkpoint; this step is in none"
+)
+
+
+class DivergedError(RowhaulError):
+    """A loss or a gradient is not finite."""
+
+
+def is_finite(values: Tensor | Floats) -> bool:
+    """Whether all values are finite, in one pass."""
+    given = torch.from_numpy(values) if isinstance(values, np.ndarray) else values.detach()
+    if not given.numel() or math.isfinite(given.sum()):
+        return True
+    return all(map(math.isfinite, torch.aminmax(given)))  # the sum of large, finite numbers may overflow
+
+
+def check_step(
+    step: int,
+    model: nn.Module,
+    parameters: Iterable[Tensor],
+    batches: Iterable[Batch],
+    loss: Tensor,
+    rows: Sequence[RowGradients],
+) -> None:
+    """Before a step in one process: raise an error if the loss or any gradient is not finite.
+
+    Args:
+        step: counted from 1.
+        model: names the parameters.
+        parameters: of the model; collecting them takes as long as the check.
+        batches: that were trained.
+        loss: of all of them.
+        rows: the gradients of rows.
+    """
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    if math.isfinite(loss) and all(is_finite(one.values) for one in rows) and all(map(is_finite, gradients)):
+        return
+    found = describe(f"at step {step:,}", model, batches, loss, rows)
+    raise DivergedError(f"{found}: {ADVICE}")
+
+
+def describe(
+    when: str, model: nn.Module, batches: Iterable[Batch], loss: Tensor | None, rows: Iterable[RowGradients]
+) -> str:
+    """Name the sample whose loss is not finite; otherwise the row, or the parameter, whose gradient is not.
+
+    Empty if all are finite. A row says more than a parameter: only a few samples have read it.
+    """
+    for batch in batches:
+        for losses in batch.losses:
+            if not is_finite(losses):
+                place = int(torch.nonzero(~torch.isfinite(losses))[0])
+                index = int(batch.index[place])
+                return f"the loss is {float(losses[place])} {when} in sample {index:,}, counted from 0"
+    if loss is not None and not is_finite(loss):
+        return f"the loss is {float(loss)} {when}"
+    for one in rows:
+        if not is_finite(one.values):
+            place = int(np.flatnonzero(~np.isfinite(one.values).all(axis=1))[0])
+            return f"the gradient of row {one.keys[place]} of table {one.table(place)!r} is not finite {when}"
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and not is_finite(parameter.grad):
+            return f"the gradient of {name} is not finite {when}"
+    return ""

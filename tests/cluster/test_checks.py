@@ -1,0 +1,38 @@
+"""Facts that ranks compare before they train."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1]))
+from checkpointed_ranks import on_threads
+from rowhaul.cluster.checks import check_same, version_facts
+from rowhaul.errors import ClusterError
+from rowhaul.schedule import Topology
+
+
+def compared(*facts, num_workers=2):
+    on_threads(Topology(num_workers), lambda cluster: check_same(cluster, facts[cluster.rank]))
+
+
+def test_facts_that_differ_are_named_with_the_ranks_that_have_them():
+    compared({"a": "1"}, {"a": "1"}, {"a": "1"})
+    with pytest.raises(ClusterError, match=r"\n  a: 1 on ranks 0, 2.*; 2 on rank 1"):
+        compared({"a": "1"}, {"a": "2"}, {"a": "1"})
+    with pytest.raises(ClusterError, match=r"\n  a: 1 on rank 0.*; \(not given\) on ranks 1, 2"):
+        compared({"a": "1"}, {}, {})
+
+
+def test_a_fact_does_not_matter_where_it_is_none():
+    compared({"a": "1"}, {"a": "1"}, {"a": None})
+    compared({"a": None}, {"a": None}, {"a": None})
+    with pytest.raises(ClusterError, match=r"a: 1 on rank 0.*; 2 on rank 1"):
+        compared({"a": "1"}, {"a": "2"}, {"a": None})
+
+
+def test_stores_may_have_another_cpu_than_workers():
+    worker, store = version_facts(), version_facts(is_worker=False)
+    (capability,) = (name for name in worker if "ATEN_CPU_CAPABILITY" in name)
+    assert store == {**worker, capability: None}
+    assert {"version of numba", "version of llvmlite"} <= worker.keys()
