@@ -21,6 +21,10 @@ _HELLO_BYTES = len(_MAGIC) + 1 + _NONCE_BYTES
 _ACCEPTED, _REFUSED = b"\1", b"\0"
 
 
+class BrokenProofError(SecretError):
+    """The other end left, was silent or speaks another protocol: it is no rank, or not ready yet."""
+
+
 def demand(connection: socket.socket, secret: bytes | None, seconds: float, purpose: str = "") -> None:
     """Let the connecting end prove the secret, then prove it in turn; at the end that listens.
 
@@ -80,9 +84,11 @@ class _Exchange:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._connection.settimeout(self._timeout)
         if isinstance(error, TimeoutError):
-            raise SecretError(f"{self.peer} did not finish the proof in {self._seconds:g} s") from None
+            raise BrokenProofError(f"{self.peer} did not finish the proof in {self._seconds:g} s") from None
         if isinstance(error, OSError):
-            raise SecretError(f"{self.peer} broke off during the proof of the secret ({error})") from None
+            raise BrokenProofError(
+                f"{self.peer} broke off during the proof of the secret ({error})"
+            ) from None
 
     def send_hello(self, secret: bytes | None) -> bytes:
         nonce = secrets.token_bytes(_NONCE_BYTES)
@@ -107,7 +113,7 @@ class _Exchange:
                 raise ConnectionResetError("it closed the connection")
             received += part
             if not begins_with.startswith(received[: len(begins_with)]):
-                raise SecretError(f"{self.peer} does not speak Rowhaul's protocol")
+                raise BrokenProofError(f"{self.peer} does not speak Rowhaul's protocol")
         return received
 
     def _limit(self) -> None:
