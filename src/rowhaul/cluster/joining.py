@@ -14,6 +14,7 @@ from torch.distributed import DistError
 
 from rowhaul._proof import BrokenProofError
 from rowhaul._threads import Failure
+from rowhaul.cluster.announcement import first_line
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.heartbeat import Heartbeat
 from rowhaul.cluster.interface import Interface, choose, is_loopback, towards
@@ -24,7 +25,6 @@ from rowhaul.cluster.rendezvous import (
     Store,
     StoreAddress,
     connect,
-    first_line,
     host_store,
     reach_store,
 )

@@ -36,7 +36,16 @@ from rowhaul.cluster.store_client import PrefixStore, StoreClient
 from rowhaul.cluster.store_server import StoreServer
 from rowhaul.errors import ClusterError, SecretError
 
-__all__ = ["PrefixStore", "Store", "StoreAddress", "connect", "first_line", "host_store", "reach_store"]
+__all__ = [
+    "PrefixStore",
+    "Store",
+    "StoreAddress",
+    "connect",
+    "first_line",
+    "host_store",
+    "hosted_ports",
+    "reach_store",
+]
 
 _OPERATION = timedelta(seconds=60)  # of one request to a store that answers
 _RETRY = 0.1  # seconds between two attempts to connect
@@ -64,6 +73,11 @@ def host_store(place: Place, secret: bytes | None, seconds: float, interface: st
         server = _kept[port, secret]
         hosts = sorted(server.addresses, key=is_loopback)
         announce(board, StoreAddress(tuple(hosts), server.port), secret)
+
+
+def hosted_ports() -> set[int]:
+    """Return the ports at which this process hosts rendezvous stores."""
+    return {server.port for server in _kept.values()}
 
 
 def reach_store(

@@ -51,6 +51,8 @@ class ClusterConfig:
         data_from: every_host reads the files on each host; rank0 reads them once and distributes the samples.
         interface: network interface of row moves; empty: the one that leads to the master.
         side_interface: network interface of dense gradients and control; empty: the same.
+        secret_file: file with the secret that every rank must prove; empty: ROWHAUL_SECRET, if set. Ranks
+            that `rowhaul train --workers` starts have a secret of their own.
     """
 
     workers: int = 0
@@ -70,6 +72,7 @@ class ClusterConfig:
     data_from: str = "every_host"
     interface: str = ""
     side_interface: str = ""
+    secret_file: str = ""
 
     def __post_init__(self) -> None:
         if not self.hot_is_auto:
