@@ -50,7 +50,7 @@ def is_same_user(connection: socket.socket) -> bool:
     if sys.platform != "linux":
         return True
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    return bool(_PEER.unpack(peer)[1] == os.getuid())
+    return bool(_PEER.unpack(peer)[1] == os.geteuid())
 
 
 def lets_in(connection: socket.socket, secret: bytes | None, purpose: str) -> bool:

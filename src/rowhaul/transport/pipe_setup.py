@@ -53,7 +53,7 @@ def form_pipes(
             listener.listen(len(names))
             listener.settimeout(CONNECT_SECONDS)
         # Processes of different users may not exchange memory.
-        neighbours = f"{host or ''} {host_id()} {os.getuid()}".encode()
+        neighbours = f"{host or ''} {host_id()} {os.geteuid()}".encode()
         digest = hashlib.blake2b(neighbours, digest_size=_HOST_BYTES).digest()
         mine = digest + address.encode().ljust(_ADDRESS_BYTES, b"\0")
         everyone = all_gather(np.frombuffer(mine, np.uint8))
