@@ -1,11 +1,12 @@
 """Which interface is chosen, and that the environment is left as it was."""
 
 import os
+import socket
 
 import psutil
 import pytest
 
-from rowhaul.cluster.interface import Interface, choose, is_loopback, towards
+from rowhaul.cluster.interface import Interface, choose, is_loopback, listening_addresses, towards
 from rowhaul.cluster.joining import _avoid_loopback
 from rowhaul.cluster.roll_call import Member, Roster
 from rowhaul.errors import ClusterError
@@ -66,3 +67,33 @@ def test_a_master_whose_own_name_is_the_loopback_goes_by_the_other_ranks():
     loopback = Interface(LOOPBACK, "127.0.0.1", "")
     assert _avoid_loopback(loopback, Roster("", (here, there))).name == name
     assert _avoid_loopback(loopback, Roster("", (here, here))) is loopback
+
+
+def test_rank_0_listens_at_the_masters_address_only():
+    assert listening_addresses(None, "127.0.0.1", 1) == ("127.0.0.1",)
+    assert "127.0.0.1" in listening_addresses(None, "localhost", 1)
+    assert all(map(is_loopback, listening_addresses(None, "localhost", 1)))
+    for _, address in OUTSIDE:
+        assert listening_addresses(None, address, 1) == (address,)
+        assert listening_addresses(LOOPBACK, address, 1) == (address,)  # rows go elsewhere
+
+
+@pytest.mark.parametrize("master", ["198.51.100.7", "no-such-host.invalid"])
+def test_behind_a_foreign_address_rank_0_listens_at_the_given_interface(master):
+    """An address that is translated on the way is none of this host's."""
+    assert listening_addresses(LOOPBACK, master, 1) == ("127.0.0.1",)
+    assert len(listening_addresses(None, master, 1)) == 1
+
+
+@pytest.mark.skipif(not OUTSIDE, reason="this machine has no network")
+def test_a_name_that_is_the_loopback_here_is_not_so_elsewhere(monkeypatch):
+    """As in /etc/hosts of many distributions: other hosts resolve the same name to another address."""
+    real = socket.getaddrinfo
+
+    def resolve(host, *rest, **named):
+        return real("127.0.1.1" if host == "ada" else host, *rest, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    name, address = OUTSIDE[0]
+    assert listening_addresses(name, "ada", 1) == (address, "127.0.1.1")
+    assert listening_addresses(None, "ada", 1, is_one_host=True) == ("127.0.1.1",)

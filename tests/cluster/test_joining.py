@@ -179,7 +179,7 @@ def test_an_unreachable_master_is_told_with_what_was_tried(variables):
 def test_a_master_that_is_something_else_is_told(variables):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         variables(MASTER_PORT=silent.getsockname()[1], RANK=1)
-        with pytest.raises(ClusterError, match="does not answer as torch's store does"):
+        with pytest.raises(ClusterError, match="did not finish the proof in"):
             join(timeouts=Timeouts(master=0.6))
 
 

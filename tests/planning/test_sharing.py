@@ -1,5 +1,6 @@
 """Plans reach the other processes of a host as they are, without copies, leaks or silent ends."""
 
+import contextlib
 import dataclasses
 import gc
 import json
@@ -9,13 +10,14 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from planned_cases import all_plans, assert_same, planner, samples, settings
 
 from rowhaul._threads import Failure
-from rowhaul.errors import BadLineError, CacheTooSmallError, ConfigError, DataError
+from rowhaul.errors import BadLineError, CacheTooSmallError, ConfigError, DataError, SecretError
 from rowhaul.planning.feed import NO_SAMPLES, FollowerFeed, LeaderFeed
 from rowhaul.planning.planner import samples_digest
 from rowhaul.planning.sharing import LeaderLostError, PlanClient, PlanServer, SubscriberLostError
@@ -66,11 +68,23 @@ def followers():
 def connected(subscribers=(0,), leader_failure=None, follower_failure=None, **options):
     """A server and its clients, all in this process."""
     server = PlanServer(LEADER, subscribers, leader_failure or Failure(), **options)
-    clients = [
-        PlanClient(server.address, rank, LEADER, follower_failure or Failure()) for rank in subscribers
-    ]
-    server.accept()
+    with accepting(server):
+        clients = [
+            PlanClient(
+                server.address, rank, LEADER, follower_failure or Failure(), secret=options.get("secret")
+            )
+            for rank in subscribers
+        ]
     return server, *clients
+
+
+@contextlib.contextmanager
+def accepting(server, **options):
+    """Accept subscribers meanwhile: each waits for the server's part of the proof."""
+    with ThreadPoolExecutor(1) as pool:
+        accepted = pool.submit(server.accept, **options)
+        yield
+        accepted.result()
 
 
 def close_all(*ends):
@@ -247,9 +261,11 @@ def send_for_ever(server, planned):
 
 def test_subscribers_that_do_not_come_are_named():
     server = PlanServer(LEADER, [0, 1, 2], Failure())
-    client = PlanClient(server.address, 1, LEADER, Failure())
-    with pytest.raises(SubscriberLostError, match="ranks 0, 2 did not connect to rank 7"):
-        server.accept(timeout=0.5)
+    with (
+        pytest.raises(SubscriberLostError, match="ranks 0, 2 did not connect to rank 7"),
+        accepting(server, timeout=0.5),
+    ):
+        client = PlanClient(server.address, 1, LEADER, Failure())
     close_all(server, client)
 
 
@@ -266,12 +282,33 @@ def test_strangers_are_not_served(planned):
     stranger = socket.socket(socket.AF_UNIX)
     stranger.connect("\0" + server.address[1:])
     stranger.sendall(b"\7" * 8)
-    client = PlanClient(server.address, 0, LEADER, Failure())
-    server.accept()
+    with accepting(server):
+        client = PlanClient(server.address, 0, LEADER, Failure())
     server.send(planned)
     assert_same(client.next(), as_shared(planned))
-    assert stranger.recv(1) == b""
+    with contextlib.suppress(ConnectionResetError):
+        assert stranger.recv(1) == b""
     close_all(server, client, stranger)
+
+
+def test_a_secret_is_proved_by_both_ends(planned):
+    server, client = connected(secret=b"a secret of this run")
+    server.send(planned)
+    assert_same(client.next(), as_shared(planned))
+    close_all(server, client)
+
+
+@pytest.mark.parametrize("secret", [None, b"a secret of another run"])
+def test_another_secret_is_refused_and_the_right_one_still_let_in(planned, caplog, secret):
+    ours = b"a secret of this run"
+    server = PlanServer(LEADER, [0], Failure(), secret=ours)
+    with accepting(server):
+        with pytest.raises(SecretError):
+            PlanClient(server.address, 0, LEADER, Failure(), secret=secret)
+        client = PlanClient(server.address, 0, LEADER, Failure(), secret=ours)
+    assert "the socket of a planner refused a process" in caplog.text
+    assert ours.decode() not in caplog.text
+    close_all(server, client)
 
 
 def test_a_path_serves_as_an_address_and_is_removed_once_all_are_there(tmp_path, planned):

@@ -69,6 +69,7 @@ _FLAGS_BY_PANEL: dict[str, dict[str, tuple[str, Any, str]]] = {
         "look_ahead": ("cluster.look_ahead", int, "Batches known beyond the one being planned."),
         "data_from": ("cluster.data_from", str, "every_host, or rank0: read once and sent out."),
         "hot": ("cluster.hot_rows", str, "Rows replicated on every worker: auto, or how many."),
+        "secret_file": ("cluster.secret_file", str, "File with the secret that all ranks must prove."),
     },
     "Rows": {
         "admit_after": ("tables.default.admit_after", int, "Admit a row at its N-th sighting."),
@@ -222,9 +223,12 @@ def is_first_rank() -> bool:
 def launch_ranks(config: TrainConfig, schema: Schema, arguments: list[str] | None = None) -> None:
     """Run this command again as several processes, after compiling kernels once."""
     from rowhaul.cluster import launch
+    from rowhaul.cluster.secret import load_secret
     from rowhaul.train.distributed.warm_up import compile_kernels
 
     cluster = config.cluster
+    if cluster.secret_file:
+        load_secret(cluster.secret_file)  # the launcher makes one of its own, but a bad file is a mistake
     compile_kernels(config, schema, lambda: say("compiling kernels, once; this takes a minute"))
     given = sys.argv[1:] if arguments is None else arguments
     launch(given, cluster.workers, cluster.stores, cluster.colocated)

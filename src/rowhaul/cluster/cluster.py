@@ -40,6 +40,7 @@ class Cluster:
         store: the rendezvous store, for a few small values. Used by one thread, as it blocks.
         failure: the first error of this rank.
         heartbeat: detects lost ranks.
+        secret: of the run, which every connecting process must prove; None: there is none.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Cluster:
         store: Store,
         heartbeat: Heartbeat,
         failure: Failure,
+        secret: bytes | None = None,
     ) -> None:
         self.place, self.rank, self.members = place, place.rank, tuple(members)
         self.topology = self.members[self.rank].topology
@@ -66,7 +68,7 @@ class Cluster:
         self.moves, self.data = groups.moves, groups.data
         self.dense, self.control = groups.dense, groups.control
         self.store = PrefixStore("shared", store)
-        self.failure, self.heartbeat = failure, heartbeat
+        self.failure, self.heartbeat, self.secret = failure, heartbeat, secret
         self._groups = groups
         self._meetings: dict[str, int] = {}
         self._is_open = True
@@ -81,6 +83,16 @@ class Cluster:
     def is_worker(self) -> bool:
         """Whether this rank trains."""
         return self.rank < self.topology.num_workers
+
+    @property
+    def has_abstract_sockets(self) -> bool:
+        """Whether the ranks of this host reach each other at names without files.
+
+        Ranks that were grouped by hand may be in several network namespaces; files may be in several
+        containers.
+        """
+        namespaces = {self.members[rank].namespace for rank in self.local_ranks}
+        return sys.platform == "linux" and len(namespaces) == 1
 
     def next_meeting(self, what: str) -> int:
         """Count collective calls of one kind: the same number on all ranks that make the same calls."""

@@ -35,6 +35,35 @@ def choose(given: str | None, master_address: str, master_port: int) -> Interfac
     return towards(master_address, master_port)
 
 
+def listening_addresses(
+    given: str | None, master_address: str, master_port: int, is_one_host: bool = False
+) -> tuple[str, ...]:
+    """Return the addresses of this host, rank 0's, where the other ranks will look for the master.
+
+    That is the master's address. A name may mean 127.0.0.1 here and something else elsewhere, though, and
+    behind a translated address it is none of this host's: then it is the address of the given interface, or
+    else of the one that leads to the master or out of this host, as well.
+    """
+    try:
+        found = socket.getaddrinfo(master_address, master_port, type=socket.SOCK_STREAM)
+    except OSError:
+        found = []
+    resolved = dict.fromkeys(_bare(str(target[0])) for *_, target in found)
+    own = {one for addresses in addresses_by_interface().values() for one in addresses}
+    here = tuple(one for one in resolved if one in own or is_loopback(one))
+    inside = is_one_host or _means_this_machine(master_address)
+    if here and (inside or not all(map(is_loopback, here))):
+        return here
+    names = given or os.environ.get(INTERFACE_VARIABLE)
+    if names:
+        return _named(names, "as given").address, *here
+    try:
+        outward = local_address(master_address, master_port) if resolved and not here else _outward_address()
+    except OSError:  # no route
+        return here or ("127.0.0.1",)
+    return outward, *here
+
+
 def towards(host: str, port: int) -> Interface:
     """Return the interface that leads to a host; raise `OSError` if there is no route or no such name."""
     address = local_address(host, port)
@@ -80,6 +109,17 @@ def addresses_by_interface() -> dict[str, tuple[str, ...]]:
 def is_loopback(address: str) -> bool:
     """Whether an address reaches this machine only."""
     return ipaddress.ip_address(_bare(address)).is_loopback
+
+
+def _means_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _outward_address() -> str:
+    return local_address("198.51.100.1", 9)  # TEST-NET-2 of RFC 5737: belongs to nobody
 
 
 def _named(names: str, chosen_by: str) -> Interface:

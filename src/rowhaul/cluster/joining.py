@@ -7,18 +7,29 @@ import logging
 import os
 import socket
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from torch.distributed import DistError
 
+from rowhaul._proof import BrokenProofError
 from rowhaul._threads import Failure
+from rowhaul.cluster.announcement import first_line
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.heartbeat import Heartbeat
 from rowhaul.cluster.interface import Interface, choose, is_loopback, towards
+from rowhaul.cluster.neighbours import NeighbourProbe
 from rowhaul.cluster.place import Place, roles_of, topology_of
-from rowhaul.cluster.rendezvous import PrefixStore, Store, connect, first_line, keep_store, reach_store
+from rowhaul.cluster.rendezvous import (
+    PrefixStore,
+    Store,
+    StoreAddress,
+    connect,
+    host_store,
+    reach_store,
+)
 from rowhaul.cluster.roll_call import PREFIX, Member, Roster, call_the_roll
+from rowhaul.cluster.secret import load_secret
 from rowhaul.cluster.waiting import within
 from rowhaul.errors import ClusterError
 from rowhaul.transport.base import Groups, Membership, Transport
@@ -51,6 +62,7 @@ def join(
     interface: str | None = None,
     side_interface: str | None = None,
     host: str | None = None,
+    secret_file: str | None = None,
     timeouts: Timeouts = Timeouts(),
     transport: Transport | None = None,
     place: Place | None = None,
@@ -68,12 +80,15 @@ def join(
         side_interface: network interface for dense gradients and control; by default
             ROWHAUL_SIDE_INTERFACE, or else the same.
         host: a name that the ranks of one host share, to override the detected grouping.
+        secret_file: holds the secret that every rank must prove; by default ROWHAUL_SECRET does, or no
+            proof is asked for. Ranks that `launch` has started have a secret already.
         timeouts: how long to wait for others.
         transport: connects the ranks; by default Gloo, with shared memory within a host.
         place: this rank's number and the master's address; by default from torchrun's variables.
 
     Raises:
         ClusterError: an address, port, number of ranks or option is wrong, or a rank is missing; says which.
+        SecretError: the secret cannot be used, or is not the one of the other ranks.
 
     Example:
         >>> with join(num_stores=1) as cluster:
@@ -83,62 +98,83 @@ def join(
     side_interface = side_interface or os.environ.get("ROWHAUL_SIDE_INTERFACE")
     place = place or Place.from_environment()
     topology = topology_of(place.world_size, num_stores, colocated, peer_to_peer)
+    secret = load_secret(None if place.launcher_keeps_store else secret_file)
     if place.keeps_store:
-        keep_store(place, timeouts.master)
-    first = reach_store(place, timeouts.master, interface)
+        host_store(place, secret, timeouts.master, interface)
+    store, address, first = reach_store(place, secret, timeouts.master, interface)
     given_side = choose(side_interface, place.master_address, place.master_port) if side_interface else None
-    me = Member(
-        rank=place.rank,
-        id=uuid.uuid4().hex,
-        host=host or host_id(),
-        host_name=socket.gethostname(),
-        address=first.address,
-        process=os.getpid(),
-        topology=topology,
-    )
     try:
-        store = connect(place, timeouts.master, first)
-        roster = within(
-            timeouts.arrival + timeouts.master, lambda: call_the_roll(store, me, timeouts.arrival)
-        )
-        store.set_timeout(timedelta(seconds=timeouts.connection))
-        own = first if interface else _avoid_loopback(first, roster)
-        _log.info("rank %d uses %s (%s): %s", place.rank, own.name, own.address, own.chosen_by)
-        interfaces = (own, given_side or own)
-        return _connect(place, roster, store, interfaces, timeouts, transport or GlooTransport())
-    except (DistError, TimeoutError) as error:
+        with NeighbourProbe(secret) as probe:
+            me = Member(
+                rank=place.rank,
+                id=uuid.uuid4().hex,
+                host=host or host_id(),
+                host_name=socket.gethostname(),
+                address=first.address,
+                process=os.getpid(),
+                topology=topology,
+                namespace=host_id(),
+                probe="" if host else probe.address,
+            )
+            roster = within(
+                timeouts.arrival + timeouts.master, lambda: call_the_roll(store, me, timeouts.arrival)
+            )
+            store.set_timeout(timedelta(seconds=timeouts.connection))
+            own = first if interface else _avoid_loopback(first, roster)
+            _log.info("rank %d uses %s (%s): %s", place.rank, own.name, own.address, own.chosen_by)
+            interfaces = (own, given_side or own)
+            door = _Door(address, secret, store, probe)
+            return _connect(place, roster, door, interfaces, timeouts, transport or GlooTransport())
+    except (DistError, ConnectionError, TimeoutError, BrokenProofError) as error:
         raise ClusterError(
-            f"the rendezvous store at {place.master} was lost while the ranks were joining: "
+            f"the rendezvous store at {address.name} was lost while the ranks were joining: "
             f"{'its launcher' if place.launcher_keeps_store else 'rank 0'} has ended (see its output)"
         ) from error
+
+
+@dataclass(frozen=True)
+class _Door:
+    """The rendezvous store, what it takes to connect to it again, and one connection; this rank's probe."""
+
+    address: StoreAddress
+    secret: bytes | None = field(repr=False)
+    store: Store
+    probe: NeighbourProbe
 
 
 def _connect(
     place: Place,
     roster: Roster,
-    store: Store,
+    door: _Door,
     interfaces: tuple[Interface, Interface],
     timeouts: Timeouts,
     transport: Transport,
 ) -> Cluster:
     """Start the heartbeat, then connect to the other ranks."""
-    me, failure, prefix = roster.members[place.rank], Failure(), f"{PREFIX}/{roster.token}"
-    run = PrefixStore(prefix, store)
+    topology, failure = roster.members[place.rank].topology, Failure()
+    prefix = f"{PREFIX}/{roster.token}"
+    run = PrefixStore(prefix, door.store)
     num_missed = 6
     heartbeat = Heartbeat(
-        PrefixStore(prefix, connect(place, timeouts.master, interfaces[0])),
+        PrefixStore(prefix, connect(door.address, door.secret, timeouts.master)),
         place.rank,
-        roles_of(me.topology.num_ranks, me.topology.num_workers),
+        roles_of(topology.num_ranks, topology.num_workers),
         failure,
-        store_name=f"the rendezvous store at {place.master}",
+        store_name=f"the rendezvous store at {door.address.name}",
         store_rank=None if place.launcher_keeps_store else 0,
         interval=timeouts.silence / num_missed,
         num_missed=num_missed,
     )
     heartbeat.start()
     own, side = (interface.name for interface in interfaces)
-    membership = Membership(place.rank, me.topology, me.host, own, side, PrefixStore("groups", run))
     try:
+        members = within(
+            timeouts.connection,
+            lambda: door.probe.confirm(run, roster.members, place.rank),
+            check=failure.check,
+        )
+        host, groups_store = members[place.rank].host, PrefixStore("groups", run)
+        membership = Membership(place.rank, topology, host, own, side, groups_store, door.secret)
         groups = _connect_within(timeouts.connection, transport, membership, failure)
     except BaseException as error:
         explained = _connection_error(error, heartbeat)
@@ -146,7 +182,7 @@ def _connect(
         if explained is error:
             raise
         raise explained from error
-    return Cluster(place, roster.members, interfaces, groups, run, heartbeat, failure)
+    return Cluster(place, members, interfaces, groups, run, heartbeat, failure, door.secret)
 
 
 def _connect_within(seconds: float, transport: Transport, membership: Membership, failure: Failure) -> Groups:

@@ -1,14 +1,15 @@
 """Starts all ranks on this machine, watches them, and ends them all when one dies.
 
 The children get torchrun's variables in their environment and run as they would on a cluster. The
-launcher hosts the rendezvous store, because it outlives every rank. Each child is a process group of its own:
-Ctrl-C reaches the launcher alone, which forwards it.
+launcher hosts the rendezvous store, because it outlives every rank, and makes a secret for it. Each child is
+a process group of its own: Ctrl-C reaches the launcher alone, which forwards it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -19,10 +20,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rowhaul.cluster import tied_child
-from rowhaul.cluster.place import roles_of
+from rowhaul.cluster.place import STORE_VARIABLE, roles_of
+from rowhaul.cluster.secret import VARIABLE as SECRET_VARIABLE
+from rowhaul.cluster.store_server import StoreServer
 from rowhaul.errors import ClusterError
 
 _POLL = 0.05  # seconds between two checks of the children
@@ -87,12 +89,14 @@ def launch(
         signals = stack.enter_context(_recorded_signals())
         children = _Children(grace_seconds)
         stack.callback(children.kill)
-        variables = {**os.environ, **_variables(num_ranks, listener.getsockname()[1]), **(environment or {})}
+        secret = secrets.token_hex(32)  # of this run alone
+        store = StoreServer([listener], secret.encode())
+        stack.callback(store.close)
+        run = _variables(num_ranks, store.port) | {SECRET_VARIABLE: secret}
+        variables = {**os.environ, **run, **(environment or {})}
         for rank, role in enumerate(roles):
             children.start(rank, role, whole, variables, folder)
-        store = _host_store(listener)  # after the children, which import meanwhile
         children.watch(signals)
-        del store
     if signals:  # the children have ended: now act on the first one
         signal.raise_signal(signals[0])
 
@@ -170,14 +174,15 @@ class _Children:
                 child.process.send_signal(number)
 
 
-def _variables(num_ranks: int, port: int) -> dict[str, str]:
+def _variables(num_ranks: int, store_port: int) -> dict[str, str]:
     found = {
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),
         "GROUP_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher hosts the store, as torchrun's agent does
+        STORE_VARIABLE: f"127.0.0.1:{store_port}",
+        "MASTER_ADDR": "127.0.0.1",  # for groups that the command makes itself
+        "MASTER_PORT": str(_free_port()),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
     if "OMP_NUM_THREADS" not in os.environ:
         num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -185,16 +190,10 @@ def _variables(num_ranks: int, port: int) -> dict[str, str]:
     return found
 
 
-def _host_store(listener: socket.socket) -> Any:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # compiled
-
-    return TCPStore(
-        "127.0.0.1",
-        listener.getsockname()[1],
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=os.dup(listener.fileno()),  # the store closes its descriptor
-    )
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

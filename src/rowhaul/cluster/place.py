@@ -1,4 +1,4 @@
-"""A process's place among the ranks, from the environment that ``torchrun`` sets."""
+"""A process's place among the ranks, from the environment that ``torchrun`` or our launcher sets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rowhaul.errors import ClusterError
+
+STORE_VARIABLE = "ROWHAUL_STORE"  # set by our launcher: where it hosts the rendezvous store
 
 if TYPE_CHECKING:
     from rowhaul.schedule.topology import Topology
@@ -21,7 +23,9 @@ class Place:
     world_size: int
     master_address: str
     master_port: int
-    launcher_keeps_store: bool = False  # torchrun's agent, or our launcher, hosts the rendezvous store
+    launcher_keeps_store: bool = False  # our launcher hosts the rendezvous store at the master's address
+    agent_keeps_store: bool = False  # torchrun's agent has a store of its own there, open to all
+    is_one_host: bool = False  # one agent has started all ranks
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Place:
@@ -42,12 +46,16 @@ class Place:
         port = _number(environment, "MASTER_PORT")
         if not 0 < port < 1 << 16:
             raise ClusterError(f"MASTER_PORT must be 1 to 65535; got {port}")
+        if environment.get(STORE_VARIABLE):
+            address, _, own_port = environment[STORE_VARIABLE].rpartition(":")
+            return cls(rank, world_size, address, int(own_port), launcher_keeps_store=True)
         return cls(
             rank=rank,
             world_size=world_size,
             master_address=environment["MASTER_ADDR"],
             master_port=port,
-            launcher_keeps_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            agent_keeps_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            is_one_host=environment.get("LOCAL_WORLD_SIZE") == str(world_size),
         )
 
     @property
@@ -57,9 +65,13 @@ class Place:
 
     @property
     def master(self) -> str:
-        """Address and port of the rendezvous store."""
-        host = f"[{self.master_address}]" if ":" in self.master_address else self.master_address
-        return f"{host}:{self.master_port}"
+        """The master's address and port."""
+        return address_text(self.master_address, self.master_port)
+
+
+def address_text(host: str, port: int) -> str:
+    """Write an address as people do: ``10.0.0.1:29500``, ``[fd00::1]:29500``."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:

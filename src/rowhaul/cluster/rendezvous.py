@@ -1,110 +1,163 @@
-"""The rendezvous store: a small key-value server at the master's address that all ranks can reach.
+"""Where ranks meet: rank 0 hosts the rendezvous store, or our launcher does, and all ranks connect to it.
 
-Under torchrun and under our own launcher the parent process hosts it, otherwise rank 0 does. It is reached
-before anything else, so most problems with an address, a port or a firewall show here; errors say what was
-tried.
+Without an agent, the store is at the master's address and port. Under torchrun a store of its agent is there,
+open to anyone: rank 0 hosts ours at another port and only announces that port in the agent's store, signed
+with the run's secret. The same holds where the user has initialised ``torch.distributed``.
+
+The store is reached before anything else, so most problems with an address, a port or a firewall show here;
+errors say what was tried.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
 import socket
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 
-from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # compiled
+from torch.distributed import Store  # type: ignore[attr-defined]  # compiled
 
-from rowhaul.cluster.interface import Interface, choose
-from rowhaul.cluster.place import Place
-from rowhaul.cluster.waiting import within
-from rowhaul.errors import ClusterError
+from rowhaul._proof import BrokenProofError
+from rowhaul.cluster.announcement import (
+    NotAnnouncedError,
+    NotSignedError,
+    StoreAddress,
+    announce,
+    first_line,
+    open_board,
+    read_announcement,
+    unreachable,
+)
+from rowhaul.cluster.interface import Interface, choose, is_loopback, listening_addresses
+from rowhaul.cluster.place import Place, address_text
+from rowhaul.cluster.store_client import PrefixStore, StoreClient
+from rowhaul.cluster.store_server import StoreServer
+from rowhaul.errors import ClusterError, SecretError
 
-__all__ = ["PrefixStore", "Store", "TCPStore", "connect", "first_line", "keep_store", "reach_store"]
+__all__ = [
+    "PrefixStore",
+    "Store",
+    "StoreAddress",
+    "connect",
+    "first_line",
+    "host_store",
+    "hosted_ports",
+    "reach_store",
+]
 
 _OPERATION = timedelta(seconds=60)  # of one request to a store that answers
-_RETRY = 0.2  # seconds between two attempts to connect
+_RETRY = 0.1  # seconds between two attempts to connect
 _ONE_ATTEMPT = 5.0
 
+_log = logging.getLogger(__name__)
+_kept: dict[tuple[int, bytes | None], StoreServer] = {}  # by port (0: announced) and secret
 
-_kept: dict[int, TCPStore] = {}  # by port
 
-
-def keep_store(place: Place, seconds: float) -> None:
-    """Listen at the master's port as long as this process lives, on rank 0 where no launcher does.
+def host_store(place: Place, secret: bytes | None, seconds: float, interface: str | None = None) -> None:
+    """Host the store as long as this process lives, on rank 0 where no launcher does.
 
     Ranks that join a second time may reach it before rank 0 has left the first time.
     """
-    if place.master_port in _kept:
-        return
-    port = place.master_port
-    try:
-        _kept[port] = _store("localhost", port, seconds, listens=True)
-    except TimeoutError:
-        raise ClusterError(f"rank 0 cannot listen at port {port}: no answer in {seconds:g} s") from None
-    except DistError as error:
-        text = str(error)
-        if "EADDRINUSE" in text or "already in use" in text:
-            raise ClusterError(
-                f"port {port} of this host is in use, so rank 0 cannot listen there for the other ranks: end "
-                "what uses it, or choose another MASTER_PORT (torchrun: --master-port)"
-            ) from error
-        raise ClusterError(f"rank 0 cannot listen at port {port}: {first_line(error)}") from error
+    board = open_board(place, seconds, interface)
+    port = place.master_port if board is None else 0
+    if (port, secret) not in _kept:
+        _stop_hosting(port)  # with another secret
+        addresses = listening_addresses(interface, place.master_address, place.master_port, place.is_one_host)
+        server = StoreServer(_listeners(addresses, port, 4 * place.world_size + 16), secret)
+        _kept[port, secret] = server
+        where = ", ".join(address_text(host, server.port) for host in server.addresses)
+        _log.info("rank 0 hosts the rendezvous store at %s", where)
+    if board is not None:
+        server = _kept[port, secret]
+        hosts = sorted(server.addresses, key=is_loopback)
+        announce(board, StoreAddress(tuple(hosts), server.port), secret)
 
 
-def reach_store(place: Place, seconds: float, interface: str | None = None) -> Interface:
-    """Wait until the master answers; return the interface used. It may start later than this rank."""
+def hosted_ports() -> set[int]:
+    """Return the ports at which this process hosts rendezvous stores."""
+    return {server.port for server in _kept.values()}
+
+
+def reach_store(
+    place: Place, secret: bytes | None, seconds: float, interface: str | None = None
+) -> tuple[StoreClient, StoreAddress, Interface]:
+    """Connect once the store answers: it may start later than this rank. Return the interface used, too."""
     deadline = time.monotonic() + seconds
+    board = open_board(place, seconds, interface)
+    address = StoreAddress((place.master_address,), place.master_port) if board is None else None
     while True:
         chosen: Interface | None = None
         try:
             chosen = choose(interface, place.master_address, place.master_port)
-            # torch's client would wait too, but it prints to stderr again and again, without a reason.
-            patience = max(0.1, min(_ONE_ATTEMPT, deadline - time.monotonic()))
-            socket.create_connection((place.master_address, place.master_port), patience).close()
-            return chosen
-        except OSError as error:
+            if board is not None:
+                address = read_announcement(board, secret)
+            assert address is not None
+            return connect(address, secret, deadline - time.monotonic()), address, chosen
+        except (OSError, BrokenProofError, NotAnnouncedError) as error:
             if time.monotonic() + _RETRY > deadline:
-                raise _unreachable(place, seconds, chosen, str(error)) from error
+                raise unreachable(place, seconds, chosen, str(error), address) from error
+        except SecretError as error:
+            # An announcement may be left from an earlier run.
+            if not isinstance(error, NotSignedError) or time.monotonic() + _RETRY > deadline:
+                raise SecretError(f"rank {place.rank} cannot join: {error}") from None
         time.sleep(_RETRY)
 
 
-def connect(place: Place, seconds: float, interface: Interface) -> TCPStore:
+def connect(address: StoreAddress, secret: bytes | None, seconds: float) -> StoreClient:
     """Open a connection to the store. A connection serves one thread: a request can block it."""
-    try:
-        return _store(place.master_address, place.master_port, seconds, listens=False)
-    except (TimeoutError, DistError) as error:
-        reason = first_line(error) or "something listens there, but it does not answer as torch's store does"
-        raise _unreachable(place, seconds, interface, reason) from error
-
-
-def _store(host: str, port: int, seconds: float, listens: bool) -> TCPStore:
-    def make() -> TCPStore:
-        store = TCPStore(
-            host,
-            port,
-            is_master=listens,
-            timeout=timedelta(seconds=seconds),
-            wait_for_workers=False,
-            multi_tenant=listens,  # a group that the user made at the same port shares it
-        )
+    patience = max(0.1, min(_ONE_ATTEMPT, seconds))
+    error: OSError | BrokenProofError | None = None
+    for host in address.hosts:
+        try:
+            connection = socket.create_connection((host, address.port), patience)
+        except OSError as failed:
+            error = error or failed  # the first address is the most likely one
+            continue
+        try:
+            store = StoreClient(connection, secret, patience)
+        except BaseException as failed:
+            connection.close()
+            if not isinstance(failed, BrokenProofError):
+                raise
+            error = failed
+            continue
         store.set_timeout(_OPERATION)
         return store
-
-    return within(seconds, make)
-
-
-def _unreachable(place: Place, seconds: float, chosen: Interface | None, reason: str) -> ClusterError:
-    way = f"over interface {chosen.name}, local address {chosen.address}" if chosen else "no route to it"
-    keeper = (
-        "the launcher (torchrun on the first host) listens there"
-        if place.launcher_keeps_store
-        else "rank 0 listens there once it has started"
-    )
-    return ClusterError(
-        f"rank {place.rank} cannot reach the master at {place.master} ({way}): {reason}; tried for "
-        f"{seconds:g} s. Check MASTER_ADDR and MASTER_PORT ({keeper}) and firewalls between the hosts"
-    )
+    assert error is not None
+    raise error
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text."""
-    return next(iter(str(error).strip().splitlines()), "")
+def _listeners(addresses: Sequence[str], port: int, backlog: int) -> list[socket.socket]:
+    """Listen at one port of several addresses."""
+    found: list[socket.socket] = []
+    problems: list[OSError] = []
+    for address in addresses:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        at = found[0].getsockname()[1] if found else port
+        try:
+            found.append(socket.create_server((address, at), family=family, backlog=backlog))
+        except OSError as error:
+            problems.append(error)
+            if error.errno == errno.EADDRINUSE:
+                break
+    in_use = any(error.errno == errno.EADDRINUSE for error in problems)
+    if found and not in_use:  # an address that is none, such as ::1 without IPv6, is not needed
+        return found
+    for listener in found:
+        listener.close()
+    where = f"port {port}" if port else "a free port"
+    if in_use:
+        raise ClusterError(
+            f"{where} of this host is in use, so rank 0 cannot listen there for the other ranks: end "
+            "what uses it, or choose another MASTER_PORT (torchrun: --master-port)"
+        ) from problems[-1]
+    raise ClusterError(
+        f"rank 0 cannot listen at {where} of {', '.join(addresses)}: {problems[0].strerror}"
+    ) from problems[0]
+
+
+def _stop_hosting(port: int) -> None:
+    for key in [key for key in _kept if key[0] == port and port]:
+        _kept.pop(key).close()

@@ -39,6 +39,8 @@ class Member:
     address: str
     process: int
     topology: Topology
+    namespace: str = ""  # equal where abstract sockets reach
+    probe: str = ""  # address of its `NeighbourProbe`; empty: nothing to find out
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
+from rowhaul._proof import BrokenProofError, prove
 from rowhaul._threads import POLL_SECONDS, Failure
 from rowhaul.errors import ClusterError
 from rowhaul.planning.disagreement import ranks_text
 from rowhaul.planning.packing import ONCE, PlanFiles, unpack
 from rowhaul.planning.planner import PlannedBatch
-from rowhaul.transport.local_sockets import as_system_address, is_same_user, new_address, receive_exactly
+from rowhaul.transport.local_sockets import (
+    as_system_address,
+    is_same_user,
+    lets_in,
+    new_address,
+    receive_exactly,
+)
 from rowhaul.transport.remote_errors import read_report, write_report
 
 CONNECT_SECONDS = 30.0
@@ -32,6 +39,7 @@ _FRAME = struct.Struct("<QQQ")
 _PLAN, _END, _ERROR = range(3)
 _HELLO = struct.Struct("<q")  # the rank of a subscriber
 _RELEASED = struct.Struct("<Q")  # the number of a file that a subscriber releases
+_PURPOSE = "planner"  # of the proof
 
 
 class LeaderLostError(ClusterError):
@@ -51,12 +59,19 @@ class PlanServer:
         failure: of this rank; waits end when it is set.
         address: of the socket: a path, or ``@name`` for a name without a file (Linux); by default a new
             one.
+        secret: what subscribers must prove, and this process to them.
     """
 
     def __init__(
-        self, rank: int, subscribers: Iterable[int], failure: Failure, address: str | None = None
+        self,
+        rank: int,
+        subscribers: Iterable[int],
+        failure: Failure,
+        address: str | None = None,
+        secret: bytes | None = None,
     ) -> None:
         self.address = address or new_address()
+        self._secret = secret
         self._rank = rank
         self._expected = frozenset(subscribers)
         self._failure = failure
@@ -145,7 +160,7 @@ class PlanServer:
     def _admit(self, connection: socket.socket) -> None:
         connection.settimeout(POLL_SECONDS)
         try:
-            if not is_same_user(connection):
+            if not lets_in(connection, self._secret, _PURPOSE):
                 raise PermissionError
             (rank,) = _HELLO.unpack(receive_exactly(connection, _HELLO.size, self._failure.check))
             if rank not in self._expected or rank in self._sockets:
@@ -193,10 +208,17 @@ class PlanClient:
         leader: the rank that plans, for messages.
         failure: of this rank; waits end when it is set.
         timeout: seconds to wait for the server.
+        secret: what the server must prove, and this process to it.
     """
 
     def __init__(
-        self, address: str, rank: int, leader: int, failure: Failure, timeout: float = CONNECT_SECONDS
+        self,
+        address: str,
+        rank: int,
+        leader: int,
+        failure: Failure,
+        timeout: float = CONNECT_SECONDS,
+        secret: bytes | None = None,
     ) -> None:
         self._leader = leader
         self._failure = failure
@@ -206,7 +228,14 @@ class PlanClient:
         try:
             if not is_same_user(self._socket):
                 raise PermissionError(f"the socket {address} of rank {leader} belongs to another user")
+            prove(self._socket, secret, timeout, _PURPOSE)
             self._socket.sendall(_HELLO.pack(rank))
+        except BrokenProofError as error:
+            self._socket.close()
+            failure.check()
+            raise LeaderLostError(
+                f"rank {leader}, which plans for this host, does not answer at its socket {address}: {error}"
+            ) from error
         except BaseException:
             self._socket.close()
             raise

@@ -52,6 +52,8 @@ class ClusterConfig:
         compare_every: iterations between two comparisons of the workers' dense weights; 0: only when saving.
         interface: network interface of row moves; empty: the one that leads to the master.
         side_interface: network interface of dense gradients and control; empty: the same.
+        secret_file: file with the secret that every rank must prove; empty: ROWHAUL_SECRET, if set. Ranks
+            that `rowhaul train --workers` starts have a secret of their own.
     """
 
     workers: int = 0
@@ -72,6 +74,7 @@ class ClusterConfig:
     compare_every: int = 100
     interface: str = ""
     side_interface: str = ""
+    secret_file: str = ""
 
     def __post_init__(self) -> None:
         if not self.hot_is_auto:

@@ -7,7 +7,7 @@ makes the links and collectives of a run; pass one to `rowhaul.cluster.join` to 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,6 +74,7 @@ class Membership:
     interface: str  # network interface of ``moves``
     side_interface: str  # network interface of the other groups
     store: Any  # rendezvous store of `torch.distributed`, below a prefix of this run
+    secret: bytes | None = field(default=None, repr=False)  # that every connecting process must prove
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class GlooTransport:
                 made += [dense] if trains else []
                 made += [_new_group(everyone), _new_group(everyone)]
             for group in made:
-                connected.append(connect_group(group, host))
+                connected.append(connect_group(group, host, secret=membership.secret))
         except BaseException:
             close()
             raise
@@ -166,18 +166,24 @@ class GlooLinks:
             raise _link_error(error, what, tensor, name) from error
 
 
-def connect_group(group: ProcessGroup, host: str | None = None, timeout: float | None = None) -> GlooLinks:
+def connect_group(
+    group: ProcessGroup,
+    host: str | None = None,
+    timeout: float | None = None,
+    secret: bytes | None = None,
+) -> GlooLinks:
     """Make links between the ranks of a group, over pipes within a host; all its ranks call this together.
 
     Args:
         group: the process group; nothing else may use it.
         host: a name that the ranks of one host share, to separate ranks that could share memory.
         timeout: seconds that a message within a host may take; between hosts the group's timeout holds.
+        secret: of the run, which ranks of one host prove to each other.
     """
     links = GlooLinks(group)
     if links.num_ranks > 1:
         gather = PairwiseCollective(links).all_gather
-        links.pipes = form_pipes(links.rank, gather, links.names, host, timeout)
+        links.pipes = form_pipes(links.rank, gather, links.names, host, timeout, secret)
     return links
 
 

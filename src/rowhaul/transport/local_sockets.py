@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -12,7 +13,13 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from rowhaul._proof import demand
+from rowhaul.errors import SecretError
+
+PROOF_SECONDS = 5.0  # a process that is silent for longer is refused
+
 _PEER = struct.Struct("3i")  # process, user, group
+_log = logging.getLogger(__name__)
 
 
 def host_id() -> str:
@@ -43,7 +50,19 @@ def is_same_user(connection: socket.socket) -> bool:
     if sys.platform != "linux":
         return True
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    return bool(_PEER.unpack(peer)[1] == os.getuid())
+    return bool(_PEER.unpack(peer)[1] == os.geteuid())
+
+
+def lets_in(connection: socket.socket, secret: bytes | None, purpose: str) -> bool:
+    """Whether the process that has connected is one of this run; log why not."""
+    try:
+        if not is_same_user(connection):
+            raise SecretError("it belongs to another user")
+        demand(connection, secret, PROOF_SECONDS, purpose)
+        return True
+    except SecretError as error:
+        _log.warning("the socket of a %s refused a process: %s", purpose, error)
+        return False
 
 
 def receive_exactly(connection: socket.socket, size: int, check: Callable[[], None]) -> bytes:

@@ -12,9 +12,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.errors import ClusterError
+from rowhaul._proof import prove
+from rowhaul.errors import ClusterError, SecretError
 from rowhaul.transport.base import Bytes
-from rowhaul.transport.local_sockets import as_system_address, host_id, is_same_user, new_address
+from rowhaul.transport.local_sockets import as_system_address, host_id, is_same_user, lets_in, new_address
 from rowhaul.transport.pipes import Pipe
 
 VARIABLE = "ROWHAUL_SHARED_MEMORY"  # 0: ranks of one host use the network too
@@ -23,6 +24,7 @@ CONNECT_SECONDS = 30.0
 _HELLO = struct.Struct("<q")  # the rank of the connecting process
 _ADDRESS_BYTES = 64
 _HOST_BYTES = 16
+_PURPOSE = "pipe"  # of the proof
 
 
 def form_pipes(
@@ -31,6 +33,7 @@ def form_pipes(
     names: list[int],
     host: str | None = None,
     timeout: float | None = None,
+    secret: bytes | None = None,
 ) -> dict[int, Pipe]:
     """Make pipes to the other ranks of this host; all ranks of the group call this together.
 
@@ -40,6 +43,7 @@ def form_pipes(
         names: of the group's ranks, for messages.
         host: a name that the ranks of one host share, to separate ranks that could share memory.
         timeout: seconds that a message may take; None: no limit.
+        secret: what the other ranks must prove, and this one to them.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         address = ""
@@ -49,7 +53,7 @@ def form_pipes(
             listener.listen(len(names))
             listener.settimeout(CONNECT_SECONDS)
         # Processes of different users may not exchange memory.
-        neighbours = f"{host or ''} {host_id()} {os.getuid()}".encode()
+        neighbours = f"{host or ''} {host_id()} {os.geteuid()}".encode()
         digest = hashlib.blake2b(neighbours, digest_size=_HOST_BYTES).digest()
         mine = digest + address.encode().ljust(_ADDRESS_BYTES, b"\0")
         everyone = all_gather(np.frombuffer(mine, np.uint8))
@@ -64,9 +68,9 @@ def form_pipes(
         try:
             for peer in near:
                 if peer < rank:
-                    pipes[peer] = _connect(addresses[peer], rank, names[peer], timeout)
+                    pipes[peer] = _connect(addresses[peer], rank, names[peer], timeout, secret)
             while missing := [peer for peer in near if peer > rank and peer not in pipes]:
-                _accept(listener, missing, names, pipes, timeout)
+                _accept(listener, missing, names, pipes, timeout, secret)
         except BaseException:
             for pipe in pipes.values():
                 pipe.close()
@@ -74,15 +78,16 @@ def form_pipes(
         return pipes
 
 
-def _connect(address: str, rank: int, name: int, timeout: float | None) -> Pipe:
+def _connect(address: str, rank: int, name: int, timeout: float | None, secret: bytes | None) -> Pipe:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(CONNECT_SECONDS)
     try:
         connection.connect(as_system_address(address))
         if not is_same_user(connection):
             raise PermissionError("it belongs to another user")
+        prove(connection, secret, CONNECT_SECONDS, _PURPOSE)
         return _shake_hands(connection, rank, name, timeout)[1]
-    except OSError as error:
+    except (OSError, SecretError) as error:
         connection.close()
         raise ClusterError(
             f"rank {name} is on this host, but its socket {address} cannot be used ({error}); "
@@ -96,6 +101,7 @@ def _accept(
     names: list[int],
     pipes: dict[int, Pipe],
     timeout: float | None,
+    secret: bytes | None,
 ) -> None:
     """Accept one of the missing ranks, or reject a stranger."""
     try:
@@ -106,11 +112,14 @@ def _accept(
             f"{CONNECT_SECONDS:g} s"
         ) from None
     connection.settimeout(CONNECT_SECONDS)
-    if not is_same_user(connection):
+    if not lets_in(connection, secret, _PURPOSE):
         connection.close()
         return
     try:
         peer, pipe = _shake_hands(connection, -1, -1, timeout)
+        if peer not in missing:
+            pipe.close()
+            raise ConnectionError(f"a process says that it is rank {peer} of the group")
     except OSError as error:
         connection.close()
         raise ClusterError(

@@ -89,13 +89,14 @@ def train_on_cluster(
 
 
 def join_as_configured(settings: ClusterConfig) -> Cluster:
-    """Join the other ranks in the roles, and over the interfaces, that a configuration says."""
+    """Join the other ranks with the roles, interfaces and secret of a configuration."""
     return join(
         settings.stores,
         settings.colocated,
         settings.peer_to_peer,
         interface=settings.interface or None,
         side_interface=settings.side_interface or None,
+        secret_file=settings.secret_file or None,
     )
 
 
@@ -183,7 +184,8 @@ class ClusterSession(loop.Session):
         )
 
     def _facts(self) -> dict[str, str]:
-        settings = self.config.to_dict()
+        without_path = replace(self.config.cluster, secret_file="")  # hosts may keep it at different ones
+        settings = replace(self.config, cluster=without_path).to_dict()
         del settings["monitoring"]  # hosts may keep their logs in different places
         config = {f"configuration {name}": repr(value) for name, value in settings.items()}
         data = {"data files": self.stream.fingerprint, "schema": repr(self.schema)}

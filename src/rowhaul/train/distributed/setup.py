@@ -218,7 +218,7 @@ class _Feeding:
 
     def _client(self) -> PlanClient:
         cluster, address = self.cluster, self.cluster.store.get(self._key()).decode()
-        return PlanClient(address, cluster.rank, cluster.leader, cluster.failure)
+        return PlanClient(address, cluster.rank, cluster.leader, cluster.failure, secret=cluster.secret)
 
     def _leader_feed(
         self,
@@ -230,8 +230,9 @@ class _Feeding:
         others = [rank for rank in cluster.local_ranks if rank != cluster.rank]
         key = self._key()
         server = None
-        if others:  # at a path: ranks of one host may be in several network namespaces
-            server = PlanServer(cluster.rank, others, cluster.failure, new_address(abstract=False))
+        if others:
+            address = new_address(abstract=cluster.has_abstract_sockets)
+            server = PlanServer(cluster.rank, others, cluster.failure, address, cluster.secret)
             cluster.store.set(key, server.address)
             server.accept()
         try:
