@@ -51,6 +51,7 @@ class ClusterConfig:
         data_from: every_host reads the files on each host; rank0 reads them once and distributes the samples.
         interface: network interface of row moves; empty: the one that leads to the master.
         side_interface: network interface of dense gradients and control; empty: the same.
+        grace: seconds that ranks on this machine have to save and end after SIGTERM.
     """
 
     workers: int = 0
@@ -70,6 +71,7 @@ class ClusterConfig:
     data_from: str = "every_host"
     interface: str = ""
     side_interface: str = ""
+    grace: float = 300.0
 
     def __post_init__(self) -> None:
         if not self.hot_is_auto:
@@ -82,6 +84,8 @@ class ClusterConfig:
         for name, least in (("workers", 0), ("stores", 0), ("hot_profile", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"cluster.{name} must be at least {least}, got {getattr(self, name)}")
+        if not self.grace > 0:
+            raise ConfigError(f"cluster.grace must be more than 0 seconds, got {self.grace:g}")
         if self.data_from not in DATA_FROM:
             raise ConfigError(f"cluster.data_from must be {' or '.join(DATA_FROM)}, got {self.data_from!r}")
         make_dispatcher(self.dispatcher)
