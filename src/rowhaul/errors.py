@@ -43,6 +43,10 @@ class ClusterError(RowhaulError):
     """Ranks cannot join, disagree, or have lost each other."""
 
 
+class SecretError(ClusterError):
+    """The secret of a run is unusable, or the other end of a connection cannot prove it."""
+
+
 class RankLostError(ClusterError):
     """A rank died, stopped or failed while the others ran: carries ``rank`` and ``role``."""
 
