@@ -1,8 +1,8 @@
 """What this process is doing now, in a page of memory that another process can read.
 
-A rank whose beats come from another process must tell that process how far it has come without the GIL and
-without a message: it writes into shared memory. Each thread that does something worth a name holds a slot of the
-page meanwhile. Standard library only: the process that reads the page does without PyTorch.
+The process that beats for a rank must know how far the rank has come even while a thread holds the GIL, so it
+reads shared memory. Each thread that does something worth a name holds a slot of the page meanwhile. Standard
+library only: the process that reads the page does without PyTorch.
 
 Example:
     >>> with doing(Activity.READING):
@@ -17,6 +17,7 @@ import itertools
 import mmap
 import os
 import struct
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -95,9 +96,7 @@ class Page:
     """A page, shared with another process through its file descriptor."""
 
     def __init__(self, descriptor: int | None = None) -> None:
-        self.descriptor = os.memfd_create("rowhaul-activity") if descriptor is None else descriptor
-        if descriptor is None:
-            os.ftruncate(self.descriptor, PAGE_BYTES)
+        self.descriptor = _new_file() if descriptor is None else descriptor
         self._memory = mmap.mmap(self.descriptor, PAGE_BYTES)
         self._ticks = itertools.count(1)
         self._iteration = 0
@@ -110,7 +109,7 @@ class Page:
 
     def get(self, slot: int) -> tuple[int, float]:
         """Return the activity in a slot, and when it began."""
-        return _SLOT.unpack_from(self._memory, _PROGRESS.size + slot * _SLOT.size)  # type: ignore[return-value]
+        return _SLOT.unpack_from(self._memory, _PROGRESS.size + slot * _SLOT.size)
 
     def set(self, slot: int, activity: int, since: float) -> None:
         """Write the activity of a slot."""
@@ -123,6 +122,16 @@ class Page:
         slots = [self.get(slot) for slot in range(_NUM_SLOTS)]
         doing = [Doing(Activity(code), max(0.0, now - since)) for code, since in slots if code]
         return Snapshot(iteration, ticks, tuple(sorted(doing, key=lambda one: -one.seconds)))
+
+
+def _new_file() -> int:
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("rowhaul-activity")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, PAGE_BYTES)
+    return descriptor
 
 
 page = Page()  # of this process
@@ -159,3 +168,13 @@ class doing:  # noqa: N801  # reads as a statement
             _of_thread.slot = None
             if self._slot >= 0:
                 _free.append(self._slot)
+
+
+def _start_anew() -> None:
+    """In a forked child: leave the parent's page alone."""
+    global page
+    page = Page()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_anew)

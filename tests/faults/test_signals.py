@@ -23,16 +23,17 @@ def training(log, out, folder):
         launcher = subprocess.Popen(
             command(log, out, "--set", "log_every=1"), stdout=file, stderr=subprocess.STDOUT
         )
-    ranks: dict[int, psutil.Process] = {}
+    started: list[psutil.Process] = []
     try:
         metrics = out / "metrics.jsonl"
         wait_for(lambda: metrics.exists() and metrics.stat().st_size, 250)
-        ranks.update(rank_processes(psutil.Process(launcher.pid)))
-        yield launcher, ranks
+        started += psutil.Process(launcher.pid).children(recursive=True)
+        yield launcher, rank_processes(psutil.Process(launcher.pid))
     finally:
         launcher.kill()
         launcher.wait()
-    assert not any(process.is_running() for process in ranks.values())
+    assert len(started) == 2 * len(RANKS)  # each with its monitor, which ends after it
+    wait_for(lambda: not any(process.is_running() for process in started), 30)
 
 
 def to_all(launcher, ranks, number):

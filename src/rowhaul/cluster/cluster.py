@@ -12,6 +12,7 @@ from rowhaul.cluster.interface import Interface
 from rowhaul.cluster.place import Place, roles_of
 from rowhaul.cluster.rendezvous import PrefixStore, Store
 from rowhaul.cluster.roll_call import Member
+from rowhaul.cluster.store_watch import StoreWatch
 from rowhaul.errors import ClusterError
 from rowhaul.transport.base import Groups
 
@@ -39,7 +40,7 @@ class Cluster:
         data: links between all ranks, for samples that only rank 0 can read.
         store: the rendezvous store, for a few small values. Used by one thread, as it blocks.
         failure: the first error of this rank.
-        heartbeat: detects lost ranks.
+        heartbeat: detects lost and stuck ranks.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Cluster:
         store: Store,
         heartbeat: Heartbeat,
         failure: Failure,
+        store_watch: StoreWatch | None = None,
     ) -> None:
         self.place, self.rank, self.members = place, place.rank, tuple(members)
         self.topology = self.members[self.rank].topology
@@ -67,7 +69,7 @@ class Cluster:
         self.dense, self.control = groups.dense, groups.control
         self.store = PrefixStore("shared", store)
         self.failure, self.heartbeat = failure, heartbeat
-        self._groups = groups
+        self._groups, self._store_watch = groups, store_watch
         self._meetings: dict[str, int] = {}
         self._is_open = True
         atexit.register(self._at_exit)
@@ -96,6 +98,8 @@ class Cluster:
             return
         self._is_open = False
         atexit.unregister(self._at_exit)
+        if self._store_watch is not None:
+            self._store_watch.close()
         self.heartbeat.leave(error if error is not None else self.failure.error)
         self._groups.close()
 

@@ -14,11 +14,13 @@ from torch.distributed import DistError
 
 from rowhaul._threads import Failure
 from rowhaul.cluster.cluster import Cluster
-from rowhaul.cluster.heartbeat import Heartbeat
+from rowhaul.cluster.heartbeat import Heartbeat, meet_at_hub
 from rowhaul.cluster.interface import Interface, choose, is_loopback, towards
+from rowhaul.cluster.monitor.settings import Settings
 from rowhaul.cluster.place import Place, roles_of, topology_of
 from rowhaul.cluster.rendezvous import PrefixStore, Store, connect, first_line, keep_store, reach_store
 from rowhaul.cluster.roll_call import PREFIX, Member, Roster, call_the_roll
+from rowhaul.cluster.store_watch import StoreWatch
 from rowhaul.cluster.waiting import within
 from rowhaul.errors import ClusterError
 from rowhaul.transport.base import Groups, Membership, Transport
@@ -35,11 +37,13 @@ class Timeouts:
     master: float = 30.0  # for the rendezvous store to answer
     arrival: float = 120.0  # for all ranks to start
     connection: float = 30.0  # for all pairs of ranks to connect
-    silence: float = 6.0  # without a heartbeat, before a rank counts as lost
+    silence: float = 8.0  # without a heartbeat, before a rank counts as lost
+    stall: float = 20.0  # without progress, before the ranks that the others wait for are named
+    stuck: float = 1800.0  # the same, before the run ends; 0: never
 
     def __post_init__(self) -> None:
         for name, seconds in vars(self).items():
-            if not seconds > 0:
+            if not seconds > 0 and not (name == "stuck" and seconds == 0):
                 raise ClusterError(f"timeout {name!r} must be more than 0 seconds; got {seconds}")
 
 
@@ -54,6 +58,7 @@ def join(
     timeouts: Timeouts = Timeouts(),
     transport: Transport | None = None,
     place: Place | None = None,
+    stacks: bool = False,
 ) -> Cluster:
     """Join the other ranks; every process that torchrun or `launch` has started calls it once.
 
@@ -71,6 +76,7 @@ def join(
         timeouts: how long to wait for others.
         transport: connects the ranks; by default Gloo, with shared memory within a host.
         place: this rank's number and the master's address; by default from torchrun's variables.
+        stacks: log the stacks of all threads of a rank that the others wait for.
 
     Raises:
         ClusterError: an address, port, number of ranks or option is wrong, or a rank is missing; says which.
@@ -105,7 +111,7 @@ def join(
         own = first if interface else _avoid_loopback(first, roster)
         _log.info("rank %d uses %s (%s): %s", place.rank, own.name, own.address, own.chosen_by)
         interfaces = (own, given_side or own)
-        return _connect(place, roster, store, interfaces, timeouts, transport or GlooTransport())
+        return _connect(place, roster, store, interfaces, timeouts, transport or GlooTransport(), stacks)
     except (DistError, TimeoutError) as error:
         raise ClusterError(
             f"the rendezvous store at {place.master} was lost while the ranks were joining: "
@@ -120,33 +126,48 @@ def _connect(
     interfaces: tuple[Interface, Interface],
     timeouts: Timeouts,
     transport: Transport,
+    stacks: bool,
 ) -> Cluster:
     """Start the heartbeat, then connect to the other ranks."""
     me, failure, prefix = roster.members[place.rank], Failure(), f"{PREFIX}/{roster.token}"
     run = PrefixStore(prefix, store)
-    num_missed = 6
-    heartbeat = Heartbeat(
-        PrefixStore(prefix, connect(place, timeouts.master, interfaces[0])),
-        place.rank,
-        roles_of(me.topology.num_ranks, me.topology.num_workers),
-        failure,
-        store_name=f"the rendezvous store at {place.master}",
-        store_rank=None if place.launcher_keeps_store else 0,
+    num_missed = 8
+    settings = Settings(
+        rank=place.rank,
+        process=os.getpid(),
+        token=roster.token,
+        roles=roles_of(me.topology.num_ranks, me.topology.num_workers),
+        addresses=tuple(member.address for member in roster.members),
+        listen=interfaces[0].address,
         interval=timeouts.silence / num_missed,
         num_missed=num_missed,
+        first_missed=max(num_missed, round(timeouts.connection / timeouts.silence * num_missed)),
+        warn_seconds=timeouts.stall,
+        end_seconds=timeouts.stuck,
+        stacks=stacks,
     )
+    heartbeat = Heartbeat(settings, failure, keeps_store=place.keeps_store)
     heartbeat.start()
+    watch = None
     own, side = (interface.name for interface in interfaces)
     membership = Membership(place.rank, me.topology, me.host, own, side, PrefixStore("groups", run))
     try:
+        meet_at_hub(heartbeat, settings, run, timeouts.connection)
+        if place.launcher_keeps_store:
+            own_connection = PrefixStore(prefix, connect(place, timeouts.master, interfaces[0]))
+            name = f"the rendezvous store at {place.master}"
+            watch = StoreWatch(own_connection, name, heartbeat.fail, settings.interval, num_missed)
+            watch.start()
         groups = _connect_within(timeouts.connection, transport, membership, failure)
     except BaseException as error:
         explained = _connection_error(error, heartbeat)
+        if watch is not None:
+            watch.close()
         heartbeat.leave(explained)
         if explained is error:
             raise
         raise explained from error
-    return Cluster(place, roster.members, interfaces, groups, run, heartbeat, failure)
+    return Cluster(place, roster.members, interfaces, groups, run, heartbeat, failure, watch)
 
 
 def _connect_within(seconds: float, transport: Transport, membership: Membership, failure: Failure) -> Groups:

@@ -153,8 +153,8 @@ class _Children:
             return
         if out_of_time:
             raise ClusterError(
-                f"ranks had not ended {self._grace_seconds:g} s after SIGTERM, and were killed: --resume goes on "
-                "from the last checkpoint. To give them more time, set cluster.grace"
+                f"ranks had not ended {self._grace_seconds:g} s after SIGTERM, and were killed: --resume "
+                "goes on from the last checkpoint. To give them more time, set cluster.grace"
             )
         dead = dead or self._first_dead(signals)
         if dead is not None and not (signals and dead.process.returncode in _STOPPED_EARLY):
