@@ -1,4 +1,4 @@
-"""Heartbeats of three ranks in one process, each with a real monitor, ten times as fast as real ones."""
+"""Heartbeats of three ranks in one process, each with a real watchdog, ten times as fast as real ones."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ import pytest
 from rowhaul._activity import Activity, Page
 from rowhaul._threads import Failure
 from rowhaul.cluster.heartbeat import Heartbeat
-from rowhaul.cluster.monitor.settings import Settings
+from rowhaul.cluster.watchdog.settings import Settings
 from rowhaul.errors import ClusterError, RankLostError
 from rowhaul.transport.base import LinkError
 
@@ -59,7 +59,7 @@ class Ranks:
         return self
 
     def signal(self, rank, number):
-        """Send a signal to a rank's monitor."""
+        """Send a signal to a rank's watchdog."""
         os.kill(self.beats[rank]._process.pid, number)
 
     def error_of(self, rank, seconds=60.0):
@@ -105,7 +105,7 @@ def test_a_rank_whose_connection_breaks_is_lost_at_once(ranks):
     three = ranks(num_missed=100_000).wait_for_beats()
     three.signal(1, signal.SIGKILL)
     assert str(three.error_of(2)).startswith("rank 1 (worker 1) has closed its connection without a word")
-    assert "the monitor that beats for this rank has ended" in str(three.error_of(1))
+    assert "the watchdog that beats for this rank has ended" in str(three.error_of(1))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_the_loss_of_the_hub_is_the_loss_of_rank_0(ranks, number, what):
     for rank in (1, 2):
         error = three.error_of(rank)
         assert error.rank == 0
-        assert str(error).startswith("rank 0 (worker 0) is lost: its monitor at 127.0.0.1:")
+        assert str(error).startswith("rank 0 (worker 0) is lost: its watchdog at 127.0.0.1:")
         assert str(error).endswith(what)
 
 
@@ -193,7 +193,7 @@ def test_the_rank_that_keeps_the_store_stays_until_the_others_have_left(ranks):
     leaving.join(20)
     assert not leaving.is_alive()
     assert all(failure.error is None for failure in three.failures)
-    for beat in three.beats:  # the monitors end by themselves
+    for beat in three.beats:  # the watchdogs end by themselves
         beat._thread.join(20)
         assert beat._process.poll() == 0
 

@@ -95,11 +95,11 @@ def test_a_rank_that_holds_the_gil_for_long_is_not_taken_for_dead():
             assert rank.wait(90) | {"joined": True, "ended": True, "code": 0} == rank.wait()
 
 
-def test_a_rank_whose_monitor_dies_too_is_named():
+def test_a_rank_whose_watchdog_dies_too_is_named():
     def both(process):
-        monitors = psutil.Process(process.pid).children()
-        assert len(monitors) == 1
-        for one in (monitors[0].pid, process.pid):
+        watchdogs = psutil.Process(process.pid).children()
+        assert len(watchdogs) == 1
+        for one in (watchdogs[0].pid, process.pid):
             os.kill(one, signal.SIGKILL)
 
     for report in lose(1, both):

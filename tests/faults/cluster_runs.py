@@ -55,3 +55,11 @@ def wait_for(happened, seconds: float):
     while not happened():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether a process has not ended, reaped or not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

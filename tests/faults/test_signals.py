@@ -11,7 +11,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from cluster_runs import RANKS, command, contents, rank_processes, wait_for
+from cluster_runs import RANKS, command, contents, rank_processes, runs, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("default_sigint")]
 
@@ -32,8 +32,8 @@ def training(log, out, folder):
     finally:
         launcher.kill()
         launcher.wait()
-    assert len(started) == 2 * len(RANKS)  # each with its monitor, which ends after it
-    wait_for(lambda: not any(process.is_running() for process in started), 30)
+    assert len(started) == 2 * len(RANKS)  # each with its watchdog, which ends after it
+    wait_for(lambda: not any(map(runs, started)), 30)
 
 
 def to_all(launcher, ranks, number):

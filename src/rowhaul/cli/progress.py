@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -145,6 +147,13 @@ class StopOnSignal:
         how = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else " (SIGTERM)"
         with suppress(RuntimeError):  # the signal has interrupted this thread while it was printing
             console.print(f"stopping after this step{how}")
+
+
+def print_stacks_on_request() -> None:
+    """Print the stacks of all threads at SIGUSR1, even while one of them holds the GIL."""
+    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and sys.__stderr__ is not None:
+        with suppress(OSError):  # without a descriptor
+            faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
 
 
 @contextmanager

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from rowhaul.cli.console import console, facts_table, say
-from rowhaul.cli.progress import EXIT_INTERRUPTED, StopOnSignal, TrainingProgress, exit_when_interrupted
+from rowhaul.cli.progress import (
+    EXIT_INTERRUPTED,
+    StopOnSignal,
+    TrainingProgress,
+    exit_when_interrupted,
+    print_stacks_on_request,
+)
 from rowhaul.cli.run import RunOptions, is_first_rank, launch_ranks, with_run_options
 
 if TYPE_CHECKING:
@@ -85,6 +91,7 @@ def train_with_progress(
         switch_threads_sooner()
     train = train_on_cluster if is_launched() else train_run
     shown = TrainingProgress() if is_first_rank() else nullcontext()
+    print_stacks_on_request()
     interruptible = exit_when_interrupted("nothing was saved since the last checkpoint")
     with interruptible, StopOnSignal() as should_stop, shown as listener:
         return train(

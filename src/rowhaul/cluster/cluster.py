@@ -12,7 +12,6 @@ from rowhaul.cluster.interface import Interface
 from rowhaul.cluster.place import Place, roles_of
 from rowhaul.cluster.rendezvous import PrefixStore, Store
 from rowhaul.cluster.roll_call import Member
-from rowhaul.cluster.store_watch import StoreWatch
 from rowhaul.errors import ClusterError
 from rowhaul.transport.base import Groups
 
@@ -52,7 +51,6 @@ class Cluster:
         store: Store,
         heartbeat: Heartbeat,
         failure: Failure,
-        store_watch: StoreWatch | None = None,
     ) -> None:
         self.place, self.rank, self.members = place, place.rank, tuple(members)
         self.topology = self.members[self.rank].topology
@@ -69,7 +67,7 @@ class Cluster:
         self.dense, self.control = groups.dense, groups.control
         self.store = PrefixStore("shared", store)
         self.failure, self.heartbeat = failure, heartbeat
-        self._groups, self._store_watch = groups, store_watch
+        self._groups = groups
         self._meetings: dict[str, int] = {}
         self._is_open = True
         atexit.register(self._at_exit)
@@ -98,8 +96,6 @@ class Cluster:
             return
         self._is_open = False
         atexit.unregister(self._at_exit)
-        if self._store_watch is not None:
-            self._store_watch.close()
         self.heartbeat.leave(error if error is not None else self.failure.error)
         self._groups.close()
 

@@ -1,4 +1,4 @@
-"""Detects lost and stuck ranks: a rank's end of the monitor that beats for it (`rowhaul.cluster.monitor`).
+"""Detects lost and stuck ranks: a rank's end of the watchdog that beats for it (`rowhaul.cluster.watchdog`).
 
 A killed rank often shows first as a broken connection on some other rank, without a name; a stopped or stuck
 one does not show at all. The heartbeat names them all. It also carries each rank's last post: why it failed,
@@ -25,30 +25,31 @@ from torch.distributed import DistError
 
 from rowhaul import _activity
 from rowhaul._threads import Failure
-from rowhaul.cluster.monitor import process as monitor
-from rowhaul.cluster.monitor.beats import Beat
-from rowhaul.cluster.monitor.lines import Lines, Message
-from rowhaul.cluster.monitor.settings import Settings
 from rowhaul.cluster.rendezvous import Store
+from rowhaul.cluster.store_watch import StoreWatch
 from rowhaul.cluster.waiting import ranks_text, until
+from rowhaul.cluster.watchdog import process as watchdog
+from rowhaul.cluster.watchdog.beats import Beat
+from rowhaul.cluster.watchdog.lines import Lines, Message
+from rowhaul.cluster.watchdog.settings import Settings
 from rowhaul.errors import ClusterError, RankLostError
 from rowhaul.transport.base import LinkError
 
 _log = logging.getLogger(__name__)
 
-_HUB = "monitor"  # the key of the hub's address
-_PACKAGES = Path(monitor.__file__).parents[3]
-_OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "ROWHAUL_SECRET")  # a monitor is no rank, and needs no more
+_HUB = "watchdog"  # the key of the hub's address
+_PACKAGES = Path(watchdog.__file__).parents[3]
+_OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "ROWHAUL_SECRET")  # a watchdog is no rank, and needs no more
 _MAX_ERROR_LENGTH = 2000  # characters
-_STARTING_SECONDS = 60.0  # for a monitor to answer, on a busy machine
-_POSTING_SECONDS = 3.0  # for a monitor to send the last post
+_STARTING_SECONDS = 60.0  # for a watchdog to answer, on a busy machine
+_POSTING_SECONDS = 3.0  # for a watchdog to send the last post
 
 
 class Heartbeat:
-    """Starts a rank's monitor and acts on what it says; sets the rank's failure when a rank is lost.
+    """Starts a rank's watchdog and acts on what it says; sets the rank's failure when a rank is lost.
 
     Args:
-        settings: of the monitor.
+        settings: of the watchdog.
         failure: of this rank.
         keeps_store: whether this rank hosts the rendezvous store, which others need until they have left.
         page: what this rank is doing.
@@ -73,14 +74,15 @@ class Heartbeat:
         self._listens, self._posted, self._all_ended = (threading.Event() for _ in range(3))
         self._found = threading.Event()
         self._sending = threading.Lock()
+        self._store_watch: StoreWatch | None = None
         self._thread = threading.Thread(target=self._run, name="rowhaul-heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Start the monitor, and explain broken connections by lost ranks."""
+        """Start the watchdog, and explain broken connections by lost ranks."""
         ours, theirs = socket.socketpair()
         descriptors = (self._page.descriptor, theirs.fileno())
-        program = [sys.executable, "-I", "-S", monitor.__file__, str(_PACKAGES), *map(str, descriptors)]
-        nothing = subprocess.DEVNULL  # an inherited pipe would stay open as long as the monitor lives
+        program = [sys.executable, "-I", "-S", watchdog.__file__, str(_PACKAGES), *map(str, descriptors)]
+        nothing = subprocess.DEVNULL  # an inherited pipe would stay open as long as the watchdog lives
         variables = {name: value for name, value in os.environ.items() if name not in _OF_RANKS}
         with theirs:
             self._process = subprocess.Popen(
@@ -95,13 +97,28 @@ class Heartbeat:
         """Wait until the hub listens; return its port. On rank 0 only."""
         if not self._listens.wait(_STARTING_SECONDS) or self._port is None:
             raise self.lost or ClusterError(
-                f"the monitor of rank {self._settings.rank} has not started within {_STARTING_SECONDS:g} s"
+                f"the watchdog of rank {self._settings.rank} has not started within {_STARTING_SECONDS:g} s"
             )
         return self._port
 
     def connect(self, host: str, port: int) -> None:
         """Begin to beat at the hub; does not wait."""
         self._send({"connect": [host, port]})
+
+    def meet(self, store: Store, seconds: float) -> None:
+        """Begin to beat at the hub of rank 0, which announces it in the store; all ranks call this."""
+        if self._settings.rank == 0:
+            store.set(_HUB, json.dumps([self._settings.listen, self.port()]))
+        elif not until(lambda: bool(store.check([_HUB])), seconds, self._failure.check):
+            reason = f"has not announced its watchdog within {seconds:g} s: has it ended?"
+            raise RankLostError(0, self._settings.roles[0], reason)
+        self.connect(*json.loads(store.get(_HUB)))
+
+    def watch_store(self, store: Store, name: str) -> None:
+        """Take the loss of a launcher's store for a failure; ``store`` is a connection of its own."""
+        settings = self._settings
+        self._store_watch = StoreWatch(store, name, self.fail, settings.interval, settings.num_missed)
+        self._store_watch.start()
 
     def table(self) -> dict[int, Beat]:
         """The latest beats of all ranks that run, on rank 0; empty on others."""
@@ -120,7 +137,7 @@ class Heartbeat:
         return error
 
     def leave(self, error: BaseException | None = None, linger: float = 30.0) -> None:
-        """Post success or the error; the monitor then ends by itself.
+        """Post success or the error; the watchdog then ends by itself.
 
         Args:
             error: why this rank ends, if it fails.
@@ -139,7 +156,7 @@ class Heartbeat:
         self._found.set()
 
     def _run(self) -> None:
-        """Act on what the monitor says, and post this rank's failure."""
+        """Act on what the watchdog says, and post this rank's failure."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._lines.connection, selectors.EVENT_READ)
             while not self._lines.is_closed:
@@ -148,7 +165,7 @@ class Heartbeat:
                         self._hear(message)
                 self._post_failure()
         if self._last_post is None:
-            self.fail(ClusterError("the monitor that beats for this rank has ended: was it killed?"))
+            self.fail(ClusterError("the watchdog that beats for this rank has ended: was it killed?"))
         for event in (self._listens, self._posted, self._all_ended, self._found):
             event.set()
         self._lines.close()
@@ -174,7 +191,7 @@ class Heartbeat:
             self._port = message["listening"]
             self._listens.set()
         elif "broken" in message:
-            self.fail(ClusterError(f"the monitor that beats for this rank has failed:\n{message['broken']}"))
+            self.fail(ClusterError(f"the watchdog that beats for this rank has failed:\n{message['broken']}"))
         elif "posted" in message:
             self._posted.set()
         elif "all_ended" in message:
@@ -193,6 +210,8 @@ class Heartbeat:
             if self._last_post is not None:
                 return
             self._last_post = post
+        if self._store_watch is not None:
+            self._store_watch.close()
         self._send({"post": post})
 
     def _send(self, message: Message) -> None:
@@ -209,16 +228,6 @@ class Heartbeat:
         if self._first_link_error is None:
             self._first_link_error = time.monotonic()
         return self._first_link_error + (self._settings.num_missed + 2) * self._settings.interval
-
-
-def meet_at_hub(heartbeat: Heartbeat, settings: Settings, store: Store, seconds: float) -> None:
-    """Begin to beat at the hub of rank 0, which announces it in the store; all ranks call this."""
-    if settings.rank == 0:
-        store.set(_HUB, json.dumps([settings.listen, heartbeat.port()]))
-    elif not until(lambda: bool(store.check([_HUB])), seconds):
-        reason = f"has not announced its monitor within {seconds:g} s: has it ended?"
-        raise RankLostError(0, settings.roles[0], reason)
-    heartbeat.connect(*json.loads(store.get(_HUB)))
 
 
 def stacks() -> str:

@@ -14,14 +14,13 @@ from torch.distributed import DistError
 
 from rowhaul._threads import Failure
 from rowhaul.cluster.cluster import Cluster
-from rowhaul.cluster.heartbeat import Heartbeat, meet_at_hub
+from rowhaul.cluster.heartbeat import Heartbeat
 from rowhaul.cluster.interface import Interface, choose, is_loopback, towards
-from rowhaul.cluster.monitor.settings import Settings
 from rowhaul.cluster.place import Place, roles_of, topology_of
 from rowhaul.cluster.rendezvous import PrefixStore, Store, connect, first_line, keep_store, reach_store
 from rowhaul.cluster.roll_call import PREFIX, Member, Roster, call_the_roll
-from rowhaul.cluster.store_watch import StoreWatch
 from rowhaul.cluster.waiting import within
+from rowhaul.cluster.watchdog.settings import Settings
 from rowhaul.errors import ClusterError
 from rowhaul.transport.base import Groups, Membership, Transport
 from rowhaul.transport.gloo import GlooTransport
@@ -132,7 +131,7 @@ def _connect(
     me, failure, prefix = roster.members[place.rank], Failure(), f"{PREFIX}/{roster.token}"
     run = PrefixStore(prefix, store)
     num_missed = 8
-    settings = Settings(
+    watchdog = Settings(
         rank=place.rank,
         process=os.getpid(),
         token=roster.token,
@@ -146,28 +145,23 @@ def _connect(
         end_seconds=timeouts.stuck,
         stacks=stacks,
     )
-    heartbeat = Heartbeat(settings, failure, keeps_store=place.keeps_store)
+    heartbeat = Heartbeat(watchdog, failure, keeps_store=place.keeps_store)
     heartbeat.start()
-    watch = None
     own, side = (interface.name for interface in interfaces)
     membership = Membership(place.rank, me.topology, me.host, own, side, PrefixStore("groups", run))
     try:
-        meet_at_hub(heartbeat, settings, run, timeouts.connection)
+        heartbeat.meet(run, timeouts.connection)
         if place.launcher_keeps_store:
-            own_connection = PrefixStore(prefix, connect(place, timeouts.master, interfaces[0]))
-            name = f"the rendezvous store at {place.master}"
-            watch = StoreWatch(own_connection, name, heartbeat.fail, settings.interval, num_missed)
-            watch.start()
+            another = PrefixStore(prefix, connect(place, timeouts.master, interfaces[0]))
+            heartbeat.watch_store(another, f"the rendezvous store at {place.master}")
         groups = _connect_within(timeouts.connection, transport, membership, failure)
     except BaseException as error:
         explained = _connection_error(error, heartbeat)
-        if watch is not None:
-            watch.close()
         heartbeat.leave(explained)
         if explained is error:
             raise
         raise explained from error
-    return Cluster(place, roster.members, interfaces, groups, run, heartbeat, failure, watch)
+    return Cluster(place, roster.members, interfaces, groups, run, heartbeat, failure)
 
 
 def _connect_within(seconds: float, transport: Transport, membership: Membership, failure: Failure) -> Groups:

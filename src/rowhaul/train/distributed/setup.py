@@ -11,6 +11,7 @@ import numpy as np
 import xxhash
 from torch import nn
 
+from rowhaul._activity import Activity, doing
 from rowhaul.cluster.checks import check_same, version_facts
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.data.samples import Samples
@@ -136,7 +137,8 @@ def distribute(
     )
     if saved is not None:
         runtime.samples = saved.samples
-        saved.load_rows(training)
+        with doing(Activity.LOADING):
+            saved.load_rows(training)
     return training
 
 
@@ -203,7 +205,9 @@ class _Feeding:
         return f"plans/{self.cluster.next_meeting('plans')}/{self.cluster.leader}"
 
     def _client(self) -> PlanClient:
-        cluster, address = self.cluster, self.cluster.store.get(self._key()).decode()
+        cluster = self.cluster
+        with doing(Activity.AWAITING_PLAN):
+            address = cluster.store.get(self._key()).decode()
         return PlanClient(address, cluster.rank, cluster.leader, cluster.failure)
 
     def _leader_feed(
@@ -219,7 +223,8 @@ class _Feeding:
         if others:  # at a path: ranks of one host may be in several network namespaces
             server = PlanServer(cluster.rank, others, cluster.failure, new_address(abstract=False))
             cluster.store.set(key, server.address)
-            server.accept()
+            with doing(Activity.WAITING):
+                server.accept()
         try:
             features, batches = begin()
             planner = Planner(
@@ -245,7 +250,8 @@ class _Feeding:
 
 def _peek(batches: Iterator[Samples]) -> tuple[tuple[str, ...], Iterator[Samples]]:
     """Return the features of the data, and all batches."""
-    first = next(batches, None)
+    with doing(Activity.READING):
+        first = next(batches, None)
     return ((), iter(())) if first is None else (first.features, itertools.chain([first], batches))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from rowhaul._activity import Activity, doing
 from rowhaul.data.samples import Samples
 from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch, EmbeddingBagCollection
@@ -144,7 +145,8 @@ class DistributedTraining:
                 if previous is not None:
                     self._report(previous)
                 self._job = previous = job
-                yield self._part(job)
+                with doing(Activity.COMPUTING):
+                    yield self._part(job)
                 if self._job is not None:
                     raise ConfigError("call step() after backward(), once for every batch")
             self.runtime.finish_segment()

@@ -1,19 +1,19 @@
-"""What a rank tells its monitor when it starts it."""
+"""What a rank tells its watchdog when it starts it."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-PURPOSE = "monitor"  # of connections to the hub, in the proof of the secret
+PURPOSE = "watchdog"  # of connections to the hub, in the proof of the secret
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The run as a monitor needs to know it.
+    """The run as a watchdog needs to know it.
 
     Attributes:
-        rank: whose monitor it is.
+        rank: whose watchdog it is.
         process: of that rank.
         token: of the run.
         roles: of all ranks.

@@ -1,4 +1,4 @@
-"""Messages between monitors, and between a monitor and its rank: JSON, one message a line."""
+"""Messages between watchdogs, and between a watchdog and its rank: JSON, one message a line."""
 
 from __future__ import annotations
 

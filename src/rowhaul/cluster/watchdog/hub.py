@@ -1,4 +1,4 @@
-"""The hub: rank 0's monitor hears all monitors, decides which ranks are lost or stuck, and tells all."""
+"""The hub: rank 0's watchdog hears all watchdogs, decides which ranks are lost or stuck, and tells all."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from rowhaul._proof import demand
-from rowhaul.cluster.monitor.beats import Beat
-from rowhaul.cluster.monitor.lines import Lines, Message
-from rowhaul.cluster.monitor.losses import Losses
-from rowhaul.cluster.monitor.settings import PURPOSE, Settings
-from rowhaul.cluster.monitor.stalls import Stall, Stalls
+from rowhaul.cluster.watchdog.beats import Beat
+from rowhaul.cluster.watchdog.lines import Lines, Message
+from rowhaul.cluster.watchdog.losses import Losses
+from rowhaul.cluster.watchdog.settings import PURPOSE, Settings
+from rowhaul.cluster.watchdog.stalls import Stall, Stalls
 from rowhaul.errors import SecretError
 
 _MOST_PENDING = 64  # connections that have not proved the secret yet
@@ -24,10 +24,10 @@ Later = Callable[[Callable[[], None]], None]
 
 
 class Hub:
-    """Listens for monitors.
+    """Listens for watchdogs.
 
     Args:
-        settings: of this monitor.
+        settings: of this watchdog.
         selector: of the loop; its keys carry the method to call.
         later: runs a call in the loop.
     """
@@ -55,7 +55,7 @@ class Hub:
         return not self._losses.have_ended(others)
 
     def round(self) -> None:
-        """Count silence, look for progress, and let every monitor know that the hub is alive."""
+        """Count silence, look for progress, and let every watchdog know that the hub is alive."""
         self._num_rounds += 1
         self._losses.round()
         self._tell_losses()
@@ -88,7 +88,7 @@ class Hub:
             demand(connection, self._settings.secret, seconds, PURPOSE)
         except SecretError as error:
             connection.close()
-            text = f"refused a connection to the monitor of rank 0: {error}"
+            text = f"refused a connection to the watchdog of rank 0: {error}"
             self._later(lambda: self._refuse(text))
         else:
             self._later(lambda: self._welcome(connection))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rowhaul.cluster.monitor.beats import Beat
+from rowhaul.cluster.watchdog.beats import Beat
 
 _MOST_NAMED = 3
 _LONGEST_PAUSE = 600.0  # seconds between two warnings

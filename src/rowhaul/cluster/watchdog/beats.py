@@ -13,7 +13,7 @@ _SLOW_SECONDS = 5.0  # after which it is worth asking the system what a rank's t
 
 @dataclass(frozen=True)
 class Beat:
-    """What a monitor knows of its rank."""
+    """What a watchdog knows of its rank."""
 
     iteration: int = 0
     ticks: int = 0

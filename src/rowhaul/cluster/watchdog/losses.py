@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rowhaul.cluster.monitor.beats import Beat
 from rowhaul.cluster.waiting import ranks_text
+from rowhaul.cluster.watchdog.beats import Beat
 
 _ENDED = "has ended without a word: its process was killed or has crashed (see its output)"
 _CLOSED = "has closed its connection without a word: its process or its host has died"

@@ -1,4 +1,4 @@
-"""The monitor's program, started by `Heartbeat`: ``python -I -S process.py PACKAGES PAGE CHANNEL``.
+"""The watchdog's program, started by `Heartbeat`: ``python -I -S process.py PACKAGES PAGE CHANNEL``.
 
 PACKAGES is the folder that holds the package rowhaul, PAGE the descriptor of the rank's page of activity, and
 CHANNEL that of a socket to the rank: the settings come first. It ignores the signals that end a rank, so that
@@ -25,10 +25,10 @@ if __name__ == "__main__":
 
 from rowhaul._activity import Page
 from rowhaul._proof import prove
-from rowhaul.cluster.monitor.beats import Beat
-from rowhaul.cluster.monitor.hub import Hub
-from rowhaul.cluster.monitor.lines import Lines, Message
-from rowhaul.cluster.monitor.settings import PURPOSE, Settings
+from rowhaul.cluster.watchdog.beats import Beat
+from rowhaul.cluster.watchdog.hub import Hub
+from rowhaul.cluster.watchdog.lines import Lines, Message
+from rowhaul.cluster.watchdog.settings import PURPOSE, Settings
 from rowhaul.errors import SecretError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _LINGERING_SECONDS = 60.0  # in which the other ranks end after rank 0 has died
 _ANSWERING_ROUNDS = 3  # in which a rank writes its stacks
 
 
-class Monitor:
+class Watchdog:
     """Beats for a rank, passes on what the hub says, and is the hub itself on rank 0."""
 
     def __init__(self, page: Page, channel: socket.socket) -> None:
@@ -49,6 +49,7 @@ class Monitor:
         self._wake, self._woken = socket.socketpair()
         self._woken.setblocking(False)
         self._to_hub: Lines | None = None
+        self._is_connecting = False
         self._hub: Hub | None = None
         self._hub_name = ""
         self._silent_rounds = 0  # of the hub
@@ -103,7 +104,9 @@ class Monitor:
             return True
         if self._hub is not None:
             return not self._hub.is_needed and self._hub.flush()
-        return self._to_hub is None or self._to_hub.is_closed or (self._has_posted and self._to_hub.flush())
+        if self._to_hub is None:
+            return not self._is_connecting
+        return self._to_hub.is_closed or (self._has_posted and self._to_hub.flush())
 
     def _watch_process(self) -> None:
         """Learn of the rank's end at once where the system can tell, even if its children hold our socket."""
@@ -124,6 +127,7 @@ class Monitor:
             if "connect" in message:
                 host, port = message["connect"]
                 self._hub_name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+                self._is_connecting = True
                 threading.Thread(target=self._connect, args=(host, port), daemon=True).start()
             elif "post" in message:
                 self._end(message["post"])
@@ -167,6 +171,7 @@ class Monitor:
             self._later(lambda: self._join(connection))
 
     def _join(self, connection: socket.socket) -> None:
+        self._is_connecting = False
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._to_hub = Lines(connection)
         self._selector.register(connection, selectors.EVENT_READ, self._hear_hub)
@@ -190,8 +195,8 @@ class Monitor:
 
     def _lose_hub(self, what: str) -> None:
         if not self._hub_has_left and not self._has_lost_hub and self._post is None:
-            self._channel.send({"hub_lost": f"its monitor at {self._hub_name} {what}"})
-        self._has_lost_hub = True
+            self._channel.send({"hub_lost": f"its watchdog at {self._hub_name} {what}"})
+        self._has_lost_hub, self._is_connecting = True, False
         if self._to_hub is not None and not self._to_hub.is_closed:
             self._selector.unregister(self._to_hub.connection)
             self._to_hub.close()
@@ -216,9 +221,9 @@ def main(arguments: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     page, channel = Page(int(arguments[1])), socket.socket(fileno=int(arguments[2]))
-    monitor = Monitor(page, channel)
+    watchdog = Watchdog(page, channel)
     try:
-        monitor.run(_first_message(channel))
+        watchdog.run(_first_message(channel))
     except BaseException:
         with contextlib.suppress(OSError):
             Lines(channel).send({"broken": traceback.format_exc()})
