@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 BLOCKING_READER = """
 import logging
 from rowhaul.data.samples import Samples
-from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, RowOptimizer
+from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig
 from rowhaul.train.distributed.setup import distribute
 
 class Told(logging.Handler):
@@ -35,10 +36,10 @@ class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
         table = EmbeddingBagConfig(name="t", embedding_dim=4, feature_names=["f"])
-        self.rows = EmbeddingBagCollection([table], optimizer=RowOptimizer("sgd", lr=0.1))
+        self.rows = EmbeddingBagCollection([table])
 
     def forward(self, batch):
-        return self.rows(batch.features).values().sum(1)
+        return self.rows(batch.ids).values().sum(1)
 
 def batches():
     for number in range(12):
@@ -76,20 +77,21 @@ def blocked(tmp_path, stuck):
         yield ranks, fifo
 
 
-def notices(rank):
-    return [report["notice"] for report in rank.reports if "notice" in report]
+def has_notice(rank, text):
+    return any(text in report.get("notice", "") for report in list(rank.reports))
 
 
 def test_a_reader_that_blocks_is_named_with_its_stacks_and_the_run_goes_on(tmp_path):
     with blocked(tmp_path, stuck=0) as (ranks, fifo):
         for rank in ranks:
-            wait_for(lambda rank=rank: len(notices(rank)) >= 2, 60)
-            assert notices(rank)[0].startswith("waiting for rank 1 (127.0.0.1), reading data since ")
-            assert any("stacks of rank 1" in one and "in batches" in one for one in notices(rank))
+            wait_for(
+                lambda rank=rank: has_notice(rank, "waiting for rank 1 (127.0.0.1), reading data since"), 60
+            )
+            wait_for(lambda rank=rank: has_notice(rank, "stacks of rank 1:"), 60)
         fifo.write_text("go on")
         reports = [rank.wait(100) for rank in ranks]
     assert [report.get("steps") for report in reports] == [12, 12, 12], reports
-    assert any(one.startswith("going on after") for one in notices(ranks[0]))
+    assert has_notice(ranks[0], "going on after")
 
 
 def test_a_run_whose_reader_blocks_for_too_long_ends_and_names_the_rank(tmp_path):
@@ -125,7 +127,7 @@ def test_a_folder_that_does_not_answer_is_named_and_the_run_goes_on(log, uninter
     try:
         wait_for(lambda: latest_checkpoint(out / "checkpoints") is not None, 250)
         subprocess.run(["fsfreeze", "-f", disk], check=True, timeout=60)
-        wait_for(lambda: "saving a checkpoint since" in output.read_text(), 60)
+        wait_for(lambda: "file server does not answer" in output.read_text(), 60)
         subprocess.run(["fsfreeze", "-u", disk], check=True, timeout=60)
         assert launcher.wait(120) == 0
     finally:
@@ -133,8 +135,7 @@ def test_a_folder_that_does_not_answer_is_named_and_the_run_goes_on(log, uninter
         launcher.kill()
         launcher.wait()
     text = " ".join(output.read_text().split())
-    assert "waiting for rank" in text
-    assert "(its disk or file server does not answer)" in text
+    assert re.search(r"waiting for rank . \(127.0.0.1\), saving a checkpoint since \d+ s", text)
     assert "going on after" in text
     learned = contents(out)
     for name, values in uninterrupted.items():
