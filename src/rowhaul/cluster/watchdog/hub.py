@@ -64,8 +64,7 @@ class Hub:
         if own := self._lines.get(self._settings.rank):
             own.send({"table": {str(rank): beat.to_json() for rank, beat in beats.items()}})
         self._broadcast({"round": self._num_rounds})
-        if not self.is_needed:
-            self._broadcast({"all_ended": True})
+        self._tell_end()
 
     def flush(self) -> bool:
         """Send what waits; return whether nothing does any more."""
@@ -136,6 +135,7 @@ class Hub:
         elif "post" in message:
             self._losses.posted(rank, message["post"])
             self._broadcast({"left": self._losses.left})
+            self._tell_end()
         elif "stacks" in message:
             self._broadcast({"notice": f"stacks of rank {rank}:\n{message['stacks']}"})
 
@@ -143,6 +143,11 @@ class Hub:
         if self._losses.first is not None and not self._has_ended_run:
             self._has_ended_run = True
             self._broadcast(self._losses.first)
+            self._tell_end()
+
+    def _tell_end(self) -> None:
+        if not self.is_needed:
+            self._broadcast({"all_ended": True})
 
     def _tell_stall(self, stall: Stall) -> None:
         if self._has_ended_run:
