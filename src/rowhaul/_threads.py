@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from rowhaul._activity import Activity, doing
 from rowhaul.errors import ClusterError
 
 Result = TypeVar("Result")
@@ -60,10 +61,12 @@ class Future(concurrent.futures.Future[Result]):
 
     def wait(self) -> Result:
         """Return the result once it is set; raise the rank's error if it fails first."""
-        while not self.done():
-            self._failure.check()
-            with contextlib.suppress(TimeoutError):
-                self.exception(POLL_SECONDS)
+        if not self.done():
+            with doing(Activity.WAITING):
+                while not self.done():
+                    self._failure.check()
+                    with contextlib.suppress(TimeoutError):
+                        self.exception(POLL_SECONDS)
         return self.result()
 
 
@@ -86,13 +89,14 @@ class RankQueue(Generic[Result]):
 
     def get(self) -> Result:
         """Wait for the next item and remove it."""
-        while True:
-            try:
-                return self._items.get(timeout=POLL_SECONDS)
-            except queue.Empty:
-                self._failure.check()
-                if self._closed:
-                    raise ClusterError(self._message) from None
+        with doing(Activity.WAITING):
+            while True:
+                try:
+                    return self._items.get(timeout=POLL_SECONDS)
+                except queue.Empty:
+                    self._failure.check()
+                    if self._closed:
+                        raise ClusterError(self._message) from None
 
     def close(self) -> None:
         """End all waits."""

@@ -1,57 +1,77 @@
-"""Heartbeats of threads that stand for ranks, over a real store, twenty times as fast as real ones."""
+"""Heartbeats of three ranks in one process, each with a real watchdog, ten times as fast as real ones."""
 
+import logging
+import os
+import signal
 import threading
-from datetime import timedelta
+import time
 
 import pytest
-from torch.distributed import PrefixStore, TCPStore
 
+from rowhaul._activity import Activity, Page
 from rowhaul._threads import Failure
 from rowhaul.cluster.heartbeat import Heartbeat
-from rowhaul.cluster.roll_call import beat_key
+from rowhaul.cluster.watchdog.settings import Settings
 from rowhaul.errors import ClusterError, RankLostError
 from rowhaul.transport.base import LinkError
 
-INTERVAL = 0.05
+INTERVAL = 0.1
 ROLES = ("worker 0", "worker 1", "store 0")
 
 
 class Ranks:
     """Three ranks with a heartbeat each, all started."""
 
-    def __init__(self, store_rank=None, num_missed=20):
-        self.server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        for rank in range(3):
-            PrefixStore("run", self.server).set(beat_key(rank), '{"beat": 0}')
+    def __init__(self, secrets=(None, None, None), **options):
         self.failures = [Failure() for _ in ROLES]
+        self.pages = [Page() for _ in ROLES]
         self.beats = [
             Heartbeat(
-                PrefixStore("run", self._connection()),
-                rank,
-                ROLES,
+                Settings(
+                    **{
+                        "rank": rank,
+                        "process": os.getpid(),
+                        "token": "run",
+                        "roles": ROLES,
+                        "addresses": ("10.0.0.1", "10.0.0.2", "10.0.0.7"),
+                        "listen": "127.0.0.1",
+                        "interval": INTERVAL,
+                        "num_missed": 20,
+                        "first_missed": 200,
+                        "secret": secrets[rank],
+                        **options,
+                    }
+                ),
                 failure,
-                store_name="the rendezvous store at here:1",
-                store_rank=store_rank,
-                interval=INTERVAL,
-                num_missed=num_missed,
+                keeps_store=rank == 0,
+                page=self.pages[rank],
             )
             for rank, failure in enumerate(self.failures)
         ]
         for beat in self.beats:
             beat.start()
+        port = self.beats[0].port()
+        for beat in self.beats:
+            beat.connect("127.0.0.1", port)
 
-    def _connection(self):
-        return TCPStore("127.0.0.1", self.server.port, wait_for_workers=False, timeout=timedelta(seconds=20))
+    def wait_for_beats(self):
+        wait_until(lambda: len(self.beats[0].table()) == 3)
+        return self
 
-    def silence(self, rank):
-        """As if the process was gone: no last post."""
-        self.beats[rank]._over.set()
-        self.beats[rank]._wake.set()
-        self.beats[rank]._thread.join(10)
+    def signal(self, rank, number):
+        """Send a signal to a rank's watchdog."""
+        os.kill(self.beats[rank]._process.pid, number)
 
-    def error_of(self, rank, seconds=20.0):
+    def error_of(self, rank, seconds=60.0):
         assert self.beats[rank]._found.wait(seconds)
         return self.failures[rank].error
+
+
+def wait_until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -66,44 +86,76 @@ def ranks():
     for one in made:
         for beat in one.beats:
             beat.leave(linger=0.1)
+            beat._process.kill()
+            beat._thread.join(20)
+            assert not beat._thread.is_alive()
 
 
 def test_a_silent_rank_is_lost_to_all_others(ranks):
-    three = ranks()
-    three.silence(1)
+    three = ranks().wait_for_beats()
+    three.signal(1, signal.SIGSTOP)
     for rank in (0, 2):
         error = three.error_of(rank)
         assert isinstance(error, RankLostError)
         assert (error.rank, error.role) == (1, "worker 1")
-        assert str(error).startswith("rank 1 (worker 1) has not been heard of for 1 s")
+        assert str(error).startswith("rank 1 (worker 1) has not been heard of for 2 s")
+
+
+def test_a_rank_whose_connection_breaks_is_lost_at_once(ranks):
+    three = ranks(num_missed=100_000).wait_for_beats()
+    three.signal(1, signal.SIGKILL)
+    assert str(three.error_of(2)).startswith("rank 1 (worker 1) has closed its connection without a word")
+    assert "the watchdog that beats for this rank has ended" in str(three.error_of(1))
+
+
+@pytest.mark.parametrize(
+    ("number", "what"),
+    [(signal.SIGKILL, "has closed the connection"), (signal.SIGSTOP, "has not answered for 2 s")],
+)
+def test_the_loss_of_the_hub_is_the_loss_of_rank_0(ranks, number, what):
+    three = ranks().wait_for_beats()
+    three.signal(0, number)
+    for rank in (1, 2):
+        error = three.error_of(rank)
+        assert error.rank == 0
+        assert str(error).startswith("rank 0 (worker 0) is lost: its watchdog at 127.0.0.1:")
+        assert str(error).endswith(what)
 
 
 def test_a_rank_that_has_said_goodbye_is_not_taken_for_dead(ranks):
-    three = ranks(num_missed=10)
+    three = ranks(num_missed=10).wait_for_beats()
     three.beats[1].leave()
     assert not three.beats[0]._found.wait(25 * INTERVAL)
     assert three.failures[0].error is None
-    three.silence(2)
+    three.signal(2, signal.SIGSTOP)
     assert three.error_of(0).rank == 2
 
 
+def test_the_others_go_on_when_rank_0_has_left(ranks):
+    three = ranks(num_missed=10).wait_for_beats()
+    three.beats[0].leave(linger=0)
+    assert not three.beats[1]._found.wait(25 * INTERVAL)
+    three.beats[2].leave(KeyError("row 5"))
+    assert str(three.error_of(1)) == "rank 2 (store 0) failed: KeyError: 'row 5'"
+
+
 def test_the_reason_of_a_failure_reaches_the_others(ranks):
-    three = ranks()
+    three = ranks().wait_for_beats()
     three.failures[2].set(KeyError("row 5"))
     for rank in (0, 1):
         assert str(three.error_of(rank)) == "rank 2 (store 0) failed: KeyError: 'row 5'"
 
 
 def test_a_rank_that_ends_because_of_another_names_that_one_to_the_rest(ranks):
-    three = ranks()
+    three = ranks().wait_for_beats()
     three.beats[0].leave(RankLostError(1, "worker 1", "was seen falling"))
     assert str(three.error_of(2)) == "rank 1 (worker 1) was seen falling"
 
 
 def test_a_broken_connection_is_explained_by_the_rank_that_is_gone(ranks):
-    three = ranks()
+    three = ranks().wait_for_beats()
     three.failures[0].set(LinkError("receiving failed", 1))
-    three.silence(1)
+    three.signal(1, signal.SIGSTOP)
     with pytest.raises(RankLostError, match=r"rank 1 \(worker 1\) has not been heard of") as caught:
         three.failures[0].check()
     assert isinstance(caught.value.__cause__, LinkError)
@@ -111,7 +163,7 @@ def test_a_broken_connection_is_explained_by_the_rank_that_is_gone(ranks):
 
 
 def test_a_broken_connection_to_a_rank_that_has_finished_is_explained(ranks):
-    three = ranks(num_missed=10)
+    three = ranks(num_missed=10).wait_for_beats()
     three.beats[1].leave()
     explained = three.beats[0].explain(LinkError("receiving failed", 1))
     assert isinstance(explained, ClusterError)
@@ -130,16 +182,8 @@ def test_a_broken_connection_that_nobody_explains_is_raised_as_it_is(ranks):
     assert three.beats[0].explain(error) is error
 
 
-def test_the_loss_of_the_store_is_told(ranks):
-    three = ranks(num_missed=10)
-    stuck = threading.Event()
-    three.beats[0]._round = lambda post: stuck.wait(20)  # a request that gets no answer
-    assert "the rendezvous store at here:1 has not answered" in str(three.error_of(0))
-    stuck.set()
-
-
 def test_the_rank_that_keeps_the_store_stays_until_the_others_have_left(ranks):
-    three = ranks(store_rank=0)
+    three = ranks().wait_for_beats()
     leaving = threading.Thread(target=three.beats[0].leave)
     leaving.start()
     leaving.join(10 * INTERVAL)
@@ -149,3 +193,53 @@ def test_the_rank_that_keeps_the_store_stays_until_the_others_have_left(ranks):
     leaving.join(20)
     assert not leaving.is_alive()
     assert all(failure.error is None for failure in three.failures)
+    for beat in three.beats:  # the watchdogs end by themselves
+        beat._thread.join(20)
+        assert beat._process.poll() == 0
+
+
+def test_a_rank_that_never_begins_to_beat_is_named(ranks):
+    three = ranks(first_missed=30, secrets=(b"s" * 16, b"s" * 16, b"other secret ...."))
+    assert "has another secret" in str(three.error_of(2))
+    assert str(three.error_of(1)).startswith("rank 2 (store 0) has not begun to beat within 3 s")
+
+
+def test_a_rank_that_holds_up_the_others_is_named_with_its_stacks_and_the_run_goes_on(ranks, caplog):
+    with caplog.at_level(logging.WARNING):
+        three = ranks(warn_seconds=1.0, stacks=True)
+        three.pages[0].set(0, Activity.AWAITING_ROWS, time.monotonic())
+        three.pages[1].set(0, Activity.SUMMING, time.monotonic())
+        three.pages[2].set(0, Activity.AWAITING_PLAN, time.monotonic())
+        three.pages[2].set(1, Activity.READING, time.monotonic() - 40)
+        wait_until(lambda: "waiting for rank 2 (10.0.0.7), reading data since 4" in caplog.text)
+        wait_until(lambda: "stacks of rank 2:" in caplog.text and "test_heartbeat.py" in caplog.text)
+        three.pages[2].progressed(iteration=7)
+        wait_until(lambda: "going on after" in caplog.text)
+    assert three.beats[0].table()[2].iteration == 7
+    assert all(failure.error is None for failure in three.failures)
+
+
+def test_a_run_that_is_stuck_for_too_long_ends_and_names_the_rank(ranks):
+    three = ranks(warn_seconds=0.5, end_seconds=2.0)
+    three.pages[0].set(0, Activity.AWAITING_ROWS, time.monotonic())
+    three.pages[1].set(0, Activity.SAVING, time.monotonic())
+    three.pages[2].set(0, Activity.WAITING, time.monotonic())
+    for rank in range(3):
+        error = three.error_of(rank)
+        assert (error.rank, error.role) == (1, "worker 1")
+        assert "has held up the others for 2 s, saving a checkpoint since" in str(error)
+        assert "cluster.stuck_after" in str(error)
+
+
+def test_ranks_that_all_wait_for_each_other_are_named(ranks):
+    three = ranks(warn_seconds=0.5, end_seconds=2.0)
+    for page in three.pages:
+        page.set(0, Activity.AWAITING_ROWS, time.monotonic())
+    message = str(three.error_of(1))
+    assert message.startswith("no rank has made progress for 2 s, all wait for each other: rank 0 (10.0.0.1)")
+
+
+def test_ranks_that_wait_for_nobody_are_left_alone(ranks):
+    three = ranks(warn_seconds=0.2, end_seconds=0.4).wait_for_beats()
+    three.pages[1].set(0, Activity.COMPUTING, time.monotonic())
+    assert not three.beats[0]._found.wait(20 * INTERVAL)

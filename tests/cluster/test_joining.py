@@ -140,7 +140,7 @@ def test_a_rank_that_dies_while_starting_is_named_and_no_half_made_group_is_left
     with started(DIES_WHILE_STARTING, 3) as ranks:
         reports = [rank.wait(100) for rank in ranks[:2]]
     for report in reports:
-        assert report["error"].startswith("rank 2 (store 0) has not been heard of for 6 s")
+        assert report["error"].startswith("rank 2 (store 0) has ended without a word")
         assert report["kind"] == "RankLostError"
         assert report["initialised"] is False
 

@@ -1,5 +1,6 @@
 """Local ranks: started with torchrun's variables, watched, and never left behind."""
 
+import contextlib
 import json
 import os
 import signal
@@ -109,7 +110,7 @@ def test_a_rank_that_dies_is_named_with_its_last_words_and_the_others_end(tmp_pa
 def test_a_rank_that_does_not_want_to_end_is_killed(tmp_path):
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     with pytest.raises(ClusterError, match=r"rank 1 \(worker 1\) ended with exit code 3"):
-        run(tmp_path, deaf + DIES.format(end="sys.exit(3)"), grace_seconds=0.3)
+        run(tmp_path, deaf + DIES.format(end="sys.exit(3)"), loss_seconds=0.3)
     assert not any(map(runs, pids(tmp_path)))
 
 
@@ -144,6 +145,69 @@ def test_the_first_interruption_is_passed_on_and_the_second_kills(tmp_path, time
     assert len(list(tmp_path.glob("interrupted-?"))) == 3
     assert len(list(tmp_path.glob("saved-?"))) == (3 if times == 1 else 0)
     assert not any(map(runs, pids(tmp_path)))
+
+
+# A rank that takes SIGTERM as training does: once; then it saves for longer than it may take others to die.
+SAVES = """
+asked = []
+signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+note("pid", str(os.getpid()))
+while not asked:
+    time.sleep(0.02)
+note("asked", "")
+time.sleep({seconds})
+note("saved", "")
+sys.exit({code})
+"""
+
+
+def terminate(tmp_path, times, ranks_too):
+    """Send SIGTERM as a service manager does: to the launcher, and to the ranks at the same time."""
+    wait_until(lambda: len(pids(tmp_path)) == 3)
+    os.kill(os.getpid(), signal.SIGTERM)
+    for pid in pids(tmp_path) if ranks_too else ():
+        os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: len(list(tmp_path.glob("asked-?"))) == 3)
+    for _ in range(times - 1):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def terminated(tmp_path, times=1, ranks_too=False):
+    """Send SIGTERM meanwhile; yields the list that the signal which ends the launcher is added to."""
+    ended = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
+    sender = threading.Thread(target=terminate, args=(tmp_path, times, ranks_too))
+    sender.start()
+    try:
+        yield ended
+    finally:
+        sender.join()
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("times", "ranks_too"), [(1, True), (3, False)])
+def test_a_slow_save_survives_sigterm_however_often_it_comes(tmp_path, times, ranks_too):
+    with terminated(tmp_path, times, ranks_too) as ended:
+        run(tmp_path, SAVES.format(seconds=6, code="130 if rank == 0 else 0"))
+    assert ended == [signal.SIGTERM]
+    assert len(list(tmp_path.glob("saved-?"))) == 3
+    assert not any(map(runs, pids(tmp_path)))
+
+
+def test_ranks_that_do_not_end_in_the_grace_after_sigterm_are_killed(tmp_path):
+    message = r"had not ended 0.3 s after SIGTERM.*cluster\.grace"
+    with terminated(tmp_path) as ended, pytest.raises(ClusterError, match=message):
+        run(tmp_path, SAVES.format(seconds=60, code=0), grace_seconds=0.3)
+    assert not ended
+    assert not any(map(runs, pids(tmp_path)))
+
+
+def test_a_rank_that_fails_while_it_stops_is_named(tmp_path):
+    with terminated(tmp_path), pytest.raises(ClusterError, match=r"rank 1 .* ended with exit code 2"):
+        run(tmp_path, SAVES.format(seconds=0.3, code="2 if rank == 1 else 0"))
 
 
 def test_a_background_job_keeps_ignoring_ctrl_c(tmp_path):

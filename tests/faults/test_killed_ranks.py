@@ -6,78 +6,16 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+from cluster_runs import RANKS, command, contents, rank_processes, wait_for
 
-from rowhaul.checkpoint import CheckpointReader, latest_checkpoint
+from rowhaul.checkpoint import latest_checkpoint
 
 pytestmark = pytest.mark.slow
-
-STEPS = 60
-RANKS = {"worker 0": 0, "worker 1": 1, "store 0": 2}
-
-
-def command(data: Path, out: Path, *more: str) -> list[str]:
-    settings = ["--batch-size", "64", "--max-steps", str(STEPS), "--checkpoint-every", "10"]
-    cluster = ["--workers", "2", "--stores", "1", "--cache", "600", "--look-ahead", "1"]
-    model = ["--embedding-dim", "4", "--set", "model.options.top=[8]", "--set", "model.options.bottom=[8]"]
-    return [
-        *(sys.executable, "-m", "rowhaul", "train", "--data", str(data), "--out", str(out)),
-        *settings, *cluster, *model, *more,
-    ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("log") / "data"
-    generate = [sys.executable, "-m", "rowhaul", "generate", "--rows", "5000", "--out", str(folder)]
-    subprocess.run(generate, check=True, timeout=100, stdout=subprocess.DEVNULL)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(log, tmp_path_factory):
-    out = tmp_path_factory.mktemp("whole") / "run"
-    done = subprocess.run(command(log, out), timeout=250, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return contents(out)
-
-
-def contents(out: Path) -> dict[str, np.ndarray]:
-    """Everything that was learned, by name."""
-    reader = CheckpointReader(latest_checkpoint(out / "checkpoints"))
-    assert reader.facts["step"] == STEPS
-    learned = {f"dense {name}": tensor.numpy() for name, tensor in reader.tensors("model").items()}
-    for name in reader.tables:
-        blocks = list(reader.rows(name))
-        keys = np.concatenate([keys for keys, _ in blocks])
-        records = np.concatenate([records for _, records in blocks])
-        order = np.argsort(keys)
-        learned[f"keys {name}"], learned[f"records {name}"] = keys[order], records[order]
-    return learned
-
-
-def rank_processes(launcher: psutil.Process) -> dict[int, psutil.Process]:
-    """The ranks that a launcher has started, by number."""
-    found = {}
-    for child in launcher.children(recursive=True):
-        try:
-            found[int(child.environ()["RANK"])] = child
-        except (psutil.Error, KeyError):
-            continue
-    return found
-
-
-def wait_for(happened, seconds: float):
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.mark.timeout(300)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import signal
+import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +15,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from rowhaul.cli.console import console, say
+from rowhaul.cluster import is_launched
 
 if TYPE_CHECKING:  # PyTorch takes a second to import, and most commands do without
     from rowhaul.train.metrics import MetricValues
@@ -100,13 +104,19 @@ class TrainingProgress:
 class StopOnSignal:
     """Callable that turns true at Ctrl-C or SIGTERM; a second Ctrl-C interrupts at once.
 
-    A signal that the process ignores, as a background job does SIGINT, stays ignored.
+    A second SIGTERM does nothing: a service manager sends it to all processes, and launchers forward it.
+    torchrun forwards Ctrl-C, too, to ranks that have received it from the terminal: on a rank, one that
+    follows within `_ONE_PRESS` seconds is the same one. A signal that the process ignores, as a background
+    job does SIGINT, stays ignored.
     """
 
     _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    _ONE_PRESS = 2.0
 
     def __init__(self) -> None:
         self._asked = False
+        self._interrupted_at: float | None = None
+        self._one_press = self._ONE_PRESS if is_launched() else 0.0
 
     def __enter__(self) -> StopOnSignal:
         self._before = {
@@ -125,10 +135,25 @@ class StopOnSignal:
         return self._asked
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            now = time.monotonic()
+            if self._interrupted_at is None:
+                self._interrupted_at = now
+            elif now >= self._interrupted_at + self._one_press:
+                raise KeyboardInterrupt
         if self._asked:
-            raise KeyboardInterrupt
+            return
         self._asked = True
-        console.print("stopping after this step; press Ctrl-C again to stop at once")
+        how = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else " (SIGTERM)"
+        with suppress(RuntimeError):  # the signal has interrupted this thread while it was printing
+            console.print(f"stopping after this step{how}")
+
+
+def print_stacks_on_request() -> None:
+    """Print the stacks of all threads at SIGUSR1, even while one of them holds the GIL."""
+    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and sys.__stderr__ is not None:
+        with suppress(OSError):  # without a descriptor
+            faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
 
 
 @contextmanager

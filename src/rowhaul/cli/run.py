@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from rowhaul.cli.console import say
+from rowhaul.cli.progress import EXIT_INTERRUPTED
 from rowhaul.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -231,4 +232,9 @@ def launch_ranks(config: TrainConfig, schema: Schema, arguments: list[str] | Non
         load_secret(cluster.secret_file)  # the launcher makes one of its own, but a bad file is a mistake
     compile_kernels(config, schema, lambda: say("compiling kernels, once; this takes a minute"))
     given = sys.argv[1:] if arguments is None else arguments
-    launch(given, cluster.workers, cluster.stores, cluster.colocated)
+    try:
+        launch(given, cluster.workers, cluster.stores, cluster.colocated, grace_seconds=cluster.grace)
+    except KeyboardInterrupt as ending:
+        if str(ending):  # otherwise rank 0 has said how it ended
+            say(f"interrupted: {ending}; nothing was saved since the last checkpoint")
+        raise typer.Exit(EXIT_INTERRUPTED) from None

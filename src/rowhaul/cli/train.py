@@ -21,7 +21,13 @@ from rowhaul.cli.monitoring import (
     monitored,
     with_monitoring,
 )
-from rowhaul.cli.progress import EXIT_INTERRUPTED, StopOnSignal, TrainingProgress, exit_when_interrupted
+from rowhaul.cli.progress import (
+    EXIT_INTERRUPTED,
+    StopOnSignal,
+    TrainingProgress,
+    exit_when_interrupted,
+    print_stacks_on_request,
+)
 from rowhaul.cli.run import RESUMABLE_DATA, RunOptions, is_first_rank, launch_ranks, with_run_options
 from rowhaul.errors import ConfigError
 
@@ -122,6 +128,7 @@ def train_with_progress(
         switch_threads_sooner()
     train = train_on_cluster if is_launched() else train_run
     shown = TrainingProgress() if is_first_rank() else nullcontext()
+    print_stacks_on_request()
     interruptible = exit_when_interrupted("nothing was saved since the last checkpoint")
     watched = monitored(config.monitoring, out)
     with interruptible, StopOnSignal() as should_stop, watched as monitor, shown as listener:

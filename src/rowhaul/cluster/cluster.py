@@ -39,7 +39,7 @@ class Cluster:
         data: links between all ranks, for samples that only rank 0 can read.
         store: the rendezvous store, for a few small values. Used by one thread, as it blocks.
         failure: the first error of this rank.
-        heartbeat: detects lost ranks.
+        heartbeat: detects lost and stuck ranks.
         secret: of the run, which every connecting process must prove; None: there is none.
     """
 

@@ -1,81 +1,128 @@
-"""Detects lost ranks: every rank beats once a second in the rendezvous store and watches the others.
+"""Detects lost and stuck ranks: a rank's end of the watchdog that beats for it (`rowhaul.cluster.watchdog`).
 
-A killed rank often shows first as a broken connection on some other rank, without a name; a stopped one
-does not show at all. The heartbeat names both. It also carries each rank's last post: why it failed, or that
-it has finished.
-
-Silence is counted in this rank's own rounds, not in seconds: a process that was itself suspended, or
-a store that was slow for all, does not make the others look dead.
+A killed rank often shows first as a broken connection on some other rank, without a name; a stopped or stuck
+one does not show at all. The heartbeat names them all. It also carries each rank's last post: why it failed,
+or that it has finished.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import logging
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import DistError
 
+from rowhaul import _activity
 from rowhaul._threads import Failure
-from rowhaul.cluster.rendezvous import Store, first_line
-from rowhaul.cluster.roll_call import beat_key
-from rowhaul.cluster.waiting import ranks_text
+from rowhaul.cluster.rendezvous import Store
+from rowhaul.cluster.store_watch import StoreWatch
+from rowhaul.cluster.waiting import ranks_text, until
+from rowhaul.cluster.watchdog import process as watchdog
+from rowhaul.cluster.watchdog.beats import Beat
+from rowhaul.cluster.watchdog.lines import Lines, Message
+from rowhaul.cluster.watchdog.settings import Settings
 from rowhaul.errors import ClusterError, RankLostError
 from rowhaul.transport.base import LinkError
 
+_log = logging.getLogger(__name__)
+
+_HUB = "watchdog"  # the key of the hub's address
+_PACKAGES = Path(watchdog.__file__).parents[3]
+_OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "ROWHAUL_SECRET")  # a watchdog is no rank, and needs no more
 _MAX_ERROR_LENGTH = 2000  # characters
+_STARTING_SECONDS = 60.0  # for a watchdog to answer, on a busy machine
+_POSTING_SECONDS = 3.0  # for a watchdog to send the last post
 
 
 class Heartbeat:
-    """Beats for a rank and watches the others; sets the rank's failure when one is lost.
+    """Starts a rank's watchdog and acts on what it says; sets the rank's failure when a rank is lost.
 
     Args:
-        store: a connection of its own to the store, below the run's token; nothing else may use it.
-        rank: of this process.
-        roles: of all ranks.
+        settings: of the watchdog.
         failure: of this rank.
-        store_name: the store's name in messages.
-        store_rank: the rank that hosts the store, if one does.
-        interval: seconds between beats.
-        num_missed: rounds without a beat after which a rank counts as lost.
+        keeps_store: whether this rank hosts the rendezvous store, which others need until they have left.
+        page: what this rank is doing.
     """
 
     def __init__(
         self,
-        store: Store,
-        rank: int,
-        roles: Sequence[str],
+        settings: Settings,
         failure: Failure,
         *,
-        store_name: str,
-        store_rank: int | None,
-        interval: float = 1.0,
-        num_missed: int = 6,
+        keeps_store: bool = False,
+        page: _activity.Page | None = None,
     ) -> None:
         self.lost: ClusterError | None = None
-        self._store, self._rank, self._roles, self._failure = store, rank, roles, failure
-        self._store_name, self._store_rank = store_name, store_rank
-        self._interval, self._num_missed = interval, num_missed
-        self._keys = [beat_key(one) for one in range(len(roles))]
-        self._counts = [0] * len(roles)
-        self._silent_rounds = [0] * len(roles)
-        self._left: set[int] = set()  # finished without an error
-        self._ended: set[int] = set()  # will not beat again
-        self._num_rounds = 0
-        self._store_is_lost = False
+        self._settings, self._failure, self._keeps_store = settings, failure, keeps_store
+        self._page = _activity.page if page is None else page
+        self._table: dict[int, Beat] = {}
+        self._left: list[int] = []  # finished without an error
         self._first_link_error: float | None = None
-        self._last_post: dict[str, Any] | None = None
-        self._found, self._wake, self._over = threading.Event(), threading.Event(), threading.Event()
+        self._last_post: Message | None = None
+        self._port: int | None = None
+        self._listens, self._posted, self._all_ended = (threading.Event() for _ in range(3))
+        self._found = threading.Event()
+        self._sending = threading.Lock()
+        self._store_watch: StoreWatch | None = None
         self._thread = threading.Thread(target=self._run, name="rowhaul-heartbeat", daemon=True)
-        self._watch = threading.Thread(target=self._watch_store, name="rowhaul-heartbeat-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to beat, and explain broken connections by lost ranks."""
+        """Start the watchdog, and explain broken connections by lost ranks."""
+        ours, theirs = socket.socketpair()
+        descriptors = (self._page.descriptor, theirs.fileno())
+        program = [sys.executable, "-I", "-S", watchdog.__file__, str(_PACKAGES), *map(str, descriptors)]
+        nothing = subprocess.DEVNULL  # an inherited pipe would stay open as long as the watchdog lives
+        variables = {name: value for name, value in os.environ.items() if name not in _OF_RANKS}
+        with theirs:
+            self._process = subprocess.Popen(
+                program, pass_fds=descriptors, env=variables, stdin=nothing, stdout=nothing, stderr=nothing
+            )
+        self._lines = Lines(ours)
+        self._send(self._settings.to_json())
         self._failure.explain_with(self.explain)
         self._thread.start()
-        self._watch.start()
+
+    def port(self) -> int:
+        """Wait until the hub listens; return its port. On rank 0 only."""
+        if not self._listens.wait(_STARTING_SECONDS) or self._port is None:
+            raise self.lost or ClusterError(
+                f"the watchdog of rank {self._settings.rank} has not started within {_STARTING_SECONDS:g} s"
+            )
+        return self._port
+
+    def connect(self, host: str, port: int) -> None:
+        """Begin to beat at the hub; does not wait."""
+        self._send({"connect": [host, port]})
+
+    def meet(self, store: Store, seconds: float) -> None:
+        """Begin to beat at the hub of rank 0, which announces it in the store; all ranks call this."""
+        if self._settings.rank == 0:
+            store.set(_HUB, json.dumps([self._settings.listen, self.port()]))
+        elif not until(lambda: bool(store.check([_HUB])), seconds, self._failure.check):
+            reason = f"has not announced its watchdog within {seconds:g} s: has it ended?"
+            raise RankLostError(0, self._settings.roles[0], reason)
+        self.connect(*json.loads(store.get(_HUB)))
+
+    def watch_store(self, store: Store, name: str) -> None:
+        """Take the loss of a launcher's store for a failure; ``store`` is a connection of its own."""
+        settings = self._settings
+        self._store_watch = StoreWatch(store, name, self.fail, settings.interval, settings.num_missed)
+        self._store_watch.start()
+
+    def table(self) -> dict[int, Beat]:
+        """The latest beats of all ranks that run, on rank 0; empty on others."""
+        return dict(self._table)
 
     def explain(self, error: BaseException) -> BaseException:
         """Replace a broken connection by the loss behind it, after a short wait for it to be detected."""
@@ -85,120 +132,110 @@ class Heartbeat:
         if self.lost is not None:
             return self.lost
         if self._left:
-            gone = ranks_text(sorted(self._left), self._roles)
+            gone = ranks_text(sorted(self._left), self._settings.roles)
             return ClusterError(f"{gone} finished before this rank did, and closed its connections ({error})")
         return error
 
     def leave(self, error: BaseException | None = None, linger: float = 30.0) -> None:
-        """Post success or the error, and stop.
+        """Post success or the error; the watchdog then ends by itself.
 
         Args:
             error: why this rank ends, if it fails.
             linger: seconds that the rank hosting the store waits for the others to leave.
         """
-        if self._last_post is None:
-            self._last_post = {"left": True} if error is None else self._failed(self.explain(error))
-        self._wake.set()
-        if not self._store_is_lost:
-            hosts_store = self._store_rank == self._rank
-            self._thread.join(linger if hosts_store and error is None else 3 * self._interval)
-        self._over.set()
+        self._end({"left": True} if error is None else self._failed(self.explain(error)))
+        self._posted.wait(_POSTING_SECONDS)
+        if self._keeps_store and error is None and self.lost is None:
+            self._all_ended.wait(linger)
+
+    def fail(self, error: ClusterError) -> None:
+        """Take an error as the reason why connections break, and as this rank's failure."""
+        if self.lost is None and self._last_post is None:
+            self.lost = error
+            self._failure.set(error)
+        self._found.set()
 
     def _run(self) -> None:
-        try:
-            while not self._over.is_set():
-                last_post = self._last_post
-                self._round(last_post or self._post())
-                if last_post is not None and self._may_end():
-                    break
-                self._wake.wait(self._interval)
-                self._wake.clear()
-        except DistError as error:
-            self._report_store_lost(f"is gone ({first_line(error)})")
-        finally:
-            self._over.set()
+        """Act on what the watchdog says, and post this rank's failure."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._lines.connection, selectors.EVENT_READ)
+            while not self._lines.is_closed:
+                if selector.select(self._settings.interval):
+                    for message in self._lines.receive():
+                        self._hear(message)
+                self._post_failure()
+        if self._last_post is None:
+            self.fail(ClusterError("the watchdog that beats for this rank has ended: was it killed?"))
+        for event in (self._listens, self._posted, self._all_ended, self._found):
+            event.set()
+        self._lines.close()
+        self._process.wait()
 
-    def _round(self, post: dict[str, Any]) -> None:
-        self._store.set(self._keys[self._rank], json.dumps(post))
-        posts = [json.loads(value) for value in self._store.multi_get(self._keys)]
-        self._num_rounds += 1
-        silent = [rank for rank, post in enumerate(posts) if rank != self._rank and self._is_lost(rank, post)]
-        if not silent:
-            return
-        reason = f"has not been heard of for {self._num_missed * self._interval:g} s"
-        if len(silent) > 1:
-            reason += f", nor {ranks_text(silent[1:], self._roles)}"
-        reason += ": its process or its host has died, is stopped or cannot be reached"
-        self._report(RankLostError(silent[0], self._roles[silent[0]], reason))
+    def _hear(self, message: Message) -> None:
+        roles = self._settings.roles
+        if "lost" in message:
+            rank, reason = message["lost"], message["reason"]
+            self.fail(ClusterError(reason) if rank is None else RankLostError(rank, roles[rank], reason))
+        elif "hub_lost" in message:
+            reason = f"is lost: {message['hub_lost']}"
+            self.fail(RankLostError(0, roles[0], reason))
+        elif "left" in message:
+            self._left = [rank for rank in message["left"] if rank != self._settings.rank]
+        elif "notice" in message:
+            _log.warning("%s", message["notice"])
+        elif "table" in message:
+            self._table = {int(rank): Beat.from_json(beat) for rank, beat in message["table"].items()}
+        elif "want_stacks" in message:
+            self._send({"stacks": stacks()})
+        elif "listening" in message:
+            self._port = message["listening"]
+            self._listens.set()
+        elif "broken" in message:
+            self.fail(ClusterError(f"the watchdog that beats for this rank has failed:\n{message['broken']}"))
+        elif "posted" in message:
+            self._posted.set()
+        elif "all_ended" in message:
+            self._all_ended.set()
 
-    def _is_lost(self, rank: int, post: dict[str, Any]) -> bool:
-        """Read a rank's post; return whether the rank has been silent for too long."""
-        if "beat" in post:
-            has_beaten = post["beat"] != self._counts[rank]
-            self._counts[rank] = post["beat"]
-            self._silent_rounds[rank] = 0 if has_beaten else self._silent_rounds[rank] + 1
-            return self._silent_rounds[rank] >= self._num_missed
-        self._ended.add(rank)
-        if "left" in post:
-            self._left.add(rank)
-        elif "lost" in post:
-            self._report(RankLostError(post["lost"], self._roles[post["lost"]], post["reason"]))
-        else:
-            self._report(RankLostError(rank, self._roles[rank], f"failed: {post['failed']}"))
-        return False
-
-    def _post(self) -> dict[str, Any]:
+    def _post_failure(self) -> None:
         error = self.lost or self._failure.error
         # A broken connection is most likely caused by a lost rank, which will be detected soon.
         if error is not None and (
             not is_broken_connection(error) or time.monotonic() >= self._patience_ends()
         ):
-            return self._failed(error)
-        self._counts[self._rank] += 1
-        return {"beat": self._counts[self._rank]}
+            self._end(self._failed(error))
+
+    def _end(self, post: Message) -> None:
+        with self._sending:
+            if self._last_post is not None:
+                return
+            self._last_post = post
+        if self._store_watch is not None:
+            self._store_watch.close()
+        self._send({"post": post})
+
+    def _send(self, message: Message) -> None:
+        with self._sending:
+            self._lines.send(message)
 
     def _failed(self, error: BaseException) -> dict[str, Any]:
         if isinstance(error, RankLostError):  # the others shall name that rank, not this one
             return {"lost": error.rank, "reason": error.reason}
         return {"failed": f"{type(error).__name__}: {error}"[:_MAX_ERROR_LENGTH]}
 
-    def _may_end(self) -> bool:
-        """The rank that hosts the store stays as long as others need it."""
-        others = set(range(len(self._roles))) - {self._rank}
-        silent = {rank for rank in others if self._silent_rounds[rank] >= self._num_missed}
-        return self._store_rank != self._rank or self._ended | silent >= others
-
     def _patience_ends(self) -> float:
         """Until when the cause of a broken connection may still be detected."""
         if self._first_link_error is None:
             self._first_link_error = time.monotonic()
-        return self._first_link_error + (self._num_missed + 2) * self._interval
+        return self._first_link_error + (self._settings.num_missed + 2) * self._settings.interval
 
-    def _watch_store(self) -> None:
-        """Detect a store that does not answer: the other thread is then stuck in a request."""
-        seen, num_ticks = -1, 0
-        while not self._over.wait(self._interval / 2):
-            num_ticks = 0 if self._num_rounds != seen else num_ticks + 1
-            seen = self._num_rounds
-            if num_ticks >= 2 * self._num_missed:
-                self._report_store_lost(f"has not answered for {self._num_missed * self._interval:g} s")
-                return
 
-    def _report_store_lost(self, what: str) -> None:
-        self._store_is_lost = True
-        keeper = self._store_rank
-        if keeper is None:
-            kept = "its launcher, or the host of that, has died or cannot be reached"
-            self._report(ClusterError(f"{self._store_name} {what}: {kept}"))
-        elif keeper not in self._left and keeper != self._rank:
-            reason = f"is lost: {self._store_name}, which it keeps, {what}"
-            self._report(RankLostError(keeper, self._roles[keeper], reason))
-
-    def _report(self, error: ClusterError) -> None:
-        if self.lost is None and self._last_post is None:
-            self.lost = error
-            self._failure.set(error)
-        self._found.set()
+def stacks() -> str:
+    """Return the stacks of all threads of this process."""
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file=file, all_threads=True)
+        file.seek(0)
+        return file.read().decode(errors="replace").rstrip()
 
 
 def is_broken_connection(error: BaseException) -> bool:

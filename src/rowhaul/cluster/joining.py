@@ -31,6 +31,7 @@ from rowhaul.cluster.rendezvous import (
 from rowhaul.cluster.roll_call import PREFIX, Member, Roster, call_the_roll
 from rowhaul.cluster.secret import load_secret
 from rowhaul.cluster.waiting import within
+from rowhaul.cluster.watchdog.settings import Settings
 from rowhaul.errors import ClusterError
 from rowhaul.transport.base import Groups, Membership, Transport
 from rowhaul.transport.gloo import GlooTransport
@@ -46,11 +47,13 @@ class Timeouts:
     master: float = 30.0  # for the rendezvous store to answer
     arrival: float = 120.0  # for all ranks to start
     connection: float = 30.0  # for all pairs of ranks to connect
-    silence: float = 6.0  # without a heartbeat, before a rank counts as lost
+    silence: float = 8.0  # without a heartbeat, before a rank counts as lost
+    stall: float = 20.0  # without progress, before the ranks that the others wait for are named
+    stuck: float = 1800.0  # the same, before the run ends; 0: never
 
     def __post_init__(self) -> None:
         for name, seconds in vars(self).items():
-            if not seconds > 0:
+            if not seconds > 0 and not (name == "stuck" and seconds == 0):
                 raise ClusterError(f"timeout {name!r} must be more than 0 seconds; got {seconds}")
 
 
@@ -66,6 +69,7 @@ def join(
     timeouts: Timeouts = Timeouts(),
     transport: Transport | None = None,
     place: Place | None = None,
+    stacks: bool = False,
 ) -> Cluster:
     """Join the other ranks; every process that torchrun or `launch` has started calls it once.
 
@@ -85,6 +89,7 @@ def join(
         timeouts: how long to wait for others.
         transport: connects the ranks; by default Gloo, with shared memory within a host.
         place: this rank's number and the master's address; by default from torchrun's variables.
+        stacks: log the stacks of all threads of a rank that the others wait for.
 
     Raises:
         ClusterError: an address, port, number of ranks or option is wrong, or a rank is missing; says which.
@@ -124,7 +129,7 @@ def join(
             _log.info("rank %d uses %s (%s): %s", place.rank, own.name, own.address, own.chosen_by)
             interfaces = (own, given_side or own)
             door = _Door(address, secret, store, probe)
-            return _connect(place, roster, door, interfaces, timeouts, transport or GlooTransport())
+            return _connect(place, roster, door, interfaces, timeouts, transport or GlooTransport(), stacks)
     except (DistError, ConnectionError, TimeoutError, BrokenProofError) as error:
         raise ClusterError(
             f"the rendezvous store at {address.name} was lost while the ranks were joining: "
@@ -149,25 +154,36 @@ def _connect(
     interfaces: tuple[Interface, Interface],
     timeouts: Timeouts,
     transport: Transport,
+    stacks: bool,
 ) -> Cluster:
     """Start the heartbeat, then connect to the other ranks."""
     topology, failure = roster.members[place.rank].topology, Failure()
     prefix = f"{PREFIX}/{roster.token}"
     run = PrefixStore(prefix, door.store)
-    num_missed = 6
-    heartbeat = Heartbeat(
-        PrefixStore(prefix, connect(door.address, door.secret, timeouts.master)),
-        place.rank,
-        roles_of(topology.num_ranks, topology.num_workers),
-        failure,
-        store_name=f"the rendezvous store at {door.address.name}",
-        store_rank=None if place.launcher_keeps_store else 0,
+    num_missed = 8
+    watchdog = Settings(
+        rank=place.rank,
+        process=os.getpid(),
+        token=roster.token,
+        roles=roles_of(topology.num_ranks, topology.num_workers),
+        addresses=tuple(member.address for member in roster.members),
+        listen=interfaces[0].address,
+        secret=door.secret,
         interval=timeouts.silence / num_missed,
         num_missed=num_missed,
+        first_missed=max(num_missed, round(timeouts.connection / timeouts.silence * num_missed)),
+        warn_seconds=timeouts.stall,
+        end_seconds=timeouts.stuck,
+        stacks=stacks,
     )
+    heartbeat = Heartbeat(watchdog, failure, keeps_store=place.keeps_store)
     heartbeat.start()
     own, side = (interface.name for interface in interfaces)
     try:
+        heartbeat.meet(run, timeouts.connection)
+        if place.launcher_keeps_store:
+            another = PrefixStore(prefix, connect(door.address, door.secret, timeouts.master))
+            heartbeat.watch_store(another, f"the rendezvous store at {door.address.name}")
         members = within(
             timeouts.connection,
             lambda: door.probe.confirm(run, roster.members, place.rank),

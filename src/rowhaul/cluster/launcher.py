@@ -2,7 +2,9 @@
 
 The children get torchrun's variables in their environment and run as they would on a cluster. The
 launcher hosts the rendezvous store, because it outlives every rank, and makes a secret for it. Each child is
-a process group of its own: Ctrl-C reaches the launcher alone, which forwards it.
+a process group of its own: Ctrl-C reaches the launcher alone, which forwards it. A service manager may send
+SIGTERM to all of them at once, and each rank gets it again when it is forwarded: a rank takes it once, saves
+and ends.
 """
 
 from __future__ import annotations
@@ -27,7 +29,11 @@ from rowhaul.cluster.secret import VARIABLE as SECRET_VARIABLE
 from rowhaul.cluster.store_server import StoreServer
 from rowhaul.errors import ClusterError
 
+GRACE_SECONDS = 300.0  # after SIGTERM: ranks may be saving a large checkpoint
 _POLL = 0.05  # seconds between two checks of the children
+_NOTICING_SECONDS = 2.0  # in which the other ranks notice a loss, and end with a message of their own
+_INTERRUPTED = 130  # the exit code of a rank that was asked to stop
+_STOPPED_EARLY = (-signal.SIGTERM, -signal.SIGINT)  # by a signal, before it could handle one
 _TAIL_LINES, _TAIL_BYTES = 20, 16384
 
 
@@ -55,13 +61,14 @@ def launch(
     *,
     command: Sequence[str] | None = None,
     environment: Mapping[str, str] | None = None,
-    grace_seconds: float = 5.0,
+    grace_seconds: float = GRACE_SECONDS,
+    loss_seconds: float = 5.0,
 ) -> None:
     """Run a command as several ranks on this machine; return when all have succeeded.
 
-    Rank 0 writes to this process's terminal; the output of the others is shown if they fail. Ctrl-C is
-    forwarded to all ranks, a second one kills them. A process that ignores SIGINT, as a background job
-    does, keeps ignoring it; SIGTERM ends it.
+    Rank 0 writes to this process's terminal; the output of the others is shown if they fail. Ctrl-C and
+    SIGTERM are forwarded to all ranks. A second Ctrl-C kills them; a second SIGTERM does nothing. A process
+    that ignores SIGINT, as a background job does, keeps ignoring it; SIGTERM ends it.
 
     Args:
         arguments: of the command.
@@ -70,11 +77,12 @@ def launch(
         colocated: workers store the rows.
         command: the command; by default ``python -m rowhaul``.
         environment: more variables for the children.
-        grace_seconds: between terminating a rank and killing it.
+        grace_seconds: between forwarding SIGTERM and killing the ranks that still run.
+        loss_seconds: between terminating the ranks that outlive a dead one and killing them.
 
     Raises:
         ClusterError: a rank died; the message says which, how, and its last output.
-        KeyboardInterrupt: Ctrl-C was forwarded, and all ranks have ended.
+        KeyboardInterrupt: Ctrl-C was forwarded, and all ranks have ended; with a text if they were killed.
     """
     if num_workers < 1:
         raise ClusterError(f"the number of workers must be at least 1; got {num_workers}")
@@ -87,7 +95,7 @@ def launch(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rowhaul-ranks-")))
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=4 * num_ranks + 16))
         signals = stack.enter_context(_recorded_signals())
-        children = _Children(grace_seconds)
+        children = _Children(grace_seconds, loss_seconds)
         stack.callback(children.kill)
         secret = secrets.token_hex(32)  # of this run alone
         store = StoreServer([listener], secret.encode())
@@ -97,6 +105,8 @@ def launch(
         for rank, role in enumerate(roles):
             children.start(rank, role, whole, variables, folder)
         children.watch(signals)
+    if children.aborted:
+        raise KeyboardInterrupt("the ranks were killed")
     if signals:  # the children have ended: now act on the first one
         signal.raise_signal(signals[0])
 
@@ -104,10 +114,12 @@ def launch(
 class _Children:
     """The processes, in the order of ranks."""
 
-    def __init__(self, grace_seconds: float) -> None:
+    def __init__(self, grace_seconds: float, loss_seconds: float) -> None:
+        self.aborted = False  # by a second Ctrl-C
         self._children: list[_Child] = []
-        self._grace_seconds = grace_seconds
-        self._num_forwarded = 0
+        self._grace_seconds, self._loss_seconds = grace_seconds, loss_seconds
+        self._num_handled = self._num_interrupts = 0
+        self._terminated = False
         self._kill_at = float("inf")
 
     def start(
@@ -125,21 +137,32 @@ class _Children:
         self._children.append(_Child(rank, role, process, output))
 
     def watch(self, signals: Sequence[int]) -> None:
-        """Return when all have succeeded; when one fails, end the others and raise."""
+        """Return when all have succeeded or have ended after a signal; if one fails, end the others."""
         dead: _Child | None = None
-        last_output = ""
+        last_output, terminate_at, out_of_time = "", float("inf"), False
         while any(child.process.poll() is None for child in self._children):
-            if dead is None and not signals and (dead := self._first_dead()) is not None:
+            self._handle(signals)
+            now = time.monotonic()
+            if dead is None and (dead := self._first_dead(signals)) is not None:
                 last_output = _last_output(dead)
+                terminate_at = now + _NOTICING_SECONDS
+                self._kill_at = min(self._kill_at, terminate_at + self._loss_seconds)
+            if now > terminate_at:
+                terminate_at = float("inf")
                 self._send(signal.SIGTERM)
-            self._forward(signals)
-            if time.monotonic() > self._kill_at:
+            if now > self._kill_at:
+                out_of_time = dead is None
                 self.kill()
             time.sleep(_POLL)
-        if signals:
+        if self.aborted:
             return
-        dead = dead or self._first_dead()
-        if dead is not None:
+        if out_of_time:
+            raise ClusterError(
+                f"ranks had not ended {self._grace_seconds:g} s after SIGTERM, and were killed: --resume "
+                "goes on from the last checkpoint. To give them more time, set cluster.grace"
+            )
+        dead = dead or self._first_dead(signals)
+        if dead is not None and not (signals and dead.process.returncode in _STOPPED_EARLY):
             raise ClusterError(
                 f"rank {dead.rank} ({dead.role}) {dead.ending}; the other ranks were ended"
                 + (last_output or _last_output(dead))
@@ -153,22 +176,26 @@ class _Children:
         for child in self._children:
             child.process.wait()
 
-    def _first_dead(self) -> _Child | None:
+    def _first_dead(self, signals: Sequence[int]) -> _Child | None:
         """Return the failed child that is the most likely cause: a killed one before the others."""
-        ended = [child for child in self._children if child.process.poll() not in (None, 0)]
+        good = (None, 0, _INTERRUPTED) if signals else (None, 0)
+        ended = [child for child in self._children if child.process.poll() not in good]
         return min(ended, key=lambda child: (child.process.returncode >= 0, child.rank), default=None)
 
-    def _forward(self, signals: Sequence[int]) -> None:
-        for number in signals[self._num_forwarded :]:
-            self._num_forwarded += 1
-            if self._num_forwarded > 1:
-                self.kill()
-            else:
+    def _handle(self, signals: Sequence[int]) -> None:
+        """Forward new signals; kill at a second Ctrl-C, ignore a second SIGTERM."""
+        for number in signals[self._num_handled :]:
+            self._num_handled += 1
+            if number == signal.SIGINT:
+                self._num_interrupts += 1
+                self.aborted = self._num_interrupts > 1
+                self.kill() if self.aborted else self._send(number)
+            elif not self._terminated:
+                self._terminated = True
+                self._kill_at = min(self._kill_at, time.monotonic() + self._grace_seconds)
                 self._send(number)
 
     def _send(self, number: int) -> None:
-        if number != signal.SIGINT:  # after which saving a checkpoint, for instance, may take long
-            self._kill_at = min(self._kill_at, time.monotonic() + self._grace_seconds)
         for child in self._children:
             if child.process.poll() is None:
                 child.process.send_signal(number)

@@ -59,11 +59,6 @@ def call_the_roll(store: Store, me: Member, seconds: float) -> Roster:
     return roster
 
 
-def beat_key(rank: int) -> str:
-    """Return the key of a rank's heartbeats, below the run's token."""
-    return f"beat/{rank}"
-
-
 def _call(store: Store, me: Member, seconds: float) -> Roster:
     token, num_ranks = uuid.uuid4().hex, me.topology.num_ranks
     run = PrefixStore(token, store)
@@ -79,8 +74,6 @@ def _call(store: Store, me: Member, seconds: float) -> Roster:
             raise error
         time.sleep(_PAUSE)
     members = [_member(json.loads(text)) for text in run.multi_get(list(map(_arrival, range(num_ranks))))]
-    for rank in range(num_ranks):
-        run.set(beat_key(rank), json.dumps({"beat": 0}))
     run.set("roster", json.dumps([asdict(member) for member in members]))
     return Roster(token, tuple(members))
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
+from rowhaul._activity import Activity, doing
+
 Result = TypeVar("Result")
 
 _PAUSE = 0.05  # seconds between two checks
@@ -58,11 +60,12 @@ def within(
 def until(condition: Callable[[], bool], seconds: float, check: Callable[[], None] = lambda: None) -> bool:
     """Return whether a condition becomes true in time."""
     deadline = time.monotonic() + seconds
-    while not condition():
-        check()
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_PAUSE)
+    with doing(Activity.WAITING):
+        while not condition():
+            check()
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_PAUSE)
     return True
 
 

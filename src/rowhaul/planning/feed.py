@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
+from rowhaul._activity import Activity, doing
 from rowhaul._threads import Failure
 from rowhaul.data.samples import Samples
 from rowhaul.planning.planner import PlannedBatch, Planner, samples_digest
@@ -146,7 +147,8 @@ class FollowerFeed(PlanFeed):
         """Wait for the next plan; None after the last batch."""
         planned = self._client.next()
         if self._own_samples is not None:
-            own = next(self._own_samples, None)
+            with doing(Activity.READING):
+                own = next(self._own_samples, None)
             self.own_digest = NO_SAMPLES if own is None else samples_digest(own)
         else:
             self.own_digest = NO_SAMPLES if planned is None else planned.samples_digest

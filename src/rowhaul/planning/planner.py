@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import xxhash
 
+from rowhaul._activity import Activity, doing, progressed
 from rowhaul._threads import Failure, Future, RankQueue, SerialExecutor
 from rowhaul.data.samples import Samples
 from rowhaul.errors import ClusterError, DataError
@@ -158,18 +159,23 @@ class Planner:
             raise ClusterError("the planner is closed: it makes no more plans")
 
     def _ids(self) -> Iterator[IdBatch]:
-        for samples in self._source:
+        while (samples := self._read()) is not None:
             check_samples(samples)
             self._window.append(samples)
             tables = self._tables_of_features or range(len(samples.features))
             yield IdBatch.from_features(tables, samples.values, samples.lengths)
+
+    def _read(self) -> Samples | None:
+        with doing(Activity.READING):
+            return next(self._source, None)
 
     def _guarded(self, call: Callable[[], None]) -> None:
         """Make a call whose errors end the planner."""
         if self._is_closed:
             return
         try:
-            call()
+            with doing(Activity.PLANNING):
+                call()
         except BaseException as error:
             try:
                 if self._audience is not None:
@@ -198,6 +204,7 @@ class Planner:
         if self._audience is not None:
             self._audience.end() if planned is None else self._audience.send(planned)
         self._ready.put(planned)
+        progressed()
 
 
 def check_samples(samples: Samples) -> None:

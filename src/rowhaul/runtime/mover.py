@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul._activity import Activity, doing
 from rowhaul.data.samples import Samples
 from rowhaul.runtime.batch_rows import BatchRows, batch_rows
 from rowhaul.runtime.phase_gradients import pack_payloads, unpack_payloads
@@ -120,8 +121,9 @@ class Mover:
 
     def wait_sent(self) -> None:
         """Wait until all sends have completed."""
-        while self._pending_sends:
-            self._pending_sends.popleft().wait_sent()
+        with doing(Activity.AWAITING_ROWS):
+            while self._pending_sends:
+                self._pending_sends.popleft().wait_sent()
 
     def _phase(self, job: Job, phase: Phase) -> None:
         """Send and receive the messages of a phase, then store and step what has arrived."""
@@ -148,10 +150,11 @@ class Mover:
         )
         if self.rank in sent.messages:
             arrived[received.messages[self.rank]] = out[sent.messages[self.rank]]
-        transfer.wait_received()
-        self._pending_sends.append(transfer)
-        if len(self._pending_sends) > _MOST_PENDING_SENDS:
-            self._pending_sends.popleft().wait_sent()
+        with doing(Activity.AWAITING_ROWS):
+            transfer.wait_received()
+            self._pending_sends.append(transfer)
+            if len(self._pending_sends) > _MOST_PENDING_SENDS:
+                self._pending_sends.popleft().wait_sent()
         return arrived
 
     def _look_up(self, job: Job) -> None:

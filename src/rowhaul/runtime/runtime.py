@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
+from rowhaul._activity import Activity, doing, progressed
 from rowhaul._threads import Failure, Future, SerialExecutor
 from rowhaul.planning.agreement import Postbox, agree
 from rowhaul.planning.feed import PlanFeed
@@ -114,14 +115,15 @@ class Runtime:
             self.feed.allow(first)
         for number in range(first, first + AHEAD + 1):
             self._plan(number)
-        self._segment = self._executors["moves"].submit(lambda: self._carry_out(first))
+        self._segment = self.in_moves(lambda mover: self._carry_out(first))
 
     def begin(self) -> Job | None:
         """Wait until the next iteration's rows are in the cache; None at the end of the segment."""
         if self._is_over(self.iteration):
             return None
         began = time.perf_counter()
-        job = self._iterations[self.iteration].ready.wait()
+        with doing(Activity.AWAITING_ROWS):
+            job = self._iterations[self.iteration].ready.wait()
         if job is not None:
             job.seconds["waiting"] += time.perf_counter() - began
         return job
@@ -130,6 +132,7 @@ class Runtime:
         """Pass on the gradients of the iteration that was begun last."""
         self._iterations[self.iteration].trained.set_result(trained)
         self.iteration += 1
+        progressed(self.iteration)
 
     def note_replicas(self, digests: ReplicaDigests) -> None:
         """Compare this worker's digests after the latest iteration with those of the others, soon."""
@@ -159,15 +162,30 @@ class Runtime:
         """Call a collective over all workers in the dense thread."""
         dense = self._dense
         assert dense is not None
-        return self._executors["dense"].submit(lambda: call(dense))
+
+        def call_now() -> Result:
+            with doing(Activity.SUMMING):
+                return call(dense)
+
+        return self._executors["dense"].submit(call_now)
 
     def in_control(self, call: Callable[[Collective], Result]) -> Future[Result]:
         """Call a collective over all ranks in the control thread, between segments."""
-        return self._executors["control"].submit(lambda: call(self._control))
+
+        def call_now() -> Result:
+            with doing(Activity.WAITING):
+                return call(self._control)
+
+        return self._executors["control"].submit(call_now)
 
     def in_moves(self, call: Callable[[Mover], Result]) -> Future[Result]:
         """Call something with this rank's mover in the moves thread, between segments."""
-        return self._executors["moves"].submit(lambda: call(self.mover))
+
+        def call_now() -> Result:
+            with doing(Activity.MOVING):
+                return call(self.mover)
+
+        return self._executors["moves"].submit(call_now)
 
     def close(self) -> None:
         """Stop the threads and the feed."""
@@ -190,22 +208,24 @@ class Runtime:
         """In the control thread: get the plan of an iteration and compare it with all ranks."""
         if self._is_over(number):
             return None
-        planned = self.feed.next()
+        with doing(Activity.AWAITING_PLAN):
+            planned = self.feed.next()
         records = self.postbox.take(number) if self.rank == 0 and planned is not None else []
         measures = self.measures.copy()
         measures[CPU] = time.process_time()
         if not self.trains:
             measures[ITERATION] = self.iteration
-        agreement = agree(
-            self._control,
-            planned,
-            self.feed.own_digest,
-            self.should_stop(),
-            records,
-            measures,
-            save=self.rank == 0 and self.should_save(),
-            replicas=self._replica_digests.pop(number, None),
-        )
+        with doing(Activity.WAITING):
+            agreement = agree(
+                self._control,
+                planned,
+                self.feed.own_digest,
+                self.should_stop(),
+                records,
+                measures,
+                save=self.rank == 0 and self.should_save(),
+                replicas=self._replica_digests.pop(number, None),
+            )
         if planned is None:
             self.ended = True
             self._last = number - 1
@@ -241,6 +261,7 @@ class Runtime:
             self.samples += len(job.plan.worker)
             if not self.trains:
                 self.iteration = number + 1
+                progressed(self.iteration)
             del self._iterations[number]  # frees its plan
             job, number = following, number + 1
         if number in self._iterations:

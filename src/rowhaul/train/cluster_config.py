@@ -54,6 +54,11 @@ class ClusterConfig:
         side_interface: network interface of dense gradients and control; empty: the same.
         secret_file: file with the secret that every rank must prove; empty: ROWHAUL_SECRET, if set. Ranks
             that `rowhaul train --workers` starts have a secret of their own.
+        grace: seconds that ranks on this machine have to save and end after SIGTERM.
+        silence: seconds without a heartbeat after which a rank counts as lost.
+        stall_after: seconds without progress after which the ranks that the others wait for are named.
+        stuck_after: seconds without progress after which the run ends; 0: never.
+        stacks: log the stacks of a rank's threads when it is named.
     """
 
     workers: int = 0
@@ -75,6 +80,11 @@ class ClusterConfig:
     interface: str = ""
     side_interface: str = ""
     secret_file: str = ""
+    grace: float = 300.0
+    silence: float = 8.0
+    stall_after: float = 20.0
+    stuck_after: float = 1800.0
+    stacks: bool = False
 
     def __post_init__(self) -> None:
         if not self.hot_is_auto:
@@ -87,6 +97,11 @@ class ClusterConfig:
         for name, least in (("workers", 0), ("stores", 0), ("hot_profile", 1), ("compare_every", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"cluster.{name} must be at least {least}, got {getattr(self, name)}")
+        for name in ("grace", "silence", "stall_after"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"cluster.{name} must be more than 0 seconds, got {getattr(self, name):g}")
+        if not self.stuck_after >= 0:
+            raise ConfigError(f"cluster.stuck_after must be at least 0 seconds, got {self.stuck_after:g}")
         if self.data_from not in DATA_FROM:
             raise ConfigError(f"cluster.data_from must be {' or '.join(DATA_FROM)}, got {self.data_from!r}")
         make_dispatcher(self.dispatcher)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from rowhaul._activity import Activity, doing
 from rowhaul.errors import RowhaulError
 from rowhaul.schedule.topology import Topology
 
@@ -97,8 +98,9 @@ class Transport(Protocol):
 
 def complete(transfer: Transfer) -> None:
     """Wait for all messages of a transfer."""
-    transfer.wait_received()
-    transfer.wait_sent()
+    with doing(Activity.AWAITING_ROWS):
+        transfer.wait_received()
+        transfer.wait_sent()
 
 
 def swap(links: Links, sizes: Mapping[int, int], sends: Mapping[int, Bytes]) -> dict[int, Bytes]:

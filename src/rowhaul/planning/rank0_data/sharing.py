@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from rowhaul._activity import Activity, doing
 from rowhaul._threads import Failure, SerialExecutor
 from rowhaul.data.samples import Samples
 from rowhaul.planning.planner import check_samples
@@ -133,7 +134,8 @@ class DataSource(DataEnd):
 
     def _next_ids(self) -> None:
         try:
-            samples = next(self._source, None)
+            with doing(Activity.READING):
+                samples = next(self._source, None)
             if samples is not None:
                 self._check(samples)
         except Exception as error:  # raised on all ranks once the batches before are trained
@@ -186,7 +188,8 @@ class DataSource(DataEnd):
         if self.inbox is not None:
             return self.inbox.assignment()
         answer = np.empty(len(self._unassigned[0]), np.int16)
-        self._links.post({self._leader: answer.view(np.uint8)}, {}).wait_received()
+        with doing(Activity.AWAITING_PLAN):
+            self._links.post({self._leader: answer.view(np.uint8)}, {}).wait_received()
         self.sent["other"] += answer.nbytes
         return answer.astype(np.int32)
 
@@ -197,8 +200,9 @@ class DataSource(DataEnd):
             self._wait_sent(_IN_FLIGHT)
 
     def _wait_sent(self, most: int) -> None:
-        while len(self._in_flight) > most:
-            self._in_flight.popleft().wait_sent()
+        with doing(Activity.WAITING):
+            while len(self._in_flight) > most:
+                self._in_flight.popleft().wait_sent()
 
 
 class DataReceiver(DataEnd):
@@ -236,7 +240,8 @@ class DataReceiver(DataEnd):
 
     def _receive_bytes(self, size: int) -> Bytes:
         data = np.empty(size, np.uint8)
-        self._links.post({READER: data}, {}).wait_received()
+        with doing(Activity.AWAITING_DATA):
+            self._links.post({READER: data}, {}).wait_received()
         return data
 
     def _next_ids(self) -> None:
@@ -257,6 +262,7 @@ class DataReceiver(DataEnd):
         assert self.inbox is not None
         if self._shares_reader:
             worker = self.inbox.assignment().astype(np.int16)
-            self._links.post({}, {READER: worker.view(np.uint8)}).wait_sent()
+            with doing(Activity.WAITING):
+                self._links.post({}, {READER: worker.view(np.uint8)}).wait_sent()
         if self.inbox.workers:
             self.inbox.dense.put(self.receive()[1])

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul._activity import Activity, doing
 from rowhaul.pruning.cluster.utility_log import Report, UtilityLog, decode_report, encode_report
 from rowhaul.pruning.layout import ChunkLayout
 from rowhaul.pruning.narrowing import best_columns, narrow_rank
@@ -226,8 +227,9 @@ def _exchange(mover: Mover, targets: list[int], data: Bytes, sizes: list[int]) -
     sends: Mapping[int, Any] = {target: data for target in targets if len(data) and target != mover.rank}
     if received or sends:
         posted = mover.links.post(received, sends)
-        posted.wait_received()
-        posted.wait_sent()
+        with doing(Activity.AWAITING_ROWS):
+            posted.wait_received()
+            posted.wait_sent()
     if mover.rank in targets and len(data):
         received[mover.rank] = data
     return received

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rowhaul._activity import progressed
 from rowhaul.checkpoint import CheckpointReader, ShardWriter
 from rowhaul.runtime.flush import flushed_blocks
 from rowhaul.runtime.layout import TableLayout
@@ -80,6 +81,7 @@ class ClusterRows:
             return
         for number, name in enumerate(self.tables):
             for keys, records in reader.rows(name, among=mine):
+                progressed()
                 if mover.home is not None:
                     here = np.ones(len(keys), np.bool_)
                     if mine is None:

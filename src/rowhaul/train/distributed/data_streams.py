@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, cast
 
+from rowhaul._activity import Activity, doing
 from rowhaul.cluster.checks import gather_texts, require_all
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.waiting import ranks_text, within
@@ -98,7 +99,8 @@ def _opened_by_reader(cluster: Cluster, open_here: Callable[[], Streams]) -> Str
     streams, error, text = None, None, ""
     if cluster.rank == READER:
         try:
-            streams = open_here()
+            with doing(Activity.OPENING):
+                streams = open_here()
         except Exception as raised:
             error, text = raised, json.dumps({"error": write_report(raised, READER).decode()})
         else:
@@ -120,7 +122,8 @@ def _opened_by_reader(cluster: Cluster, open_here: Callable[[], Streams]) -> Str
 def _opened_by_all(cluster: Cluster, open_here: Callable[[], Streams]) -> Streams:
     streams, error = None, None
     try:
-        streams = open_here()
+        with doing(Activity.OPENING):
+            streams = open_here()
     except Exception as raised:
         error = raised
     texts = gather_texts(

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rowhaul._activity import progressed
 from rowhaul._threads import Future
 from rowhaul.data.samples import Samples
 from rowhaul.nn import Batch
@@ -114,6 +115,7 @@ def _scored(
     try:
         if runtime.trains:
             for number, batch, logits, done in scoring.batches():
+                progressed()
                 yield number, batch, logits
                 progress(done, share.total)
     except GeneratorExit:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from rowhaul._activity import Activity, doing
 from rowhaul.errors import ClusterError, DataError
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
@@ -95,7 +96,8 @@ def _gather(links: Links, rank: int, measured: Measured, sizes: list[tuple[int, 
             worker: np.empty(16 * num_batches + 5 * num_samples, np.uint8)
             for worker, (num_batches, num_samples) in enumerate(sizes[1:], 1)
         }
-        links.post(received, {}).wait_received()
+        with doing(Activity.WAITING):
+            links.post(received, {}).wait_received()
         for worker, data in received.items():
             measured.add_bytes(sizes[worker][0], data)
     elif rank < len(sizes):

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rowhaul.cluster import join
+from rowhaul._activity import Activity, doing
+from rowhaul.cluster import Timeouts, join
 from rowhaul.cluster.checks import check_same, check_shared_folder
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.data.schema import Schema
@@ -97,6 +98,8 @@ def join_as_configured(settings: ClusterConfig) -> Cluster:
         interface=settings.interface or None,
         side_interface=settings.side_interface or None,
         secret_file=settings.secret_file or None,
+        timeouts=Timeouts(silence=settings.silence, stall=settings.stall_after, stuck=settings.stuck_after),
+        stacks=settings.stacks,
     )
 
 
@@ -128,7 +131,10 @@ class ClusterSession(loop.Session):
             check_shared_folder(cluster, folder.parent, "the run", instead)
         torch.manual_seed(config.seed)
         self.trainer = Trainer(config, schema)
-        saved = checkpointing.find(cluster, folder / CHECKPOINTS, self.trainer) if folder and resume else None
+        saved = None
+        if folder and resume:
+            with doing(Activity.LOADING):
+                saved = checkpointing.find(cluster, folder / CHECKPOINTS, self.trainer)
         notes: list[str] = []
         if saved is not None and saved.num_workers not in (None, cluster.topology.num_workers):
             fitting, notes = fit_to_workers(config.cluster, cluster.topology.num_workers)
@@ -277,12 +283,13 @@ class ClusterSession(loop.Session):
     def evaluate(self) -> MetricValues:
         """Measure the model on the evaluation data, with the other ranks."""
         assert self.evaluation is not None
-        with evaluation_batches(self.training, self.evaluation) as batches:
+        with doing(Activity.EVALUATING), evaluation_batches(self.training, self.evaluation) as batches:
             return evaluate(self.training, batches)
 
     def save(self, checkpoints: Path, facts: dict[str, Any]) -> None:
         """Save a checkpoint of this step, with the other ranks."""
-        checkpointing.save(self.cluster, self.training, self.trainer, checkpoints, facts)
+        with doing(Activity.SAVING):
+            checkpointing.save(self.cluster, self.training, self.trainer, checkpoints, facts)
 
     def held(self) -> tuple[int, int]:
         """Count the rows of the model, and bytes on all ranks."""

@@ -12,6 +12,7 @@ import xxhash
 from torch import nn
 from torch.optim import Optimizer
 
+from rowhaul._activity import Activity, doing
 from rowhaul.cluster.checks import check_same, version_facts
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.data.samples import Samples
@@ -150,7 +151,8 @@ def distribute(
     )
     if saved is not None:
         runtime.samples = saved.samples
-        saved.load_rows(training)
+        with doing(Activity.LOADING):
+            saved.load_rows(training)
     return training
 
 
@@ -217,7 +219,9 @@ class _Feeding:
         return f"plans/{self.cluster.next_meeting('plans')}/{self.cluster.leader}"
 
     def _client(self) -> PlanClient:
-        cluster, address = self.cluster, self.cluster.store.get(self._key()).decode()
+        cluster = self.cluster
+        with doing(Activity.AWAITING_PLAN):
+            address = cluster.store.get(self._key()).decode()
         return PlanClient(address, cluster.rank, cluster.leader, cluster.failure, secret=cluster.secret)
 
     def _leader_feed(
@@ -234,7 +238,8 @@ class _Feeding:
             address = new_address(abstract=cluster.has_abstract_sockets)
             server = PlanServer(cluster.rank, others, cluster.failure, address, cluster.secret)
             cluster.store.set(key, server.address)
-            server.accept()
+            with doing(Activity.WAITING):
+                server.accept()
         try:
             features, batches = begin()
             planner = Planner(
@@ -260,7 +265,8 @@ class _Feeding:
 
 def _peek(batches: Iterator[Samples]) -> tuple[tuple[str, ...], Iterator[Samples]]:
     """Return the features of the data, and all batches."""
-    first = next(batches, None)
+    with doing(Activity.READING):
+        first = next(batches, None)
     return ((), iter(())) if first is None else (first.features, itertools.chain([first], batches))
 
 

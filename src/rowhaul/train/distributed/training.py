@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rowhaul._activity import Activity, doing
 from rowhaul.data.samples import Samples
 from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch, EmbeddingBagCollection
@@ -154,7 +155,8 @@ class DistributedTraining:
                 if previous is not None:
                     self._report(previous)
                 self._job = previous = job
-                yield self._part(job)
+                with doing(Activity.COMPUTING):
+                    yield self._part(job)
                 self._finish_batch()
             self.runtime.finish_segment()
             if previous is not None:

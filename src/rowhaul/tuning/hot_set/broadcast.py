@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul._activity import Activity, doing
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.schedule import HotRows
 from rowhaul.schedule.arrays import Arrays
@@ -80,12 +81,13 @@ def _broadcast(links: Links, mine: Ints) -> Ints:
 
 def _send(links: Links, mine: npt.NDArray[Any], source: int, targets: Sequence[int]) -> npt.NDArray[Any]:
     """Send an array, after its length, from one rank to others; return it on all of them."""
-    if links.rank == source:
-        for array in (np.array([len(mine)]), mine):
-            links.post({}, dict.fromkeys(targets, array.view(np.uint8))).wait_sent()
-        return mine
-    length = np.zeros(1, np.int64)
-    links.post({source: length.view(np.uint8)}, {}).wait_received()
-    values = np.empty(length[0], mine.dtype)
-    links.post({source: values.view(np.uint8)}, {}).wait_received()
-    return values
+    with doing(Activity.WAITING):
+        if links.rank == source:
+            for array in (np.array([len(mine)]), mine):
+                links.post({}, dict.fromkeys(targets, array.view(np.uint8))).wait_sent()
+            return mine
+        length = np.zeros(1, np.int64)
+        links.post({source: length.view(np.uint8)}, {}).wait_received()
+        values = np.empty(length[0], mine.dtype)
+        links.post({source: values.view(np.uint8)}, {}).wait_received()
+        return values

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from rowhaul._activity import Activity, doing
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.waiting import within
 from rowhaul.data.stream import SampleStream
@@ -166,7 +167,8 @@ class HotSetController:
 
     def _decided(self, choose: Callable[[], Choice]) -> Choice | None:
         try:
-            return choose()
+            with doing(Activity.PLANNING):
+                return choose()
         except Exception as error:  # training is correct with any replicated rows
             self.report(f"hot rows stay as they are: {type(error).__name__}: {error}")
             return None
