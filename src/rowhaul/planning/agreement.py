@@ -93,8 +93,8 @@ def agree(
     stop: bool,
     records: Sequence[ControlRecord] = (),
     measures: npt.NDArray[np.float64] | None = None,
-    save: bool = False,
     replicas: ReplicaDigests | None = None,
+    save: bool = False,
 ) -> Agreement:
     """Compare the next iteration with all ranks.
 
@@ -105,8 +105,8 @@ def agree(
         stop: whether this rank wants the iteration to be the last.
         records: decided on rank 0 and sent with this message (`Postbox.take`).
         measures: numbers of this rank for all ranks; as many on each.
-        save: whether rank 0 wants a checkpoint after the iteration.
         replicas: digests of what every worker has a copy of, after some earlier iteration.
+        save: whether rank 0 wants a checkpoint after the iteration.
 
     Raises:
         DisagreementError: on every rank, with the same text, if samples, plans or replicas differ.
