@@ -21,7 +21,7 @@ TABLE = {
     "schedule": (set(), ARRAYS),
     "simulate": ({"schedule"}, {"numpy", "matplotlib"}),
     "store": ({"optim"}, ARRAYS),
-    "checkpoint": ({"store"}, {*ARRAYS, "torch", "safetensors"}),
+    "checkpoint": ({"store"}, {*ARRAYS, "torch", "fsspec"}),
     "nn": ({"data", "optim", "store"}, {"numpy", "torch"}),
     "transport": ({"schedule"}, {"numpy", "torch"}),
     "planning": ({"schedule", "transport", "data"}, ARRAYS),

@@ -11,11 +11,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-from rowhaul.checkpoint import CheckpointReader
+from rowhaul.checkpoint import CheckpointReader, Place
 from rowhaul.checkpoint.layout import finished_checkpoints, remove_unfinished
+from rowhaul.checkpoint.writer import remove
 from rowhaul.data.schema import SCHEMA_FILE, Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ConfigError
@@ -66,8 +66,8 @@ def begin_folder(folder: Path, config: TrainConfig, schema: Schema) -> None:
     schema.write(folder / SCHEMA_FILE)
 
 
-def drop_old_checkpoints(checkpoints: Path, keep: int) -> None:
+def drop_old_checkpoints(checkpoints: Place, keep: int) -> None:
     """Remove all but the newest complete checkpoints, and what interrupted saves left."""
     remove_unfinished(checkpoints)
     for old in finished_checkpoints(checkpoints)[:-keep]:
-        shutil.rmtree(old)
+        remove(old)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from rowhaul.checkpoint import CheckpointReader, CheckpointWriter, ShardWriter
+from rowhaul.checkpoint import CheckpointReader, CheckpointWriter, Place, ShardWriter
 from rowhaul.errors import CheckpointError
 from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.schedule.arrays import Saved
@@ -41,7 +40,7 @@ class Trained(Protocol):
         """Continue after ``steps`` steps of the rows."""
 
 
-def save(trainer: Trainer, path: str | Path, facts: dict[str, Any] | None = None) -> None:
+def save(trainer: Trainer, path: str | Place, facts: dict[str, Any] | None = None) -> None:
     """Write a checkpoint; ``facts`` are plain values to keep with it."""
     with CheckpointWriter(path) as writer:
         writer.facts = {**(facts or {}), **save_dense(trainer, writer)}
@@ -69,7 +68,7 @@ def save_dense(trainer: Trained, writer: CheckpointWriter | ShardWriter) -> dict
     }
 
 
-def restore(trainer: Trainer, path: str | Path) -> CheckpointReader:
+def restore(trainer: Trainer, path: str | Place) -> CheckpointReader:
     """Load a checkpoint into a trainer; one of another model is refused before anything changes."""
     reader = CheckpointReader(path)
     restore_dense(trainer, reader)

@@ -120,7 +120,7 @@ class ChunkedClusterRows(ClusterRows):
         """Load utilities that older versions keep in a file of their own."""
         assert isinstance(scheduler, ChunkScheduler)
         name = f"{_UTILITIES}.safetensors"
-        if not (reader.path / name).is_file():
+        if name not in reader.file_bytes:
             return
         saved, entries = reader.arrays(name), scheduler.map.entries
         numbers = scheduler.map.rows().numbers

@@ -8,18 +8,25 @@ and the state of its scheduler. Another cluster, or one process, ignores that an
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from rowhaul.checkpoint import MANIFEST_FILE, CheckpointReader, Shard, ShardWriter, latest_checkpoint
+from rowhaul.checkpoint import (
+    MANIFEST_FILE,
+    CheckpointReader,
+    Place,
+    Shard,
+    ShardWriter,
+    as_place,
+    latest_checkpoint,
+)
 from rowhaul.checkpoint.layout import step_folder, unfinished_folder
-from rowhaul.checkpoint.writer import prepare, publish
+from rowhaul.checkpoint.location import storage_of
+from rowhaul.checkpoint.writer import discard, prepare, publish
 from rowhaul.cluster.checks import gather_texts
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.waiting import ranks_text, until
@@ -50,16 +57,16 @@ def save(
     cluster: Cluster,
     training: DistributedTraining,
     trainer: Trained,
-    checkpoints: str | Path,
+    checkpoints: str | Place,
     facts: Mapping[str, Any] | None = None,
-) -> Path:
-    """Write a checkpoint into a folder that all ranks share; returns where it is.
+) -> Place:
+    """Write a checkpoint to a URL, or into a folder that all ranks share; returns where it is.
 
     A collective call, between two segments, by stores, too: where ranks are missing, the others raise an
     error that names them. If one rank cannot write its part, all raise an error that says so, and there is
     no checkpoint. An existing one of the same step stays as it is.
     """
-    path = Path(checkpoints) / step_folder(trainer.step)
+    path = as_place(checkpoints) / step_folder(trainer.step)
     if not _all_begin(cluster, path, trainer.step):
         return path
     flushed = training.flushed()
@@ -77,26 +84,26 @@ def save(
         every = {**(facts or {}), **(part.facts or {}), "cluster": _cluster_facts(training, parts)}
         trouble = _complete(cluster, path, every, parts)
         if trouble:
-            shutil.rmtree(unfinished_folder(path), ignore_errors=True)
+            discard(path)
     trouble = gather_texts(cluster, "completing a checkpoint", trouble, _WRITING_SECONDS)[0]
     if trouble:
         raise CheckpointError(f"there is no checkpoint of step {trainer.step:,}: {trouble}") from cause
     return path
 
 
-def find(cluster: Cluster, checkpoints: str | Path, trainer: Trained) -> Saved | None:
+def find(cluster: Cluster, checkpoints: str | Place, trainer: Trained) -> Saved | None:
     """Load the newest complete checkpoint of a folder into a trainer, all but the rows.
 
     A collective call: all ranks take the one that rank 0 sees. None where there is none yet. A checkpoint
     of another model is refused before anything changes.
     """
-    checkpoints = Path(checkpoints)
+    checkpoints = as_place(checkpoints)
     newest = latest_checkpoint(checkpoints) if cluster.rank == 0 else None
     name = gather_texts(cluster, "resume", newest.name if newest is not None else "", _PRESENT_SECONDS)[0]
     if not name:
         return None
     path = checkpoints / name
-    until((path / MANIFEST_FILE).is_file, _SEEN_SECONDS, cluster.failure.check)
+    until(partial(storage_of(path).is_file, path / MANIFEST_FILE), _SEEN_SECONDS, cluster.failure.check)
     reader = CheckpointReader(path)
     snapshot.restore_dense(trainer, reader)
     rows = cluster_rows(format_of(trainer.collection.row_settings), _table_names(trainer))
@@ -204,12 +211,12 @@ class _Part:
         return cls(Shard.from_json(shard), *others)
 
 
-def _all_begin(cluster: Cluster, path: Path, step: int) -> bool:
+def _all_begin(cluster: Cluster, path: Place, step: int) -> bool:
     """Whether there is something to write; false on all ranks where the checkpoint is there already."""
     is_there, trouble = False, ""
     if cluster.rank == 0:
-        is_there = (path / MANIFEST_FILE).exists()
         try:
+            is_there = storage_of(path).is_file(path / MANIFEST_FILE)
             if not is_there:
                 prepare(path)
         except OSError as error:
@@ -231,13 +238,12 @@ def _write_part(
     cluster: Cluster,
     training: DistributedTraining,
     trainer: Trained,
-    folder: Path,
+    folder: Place,
     flushed: RowMemory | None,
     rows: ClusterRows,
     gathered: Any,
 ) -> _Part:
     """Write what this rank holds."""
-    folder.mkdir(parents=True, exist_ok=True)  # a network file system may not show it yet
     label, mover = f"r{cluster.rank:04d}", training.runtime.mover
     shard = ShardWriter(folder, label)
     part = _Part(shard.written, torch.get_num_threads())
@@ -273,7 +279,7 @@ def _cluster_facts(training: DistributedTraining, parts: list[_Part]) -> dict[st
     }
 
 
-def _complete(cluster: Cluster, path: Path, facts: Mapping[str, Any], parts: list[_Part]) -> str:
+def _complete(cluster: Cluster, path: Place, facts: Mapping[str, Any], parts: list[_Part]) -> str:
     """Write the manifest if all parts are there, and seen here; returns what is wrong otherwise."""
     folder = unfinished_folder(path)
     for rank, part in enumerate(parts):
@@ -282,10 +288,7 @@ def _complete(cluster: Cluster, path: Path, facts: Mapping[str, Any], parts: lis
             return f"{who} could not write its part of it: {part.error}"
         sizes = {name: entry["bytes"] for name, entry in part.shard.files.items()}
         if not until(partial(_are_seen, folder, sizes), _SEEN_SECONDS, cluster.failure.check):
-            return (
-                f"rank 0 does not see in {folder} what {who} wrote there: it is not the same folder; mount "
-                "one folder at the same path on every host"
-            )
+            return f"rank 0 does not see in {folder} what {who} wrote there: {storage_of(folder).not_seen}"
     try:
         publish(path, facts, [part.shard for part in parts])
     except OSError as error:
@@ -293,8 +296,8 @@ def _complete(cluster: Cluster, path: Path, facts: Mapping[str, Any], parts: lis
     return ""
 
 
-def _are_seen(folder: Path, sizes: Mapping[str, int]) -> bool:
+def _are_seen(folder: Place, sizes: Mapping[str, int]) -> bool:
     try:
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+        return sizes.items() <= storage_of(folder).sizes(folder).items()
     except OSError:
         return False

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from rowhaul.checkpoint import Place
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.train.distributed import checkpointing
@@ -44,10 +44,10 @@ def save_checkpoint(
     cluster: Cluster,
     training: DistributedTraining,
     optimizer: torch.optim.Optimizer,
-    folder: str | Path,
+    folder: str | Place,
     facts: Mapping[str, Any] | None = None,
-) -> Path:
-    """Save rows, dense weights and optimizer into a folder that all ranks share; returns the checkpoint.
+) -> Place:
+    """Save rows, dense weights and optimizer to a URL, or a folder that all ranks share; returns where.
 
     A collective call between two segments: every rank makes it, stores too. ``facts`` are plain values of
     your own to keep with it.
@@ -57,7 +57,7 @@ def save_checkpoint(
 
 
 def find_checkpoint(
-    cluster: Cluster, folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer
+    cluster: Cluster, folder: str | Place, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> checkpointing.Saved | None:
     """Load dense weights and optimizer from the newest checkpoint in a folder; rows follow in `distribute`.
 
