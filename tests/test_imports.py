@@ -55,7 +55,7 @@ TABLE = {
             *("data", "nn", "optim", "store", "checkpoint", "schedule", "planning", "runtime", "transport"),
             *("cluster", "tuning", "pruning", "export", "simulate"),
         },
-        {*ARRAYS, "torch", "pyarrow", "yaml"},
+        {*ARRAYS, "torch", "pyarrow", "yaml", "psutil"},
     ),
     "export": ({"checkpoint", "store", "data", "train"}, {*ARRAYS, "torch", "pyarrow", "safetensors"}),
     "sizing": (

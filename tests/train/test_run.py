@@ -224,12 +224,25 @@ def test_a_folder_that_is_no_run_is_explained(tmp_path):
         load_trained(tmp_path)
 
 
+def forget_settings(checkpoint):
+    """Make a checkpoint what earlier versions wrote: without its run's settings and its own checksum."""
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    facts = {name: one for name, one in manifest["facts"].items() if not name.startswith("run_")}
+    del manifest["xxh3"]
+    (checkpoint / "manifest.json").write_text(json.dumps({**manifest, "facts": facts}))
+
+
 def test_an_export_serves_the_same_scores_as_its_run(finished, log_schema, log_folder, tmp_path):
     made = export(open_checkpoint(finished), tmp_path / "x", format="safetensors")
     stream = SampleStream(log_folder / "test", log_schema, 8192)
     assert load_trained(made.path).evaluate(stream) == load_trained(finished).evaluate(stream)
     bare = next((finished / "checkpoints").iterdir())
     shutil.copytree(bare, tmp_path / "bare")
+    made = export(open_checkpoint(tmp_path / "bare"), tmp_path / "z")
+    assert load_trained(made.path).evaluate(stream) == load_trained(tmp_path / "bare").evaluate(stream)
+    forget_settings(tmp_path / "bare")
+    with pytest.raises(CheckpointError, match="says nothing of its model"):
+        load_trained(tmp_path / "bare")
     made = export(open_checkpoint(tmp_path / "bare"), tmp_path / "y")
     with pytest.raises(CheckpointError, match="says nothing of the model that its tables are of"):
         load_trained(made.path)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rowhaul.checkpoint.layout import TableEntry
+from rowhaul.checkpoint.layout import LAYOUT, SCHEDULE, TableEntry
 from rowhaul.checkpoint.progress import Progress
 from rowhaul.checkpoint.reader import CheckpointReader
 from rowhaul.errors import CheckpointError, DamagedCheckpointError
-
-_LAYOUT, _SCHEDULE = "layout-", "schedule."  # what only the cluster that saved can use
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ def describe(reader: CheckpointReader) -> Contents:
             for table in reader.tables.values()
         ),
         tensors={group: sizes[f"tensors-{group}.safetensors"] for group in reader.groups},
-        layout={name: size for name, size in sizes.items() if name.startswith((_LAYOUT, _SCHEDULE))},
+        layout={name: size for name, size in sizes.items() if name.startswith((LAYOUT, SCHEDULE))},
         saved_by=cluster.get("settings") if isinstance(cluster, dict) else None,
         bytes=sum(sizes.values()),
         files=len(sizes),

@@ -30,6 +30,7 @@ from rowhaul.errors import CheckpointError, DamagedCheckpointError
 MANIFEST_FILE = "manifest.json"
 FORMAT = "rowhaul-checkpoint"
 VERSION = 1
+LAYOUT, SCHEDULE = "layout-", "schedule."  # files that only the cluster that saved can use
 _CHECKSUM = "xxh3"  # of the manifest itself
 _STEP_FOLDER = re.compile(r"step-(\d{9,})")
 

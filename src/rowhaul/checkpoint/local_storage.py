@@ -19,6 +19,7 @@ _DAMAGED = ".damaged"
 class LocalStorage(Storage):
     """Files and folders of the operating system."""
 
+    is_shared = False
     not_seen = "it is not the same folder; mount one folder at the same path on every host, or use a URL"
 
     def building(self, path: Path) -> Path:
@@ -78,9 +79,9 @@ class LocalStorage(Storage):
         """Whether a file is there."""
         return path.is_file()
 
-    def is_reachable(self, folder: Path) -> bool:
-        """Whether the folder is seen here."""
-        return folder.is_dir()
+    def exists(self, path: Path) -> bool:
+        """Whether a file or folder is there."""
+        return path.exists()
 
     def check_writable(self, folder: Path, name: str) -> None:
         """Write and remove a file in a folder, which is created if it does not exist."""

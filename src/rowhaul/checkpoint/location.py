@@ -75,6 +75,11 @@ def local_folder(given: str | os.PathLike[str], option: str = "--out") -> Path:
     return Path(given)
 
 
+def local_path(place: Place) -> Path | None:
+    """Return a place of this machine as a path; None for others."""
+    return place if isinstance(place, Path) else None
+
+
 class NewFile(Protocol):
     """A file that is being written."""
 
@@ -104,6 +109,7 @@ class Storage(ABC):
     """
 
     attempts: int = 1  # to write a file before the save has failed
+    is_shared: bool  # all hosts reach it without a mount
     not_seen: str  # what to do when rank 0 does not find what another rank has written
 
     @abstractmethod
@@ -147,8 +153,8 @@ class Storage(ABC):
         """Whether a file is there."""
 
     @abstractmethod
-    def is_reachable(self, folder: Any) -> bool:
-        """Whether this process can write files into a folder that another one has begun."""
+    def exists(self, path: Any) -> bool:
+        """Whether a file or folder is there, or can be taken to be."""
 
     @abstractmethod
     def check_writable(self, folder: Any, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rowhaul.checkpoint.layout import MANIFEST_FILE, finished_checkpoints, latest_checkpoint
-from rowhaul.checkpoint.location import Place, as_place, storage_of
+from rowhaul.checkpoint.location import Place, as_place, local_path, storage_of
 from rowhaul.checkpoint.reader import CheckpointReader
 from rowhaul.errors import CheckpointError, DamagedCheckpointError
 
@@ -18,7 +18,7 @@ def open_checkpoint(path: str | Place) -> CheckpointReader:
     If that one is damaged, the error says so, and which others there are; none is taken in its place.
     """
     place = as_place(path)
-    if isinstance(place, Path) and not place.exists():
+    if not storage_of(place).exists(place):
         raise CheckpointError(f"{place}: no such file or folder; name a checkpoint or the --out of a `train`")
     if storage_of(place).is_file(place / MANIFEST_FILE):
         return CheckpointReader(place)
@@ -45,7 +45,8 @@ def beside(reader: CheckpointReader) -> list[Place]:
 
 def run_of(reader: CheckpointReader) -> Path | None:
     """The run folder that a checkpoint lies in, if it does."""
-    if not isinstance(reader.path, Path):
+    path = local_path(reader.path)
+    if path is None:
         return None
-    folder = reader.path.resolve().parent
+    folder = path.resolve().parent
     return folder.parent if folder.name == _CHECKPOINTS else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -121,14 +121,15 @@ class CheckpointReader:
     def verify(self) -> None:
         """Check every file against the manifest."""
         self._believed.clear()
-        self.check_sizes()
+        self.check_sizes(self._files)
         for name in self._files:
             self.check(name)
 
-    def check_sizes(self) -> None:
-        """Check that every file is there in its full size, without reading it."""
+    def check_sizes(self, names: Iterable[str]) -> None:
+        """Check that files are there in their full size, without reading them."""
         found = self._storage.sizes(self.path)
-        for name, (expected, _) in self._files.items():
+        for name in names:
+            expected = self._files[name][0]
             if name not in found and "/" not in name:
                 raise self._missing(name)
             if found.get(name, expected) != expected:

@@ -22,6 +22,7 @@ class UrlStorage(Storage):
     """Any storage that fsspec has a file system for."""
 
     attempts = 3
+    is_shared = True
     not_seen = "it is not the same storage; give every rank the same URL, endpoint and account"
 
     def building(self, path: Url) -> Url:
@@ -75,8 +76,8 @@ class UrlStorage(Storage):
         except FileNotFoundError:
             return False
 
-    def is_reachable(self, folder: Url) -> bool:
-        """Whether files can be written: yes, there is nothing to begin with."""
+    def exists(self, path: Url) -> bool:
+        """Take every folder to be there: object stores have none."""
         return True
 
     def check_writable(self, folder: Url, name: str) -> None:

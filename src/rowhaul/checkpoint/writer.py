@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any
@@ -17,7 +18,7 @@ from rowhaul.checkpoint.layout import (
 )
 from rowhaul.checkpoint.location import Place, as_place, storage_of
 from rowhaul.checkpoint.shard import Shard, ShardWriter
-from rowhaul.errors import CheckpointError
+from rowhaul.errors import CheckpointError, StorageError
 from rowhaul.store.row_format import implied_format
 
 
@@ -57,9 +58,10 @@ def prepare(path: str | Place) -> Place:
     """The folder to write a checkpoint's files into, emptied of what an interrupted save left."""
     path = as_place(path)
     storage = storage_of(path)
-    if storage.is_file(path / MANIFEST_FILE):
-        raise CheckpointError(f"{path} is a complete checkpoint already; choose another folder")
-    storage.begin(path)
+    with _writing(path):
+        if storage.is_file(path / MANIFEST_FILE):
+            raise CheckpointError(f"{path} is a complete checkpoint already; choose another folder")
+        storage.begin(path)
     return unfinished_folder(path)
 
 
@@ -75,7 +77,8 @@ def publish(path: str | Place, facts: Mapping[str, Any], shards: Sequence[Shard]
     }
     path = as_place(path)
     storage, content = storage_of(path), write_manifest(manifest)
-    storage.retry(lambda: storage.complete(path, MANIFEST_FILE, content))
+    with _writing(path):
+        storage.retry(lambda: storage.complete(path, MANIFEST_FILE, content))
 
 
 def discard(path: str | Place) -> None:
@@ -92,6 +95,17 @@ def remove(path: Place) -> None:
 def set_aside(path: Place) -> None:
     """Make a damaged checkpoint count no longer as complete; the next save removes it."""
     storage_of(path).set_aside(path, MANIFEST_FILE)
+
+
+@contextmanager
+def _writing(path: Place) -> Iterator[None]:
+    """Say which checkpoint cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def _merged_tables(shards: Sequence[Shard]) -> list[TableEntry]:

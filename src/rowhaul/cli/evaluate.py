@@ -10,13 +10,13 @@ from rowhaul.cli.console import console, facts_table, say
 from rowhaul.cli.progress import progress_bar
 from rowhaul.cli.run import AS_JSON, DATA
 
-_RUN = typer.Argument(..., help="The --out of a `train`, one of its checkpoints, or an export.")
+_RUN = typer.Argument(..., help="The --out of a `train`, a checkpoint (folder or URL), or an export.")
 _BATCH_SIZE = typer.Option(8192, help="Samples scored at a time.")
 _ON_UNKNOWN = typer.Option(None, help="What keys never trained read as: init, default or error.")
 
 
 def evaluate(
-    run: Path = _RUN,
+    run: str = _RUN,
     data: list[str] = DATA,
     batch_size: int = _BATCH_SIZE,
     on_unknown: str | None = _ON_UNKNOWN,
@@ -45,7 +45,7 @@ def evaluate(
 
 
 def predict(
-    run: Path = _RUN,
+    run: str = _RUN,
     data: list[str] = DATA,
     out: Path = typer.Option(..., "--out", help="Parquet file of scores to write, in the order of the data."),
     keep: str = typer.Option("", help="Columns of the data to copy beside the scores, comma-separated."),

@@ -26,9 +26,13 @@ def train(
     resume: bool = typer.Option(False, "--resume", help="Continue the run in --out."),
 ) -> None:
     """Train a model on Parquet files, evaluate it and save it; with --workers, over several processes."""
+    from rowhaul.checkpoint.location import local_folder
     from rowhaul.cluster import is_launched
+    from rowhaul.train.run_folder import settings_to_resume
 
-    config, data = options.read_config(out if resume else None), options.data
+    out = local_folder(out) if out is not None else None
+    resumed = settings_to_resume(out, options.flags.get("checkpoints")) if resume else None
+    config, data = options.read_config(resumed), options.data
     has_data = not is_launched() or is_first_rank() or config.cluster.data_from != "rank0"
     schema = options.find_schema() if has_data else None
     if schema is not None and config.cluster.workers and not is_launched():

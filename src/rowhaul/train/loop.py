@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
+from rowhaul.checkpoint import Place
 from rowhaul.data.stream import SampleStream
+from rowhaul.errors import CheckpointError
 from rowhaul.nn import Batch
 from rowhaul.schedule.plan import RowCounts
 from rowhaul.train.checkpoint_pace import pace_of
 from rowhaul.train.log import TrainingLog
 from rowhaul.train.metrics import MetricValues
-from rowhaul.train.run_folder import CHECKPOINTS, drop_old_checkpoints
+from rowhaul.train.run_folder import drop_old_checkpoints, run_facts
 from rowhaul.train.trainer import Trainer
 
 
@@ -32,6 +33,9 @@ class Listener(Protocol):
 
     def evaluated(self, step: int, metrics: MetricValues) -> None:
         """An evaluation is done."""
+
+    def noted(self, text: str) -> None:
+        """Something happened that a person should know."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Session(Protocol):
     def evaluate(self) -> MetricValues:
         """Measure the model on the evaluation data."""
 
-    def save(self, checkpoints: Path, facts: dict[str, Any]) -> None:
+    def save(self, checkpoints: Place, facts: dict[str, Any]) -> None:
         """Save a checkpoint of this step."""
 
     def held(self) -> tuple[int, int]:
@@ -107,21 +111,24 @@ class Session(Protocol):
         return None
 
 
-def train(session: Session, folder: Path | None, listener: Listener | None) -> RunResult:
-    """Train to the end, evaluating and saving on the way."""
-    return _Loop(session, folder, listener).run()
+def train(
+    session: Session, checkpoints: Place | None, listener: Listener | None, notes: Sequence[str] = ()
+) -> RunResult:
+    """Train to the end, evaluating and saving on the way; ``notes`` are of how the run began."""
+    return _Loop(session, checkpoints, listener).run(notes)
 
 
 class _Loop:
-    def __init__(self, session: Session, folder: Path | None, listener: Listener | None) -> None:
-        self._session, self._folder, self._listener = session, folder, listener
+    def __init__(self, session: Session, checkpoints: Place | None, listener: Listener | None) -> None:
+        self._session, self._checkpoints, self._listener = session, checkpoints, listener
         self._trainer, self._config, self._log = session.trainer, session.trainer.config, session.log
         self._first_step = session.trainer.step
         self._pace = pace_of(self._config.checkpoint_every)
         self._saved_at = time.monotonic()
+        self._saved_step = self._first_step  # 0: nothing is saved
         session.should_save = self._is_save_overdue
 
-    def run(self) -> RunResult:
+    def run(self, notes: Sequence[str]) -> RunResult:
         session, trainer, config = self._session, self._trainer, self._config
         total, metrics = trainer.total_steps, None
         if self._listener:
@@ -129,6 +136,8 @@ class _Loop:
             last = trainer.samples + (total - trainer.step) * config.batch_size
             self._listener.started(trainer.samples, min(whole, last))
         with self._log:
+            for note in notes:
+                self._tell(note)
             session.start()
             while trainer.step < total and not session.finished:
                 self._train_until(self._next_pause())
@@ -142,7 +151,7 @@ class _Loop:
                     if self._is_due(self._pace.steps) or session.save_due:
                         self._save()
             interrupted = session.stopped and trainer.step < total
-            self._save()  # before an evaluation that might fail
+            self._save(is_last=True)  # before an evaluation that might fail
             if not interrupted:
                 metrics = self._evaluate()
             session.finish()
@@ -180,7 +189,7 @@ class _Loop:
         return bool(every) and self._trainer.step % every == 0
 
     def _is_save_overdue(self) -> bool:
-        by_clock = self._folder is not None and self._pace.seconds > 0
+        by_clock = self._checkpoints is not None and self._pace.seconds > 0
         return by_clock and time.monotonic() - self._saved_at >= self._pace.seconds
 
     def _evaluate(self) -> MetricValues | None:
@@ -196,15 +205,40 @@ class _Loop:
             self._listener.evaluated(self._trainer.step, metrics)
         return metrics
 
-    def _save(self) -> None:
-        if self._folder is None:
+    def _save(self, is_last: bool = False) -> None:
+        """Save a checkpoint; one that fails is tried again when the next is due, unless it is the last."""
+        if self._checkpoints is None:
             return
-        stream, checkpoints = self._session.stream, self._folder / CHECKPOINTS
+        stream, trainer = self._session.stream, self._trainer
         facts = {"samples_per_epoch": stream.num_samples, "data": stream.fingerprint}
-        self._session.save(checkpoints, facts)
+        facts |= run_facts(self._config, trainer.schema)
         self._saved_at = time.monotonic()
+        try:
+            self._session.save(self._checkpoints, facts)
+        except CheckpointError as error:
+            self._fail_save(error, is_last)
+            return
+        self._saved_step = trainer.step
         if self._session.is_leader:
-            drop_old_checkpoints(checkpoints, self._config.keep_checkpoints)
+            try:
+                drop_old_checkpoints(self._checkpoints, self._config.keep_checkpoints)
+            except OSError as error:
+                self._tell(f"old checkpoints cannot be removed: {error}")
+
+    def _fail_save(self, error: CheckpointError, is_last: bool) -> None:
+        kept = f"the newest is of step {self._saved_step:,}" if self._saved_step else "there is none yet"
+        if is_last:
+            raise CheckpointError(f"{error}; of the checkpoints before, {kept}") from error
+        self._tell(
+            f"the checkpoint of step {self._trainer.step:,} failed, training goes on: {error}; of the "
+            f"checkpoints before, {kept}; saving is tried again when the next is due"
+        )
+
+    def _tell(self, text: str) -> None:
+        if self._session.is_leader:
+            self._log.note(self._trainer.step, text)
+        if self._listener:
+            self._listener.noted(text)
 
 
 ShouldStop = Callable[[], bool]

@@ -133,7 +133,7 @@ class DistributedSnapshot:
 
     def _write(self, path: Place) -> Shard:
         folder = unfinished_folder(path)
-        if not storage_of(folder).is_reachable(folder):
+        if not storage_of(folder).exists(folder):
             raise CheckpointError(
                 f"rank {self._calls.rank} does not see {folder}, created by rank 0: save to a shared folder"
             )

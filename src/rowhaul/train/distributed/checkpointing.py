@@ -22,9 +22,9 @@ from rowhaul.checkpoint import (
     Shard,
     ShardWriter,
     as_place,
-    latest_checkpoint,
 )
-from rowhaul.checkpoint.layout import step_folder, unfinished_folder
+from rowhaul.checkpoint.choosing import Chosen, newest_intact
+from rowhaul.checkpoint.layout import finished_checkpoints, step_folder, unfinished_folder
 from rowhaul.checkpoint.location import storage_of
 from rowhaul.checkpoint.writer import discard, prepare, publish
 from rowhaul.cluster.checks import gather_texts
@@ -40,6 +40,7 @@ from rowhaul.schedule.settings import differences
 from rowhaul.store.row_format import format_of
 from rowhaul.train import saved_lifetimes, snapshot
 from rowhaul.train.distributed import sidecar
+from rowhaul.train.distributed.checkpoint_places import damage_seen_by_all
 from rowhaul.train.distributed.cluster_rows import SCHEDULE, ClusterRows, cluster_rows
 from rowhaul.train.distributed.setup import Start
 from rowhaul.train.distributed.training import DistributedTraining
@@ -92,22 +93,22 @@ def save(
 
 
 def find(cluster: Cluster, checkpoints: str | Place, trainer: Trained) -> Saved | None:
-    """Load the newest complete checkpoint of a folder into a trainer, all but the rows.
+    """Load the newest intact checkpoint of a folder or URL into a trainer, all but the rows.
 
-    A collective call: all ranks take the one that rank 0 sees. None where there is none yet. A checkpoint
-    of another model is refused before anything changes.
+    A collective call: all ranks take the same one, of those that rank 0 sees. None where there is none yet.
+    Every rank compares a part of the files with their checksums before one is chosen; a damaged checkpoint is
+    passed over by all. A checkpoint of another model is refused before anything changes.
     """
-    checkpoints = as_place(checkpoints)
-    newest = latest_checkpoint(checkpoints) if cluster.rank == 0 else None
-    name = gather_texts(cluster, "resume", newest.name if newest is not None else "", _PRESENT_SECONDS)[0]
-    if not name:
+    place = as_place(checkpoints)
+    names = [one.name for one in finished_checkpoints(place)] if cluster.rank == 0 else []
+    names = json.loads(gather_texts(cluster, "resume", json.dumps(names), _PRESENT_SECONDS)[0])
+    chosen = newest_intact([place / name for name in names], partial(damage_seen_by_all, cluster))
+    if chosen is None:
         return None
-    path = checkpoints / name
-    until(partial(storage_of(path).is_file, path / MANIFEST_FILE), _SEEN_SECONDS, cluster.failure.check)
-    reader = CheckpointReader(path)
+    reader = CheckpointReader(chosen.path)
     snapshot.restore_dense(trainer, reader)
     rows = cluster_rows(format_of(trainer.collection.row_settings), _table_names(trainer))
-    return Saved(cluster, reader, rows)
+    return Saved(cluster, reader, rows, chosen)
 
 
 class Saved:
@@ -117,10 +118,11 @@ class Saved:
         cluster: that resumes, which need not be like the one that saved.
         reader: of the checkpoint.
         rows: what loads the rows of the model's tables.
+        chosen: how it was chosen.
     """
 
-    def __init__(self, cluster: Cluster, reader: CheckpointReader, rows: ClusterRows) -> None:
-        self._cluster, self._reader, self._rows = cluster, reader, rows
+    def __init__(self, cluster: Cluster, reader: CheckpointReader, rows: ClusterRows, chosen: Chosen) -> None:
+        self._cluster, self._reader, self._rows, self.chosen = cluster, reader, rows, chosen
         self._written: dict[str, Any] | None = reader.facts.get("cluster")
         if self._written is not None and len(self._written["threads"]) == cluster.num_ranks:
             torch.set_num_threads(self._written["threads"][cluster.rank])  # another number sums differently

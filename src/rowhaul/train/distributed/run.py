@@ -7,14 +7,17 @@ store them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rowhaul.checkpoint import Place
+from rowhaul.checkpoint.location import local_folder
 from rowhaul.cluster import join
-from rowhaul.cluster.checks import check_same, check_shared_folder
+from rowhaul.cluster.checks import check_same
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.data.schema import Schema
 from rowhaul.errors import ConfigError
@@ -24,6 +27,7 @@ from rowhaul.train import loop
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed import checkpointing
+from rowhaul.train.distributed.checkpoint_places import check_place
 from rowhaul.train.distributed.data_streams import (
     evaluation_batches,
     hot_rows_for_all,
@@ -36,7 +40,8 @@ from rowhaul.train.distributed.setup import distribute
 from rowhaul.train.distributed.training import DistributedTraining, layout_of
 from rowhaul.train.loop import Listener, RunResult, ShouldStop
 from rowhaul.train.metrics import MetricValues
-from rowhaul.train.run_folder import CHECKPOINTS, begin_folder, check_new_folder, check_same_config
+from rowhaul.train.run_folder import begin_folder, check_new_run, check_same_run, checkpoints_of, is_empty
+from rowhaul.train.run_lock import RunLock
 from rowhaul.train.trainer import Trainer, rate_factor
 from rowhaul.tuning.hot_set.controller import HotSetController
 from rowhaul.tuning.shares import MeasuredLinks, ShareController, first_batches
@@ -57,16 +62,20 @@ def train_on_cluster(
 
     With ``data_from: rank0`` only rank 0's schema, data and eval_data count; other ranks may give None.
     """
-    if resume and out is None:
-        raise ConfigError("resume needs the folder of the run: give out")
+    folder = local_folder(out) if out else None
+    checkpoints = checkpoints_of(config, folder)
+    if resume and checkpoints is None:
+        raise ConfigError("resume needs the folder of the run: give out, or checkpoints")
     if config.threads:
         torch.set_num_threads(config.threads)
-    with join_as_configured(config.cluster) as cluster:
-        folder = Path(out) if out else None
+    with ExitStack() as stack:
+        cluster = stack.enter_context(join_as_configured(config.cluster))
+        lock = stack.enter_context(RunLock(folder)) if folder and cluster.rank == 0 else None
         session = ClusterSession(cluster, config, schema, data, folder, eval_data, resume)
         session.training.runtime.should_stop = should_stop
+        notes = ([lock.note] if lock is not None and lock.note else []) + session.notes
         try:
-            return loop.train(session, folder, listener if cluster.rank == 0 else None)
+            return loop.train(session, checkpoints, listener if cluster.rank == 0 else None, notes)
         finally:
             session.close()
 
@@ -100,16 +109,19 @@ class ClusterSession(loop.Session):
         schema = schema_for_all(cluster, config, schema)
         self.cluster, self.config, self.schema = cluster, config, schema
         self.is_leader = cluster.rank == 0
-        if folder and self.is_leader:
-            # torchrun repeats one command when it restarts ranks: --resume may find nothing yet.
-            begins = not resume or not folder.exists() or not any(folder.iterdir())
-            check_new_folder(folder) if begins else check_same_config(folder, config, schema)
-        if folder and len(cluster.hosts) > 1:
-            instead = "mount one folder (NFS, for instance) on every host, or leave out --out"
-            check_shared_folder(cluster, folder.parent, "the run", instead)
+        checkpoints = checkpoints_of(config, folder)
+        if checkpoints is not None:
+            check_place(cluster, checkpoints)
+        if not resume and self.is_leader:
+            check_new_run(folder, checkpoints)
         torch.manual_seed(config.seed)
         self.trainer = Trainer(config, schema)
-        saved = checkpointing.find(cluster, folder / CHECKPOINTS, self.trainer) if folder and resume else None
+        saved = checkpointing.find(cluster, checkpoints, self.trainer) if checkpoints and resume else None
+        # torchrun repeats one command when it restarts ranks: --resume may find nothing yet.
+        begins = saved is None and (folder is None or is_empty(folder))
+        if resume and self.is_leader and not begins:
+            check_same_run(folder, saved.chosen.path if saved is not None else None, config, schema)
+        self.notes = saved.chosen.notes if saved is not None else []
         self.stream, self.evaluation = open_streams_for_all(
             cluster, config, schema, data, eval_data, self.trainer.samples
         )
@@ -125,6 +137,8 @@ class ClusterSession(loop.Session):
         self.training = self._distribute(saved)
         if folder and self.is_leader:
             begin_folder(folder, config, schema)
+        if saved is not None and self.is_leader:
+            saved.chosen.set_damaged_aside()
         self.log = ClusterLog(
             folder if self.is_leader else None,
             self.trainer.step,
@@ -228,7 +242,7 @@ class ClusterSession(loop.Session):
         with evaluation_batches(self.training, self.evaluation) as batches:
             return evaluate(self.training, batches)
 
-    def save(self, checkpoints: Path, facts: dict[str, Any]) -> None:
+    def save(self, checkpoints: Place, facts: dict[str, Any]) -> None:
         """Save a checkpoint of this step, with the other ranks."""
         checkpointing.save(self.cluster, self.training, self.trainer, checkpoints, facts)
 
