@@ -36,7 +36,12 @@ def tensors():
         torch.float64,
     ]
     made = {f"{kind}": torch.randn(3, 5).to(kind) for kind in kinds}
-    return {**made, "transposed": torch.arange(6).reshape(2, 3).T, "scalar": torch.tensor(2.5)}
+    return {**made, "transposed": torch.arange(6).reshape(2, 3).T, "scalar": torch.tensor(2.5), **odd()}
+
+
+def odd():
+    """Tensors without or with one element, of any stride."""
+    return {f"odd{size}": torch.arange(3.0).as_strided((size,), (0,)) for size in (0, 1)}
 
 
 def whole(given):
@@ -49,7 +54,7 @@ def test_a_file_has_the_bytes_that_the_library_writes(piece_bytes, monkeypatch):
     assert whole(arrays()) == safetensors.numpy.save(arrays())
     torch.manual_seed(1)
     given = tensors()
-    library = {name: tensor.contiguous() for name, tensor in given.items()}
+    library = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in given.items()}
     assert whole(given) == safetensors.torch.save(library)
     assert whole({}) == safetensors.numpy.save({})
 
@@ -61,8 +66,8 @@ def test_what_the_library_writes_is_read():
         assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
         assert (found == expected).all()
     torch.manual_seed(1)
-    given = {name: tensor.contiguous() for name, tensor in tensors().items()}
-    parts, content = read_header(np.frombuffer(safetensors.torch.save(given), np.uint8), "f")
+    given = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors().items()}
+    parts, content = read_header(np.frombuffer(bytearray(safetensors.torch.save(given)), np.uint8), "f")
     for name, expected in given.items():
         found = as_tensor(parts[name], content)
         assert (found.dtype, found.shape) == (expected.dtype, expected.shape)

@@ -103,6 +103,30 @@ def test_damage_is_named(name, session, tmp_path):
         replace(session, resume=True).on_threads(tmp_path / "a")
 
 
+@pytest.mark.parametrize("name", ["layout-r0001-00000", "rows-0001-r0003-00000", "tensors-model", "manifest"])
+def test_all_ranks_pass_over_a_damaged_checkpoint(name, session, tmp_path):
+    replace(session, save_at=[5, 9], pauses=[5, 9]).on_threads(tmp_path / "a")
+    path = tmp_path / "a" / CHECKPOINTS / "step-000000009" / f"{name}.safetensors"
+    path = path.with_name("manifest.json") if name == "manifest" else path
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+    def work(cluster):
+        saved = checkpointing.find(
+            cluster, tmp_path / "a" / CHECKPOINTS, Trainer(session.config, session.schema)
+        )
+        return saved.start.iteration, saved.chosen.notes
+
+    found = on_threads(session.cluster.topology(), work)
+    assert all(one == found[0] for one in found)
+    assert found[0][0] == 5
+    assert re.match(rf"step-000000009 is damaged and not used: .*{path.name}", found[0][1][0])
+    replace(session, resume=True).on_threads(tmp_path / "a")
+    session.on_threads(tmp_path / "b")
+    assert same_bits(contents(tmp_path / "a"), contents(tmp_path / "b"))
+
+
 def test_what_another_cluster_does_not_need_may_be_damaged(session, tmp_path):
     replace(session, save_at=[5], pauses=[5]).on_threads(tmp_path / "a")
     for path in (tmp_path / "a" / CHECKPOINTS / "step-000000005").glob("layout-*"):

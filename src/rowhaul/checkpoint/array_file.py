@@ -65,8 +65,10 @@ def pieces(arrays: Mapping[str, npt.NDArray[Any] | Tensor]) -> Iterator[memoryvi
 
 def _flat_bytes(array: npt.NDArray[Any] | Tensor) -> Bytes:
     if isinstance(array, Tensor):
-        flat = array.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        found: Bytes = flat.numpy()
+        flat = array.detach().cpu().contiguous().reshape(-1)
+        if flat.stride() != (1,):  # a single element may have any
+            flat = flat.clone(memory_format=torch.contiguous_format)
+        found: Bytes = flat.view(torch.uint8).numpy()
         return found
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
@@ -166,8 +168,10 @@ def as_array(part: Part, content: Bytes) -> npt.NDArray[Any]:
 
 def as_tensor(part: Part, content: Bytes) -> Tensor:
     """Return a tensor of a file in memory, as a copy."""
-    flat = torch.from_numpy(content[part.start : part.stop].copy())
-    return flat.view(getattr(torch, _TYPES[part.code])).reshape(part.shape)
+    tensor = torch.empty(part.shape, dtype=getattr(torch, _TYPES[part.code]))
+    if part.stop > part.start:
+        tensor.reshape(-1).view(torch.uint8).copy_(torch.from_numpy(content[part.start : part.stop]))
+    return tensor
 
 
 class _InMemory:

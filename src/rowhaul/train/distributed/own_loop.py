@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,9 +60,14 @@ def save_checkpoint(
 def find_checkpoint(
     cluster: Cluster, folder: str | Place, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> checkpointing.Saved | None:
-    """Load dense weights and optimizer from the newest checkpoint in a folder; rows follow in `distribute`.
+    """Load dense weights and optimizer from the newest intact checkpoint; rows follow in `distribute`.
 
     A collective call. Give what it returns to ``distribute(saved=...)``, and let the data begin at its
-    ``samples``. None where there is no checkpoint yet.
+    ``samples``. None where there is no checkpoint yet. Newer ones that are damaged are passed over with a
+    warning, and removed by the next save.
     """
-    return checkpointing.find(cluster, folder, LoopState(model, optimizer))
+    saved = checkpointing.find(cluster, folder, LoopState(model, optimizer))
+    if saved is not None and saved.chosen.damaged and cluster.rank == 0:
+        warnings.warn("; ".join(saved.chosen.notes), stacklevel=2)
+        saved.chosen.set_damaged_aside()
+    return saved
