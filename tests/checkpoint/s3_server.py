@@ -66,9 +66,9 @@ class Proxy:
     def _serve(self, client):
         with client, suppress(OSError):
             if self.denies:
-                client.recv(1 << 16)
+                body = b"" if client.recv(1 << 16).startswith(b"HEAD") else DENIED
                 head = f"HTTP/1.1 403 Forbidden\r\nContent-Length: {len(DENIED)}\r\nConnection: close\r\n\r\n"
-                client.sendall(head.encode() + DENIED)
+                client.sendall(head.encode() + body)
                 return
             with socket.create_connection(("127.0.0.1", self._target)) as server:
                 while self._pass_on(client, server):

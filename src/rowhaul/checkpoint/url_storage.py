@@ -6,6 +6,7 @@ manifest is not complete; the next save removes it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -127,8 +128,16 @@ class UrlStorage(Storage):
 
 def _at(url: Url) -> tuple[Any, str]:
     """Return the file system of a URL, and the path in it; listings are not cached, for others write, too."""
-    found: tuple[Any, str] = fsspec.core.url_to_fs(str(url), use_listings_cache=False)
+    found: tuple[Any, str] = fsspec.core.url_to_fs(str(url), use_listings_cache=False, **_options(url))
     return found
+
+
+def _options(url: Url) -> dict[str, Any]:
+    """Keep the layers below from multiplying their retries to minutes; a user's settings come first."""
+    if not str(url).startswith(("s3://", "s3a://")) or "AWS_MAX_ATTEMPTS" in os.environ:
+        return {}
+    given = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
+    return {"config_kwargs": {"retries": {"max_attempts": 1}, "connect_timeout": 10, **given}}
 
 
 def _last(entry: dict[str, Any]) -> str:
