@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 @with_run_options
 def train(
     options: RunOptions,
-    out: Path | None = typer.Option(None, "--out", help="Folder of the run; without it nothing is saved."),
+    out: Path | None = typer.Option(None, "--out", help="Folder of the run: log, settings, checkpoints."),
     eval_data: list[str] = typer.Option(
         [], "--eval-data", help="Held-out files; default: the folder test/ beside the data, if there is one."
     ),
-    resume: bool = typer.Option(False, "--resume", help="Continue the run in --out."),
+    resume: bool = typer.Option(False, "--resume", help="Continue the run in --out or --checkpoints."),
 ) -> None:
     """Train a model on Parquet files, evaluate it and save it; with --workers, over several processes."""
     from rowhaul.checkpoint.location import local_folder
@@ -46,8 +46,9 @@ def train(
         say(f"nothing left to train: the run was finished after {result.step:,} steps")
     print_result(result)
     if result.interrupted:
-        if out:
-            command = f"rowhaul train --resume --out {out} " + " ".join(f"--data '{one}'" for one in data)
+        if out or config.checkpoints:
+            where = f"--out {out}" if out else f"--checkpoints {config.checkpoints}"
+            command = f"rowhaul train --resume {where} " + " ".join(f"--data '{one}'" for one in data)
             if is_launched() and "TORCHELASTIC_RUN_ID" in os.environ:
                 command = "the same torchrun command with --resume"
             say(f"\nStopped and saved. To continue: {command}")

@@ -127,16 +127,20 @@ def open_saved(path: str | Place) -> CheckpointReader:
 
 
 def settings_to_resume(folder: Path | None, checkpoints: str | None) -> dict[str, Any]:
-    """Return the settings of the run to resume: of its folder, else of its newest checkpoint; none if new."""
-    if folder is not None and (folder / CONFIG_FILE).is_file():
-        return TrainConfig.read(folder / CONFIG_FILE).to_dict()
+    """Return the settings of the run to resume; none where it has not begun.
+
+    Where ``checkpoints`` says where they are, those of the newest checkpoint come first: all hosts see them,
+    while the run's folder may be of one host alone.
+    """
     for path in reversed(finished_checkpoints(checkpoints)) if checkpoints else ():
         try:
             saved = saved_settings(CheckpointReader(path))
         except DamagedCheckpointError:
             continue  # as resuming will do, which says so
-        return saved[0].to_dict() if saved is not None else {}
-    return {}
+        if saved is not None:
+            return saved[0].to_dict()
+    in_folder = _settings_in(folder)
+    return in_folder[0].to_dict() if in_folder is not None else {}
 
 
 def check_same_data(reader: CheckpointReader, stream: SampleStream) -> None:
