@@ -10,9 +10,10 @@ import threading
 import time
 
 import pytest
+from test_run import CONFIG
 
 from rowhaul.errors import ConfigError
-from rowhaul.train import run_lock
+from rowhaul.train import run_lock, train_run
 from rowhaul.train.run_lock import LOCK_FILE, RunLock
 
 HOLD = """
@@ -120,3 +121,20 @@ def test_the_holder_beats(tmp_path, monkeypatch):
         while (tmp_path / "run" / LOCK_FILE).stat().st_mtime_ns == before and time.monotonic() < until:
             time.sleep(0.01)
         assert (tmp_path / "run" / LOCK_FILE).stat().st_mtime_ns != before
+
+
+def test_a_run_in_progress_is_not_disturbed(tmp_path, log_schema, log_folder):
+    refused = []
+
+    def second_run():
+        for resume in (True, False):
+            with pytest.raises(ConfigError, match=f"in use by process {os.getpid()}"):
+                train_run(CONFIG, log_schema, log_folder, out=tmp_path / "run", resume=resume)
+        refused.append(True)
+        return len(refused) == 2
+
+    result = train_run(CONFIG, log_schema, log_folder, out=tmp_path / "run", should_stop=second_run)
+    assert (result.step, result.interrupted) == (2, True)
+    assert LOCK_FILE not in {path.name for path in (tmp_path / "run").iterdir()}
+    resumed = train_run(CONFIG, log_schema, log_folder, out=tmp_path / "run", resume=True)
+    assert resumed.step == 48

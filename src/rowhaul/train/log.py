@@ -59,6 +59,7 @@ class TrainingLog:
     def _open_board(self, purge_step: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter  # slow to import
 
+        assert self._folder is not None
         self._board = SummaryWriter(str(self._folder / "tensorboard"), purge_step=purge_step)
 
     def _append(self, line: dict[str, Any]) -> None:
