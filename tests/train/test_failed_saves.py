@@ -15,6 +15,7 @@ from test_trainer import state_bytes
 from rowhaul.checkpoint.layout import finished_checkpoints
 from rowhaul.errors import CheckpointError
 from rowhaul.train import load_trained, train_run
+from save_threads import wait_for_saves
 
 # TensorBoard's own thread ends with an error, too, and another is started.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -26,6 +27,7 @@ def at_steps(actions):
     steps = iter(range(1, 10**6))
 
     def act():
+        wait_for_saves()
         actions.get(next(steps), lambda: None)()
         return False
 

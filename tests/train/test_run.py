@@ -19,6 +19,7 @@ from rowhaul.export.export import export
 from rowhaul.train import TrainConfig, load_trained, train_run
 from rowhaul.train.checkpoint_pace import Pace, pace_of
 from rowhaul.train.config import ModelConfig, OptimizerConfig, RateSchedule
+from save_threads import wait_for_saves
 
 CONFIG = TrainConfig(
     model=ModelConfig(embedding_dim=4, options={"dropout": 0.2}),
@@ -73,7 +74,7 @@ def test_a_run_killed_between_checkpoints_resumes_from_the_last(tmp_path, log_sc
 
 def test_saves_by_the_clock_change_no_bits(tmp_path, log_schema, log_folder):
     config = replace(CONFIG, checkpoint_every="1e-6s", keep_checkpoints=1000)
-    train_run(config, log_schema, log_folder, out=tmp_path / "a")
+    train_run(config, log_schema, log_folder, out=tmp_path / "a", should_stop=wait_for_saves)
     assert len(list((tmp_path / "a" / "checkpoints").iterdir())) > 40  # after nearly every step
     train_run(replace(config, checkpoint_every="1d"), log_schema, log_folder, out=tmp_path / "b")
     assert len(list((tmp_path / "b" / "checkpoints").iterdir())) == 1

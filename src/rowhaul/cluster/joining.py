@@ -124,9 +124,13 @@ def _connect(
     """Start the heartbeat, then connect to the other ranks."""
     me, failure, prefix = roster.members[place.rank], Failure(), f"{PREFIX}/{roster.token}"
     run = PrefixStore(prefix, store)
+
+    def another_store() -> Store:
+        return PrefixStore(prefix, connect(place, timeouts.master, interfaces[0]))
+
     num_missed = 6
     heartbeat = Heartbeat(
-        PrefixStore(prefix, connect(place, timeouts.master, interfaces[0])),
+        another_store(),
         place.rank,
         roles_of(me.topology.num_ranks, me.topology.num_workers),
         failure,
@@ -146,7 +150,7 @@ def _connect(
         if explained is error:
             raise
         raise explained from error
-    return Cluster(place, roster.members, interfaces, groups, run, heartbeat, failure)
+    return Cluster(place, roster.members, interfaces, groups, run, heartbeat, failure, another_store)
 
 
 def _connect_within(seconds: float, transport: Transport, membership: Membership, failure: Failure) -> Groups:

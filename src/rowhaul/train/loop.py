@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from rowhaul.checkpoint import Place
@@ -17,6 +19,9 @@ from rowhaul.train.log import TrainingLog
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.run_folder import drop_old_checkpoints, run_facts
 from rowhaul.train.trainer import Trainer
+
+Saved = Callable[[Exception | None], None]
+"""Called when a save has ended: with None when it is complete, or with the error."""
 
 
 class Listener(Protocol):
@@ -101,7 +106,14 @@ class Session(Protocol):
         """Measure the model on the evaluation data."""
 
     def save(self, checkpoints: Place, facts: dict[str, Any]) -> None:
-        """Save a checkpoint of this step."""
+        """Save a checkpoint of this step, once the one that is under way is complete."""
+
+    def save_beside(self, checkpoints: Place, facts: dict[str, Any], done: Saved, *, waits: bool) -> None:
+        """Save a checkpoint of this step while training goes on.
+
+        If one is under way it waits for that, or is left out. ``done`` is called in another thread when it is
+        complete, or has failed.
+        """
 
     def held(self) -> tuple[int, int]:
         """Count rows, and bytes of rows and indexes."""
@@ -126,6 +138,8 @@ class _Loop:
         self._pace = pace_of(self._config.checkpoint_every)
         self._saved_at = time.monotonic()
         self._saved_step = self._first_step  # 0: nothing is saved
+        # Of saves that have ended: the step, the error, and what kept old checkpoints from being removed.
+        self._outcomes: deque[tuple[int, Exception | None, OSError | None]] = deque()
         session.should_save = self._is_save_overdue
 
     def run(self, notes: Sequence[str]) -> RunResult:
@@ -149,9 +163,9 @@ class _Loop:
                     # What a session does at checkpoints may change bits later on, so not at the clock's.
                     session.rest(self._is_due(self._pace.steps))
                     if self._is_due(self._pace.steps) or session.save_due:
-                        self._save()
+                        self._save_beside()
             interrupted = session.stopped and trainer.step < total
-            self._save(is_last=True)  # before an evaluation that might fail
+            self._save()  # before an evaluation that might fail
             if not interrupted:
                 metrics = self._evaluate()
             session.finish()
@@ -177,6 +191,7 @@ class _Loop:
             self._log.stepped(trainer.step, trainer.samples, loss)
             if self._listener:
                 self._listener.stepped(trainer.samples, loss)
+            self._tell_outcomes()
 
     def _next_pause(self) -> int:
         """The step after which there is something else to do, counted from the beginning of the run."""
@@ -205,34 +220,63 @@ class _Loop:
             self._listener.evaluated(self._trainer.step, metrics)
         return metrics
 
-    def _save(self, is_last: bool = False) -> None:
-        """Save a checkpoint; one that fails is tried again when the next is due, unless it is the last."""
+    def _save(self) -> None:
+        """Save the last checkpoint, and wait until it is complete."""
         if self._checkpoints is None:
             return
-        stream, trainer = self._session.stream, self._trainer
-        facts = {"samples_per_epoch": stream.num_samples, "data": stream.fingerprint}
-        facts |= run_facts(self._config, trainer.schema)
-        self._saved_at = time.monotonic()
+        step = self._trainer.step
         try:
-            self._session.save(self._checkpoints, facts)
+            self._session.save(self._checkpoints, self._facts())
         except CheckpointError as error:
-            self._fail_save(error, is_last)
+            self._tell_outcomes()
+            raise CheckpointError(f"{error}; of the checkpoints before, {self._newest()}") from error
+        self._end_save(step, None)
+        self._tell_outcomes()
+
+    def _save_beside(self) -> None:
+        """Save while training goes on; a save that fails is tried again when the next is due."""
+        if self._checkpoints is None:
             return
-        self._saved_step = trainer.step
-        if self._session.is_leader:
+        step, self._saved_at = self._trainer.step, time.monotonic()
+        try:
+            # Checkpoints that are asked for by step are all there; one more by the clock can be left out.
+            waits = self._is_due(self._pace.steps)
+            done = partial(self._end_save, step)
+            self._session.save_beside(self._checkpoints, self._facts(), done, waits=waits)
+        except CheckpointError as error:
+            self._end_save(step, error)
+        self._tell_outcomes()
+
+    def _facts(self) -> dict[str, Any]:
+        stream = self._session.stream
+        facts = {"samples_per_epoch": stream.num_samples, "data": stream.fingerprint}
+        return facts | run_facts(self._config, self._trainer.schema)
+
+    def _end_save(self, step: int, error: Exception | None) -> None:
+        """Remove old checkpoints, in the thread that has saved; the main thread reports."""
+        trouble: OSError | None = None
+        if error is None and self._session.is_leader and self._checkpoints is not None:
             try:
                 drop_old_checkpoints(self._checkpoints, self._config.keep_checkpoints)
-            except OSError as error:
-                self._tell(f"old checkpoints cannot be removed: {error}")
+            except OSError as found:
+                trouble = found
+        self._outcomes.append((step, error, trouble))
 
-    def _fail_save(self, error: CheckpointError, is_last: bool) -> None:
-        kept = f"the newest is of step {self._saved_step:,}" if self._saved_step else "there is none yet"
-        if is_last:
-            raise CheckpointError(f"{error}; of the checkpoints before, {kept}") from error
-        self._tell(
-            f"the checkpoint of step {self._trainer.step:,} failed, training goes on: {error}; of the "
-            f"checkpoints before, {kept}; saving is tried again when the next is due"
-        )
+    def _tell_outcomes(self) -> None:
+        while self._outcomes:
+            step, error, trouble = self._outcomes.popleft()
+            if error is None:
+                self._saved_step = step
+            else:
+                self._tell(
+                    f"the checkpoint of step {step:,} failed, training goes on: {error}; of the checkpoints "
+                    f"before, {self._newest()}; saving is tried again when the next is due"
+                )
+            if trouble is not None:
+                self._tell(f"old checkpoints cannot be removed: {trouble}")
+
+    def _newest(self) -> str:
+        return f"the newest is of step {self._saved_step:,}" if self._saved_step else "there is none yet"
 
     def _tell(self, text: str) -> None:
         if self._session.is_leader:

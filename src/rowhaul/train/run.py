@@ -33,6 +33,7 @@ from rowhaul.train.run_folder import (
     checkpoints_of,
 )
 from rowhaul.train.run_lock import RunLock
+from rowhaul.train.save_thread import Pacer, SaveThread
 from rowhaul.train.trainer import Trainer
 
 EVALUATION_BATCH = 8192
@@ -122,11 +123,16 @@ class _Alone(loop.Session):
         self.log = _Log(folder, trainer)
         self._should_stop = should_stop
         self._batches = stream.prepared(trainer.prepare)
+        self._saving = SaveThread()
 
     def __enter__(self) -> _Alone:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None or issubclass(kind, Exception):
+            self._saving.finish()  # it was taken before the error
+        else:  # the user wants to leave at once
+            self._saving.close()
         self._batches.close()
 
     def batches(self, count: int) -> Iterator[Batch]:
@@ -152,8 +158,29 @@ class _Alone(loop.Session):
     def save(self, checkpoints: Place, facts: dict[str, Any]) -> None:
         """Save a checkpoint of this step, unless there is one."""
         path = checkpoints / step_folder(self.trainer.step)
+        self._saving.finish()
         if latest_checkpoint(checkpoints) != path:
             snapshot.save(self.trainer, path, facts)
+
+    def save_beside(
+        self, checkpoints: Place, facts: dict[str, Any], done: loop.Saved, *, waits: bool
+    ) -> None:
+        """Save a checkpoint of this step beside training."""
+        if waits:
+            self._saving.finish()
+        path = checkpoints / step_folder(self.trainer.step)
+        if self._saving.is_busy or latest_checkpoint(checkpoints) == path:
+            return
+        taken = snapshot.Snapshot(self.trainer, facts)
+
+        def write(pacer: Pacer) -> None:
+            pacer.hurry_when(taken.is_crowded)
+            try:
+                taken.write(path, pacer)
+            finally:
+                taken.close()
+
+        self._saving.start(write, done)
 
     def held(self) -> tuple[int, int]:
         """Count rows and their bytes."""

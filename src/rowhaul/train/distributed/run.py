@@ -27,6 +27,7 @@ from rowhaul.train import loop
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed import checkpointing
+from rowhaul.train.distributed.beside_training import BesideTraining
 from rowhaul.train.distributed.checkpoint_places import check_place
 from rowhaul.train.distributed.data_streams import (
     evaluation_batches,
@@ -135,6 +136,7 @@ class ClusterSession(loop.Session):
         self.links = MeasuredLinks.measure(cluster) if wanted else None
         self.hot = self._hot_set_controller() if config.cluster.hot_is_auto else None
         self.training = self._distribute(saved)
+        self.saving = BesideTraining(cluster)
         if folder and self.is_leader:
             begin_folder(folder, config, schema)
         if saved is not None and self.is_leader:
@@ -244,7 +246,18 @@ class ClusterSession(loop.Session):
 
     def save(self, checkpoints: Place, facts: dict[str, Any]) -> None:
         """Save a checkpoint of this step, with the other ranks."""
+        self.saving.finish()
         checkpointing.save(self.cluster, self.training, self.trainer, checkpoints, facts)
+
+    def save_beside(
+        self, checkpoints: Place, facts: dict[str, Any], done: loop.Saved, *, waits: bool
+    ) -> None:
+        """Save a checkpoint of this step beside training, with the other ranks."""
+        if waits:
+            self.saving.finish()
+        checkpointing.save_beside(
+            self.cluster, self.training, self.trainer, checkpoints, facts, self.saving, done
+        )
 
     def held(self) -> tuple[int, int]:
         """Count the rows of the model, and bytes on all ranks."""
@@ -265,4 +278,5 @@ class ClusterSession(loop.Session):
 
     def close(self) -> None:
         """End the threads of this rank."""
+        self.saving.close()
         self.training.close()
