@@ -59,7 +59,7 @@ TABLE = {
     ),
     "export": ({"checkpoint", "store", "data", "train"}, {*ARRAYS, "torch", "pyarrow", "safetensors"}),
     "sizing": (
-        {"data", "nn", "optim", "store", "schedule", "checkpoint", "tuning", "train", "pruning"},
+        {"data", "nn", "optim", "store", "schedule", "runtime", "checkpoint", "tuning", "train", "pruning"},
         {"numpy", "torch"},
     ),
     "verify": (
