@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from rowhaul.schedule import HotRows, Topology
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import ModelConfig, OptimizerConfig, RateSchedule, TrainConfig
 from rowhaul.train.distributed import checkpointing
+from rowhaul.train.distributed.beside_training import BesideTraining
 from rowhaul.train.distributed.setup import distribute
 from rowhaul.train.distributed.training import layout_of
 from rowhaul.train.run_folder import CHECKPOINTS, CONFIG_FILE
@@ -56,6 +58,8 @@ class Session:
     hot: Sequence[int] = ()  # keys of the first table
     pauses: Sequence[int] = (STEPS,)
     save_at: Sequence[int] = (STEPS,)
+    beside: Sequence[int] = ()  # steps that are saved beside training
+    finish_at: Sequence[int] | None = None  # pauses that wait for the save under way; by default all
     posted: dict[int, tuple[str, Any]] = field(default_factory=dict)
     replicated: dict[int, Sequence[int]] = field(default_factory=dict)  # keys of the first table
     resume: bool = False
@@ -99,17 +103,34 @@ class Session:
             rates=lambda step: self.config.rows.lr * rate_factor(self.config.rates, step, STEPS),
             saved=saved,
         )
+        saving = BesideTraining(cluster)
         try:
             facts = {"samples_per_epoch": stream.num_samples, "data": stream.fingerprint}
-            for pause in sorted(one for one in {*self.pauses, *self.save_at} if one > first):
+            pauses = {*self.pauses, *self.save_at, *self.beside}
+            for pause in sorted(one for one in pauses if one > first):
                 if trainer.step in self.posted and cluster.rank == 0:
                     training.runtime.postbox.post(*self.posted[trainer.step])
                 _train(trainer, training, pause)
                 if pause in self.replicated:
                     training.replicate(rows_of_first_table(self.replicated[pause]))
+                if self.finish_at is None or pause in self.finish_at:
+                    saving.finish()
+                if pause in self.beside:
+                    checkpointing.save_beside(
+                        cluster,
+                        training,
+                        trainer,
+                        folder / CHECKPOINTS,
+                        facts,
+                        saving,
+                        partial(_end_save, cluster.rank, pause),
+                    )
                 if pause in self.save_at:
+                    saving.finish()
                     checkpointing.save(cluster, training, trainer, folder / CHECKPOINTS, facts)
+            saving.finish()
         finally:
+            saving.close()
             training.close()
         return trainer
 
@@ -132,6 +153,14 @@ def rows_of_first_table(keys: Sequence[int]) -> HotRows:
     return HotRows(np.zeros(len(keys), np.int32), np.array(keys, np.int64))
 
 
+stepped: list[Callable[[], None]] = []  # called after every step of every worker
+saves: list[tuple[int, int, Exception | None]] = []  # beside training, that have ended: rank, step, error
+
+
+def _end_save(rank: int, step: int, error: Exception | None) -> None:
+    saves.append((rank, step, error))
+
+
 def _train(trainer: Trainer, training: Any, until: int) -> None:
     for batch in training.batches(until - trainer.step):
         trainer.model.train()
@@ -143,6 +172,8 @@ def _train(trainer: Trainer, training: Any, until: int) -> None:
         trainer.dense.zero_grad()
         trainer.step += 1
         trainer.samples += batch.global_size
+        for call in stepped:
+            call()
     assert training.iteration == until
     trainer.step, trainer.samples = until, until * trainer.config.batch_size
 
@@ -222,6 +253,9 @@ class ThreadCluster:
 
     def forget(self, key: str) -> None:
         self.store.delete_key(key)
+
+    def another_store(self) -> ThreadStore:
+        return self.store
 
 
 def on_threads(topology: Topology, work: Callable[[ThreadCluster], Any]) -> list[Any]:

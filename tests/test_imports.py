@@ -21,7 +21,7 @@ TABLE = {
     "schedule": (set(), ARRAYS),
     "simulate": ({"schedule"}, {"numpy", "matplotlib"}),
     "store": ({"optim"}, ARRAYS),
-    "checkpoint": ({"store"}, {*ARRAYS, "torch", "safetensors"}),
+    "checkpoint": ({"store"}, {*ARRAYS, "torch", "fsspec"}),
     "nn": ({"data", "optim", "store"}, {"numpy", "torch"}),
     "transport": ({"schedule"}, {"numpy", "torch"}),
     "planning": ({"schedule", "transport", "data"}, ARRAYS),
@@ -56,11 +56,11 @@ TABLE = {
             *("data", "nn", "optim", "store", "checkpoint", "schedule", "planning", "runtime", "transport"),
             *("cluster", "tuning", "pruning", "export", "simulate", "monitoring"),
         },
-        {*ARRAYS, "torch", "pyarrow", "yaml"},
+        {*ARRAYS, "torch", "pyarrow", "yaml", "psutil"},
     ),
     "export": ({"checkpoint", "store", "data", "train"}, {*ARRAYS, "torch", "pyarrow", "safetensors"}),
     "sizing": (
-        {"data", "nn", "optim", "store", "schedule", "checkpoint", "tuning", "train", "pruning"},
+        {"data", "nn", "optim", "store", "schedule", "runtime", "checkpoint", "tuning", "train", "pruning"},
         {"numpy", "torch"},
     ),
     "verify": (

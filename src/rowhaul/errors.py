@@ -35,6 +35,14 @@ class CheckpointError(RowhaulError):
     """A checkpoint is missing, unfinished, damaged or of another model."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """A complete checkpoint is not what was written: a file is missing, cut off or changed."""
+
+
+class StorageError(CheckpointError, OSError):
+    """The storage behind a URL refuses, fails or cannot be reached."""
+
+
 class UnknownKeyError(RowhaulError):
     """A key that was never trained was looked up with ``on_unknown="error"``."""
 

@@ -101,7 +101,7 @@ def test_a_row_of_a_damaged_file_is_not_shown(tmp_path):
 def test_facts_that_were_not_saved_are_none(tmp_path):
     write(tmp_path / "c", {})
     manifest = json.loads((tmp_path / "c" / "manifest.json").read_text())
-    (tmp_path / "c" / "manifest.json").write_text(json.dumps({**manifest, "facts": {}}))
+    (tmp_path / "c" / "manifest.json").write_text(json.dumps({**manifest, "facts": {}, "xxh3": ""}))
     contents = describe(CheckpointReader(tmp_path / "c"))
     assert (contents.step, contents.samples, contents.saved_by, contents.tables) == (None, None, None, ())
 

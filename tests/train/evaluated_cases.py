@@ -101,7 +101,15 @@ def run(case, between=lambda rank: None, on_unknown="init", delay=None):
     network = InProcessNetwork(num_ranks, delay=delay, timeout_seconds=60)
     ranks = []
     for number in range(num_ranks):
-        rank = EvaluatingRank(case, number, network, no_delay, train_batch, lambda rank, iteration: False)
+        rank = EvaluatingRank(
+            case,
+            number,
+            network,
+            no_delay,
+            train_batch,
+            lambda rank, iteration: False,
+            lambda iteration: False,
+        )
         rank.between, rank.evaluated = between, []
         rank.model.rows.on_unknown = on_unknown
         ranks.append(rank)

@@ -27,7 +27,7 @@ from rowhaul.cluster import launch
 from rowhaul.errors import CheckpointError, ClusterError, ConfigError, DataError
 from rowhaul.train.config import ModelConfig
 from rowhaul.train.distributed import checkpointing
-from rowhaul.train.run_folder import CHECKPOINTS, check_same_config, drop_old_checkpoints
+from rowhaul.train.run_folder import CHECKPOINTS, check_same_run, drop_old_checkpoints
 from rowhaul.train.trainer import Trainer
 
 pytestmark = pytest.mark.slow
@@ -103,6 +103,30 @@ def test_damage_is_named(name, session, tmp_path):
         replace(session, resume=True).on_threads(tmp_path / "a")
 
 
+@pytest.mark.parametrize("name", ["layout-r0001-00000", "rows-0001-r0003-00000", "tensors-model", "manifest"])
+def test_all_ranks_pass_over_a_damaged_checkpoint(name, session, tmp_path):
+    replace(session, save_at=[5, 9], pauses=[5, 9]).on_threads(tmp_path / "a")
+    path = tmp_path / "a" / CHECKPOINTS / "step-000000009" / f"{name}.safetensors"
+    path = path.with_name("manifest.json") if name == "manifest" else path
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+    def work(cluster):
+        saved = checkpointing.find(
+            cluster, tmp_path / "a" / CHECKPOINTS, Trainer(session.config, session.schema)
+        )
+        return saved.start.iteration, saved.chosen.notes
+
+    found = on_threads(session.cluster.topology(), work)
+    assert all(one == found[0] for one in found)
+    assert found[0][0] == 5
+    assert re.match(rf"step-000000009 is damaged and not used: .*{path.name}", found[0][1][0])
+    replace(session, resume=True).on_threads(tmp_path / "a")
+    session.on_threads(tmp_path / "b")
+    assert same_bits(contents(tmp_path / "a"), contents(tmp_path / "b"))
+
+
 def test_what_another_cluster_does_not_need_may_be_damaged(session, tmp_path):
     replace(session, save_at=[5], pauses=[5]).on_threads(tmp_path / "a")
     for path in (tmp_path / "a" / CHECKPOINTS / "step-000000005").glob("layout-*"):
@@ -154,9 +178,9 @@ def test_only_the_newest_stay_and_nothing_half_written(session, tmp_path):
 def test_the_cluster_may_change_when_a_run_is_resumed(session, tmp_path):
     session.config.write(tmp_path / "config.yaml")
     session.schema.write(tmp_path / "schema.yaml")
-    check_same_config(tmp_path, replace(session.config, cluster=CLUSTER), session.schema)
+    check_same_run(tmp_path, None, replace(session.config, cluster=CLUSTER), session.schema)
     with pytest.raises(ConfigError, match="seed = 0, now it is 3"):
-        check_same_config(tmp_path, replace(session.config, seed=3), session.schema)
+        check_same_run(tmp_path, None, replace(session.config, seed=3), session.schema)
 
 
 # Ranks that are processes

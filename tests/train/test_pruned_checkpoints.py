@@ -65,6 +65,20 @@ def test_the_same_cluster_goes_on_with_the_same_bits(case, session, tmp_path):
     assert not np.all(np.any(held, axis=1)), "no row is kept without chunks here"
 
 
+@pytest.mark.parametrize("case", ["co-located, peers", "fewer columns"])
+def test_a_checkpoint_written_beside_training_is_that_of_its_step(case, session, tmp_path):
+    """Prunings, and narrower rows, come before it is written."""
+    cluster, config, _ = CASES[case]
+    chosen = replace(session, cluster=cluster, config=config)
+    replace(chosen, save_at=[4, STEPS]).on_threads(tmp_path / "a")
+    replace(chosen, beside=[4]).on_threads(tmp_path / "b")
+    assert same_bits(everything(tmp_path / "a", 4), everything(tmp_path / "b", 4))
+    assert same_bits(everything(tmp_path / "a"), everything(tmp_path / "b"))
+    (tmp_path / "b" / CHECKPOINTS / f"step-{STEPS:09d}").rename(tmp_path / "last")
+    replace(chosen, resume=True).on_threads(tmp_path / "b")
+    assert same_bits(everything(tmp_path / "a"), everything(tmp_path / "b"))
+
+
 def test_another_cluster_goes_on_with_the_same_model(session, tmp_path):
     chosen = replace(session, config=COUNTED, cluster=replace(TIGHT, colocated=True))
     chosen.on_threads(tmp_path / "a")

@@ -19,6 +19,7 @@ from rowhaul.export.export import export
 from rowhaul.train import TrainConfig, load_trained, train_run
 from rowhaul.train.checkpoint_pace import Pace, pace_of
 from rowhaul.train.config import ModelConfig, OptimizerConfig, RateSchedule
+from save_threads import wait_for_saves
 
 CONFIG = TrainConfig(
     model=ModelConfig(embedding_dim=4, options={"dropout": 0.2}),
@@ -73,7 +74,7 @@ def test_a_run_killed_between_checkpoints_resumes_from_the_last(tmp_path, log_sc
 
 def test_saves_by_the_clock_change_no_bits(tmp_path, log_schema, log_folder):
     config = replace(CONFIG, checkpoint_every="1e-6s", keep_checkpoints=1000)
-    train_run(config, log_schema, log_folder, out=tmp_path / "a")
+    train_run(config, log_schema, log_folder, out=tmp_path / "a", should_stop=wait_for_saves)
     assert len(list((tmp_path / "a" / "checkpoints").iterdir())) > 40  # after nearly every step
     train_run(replace(config, checkpoint_every="1d"), log_schema, log_folder, out=tmp_path / "b")
     assert len(list((tmp_path / "b" / "checkpoints").iterdir())) == 1
@@ -224,12 +225,25 @@ def test_a_folder_that_is_no_run_is_explained(tmp_path):
         load_trained(tmp_path)
 
 
+def forget_settings(checkpoint):
+    """Make a checkpoint what earlier versions wrote: without its run's settings and its own checksum."""
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    facts = {name: one for name, one in manifest["facts"].items() if not name.startswith("run_")}
+    del manifest["xxh3"]
+    (checkpoint / "manifest.json").write_text(json.dumps({**manifest, "facts": facts}))
+
+
 def test_an_export_serves_the_same_scores_as_its_run(finished, log_schema, log_folder, tmp_path):
     made = export(open_checkpoint(finished), tmp_path / "x", format="safetensors")
     stream = SampleStream(log_folder / "test", log_schema, 8192)
     assert load_trained(made.path).evaluate(stream) == load_trained(finished).evaluate(stream)
     bare = next((finished / "checkpoints").iterdir())
     shutil.copytree(bare, tmp_path / "bare")
+    made = export(open_checkpoint(tmp_path / "bare"), tmp_path / "z")
+    assert load_trained(made.path).evaluate(stream) == load_trained(tmp_path / "bare").evaluate(stream)
+    forget_settings(tmp_path / "bare")
+    with pytest.raises(CheckpointError, match="says nothing of its model"):
+        load_trained(tmp_path / "bare")
     made = export(open_checkpoint(tmp_path / "bare"), tmp_path / "y")
     with pytest.raises(CheckpointError, match="says nothing of the model that its tables are of"):
         load_trained(made.path)

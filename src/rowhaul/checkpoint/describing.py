@@ -5,14 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import safetensors
-
-from rowhaul.checkpoint.layout import TableEntry
+from rowhaul.checkpoint.layout import LAYOUT, SCHEDULE, TableEntry
 from rowhaul.checkpoint.progress import Progress
 from rowhaul.checkpoint.reader import CheckpointReader
-from rowhaul.errors import CheckpointError
-
-_LAYOUT, _SCHEDULE = "layout-", "schedule."  # what only the cluster that saved can use
+from rowhaul.errors import CheckpointError, DamagedCheckpointError
 
 
 @dataclass(frozen=True)
@@ -79,7 +75,7 @@ def describe(reader: CheckpointReader) -> Contents:
             for table in reader.tables.values()
         ),
         tensors={group: sizes[f"tensors-{group}.safetensors"] for group in reader.groups},
-        layout={name: size for name, size in sizes.items() if name.startswith((_LAYOUT, _SCHEDULE))},
+        layout={name: size for name, size in sizes.items() if name.startswith((LAYOUT, SCHEDULE))},
         saved_by=cluster.get("settings") if isinstance(cluster, dict) else None,
         bytes=sum(sizes.values()),
         files=len(sizes),
@@ -91,9 +87,9 @@ def _shapes(reader: CheckpointReader, table: TableEntry) -> list[dict[str, Any]]
     found = []
     for name in table.files:
         try:
-            with safetensors.safe_open(reader.path / name, framework="numpy") as file:
-                found.append({part: file.get_slice(part).get_shape() for part in list(file.keys())})
-        except (OSError, safetensors.SafetensorError):
+            with reader.open(name, verify=False) as file:
+                found.append({part: list(entry.shape) for part, entry in file.parts.items()})
+        except DamagedCheckpointError:
             return None
     return found
 
@@ -105,7 +101,7 @@ def damaged_files(reader: CheckpointReader, progress: Progress = lambda done, to
     damaged: dict[str, str] = {}
     for name, size in sizes.items():
         try:
-            reader.verified(name)
+            reader.check(name)
         except CheckpointError as error:
             damaged[name] = str(error)
         done += size

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-import safetensors
 
 from rowhaul.checkpoint.reader import CheckpointReader
 from rowhaul.store.row_parts import FoundRow
@@ -27,7 +26,7 @@ def find_rows(
     found: dict[int, FoundRow] = {}
     entry, format = reader.tables[table], reader.format(table)
     for name in entry.files:
-        with safetensors.safe_open(reader.verified(name), framework="numpy") as file:
+        with reader.open(name) as file:
             held: npt.NDArray[np.int64] = file.get_tensor("keys")
             for place in np.flatnonzero(np.isin(held, wanted)).tolist():
                 found[int(held[place])] = format.find(file, place, entry.dim)

@@ -18,20 +18,20 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from rowhaul.errors import CheckpointError
+from rowhaul.checkpoint.location import Place, as_place, storage_of
+from rowhaul.errors import CheckpointError, DamagedCheckpointError
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = "rowhaul-checkpoint"
 VERSION = 1
-_UNFINISHED_SUFFIX = ".unfinished"
+LAYOUT, SCHEDULE = "layout-", "schedule."  # files that only the cluster that saved can use
+_CHECKSUM = "xxh3"  # of the manifest itself
 _STEP_FOLDER = re.compile(r"step-(\d{9,})")
 
 
@@ -58,49 +58,66 @@ def step_folder(step: int) -> str:
     return f"step-{step:09d}"
 
 
-def unfinished_folder(path: Path) -> Path:
-    """Where a checkpoint is built, beside its final place."""
-    return path.with_name(path.name + _UNFINISHED_SUFFIX)
+def unfinished_folder(path: Place) -> Place:
+    """Where a checkpoint's files are written: beside its final place, or there if it cannot be renamed."""
+    building: Place = storage_of(path).building(path)
+    return building
 
 
-def finished_checkpoints(folder: str | Path) -> list[Path]:
-    """Complete checkpoints in a folder, oldest first."""
-    root = Path(folder)
-    found = [path for path in root.iterdir() if _STEP_FOLDER.fullmatch(path.name)] if root.is_dir() else []
-    return sorted(
-        (path for path in found if (path / MANIFEST_FILE).is_file()), key=lambda path: int(path.name[5:])
-    )
+def finished_checkpoints(folder: str | Place) -> list[Place]:
+    """Complete checkpoints in a folder or at a URL, oldest first."""
+    root = as_place(folder)
+    storage = storage_of(root)
+    names = [name for name in storage.folders(root) if _STEP_FOLDER.fullmatch(name)]
+    found = [root / name for name in sorted(names, key=lambda name: int(name[5:]))]
+    return [path for path in found if storage.is_file(path / MANIFEST_FILE)]
 
 
-def latest_checkpoint(folder: str | Path) -> Path | None:
-    """The newest complete checkpoint in a folder, if there is one."""
+def latest_checkpoint(folder: str | Place) -> Place | None:
+    """The newest complete checkpoint in a folder or at a URL, if there is one."""
     found = finished_checkpoints(folder)
     return found[-1] if found else None
 
 
-def remove_unfinished(folder: str | Path) -> None:
-    """Remove what interrupted saves left in a folder, while none is under way."""
-    for path in Path(folder).glob(f"step-*{_UNFINISHED_SUFFIX}"):
-        shutil.rmtree(path, ignore_errors=True)
+def remove_unfinished(folder: str | Place) -> None:
+    """Remove what interrupted saves left in a folder, while none is under way; damaged checkpoints, too."""
+    root = as_place(folder)
+    storage_of(root).remove_leftovers(root, MANIFEST_FILE)
+
+
+def write_manifest(manifest: Mapping[str, Any]) -> bytes:
+    """Return a manifest as text, with a checksum of its own."""
+    plain = json.loads(json.dumps(manifest))  # as it will be read
+    whole = {**plain, _CHECKSUM: _digest(plain)}
+    return json.dumps(whole, indent=1, ensure_ascii=False).encode()
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    rest = {name: entry for name, entry in manifest.items() if name != _CHECKSUM}
+    return xxhash.xxh3_64_hexdigest(json.dumps(rest, sort_keys=True).encode())
 
 
 def read_manifest(
-    path: Path, version: tuple[str, int], entries: Set[str], *, of: str, hint: str, instead: str
+    path: Place, version: tuple[str, int], entries: Set[str], *, of: str, hint: str, instead: str
 ) -> dict[str, Any]:
     """Read a manifest of a format and version that has certain entries.
 
     Raises:
-        CheckpointError: the folder is not ``of`` this kind (``hint`` says what to name), or the manifest is
-            damaged (``instead`` says what to do).
+        CheckpointError: the folder is not ``of`` this kind (``hint`` says what to name).
+        DamagedCheckpointError: the manifest is damaged (``instead`` says what to do).
     """
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(storage_of(path).read(path).decode("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{path.parent} is no {of}: it has no {path.name}; {hint}") from None
     except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}; {instead}") from None
+        if isinstance(error, CheckpointError):
+            raise
+        raise DamagedCheckpointError(f"{path} is damaged: {error}; {instead}") from None
     if not isinstance(manifest, dict) or not manifest.keys() >= entries | {"format", "version"}:
-        raise CheckpointError(f"{path} is damaged: entries are missing; {instead}")
+        raise DamagedCheckpointError(f"{path} is damaged: entries are missing; {instead}")
+    if manifest.get(_CHECKSUM, "") not in ("", _digest(manifest)):  # older versions wrote none
+        raise DamagedCheckpointError(f"{path} is damaged: its checksum differs; {instead}")
     if (manifest["format"], manifest["version"]) != version:
         raise CheckpointError(
             f"{path}: format {manifest['format']!r} version {manifest['version']!r}, but this Rowhaul reads "
@@ -109,10 +126,11 @@ def read_manifest(
     return manifest
 
 
-def checksum(path: Path) -> str:
-    """XXH3 of a file's bytes, in hex."""
-    digest = xxhash.xxh3_64()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+def check_inside(name: object, manifest: Place, instead: str) -> str:
+    """Return a file name of a manifest; refuse one that could leave its folder."""
+    parts = name.split("/") if isinstance(name, str) else []
+    if not parts or any(part in ("", ".", "..") or not set(part).isdisjoint("\\\0") for part in parts):
+        raise DamagedCheckpointError(
+            f"{manifest} names a file outside of its folder, {name!r}: it is damaged or forged; {instead}"
+        )
+    return str(name)

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from rowhaul._id_kinds import kind_facts
 from rowhaul.checkpoint.compatible import check_compatible, joined_key_kinds
+from rowhaul.checkpoint.location import Place
 from rowhaul.checkpoint.progress import Counter, Progress
 from rowhaul.checkpoint.reader import CheckpointReader
 from rowhaul.checkpoint.writer import CheckpointWriter
@@ -49,16 +49,16 @@ class MergedTable:
 class Merged:
     """What a merge made."""
 
-    path: Path
+    path: Place
     tables: tuple[MergedTable, ...]
-    dense_from: Path | None  # whose dense weights, optimizer and counters it has
+    dense_from: Place | None  # whose dense weights, optimizer and counters it has
     num_dropped: int  # parts of rows without room, see the rows' format
     left_out: str  # what had no room, in words; empty: everything had
 
 
 def merge(
     sources: Sequence[CheckpointReader],
-    to: str | Path,
+    to: str | Place,
     progress: Progress = lambda done, total: None,
     keys_in_memory: int = KEYS_IN_MEMORY,
 ) -> Merged:

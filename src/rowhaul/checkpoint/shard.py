@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import safetensors
-import safetensors.numpy
-import safetensors.torch
+import xxhash
 from torch import Tensor
 
-from rowhaul._files import sync
-from rowhaul.checkpoint.layout import TableEntry, checksum
+from rowhaul.checkpoint.array_file import pieces
+from rowhaul.checkpoint.layout import TableEntry
+from rowhaul.checkpoint.location import Place, as_place, storage_of
 from rowhaul.errors import CheckpointError
 from rowhaul.store.row_format import RowFormat, row_format
 from rowhaul.store.row_parts import Arrays
@@ -47,27 +44,25 @@ class Shard:
 
 
 class ShardWriter:
-    """Writes files into a folder and keeps account of them.
+    """Writes files into a folder, a few MiB at a time, and keeps account of them.
 
     Args:
-        folder: which is there.
+        folder: that `prepare` returned.
         label: distinguishes files of rows from those of other processes in the same folder.
     """
 
-    def __init__(self, folder: Path, label: str = "") -> None:
+    def __init__(self, folder: str | Place, label: str = "") -> None:
         self.written = Shard()
-        self._folder, self._label = folder, f"{label}-" if label else ""
+        self._folder, self._label = as_place(folder), f"{label}-" if label else ""
 
     def tensors(self, group: str, tensors: Mapping[str, Tensor]) -> None:
         """Store tensors under a group's name, for `CheckpointReader.tensors`."""
-        plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        self._write(f"tensors-{group}.safetensors", partial(safetensors.torch.save_file, plain))
+        self._write(f"tensors-{group}.safetensors", tensors)
         self.written.groups.append(group)
 
     def arrays(self, name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> str:
         """Store arrays as a file of their own, for `CheckpointReader.arrays`; returns the file's name."""
-        plain = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
-        self._write(f"{name}.safetensors", partial(safetensors.numpy.save_file, plain))
+        self._write(f"{name}.safetensors", arrays)
         return f"{name}.safetensors"
 
     def table(self, name: str, blocks: Iterable[Block], dim: int, state_width: int, dtype: str) -> None:
@@ -95,14 +90,29 @@ class ShardWriter:
         entry = TableEntry(name, dim, state_width, dtype, num_rows, tuple(names), format)
         self.written.tables.append(entry)
 
-    def _write(self, name: str, save: Callable[[Path], object]) -> None:
+    def _write(self, name: str, arrays: Mapping[str, npt.NDArray[Any] | Tensor]) -> None:
         path = self._folder / name
         try:
-            save(path)
-            sync(path)
-        except (safetensors.SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} cannot be written: {error}; nothing was kept of it") from None
-        self.written.files[name] = {"bytes": path.stat().st_size, "xxh3": checksum(path)}
+            self.written.files[name] = storage_of(path).retry(lambda: _write_file(path, arrays))
+        except OSError as error:
+            reason = (error.strerror or str(error)).removeprefix(f"{path}: ")
+            raise CheckpointError(f"{path} cannot be written: {reason}; nothing was kept of it") from None
+
+
+def _write_file(path: Place, arrays: Mapping[str, npt.NDArray[Any] | Tensor]) -> dict[str, Any]:
+    """Write a file; returns its size and checksum."""
+    digest, size = xxhash.xxh3_64(), 0
+    file = storage_of(path).create(path)
+    try:
+        for piece in pieces(arrays):
+            file.write(piece)
+            digest.update(piece)
+            size += len(piece)
+        file.close()
+    except BaseException:
+        file.discard()
+        raise
+    return {"bytes": size, "xxh3": digest.hexdigest()}
 
 
 def _joined(format: RowFormat, blocks: Iterable[Arrays], file_bytes: int) -> Iterator[Arrays]:

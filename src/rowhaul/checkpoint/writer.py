@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rowhaul._files import sync
-from rowhaul.checkpoint.layout import FORMAT, MANIFEST_FILE, VERSION, TableEntry, unfinished_folder
+from rowhaul.checkpoint.layout import (
+    FORMAT,
+    MANIFEST_FILE,
+    VERSION,
+    TableEntry,
+    unfinished_folder,
+    write_manifest,
+)
+from rowhaul.checkpoint.location import Place, as_place, storage_of
 from rowhaul.checkpoint.shard import Shard, ShardWriter
-from rowhaul.errors import CheckpointError
+from rowhaul.errors import CheckpointError, StorageError
 from rowhaul.store.row_format import implied_format
 
 
 class CheckpointWriter(ShardWriter):
-    """Builds a checkpoint beside its final place and renames it there when it is whole.
+    """Builds a checkpoint, in a folder or at a URL, that counts only when it is whole.
 
     Example:
         >>> with CheckpointWriter("run/checkpoints/step-000000010") as writer:
@@ -27,8 +32,8 @@ class CheckpointWriter(ShardWriter):
         ...     writer.facts["step"] = 10
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Place) -> None:
+        self.path = as_place(path)
         self.facts: dict[str, Any] = {}
         super().__init__(unfinished_folder(self.path))
 
@@ -42,23 +47,26 @@ class CheckpointWriter(ShardWriter):
         try:
             if kind is None:
                 publish(self.path, self.facts, [self.written])
-        finally:
-            shutil.rmtree(unfinished_folder(self.path), ignore_errors=True)
+        except BaseException:
+            discard(self.path)
+            raise
+        if kind is not None:
+            discard(self.path)
 
 
-def prepare(path: Path) -> Path:
+def prepare(path: str | Place) -> Place:
     """The folder to write a checkpoint's files into, emptied of what an interrupted save left."""
-    if (path / MANIFEST_FILE).exists():
-        raise CheckpointError(f"{path} is a complete checkpoint already; choose another folder")
-    folder = unfinished_folder(path)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder
+    path = as_place(path)
+    storage = storage_of(path)
+    with _writing(path):
+        if storage.is_file(path / MANIFEST_FILE):
+            raise CheckpointError(f"{path} is a complete checkpoint already; choose another folder")
+        storage.begin(path)
+    return unfinished_folder(path)
 
 
-def publish(path: Path, facts: Mapping[str, Any], shards: Sequence[Shard]) -> None:
+def publish(path: str | Place, facts: Mapping[str, Any], shards: Sequence[Shard]) -> None:
     """Make a checkpoint of everything that was written into its unfinished folder, and synced."""
-    folder = unfinished_folder(path)
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -67,14 +75,37 @@ def publish(path: Path, facts: Mapping[str, Any], shards: Sequence[Shard]) -> No
         "tables": [_entry(table, facts) for table in _merged_tables(shards)],
         "files": {name: entry for shard in shards for name, entry in shard.files.items()},
     }
-    manifest_path = folder / MANIFEST_FILE
-    manifest_path.write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
-    sync(manifest_path)
-    sync(folder)
-    if path.exists():
-        shutil.rmtree(path)  # a folder without a manifest, or `prepare` would have complained
-    folder.rename(path)
-    sync(path.parent)
+    path = as_place(path)
+    storage, content = storage_of(path), write_manifest(manifest)
+    with _writing(path):
+        storage.retry(lambda: storage.complete(path, MANIFEST_FILE, content))
+
+
+def discard(path: str | Place) -> None:
+    """Remove what was written of a checkpoint that will not be complete; never fails."""
+    path = as_place(path)
+    storage_of(path).discard(path, MANIFEST_FILE)
+
+
+def remove(path: Place) -> None:
+    """Remove a complete checkpoint."""
+    storage_of(path).remove(path, MANIFEST_FILE)
+
+
+def set_aside(path: Place) -> None:
+    """Make a damaged checkpoint count no longer as complete; the next save removes it."""
+    storage_of(path).set_aside(path, MANIFEST_FILE)
+
+
+@contextmanager
+def _writing(path: Place) -> Iterator[None]:
+    """Say which checkpoint cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def _merged_tables(shards: Sequence[Shard]) -> list[TableEntry]:

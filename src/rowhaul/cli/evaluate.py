@@ -10,13 +10,13 @@ from rowhaul.cli.console import console, facts_table, say
 from rowhaul.cli.progress import progress_bar
 from rowhaul.cli.run import AS_JSON, DATA
 
-_RUN = typer.Argument(..., help="The --out of a `train`, one of its checkpoints, or an export.")
+_RUN = typer.Argument(..., help="The --out of a `train`, a checkpoint (folder or URL), or an export.")
 _BATCH_SIZE = typer.Option(8192, help="Samples scored at a time.")
 _ON_UNKNOWN = typer.Option(None, help="What keys never trained read as: init, default or error.")
 
 
 def evaluate(
-    run: Path = _RUN,
+    run: str = _RUN,
     data: list[str] = DATA,
     batch_size: int = _BATCH_SIZE,
     on_unknown: str | None = _ON_UNKNOWN,
@@ -50,19 +50,23 @@ def evaluate(
     _warn_of_unknown(run, by_feature)
 
 
-def _warn_of_unknown(run: Path, by_feature: dict[str, float]) -> None:
+def _warn_of_unknown(run: str, by_feature: dict[str, float]) -> None:
     """Compare the share of ids never trained with that of the run's own evaluation."""
+    from rowhaul.checkpoint import as_place
+    from rowhaul.checkpoint.location import local_path
     from rowhaul.train.log import unknown_keys_of
     from rowhaul.train.run_folder import CHECKPOINTS
     from rowhaul.train.unknown_keys import unknown_warning
 
-    folder = run.parent.parent if run.parent.name == CHECKPOINTS else run
-    if warning := unknown_warning(by_feature, unknown_keys_of(folder)):
+    path = local_path(as_place(run))
+    folder = path.parent.parent if path is not None and path.parent.name == CHECKPOINTS else path
+    before = unknown_keys_of(folder) if folder is not None else None
+    if warning := unknown_warning(by_feature, before):
         typer.echo(warning, err=True)
 
 
 def predict(
-    run: Path = _RUN,
+    run: str = _RUN,
     data: list[str] = DATA,
     out: Path = typer.Option(..., "--out", help="Parquet file of scores to write, in the order of the data."),
     keep: str = typer.Option("", help="Columns of the data to copy beside the scores, comma-separated."),

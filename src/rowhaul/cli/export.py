@@ -11,7 +11,9 @@ from rowhaul.cli.progress import progress_bar
 
 
 def export(
-    path: Path = typer.Argument(..., help="The --out of a `train`: its newest checkpoint; or a checkpoint."),
+    path: str = typer.Argument(
+        ..., help="The --out of a `train`: its newest checkpoint; or a checkpoint, folder or URL."
+    ),
     to: Path = typer.Option(..., "--to", help="New folder to write."),
     format: str = typer.Option("parquet", "--format", help="Of the tables: parquet, safetensors or npz."),
     table: list[str] = typer.Option([], "--table", help="Export only this table; repeatable."),
@@ -24,10 +26,10 @@ def export(
 
     Pruned tables export only stored chunks. `rowhaul evaluate` and `predict` take the folder like a run.
     """
-    from rowhaul.checkpoint.opening import open_checkpoint
     from rowhaul.export.export import export as export_checkpoint
+    from rowhaul.train.run_folder import open_saved
 
-    reader = open_checkpoint(path)
+    reader = open_saved(path)
     with progress_bar("exporting", "nothing was written") as progress:
         made = export_checkpoint(
             reader,

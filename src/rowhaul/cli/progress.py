@@ -100,6 +100,10 @@ class TrainingProgress:
         )
         self._bar.update(self._task, note="")
 
+    def noted(self, text: str) -> None:
+        """Print a line above the bar."""
+        say(text)
+
 
 class StopOnSignal:
     """Callable that turns true at Ctrl-C or SIGTERM; a second Ctrl-C interrupts at once.

@@ -54,6 +54,11 @@ _FLAGS_BY_PANEL: dict[str, dict[str, tuple[str, Any, str]]] = {
         "precision": ("precision", str, "float32 or float64."),
         "eval_every": ("eval_every", int, "Steps between evaluations; 0: only at the end."),
         "checkpoint_every": ("checkpoint_every", str, "Steps or time (15min, 2h); 0: at the end only."),
+        "checkpoints": (
+            "checkpoints",
+            str,
+            "Where checkpoints go: a folder, or a URL such as s3://bucket/run.",
+        ),
         "threads": ("threads", int, "PyTorch threads; 0: PyTorch's choice."),
     },
     "Cluster": {
@@ -96,8 +101,8 @@ class RunOptions:
     settings: list[str]  # --set
     flags: dict[str, Any]  # those that were given
 
-    def read_config(self, resumed: Path | None = None, **defaults: Any) -> TrainConfig:
-        """Read the configuration file (or the resumed run's), then apply flags and ``--set``.
+    def read_config(self, resumed: dict[str, Any] | None = None, **defaults: Any) -> TrainConfig:
+        """Read the configuration file (or take the resumed run's), then apply flags and ``--set``.
 
         ``defaults`` are values of flags that were not given.
         """
@@ -105,12 +110,8 @@ class RunOptions:
 
         from rowhaul._yaml import load_yaml
         from rowhaul.train.config import TrainConfig, override, read_settings
-        from rowhaul.train.run_folder import CONFIG_FILE
 
-        path = self.config
-        if path is None and resumed is not None and (resumed / CONFIG_FILE).is_file():
-            path = resumed / CONFIG_FILE
-        given = read_settings(path) if path else {}
+        given = read_settings(self.config) if self.config else dict(resumed or {})
         flags = {**defaults, **self.flags}
         flags |= topology_flag(flags.pop("topology", None), flags.get("colocated"))
         for flag, value in flags.items():

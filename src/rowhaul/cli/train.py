@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 @partial(with_run_options, data=RESUMABLE_DATA)
 def train(
     options: RunOptions,
-    out: Path | None = typer.Option(None, "--out", help="Folder of the run; without it nothing is saved."),
+    out: Path | None = typer.Option(None, "--out", help="Folder of the run: log, settings, checkpoints."),
     eval_data: list[str] = typer.Option(
         [],
         "--eval-data",
         help="Held-out files; default: those of the resumed run, or the folder test/ beside the data.",
     ),
-    resume: bool = typer.Option(False, "--resume", help="Continue the run in --out."),
+    resume: bool = typer.Option(False, "--resume", help="Continue the run in --out or --checkpoints."),
     metrics_port: int | None = METRICS_PORT,
     metrics_address: str | None = METRICS_ADDRESS,
     stalled_after: float | None = STALLED_AFTER,
@@ -53,9 +53,13 @@ def train(
     log_folder: Path | None = LOG_FOLDER,
 ) -> None:
     """Train a model on Parquet files, evaluate it and save it; with --workers, over several processes."""
+    from rowhaul.checkpoint.location import local_folder
     from rowhaul.cluster import is_launched
+    from rowhaul.train.run_folder import settings_to_resume
 
-    config, data = options.read_config(out if resume else None), options.data
+    out = local_folder(out) if out is not None else None
+    resumed = settings_to_resume(out, options.flags.get("checkpoints")) if resume else None
+    config, data = options.read_config(resumed), options.data
     config = with_monitoring(config, metrics_port, metrics_address, stalled_after, log_json, log_folder)
     remembered = _data_of(out) if resume and out else None
     data = data or (remembered.data if remembered else [])
@@ -79,8 +83,10 @@ def train(
         say(f"nothing left to train: the run was finished after {result.step:,} steps")
     print_result(result)
     if result.interrupted:
-        if out:
-            command = f"rowhaul train --resume --out {out}"
+        if out or config.checkpoints:
+            files = " ".join(f"--data '{one}'" for one in data)
+            where = f"--out {out}" if out else f"--checkpoints {config.checkpoints} {files}"
+            command = f"rowhaul train --resume {where}"
             if is_launched() and "TORCHELASTIC_RUN_ID" in os.environ:
                 command = "the same torchrun command with --resume"
             say(f"\nStopped and saved. To continue: {command}")

@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from torch.distributed import DistError
 from rowhaul import __version__
 from rowhaul._machine import compiler_versions, cpu_capability
 from rowhaul.cluster.cluster import Cluster
+from rowhaul.cluster.rendezvous import Store
 from rowhaul.cluster.waiting import ranks_text, until, within
 from rowhaul.errors import ClusterError
 
@@ -28,7 +29,15 @@ _WIDTH = 100  # most characters shown of a value
 _STORE_SECONDS = 10.0  # for the requests to the store
 
 
-def gather_texts(cluster: Cluster, what: str, text: str, seconds: float = 30.0) -> list[str]:
+def gather_texts(
+    cluster: Cluster,
+    what: str,
+    text: str,
+    seconds: float = 30.0,
+    *,
+    store: Store | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> list[str]:
     """Return the texts of all ranks, by rank; a collective call.
 
     Args:
@@ -36,12 +45,20 @@ def gather_texts(cluster: Cluster, what: str, text: str, seconds: float = 30.0) 
         what: the name of the operation: calls of one name are counted, and errors show it.
         text: of this rank.
         seconds: how long to wait for the others.
+        store: the connection of the calling thread; by default the cluster's, which is the main thread's.
+        check: called while waiting; an error that it raises ends the call.
     """
+
+    def check_all() -> None:
+        cluster.failure.check()
+        check()
+
     number = cluster.next_meeting(what)
-    patience, meet = seconds + _STORE_SECONDS, partial(_meet, cluster, what, number, text, seconds)
+    patience = seconds + _STORE_SECONDS
+    meet = partial(_meet, cluster, what, number, text, seconds, store or cluster.store, check_all)
     try:
         # A request to a store whose host is gone can hang: not in this thread.
-        return within(patience, meet, check=cluster.failure.check)
+        return within(patience, meet, check=check_all)
     except TimeoutError:
         raise ClusterError(f"{what!r}: the rendezvous store has not answered for {patience:g} s") from None
     except DistError as error:
@@ -49,19 +66,27 @@ def gather_texts(cluster: Cluster, what: str, text: str, seconds: float = 30.0) 
         raise explained from (error if explained is not error else None)
 
 
-def _meet(cluster: Cluster, what: str, number: int, text: str, seconds: float) -> list[str]:
+def _meet(
+    cluster: Cluster,
+    what: str,
+    number: int,
+    text: str,
+    seconds: float,
+    store: Store,
+    check: Callable[[], None],
+) -> list[str]:
     keys = [f"meeting/{what}/{number}/{rank}" for rank in range(cluster.num_ranks)]
-    cluster.store.set(keys[cluster.rank], text)
-    if not until(lambda: cluster.store.check(keys), seconds, cluster.failure.check):
-        missing = [rank for rank, key in enumerate(keys) if not cluster.store.check([key])]
+    store.set(keys[cluster.rank], text)
+    if not until(lambda: store.check(keys), seconds, check):
+        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
         if missing:
             raise ClusterError(
                 f"{ranks_text(missing, cluster.roles)} did not join in {what!r} within {seconds:g} s. It is "
                 "a collective call: every rank, stores too, must make it, at the same point of the run"
             )
-    texts = [cluster.store.get(key).decode() for key in keys]
+    texts = [store.get(key).decode() for key in keys]
     if number:  # all ranks have finished the call before this one
-        cluster.store.delete_key(f"meeting/{what}/{number - 1}/{cluster.rank}")
+        store.delete_key(f"meeting/{what}/{number - 1}/{cluster.rank}")
     return texts
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rowhaul._threads import Failure
 from rowhaul.cluster.heartbeat import Heartbeat
@@ -52,6 +52,7 @@ class Cluster:
         store: Store,
         heartbeat: Heartbeat,
         failure: Failure,
+        open_store: Callable[[], Store],
         secret: bytes | None = None,
     ) -> None:
         self.place, self.rank, self.members = place, place.rank, tuple(members)
@@ -69,7 +70,7 @@ class Cluster:
         self.dense, self.control = groups.dense, groups.control
         self.store = PrefixStore("shared", store)
         self.failure, self.heartbeat, self.secret = failure, heartbeat, secret
-        self._groups = groups
+        self._groups, self._open_store = groups, open_store
         self._meetings: dict[str, int] = {}
         self._is_open = True
         atexit.register(self._at_exit)
@@ -98,6 +99,10 @@ class Cluster:
         """Count collective calls of one kind: the same number on all ranks that make the same calls."""
         self._meetings[what] = self._meetings.get(what, -1) + 1
         return self._meetings[what]
+
+    def another_store(self) -> Store:
+        """Open another connection to the rendezvous store, for another thread."""
+        return PrefixStore("shared", self._open_store())
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave: report success or the error to the other ranks, and close the connections.

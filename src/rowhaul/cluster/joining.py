@@ -160,6 +160,10 @@ def _connect(
     topology, failure = roster.members[place.rank].topology, Failure()
     prefix = f"{PREFIX}/{roster.token}"
     run = PrefixStore(prefix, door.store)
+
+    def another_store() -> Store:
+        return PrefixStore(prefix, connect(door.address, door.secret, timeouts.master))
+
     num_missed = 8
     watchdog = Settings(
         rank=place.rank,
@@ -182,8 +186,7 @@ def _connect(
     try:
         heartbeat.meet(run, timeouts.connection)
         if place.launcher_keeps_store:
-            another = PrefixStore(prefix, connect(door.address, door.secret, timeouts.master))
-            heartbeat.watch_store(another, f"the rendezvous store at {door.address.name}")
+            heartbeat.watch_store(another_store(), f"the rendezvous store at {door.address.name}")
         members = within(
             timeouts.connection,
             lambda: door.probe.confirm(run, roster.members, place.rank),
@@ -198,7 +201,7 @@ def _connect(
         if explained is error:
             raise
         raise explained from error
-    return Cluster(place, members, interfaces, groups, run, heartbeat, failure, door.secret)
+    return Cluster(place, members, interfaces, groups, run, heartbeat, failure, another_store, door.secret)
 
 
 def _connect_within(seconds: float, transport: Transport, membership: Membership, failure: Failure) -> Groups:

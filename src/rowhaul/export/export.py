@@ -32,9 +32,8 @@ import torch
 from rowhaul._files import sync, temporary_beside, whole
 from rowhaul._id_kinds import KINDS_FACT, ORIGINS_FACT, UNRECORDED, kinds_in
 from rowhaul.checkpoint import CheckpointReader
-from rowhaul.checkpoint.opening import run_of
 from rowhaul.checkpoint.progress import Counter, Progress
-from rowhaul.data.schema import SCHEMA_FILE, Schema
+from rowhaul.data.schema import SCHEMA_FILE
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.export.files import FILE_KINDS, FileKind
 from rowhaul.export.manifest import (
@@ -50,7 +49,7 @@ from rowhaul.export.manifest import (
 from rowhaul.export.readme import readme
 from rowhaul.store.row_parts import ExportFile
 from rowhaul.store.whole_rows import decoded_file
-from rowhaul.train.run_folder import CONFIG_FILE
+from rowhaul.train.run_folder import CONFIG_FILE, saved_settings
 
 _DENSE_GROUP = "model"  # of a checkpoint: the dense weights
 # Of a checkpoint, kept in the export.
@@ -123,9 +122,8 @@ def ids_of_tables(reader: CheckpointReader) -> dict[str, tuple[str, ...]]:
     """
     of_features = {name: kind for name, kind in kinds_in(reader.facts).items() if kind != UNRECORDED}
     features: dict[str, tuple[str, ...]] = {name: (name,) for name in reader.tables}
-    run = run_of(reader)
-    if run is not None and (run / SCHEMA_FILE).is_file():
-        features |= Schema.read(run / SCHEMA_FILE).tables
+    if (settings := saved_settings(reader)) is not None:
+        features |= settings[1].tables
     return {
         table: tuple(sorted({of_features[one] for one in features[table] if one in of_features}))
         for table in reader.tables
@@ -175,11 +173,10 @@ def _describe(
     dense: dict[str, list[int]],
 ) -> None:
     """Write what is what, for programs and for people; and how the run was configured."""
-    run = run_of(reader)
-    copied = [name for name in (CONFIG_FILE, SCHEMA_FILE) if run is not None and (run / name).is_file()]
-    for name in copied:
-        assert run is not None
-        shutil.copyfile(run / name, folder / name)
+    settings = saved_settings(reader)
+    if settings is not None:
+        settings[0].write(folder / CONFIG_FILE)
+        settings[1].write(folder / SCHEMA_FILE)
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -187,7 +184,7 @@ def _describe(
         **{name: reader.facts.get(name) for name in _FACTS},
         "tables": [table.to_dict() for table in tables],
         "dense": {"file": DENSE_FILE, "shapes": dense} if dense else None,
-        "settings": copied,
+        "settings": [CONFIG_FILE, SCHEMA_FILE] if settings is not None else [],
     }
     (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
     (folder / README_FILE).write_text(readme(manifest, tables), encoding="utf-8")

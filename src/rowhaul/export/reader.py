@@ -15,7 +15,7 @@ import safetensors.torch
 from torch import Tensor
 
 from rowhaul._id_kinds import ORIGINS_FACT
-from rowhaul.checkpoint.layout import read_manifest
+from rowhaul.checkpoint.layout import check_inside, read_manifest
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.export.files import FILE_KINDS
 from rowhaul.export.manifest import FORMAT, MANIFEST_FILE, VERSION, Digest, ExportedTable
@@ -51,8 +51,11 @@ class ExportReader:
         try:
             tables = [ExportedTable.from_dict(one) for one in manifest["tables"]]
             self._kind = FILE_KINDS[manifest["table_format"]]
+            dense = [manifest["dense"]["file"]] if manifest["dense"] else []
         except (TypeError, KeyError, AttributeError) as error:
             raise CheckpointError(f"{path} is damaged: {error}; export again") from None
+        for name in (*(table.file for table in tables), *dense):
+            check_inside(name, path, "export again")
         self.tables: dict[str, ExportedTable] = {table.name: table for table in tables}
 
     def rows(self, table: str) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:

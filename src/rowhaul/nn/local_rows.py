@@ -18,6 +18,7 @@ from rowhaul.nn.row_source import Arrays, Floats, Int64s, RowGradients, RowNote
 from rowhaul.nn.threads import run_all
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.store import Lookup, TableGroup, TableSpec
+from rowhaul.store.changes import ChangedRows
 from rowhaul.store.distinct import KnownLookup
 
 Pending = tuple[Lookup, Floats]
@@ -119,6 +120,19 @@ class LocalRows(TableRows):
 
     def __init__(self, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int) -> None:
         super().__init__(groups, [group.make_tables(optimizer, seed) for group in groups])
+        self.changes: ChangedRows | None = None  # tables are numbered group by group
+
+    def track_changes(self) -> ChangedRows:
+        """Note from now on which rows change."""
+        if self.changes is None:
+            self.changes = ChangedRows(len(self._table_names()))
+        return self.changes
+
+    def note_changes(self, group: int, step: int, positions: Int64s, keys: Int64s) -> None:
+        """Note rows of a group that a step changes, if that is wanted."""
+        if self.changes is not None:
+            first = sum(len(tables.tables) for tables in self.tables[:group])
+            self.changes.note(step, first + positions, keys)
 
     def look_up(
         self, number: int, ids: tuple[Int64s, Int64s, Int64s], training: bool, on_unknown: str
@@ -135,6 +149,8 @@ class LocalRows(TableRows):
     def _step(self, group: int, lr: float, number: int) -> None:
         taken = self.take_gradients(group)
         if taken is not None:
+            if self.changes is not None:
+                self.note_changes(group, number, tables_of_keys(taken[0]), taken[0].keys)
             self.tables[group].update(taken[0].locations, taken[1], lr, number)
 
     def num_rows(self, table: str) -> int:
@@ -182,6 +198,10 @@ class LocalRows(TableRows):
         self.clear()
         for name in self._table_names():
             self.load_rows(name, arrays[f"{name}.keys"], arrays[f"{name}.records"])
+
+    def table_names(self) -> list[str]:
+        """Names of all tables, group by group."""
+        return self._table_names()
 
     def _table_names(self) -> list[str]:
         return [spec.name for tables in self.tables for spec in tables.tables]

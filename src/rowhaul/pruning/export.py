@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import safetensors
 
 from rowhaul.optim import row_optimizer
 from rowhaul.pruning.deciding.room import RowCut
@@ -218,7 +217,7 @@ def lay_out(reader: Any, table: str, with_state: bool) -> ChunkedFile:
     num_chunks = int(facts["pruning"]["chunks"])
     columns, by_place, num_rows = np.arange(entry.dim), np.zeros(num_chunks, np.int64), 0
     for name in entry.files:
-        with safetensors.safe_open(reader.verified(name), framework="numpy") as file:
+        with reader.open(name) as file:
             present, columns = map(file.get_tensor, ("present", "columns"))
         by_place += present.sum(axis=0)
         num_rows += int(present.any(axis=1).sum())

@@ -8,6 +8,7 @@ is a plan like any other, made from the directory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,18 +19,59 @@ from rowhaul.runtime.phase_gradients import pack_payloads, unpack_payloads
 from rowhaul.runtime.phases import NO_DUE_STEPS, DueSteps, RankPhases
 from rowhaul.runtime.row_locations import RowLocations
 from rowhaul.runtime.row_memory import Rates, RowMemory
+from rowhaul.schedule import Scheduler
 from rowhaul.schedule.phases import Phase
 from rowhaul.schedule.plan import Kind, Moves, Payload, Plan, Steps
 from rowhaul.schedule.row_states import State
+from rowhaul.schedule.row_tracker import PlacedRows
 from rowhaul.schedule.sizes import RowSizes
 from rowhaul.schedule.topology import Topology, homes_of
 from rowhaul.store.keyed import KeyedRecords, locate, locate_or_add
 
+SLICE_ROWS = 1 << 16  # of a flush; a larger slice takes more memory, a smaller one more messages
 RECORD, GRADIENT = int(Payload.VALUES | Payload.STATE), int(Payload.GRADIENT)
 
 
-def flush_plan(states: Mapping[str, npt.NDArray[Any]], topology: Topology, sizes: RowSizes) -> Plan:
-    """Plan to send every unsynchronised row home, from `Scheduler.states`."""
+class FlushSlices:
+    """Plans to flush all rows, some at a time: what a flush takes does not grow with the caches.
+
+    Args:
+        topology: workers and stores.
+        sizes: of rows.
+        records_stay: see `flush_plan`.
+    """
+
+    def __init__(self, topology: Topology, sizes: RowSizes, *, records_stay: bool = False) -> None:
+        self._topology, self._sizes, self._records_stay = topology, sizes, records_stay
+        self._rows: PlacedRows | None = None
+        self._first = 0
+
+    def next(self, scheduler: Scheduler) -> Plan:
+        """Plan the next slice; the plan after the last one has no rows."""
+        if self._rows is None:
+            self._rows = scheduler.placed()
+        while True:
+            some = self._rows[self._first : self._first + SLICE_ROWS]
+            self._first += len(some)
+            plan = flush_plan(
+                scheduler.states(some), self._topology, self._sizes, records_stay=self._records_stay
+            )
+            if len(plan.keys) or not len(some):
+                return plan
+
+
+def flush_plan(
+    states: Mapping[str, npt.NDArray[Any]],
+    topology: Topology,
+    sizes: RowSizes,
+    *,
+    records_stay: bool = False,
+) -> Plan:
+    """Plan to send every unsynchronised row home, from `Scheduler.states`.
+
+    With ``records_stay`` only rows of which gradients wait are sent. Of the others, the worker that is named
+    as their trainer has the latest record, and the homes have older ones, or none.
+    """
     unflushed = np.isin(states["state"], (State.OWNED, State.SPLIT, State.REPLICATED)) | (
         states["partial"] != 0
     )
@@ -44,10 +86,12 @@ def flush_plan(states: Mapping[str, npt.NDArray[Any]], topology: Topology, sizes
         np.where(state == State.HOME, np.uint64(0), latest),
     )
     carrier = holders & (~holders + np.uint64(1))  # the lowest worker that holds the record
+    stays = records_stay & (partial == 0) & (state != State.SPLIT)
+    travels = np.where(stays, np.uint64(0), every)
     parts = []
     for worker in range(topology.num_workers):
         mask = np.uint64(1) << np.uint64(worker)
-        payload = np.where(carrier & mask, RECORD, 0) | np.where(partial & mask, GRADIENT, 0)
+        payload = np.where(carrier & travels & mask, RECORD, 0) | np.where(partial & mask, GRADIENT, 0)
         rows = np.flatnonzero(payload)
         parts.append((rows, np.full(len(rows), worker, np.int16), payload[rows].astype(np.uint8)))
     row, source, payload = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -73,7 +117,7 @@ def flush_plan(states: Mapping[str, npt.NDArray[Any]], topology: Topology, sizes
         worker=np.zeros(0, np.int32),
         tables=tables,
         keys=keys,
-        trainers=partial,
+        trainers=np.where(stays, carrier, np.uint64(0)),
         states=state,
         moves=Moves(*(column[~local] for column in moves)),
         local_moves=Moves(*(column[local] for column in moves)),
@@ -97,22 +141,28 @@ def flush_plan(states: Mapping[str, npt.NDArray[Any]], topology: Topology, sizes
     )
 
 
-def flush(mover: Mover, plan: Plan, rates: Rates) -> RowMemory | None:
-    """Carry out a flush plan on one rank; a store returns the flushed records of unsynchronised rows.
+def flush(mover: Mover, plan: Plan, rates: Rates, flushed: RowMemory | None) -> None:
+    """Carry out a flush plan on one rank; a store adds the flushed records to ``flushed``.
 
     All ranks call it together, between two segments.
     """
-    phases = RankPhases(plan, mover.rank)
+    none = slice(0, 0)  # of the plan's rows: those of moves and steps are all that is needed
+    bare = replace(
+        plan,
+        tables=plan.tables[none],
+        keys=plan.keys[none],
+        trainers=plan.trainers[none],
+        states=plan.states[none],
+    )
+    phases = RankPhases(bare, mover.rank)
     sent, received = phases.sent(Phase.LATE_FIRST), phases.received(Phase.LATE_FIRST)
     steps = phases.steps(Phase.LATE_FIRST, by_peer=False)
-    flushed = None if mover.home is None else RowMemory(mover.home.layout)
     if mover.home is not None and flushed is not None:
         _copy_split_rows(mover.home, flushed, phases, steps)
     where = RowLocations(phases, mover.cache, flushed)
     where.look_up()
     arrived = mover.swap(sent, received, pack_payloads(where, sent, keep_gradients=True))
     unpack_payloads(where, received, arrived, steps, NO_DUE_STEPS, rates)
-    return flushed
 
 
 def _copy_split_rows(home: RowMemory, flushed: RowMemory, phases: RankPhases, steps: DueSteps) -> None:

@@ -76,6 +76,14 @@ class GradientIndex:
         remove_gradients(self._rows.places, keys, starts)
         self._count -= len(keys)
 
+    def by_table(self) -> Iterator[tuple[int, Int64s, Int64s]]:
+        """Yield (table, keys, locations) of every table that has any, in order."""
+        tables, keys, locations = self._rows.items()
+        order = np.argsort(tables, kind="stable")
+        numbers, firsts = np.unique(tables[order], return_index=True)
+        for number, some in zip(numbers.tolist(), np.split(order, firsts[1:]), strict=False):
+            yield number, keys[some], locations[some]
+
     def blocks(self, table: int) -> Iterator[tuple[Int64s, Int64s]]:
         """Yield all (keys, locations) of a table."""
         tables, keys, locations = self._rows.items()

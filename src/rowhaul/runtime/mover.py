@@ -20,6 +20,7 @@ import numpy.typing as npt
 from rowhaul._activity import Activity, doing
 from rowhaul.data.samples import Samples
 from rowhaul.runtime.batch_rows import BatchRows, batch_rows
+from rowhaul.runtime.changes_at_home import ChangedRowsAtHome
 from rowhaul.runtime.phase_gradients import pack_payloads, unpack_payloads
 from rowhaul.runtime.phases import Payloads, RankPhases, steps_on_arrival
 from rowhaul.runtime.row_locations import RowLocations
@@ -77,6 +78,7 @@ class Mover:
         self.rank, self.links, self.cache, self.home = rank, links, cache, home
         self._mode, self._rates = mode, rates
         self._bounded = mode.name == "bounded"
+        self.changes: ChangedRowsAtHome | None = None  # where somebody wants to know them
         self._arrivals: list[tuple[Payloads, Bytes]] = []
         self._pending_sends: deque[Transfer] = deque()
 
@@ -114,6 +116,8 @@ class Mover:
                 self.cache.remove_of_group(part.number, *moving)
         job.rows, job.where = [], None  # free them, as the job is kept for its measurements
         plan = job.plan
+        if self.changes is not None:
+            self.changes.note(plan)
         if plan.num_forgotten and plan.forgotten_tables is not None and plan.forgotten_keys is not None:
             for memory in (self.cache, self.home):
                 if memory is not None:

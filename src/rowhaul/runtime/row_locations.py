@@ -19,6 +19,7 @@ from rowhaul.runtime.record_kernels import (
     unpack_records,
 )
 from rowhaul.runtime.row_memory import MissingRowError, RowMemory
+from rowhaul.schedule.plan import Payload
 from rowhaul.schedule.row_states import State
 from rowhaul.transport.base import Bytes
 
@@ -62,6 +63,16 @@ class Located:
             if len(places):
                 arrived = (needed[places] & _ARRIVED) != 0
                 self._note(number, places, group.make(keys, starts, unwritten=arrived))
+
+    def before_change(self, payloads: Payloads, kinds: Kinds) -> None:
+        """Call this before records are overwritten by those received: a snapshot may need them first."""
+        memory = self.memory
+        if memory is None or all(group.arena.keeper is None for group in memory.groups):
+            return
+        changed = kinds[payloads.kind].astype(np.bool_) & ((payloads.payload & int(Payload.VALUES)) != 0)
+        rows = np.unique(payloads.row[changed])
+        for number, places, _ in memory.by_group(self.phases.tables[rows]):
+            memory.groups[number].arena.before_change(self.records[rows[places]])
 
     def rows_of_group(self, number: int, needed: npt.NDArray[np.uint8], bit: int) -> tuple[Ints, Ints, Ints]:
         """Pick the rows of a group that have a bit set, table by table: numbers, keys, starts of tables."""
@@ -126,6 +137,7 @@ class RowLocations:
             self._unpack(payloads, TO_CACHE, given, cache)
 
     def _unpack(self, payloads: Payloads, kinds: Kinds, given: Bytes, to: Located) -> None:
+        to.before_change(payloads, kinds)
         missing = unpack_records(
             payloads.kind, payloads.payload, payloads.row, payloads.offsets, kinds, to.addresses,
             self.phases.tables, self.value_bytes, self.record_bytes, given.ctypes.data,

@@ -37,6 +37,20 @@ class Replacement:
     leaving: HotRows
 
 
+@dataclass(frozen=True)
+class PlacedRows:
+    """Rows that are not simply at home, ordered by (table, key); good until the next plan."""
+
+    slots: Slots
+    owing: npt.NDArray[np.uint64]  # workers that hold updates of a row beyond what its state says
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __getitem__(self, some: slice) -> PlacedRows:
+        return PlacedRows(self.slots[some], self.owing[some])
+
+
 class RowTracker:
     """The directory, the workers' caches, the synchronisation mode and the rows' lifetimes, kept in step."""
 
@@ -72,10 +86,14 @@ class RowTracker:
         self.directory.release(self._leaving)
         self._leaving = NO_SLOTS
 
-    def states(self, iteration: int) -> Arrays:
-        """The rows that are not simply at home; see `Scheduler.states`."""
+    def placed(self) -> PlacedRows:
+        """The rows that are not simply at home; see `Scheduler.placed`."""
         placed = self.directory.placed_rows()
-        return self.directory.states(placed, self._exchange.owing(placed), iteration)
+        return PlacedRows(placed, self._exchange.owing(placed))
+
+    def states(self, rows: PlacedRows, iteration: int) -> Arrays:
+        """The states of some of these rows; see `Scheduler.states`."""
+        return self.directory.states(rows.slots, rows.owing, iteration)
 
     def carry_out(self, batch: LocatedBatch, worker: npt.NDArray[np.int32], *, count_uses: bool) -> Plan:
         """Turn an assignment into moves, evictions and the states after the iteration.

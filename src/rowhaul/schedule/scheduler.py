@@ -24,7 +24,7 @@ from rowhaul.schedule.directory import LocatedBatch
 from rowhaul.schedule.directory.slots import link_uses
 from rowhaul.schedule.dispatching import Dispatching
 from rowhaul.schedule.plan import Plan
-from rowhaul.schedule.row_tracker import Replacement, RowTracker
+from rowhaul.schedule.row_tracker import PlacedRows, Replacement, RowTracker
 from rowhaul.schedule.settings import HotRows, ScheduleSettings, differences
 from rowhaul.schedule.sizes import RowSizes
 
@@ -101,8 +101,12 @@ class Scheduler:
         self._failed = False
         return replace(plan, controls=controls, num_admitted=num_admitted)
 
-    def states(self) -> dict[str, npt.NDArray[Any]]:
-        """The rows that are not simply at home, by (table, key), between two iterations.
+    def placed(self) -> PlacedRows:
+        """Return the rows that are not simply at home, between two iterations, for `states`."""
+        return self._tracker.placed()
+
+    def states(self, rows: PlacedRows | None = None) -> dict[str, npt.NDArray[Any]]:
+        """The rows that are not simply at home, or some of them, by (table, key), between two iterations.
 
         Masks have bit j for worker j: ``latest`` holds the record, ``partial`` owes a gradient, ``settled``
         has pushed it, ``base`` holds the record from before the step (with bounded staleness: any copy).
@@ -110,7 +114,7 @@ class Scheduler:
         last one, where updates wait), -1 of all others. Other rows are at home without a copy, or were never
         trained.
         """
-        return self._tracker.states(self.iteration)
+        return self._tracker.states(self._tracker.placed() if rows is None else rows, self.iteration)
 
     def go_on_at(self, iteration: int, next_record: int) -> None:
         """Before the first plan: continue the iteration and record numbers of an earlier scheduler."""

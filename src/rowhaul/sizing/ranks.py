@@ -9,8 +9,10 @@ import numpy as np
 
 from rowhaul.checkpoint.shard import FILE_BYTES
 from rowhaul.data.stream import PREFETCHED_BATCHES
+from rowhaul.runtime.flush import SLICE_ROWS
 from rowhaul.schedule import RowSizes, Topology
 from rowhaul.store.footprint import index_bytes, records_bytes
+from rowhaul.store.snapshot import KEPT_SHARE, MARK_BYTES, STATE_BYTES
 from rowhaul.train.run import EVALUATION_BATCH
 from rowhaul.tuning.hot_set.controller import CACHE_SHARE
 
@@ -21,8 +23,11 @@ if TYPE_CHECKING:
 # grow; an entry in the order of each cache that holds it; a filter's bits for every row ever trained.
 SLOT_BYTES, COPY_BYTES, SEEN_BYTES = 176, 48, 4  # measured on a scheduler with a million rows in caches
 RESERVE = 0.1  # of all else: memory that was freed and is kept, and what is not counted
-# Of a checkpoint's file: rows that wait for it, the same joined, and as the bytes that are written.
-_SAVED_COPIES = 3
+# Of a checkpoint's file: rows that wait for it, and the same joined.
+_SAVED_COPIES = 2
+# Of the scheduler, by row that a cache holds, when its state is saved; a flush takes less.
+_EXPORT_BYTES = 144  # measured likewise, with bounded staleness; 106 on demand
+_FLUSH_PLAN_BYTES = 128  # of a row in a slice of a flush: the plan, and as one rank carries it out
 
 
 @dataclass(frozen=True)
@@ -66,10 +71,11 @@ class Ranks:
         if stores:
             shards = None if topology is None else topology.num_shards
             parts |= self.rows.stored(shards, self.run.model.groups)
-            saving = _SAVED_COPIES * min(FILE_BYTES, self.rows.largest_table(shards or 1))
-            parts["saving"] = round(saving)
         if topology is not None and trains:
             parts |= self._cached(topology)
+        parts["saving"] = self._saving_bytes(parts, trains, stores, reads)
+        if topology is not None:
+            parts["flushing"] = self._flushing_bytes(topology, stores)
         parts["dense model"] = self.run.model.dense if trains else self.run.model.weights
         if trains:
             parts["step"] = self._step_bytes()
@@ -84,6 +90,36 @@ class Ranks:
         parts["process"] = self.run.process_bytes
         parts["reserve"] = round(RESERVE * sum(parts.values()))
         return RankSize(rank, role, parts)
+
+    def _saving_bytes(self, parts: dict[str, int], trains: bool, stores: bool, reads: bool) -> int:
+        """What a checkpoint takes while it is written beside training."""
+        topology, rows = self.topology, self.rows
+        held = {"rows": 0, "cache": 0}  # records of this rank
+        if stores:
+            held["rows"] = -(-rows.num_records // (topology.num_shards if topology else 1))
+        if topology is not None and trains:
+            held["cache"] = self._cached_records(topology)
+        largest = rows.largest_table(topology.num_shards if topology else 1) if stores else 0
+        largest = max(largest, parts.get("cache", 0))
+        saving = _SAVED_COPIES * min(FILE_BYTES, largest)
+        if self.run.format.has_snapshots:
+            each = STATE_BYTES + (MARK_BYTES if topology else 0) + KEPT_SHARE * rows.record_bytes
+            saving += each * sum(held.values())
+        else:  # all is copied first
+            saving += parts.get("rows", 0) + parts.get("cache", 0)
+        if topology is not None and reads:
+            cached = topology.num_workers * self._cached_records(topology)
+            saving += _EXPORT_BYTES * min(rows.num_records, cached)
+        return round(saving)
+
+    def _flushing_bytes(self, topology: Topology, stores: bool) -> int:
+        """What it takes to evaluate: a slice of rows on their way, and at homes copies of cached rows."""
+        cached = min(topology.num_workers * self._cached_records(topology), self.rows.num_records)
+        flushing = min(SLICE_ROWS, cached) * (_FLUSH_PLAN_BYTES + self.rows.record_bytes)
+        if stores:
+            copies = -(-cached // topology.num_shards)
+            flushing += records_bytes(copies, self.rows.record_bytes) + index_bytes(copies)
+        return flushing
 
     def _cached(self, topology: Topology) -> dict[str, int]:
         """A worker's cache and hot rows, each with an index."""

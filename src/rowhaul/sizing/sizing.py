@@ -2,7 +2,7 @@
 
 Counted are rows with optimizer state and index, or what pruning and the policies of tables leave of them,
 caches, hot rows, the dense model with gradients and optimizer, the tensors of a step, samples that wait, what
-the scheduler keeps, the buffers of saving, and the process itself.
+the scheduler keeps, what saving beside training and flushing take, and the process itself.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import threading
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,16 @@ class OutOfMemoryError(RowhaulError, MemoryError):
     """A chunk of records could not be allocated; nothing was changed."""
 
 
+class Keeper(Protocol):
+    """Copies records before they change: a snapshot that is being written; see `GroupSnapshot`."""
+
+    def keep(self, records: Records) -> None:
+        """Copy records that are about to change."""
+
+    def keep_removed(self, tables: Records, keys: Records, records: Records) -> None:
+        """Copy records whose keys were removed, before their numbers are used again."""
+
+
 class RecordArena:
     """Records of ``width`` elements of ``dtype``, addressed by number."""
 
@@ -51,15 +61,19 @@ class RecordArena:
         self._free: Records = np.empty(0, dtype=np.int64)  # a stack, of which the first ones count
         self._num_free = 0
         self._lock = threading.Lock()
+        self.keeper: Keeper | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_uncut")}
+        return {
+            name: value for name, value in self.__dict__.items() if name not in ("_lock", "_uncut", "keeper")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A copy (pickle, deepcopy) has chunks of its own, at other addresses.
         self.__dict__.update(state)
         self._lock = threading.Lock()
         self._uncut = np.empty(0, dtype=np.uint8)
+        self.keeper = None
         self.addresses = _addresses(self._chunks)
 
     @property
@@ -109,8 +123,19 @@ class RecordArena:
 
     def write(self, records: Records, contents: npt.NDArray[Any]) -> None:
         """Overwrite the given records with the rows of ``contents``."""
+        self.before_change(records)
         contents = np.ascontiguousarray(contents, dtype=self.dtype)
         write_records(self.addresses, self.shift, records, contents)
+
+    def before_change(self, records: Records) -> None:
+        """Call this before records are changed in place, other than by `write`."""
+        if self.keeper is not None:
+            self.keeper.keep(records)
+
+    def used(self) -> tuple[int, Records]:
+        """Return how many numbers were ever handed out, and which of them are free now."""
+        with self._lock:
+            return self._num_used, self._free[: self._num_free].copy()
 
     def _grow(self, num_records: int) -> None:
         num_chunks = (num_records + (1 << self.shift) - 1) >> self.shift

@@ -102,7 +102,10 @@ def remove(records: KeyedRecords, tables: Tables, keys: Int64s) -> None:
     if order is not None:
         tables, keys = tables[order], keys[order]
     starts = np.searchsorted(tables, np.arange(records.index.num_tables + 1))
-    records.arena.release(records.index.delete(keys, starts))
+    locations = records.index.delete(keys, starts)
+    if records.arena.keeper is not None:
+        records.arena.keeper.keep_removed(tables, keys, locations)
+    records.arena.release(locations)
 
 
 def copy_out(

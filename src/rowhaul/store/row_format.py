@@ -40,6 +40,7 @@ class RowFormat(ABC):
 
     name: ClassVar[str]
     constants: ClassVar[tuple[str, ...]] = ()  # arrays of a block that describe all its rows
+    has_snapshots: ClassVar[bool] = False  # whether rows can be saved beside training without a copy of all
     state_by_row: ClassVar[bool] = True  # whether `decode` returns the optimizer's state
     reading: ClassVar[dict[str, str]]  # Python that reads an exported file, by kind of file
     cluster_rows: ClassVar[str] = "rowhaul.train.distributed.cluster_rows:ClusterRows"

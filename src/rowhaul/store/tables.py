@@ -139,6 +139,7 @@ class TableGroup:
         """One optimizer step on the given records, which must differ."""
         # Kernels take the gradients' type for that of the records, which they find by address.
         gradients = np.asarray(gradients, dtype=self.dtype)
+        self.arena.before_change(records)
         self.optimizer.step(self.arena, records, gradients, lr, number)
 
     def blocks(self, table: int) -> Iterator[tuple[Int64s, npt.NDArray[Any]]]:

@@ -24,6 +24,7 @@ class WholeRows(RowFormat):
     """All values of a row, then its optimizer state."""
 
     name = "whole"
+    has_snapshots = True
     reading: ClassVar[dict[str, str]] = {
         "parquet": """import pyarrow.parquet as pq
 

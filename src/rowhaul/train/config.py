@@ -15,6 +15,7 @@ import yaml
 
 from rowhaul._files import write_text
 from rowhaul._yaml import load_yaml
+from rowhaul.checkpoint import as_place
 from rowhaul.errors import ConfigError
 from rowhaul.monitoring.settings import UNMONITORED, MonitoringConfig
 from rowhaul.nn.exactness import refuse_clipping, refuse_scaler
@@ -103,6 +104,7 @@ class TrainConfig:
         on_unknown: what keys that were never trained read as: init, default or error.
         eval_every: steps between evaluations; 0 evaluates only at the end.
         checkpoint_every: steps between checkpoints, or time, such as ``15min``; 0 saves only at the end.
+        checkpoints: the folder or URL of checkpoints; by default a folder of the run.
         keep_checkpoints: how many of the newest checkpoints to keep.
         log_every: steps between lines in the log and in TensorBoard.
         threads: PyTorch threads; 0 leaves PyTorch's choice.
@@ -125,6 +127,7 @@ class TrainConfig:
     on_unknown: str = "init"
     eval_every: int = 0
     checkpoint_every: int | str = "15min"
+    checkpoints: str = ""
     keep_checkpoints: int = 2
     log_every: int = 20
     threads: int = 0
@@ -141,6 +144,7 @@ class TrainConfig:
         _check_choice("precision", self.precision, PRECISIONS)
         _check_choice("on_unknown", self.on_unknown, ON_UNKNOWN)
         pace_of(self.checkpoint_every)  # or raises
+        as_place(self.checkpoints)  # or raises
         check_policies(self.tables)
         keeps_all = all(one.keeps_all for one in policies_by_table(self.tables, list(self.tables)))
         if self.prune.settings() is not None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from rowhaul._id_kinds import kinds_in
-from rowhaul.checkpoint import latest_checkpoint
+from rowhaul.checkpoint import Place, as_place
+from rowhaul.checkpoint.location import local_path
 from rowhaul.data.schema import SCHEMA_FILE, Schema
 from rowhaul.errors import CheckpointError
 from rowhaul.export.manifest import MANIFEST_FILE
@@ -16,38 +16,43 @@ from rowhaul.export.reader import ExportReader
 from rowhaul.store.row_format import RowFormat, format_of
 from rowhaul.train import snapshot
 from rowhaul.train.config import TrainConfig
-from rowhaul.train.run_folder import CHECKPOINTS, CONFIG_FILE
+from rowhaul.train.run_folder import CONFIG_FILE, has_checkpoint, open_saved, saved_settings
 from rowhaul.train.trainer import Trainer
 
 
-def load_trained(run: str | Path, on_unknown: str | None = None) -> Trainer:
+def load_trained(run: str | Place, on_unknown: str | None = None) -> Trainer:
     """Return the trainer of a run, of one of its checkpoints or of an export, as it was saved.
 
-    Pruned rows are loaded without what only training needs; exports do not have it.
+    Checkpoints may be at URLs. Pruned rows are loaded without what only training needs; exports do not have
+    it. A damaged checkpoint is refused; no older one is taken in its place.
     """
-    path = Path(run)
-    if (path / MANIFEST_FILE).is_file():
-        return _load_export(ExportReader(path), on_unknown)
-    folder = path.parent.parent if path.parent.name == CHECKPOINTS else path
-    if not (folder / CONFIG_FILE).is_file():
-        raise CheckpointError(
-            f"{run} is no training run: it has no {CONFIG_FILE}; give the --out of a `train`, or an export "
-            "of it"
-        )
-    checkpoint = path if path != folder else latest_checkpoint(folder / CHECKPOINTS)
-    if checkpoint is None:
+    folder = local_path(as_place(run))
+    if folder is not None and (folder / MANIFEST_FILE).is_file():
+        return _load_export(ExportReader(folder), on_unknown)
+    if folder is not None and (folder / CONFIG_FILE).is_file() and not has_checkpoint(folder):
         raise CheckpointError(f"{run} has no complete checkpoint yet; let the training finish or resume it")
-    trainer = _serving(folder, on_unknown)
-    snapshot.restore(trainer, checkpoint)
+    try:
+        reader = open_saved(run)
+    except CheckpointError as error:
+        if type(error) is not CheckpointError:  # it is one, but cannot be read
+            raise
+        raise CheckpointError(f"{run} is no training run: {error}, or an export") from None
+    settings = saved_settings(reader)
+    if settings is None:
+        raise CheckpointError(
+            f"{run} says nothing of its model: it was saved outside of a run, or by an older version and "
+            f"then moved; give the --out of a `train`, with its {CONFIG_FILE}, or an export of it"
+        )
+    trainer = _serving(*settings, on_unknown)
+    snapshot.restore(trainer, reader.path)
     return trainer
 
 
-def _serving(folder: Path, on_unknown: str | None) -> Trainer:
-    """Make a trainer without rows, as a folder's configuration describes it."""
-    config = TrainConfig.read(folder / CONFIG_FILE)
+def _serving(config: TrainConfig, schema: Schema, on_unknown: str | None) -> Trainer:
+    """Make a trainer without rows."""
     if on_unknown is not None:
         config = replace(config, on_unknown=on_unknown)
-    trainer = Trainer(config, Schema.read(folder / SCHEMA_FILE))
+    trainer = Trainer(config, schema)
     _format(trainer).serve(trainer.collection)
     return trainer
 
@@ -58,7 +63,8 @@ def _load_export(reader: ExportReader, on_unknown: str | None) -> Trainer:
             f"{reader.path} says nothing of the model that its tables are of: it was exported from a "
             "checkpoint outside of a run. Export the run, or one of its checkpoints where it is"
         )
-    trainer = _serving(reader.path, on_unknown)
+    config = TrainConfig.read(reader.path / CONFIG_FILE)
+    trainer = _serving(config, Schema.read(reader.path / SCHEMA_FILE), on_unknown)
     _load_dense(trainer, reader)
     _check_tables(trainer, reader)
     _format(trainer).load_export(reader, trainer.collection)

@@ -6,7 +6,10 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -47,21 +50,41 @@ class TrainingLog:
 
     def __enter__(self) -> Self:
         if self._folder is not None:
-            from torch.utils.tensorboard import SummaryWriter  # slow to import
-
             path = self._folder / METRICS_FILE
             kept = _lines_until(path, self._first_step)
             write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
             self._evaluated = {line["step"] for line in kept if line["kind"] == "eval"}
             self._lines = path.open("a", encoding="utf-8")
-            board = str(self._folder / "tensorboard")
-            self._board = SummaryWriter(board, purge_step=self._first_step + 1)
+            self._open_board(self._first_step + 1)
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._lines is not None:
-            self._lines.close()
-            self._board.close()
+            with suppress(OSError):
+                self._lines.close()
+            self._show(lambda board: board.close())
+
+    def _open_board(self, purge_step: int | None = None) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+        assert self._folder is not None
+        self._board = SummaryWriter(str(self._folder / "tensorboard"), purge_step=purge_step)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        """Write a line; while the disk is full, training goes on with what is buffered."""
+        assert self._lines is not None
+        with suppress(OSError):
+            self._lines.write(json.dumps(line) + "\n")
+            self._lines.flush()
+
+    def _show(self, add: Callable[[Any], object]) -> None:
+        """Add something to TensorBoard, whose writer gives up for good on a full disk: begin another then."""
+        try:
+            if self._board is None:
+                self._open_board()
+            add(self._board)
+        except OSError:
+            self._board = None
 
     def event(self, name: str, step: int, message: str, **values: Any) -> None:
         """Log an event through Python's logging, on this rank."""
@@ -72,21 +95,18 @@ class TrainingLog:
         self.write(
             note.kind, step, dict(note.values), **{name: list(one) for name, one in note.counts.items()}
         )
-        for name, counts in note.counts.items() if self._board is not None else ():
+        for name, counts in note.counts.items() if self._lines is not None else ():
             numbers = range(len(counts))
             sums = [sum(number**power * count for number, count in enumerate(counts)) for power in (1, 2)]
-            self._board.add_histogram_raw(
-                f"{note.kind}/{name}", 0, len(counts) - 1, sum(counts), *sums,
-                [number + 0.5 for number in numbers], list(counts), step,
-            )  # fmt: skip
+            histogram = (0, len(counts) - 1, sum(counts), *sums, [one + 0.5 for one in numbers], list(counts))
+            self._show(partial(_add_histogram, f"{note.kind}/{name}", histogram, step))
 
     def note(self, step: int, text: str) -> None:
         """A note in words."""
         self.event("note", step, text)
         if self._lines is not None:
-            self._lines.write(json.dumps({"kind": "note", "step": step, "text": text}) + "\n")
-            self._lines.flush()
-            self._board.add_text("note", text, step)
+            self._append({"kind": "note", "step": step, "text": text})
+            self._show(lambda board: board.add_text("note", text, step))
 
     def evaluation(self, step: int, metrics: MetricValues) -> None:
         """One evaluation, unless the run was resumed and has it already."""
@@ -103,10 +123,10 @@ class TrainingLog:
         if self._lines is None:
             return
         line = {"kind": kind, "step": step, **more, **values}
-        self._lines.write(json.dumps(line) + "\n")
-        self._lines.flush()
-        for name, value in values.items():
-            self._board.add_scalar(f"{kind}/{name}", value, step)
+        self._append(line)
+        self._show(
+            lambda board: [board.add_scalar(f"{kind}/{name}", one, step) for name, one in values.items()]
+        )
 
     @property
     def samples_per_second(self) -> float:
@@ -147,6 +167,10 @@ def unknown_keys_of(folder: Path) -> dict[str, float] | None:
     """The shares of ids never trained in a run's latest evaluation; None if there was none."""
     lines = [line for line in _lines_until(folder / METRICS_FILE, sys.maxsize) if line["kind"] == "eval"]
     return lines[-1].get("unknown_by_feature") if lines else None
+
+
+def _add_histogram(name: str, histogram: tuple[Any, ...], step: int, board: Any) -> None:
+    board.add_histogram_raw(name, *histogram, step)
 
 
 def _lines_until(path: Path, step: int) -> list[dict[str, Any]]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from rowhaul.checkpoint import Place
 from rowhaul.data.stream import SampleStream
+from rowhaul.errors import CheckpointError
 from rowhaul.monitoring.monitor import EVALUATING, TRAINING
 from rowhaul.nn import Batch
 from rowhaul.schedule.plan import RowCounts
@@ -16,8 +20,11 @@ from rowhaul.train.checkpoint_pace import pace_of
 from rowhaul.train.log import TrainingLog
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.run_data import data_facts, write_contents
-from rowhaul.train.run_folder import CHECKPOINTS, drop_old_checkpoints
+from rowhaul.train.run_folder import drop_old_checkpoints, run_facts
 from rowhaul.train.trainer import Trainer
+
+Saved = Callable[[Exception | None], None]
+"""Called when a save has ended: with None when it is complete, or with the error."""
 
 
 class Listener(Protocol):
@@ -34,6 +41,9 @@ class Listener(Protocol):
 
     def evaluated(self, step: int, metrics: MetricValues) -> None:
         """An evaluation is done."""
+
+    def noted(self, text: str) -> None:
+        """Something happened that a person should know."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,7 @@ class Session(Protocol):
         stream: the training data.
         evaluation: the evaluation data.
         is_leader: whether this process keeps checkpoints and the log of evaluations.
-        keeps_contents: whether this process reads the training data and keeps digests of it.
+        contents_folder: where this process keeps digests of the training data that it reads; None: nowhere.
         first_note: what to note in the log at the start, if anything.
         stopped: whether the run was asked to stop.
         should_save: says whether the clock asks for a checkpoint; set by the loop, asked on the leader.
@@ -75,7 +85,7 @@ class Session(Protocol):
     stream: SampleStream
     evaluation: SampleStream | None
     is_leader: bool = True
-    keeps_contents: bool = True
+    contents_folder: Path | None = None
     first_note: str = ""
     stopped: bool = False
     should_save: Callable[[], bool] = staticmethod(lambda: False)
@@ -103,8 +113,15 @@ class Session(Protocol):
     def evaluate(self) -> MetricValues:
         """Measure the model on the evaluation data."""
 
-    def save(self, checkpoints: Path, facts: dict[str, Any]) -> None:
-        """Save a checkpoint of this step."""
+    def save(self, checkpoints: Place, facts: dict[str, Any]) -> None:
+        """Save a checkpoint of this step, once the one that is under way is complete."""
+
+    def save_beside(self, checkpoints: Place, facts: dict[str, Any], done: Saved, *, waits: bool) -> None:
+        """Save a checkpoint of this step while training goes on.
+
+        If one is under way it waits for that, or is left out. ``done`` is called in another thread when it is
+        complete, or has failed.
+        """
 
     def held(self) -> tuple[int, int]:
         """Count rows, and bytes of rows and indexes."""
@@ -114,21 +131,26 @@ class Session(Protocol):
         return None
 
 
-def train(session: Session, folder: Path | None, listener: Listener | None) -> RunResult:
-    """Train to the end, evaluating and saving on the way."""
-    return _Loop(session, folder, listener).run()
+def train(
+    session: Session, checkpoints: Place | None, listener: Listener | None, notes: Sequence[str] = ()
+) -> RunResult:
+    """Train to the end, evaluating and saving on the way; ``notes`` are of how the run began."""
+    return _Loop(session, checkpoints, listener).run(notes)
 
 
 class _Loop:
-    def __init__(self, session: Session, folder: Path | None, listener: Listener | None) -> None:
-        self._session, self._folder, self._listener = session, folder, listener
+    def __init__(self, session: Session, checkpoints: Place | None, listener: Listener | None) -> None:
+        self._session, self._checkpoints, self._listener = session, checkpoints, listener
         self._trainer, self._config, self._log = session.trainer, session.trainer.config, session.log
         self._first_step = session.trainer.step
         self._pace = pace_of(self._config.checkpoint_every)
         self._saved_at = time.monotonic()
+        self._saved_step = self._first_step  # 0: nothing is saved
+        # Of saves that have ended: the step, the error, and what kept old checkpoints from being removed.
+        self._outcomes: deque[tuple[int, Exception | None, OSError | None]] = deque()
         session.should_save = self._is_save_overdue
 
-    def run(self) -> RunResult:
+    def run(self, notes: Sequence[str]) -> RunResult:
         session, trainer, config = self._session, self._trainer, self._config
         total, metrics = trainer.total_steps, None
         whole = config.epochs * session.stream.num_samples
@@ -138,6 +160,8 @@ class _Loop:
         self._log.monitor.started(trainer.step, trainer.samples, total, min(whole, last))
         self._log.event("start", trainer.step, f"training from step {trainer.step:,} to {total:,}")
         with self._log:
+            for note in notes:
+                self._tell(note)
             session.start()
             if session.first_note:
                 self._log.note(trainer.step, session.first_note)
@@ -151,7 +175,7 @@ class _Loop:
                     # What a session does at checkpoints may change bits later on, so not at the clock's.
                     session.rest(self._is_due(self._pace.steps))
                     if self._is_due(self._pace.steps) or session.save_due:
-                        self._save()
+                        self._save_beside()
             interrupted = session.stopped and trainer.step < total
             self._save()  # before an evaluation that might fail
             if not interrupted:
@@ -182,6 +206,7 @@ class _Loop:
             self._log.stepped(trainer.step, trainer.samples, loss)
             if self._listener:
                 self._listener.stepped(trainer.samples, loss)
+            self._tell_outcomes()
 
     def _next_pause(self) -> int:
         """The step after which there is something else to do, counted from the beginning of the run."""
@@ -194,7 +219,7 @@ class _Loop:
         return bool(every) and self._trainer.step % every == 0
 
     def _is_save_overdue(self) -> bool:
-        by_clock = self._folder is not None and self._pace.seconds > 0
+        by_clock = self._checkpoints is not None and self._pace.seconds > 0
         return by_clock and time.monotonic() - self._saved_at >= self._pace.seconds
 
     def _evaluate(self) -> MetricValues | None:
@@ -212,19 +237,86 @@ class _Loop:
         return metrics
 
     def _save(self) -> None:
-        if self._folder is None:
+        """Save the last checkpoint, and wait until it is complete."""
+        if self._checkpoints is None:
             return
-        stream, checkpoints = self._session.stream, self._folder / CHECKPOINTS
-        with self._log.monitor.saving(self._trainer.step):
-            self._session.save(checkpoints, data_facts(stream))
-        if self._session.keeps_contents:
-            write_contents(self._folder, stream)
-        self._saved_at = time.monotonic()
-        self._log.event(
-            "checkpoint", self._trainer.step, f"saved a checkpoint of step {self._trainer.step:,}"
-        )
+        step = self._trainer.step
+        self._keep_contents()
+        try:
+            with self._log.monitor.saving(step):
+                self._session.save(self._checkpoints, self._facts())
+        except CheckpointError as error:
+            self._tell_outcomes()
+            raise CheckpointError(f"{error}; of the checkpoints before, {self._newest()}") from error
+        self._drop_old(step, None)
+        self._tell_outcomes()
+
+    def _save_beside(self) -> None:
+        """Save while training goes on; a save that fails is tried again when the next is due."""
+        if self._checkpoints is None:
+            return
+        step, self._saved_at = self._trainer.step, time.monotonic()
+        self._keep_contents()
+        try:
+            # Checkpoints that are asked for by step are all there; one more by the clock can be left out.
+            waits = self._is_due(self._pace.steps)
+            done = partial(self._end_save, time.monotonic(), step)
+            self._session.save_beside(self._checkpoints, self._facts(), done, waits=waits)
+        except CheckpointError as error:
+            self._end_save(self._saved_at, step, error)
+        self._tell_outcomes()
+
+    def _facts(self) -> dict[str, Any]:
+        return data_facts(self._session.stream) | run_facts(self._config, self._trainer.schema)
+
+    def _keep_contents(self) -> None:
+        """Keep digests of what was read so far; without them only less is noticed when the run resumes."""
+        if self._session.contents_folder is not None:
+            try:
+                write_contents(self._session.contents_folder, self._session.stream)
+            except OSError as error:
+                self._tell(f"digests of the data cannot be kept: {error}")
+
+    def _end_save(self, began: float, step: int, error: Exception | None) -> None:
+        """Count a save beside training, in the thread that has saved."""
+        if error is None:
+            self._log.monitor.saved(step, time.monotonic() - began)
+        else:
+            self._log.monitor.save_failed(step)
+        self._drop_old(step, error)
+
+    def _drop_old(self, step: int, error: Exception | None) -> None:
+        """Remove old checkpoints, in the thread that has saved; the main thread reports."""
+        trouble: OSError | None = None
+        if error is None and self._session.is_leader and self._checkpoints is not None:
+            try:
+                drop_old_checkpoints(self._checkpoints, self._config.keep_checkpoints)
+            except OSError as found:
+                trouble = found
+        self._outcomes.append((step, error, trouble))
+
+    def _tell_outcomes(self) -> None:
+        while self._outcomes:
+            step, error, trouble = self._outcomes.popleft()
+            if error is None:
+                self._saved_step = step
+                self._log.event("checkpoint", step, f"saved a checkpoint of step {step:,}")
+            else:
+                self._tell(
+                    f"the checkpoint of step {step:,} failed, training goes on: {error}; of the checkpoints "
+                    f"before, {self._newest()}; saving is tried again when the next is due"
+                )
+            if trouble is not None:
+                self._tell(f"old checkpoints cannot be removed: {trouble}")
+
+    def _newest(self) -> str:
+        return f"the newest is of step {self._saved_step:,}" if self._saved_step else "there is none yet"
+
+    def _tell(self, text: str) -> None:
         if self._session.is_leader:
-            drop_old_checkpoints(checkpoints, self._config.keep_checkpoints)
+            self._log.note(self._trainer.step, text)
+        if self._listener:
+            self._listener.noted(text)
 
 
 ShouldStop = Callable[[], bool]

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import torch
 
 from rowhaul._files import whole
+from rowhaul.checkpoint import Place
 from rowhaul.data.columns import check_present
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError, DataError
@@ -22,7 +23,7 @@ SCORE = "score"
 
 
 def predict_file(
-    run: str | Path,
+    run: str | Place,
     data: Any,
     out: str | Path,
     *,

@@ -94,6 +94,7 @@ class RowLifecycle(LocalRows):
         self._is_open = True
         gone = self.lifetimes.forget(iteration)
         for group, positions, keys in self._by_table(gone.tables, gone.keys):
+            self.note_changes(self.tables.index(group), iteration + 1, positions, keys)
             remove(group, positions, keys)
         self.counts += RowCounts(expired=gone.num_expired, over_limit=len(gone) - gone.num_expired)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rowhaul.checkpoint import CheckpointReader, latest_checkpoint
+from rowhaul.checkpoint import CheckpointReader, Place, latest_checkpoint
+from rowhaul.checkpoint.choosing import Chosen, choose
 from rowhaul.checkpoint.layout import step_folder
+from rowhaul.checkpoint.location import local_folder, storage_of
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
@@ -24,11 +27,14 @@ from rowhaul.train.loop import Listener, RunResult, ShouldStop
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.run_data import check_same_data, read_contents
 from rowhaul.train.run_folder import (
-    CHECKPOINTS,
+    PROBE,
     begin_folder,
-    check_new_folder,
-    check_same_config,
+    check_new_run,
+    check_same_run,
+    checkpoints_of,
 )
+from rowhaul.train.run_lock import RunLock
+from rowhaul.train.save_thread import Pacer, SaveThread
 from rowhaul.train.trainer import Trainer
 
 EVALUATION_BATCH = 8192
@@ -52,28 +58,45 @@ def train_run(
     ``should_stop`` is asked after every step: a run that it ends is saved and can be resumed. ``monitor``
     follows the run.
     """
-    if resume and out is None:
-        raise ConfigError("resume needs the folder of the run: give out")
-    folder = Path(out) if out is not None else None
-    if folder and resume:
-        check_same_config(folder, config, schema)
-    elif folder:
-        check_new_folder(folder)
+    folder = local_folder(out) if out is not None else None
+    checkpoints = checkpoints_of(config, folder)
+    if resume and checkpoints is None:
+        raise ConfigError("resume needs the folder of the run: give out, or checkpoints")
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)  # for modules of a user's own; ours draw from generators of their own
-    trainer = Trainer(config, schema)
-    reader = _restore(trainer, folder) if folder and resume else None
-    stream, evaluation = open_streams(config, schema, data, eval_data, trainer.samples)
-    trainer.expect(stream, evaluation)
-    extended = check_same_data(reader, stream, config) if reader is not None else ""
-    if folder and reader is not None:
-        read_contents(folder, stream, verify=True)
-    if folder:
-        begin_folder(folder, config, schema, data, eval_data)
-    with _Alone(trainer, stream, evaluation, folder, should_stop, monitor) as session:
-        session.first_note = extended
-        return loop.train(session, folder, listener)
+    with RunLock(folder) if folder is not None else nullcontext() as lock:
+        chosen = _begin(folder, checkpoints, config, schema, resume)
+        trainer = Trainer(config, schema)
+        reader = _restore(trainer, chosen) if chosen is not None else None
+        stream, evaluation = open_streams(config, schema, data, eval_data, trainer.samples)
+        trainer.expect(stream, evaluation)
+        extended = check_same_data(reader, stream, config) if reader is not None else ""
+        if folder and reader is not None:
+            read_contents(folder, stream, verify=True)
+        if folder:
+            begin_folder(folder, config, schema, data, eval_data)
+        notes = [lock.note] if lock is not None and lock.note else []
+        if chosen is not None:
+            chosen.set_damaged_aside()
+            notes += chosen.notes
+        with _Alone(trainer, stream, evaluation, folder, should_stop, monitor) as session:
+            session.first_note = extended
+            return loop.train(session, checkpoints, listener, notes)
+
+
+def _begin(
+    folder: Path | None, checkpoints: Place | None, config: TrainConfig, schema: Schema, resume: bool
+) -> Chosen | None:
+    """Check that a run may begin or resume; returns what it resumes from, if anything is saved."""
+    if checkpoints is not None and storage_of(checkpoints).is_shared:
+        storage_of(checkpoints).check_writable(checkpoints, PROBE)
+    if not resume or checkpoints is None:
+        check_new_run(folder, checkpoints)
+        return None
+    chosen = choose(checkpoints)
+    check_same_run(folder, chosen.path if chosen is not None else None, config, schema)
+    return chosen
 
 
 def open_streams(config: TrainConfig, schema: Schema, data: Any, eval_data: Any, start: int) -> Streams:
@@ -104,13 +127,19 @@ class _Alone(loop.Session):
     ) -> None:
         self.trainer, self.stream, self.evaluation = trainer, stream, evaluation
         self.log = _Log(folder, trainer, monitor)
+        self.contents_folder = folder
         self._should_stop = should_stop
         self._batches = stream.prepared(trainer.prepare)
+        self._saving = SaveThread()
 
     def __enter__(self) -> _Alone:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None or issubclass(kind, Exception):
+            self._saving.finish()  # it was taken before the error
+        else:  # the user wants to leave at once
+            self._saving.close()
         self._batches.close()
 
     def batches(self, count: int) -> Iterator[Batch]:
@@ -133,11 +162,32 @@ class _Alone(loop.Session):
         assert self.evaluation is not None
         return self.trainer.evaluate(self.evaluation)
 
-    def save(self, checkpoints: Path, facts: dict[str, Any]) -> None:
+    def save(self, checkpoints: Place, facts: dict[str, Any]) -> None:
         """Save a checkpoint of this step, unless there is one."""
         path = checkpoints / step_folder(self.trainer.step)
+        self._saving.finish()
         if latest_checkpoint(checkpoints) != path:
             snapshot.save(self.trainer, path, facts)
+
+    def save_beside(
+        self, checkpoints: Place, facts: dict[str, Any], done: loop.Saved, *, waits: bool
+    ) -> None:
+        """Save a checkpoint of this step beside training."""
+        if waits:
+            self._saving.finish()
+        path = checkpoints / step_folder(self.trainer.step)
+        if self._saving.is_busy or latest_checkpoint(checkpoints) == path:
+            return
+        taken = snapshot.Snapshot(self.trainer, facts)
+
+        def write(pacer: Pacer) -> None:
+            pacer.hurry_when(taken.is_crowded)
+            try:
+                taken.write(path, pacer)
+            finally:
+                taken.close()
+
+        self._saving.start(write, done)
 
     def held(self) -> tuple[int, int]:
         """Count rows and their bytes."""
@@ -175,12 +225,9 @@ class _Log(TrainingLog):
             self.write("tables", step, {name: one / self.every for name, one in since.by_name().items()})
 
 
-def _restore(trainer: Trainer, folder: Path) -> CheckpointReader | None:
-    """Load the newest checkpoint; None if the run stopped before its first."""
-    checkpoint = latest_checkpoint(folder / CHECKPOINTS)
-    if checkpoint is None:
-        return None
-    reader = snapshot.restore(trainer, checkpoint)
+def _restore(trainer: Trainer, chosen: Chosen) -> CheckpointReader:
+    """Load a checkpoint."""
+    reader = snapshot.restore(trainer, chosen.path)
     if "cluster" not in reader.facts:  # of several processes each had its own
         torch.set_num_threads(reader.facts["threads"])  # another number sums in another order
     return reader

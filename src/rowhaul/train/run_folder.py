@@ -7,55 +7,151 @@
       data.yaml  contents.json     the files, see `rowhaul.train.run_data`
       metrics.jsonl                one line every ``log_every`` steps and for each evaluation
       tensorboard/                 the same for TensorBoard
-      checkpoints/step-000001000/  see `rowhaul.checkpoint.layout`
+      checkpoints/step-000001000/  see `rowhaul.checkpoint.layout`; elsewhere with ``checkpoints``
       logs/                        of each rank, where they are asked for
+      .lock                        while a run is at work here, see `rowhaul.train.run_lock`
 """
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
+from rowhaul.checkpoint import MANIFEST_FILE, CheckpointReader, Place, as_place, latest_checkpoint
 from rowhaul.checkpoint.layout import finished_checkpoints, remove_unfinished
+from rowhaul.checkpoint.location import local_path
+from rowhaul.checkpoint.opening import open_checkpoint, run_of
+from rowhaul.checkpoint.writer import remove
 from rowhaul.data.schema import SCHEMA_FILE, Schema
-from rowhaul.errors import ConfigError
+from rowhaul.errors import ConfigError, DamagedCheckpointError
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.run_data import remember_data
+from rowhaul.train.run_lock import LOCK_FILE
 
 CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
+PROBE = ".rowhaul-probe"  # written to see whether checkpoints can be
+_CONFIG, _SCHEMA = "run_config", "run_schema"  # facts of a checkpoint
 # Settings that may differ when a run resumes: they change what it reports or where, not what it learns.
-_MAY_CHANGE = ("eval_every", "checkpoint_every", "keep_checkpoints", "log_every", "cluster", "monitoring")
+_MAY_CHANGE = (
+    "eval_every",
+    "checkpoint_every",
+    "checkpoints",
+    "keep_checkpoints",
+    "log_every",
+    "cluster",
+    "monitoring",
+)
 _MAY_CHANGE_AT_CONSTANT_RATES = ("epochs", "max_steps")
 
 
-def check_new_folder(folder: Path) -> None:
-    """Refuse to start a run in a folder that is not empty."""
-    if folder.exists() and not has_no_run(folder):
+def checkpoints_of(config: TrainConfig, folder: Path | None) -> Place | None:
+    """Return where a run's checkpoints go; None: nowhere."""
+    if config.checkpoints:
+        return as_place(config.checkpoints)
+    return folder / CHECKPOINTS if folder is not None else None
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether a folder does not exist or is empty, but for logs of runs that could not start."""
+    return not folder.exists() or all(path.name in (LOCK_FILE, LOGS) for path in folder.iterdir())
+
+
+def check_new_run(folder: Path | None, checkpoints: Place | None) -> None:
+    """Refuse to start a run where there is one already."""
+    if folder is not None and ((folder.exists() and not folder.is_dir()) or not is_empty(folder)):
         raise ConfigError(f"{folder} exists and is not empty; resume it (--resume), or choose another --out")
+    if checkpoints is not None and latest_checkpoint(checkpoints) is not None:
+        raise ConfigError(
+            f"{checkpoints} has checkpoints already; resume from them (--resume), or give other --checkpoints"
+        )
 
 
-def has_no_run(folder: Path) -> bool:
-    """Whether a folder is empty, but for the logs of runs that could not start."""
-    return folder.is_dir() and all(path.name == LOGS and path.is_dir() for path in folder.iterdir())
+def check_same_run(
+    folder: Path | None, checkpoint: Place | None, config: TrainConfig, schema: Schema
+) -> None:
+    """Refuse to resume a run under settings that would teach it something else.
+
+    They are compared with those in its folder or, on a machine that has none, in its checkpoint.
+    """
+    where: Place | None = folder
+    saved = _settings_in(folder)
+    if saved is None and checkpoint is not None:
+        where, saved = checkpoint, saved_settings(CheckpointReader(checkpoint))
+    if saved is None or where is None:
+        raise ConfigError(
+            f"{folder or config.checkpoints} holds no run to resume: it has no {CONFIG_FILE}; leave out "
+            "--resume"
+        )
+    _check_same(where, *saved, config, schema)
 
 
-def check_same_config(folder: Path, config: TrainConfig, schema: Schema) -> None:
-    """Refuse to resume a run under settings that would teach it something else."""
-    if not (folder / CONFIG_FILE).is_file() or not (folder / SCHEMA_FILE).is_file():
-        raise ConfigError(f"{folder} holds no run to resume: it has no {CONFIG_FILE}; leave out --resume")
-    before, now = TrainConfig.read(folder / CONFIG_FILE).to_dict(), config.to_dict()
+def _check_same(
+    where: Place, before: TrainConfig, schema_before: Schema, config: TrainConfig, schema: Schema
+) -> None:
+    now = config.to_dict()
     may_change = _MAY_CHANGE + (_MAY_CHANGE_AT_CONSTANT_RATES if config.rates.decay == "constant" else ())
-    for name, value in before.items():
+    for name, value in before.to_dict().items():
         if name not in may_change and now[name] != value:
             raise ConfigError(
-                f"{folder} was trained with {name} = {value!r}, now it is {now[name]!r}; resume with the "
+                f"{where} was trained with {name} = {value!r}, now it is {now[name]!r}; resume with the "
                 "same value, or start a new run in another --out"
             )
-    if Schema.read(folder / SCHEMA_FILE).as_parquet() != schema.as_parquet():
-        raise ConfigError(f"{folder} was trained with another schema; resume on the same data")
+    if schema_before.as_parquet() != schema.as_parquet():
+        raise ConfigError(f"{where} was trained with another schema; resume on the same data")
+
+
+def run_facts(config: TrainConfig, schema: Schema) -> dict[str, Any]:
+    """Return what a checkpoint says of its run, so that it can be used without the run's folder."""
+    return {_CONFIG: config.to_dict(), _SCHEMA: schema.to_dict()}
+
+
+def saved_settings(reader: CheckpointReader) -> tuple[TrainConfig, Schema] | None:
+    """Return the settings of a checkpoint's run: of the folder it is in, or those that it carries."""
+    if (settings := _settings_in(run_of(reader))) is not None or _CONFIG not in reader.facts:
+        return settings
+    schema = Schema.from_dict(reader.facts[_SCHEMA], str(reader.path))
+    return TrainConfig.from_dict(reader.facts[_CONFIG]), schema
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run has a complete checkpoint, wherever it keeps them."""
+    checkpoints = checkpoints_of(TrainConfig.read(folder / CONFIG_FILE), folder)
+    return checkpoints is not None and latest_checkpoint(checkpoints) is not None
+
+
+def _settings_in(folder: Path | None) -> tuple[TrainConfig, Schema] | None:
+    if folder is None or not ((folder / CONFIG_FILE).is_file() and (folder / SCHEMA_FILE).is_file()):
+        return None
+    return TrainConfig.read(folder / CONFIG_FILE), Schema.read(folder / SCHEMA_FILE)
+
+
+def open_saved(path: str | Place) -> CheckpointReader:
+    """Open a checkpoint, or the newest of a folder, a URL or a run, wherever that keeps them."""
+    folder = local_path(as_place(path))
+    if folder is not None and (folder / CONFIG_FILE).is_file() and not (folder / MANIFEST_FILE).is_file():
+        checkpoints = checkpoints_of(TrainConfig.read(folder / CONFIG_FILE), folder)
+        if checkpoints is not None and checkpoints != folder / CHECKPOINTS:
+            return open_checkpoint(checkpoints)
+    return open_checkpoint(path)
+
+
+def settings_to_resume(folder: Path | None, checkpoints: str | None) -> dict[str, Any]:
+    """Return the settings of the run to resume; none where it has not begun.
+
+    Where ``checkpoints`` says where they are, those of the newest checkpoint come first: all hosts see them,
+    while the run's folder may be of one host alone.
+    """
+    for path in reversed(finished_checkpoints(checkpoints)) if checkpoints else ():
+        try:
+            saved = saved_settings(CheckpointReader(path))
+        except DamagedCheckpointError:
+            continue  # as resuming will do, which says so
+        if saved is not None:
+            return saved[0].to_dict()
+    in_folder = _settings_in(folder)
+    return in_folder[0].to_dict() if in_folder is not None else {}
 
 
 def begin_folder(folder: Path, config: TrainConfig, schema: Schema, data: Any, eval_data: Any) -> None:
@@ -66,8 +162,8 @@ def begin_folder(folder: Path, config: TrainConfig, schema: Schema, data: Any, e
     remember_data(folder, data, eval_data)
 
 
-def drop_old_checkpoints(checkpoints: Path, keep: int) -> None:
+def drop_old_checkpoints(checkpoints: Place, keep: int) -> None:
     """Remove all but the newest complete checkpoints, and what interrupted saves left."""
     remove_unfinished(checkpoints)
     for old in finished_checkpoints(checkpoints)[:-keep]:
-        shutil.rmtree(old)
+        remove(old)

@@ -10,6 +10,7 @@ import torch
 
 from rowhaul.checkpoint import CheckpointReader, CheckpointWriter, ShardWriter
 from rowhaul.schedule.arrays import Arrays, Saved, text_array
+from rowhaul.train.deferred import DeferredWriter
 
 _GROUP = "lifetimes"
 _NAMES = "names"  # of the tables, in the order in which rows number them
@@ -20,7 +21,9 @@ _TABLES = {
 }
 
 
-def write(writer: CheckpointWriter | ShardWriter, lifetimes: Arrays, tables: Sequence[str]) -> None:
+def write(
+    writer: CheckpointWriter | ShardWriter | DeferredWriter, lifetimes: Arrays, tables: Sequence[str]
+) -> None:
     """Keep what `Lifetimes.export` gave."""
     plain = {**lifetimes, _NAMES: text_array(json.dumps(list(tables)))}
     # PyTorch has few operations for unsigned words, and older files of it none.

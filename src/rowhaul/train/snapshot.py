@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from rowhaul._id_kinds import kind_facts, kinds_in
-from rowhaul.checkpoint import CheckpointReader, CheckpointWriter, ShardWriter
-from rowhaul.errors import CheckpointError
+from rowhaul.checkpoint import CheckpointReader, CheckpointWriter, Place, ShardWriter
+from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.nn import EmbeddingBagCollection
+from rowhaul.nn.local_rows import LocalRows
 from rowhaul.schedule.arrays import Saved
+from rowhaul.store.changes import Changes
 from rowhaul.store.row_format import format_of
+from rowhaul.store.snapshot import GroupSnapshot
 from rowhaul.train import saved_lifetimes
+from rowhaul.train.deferred import DeferredWriter, Pace
 from rowhaul.train.trainer import Trainer
 
 
@@ -42,17 +48,107 @@ class Trained(Protocol):
         """Continue after ``steps`` steps of the rows."""
 
 
-def save(trainer: Trainer, path: str | Path, facts: dict[str, Any] | None = None) -> None:
+def save(trainer: Trainer, path: str | Place, facts: dict[str, Any] | None = None) -> None:
     """Write a checkpoint; ``facts`` are plain values to keep with it."""
     with CheckpointWriter(path) as writer:
-        writer.facts = {**(facts or {}), **save_dense(trainer, writer)}
-        collection = trainer.collection
-        if trainer.lifecycle is not None:
-            saved_lifetimes.write(writer, trainer.lifecycle.lifetimes.export(), _table_names(collection))
-        format_of(collection.row_settings).save(writer, collection)
+        _save(trainer, writer, facts, trainer.collection)
 
 
-def save_dense(trainer: Trained, writer: CheckpointWriter | ShardWriter) -> dict[str, Any]:
+def _save(
+    trainer: Trainer,
+    writer: CheckpointWriter | DeferredWriter,
+    facts: dict[str, Any] | None,
+    collection: EmbeddingBagCollection | _RowsThen,
+) -> None:
+    writer.facts = {**(facts or {}), **save_dense(trainer, writer)}
+    if trainer.lifecycle is not None:
+        saved_lifetimes.write(writer, trainer.lifecycle.lifetimes.export(), _table_names(trainer.collection))
+    format_of(trainer.collection.row_settings).save(writer, collection)
+
+
+class Snapshot:
+    """A trainer's state after a step, to be written while it trains on.
+
+    Whole rows are copied only where training changes them before they are written (see `GroupSnapshot`);
+    everything else, and pruned rows, are copied at once. Close it when it is written.
+    """
+
+    def __init__(self, trainer: Trainer, facts: dict[str, Any] | None = None) -> None:
+        self._rows: _RowsThen | None = None
+        self._changes: Changes | None = None
+        collection, source = trainer.collection, trainer.collection.source
+        if isinstance(source, LocalRows):
+            self._rows = _RowsThen(collection, source)
+            self._changes = source.changes.seal() if source.changes is not None else None
+            self._table_names = source.table_names()
+        self._writer = DeferredWriter(copies_rows=self._rows is None)
+        try:
+            _save(trainer, self._writer, facts, self._rows or collection)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, path: str | Place, pace: Pace = lambda: None) -> None:
+        """Write it as a checkpoint, once, in any thread; ``pace`` is called between small pieces of work."""
+        with CheckpointWriter(path) as writer:
+            self._writer.write_to(writer, pace)
+            writer.facts = self._writer.facts
+
+    def is_crowded(self) -> bool:
+        """Whether it should be written faster: training copies many rows."""
+        return self._rows is not None and self._rows.is_crowded()
+
+    def changed_since(self, step: int) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
+        """Yield the rows that changed after a step, or were dropped since, as (table, keys).
+
+        They are known from when `LocalRows.track_changes` was called on.
+        """
+        if self._changes is None:
+            raise ConfigError(
+                "changed_since() needs to know which rows change: call track_changes() on the collection's "
+                "source before training; pruned rows are not tracked"
+            )
+        for table, keys in self._changes.since(step):
+            yield self._table_names[table], keys
+
+    def close(self) -> None:
+        """Free the snapshot."""
+        if self._rows is not None:
+            self._rows.close()
+
+
+class _RowsThen:
+    """The rows of a collection as they were, in the form in which a row format asks for them."""
+
+    def __init__(self, collection: EmbeddingBagCollection, source: LocalRows) -> None:
+        self.optimizer = collection.optimizer
+        self.embedding_bag_configs = collection.embedding_bag_configs
+        self._places = {
+            spec.name: (number, position)
+            for number, tables in enumerate(source.tables)
+            for position, spec in enumerate(tables.tables)
+        }
+        self._groups: list[GroupSnapshot] = []
+        try:
+            for tables in source.tables:
+                self._groups.append(GroupSnapshot(tables))
+        except BaseException:
+            self.close()
+            raise
+
+    def rows(self, table: str) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
+        number, position = self._places[table]
+        return self._groups[number].blocks(position)
+
+    def is_crowded(self) -> bool:
+        return any(group.is_crowded for group in self._groups)
+
+    def close(self) -> None:
+        for group in self._groups:
+            group.close()
+
+
+def save_dense(trainer: Trained, writer: CheckpointWriter | ShardWriter | DeferredWriter) -> dict[str, Any]:
     """Write all but the rows; returns the facts that go into the manifest."""
     writer.tensors("model", _dense_tensors(trainer.model))
     optimizer_tensors, optimizer_plain = _split(trainer.dense.state_dict())
@@ -70,7 +166,7 @@ def save_dense(trainer: Trained, writer: CheckpointWriter | ShardWriter) -> dict
     }
 
 
-def restore(trainer: Trainer, path: str | Path) -> CheckpointReader:
+def restore(trainer: Trainer, path: str | Place) -> CheckpointReader:
     """Load a checkpoint into a trainer; one of another model is refused before anything changes."""
     reader = CheckpointReader(path)
     restore_dense(trainer, reader)

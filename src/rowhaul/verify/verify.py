@@ -14,7 +14,7 @@ another number it would add up in another order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -110,6 +110,7 @@ def train_and_record(
         if len(cluster.hosts) > 1:
             instead = "give a folder that all hosts share, such as --work /mnt/shared"
             check_shared_folder(cluster, shared, "the comparison", instead)
+        config = replace(config, checkpoints="")  # it keeps none
         run = _RecordedRun(cluster, config, schema, data, None, None, False)
         try:
             losses = _Losses(stepped)
@@ -141,6 +142,9 @@ class _Losses:
         pass
 
     def evaluated(self, step: int, metrics: MetricValues) -> None:
+        pass
+
+    def noted(self, text: str) -> None:
         pass
 
 

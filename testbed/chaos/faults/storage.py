@@ -56,7 +56,7 @@ class _Damaged(LostRank):
         self.kill(signal.SIGKILL)
 
     def repair(self) -> None:
-        found = finished_checkpoints(self.run.out / "checkpoints")
+        found = [Path(str(path)) for path in finished_checkpoints(self.run.out / "checkpoints")]
         if len(found) < 2:
             return
         file = self.run.random.choice(sorted(found[-1].glob("*")))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
@@ -23,7 +22,7 @@ _WORTH_A_BAR = 8  # files
 
 
 def cat(
-    path: Path = CHECKPOINT,
+    path: str = CHECKPOINT,
     keys: list[str] = typer.Argument(..., metavar="KEY...", help="Ids as they are in the data."),
     table: list[str] = typer.Option([], "--table", help="Search only this table; repeatable."),
     state: bool = typer.Option(False, "--state", help="Also show the optimizer state."),
@@ -33,13 +32,13 @@ def cat(
     """Print the rows of keys in all tables that have them; exits with 1 if a key is in none."""
     import json
 
-    from rowhaul.checkpoint.opening import open_checkpoint
     from rowhaul.cli.ckpt.keys import check_raw
     from rowhaul.export.export import chosen_tables
+    from rowhaul.train.run_folder import open_saved
 
     if raw:
         check_raw(keys)
-    reader = open_checkpoint(path)
+    reader = open_saved(path)
     searched = chosen_tables(reader, table)
     found = _search(reader, keys, searched, raw, quiet=as_json)
     absent = [typed for typed in keys if not any(hit.reading.typed == typed for hit in found.hits)]

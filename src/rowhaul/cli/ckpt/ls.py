@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from rowhaul.checkpoint.describing import Contents
 
 EXIT_DAMAGED = 2
-CHECKPOINT = typer.Argument(..., help="A checkpoint, or the --out of a `train`: its newest one.")
+CHECKPOINT = typer.Argument(..., help="A checkpoint (folder or URL), or the --out of a `train`: its newest.")
 
 
 def ls(
-    path: Path = CHECKPOINT,
+    path: str = CHECKPOINT,
     verify: bool = typer.Option(False, "--verify", help="Read every file and compare its checksum."),
     as_json: bool = AS_JSON,
 ) -> None:
@@ -30,9 +30,10 @@ def ls(
     from dataclasses import asdict
 
     from rowhaul.checkpoint.describing import damaged_files, describe
-    from rowhaul.checkpoint.opening import beside, open_checkpoint
+    from rowhaul.checkpoint.opening import beside
+    from rowhaul.train.run_folder import open_saved
 
-    reader = open_checkpoint(path)
+    reader = open_saved(path)
     contents = describe(reader)
     others = [str(one) for one in beside(reader) if one != reader.path]
     damaged = None

@@ -14,64 +14,73 @@ from rowhaul.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rowhaul.checkpoint import CheckpointReader
+    from rowhaul.checkpoint import CheckpointReader, Place
     from rowhaul.checkpoint.merging import Merged
     from rowhaul.checkpoint.progress import Progress
 
 
 def merge(
-    paths: list[Path] = typer.Argument(
-        ..., metavar="A B ...", help="Checkpoints or runs; the last one that has a row wins."
+    paths: list[str] = typer.Argument(
+        ...,
+        metavar="A B ...",
+        help="Checkpoints (folders or URLs) or runs; the last one that has a row wins.",
     ),
-    to: Path = typer.Option(
-        ..., "--to", help="New folder: a run if the last one is of a run, else a checkpoint."
+    to: str = typer.Option(
+        ...,
+        "--to",
+        help="New folder: a run if the last one is of a run, else a checkpoint; a URL: a checkpoint.",
     ),
 ) -> None:
     """Merge the tables and rows of checkpoints; compact a single one into fewer files.
 
     Later checkpoints win: each row, and all dense weights, are taken from the last one that has them.
     """
-    from rowhaul.checkpoint.opening import open_checkpoint
+    from rowhaul.checkpoint import as_place
+    from rowhaul.train.run_folder import open_saved
 
-    sources = [open_checkpoint(path) for path in paths]
+    sources, place = [open_saved(path) for path in paths], as_place(to)
     with progress_bar("merging", "nothing was written") as progress:  # written, then read back
-        merged = merge_into_folder(sources, to, lambda done, total: progress(done // 2, total // 2))
-    _print(merged, sources, to)
+        merged = merge_into_folder(sources, place, lambda done, total: progress(done // 2, total // 2))
+    _print(merged, sources, place)
 
 
-def merge_into_folder(sources: Sequence[CheckpointReader], to: Path, progress: Progress) -> Merged:
+def merge_into_folder(sources: Sequence[CheckpointReader], to: Place, progress: Progress) -> Merged:
     """Merge into a checkpoint, or into a run with one checkpoint if the last source is of a run."""
     import shutil
     from dataclasses import replace
 
     from rowhaul._files import temporary_beside, whole
     from rowhaul.checkpoint.layout import step_folder
+    from rowhaul.checkpoint.location import local_path
     from rowhaul.checkpoint.merging import main_source
     from rowhaul.checkpoint.merging import merge as merge_checkpoints
     from rowhaul.checkpoint.opening import run_of
     from rowhaul.data.schema import SCHEMA_FILE
     from rowhaul.train.run_data import DATA_FILE
-    from rowhaul.train.run_folder import CHECKPOINTS, CONFIG_FILE
+    from rowhaul.train.run_folder import CHECKPOINTS, CONFIG_FILE, saved_settings
 
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise ConfigError(f"{to} exists and is not empty; choose another folder for the result")
-    last = main_source(sources)
-    run = run_of(last)
-    if run is None or not (run / CONFIG_FILE).is_file() or to.resolve().parent.name == CHECKPOINTS:
+    path, last = local_path(to), main_source(sources)
+    if path is not None and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"{path} exists and is not empty; choose another folder for the result")
+    settings = saved_settings(last)
+    if path is None or settings is None or path.resolve().parent.name == CHECKPOINTS:
         return merge_checkpoints(sources, to, progress)
     place = Path(CHECKPOINTS) / step_folder(last.facts["step"])
-    to.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(temporary_beside(to), ignore_errors=True)  # what a killed merge left
-    with whole(to) as folder:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(temporary_beside(path), ignore_errors=True)  # what a killed merge left
+    with whole(path) as folder:
         merged = merge_checkpoints(sources, folder / place, progress)
-        for name in (CONFIG_FILE, SCHEMA_FILE):
-            shutil.copyfile(run / name, folder / name)
-        if (run / DATA_FILE).is_file():
+        config, schema = settings
+        config = config if not config.checkpoints else replace(config, checkpoints="")  # they are here now
+        config.write(folder / CONFIG_FILE)
+        schema.write(folder / SCHEMA_FILE)
+        run = run_of(last)
+        if run is not None and (run / DATA_FILE).is_file():
             shutil.copyfile(run / DATA_FILE, folder / DATA_FILE)
-    return replace(merged, path=to / place)
+    return replace(merged, path=path / place)
 
 
-def _print(merged: Merged, sources: Sequence[CheckpointReader], to: Path) -> None:
+def _print(merged: Merged, sources: Sequence[CheckpointReader], to: Place) -> None:
     numbers = range(1, len(sources) + 1)
     origins = [f"from {number}" for number in numbers] if len(sources) > 1 else []
     table = plain_table("table", "rows", *origins, "replaced", "files before", "files")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rowhaul.checkpoint import ShardWriter
+from rowhaul.checkpoint import Place, ShardWriter, as_place
 from rowhaul.checkpoint.layout import unfinished_folder
+from rowhaul.checkpoint.location import storage_of
 from rowhaul.checkpoint.shard import Shard
 from rowhaul.checkpoint.writer import prepare, publish
 from rowhaul.database.distributed.calls import Calls
@@ -75,13 +75,13 @@ class DistributedSnapshot:
             fill_tables(self._rows, group, replace(one, vectors=vectors), read, outputs)
         return request.result(pulled)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Place) -> None:
         """Write one checkpoint folder together, see `DistributedEmbeddingDatabase.save`.
 
         Rank 0 creates the folder, every rank writes its rows, and rank 0 writes the manifest last.
         """
         self.local.check_open()
-        calls, call, path = self._calls, ("save", self.step), Path(path)
+        calls, call, path = self._calls, ("save", self.step), as_place(path)
         with calls.call():
             calls.attempt(*call, lambda: prepare(path) if calls.rank == 0 else None)
             shard, _ = calls.attempt(*call, lambda: self._write(path))
@@ -131,9 +131,9 @@ class DistributedSnapshot:
             )
         return arrived
 
-    def _write(self, path: Path) -> Shard:
+    def _write(self, path: Place) -> Shard:
         folder = unfinished_folder(path)
-        if not folder.is_dir():
+        if not storage_of(folder).exists(folder):
             raise CheckpointError(
                 f"rank {self._calls.rank} does not see {folder}, created by rank 0: save to a shared folder"
             )

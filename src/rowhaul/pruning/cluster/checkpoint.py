@@ -22,8 +22,9 @@ from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule import Scheduler, homes_of
 from rowhaul.schedule.plan import LiveRows
 from rowhaul.store.keyed import locate
+from rowhaul.train.deferred import DeferredWriter, Pace
 from rowhaul.train.distributed import sidecar
-from rowhaul.train.distributed.cluster_rows import ClusterRows
+from rowhaul.train.distributed.cluster_rows import ClusterRows, RankWriters
 from rowhaul.train.distributed.training import DistributedTraining
 
 _UTILITIES = "utilities"  # file of what was useful by the last pruning
@@ -35,25 +36,46 @@ Arrays = dict[str, npt.NDArray[Any]]
 class ChunkedClusterRows(ClusterRows):
     """Saves and loads rows in chunks."""
 
-    def gather(self, training: DistributedTraining) -> tuple[LiveRows, npt.NDArray[np.float64]]:
-        """Collect all rows with utilities as of now, and what is known of columns; a collective call."""
-        pruning = _pruning(training)
-        return pruning.saved_rows(training.runtime), pruning.summed_squares(training.runtime)
+    copies_rows = True
 
-    def write(
+    def take(
+        self, training: DistributedTraining, writers: RankWriters
+    ) -> tuple[LiveRows, npt.NDArray[np.float64]]:
+        """Collect what this rank writes; a collective call.
+
+        Returns all rows with utilities as of now, and what is known of columns. Rows are copied at once if
+        training goes on: their chunks are not where one snapshot could find them.
+        """
+        pruning, mover = _pruning(training), training.runtime.mover
+        flushed = training.flushed()
+        gathered = pruning.saved_rows(training.runtime), pruning.summed_squares(training.runtime)
+
+        def write(writer: ShardWriter | DeferredWriter, pace: Pace) -> None:
+            self._write_rows(writer, writers.label, training, flushed, gathered[0])
+            num_workers = training.settings.topology.num_workers
+            pieces = sidecar.pieces(mover.cache, mover.home, flushed, num_workers)
+            sidecar.write(writer, writers.label, pieces, pace)
+
+        if writers.beside:
+            write(writers.home, lambda: None)
+        else:
+            writers.home.then(write)
+        return gathered
+
+    def _write_rows(
         self,
-        shard: ShardWriter,
+        shard: ShardWriter | DeferredWriter,
         label: str,
         training: DistributedTraining,
         flushed: RowMemory | None,
-        gathered: Any,
+        live: LiveRows,
     ) -> None:
         """Write the rows that this rank is home of, and what its worker has seen since the last pruning."""
         pruning = _pruning(training)
         if training.runtime.mover.cache is not None:
             logged = pruning.utility_log.export() if pruning.utility_log is not None else {}
             shard.arrays(f"{_LEDGER}{label}", {**logged, "squares": pruning.squares})
-        home, live = training.runtime.mover.home, gathered[0]
+        home = training.runtime.mover.home
         if home is None or flushed is None:
             return
         layout = _chunks(home.layout)
@@ -64,12 +86,12 @@ class ChunkedClusterRows(ClusterRows):
             blocks = [_block(layout, home, flushed, live, table, some)] if len(some) else []
             shard.blocks(spec.name, blocks, spec.dim, 0, layout.dtype, self.format.name)
 
-    def write_scheduler(self, shard: ShardWriter, training: DistributedTraining, gathered: Any) -> None:
+    def write_scheduler(self, writer: DeferredWriter, training: DistributedTraining, gathered: Any) -> None:
         """Write what the map of chunks knows."""
         known = training.runtime.feed.at_rest(_known)
         assert known is not None
         known |= {"columns": _chunks(training.layout).column_matrix, "sums": gathered[1]}
-        shard.arrays(saved_pruning.FILE, {f"0.{name}": array for name, array in known.items()})
+        writer.arrays(saved_pruning.FILE, {f"0.{name}": array for name, array in known.items()})
 
     def facts(self, training: DistributedTraining) -> dict[str, Any]:
         """Return what the manifest says of pruning."""
@@ -120,7 +142,7 @@ class ChunkedClusterRows(ClusterRows):
         """Load utilities that older versions keep in a file of their own."""
         assert isinstance(scheduler, ChunkScheduler)
         name = f"{_UTILITIES}.safetensors"
-        if not (reader.path / name).is_file():
+        if name not in reader.file_bytes:
             return
         saved, entries = reader.arrays(name), scheduler.map.entries
         numbers = scheduler.map.rows().numbers

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from rowhaul.checkpoint import Place
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.train.distributed import checkpointing
@@ -44,10 +45,10 @@ def save_checkpoint(
     cluster: Cluster,
     training: DistributedTraining,
     optimizer: torch.optim.Optimizer,
-    folder: str | Path,
+    folder: str | Place,
     facts: Mapping[str, Any] | None = None,
-) -> Path:
-    """Save rows, dense weights and optimizer into a folder that all ranks share; returns the checkpoint.
+) -> Place:
+    """Save rows, dense weights and optimizer to a URL, or a folder that all ranks share; returns where.
 
     A collective call between two segments: every rank makes it, stores too. ``facts`` are plain values of
     your own to keep with it.
@@ -57,11 +58,16 @@ def save_checkpoint(
 
 
 def find_checkpoint(
-    cluster: Cluster, folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer
+    cluster: Cluster, folder: str | Place, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> checkpointing.Saved | None:
-    """Load dense weights and optimizer from the newest checkpoint in a folder; rows follow in `distribute`.
+    """Load dense weights and optimizer from the newest intact checkpoint; rows follow in `distribute`.
 
     A collective call. Give what it returns to ``distribute(saved=...)``, and let the data begin at its
-    ``samples``. None where there is no checkpoint yet.
+    ``samples``. None where there is no checkpoint yet. Newer ones that are damaged are passed over with a
+    warning, and removed by the next save.
     """
-    return checkpointing.find(cluster, folder, LoopState(model, optimizer))
+    saved = checkpointing.find(cluster, folder, LoopState(model, optimizer))
+    if saved is not None and saved.chosen.damaged and cluster.rank == 0:
+        warnings.warn("; ".join(saved.chosen.notes), stacklevel=2)
+        saved.chosen.set_damaged_aside()
+    return saved

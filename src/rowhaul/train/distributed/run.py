@@ -6,8 +6,8 @@ store them.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from rowhaul._activity import Activity, doing
+from rowhaul.checkpoint import Place
+from rowhaul.checkpoint.location import local_folder
 from rowhaul.cluster import Timeouts, join
-from rowhaul.cluster.checks import check_same, check_shared_folder
+from rowhaul.cluster.checks import check_same
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
@@ -30,6 +32,8 @@ from rowhaul.train import loop
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed import checkpointing
+from rowhaul.train.distributed.beside_training import BesideTraining
+from rowhaul.train.distributed.checkpoint_places import check_place
 from rowhaul.train.distributed.data_streams import (
     evaluation_batches,
     hot_rows_for_all,
@@ -45,18 +49,11 @@ from rowhaul.train.distributed.training import DistributedTraining, layout_of
 from rowhaul.train.loop import Listener, RunResult, ShouldStop
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.run_data import read_contents
-from rowhaul.train.run_folder import (
-    CHECKPOINTS,
-    begin_folder,
-    check_new_folder,
-    check_same_config,
-    has_no_run,
-)
+from rowhaul.train.run_folder import begin_folder, check_new_run, check_same_run, checkpoints_of, is_empty
+from rowhaul.train.run_lock import RunLock
 from rowhaul.train.trainer import Trainer, rate_factor
 from rowhaul.tuning.hot_set.controller import HotSetController
 from rowhaul.tuning.shares import MeasuredLinks, ShareController, first_batches
-
-_log = logging.getLogger(__name__)
 
 
 def train_on_cluster(
@@ -75,16 +72,20 @@ def train_on_cluster(
 
     With ``data_from: rank0`` only rank 0's schema, data and eval_data count; other ranks may give None.
     """
-    if resume and out is None:
-        raise ConfigError("resume needs the folder of the run: give out")
+    folder = local_folder(out) if out else None
+    checkpoints = checkpoints_of(config, folder)
+    if resume and checkpoints is None:
+        raise ConfigError("resume needs the folder of the run: give out, or checkpoints")
     if config.threads:
         torch.set_num_threads(config.threads)
-    with join_as_configured(config.cluster) as cluster:
-        folder = Path(out) if out else None
+    with ExitStack() as stack:
+        cluster = stack.enter_context(join_as_configured(config.cluster))
+        lock = stack.enter_context(RunLock(folder)) if folder and cluster.rank == 0 else None
         session = ClusterSession(cluster, config, schema, data, folder, eval_data, resume, monitor)
         session.training.runtime.should_stop = should_stop
+        notes = ([lock.note] if lock is not None and lock.note else []) + session.notes
         try:
-            return loop.train(session, folder, listener if cluster.rank == 0 else None)
+            return loop.train(session, checkpoints, listener if cluster.rank == 0 else None, notes)
         finally:
             session.close()
 
@@ -122,41 +123,48 @@ class ClusterSession(loop.Session):
         schema = schema_for_all(cluster, config, schema)
         self.cluster, self.config, self.schema = cluster, config, schema
         self.is_leader = cluster.rank == 0
-        if folder and self.is_leader:
-            # torchrun repeats one command when it restarts ranks: --resume may find nothing yet.
-            begins = not resume or not folder.exists() or has_no_run(folder)
-            check_new_folder(folder) if begins else check_same_config(folder, config, schema)
-        if folder and len(cluster.hosts) > 1:
-            instead = "mount one folder (NFS, for instance) on every host, or leave out --out"
-            check_shared_folder(cluster, folder.parent, "the run", instead)
+        checkpoints = checkpoints_of(config, folder)
+        if checkpoints is not None:
+            check_place(cluster, checkpoints)
+        if not resume and self.is_leader:
+            check_new_run(folder, checkpoints)
         torch.manual_seed(config.seed)
         self.trainer = Trainer(config, schema)
         saved = None
-        if folder and resume:
+        if checkpoints and resume:
             with doing(Activity.LOADING):
-                saved = checkpointing.find(cluster, folder / CHECKPOINTS, self.trainer)
-        notes: list[str] = []
+                saved = checkpointing.find(cluster, checkpoints, self.trainer)
+        # torchrun repeats one command when it restarts ranks: --resume may find nothing yet.
+        begins = saved is None and (folder is None or is_empty(folder))
+        if resume and self.is_leader and not begins:
+            check_same_run(folder, saved.chosen.path if saved is not None else None, config, schema)
+        self.notes = saved.chosen.notes if saved is not None else []
         if saved is not None and saved.num_workers not in (None, cluster.topology.num_workers):
-            fitting, notes = fit_to_workers(config.cluster, cluster.topology.num_workers)
+            fitting, dropped = fit_to_workers(config.cluster, cluster.topology.num_workers)
             self.config = config = replace(config, cluster=fitting)
+            self.notes += dropped
         self.stream, self.evaluation = open_streams_for_all(
             cluster, config, schema, data, eval_data, self.trainer.samples
         )
         self.trainer.expect(self.stream, self.evaluation)
         check_same(cluster, self._facts())
-        self.keeps_contents = cluster.rank == reading_rank(cluster, config)
+        keeps_contents = cluster.rank == reading_rank(cluster, config)
+        self.contents_folder = folder if keeps_contents else None
         if saved is not None:
             self.first_note = saved.check_same_data(self.stream, config)
         if saved is not None and folder and isinstance(self.stream, SampleStream):
-            read_contents(folder, self.stream, verify=self.keeps_contents)
+            read_contents(folder, self.stream, verify=keeps_contents)
         # A worker without samples has nothing to compute, unless layers need all workers at once.
         self._joins_empty = any(isinstance(one, BatchNorm1d) for one in self.trainer.model.modules())
         wanted = config.cluster.links == "measure" or config.cluster.shares == "auto"
         self.links = MeasuredLinks.measure(cluster) if wanted else None
         self.hot = self._hot_set_controller() if config.cluster.hot_is_auto else None
         self.training = self._distribute(saved)
+        self.saving = BesideTraining(cluster)
         if folder and self.is_leader:
             begin_folder(folder, config, schema, data, eval_data)
+        if saved is not None and self.is_leader:
+            saved.chosen.set_damaged_aside()
         self.log = ClusterLog(
             folder if self.is_leader else None,
             self.trainer.step,
@@ -166,8 +174,7 @@ class ClusterSession(loop.Session):
             monitor=monitor,
         )
         if saved is not None and (differences := saved.differences(self.training.settings)):
-            notes.append(what_changed(differences))
-        self._notes = notes
+            self.notes.append(what_changed(differences))
         if self.is_leader:
             self._introduce_ranks(monitor)
         chooses = config.cluster.shares == "auto" and cluster.rank == 0
@@ -244,13 +251,10 @@ class ClusterSession(loop.Session):
         )
 
     def start(self) -> None:
-        """Give the hot set's controller the log, and the runtime the clock of saves; say what has changed."""
+        """Give the hot set's controller the log, and the runtime the clock of saves."""
         if self.hot is not None:
             self.hot.report_to(self.log.tell)
         self.training.runtime.should_save = self.should_save
-        for note in self._notes if self.is_leader else ():
-            self.log.tell(note)
-            _log.warning(note)
 
     def batches(self, count: int) -> Iterator[Batch]:
         """Yield this worker's part of the next global batches; nothing on a store, which serves them."""
@@ -286,10 +290,21 @@ class ClusterSession(loop.Session):
         with doing(Activity.EVALUATING), evaluation_batches(self.training, self.evaluation) as batches:
             return evaluate(self.training, batches)
 
-    def save(self, checkpoints: Path, facts: dict[str, Any]) -> None:
+    def save(self, checkpoints: Place, facts: dict[str, Any]) -> None:
         """Save a checkpoint of this step, with the other ranks."""
+        self.saving.finish()
         with doing(Activity.SAVING):
             checkpointing.save(self.cluster, self.training, self.trainer, checkpoints, facts)
+
+    def save_beside(
+        self, checkpoints: Place, facts: dict[str, Any], done: loop.Saved, *, waits: bool
+    ) -> None:
+        """Save a checkpoint of this step beside training, with the other ranks."""
+        if waits:
+            self.saving.finish()
+        checkpointing.save_beside(
+            self.cluster, self.training, self.trainer, checkpoints, facts, self.saving, done
+        )
 
     def held(self) -> tuple[int, int]:
         """Count the rows of the model, and bytes on all ranks."""
@@ -311,4 +326,5 @@ class ClusterSession(loop.Session):
 
     def close(self) -> None:
         """End the threads of this rank."""
+        self.saving.close()
         self.training.close()

@@ -1,8 +1,9 @@
 """Where rows were when a checkpoint was taken, for the same ranks to continue with the same bits.
 
-The rows of a checkpoint are flushed, and do not say who held them. The sidecar has the rest, a few files a
-rank: the records in a worker's cache; gradients that wait for their step, in a cache or at home; and what a
-home really has of rows that were flushed for the checkpoint: the record from before their step, or nothing.
+The rows of a checkpoint are flushed, and do not say who else held them. The sidecar has the rest, a few
+files a rank: the records in a worker's cache that it has not written as rows; gradients that wait for their
+step, in a cache or at home; and what a home really has of rows that it has not written, or that were flushed
+for the checkpoint: an older record, or nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import numpy.typing as npt
 from rowhaul.checkpoint import CheckpointReader, ShardWriter
 from rowhaul.checkpoint import shard as shards
 from rowhaul.errors import CheckpointError
+from rowhaul.runtime.memory_snapshot import MemorySnapshot
 from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.store.keyed import locate
+from rowhaul.train.deferred import DeferredWriter, Pace
 
 PREFIX = "layout-"
-_CACHE, _HOME, _ABSENT = "cache", "home", "absent"
-_WAITING = {"cache": "waiting-in-cache", "home": "waiting-at-home"}
+CACHE, HOME = "cache", "home"
+_ABSENT = "absent"
+_WAITING = {CACHE: "waiting-in-cache", HOME: "waiting-at-home"}
 
 
 class Piece(NamedTuple):
@@ -38,23 +42,43 @@ class Piece(NamedTuple):
 def pieces(
     cache: RowMemory | None, home: RowMemory | None, flushed: RowMemory | None, num_workers: int
 ) -> Iterator[Piece]:
-    """Yield all that a rank holds beside the flushed rows of the checkpoint."""
+    """Yield all that a rank holds beside the rows of a checkpoint that homes have written, all flushed."""
     if cache is not None:
         for table in range(len(cache.layout.specs)):
             number, position = cache.place_of(table)
             for keys, records in cache.groups[number].blocks(position):
-                yield Piece(_CACHE, 0, table, keys, records)
-        yield from _waiting(_CACHE, cache, num_workers)
+                yield Piece(CACHE, 0, table, keys, records)
+        yield from waiting(CACHE, cache, num_workers)
     if home is not None and flushed is not None:
         yield from _unflushed(home, flushed)
-        yield from _waiting(_HOME, home, num_workers)
+        yield from waiting(HOME, home, num_workers)
 
 
-def write(shard: ShardWriter, label: str, every: Iterable[Piece]) -> None:
+def records(kind: str, snapshot: MemorySnapshot, *, marked: bool, num_tables: int) -> Iterator[Piece]:
+    """Yield the rows of a snapshot that have a mark, or that have none."""
+    for table in range(num_tables):
+        for keys, some in snapshot.blocks(table, marked=marked):
+            yield Piece(kind, 0, table, keys, some)
+
+
+def absent(home: RowMemory, flushed: RowMemory) -> Iterator[Piece]:
+    """Yield the flushed rows that a home has not."""
+    for table in range(len(home.layout.specs)):
+        number, position = home.place_of(table)
+        group = home.groups[number]
+        for keys, _ in flushed.groups[number].index.blocks(position):
+            missing = keys[locate(group, np.full(len(keys), position), keys) < 0]
+            yield Piece(_ABSENT, 0, table, missing, np.empty((0, 1), group.dtype))
+
+
+def write(
+    shard: ShardWriter | DeferredWriter, label: str, every: Iterable[Piece], pace: Pace = lambda: None
+) -> None:
     """Write pieces into files of a size that memory has room for."""
     held: defaultdict[str, list[Piece]] = defaultdict(list)
     num_files = held_bytes = 0
     for piece in every:
+        pace()
         if len(piece.keys):
             held[f"{piece.kind}.{piece.worker}.{piece.table}"].append(piece)
             held_bytes += piece.keys.nbytes + piece.records.nbytes
@@ -70,8 +94,8 @@ def read(
     reader: CheckpointReader, names: Iterable[str], cache: RowMemory | None, home: RowMemory | None
 ) -> None:
     """Restore a rank's memory, whose home has the flushed rows already, to what `write` found."""
-    memories = {_CACHE: cache, _HOME: home, _ABSENT: home}
-    memories |= {_WAITING[_CACHE]: cache, _WAITING[_HOME]: home}
+    memories = {CACHE: cache, HOME: home, _ABSENT: home}
+    memories |= {_WAITING[CACHE]: cache, _WAITING[HOME]: home}
     for name in names:
         for piece in _read_pieces(reader, name):
             memory = memories.get(piece.kind)
@@ -103,20 +127,22 @@ def _unflushed(home: RowMemory, flushed: RowMemory) -> Iterator[Piece]:
             there = np.flatnonzero(found >= 0)
             held = group.arena.read(found[there])
             differs = np.flatnonzero((_as_bytes(held) != _as_bytes(records[there])).any(axis=1))
-            yield Piece(_HOME, 0, table, keys[there[differs]], held[differs])
+            yield Piece(HOME, 0, table, keys[there[differs]], held[differs])
             yield Piece(_ABSENT, 0, table, keys[found < 0], records[:0])
 
 
-def _waiting(where: str, memory: RowMemory, num_workers: int) -> Iterator[Piece]:
+def waiting(where: str, memory: RowMemory, num_workers: int) -> Iterator[Piece]:
     """Gradients that wait for their step."""
     if not memory.num_waiting:
         return
-    for table in range(len(memory.layout.specs)):
-        number, position = memory.place_of(table)
+    group_of, position_of = memory.places
+    for number in range(len(memory.groups)):
+        table_at = {int(position_of[table]): int(table) for table in np.flatnonzero(group_of == number)}
         for worker in range(num_workers):
             buffer = memory.buffer(worker, number)
-            for keys, locations in buffer.index.blocks(position):
-                yield Piece(_WAITING[where], worker, table, keys, buffer.arena.read(locations))
+            for position, keys, locations in buffer.index.by_table():
+                records = buffer.arena.read(locations)
+                yield Piece(_WAITING[where], worker, table_at[position], keys, records)
 
 
 def _joined(held: Mapping[str, list[Piece]]) -> dict[str, npt.NDArray[Any]]:

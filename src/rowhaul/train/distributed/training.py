@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch, EmbeddingBagCollection
 from rowhaul.planning.rank0_data.sharing import DataSource
 from rowhaul.planning.replicas import compare_replicas
-from rowhaul.runtime.flush import flush, flush_plan
+from rowhaul.runtime.changes_at_home import ChangedRowsAtHome
+from rowhaul.runtime.flush import FlushSlices, flush
 from rowhaul.runtime.hot_set import carry_out, replacing_plan
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.mover import Job
@@ -213,16 +215,30 @@ class DistributedTraining:
         self.runtime.note_measures(job)
         self._on_iteration(job)
 
-    def flushed(self) -> RowMemory | None:
+    def flushed(
+        self, *, records_stay: bool = False, each: Callable[[Plan], None] = lambda plan: None
+    ) -> RowMemory | None:
         """Copy the latest records of unsynchronised rows to their homes; return this rank's copies.
 
-        A collective call, between two segments; None on a rank that stores nothing.
+        A collective call, between two segments; None on a rank that stores nothing. It takes rows in slices:
+        ``each`` is called with the plan of each. With ``records_stay`` rows whose latest record is on some
+        worker stay there, see `flush_plan`.
         """
-        runtime, settings = self.runtime, self.settings
-        plan = runtime.feed.share(
-            lambda scheduler: flush_plan(scheduler.states(), settings.topology, settings.sizes)
-        )
-        return runtime.in_moves(lambda mover: flush(mover, plan, self._rates)).wait()
+        runtime, settings, home = self.runtime, self.settings, self.runtime.mover.home
+        slices = FlushSlices(settings.topology, settings.sizes, records_stay=records_stay)
+        flushed = None if home is None else RowMemory(home.layout)
+        while len((plan := runtime.feed.share(slices.next)).keys):
+            runtime.in_moves(partial(flush, plan=plan, rates=self._rates, flushed=flushed)).wait()
+            each(plan)
+        return flushed
+
+    def track_changes(self) -> None:
+        """Note from now on which rows change, for `ClusterSnapshot.changed_since`; on every rank."""
+        mover, layout = self.runtime.mover, self.layout
+        if type(layout) is not TableLayout:
+            raise ConfigError("changes of pruned rows are not tracked; train without prune")
+        if mover.home is not None and mover.changes is None:
+            mover.changes = ChangedRowsAtHome(mover.rank, self.settings.topology, len(layout.specs))
 
     def replicate(self, hot: HotRows) -> Plan:
         """Replicate these rows, and no others, on every worker; what is learned does not change.

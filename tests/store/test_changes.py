@@ -1,0 +1,31 @@
+"""The rows that have changed since a step, against a dictionary."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rowhaul.store.changes import ChangedRows
+
+TABLES = 3
+steps = st.lists(
+    st.tuples(st.integers(0, TABLES - 1), st.sets(st.integers(-5, 15), max_size=6), st.booleans()),
+    max_size=10,
+)
+
+
+@given(steps, st.integers(0, 10))
+@settings(max_examples=150, deadline=None)
+def test_changes_are_those_of_a_dictionary(noted, asked):
+    rows, expected, sealed = ChangedRows(TABLES), {}, []
+    for step, (table, keys, ends) in enumerate(noted, 1):
+        rows.note(step, np.full(len(keys), table), np.array(sorted(keys), np.int64))
+        expected |= {(table, key): step for key in keys}
+        if ends:
+            sealed.append((rows.seal(), dict(expected)))
+    sealed.append((rows.seal(), expected))
+    for changes, then in sealed:
+        found = [(table, key) for table, keys in changes.since(asked) for key in keys.tolist()]
+        assert found == sorted(row for row, step in then.items() if step > asked)
+    rows.forget(asked)
+    found = [(table, key) for table, keys in rows.seal().since(asked) for key in keys.tolist()]
+    assert found == sorted(row for row, step in expected.items() if step > asked)
