@@ -25,6 +25,7 @@ from rowhaul.runtime.phase_kernels import sort_moves
 from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule import ScheduleSettings
+from rowhaul.store import snapshot
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.training import (
     DistributedTraining,
@@ -97,6 +98,7 @@ def _train(
         for batch in training.batches():
             training.step(backward(model, batch))
         training.flushed()
+        snapshot.compile_kernels()
         training.close()
     except BaseException as error:  # the run itself will report it
         network.fail(error)
