@@ -139,7 +139,11 @@ def alone(folder: str, num_rows: int, repeats: int, out: str) -> dict[str, float
             taken.close()
             shutil.rmtree(path)
 
-        saving.start(write, lambda error: print(error, file=sys.stderr))
+        def done(error: Exception | None) -> None:
+            if error is not None:
+                print(error, file=sys.stderr)
+
+        saving.start(write, done)
 
     def save() -> None:
         path = next(paths)

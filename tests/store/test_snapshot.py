@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from rowhaul.errors import RowhaulError
 from rowhaul.optim import SGD
-from rowhaul.store import TableGroup, TableSpec
+from rowhaul.store import TableGroup, TableSpec, snapshot
 from rowhaul.store.keyed import remove
 from rowhaul.store.snapshot import GroupSnapshot
+from rowhaul.store.snapshot_kernels import count_pending, keep_changing, keep_removed, take_records
 
 TABLES = 2
 
@@ -154,3 +155,18 @@ def test_where_nothing_has_a_mark_nothing_is_read_as_marked():
     assert as_dict(snapshot.blocks(0, marked=True)) == {}
     assert len(as_dict(snapshot.blocks(0))) == 3
     snapshot.close()
+
+
+def test_all_kernels_are_compiled_beforehand():
+    """A kernel that training meets while a snapshot is open takes as long to compile as many steps."""
+    snapshot.compile_kernels()
+    kernels = (count_pending, keep_changing, keep_removed, take_records)
+    compiled = [list(kernel.signatures) for kernel in kernels]
+    tables = group(5)
+    change(tables, "step", 1, range(20))
+    taken = GroupSnapshot(tables)
+    change(tables, "step", 1, range(5, 30))
+    change(tables, "remove", 1, range(10))
+    assert len(as_dict(taken.blocks(1))) == 20
+    taken.close()
+    assert [list(kernel.signatures) for kernel in kernels] == compiled

@@ -196,7 +196,8 @@ from checkpointed_ranks import Session
 from rowhaul.cluster import join
 from rowhaul.data.schema import Schema
 from rowhaul.train.cluster_config import ClusterConfig
-from rowhaul.train.distributed import checkpointing
+from rowhaul.train.distributed import cluster_snapshot
+from rowhaul.train.distributed.cluster_snapshot import ClusterSnapshot
 
 folder, data = Path({folder!r}), Path({data!r})
 session = Session(Schema.read(folder / "schema.yaml"), data, **{session})
@@ -207,19 +208,21 @@ def dies(*arguments):
         os.kill(os.getpid(), signal.SIGKILL)
     return completes(*arguments)
 
-completes = checkpointing.{doomed_function}
+owner = {doomed_owner}
+completes = owner.{doomed_function}
 if rank == {doomed_rank}:
-    checkpointing.{doomed_function} = dies
+    owner.{doomed_function} = dies
 with join(session.cluster.stores, session.cluster.colocated, session.cluster.peer_to_peer) as cluster:
     session.run(cluster, folder)
 """
 
 
-def run_processes(session, folder, given, cluster, doomed=(-1, 0, "_complete")):
+def run_processes(session, folder, given, cluster, doomed=(-1, 0, "cluster_snapshot._complete")):
     """Run a session as processes; one of them is killed when it calls a function for a step."""
     folder.mkdir(exist_ok=True)
     session.schema.write(folder / "schema.yaml")
     here = Path(__file__).parent
+    owner, _, function = doomed[2].rpartition(".")
     program = PROGRAM.format(
         paths=[str(here), str(here.parent)],
         folder=str(folder),
@@ -227,7 +230,8 @@ def run_processes(session, folder, given, cluster, doomed=(-1, 0, "_complete")):
         session=f"dict(cluster=ClusterConfig(**{asdict(cluster)!r}), **{given!r})",
         doomed_rank=doomed[0],
         doomed_step=f"step-{doomed[1]:09d}",
-        doomed_function=doomed[2],
+        doomed_owner=owner,
+        doomed_function=function,
     )
     script = folder.parent / "rank.py"
     script.write_text(program)
@@ -243,22 +247,28 @@ def run_processes(session, folder, given, cluster, doomed=(-1, 0, "_complete")):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("cluster", "rank", "function"),
+    ("cluster", "rank", "function", "beside"),
     [
-        (replace(CLUSTER, workers=2), 0, "_complete"),
-        (replace(CLUSTER, workers=2, colocated=True), 1, "_write_part"),
+        (replace(CLUSTER, workers=2), 0, "cluster_snapshot._complete", False),
+        (replace(CLUSTER, workers=2, colocated=True), 1, "ClusterSnapshot._write_part", False),
+        (replace(CLUSTER, workers=2), 0, "cluster_snapshot._complete", True),
+        (replace(CLUSTER, workers=2, colocated=True), 1, "ClusterSnapshot._write_part", True),
     ],
-    ids=["before the manifest", "while writing"],
+    ids=["before the manifest", "while writing", "before the manifest, beside", "while writing, beside"],
 )
-def test_a_rank_killed_while_saving_leaves_the_checkpoint_before(cluster, rank, function, session, tmp_path):
+def test_a_rank_killed_while_saving_leaves_the_checkpoint_before(
+    cluster, rank, function, beside, session, tmp_path
+):
     """And processes resume from it to the bits of threads."""
     folder = tmp_path / "a"
     given = {"save_at": [5, 9, STEPS]}
+    if beside:
+        given = {"save_at": [STEPS], "beside": [5, 9]}
     with pytest.raises(ClusterError, match=rf"rank {rank} .*SIGKILL"):
         run_processes(session, folder, given, cluster, doomed=(rank, 9, function))
     checkpoints = folder / CHECKPOINTS
     assert latest_checkpoint(checkpoints).name == "step-000000005"
-    assert (checkpoints / "step-000000009.unfinished").exists()
+    assert rank != 0 or (checkpoints / "step-000000009.unfinished").exists()
     run_processes(session, folder, {**given, "resume": True}, cluster)
     replace(session, cluster=cluster).on_threads(tmp_path / "b")
     assert same_bits(contents(folder), contents(tmp_path / "b"))

@@ -77,7 +77,17 @@ def everything(folder, step):
     return found
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+QUICK = (
+    "store",
+    "co-located, peers, belady",
+    "hot rows, co-located",
+    "bounded:2",
+    "rows that are forgotten",
+)
+CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in LAYOUTS]
+
+
+@pytest.mark.parametrize("layout", CASES)
 def test_it_is_the_checkpoint_of_its_step_and_the_run_goes_on_with_the_same_bits(
     layout, session, tmp_path, slowly
 ):

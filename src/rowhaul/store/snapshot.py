@@ -17,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import RowhaulError
+from rowhaul.optim import SGD
 from rowhaul.store.arena import RecordArena
 from rowhaul.store.index import Int64s
+from rowhaul.store.keyed import remove
 from rowhaul.store.snapshot_kernels import (
     GONE,
     PENDING,
@@ -27,7 +29,7 @@ from rowhaul.store.snapshot_kernels import (
     keep_removed,
     take_records,
 )
-from rowhaul.store.tables import TableGroup
+from rowhaul.store.tables import TableGroup, TableSpec
 
 Rows = tuple[Int64s, npt.NDArray[Any]]
 
@@ -173,3 +175,15 @@ class GroupSnapshot:
             for table, mark in np.unique(np.stack([tables, marks]), axis=1).T.tolist():
                 some = (tables == table) & (marks == mark)
                 self._removed[table, mark].append(_Removed(keys[some], slots[some]))
+
+
+def compile_kernels() -> None:
+    """Compile the kernels of snapshots, which training would otherwise do while the first one is open."""
+    group, keys = TableGroup([TableSpec("any", 1, 0.0, 1.0)], SGD(lr=0.0), np.float32, 0), np.arange(3)
+    records, table = group.make_fresh(np.zeros(3, np.int64), keys), np.zeros(1, np.int64)
+    snapshot = GroupSnapshot(group)
+    group.update(records[:1], np.zeros((1, 1), np.float32), 0.0, 1)
+    remove(group, table, keys[1:2])
+    for _ in snapshot.blocks(0):
+        pass
+    snapshot.close()

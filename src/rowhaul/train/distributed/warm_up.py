@@ -28,6 +28,7 @@ from rowhaul.runtime.phase_kernels import sort_moves
 from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule import ScheduleSettings
+from rowhaul.store import snapshot
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.training import (
     DistributedTraining,
@@ -107,6 +108,7 @@ def _train(
         for batch in training.batches():
             training.step(backward(model, batch))
         training.flushed()
+        snapshot.compile_kernels()
         training.close()
     except BaseException as error:  # the run itself will report it
         errors.append(error)
