@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 _NICE = 10  # under which Linux gives a thread about a tenth of a core that another one wants
-_SHARE_OF_ALL_CORES = 0.05  # that all threads of a host that write may take together
-_LEAST_SHARE, _LARGEST_SHARE = 0.05, 0.8  # of one core, for one of them
+_SHARE_OF_ALL_CORES = 0.04  # that all threads of a host that write may take together
+_LEAST_SHARE, _LARGEST_SHARE = 0.04, 0.8  # of one core, for one of them
 _SHORTEST_WAIT = 0.001  # seconds; shorter ones add up
 
 
