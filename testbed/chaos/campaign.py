@@ -20,7 +20,7 @@ from testbed.network import ShapedNetwork
 
 WORKERS, STORES = 2, 1
 LINKS = "200mbit"
-SAMPLES, STEPS = 20_000, 300
+SAMPLES, STEPS = 60_000, 800
 DISK_MEGABYTES = 96
 FIRST_STEPS, STEPS_AFTER = 3, 3  # trained before a fault is thrown, and after it
 MOST_STEPS_BETWEEN = 20

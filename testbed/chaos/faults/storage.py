@@ -30,7 +30,7 @@ class DiskFull(Fault):
                 while True:
                     file.write(bytes(1 << 16))
             deadline = time.monotonic() + 30
-            while "no checkpoint" not in self.run.said([0]):
+            while "failed, training goes on" not in " ".join(self.run.said([0]).split()):
                 if time.monotonic() > deadline or self.run.processes.failed:
                     raise ChaosError(f"{self.name}: no word of a failed save\n{self.run.said()}")
                 time.sleep(0.05)
@@ -99,14 +99,19 @@ class SecondRun(Fault):
     name, promise = "second run in the same folder", "the second is refused, the first goes on"
 
     def throw(self) -> None:
-        command = ["train", "--data", str(self.run.data), "--out", str(self.run.out), "--resume"]
-        second = subprocess.run(
-            [sys.executable, "-m", "rowhaul", *command, "--set", "cluster.workers=0"],
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        if second.returncode == 0 or "in use" not in second.stdout + second.stderr:
+        hold = self.run.hold(self.victim)
+        hold.touch()  # or the first might end before the second has started
+        try:
+            command = ["train", "--data", str(self.run.data), "--out", str(self.run.out), "--resume"]
+            second = subprocess.run(
+                [sys.executable, "-m", "rowhaul", *command, "--set", "cluster.workers=0"],
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+        finally:
+            hold.unlink()
+        if second.returncode == 0 or "is in use by" not in " ".join((second.stdout + second.stderr).split()):
             raise ChaosError(f"{self.name}: it was not refused: {second.stdout}{second.stderr}")
 
 
