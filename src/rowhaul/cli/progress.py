@@ -111,14 +111,15 @@ class StopOnSignal:
     A second SIGTERM does nothing: a service manager sends it to all processes, and launchers forward it.
     torchrun forwards Ctrl-C, too, to ranks that have received it from the terminal: on a rank, one that
     follows within `_ONE_PRESS` seconds is the same one. A signal that the process ignores, as a background
-    job does SIGINT, stays ignored.
+    job does SIGINT, stays ignored. Until it is called for the first time nothing is trained that could be
+    saved, and ranks may wait for each other: a signal interrupts at once.
     """
 
     _SIGNALS = (signal.SIGINT, signal.SIGTERM)
     _ONE_PRESS = 2.0
 
     def __init__(self) -> None:
-        self._asked = False
+        self._asked = self._is_heeded = False
         self._interrupted_at: float | None = None
         self._one_press = self._ONE_PRESS if is_launched() else 0.0
 
@@ -136,9 +137,12 @@ class StopOnSignal:
 
     def __call__(self) -> bool:
         """Whether the run was asked to stop."""
+        self._is_heeded = True
         return self._asked
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self._is_heeded:
+            raise KeyboardInterrupt
         if number == signal.SIGINT:
             now = time.monotonic()
             if self._interrupted_at is None:
