@@ -244,7 +244,7 @@ class ThreadCluster:
         self.local_ranks, self.leader = (rank,), rank
         self.moves, self.control = network.links(rank), network.collective(rank)
         self.dense = network.collective(rank, range(topology.num_workers)) if self.is_worker else None
-        self.failure = Failure()
+        self.failure, self.secret, self.has_abstract_sockets = Failure(), None, True
         self._meetings: dict[str, int] = {}
 
     def next_meeting(self, what: str) -> int:

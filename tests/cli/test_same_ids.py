@@ -99,7 +99,7 @@ def old_version(run):
     for path in run.glob("checkpoints/*/manifest.json"):
         manifest = json.loads(path.read_text())
         facts = manifest["facts"]
-        del facts["key_origins"]
+        del facts["key_origins"], manifest["xxh3"]
         facts["key_kinds"] = dict.fromkeys(facts["key_kinds"], "integer")  # keys, of whatever
         path.write_text(json.dumps(manifest))
 

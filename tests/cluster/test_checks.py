@@ -20,7 +20,7 @@ def test_facts_that_differ_are_named_with_the_ranks_that_have_them():
     compared({"a": "1"}, {"a": "1"}, {"a": "1"})
     with pytest.raises(ClusterError, match=r"\n  a: 1 on ranks 0, 2.*; 2 on rank 1"):
         compared({"a": "1"}, {"a": "2"}, {"a": "1"})
-    with pytest.raises(ClusterError, match=r"\n  a: 1 on rank 0.*; \(not given\) on ranks 1, 2"):
+    with pytest.raises(ClusterError, match=r"\n  a: 1 on rank 0.*; \(not given\) on ranks 1-2"):
         compared({"a": "1"}, {}, {})
 
 

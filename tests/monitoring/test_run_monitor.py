@@ -10,7 +10,7 @@ from in_process_cluster import run_cluster
 from scraping import collected
 from scripted_cases import script
 
-from rowhaul.errors import RankLostError
+from rowhaul.errors import CheckpointError, RankLostError
 from rowhaul.monitoring.health import check_health
 from rowhaul.monitoring.monitor import RankLabels
 from rowhaul.monitoring.run_monitor import RunMonitor
@@ -79,7 +79,7 @@ def test_a_checkpoint_that_fails_is_counted(tmp_path, log_schema, log_folder):
             (tmp_path / "r" / "checkpoints").write_text("a file where a folder should be")
         return False
 
-    with pytest.raises(OSError, match="checkpoints"):
+    with pytest.raises(CheckpointError, match="checkpoints"):
         train_run(config, log_schema, log_folder, out=tmp_path / "r", should_stop=spoil, monitor=monitor)
     shown = collected(monitor)
     assert shown["rowhaul_checkpoint_failures_total"] == 1

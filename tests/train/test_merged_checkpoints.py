@@ -39,7 +39,7 @@ def merged(saved, to):
 
 def test_the_files_of_ranks_become_one_a_table_with_the_same_rows(saved, tmp_path):
     before, after = merged(saved, tmp_path / "run")
-    assert {len(table.files) for table in before.tables.values()} == {2}
+    assert min(len(table.files) for table in before.tables.values()) >= 2  # of homes, and of workers
     assert {len(table.files) for table in after.tables.values()} == {1}
     assert describe(before).layout
     assert not describe(after).layout

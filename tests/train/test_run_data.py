@@ -129,7 +129,7 @@ def test_checkpoints_of_earlier_versions_keep_their_rule(data, log_schema, tmp_p
     train_run(replace(CONFIG, max_steps=2), log_schema, data, out=run)
     for path in run.glob("checkpoints/*/manifest.json"):
         manifest = json.loads(path.read_text())
-        del manifest["facts"]["data_files"]
+        del manifest["facts"]["data_files"], manifest["xxh3"]
         path.write_text(json.dumps(manifest))
     for name in ("contents.json", "data.yaml"):
         (run / name).unlink()
