@@ -20,6 +20,7 @@ from rowhaul.errors import ClusterError
 Result = TypeVar("Result")
 
 POLL_SECONDS = 0.2  # between two checks for a failure while waiting
+_AFTER_FAILURE = 0.3  # seconds for a thread to end once its rank has failed
 
 
 class Failure:
@@ -128,9 +129,12 @@ class SerialExecutor:
         return future
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the thread after the queued calls; abandon it if a call is stuck in the network."""
+        """End the thread after the queued calls; abandon it if a call is stuck in the network.
+
+        That is likely once the rank has failed, and the others wait for its word: abandon it soon then.
+        """
         self._calls.put(None)
-        self._thread.join(timeout)
+        self._thread.join(timeout if self._failure.error is None else _AFTER_FAILURE)
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
