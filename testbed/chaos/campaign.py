@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rowhaul.simulate.links import parse_links
+from testbed import signals
 from testbed.chaos.faults import Fault, MachineGone
 from testbed.chaos.faults.storage import disk, remove_disk
 from testbed.chaos.learned import Learned, difference, learned
@@ -112,8 +113,9 @@ class Campaign:
         try:
             yield run
         finally:
-            run.end()
-            remove_disk(work / "run")
+            with signals.held_back():
+                run.end()
+                remove_disk(work / "run")
 
     def _expected(self, network: Network, options: Sequence[str]) -> Learned:
         """Train undisturbed, once for each set of options."""
