@@ -12,6 +12,7 @@ import numpy.typing as npt
 import xxhash
 from torch import Tensor
 
+from rowhaul._activity import progressed
 from rowhaul.checkpoint.array_file import PIECE_BYTES, ArrayFile, Bytes, as_array, as_tensor, read_header
 from rowhaul.checkpoint.layout import (
     FORMAT,
@@ -143,6 +144,7 @@ class CheckpointReader:
             digest, buffer = xxhash.xxh3_64(), memoryview(bytearray(min(PIECE_BYTES, file.size)))
             for start in range(0, file.size, PIECE_BYTES):
                 digest.update(buffer[: file.read_into(start, buffer)])
+                progressed()
         self._believe(name, digest.hexdigest())
 
     def _content(self, name: str) -> Bytes:

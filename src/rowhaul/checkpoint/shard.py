@@ -12,6 +12,7 @@ import numpy.typing as npt
 import xxhash
 from torch import Tensor
 
+from rowhaul._activity import progressed
 from rowhaul.checkpoint.array_file import pieces
 from rowhaul.checkpoint.layout import TableEntry
 from rowhaul.checkpoint.location import Place, as_place, storage_of
@@ -107,6 +108,7 @@ def _write_file(path: Place, arrays: Mapping[str, npt.NDArray[Any] | Tensor]) ->
         for piece in pieces(arrays):
             file.write(piece)
             digest.update(piece)
+            progressed()
             size += len(piece)
         file.close()
     except BaseException:

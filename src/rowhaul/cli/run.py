@@ -154,7 +154,8 @@ class RunOptions:
         for what, value in given.items():
             raise ConfigError(
                 f"{what} is {value!r}, but one process trains, without workers and stores, so it would be "
-                "ignored; add --workers N (at least 1), or leave it out"
+                "ignored; add --workers N (at least 1), leave it out, or give --workers 0 to train with a "
+                "cluster's configuration file in one process"
             )
 
     def find_schema(self, require_label: bool = True, run: Path | None = None) -> Schema:

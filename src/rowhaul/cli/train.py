@@ -67,7 +67,11 @@ def train(
         options.refuse_cluster_settings()
     has_data = not is_launched() or is_first_rank() or config.cluster.data_from != "rank0"
     if has_data and not data:
-        why = f"{out} does not say what it was trained on" if resume else "there is nothing to train on"
+        why = (
+            f"{out or config.checkpoints} does not say what it was trained on"
+            if resume
+            else "there is nothing to train on"
+        )
         raise ConfigError(f"{why}: name the Parquet files (--data 'logs/*.parquet')")
     schema = replace(options, data=data).find_schema(run=out if resume else None) if has_data else None
     if schema is not None and config.cluster.workers and not is_launched():

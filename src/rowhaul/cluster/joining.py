@@ -6,9 +6,11 @@ import contextlib
 import logging
 import os
 import socket
+import time
 import uuid
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 
 from torch.distributed import DistError
 
@@ -106,24 +108,32 @@ def join(
     secret = load_secret(None if place.launcher_keeps_store else secret_file)
     if place.keeps_store:
         host_store(place, secret, timeouts.master, interface)
-    store, address, first = reach_store(place, secret, timeouts.master, interface)
     given_side = choose(side_interface, place.master_address, place.master_port) if side_interface else None
+    address, deadline = StoreAddress((place.master_address,), place.master_port), 0.0
     try:
         with NeighbourProbe(secret) as probe:
-            me = Member(
-                rank=place.rank,
-                id=uuid.uuid4().hex,
-                host=host or host_id(),
-                host_name=socket.gethostname(),
-                address=first.address,
-                process=os.getpid(),
-                topology=topology,
-                namespace=host_id(),
-                probe="" if host else probe.address,
-            )
-            roster = within(
-                timeouts.arrival + timeouts.master, lambda: call_the_roll(store, me, timeouts.arrival)
-            )
+            while True:
+                store, address, first = reach_store(place, secret, timeouts.master, interface)
+                me = Member(
+                    rank=place.rank,
+                    id=uuid.uuid4().hex,
+                    host=host or host_id(),
+                    host_name=socket.gethostname(),
+                    address=first.address,
+                    process=os.getpid(),
+                    topology=topology,
+                    namespace=host_id(),
+                    probe="" if host else probe.address,
+                )
+                call = partial(call_the_roll, store, me, timeouts.arrival)
+                try:
+                    roster = within(timeouts.arrival + timeouts.master, call)
+                    break
+                except (DistError, ConnectionError):
+                    # When torchrun restarts ranks, the store may be that of a rank 0 that is about to end.
+                    deadline = deadline or time.monotonic() + timeouts.arrival
+                    if address.port == place.master_port or time.monotonic() > deadline:
+                        raise
             store.set_timeout(timedelta(seconds=timeouts.connection))
             own = first if interface else _avoid_loopback(first, roster)
             _log.info("rank %d uses %s (%s): %s", place.rank, own.name, own.address, own.chosen_by)

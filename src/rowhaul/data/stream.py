@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 import xxhash
 
+from rowhaul._activity import progressed
 from rowhaul.data.block import Block, rechunk
 from rowhaul.data.columns import Int64s
 from rowhaul.data.contents import ContentDigests, FileFacts
@@ -108,7 +109,7 @@ class SampleStream:
         for group in self._rows.row_groups:
             if group.file in files and (group.file, group.group) in self.contents.known:
                 for _ in self._rows.read(group):
-                    pass
+                    progressed()
 
     @property
     def num_batches(self) -> int:

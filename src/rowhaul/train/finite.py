@@ -14,8 +14,8 @@ from rowhaul.nn import Batch
 from rowhaul.nn.row_source import Floats, RowGradients
 
 ADVICE = (
-    "training has diverged, or the data is extreme there. Lower the learning rates (rows.lr, dense.lr) or "
-    "mend the data, and go on from the last checkpoint; this step is in none"
+    "training has diverged, or the data has extreme values there. Lower the learning rates (rows.lr, "
+    "dense.lr) in a new run, or correct the data. No checkpoint contains this step"
 )
 
 

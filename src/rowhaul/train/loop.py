@@ -116,8 +116,8 @@ class Session(Protocol):
     def save(self, checkpoints: Place, facts: dict[str, Any]) -> None:
         """Save a checkpoint of this step, once the one that is under way is complete."""
 
-    def save_beside(self, checkpoints: Place, facts: dict[str, Any], done: Saved, *, waits: bool) -> None:
-        """Save a checkpoint of this step while training goes on.
+    def save_beside(self, checkpoints: Place, facts: dict[str, Any], done: Saved, *, waits: bool) -> bool:
+        """Save a checkpoint of this step while training goes on; return whether that has begun.
 
         If one is under way it waits for that, or is left out. ``done`` is called in another thread when it is
         complete, or has failed.
@@ -146,8 +146,9 @@ class _Loop:
         self._pace = pace_of(self._config.checkpoint_every)
         self._saved_at = time.monotonic()
         self._saved_step = self._first_step  # 0: nothing is saved
+        self._under_way = 0  # the step of a save beside training that nothing was heard of; 0: none
         # Of saves that have ended: the step, the error, and what kept old checkpoints from being removed.
-        self._outcomes: deque[tuple[int, Exception | None, OSError | None]] = deque()
+        self._outcomes: deque[tuple[int, Exception | None, Exception | None]] = deque()
         session.should_save = self._is_save_overdue
 
     def run(self, notes: Sequence[str]) -> RunResult:
@@ -261,7 +262,12 @@ class _Loop:
             # Checkpoints that are asked for by step are all there; one more by the clock can be left out.
             waits = self._is_due(self._pace.steps)
             done = partial(self._end_save, time.monotonic(), step)
-            self._session.save_beside(self._checkpoints, self._facts(), done, waits=waits)
+            if self._session.save_beside(self._checkpoints, self._facts(), done, waits=waits):
+                self._under_way = step
+            elif self._under_way:
+                busy = f"the checkpoint of step {self._under_way:,} is still being written"
+                self._tell(f"{busy}; there is none of step {step:,}")
+                self._under_way = 0  # once is enough
         except CheckpointError as error:
             self._end_save(self._saved_at, step, error)
         self._tell_outcomes()
@@ -287,17 +293,18 @@ class _Loop:
 
     def _drop_old(self, step: int, error: Exception | None) -> None:
         """Remove old checkpoints, in the thread that has saved; the main thread reports."""
-        trouble: OSError | None = None
+        trouble: Exception | None = None
         if error is None and self._session.is_leader and self._checkpoints is not None:
             try:
                 drop_old_checkpoints(self._checkpoints, self._config.keep_checkpoints)
-            except OSError as found:
+            except Exception as found:  # the checkpoint is there all the same
                 trouble = found
         self._outcomes.append((step, error, trouble))
 
     def _tell_outcomes(self) -> None:
         while self._outcomes:
             step, error, trouble = self._outcomes.popleft()
+            self._under_way = 0
             if error is None:
                 self._saved_step = step
                 self._log.event("checkpoint", step, f"saved a checkpoint of step {step:,}")

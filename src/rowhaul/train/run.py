@@ -61,7 +61,7 @@ def train_run(
     folder = local_folder(out) if out is not None else None
     checkpoints = checkpoints_of(config, folder)
     if resume and checkpoints is None:
-        raise ConfigError("resume needs the folder of the run: give out, or checkpoints")
+        raise ConfigError("resume needs to know where the run is: give its folder (out), or its checkpoints")
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)  # for modules of a user's own; ours draw from generators of their own
@@ -171,13 +171,13 @@ class _Alone(loop.Session):
 
     def save_beside(
         self, checkpoints: Place, facts: dict[str, Any], done: loop.Saved, *, waits: bool
-    ) -> None:
+    ) -> bool:
         """Save a checkpoint of this step beside training."""
         if waits:
             self._saving.finish()
         path = checkpoints / step_folder(self.trainer.step)
         if self._saving.is_busy or latest_checkpoint(checkpoints) == path:
-            return
+            return False
         taken = snapshot.Snapshot(self.trainer, facts)
 
         def write(pacer: Pacer) -> None:
@@ -188,6 +188,7 @@ class _Alone(loop.Session):
                 taken.close()
 
         self._saving.start(write, done)
+        return True
 
     def held(self) -> tuple[int, int]:
         """Count rows and their bytes."""

@@ -25,7 +25,7 @@ from rowhaul.checkpoint.writer import remove
 from rowhaul.data.schema import SCHEMA_FILE, Schema
 from rowhaul.errors import ConfigError, DamagedCheckpointError
 from rowhaul.train.config import TrainConfig
-from rowhaul.train.run_data import remember_data
+from rowhaul.train.run_data import DATA_FILE, remember_data
 from rowhaul.train.run_lock import LOCK_FILE
 
 CONFIG_FILE = "config.yaml"
@@ -54,8 +54,9 @@ def checkpoints_of(config: TrainConfig, folder: Path | None) -> Place | None:
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether a folder does not exist or is empty, but for logs of runs that could not start."""
-    return not folder.exists() or all(path.name in (LOCK_FILE, LOGS) for path in folder.iterdir())
+    """Whether a folder does not exist or has no run: only what those left that could not start."""
+    left = (LOCK_FILE, LOGS, SCHEMA_FILE, DATA_FILE)
+    return not folder.exists() or all(path.name in left for path in folder.iterdir())
 
 
 def check_new_run(folder: Path | None, checkpoints: Place | None) -> None:
@@ -157,9 +158,9 @@ def settings_to_resume(folder: Path | None, checkpoints: str | None) -> dict[str
 def begin_folder(folder: Path, config: TrainConfig, schema: Schema, data: Any, eval_data: Any) -> None:
     """Create a run's folder; call it last, so that bad settings or data leave nothing behind."""
     folder.mkdir(parents=True, exist_ok=True)
-    config.write(folder / CONFIG_FILE)
     schema.write(folder / SCHEMA_FILE)
     remember_data(folder, data, eval_data)
+    config.write(folder / CONFIG_FILE)  # last: without it there is no run
 
 
 def drop_old_checkpoints(checkpoints: Place, keep: int) -> None:

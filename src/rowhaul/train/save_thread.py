@@ -31,12 +31,14 @@ class Pacer:
         self._share = min(max(share, _LEAST_SHARE), _LARGEST_SHARE)
         self._hurries, self._ended = threading.Event(), False
         self._is_urgent: Callable[[], bool] = lambda: False
+        self._check: Callable[[], None] = lambda: None
         self._clocks: tuple[float, float] | None = None
 
     def __call__(self) -> None:
         """Wait until this thread has used no more than its share since the last call."""
         if self._ended:
             raise SaveCancelledError
+        self._check()
         used, now = time.thread_time(), time.monotonic()
         if self._clocks is not None and not self._hurries.is_set() and not self._is_urgent():
             wait = (used - self._clocks[0]) / self._share - (now - self._clocks[1])
@@ -54,6 +56,10 @@ class Pacer:
     def hurry_when(self, is_urgent: Callable[[], bool]) -> None:
         """Wait no more as long as this says so."""
         self._is_urgent = is_urgent
+
+    def check_with(self, check: Callable[[], None]) -> None:
+        """Call this as well, which raises where the work is in vain."""
+        self._check = check
 
     def end(self) -> None:
         """Make the next call raise `SaveCancelledError`."""

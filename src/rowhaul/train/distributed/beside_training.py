@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from torch.distributed import DistError
 
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.rendezvous import Store
-from rowhaul.errors import CheckpointError
+from rowhaul.errors import CheckpointError, ClusterError
 from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.save_thread import Pacer, SaveThread
 
@@ -55,7 +56,12 @@ class BesideTraining:
 
         def run(pacer: Pacer) -> None:
             assert self._store is not None
-            write(self._store, pacer)
+            pacer.check_with(self._cluster.failure.check)
+            try:
+                write(self._store, pacer)
+            except (ClusterError, DistError, ConnectionError) as error:  # the others may wait for this rank
+                self._cluster.failure.set(error)
+                raise
 
         self._thread.start(run, done)
 
@@ -65,7 +71,7 @@ class BesideTraining:
 
     def close(self) -> None:
         """End the save that is under way."""
-        self._thread.close()
+        self._thread.close(30.0 if self._cluster.failure.error is None else 2.0)
 
     def _gathered(self, training: DistributedTraining, value: int) -> list[int]:
         mine = np.array([value], np.int64).view(np.uint8)

@@ -81,8 +81,8 @@ def save_beside(
     facts: Mapping[str, Any],
     saving: BesideTraining,
     done: Callable[[Exception | None], None] = lambda error: None,
-) -> None:
-    """Write a checkpoint while training goes on; the same as `save` writes.
+) -> bool:
+    """Write a checkpoint while training goes on; the same as `save` writes. Return whether it has begun.
 
     A collective call, between two segments. Nothing is done where a rank still writes the one before, or
     where there is one of this step. If rank 0 cannot begin, it raises an error, and the others go on.
@@ -91,7 +91,7 @@ def save_beside(
     """
     path = as_place(checkpoints) / step_folder(trainer.step)
     if not saving.all_begin(training, partial(_begin, path)):
-        return
+        return False
     _compare_replicas(cluster, training, trainer, path)
     taken = ClusterSnapshot(cluster, training, trainer, facts, beside=True)
 
@@ -103,6 +103,7 @@ def save_beside(
             taken.close()
 
     saving.start(write, done)
+    return True
 
 
 def _compare_replicas(cluster: Cluster, training: DistributedTraining, trainer: Trained, path: Place) -> None:

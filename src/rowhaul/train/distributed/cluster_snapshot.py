@@ -192,7 +192,7 @@ def _complete(cluster: Cluster, path: Place, facts: Mapping[str, Any], parts: li
             return f"rank 0 does not see in {folder} what {who} wrote there: {storage_of(folder).not_seen}"
     try:
         publish(path, facts, [shard for part in parts for shard in part.shards])
-    except OSError as error:
+    except Exception as error:  # the others wait for an answer
         return f"{path} cannot be completed: {error}"
     return ""
 

@@ -19,7 +19,7 @@ from rowhaul._activity import Activity, doing
 from rowhaul.checkpoint import Place
 from rowhaul.checkpoint.location import local_folder
 from rowhaul.cluster import Timeouts, join
-from rowhaul.cluster.checks import check_same
+from rowhaul.cluster.checks import check_same, require_all
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
@@ -55,6 +55,8 @@ from rowhaul.train.trainer import Trainer, rate_factor
 from rowhaul.tuning.hot_set.controller import HotSetController
 from rowhaul.tuning.shares import MeasuredLinks, ShareController, first_batches
 
+_LONG_SECONDS = 24 * 3600.0  # a rank that dies meanwhile is noticed by its heartbeat
+
 
 def train_on_cluster(
     config: TrainConfig,
@@ -75,7 +77,7 @@ def train_on_cluster(
     folder = local_folder(out) if out else None
     checkpoints = checkpoints_of(config, folder)
     if resume and checkpoints is None:
-        raise ConfigError("resume needs the folder of the run: give out, or checkpoints")
+        raise ConfigError("resume needs to know where the run is: give its folder (out), or its checkpoints")
     if config.threads:
         torch.set_num_threads(config.threads)
     with ExitStack() as stack:
@@ -86,6 +88,9 @@ def train_on_cluster(
         notes = ([lock.note] if lock is not None and lock.note else []) + session.notes
         try:
             return loop.train(session, checkpoints, listener if cluster.rank == 0 else None, notes)
+        except Exception as error:
+            cluster.failure.set(error)  # so that closing does not wait for what is stuck
+            raise
         finally:
             session.close()
 
@@ -139,6 +144,7 @@ class ClusterSession(loop.Session):
         if resume and self.is_leader and not begins:
             check_same_run(folder, saved.chosen.path if saved is not None else None, config, schema)
         self.notes = saved.chosen.notes if saved is not None else []
+        given = config
         if saved is not None and saved.num_workers not in (None, cluster.topology.num_workers):
             fitting, dropped = fit_to_workers(config.cluster, cluster.topology.num_workers)
             self.config = config = replace(config, cluster=fitting)
@@ -153,7 +159,10 @@ class ClusterSession(loop.Session):
         if saved is not None:
             self.first_note = saved.check_same_data(self.stream, config)
         if saved is not None and folder and isinstance(self.stream, SampleStream):
-            read_contents(folder, self.stream, verify=keeps_contents)
+            with doing(Activity.READING):
+                read_contents(folder, self.stream, verify=keeps_contents)
+        if saved is not None and folder:
+            require_all(cluster, "comparing the data with what was read before", _LONG_SECONDS)
         # A worker without samples has nothing to compute, unless layers need all workers at once.
         self._joins_empty = any(isinstance(one, BatchNorm1d) for one in self.trainer.model.modules())
         wanted = config.cluster.links == "measure" or config.cluster.shares == "auto"
@@ -162,7 +171,7 @@ class ClusterSession(loop.Session):
         self.training = self._distribute(saved)
         self.saving = BesideTraining(cluster)
         if folder and self.is_leader:
-            begin_folder(folder, config, schema, data, eval_data)
+            begin_folder(folder, given, schema, data, eval_data)
         if saved is not None and self.is_leader:
             saved.chosen.set_damaged_aside()
         self.log = ClusterLog(
@@ -292,19 +301,22 @@ class ClusterSession(loop.Session):
 
     def save(self, checkpoints: Place, facts: dict[str, Any]) -> None:
         """Save a checkpoint of this step, with the other ranks."""
-        self.saving.finish()
         with doing(Activity.SAVING):
+            self.saving.finish()
+            # Rank 0 may still be removing old checkpoints.
+            require_all(self.cluster, "finishing a checkpoint", _LONG_SECONDS)
             checkpointing.save(self.cluster, self.training, self.trainer, checkpoints, facts)
 
     def save_beside(
         self, checkpoints: Place, facts: dict[str, Any], done: loop.Saved, *, waits: bool
-    ) -> None:
+    ) -> bool:
         """Save a checkpoint of this step beside training, with the other ranks."""
-        if waits:
-            self.saving.finish()
-        checkpointing.save_beside(
-            self.cluster, self.training, self.trainer, checkpoints, facts, self.saving, done
-        )
+        with doing(Activity.SAVING):
+            if waits:
+                self.saving.finish()
+            return checkpointing.save_beside(
+                self.cluster, self.training, self.trainer, checkpoints, facts, self.saving, done
+            )
 
     def held(self) -> tuple[int, int]:
         """Count the rows of the model, and bytes on all ranks."""
