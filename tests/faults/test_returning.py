@@ -90,7 +90,7 @@ def test_a_run_goes_on_with_fewer_machines_and_says_what_changed(log, tmp_path):
     notes = " ".join(line["text"] for line in logged(tmp_path / "run") if line["kind"] == "note")
     assert "cluster.shares 2,1,1 is not for 2 workers: equal from now on" in notes
     assert "num_workers: 2 here, 3 there" in notes
-    assert "num_workers: 2 here, 3 there" in " ".join(done.stderr.split())
+    assert "num_workers: 2 here, 3 there" in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(
