@@ -21,7 +21,8 @@ def lines_of(path, kind):
 
 
 def rank_processes(launcher):
-    return {int(one.environ()["RANK"]): one for one in psutil.Process(launcher.pid).children(recursive=True)}
+    found = psutil.Process(launcher.pid).children(recursive=True)  # watchdogs, too, which are no ranks
+    return {int(one.environ()["RANK"]): one for one in found if "RANK" in one.environ()}
 
 
 def free_port():
@@ -41,6 +42,7 @@ def test_a_cluster_is_scraped_and_a_stopped_rank_shows(log_folder, tmp_path):
     launcher = subprocess.Popen(
         list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
+    ranks: dict[int, psutil.Process] = {}
     try:
         wait_for(lambda: scrape(port)["rowhaul_step"] > 30, 200)
         assert health(port)[0] == 200
