@@ -1,7 +1,6 @@
 """What runs take at their peak, while they save beside training, against what `rowhaul size` has said."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -39,26 +38,32 @@ def log(tmp_path_factory):
     return folder
 
 
-def rowhaul(*arguments, **more):
-    command = [sys.executable, "-m", "rowhaul", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+# Linux counts what a process took before it became another program: a small one starts the run.
+STARTER = """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[1:], stdout=sys.stderr)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+sys.exit(code)
+"""
 
 
-def peak_bytes(process):
-    """Of the largest process of a run, once it has ended."""
-    output = process.stdout.read(), process.stderr.read()
-    _, status, used = os.wait4(process.pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, output
-    return used.ru_maxrss * 1024
+def rowhaul(*arguments, before=()):
+    command = [*before, sys.executable, "-m", "rowhaul", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def peak_bytes(*arguments):
+    """Of the largest process of a run."""
+    return int(rowhaul(*arguments, before=[sys.executable, "-c", STARTER]))
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_a_run_that_saves_takes_what_was_said(cluster, log, tmp_path):
     given = ["--data", log / "part-0.parquet", "--schema", log / "schema.yaml", *RUN, *CLUSTERS[cluster]]
-    said, trouble = rowhaul("size", *given, "--json").communicate(timeout=600)
-    assert said, trouble
-    expected = max(rank["total"] for rank in json.loads(said)["ranks"])
-    peak_bytes(rowhaul("train", *given, "--out", tmp_path / "kernels", "--checkpoint-every", "2"))
-    found = peak_bytes(rowhaul("train", *given, "--out", tmp_path / "run", "--checkpoint-every", "8"))
+    expected = max(rank["total"] for rank in json.loads(rowhaul("size", *given, "--json"))["ranks"])
+    rowhaul("train", *given, "--out", tmp_path / "kernels", "--checkpoint-every", "2")
+    found = peak_bytes("train", *given, "--out", tmp_path / "run", "--checkpoint-every", "8")
     print(f"{cluster}: {found / 2**20:.0f} MiB, said {expected / 2**20:.0f} MiB")
     assert found == pytest.approx(expected, rel=0.1)

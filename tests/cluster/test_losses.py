@@ -1,13 +1,16 @@
 """A rank that is killed, stopped or fails is named by the others, whatever they are doing."""
 
-import gc
 import os
 import signal
+import socket
 
 import psutil
 import pytest
 from rank_processes import started
-from torch.distributed import TCPStore
+
+from rowhaul.cluster.place import STORE_VARIABLE
+from rowhaul.cluster.secret import VARIABLE
+from rowhaul.cluster.store_server import StoreServer
 
 pytestmark = pytest.mark.slow
 
@@ -107,14 +110,14 @@ def test_a_rank_whose_watchdog_dies_too_is_named():
 
 
 def test_the_loss_of_a_launchers_store_is_named():
-    """As when torchrun's agent on the first host dies: the ranks live, but could not save."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    variables = {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True", "VICTIM": "1"}
+    """As when our launcher is killed: the ranks live, but could not save."""
+    secret = "a secret of three ranks 21c4"
+    store = StoreServer([socket.create_server(("127.0.0.1", 0))], secret.encode())
+    variables = {STORE_VARIABLE: f"127.0.0.1:{store.port}", VARIABLE: secret, "VICTIM": "1"}
     with started(WAITING, 3, **variables) as ranks:
         for rank in ranks:
             rank.wait_for("joined")
-        del store
-        gc.collect()
+        store.close()
         for rank in (ranks[0], ranks[2]):
             report = rank.wait(60)
             assert report["error"].startswith("the rendezvous store at 127.0.0.1:"), report

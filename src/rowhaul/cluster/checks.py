@@ -6,6 +6,7 @@ wait for it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -130,6 +131,8 @@ def check_same(cluster: Cluster, facts: Mapping[str, str | None], seconds: float
         if (difference := _difference([one.get(name, "(not given)") for one in everyone]))
     ]
     if differences:
+        with contextlib.suppress(ClusterError):  # all have read the texts before the first one fails
+            require_all(cluster, "reading differences", seconds)
         raise ClusterError(
             "ranks disagree, and would not train the same model:\n"
             + "\n".join(differences)
