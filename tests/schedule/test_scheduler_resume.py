@@ -71,7 +71,7 @@ def runs(draw: st.DrawFn, sync: str) -> Run:
     batches = [draw(id_batches()) for _ in range(draw(st.integers(1, 14)))]
     hot = draw(st.lists(st.sampled_from(KEYS), max_size=2))
     unit = draw(st.sampled_from(["rows", "bytes"]))
-    least = max(len(batch.keys) for batch in batches) + 1  # whoever trains it, a batch fits
+    least = max(len(batch.keys) for batch in batches) + 1  # a batch fits on any worker
     room = least + draw(st.integers(0, 6))
     chosen = ScheduleSettings(
         topology=Topology(

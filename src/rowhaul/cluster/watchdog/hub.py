@@ -81,7 +81,7 @@ class Hub:
             threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
 
     def _admit(self, connection: socket.socket) -> None:
-        """In a thread: let the other end prove the secret."""
+        """In a thread: demand a proof of the secret."""
         seconds = self._settings.proof_seconds
         try:
             demand(connection, self._settings.secret, seconds, PURPOSE)
