@@ -167,7 +167,7 @@ def fbgemm_map(keys: Int64s) -> Callable[[Int64s], object]:
     import torch
 
     held = torch.classes.fbgemm.PrunedMapCPU()
-    offsets = lambda count: torch.tensor([0, count])  # noqa: E731
+    offsets = lambda count: torch.tensor([0, count])  # noqa: E731  # a one-line helper
     held.insert(torch.from_numpy(keys), torch.arange(len(keys), dtype=torch.int32), offsets(len(keys)), 1)
     return lambda some: held.lookup(torch.from_numpy(some), offsets(len(some)))
 

@@ -134,4 +134,4 @@ def test_preparing_data_does_without_torch(tmp_path):
 def test_every_public_name_exists():
     assert all(getattr(rowhaul, name) is not None for name in rowhaul.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
-        rowhaul.nonsense  # noqa: B018
+        rowhaul.nonsense  # noqa: B018  # raises

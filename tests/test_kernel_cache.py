@@ -1,4 +1,4 @@
-"""What is cached of compiled kernels is what its name promises, whoever wrote it and when."""
+"""What is cached of compiled kernels is what its name promises, no matter which process wrote it or when."""
 
 import os
 import subprocess

@@ -85,7 +85,7 @@ def _answer(end: Connection) -> tuple[Any, str | None]:
     if not end.poll(TIMEOUT.total_seconds()):
         return None, "no answer in time"
     try:
-        return end.recv()  # type: ignore[no-any-return]
+        return end.recv()  # type: ignore[no-any-return]  # multiprocessing returns Any
     except EOFError:
         return None, None
 

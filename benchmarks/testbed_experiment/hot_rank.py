@@ -144,7 +144,7 @@ class Experiment:
         return self.training.runtime.in_moves(lambda mover: broadcast_sets(mover.links, mine)).wait()
 
     def try_sets(self, sets: list[HotRows]) -> HotTrial:
-        """Let sets take turns as a run with ``hot: auto`` does."""
+        """Try sets in turn, as a run with ``hot: auto`` does."""
         trial = HotTrial(sets)
         while not trial.is_over:
             self.training.replicate(trial.in_phase)

@@ -26,7 +26,7 @@ class BrokenProofError(SecretError):
 
 
 def demand(connection: socket.socket, secret: bytes | None, seconds: float, purpose: str = "") -> None:
-    """Let the connecting end prove the secret, then prove it in turn; at the end that listens.
+    """Demand a proof of the secret from the connecting end, then prove it in turn; for the listening end.
 
     Without a secret, only check that the other end is Rowhaul and has none either.
 

@@ -47,9 +47,9 @@ def simulate(rowhaul, log_folder):
 SMALL = ("--batch-size", "500", "--embedding-dim", "4", "--set", "model.options.top=[16]")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def trained(tmp_path_factory, log_folder):
-    """A finished run."""
+    """A finished run, for all modules: copy it before you change it."""
     run = tmp_path_factory.mktemp("cli") / "run"
     command = [
         sys.executable,

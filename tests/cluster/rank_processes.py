@@ -20,6 +20,10 @@ from rowhaul.errors import *
 def say(**report):
     print(json.dumps(report), flush=True)
 
+def wait_for_go():
+    say(ready=True)
+    sys.stdin.readline()
+
 rank = int(os.environ["RANK"])
 """
 
@@ -100,6 +104,15 @@ class RankProcess:
 
     def _read_errors(self):
         self.errors.extend(self.process.stderr)
+
+
+def go(ranks):
+    """Have ranks that call `wait_for_go` go on, once all have started: some start much later than others."""
+    for rank in ranks:
+        rank.wait_for("ready")
+    for rank in ranks:
+        rank.process.stdin.write("\n")
+        rank.process.stdin.flush()
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Whoever is late, and wherever: ranks neither wait for ever nor read what is not there yet."""
+"""No matter which rank is late, and where: ranks neither wait for ever nor read what is not there yet."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def changing_cases(draw: st.DrawFn, sync: str, peer_to_peer: bool) -> Case:
     ("sync", "peer_to_peer"),
     [("on-demand", False), ("on-demand", True), ("full", False), ("static", False)],
 )
-@settings(max_examples=8, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=6, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(data=st.data())
 def test_rows_may_enter_and_leave_the_replicated_set(
     sync: str, peer_to_peer: bool, data: st.DataObject
@@ -116,7 +116,7 @@ def test_the_simulator_counts_what_is_really_summed_and_moved(data: st.DataObjec
     assert sum(outcome.posted.values()) == pytest.approx(simulated.bytes.sum() * count)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_a_scheduler_goes_on_from_a_state_with_the_rows_that_were_replicated_last(
     data: st.DataObject,

@@ -97,7 +97,7 @@ def check_against_one_process(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("sync", "peer_to_peer"), WAYS)
-@settings(few, max_examples=8)
+@settings(few, max_examples=6)
 @given(data=st.data())
 def test_a_cluster_keeps_the_chunks_of_one_process(sync, peer_to_peer, data):
     torch.set_num_threads(1)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import psutil
 
-from rowhaul.checkpoint import CheckpointReader, latest_checkpoint
+from testbed.chaos.learned import Learned, learned
 
 STEPS = 60
 RANKS = {"worker 0": 0, "worker 1": 1, "store 0": 2}
@@ -25,18 +25,18 @@ def command(data: Path, out: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
-def contents(out: Path) -> dict[str, np.ndarray]:
-    """Everything that was learned, by name."""
-    reader = CheckpointReader(latest_checkpoint(out / "checkpoints"))
-    assert reader.facts["step"] == STEPS
-    learned = {f"dense {name}": tensor.numpy() for name, tensor in reader.tensors("model").items()}
-    for name in reader.tables:
-        blocks = list(reader.rows(name))
-        keys = np.concatenate([keys for keys, _ in blocks])
-        records = np.concatenate([records for _, records in blocks])
-        order = np.argsort(keys)
-        learned[f"keys {name}"], learned[f"records {name}"] = keys[order], records[order]
-    return learned
+def generated(folder: Path, num_rows: int) -> Path:
+    """Write a log of clicks; return its folder."""
+    generate = [sys.executable, "-m", "rowhaul", "generate", "--rows", str(num_rows), "--out", str(folder)]
+    subprocess.run(generate, check=True, timeout=100, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def contents(out: Path) -> Learned:
+    """Everything that a finished run has learned, by name."""
+    found = learned(out)
+    assert found["step"] == STEPS
+    return found
 
 
 def rank_processes(launcher: psutil.Process) -> dict[int, psutil.Process]:

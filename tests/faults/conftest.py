@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import pytest
-from cluster_runs import command, contents
+from cluster_runs import command, contents, generated
 
 
 @pytest.fixture(scope="session")
 def log(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("log") / "data"
-    generate = [sys.executable, "-m", "rowhaul", "generate", "--rows", "5000", "--out", str(folder)]
-    subprocess.run(generate, check=True, timeout=100, stdout=subprocess.DEVNULL)
-    return folder
+    return generated(tmp_path_factory.mktemp("log") / "data", 5000)
 
 
 @pytest.fixture(scope="session")

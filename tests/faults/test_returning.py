@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cluster_runs import generated
 
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.distributed.resuming import fit_to_workers
@@ -41,10 +42,7 @@ def last_step(out: Path) -> int:
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("log") / "data"
-    generate = [sys.executable, "-m", "rowhaul", "generate", "--rows", "12000", "--out", str(folder)]
-    subprocess.run(generate, check=True, timeout=100, stdout=subprocess.DEVNULL)
-    return folder
+    return generated(tmp_path_factory.mktemp("log") / "data", 12000)
 
 
 @pytest.mark.slow

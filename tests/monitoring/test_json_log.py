@@ -23,7 +23,7 @@ def lines_of(path):
 def test_a_run_is_logged_with_warnings_and_libraries(tmp_path, log_schema, log_folder, recwarn):
     with json_log(tmp_path, 3, lambda: 7):
         train_run(CONFIG, log_schema, log_folder, out=tmp_path / "r", eval_data=log_folder / "test")
-        logging.getLogger("some.library").warning("disk %s", "slow")
+        logging.getLogger("some.package").warning("disk %s", "slow")
         warnings.warn("old setting", UserWarning, stacklevel=1)
     lines = lines_of(tmp_path / "rank-0003.jsonl")
     events = [line["event"] for line in lines]
@@ -36,7 +36,7 @@ def test_a_run_is_logged_with_warnings_and_libraries(tmp_path, log_schema, log_f
     assert [line["step"] for line in lines[1:6]] == [4, 8, 12, 12, 12]
     written = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in lines[1:4]] == [one["loss"] for one in written if one["kind"] == "train"]
-    assert (lines[7]["logger"], lines[7]["message"], lines[7]["step"]) == ("some.library", "disk slow", 7)
+    assert (lines[7]["logger"], lines[7]["message"], lines[7]["step"]) == ("some.package", "disk slow", 7)
     assert lines[8]["message"].startswith("UserWarning: old setting")
     assert [str(one.message) for one in recwarn] == ["old setting"]  # still shown
 

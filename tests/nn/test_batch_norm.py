@@ -1,4 +1,4 @@
-"""BatchNorm1d on several workers is torch's on the whole batch, whoever has which samples."""
+"""BatchNorm1d on several workers is torch's on the whole batch, however the samples are split."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def assert_equals_whole(
             assert_close(part.outputs[step], whole.outputs[step][owner == rank])
             assert_close(part.input_gradients[step], whole.input_gradients[step][owner == rank])
         for number, gradient in enumerate(whole.parameter_gradients[step]):
-            assert_close(sum(part.parameter_gradients[step][number] for part in parts), gradient)  # type: ignore[arg-type]
+            assert_close(sum(part.parameter_gradients[step][number] for part in parts), gradient)  # type: ignore[arg-type]  # sum() may be 0
     for name in STATISTICS:
         ours = [getattr(part.layer, name) for part in parts]
         theirs = getattr(whole.layer, name)
@@ -183,7 +183,7 @@ def test_float32_is_as_close_to_float64_as_torch_is_even_far_from_zero() -> None
         assert error <= 1.5 * (torchs.outputs[0] - exact.outputs[0]).abs().max() + 1e-6
         variance = ours[0].layer.running_var
         assert isinstance(variance, Tensor)
-        torch.testing.assert_close(variance.double(), exact.layer.running_var, rtol=1e-6, atol=0)  # type: ignore[arg-type]
+        torch.testing.assert_close(variance.double(), exact.layer.running_var, rtol=1e-6, atol=0)  # type: ignore[arg-type]  # a buffer or None
 
 
 def test_half_precision_inputs_are_normalised_in_float32() -> None:
@@ -209,7 +209,7 @@ def test_a_network_around_several_layers_trains_as_one_process() -> None:
             self.out = nn.Sequential(nn.BatchNorm1d(10), nn.Linear(10, 1))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.out(torch.cat([self.left(x), self.right(x)], 1))  # type: ignore[no-any-return]
+            return self.out(torch.cat([self.left(x), self.right(x)], 1))  # type: ignore[no-any-return]  # modules return Any
 
     torch.manual_seed(0)
     start = Branches().double()

@@ -39,7 +39,7 @@ def lists(jagged: JaggedTensor) -> list[list[int]]:
 
 
 def keyed_lists(ids: KeyedJaggedTensor) -> list[tuple[str, list[list[int]]]]:
-    return [(key, lists(ids[key])) for key in ids.keys()]  # noqa: SIM118
+    return [(key, lists(ids[key])) for key in ids.keys()]  # noqa: SIM118  # not a dict
 
 
 @given(keyed_rows(), st.booleans(), st.booleans())

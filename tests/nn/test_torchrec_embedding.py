@@ -6,8 +6,8 @@ import torch
 
 torchrec = pytest.importorskip("torchrec", reason="parity with TorchRec needs torchrec and fbgemm-gpu-cpu")
 
-from rowhaul import optim  # noqa: E402
-from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType, RowOptimizer  # noqa: E402
+from rowhaul import optim  # noqa: E402  # after the skip
+from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType, RowOptimizer  # noqa: E402  # after the skip
 
 NUM_ROWS = 7
 
@@ -54,7 +54,7 @@ def test_equals_torchrec(seed, is_weighted):
     expected, found = theirs(kjt), ours(kjt)  # a real TorchRec tensor, taken as it is
     assert list(found.keys()) == list(expected.keys())
     torch.testing.assert_close(found.values(), expected.values())
-    for name in found.keys():  # noqa: SIM118
+    for name in found.keys():  # noqa: SIM118  # not a dict
         torch.testing.assert_close(found[name], expected[name])
 
     direction = torch.randn_like(expected.values())

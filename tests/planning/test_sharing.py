@@ -10,22 +10,19 @@ import socket
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from planned_cases import all_plans, assert_same, planner, samples, settings
+from sharing_ends import LEADER, accepting, as_shared, close_all, connected
 
 from rowhaul._threads import Failure
-from rowhaul.errors import BadLineError, CacheTooSmallError, ConfigError, DataError, SecretError
-from rowhaul.planning.feed import NO_SAMPLES, FollowerFeed, LeaderFeed
+from rowhaul.errors import CacheTooSmallError, ConfigError, SecretError
 from rowhaul.planning.planner import samples_digest
 from rowhaul.planning.sharing import LeaderLostError, PlanClient, PlanServer, SubscriberLostError
-from rowhaul.schedule import CacheSettings, ControlRecord
-from rowhaul.transport.remote_errors import read_report, write_report
+from rowhaul.schedule import CacheSettings
 
 FOLLOWER = Path(__file__).with_name("plan_follower.py")
-LEADER = 7
 
 
 @pytest.fixture(scope="module")
@@ -63,38 +60,6 @@ def followers():
     for process in started.processes:
         process.kill()
         process.communicate(timeout=60)
-
-
-def connected(subscribers=(0,), leader_failure=None, follower_failure=None, **options):
-    """A server and its clients, all in this process."""
-    server = PlanServer(LEADER, subscribers, leader_failure or Failure(), **options)
-    with accepting(server):
-        clients = [
-            PlanClient(
-                server.address, rank, LEADER, follower_failure or Failure(), secret=options.get("secret")
-            )
-            for rank in subscribers
-        ]
-    return server, *clients
-
-
-@contextlib.contextmanager
-def accepting(server, **options):
-    """Accept subscribers meanwhile: each waits for the server's part of the proof."""
-    with ThreadPoolExecutor(1) as pool:
-        accepted = pool.submit(server.accept, **options)
-        yield
-        accepted.result()
-
-
-def close_all(*ends):
-    for end in ends:
-        end.close()
-
-
-def as_shared(planned):
-    """What the other ranks of a host get: ids by sample stay with the planner."""
-    return dataclasses.replace(planned, plan=dataclasses.replace(planned.plan, ids=None))
 
 
 # Between processes
@@ -325,82 +290,3 @@ def test_an_address_in_use_is_told(tmp_path):
     with pytest.raises(OSError, match=f"cannot share plans at the socket {server.address}: .*in use"):
         PlanServer(LEADER, [], Failure(), server.address)
     server.close()
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        DataError("no rows"),
-        BadLineError("a.csv", 12, "too few fields"),
-        CacheTooSmallError("needs 9 rows"),
-        KeyError("user"),
-        FileNotFoundError(2, "No such file or directory", "part-3.parquet"),
-        ZeroDivisionError(),
-        LeaderLostError("rank 3"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_errors_keep_their_kind_message_and_attributes(error):
-    back = read_report(write_report(error, 4))
-    assert type(back) is type(error)
-    assert str(back) == str(error)
-    notes = vars(back).pop("__notes__")
-    assert notes == ["(on rank 4, which plans for this host)"]
-    assert vars(back) == vars(error)
-
-
-class StrangeError(DataError):
-    """A class that other processes do not have."""
-
-
-def test_errors_of_unknown_kinds_become_the_nearest_known():
-    assert type(read_report(write_report(StrangeError("x"), 0))) is DataError
-    interrupted = read_report(write_report(KeyboardInterrupt(), 0))
-    assert (type(interrupted), str(interrupted)) == (RuntimeError, "KeyboardInterrupt: ")
-
-
-# Feeds
-
-
-def feeds(batches, *, own_samples=None, failure=None):
-    failure = failure or Failure()
-    server, client = connected(leader_failure=failure)
-    leader = LeaderFeed(planner(batches, failure, audience=server), server, failure)
-    return leader, FollowerFeed(client, own_samples)
-
-
-def test_leader_and_follower_see_the_same():
-    batches = [samples(number) for number in range(3)]
-    leader, follower = feeds(batches)
-    for feed in (leader, follower):
-        feed.receive(ControlRecord(0, 1, "shares", (8, 0)))
-        feed.allow(3)
-    for _ in batches:
-        assert_same(follower.next(), as_shared(leader.next()))
-        assert follower.own_digest == leader.own_digest != NO_SAMPLES
-    assert leader.next() is follower.next() is None
-    assert leader.own_digest == follower.own_digest == NO_SAMPLES
-    assert leader.at_rest(lambda scheduler: scheduler.iteration) == 3
-    assert follower.at_rest(lambda scheduler: scheduler.iteration) is None
-    close_all(leader, follower)
-
-
-def test_the_digest_of_a_ranks_own_reading_differs_where_its_samples_do():
-    leader, follower = feeds([samples(number) for number in range(3)], own_samples=[samples(0), samples(9)])
-    leader.allow(2)
-    own, planned = [], []
-    for _ in range(3):
-        planned.append(follower.next().samples_digest)
-        own.append(follower.own_digest)
-    assert own == [planned[0], samples_digest(samples(9)), NO_SAMPLES]
-    close_all(leader, follower)
-
-
-def test_a_follower_learns_why_its_leader_closed():
-    failure = Failure()
-    leader, follower = feeds([samples(0)], failure=failure)
-    failure.set(ConnectionError("rank 4 was lost"))
-    leader.close()
-    with pytest.raises(ConnectionError, match="rank 4 was lost"):
-        follower.next()
-    follower.close()

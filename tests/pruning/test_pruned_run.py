@@ -77,7 +77,7 @@ def test_a_checkpoint_holds_only_what_exists_and_serves_the_same_scores(straight
     served = load_trained(run)
     assert served.evaluate(SampleStream(log_folder / "test", log_schema, 8192)) == result.metrics
     assert not served.collection.source.tables[0].map.entries.for_training
-    for table in reader.tables:  # whoever reads plain rows gets whole ones, with zeros
+    for table in reader.tables:  # readers of plain rows get whole ones, with zeros
         expected = {
             int(k): row for ks, rs in served.collection.rows(table) for k, row in zip(ks, rs, strict=True)
         }

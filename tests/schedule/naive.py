@@ -180,7 +180,7 @@ class Naive(abc.ABC):
         return self.entries[row].state
 
     def make_room(self, needs: list[list[Row]]) -> list[set[Row]]:
-        """Let every cache take in the rows that its worker trains; the rows that had to go."""
+        """Bring the rows that each worker trains into its cache; return the rows evicted."""
         return [self.make_room_on(worker, self.trained.keys() & needs[worker]) for worker in self.workers]
 
     def make_room_on(self, worker: int, trained: set[Row]) -> set[Row]:

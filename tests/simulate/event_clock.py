@@ -141,7 +141,7 @@ class IterationOfEvents:
                 self.go_on(lane)
 
     def start(self):
-        """Let messages onto their links; all that start now on a link have equal parts of it."""
+        """Put messages onto their links; those that start together on a link share it equally."""
         on_link = defaultdict(list)
         for message in self.starting:
             for key, link in self.ends(message):

@@ -8,9 +8,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from rowhaul.simulate.links import parse_links  # noqa: E402
-from testbed import ShapedNetwork, TestbedUnavailable  # noqa: E402
-from testbed import network as networking  # noqa: E402
+from rowhaul.simulate.links import parse_links  # noqa: E402  # after sys.path
+from testbed import ShapedNetwork, TestbedUnavailable  # noqa: E402  # after sys.path
+from testbed import network as networking  # noqa: E402  # after sys.path
 
 
 @pytest.fixture(scope="session", autouse=True)

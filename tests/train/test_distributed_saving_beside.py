@@ -26,7 +26,7 @@ def session(tmp_path_factory, log_schema):
 
 @pytest.fixture
 def slowly(monkeypatch):
-    """Let the threads that write advance by a table or two with every step that is trained."""
+    """Have the writing threads advance by only a table or two per training step."""
     steps, calls = threading.Semaphore(0), []
 
     def wait_for_a_step(pacer):

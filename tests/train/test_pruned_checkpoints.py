@@ -17,7 +17,7 @@ from rowhaul.train.run_folder import CHECKPOINTS
 
 TIGHT = ClusterConfig(workers=3, cache="70", dispatcher="random")
 PRUNED = replace(CONFIG, prune=PruneConfig(ratio="60%", chunks=3, period=3, decay=0.9))
-# Accesses, and their sums while they halve, are exact: whoever adds them up decides alike.
+# Accesses, and their sums while they halve, are exact: the decision is the same wherever they are added up.
 COUNTED = replace(CONFIG, prune=PruneConfig(ratio="60%", chunks=2, period=3, decay=0.5, utility="access"))
 
 NARROW = replace(CONFIG, prune=PruneConfig(ratio="50%", chunks=2, period=4, dims=3, cold_start=5))
@@ -95,7 +95,7 @@ def test_one_process_and_a_cluster_take_over_from_each_other(session, tmp_path):
     config = replace(COUNTED, checkpoint_every=5)
     chosen = replace(session, config=config, cluster=TIGHT)
     chosen.on_threads(tmp_path / "a")
-    run = lambda folder, **more: train_run(  # noqa: E731
+    run = lambda folder, **more: train_run(  # noqa: E731  # a one-line helper
         config, session.schema, session.data, out=folder, **more
     )
     replace(chosen, save_at=[5], pauses=[5]).on_threads(tmp_path / "b")

@@ -134,7 +134,7 @@ def test_what_differs_is_not_saved(session, tmp_path, flip):
 
 def test_equal_copies_are_trained_and_saved(session, tmp_path):
     topology = ClusterConfig(workers=3).topology()
-    nothing = lambda trainer, training: None  # noqa: E731
+    nothing = lambda trainer, training: None  # noqa: E731  # a one-line helper
     on_threads(topology, lambda cluster: run(session, cluster, nothing, every=1, folder=tmp_path))
     assert len(finished_checkpoints(tmp_path)) == 1
 
@@ -208,7 +208,7 @@ class Buffers(torch.nn.Module):
 
 def test_persistent_buffers_are_compared_and_others_are_not():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2, dtype=torch.bfloat16), Buffers())
-    replicas = Replicas(model, cache=None)  # type: ignore[arg-type]
+    replicas = Replicas(model, cache=None)  # type: ignore[arg-type]  # not used here
     digests = replicas.at_rest(1, None, None)
     assert list(digests.by_name) == ["0.weight", "0.bias", "1.kept", "1.empty"]
     model[1].own += 1

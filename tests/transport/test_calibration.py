@@ -19,7 +19,7 @@ def measure_quickly(links: Links, collective: Collective) -> LinkMeasurements:
 
 
 @pytest.mark.parametrize("run", [run_processes, run_threads])
-def test_everyone_has_the_same_positive_numbers(run) -> None:  # type: ignore[no-untyped-def]
+def test_everyone_has_the_same_positive_numbers(run) -> None:  # type: ignore[no-untyped-def]  # a fixture without types
     results = run(3, measure_quickly)
     first = results[0]
     others = ~np.eye(3, dtype=bool)

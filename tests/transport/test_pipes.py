@@ -1,4 +1,4 @@
-"""Pipes: what is sent arrives, in order, whatever the sizes and whoever waits first."""
+"""Pipes: what is sent arrives, in order, whatever the sizes and whichever end waits first."""
 
 from __future__ import annotations
 

@@ -96,6 +96,15 @@ def require_all(cluster: Cluster, what: str, seconds: float = 30.0) -> None:
     gather_texts(cluster, what, "", seconds)
 
 
+def wait_until_all_know(cluster: Cluster, seconds: float = 30.0) -> None:
+    """Call before raising an error that every rank has found, so that each can raise it.
+
+    Otherwise the first rank to fail is lost to the others, and they report that instead.
+    """
+    with contextlib.suppress(ClusterError):  # there is a better one to raise
+        require_all(cluster, "sharing an error", seconds)
+
+
 def version_facts(is_worker: bool = True) -> dict[str, str | None]:
     """Return the versions that must be equal on all ranks to get the same plans and bits.
 
@@ -131,8 +140,7 @@ def check_same(cluster: Cluster, facts: Mapping[str, str | None], seconds: float
         if (difference := _difference([one.get(name, "(not given)") for one in everyone]))
     ]
     if differences:
-        with contextlib.suppress(ClusterError):  # all have read the texts before the first one fails
-            require_all(cluster, "reading differences", seconds)
+        wait_until_all_know(cluster, seconds)
         raise ClusterError(
             "ranks disagree, and would not train the same model:\n"
             + "\n".join(differences)
@@ -166,6 +174,7 @@ def check_shared_folder(
             trouble = error.strerror or str(error)
     first = json.loads(gather_texts(cluster, what, json.dumps({"nonce": nonce, "error": trouble}))[0])
     if first["error"]:
+        wait_until_all_know(cluster)
         raise ClusterError(f"rank 0 cannot write to {folder}, the folder of {purpose}: {first['error']}")
     probe = _probe(folder, first["nonce"])
     sees = until(lambda: _reads(probe, first["nonce"]), seconds, cluster.failure.check)
@@ -176,6 +185,7 @@ def check_shared_folder(
             probe.unlink(missing_ok=True)
     blind = [rank for rank, answer in enumerate(answers) if answer == "no"]
     if blind:
+        wait_until_all_know(cluster)
         hosts = sorted({cluster.members[rank].host_name for rank in blind})
         raise ClusterError(
             f"{ranks_text(blind, cluster.roles)} on {', '.join(hosts)} cannot see what rank 0 writes to "

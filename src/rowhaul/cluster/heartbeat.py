@@ -26,7 +26,7 @@ from torch.distributed import DistError
 from rowhaul import _activity
 from rowhaul._threads import Failure
 from rowhaul.cluster.rendezvous import Store
-from rowhaul.cluster.store_watch import StoreWatch
+from rowhaul.cluster.store_watch import StoreLostError, StoreWatch
 from rowhaul.cluster.waiting import ranks_text, until
 from rowhaul.cluster.watchdog import process as watchdog
 from rowhaul.cluster.watchdog.beats import Beat
@@ -221,6 +221,8 @@ class Heartbeat:
     def _failed(self, error: BaseException) -> dict[str, Any]:
         if isinstance(error, RankLostError):  # the others shall name that rank, not this one
             return {"lost": error.rank, "reason": error.reason}
+        if isinstance(error, StoreLostError):  # the others have lost it too: no rank is to blame
+            return {"lost": None, "reason": str(error)}
         return {"failed": f"{type(error).__name__}: {error}"[:_MAX_ERROR_LENGTH]}
 
     def _patience_ends(self) -> float:

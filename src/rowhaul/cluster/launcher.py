@@ -26,7 +26,7 @@ from pathlib import Path
 from rowhaul.cluster import tied_child
 from rowhaul.cluster.place import STORE_VARIABLE, roles_of
 from rowhaul.cluster.secret import VARIABLE as SECRET_VARIABLE
-from rowhaul.cluster.store_server import StoreServer
+from rowhaul.cluster.store_server import StoreServer, backlog
 from rowhaul.errors import ClusterError
 
 GRACE_SECONDS = 300.0  # after SIGTERM: ranks may be saving a large checkpoint
@@ -93,7 +93,7 @@ def launch(
     whole = [*(command or (sys.executable, "-m", "rowhaul")), *arguments]
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rowhaul-ranks-")))
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=4 * num_ranks + 16))
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=backlog(num_ranks)))
         signals = stack.enter_context(_recorded_signals())
         children = _Children(grace_seconds, loss_seconds)
         stack.callback(children.kill)

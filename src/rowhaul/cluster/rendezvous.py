@@ -10,6 +10,7 @@ errors say what was tried.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import logging
 import socket
@@ -33,7 +34,7 @@ from rowhaul.cluster.announcement import (
 from rowhaul.cluster.interface import Interface, choose, is_loopback, listening_addresses
 from rowhaul.cluster.place import Place, address_text
 from rowhaul.cluster.store_client import PrefixStore, StoreClient
-from rowhaul.cluster.store_server import StoreServer
+from rowhaul.cluster.store_server import StoreServer, backlog
 from rowhaul.errors import ClusterError, SecretError
 
 __all__ = [
@@ -65,8 +66,9 @@ def host_store(place: Place, secret: bytes | None, seconds: float, interface: st
     if (port, secret) not in _kept:
         _stop_hosting(port)  # with another secret
         addresses = listening_addresses(interface, place.master_address, place.master_port, place.is_one_host)
-        server = StoreServer(_listeners(addresses, port, 4 * place.world_size + 16), secret)
+        server = StoreServer(_listeners(addresses, port, backlog(place.world_size)), secret)
         _kept[port, secret] = server
+        atexit.register(server.close)  # no thread may hold the lock of stderr while the interpreter ends
         where = ", ".join(address_text(host, server.port) for host in server.addresses)
         _log.info("rank 0 hosts the rendezvous store at %s", where)
     if board is not None:
@@ -94,7 +96,7 @@ def reach_store(
             if board is not None:
                 address = read_announcement(board, secret)
             assert address is not None
-            return connect(address, secret, deadline - time.monotonic()), address, chosen
+            return _attempt(address, secret, deadline - time.monotonic()), address, chosen
         except (OSError, BrokenProofError, NotAnnouncedError) as error:
             if time.monotonic() + _RETRY > deadline:
                 raise unreachable(place, seconds, chosen, str(error), address) from error
@@ -106,7 +108,22 @@ def reach_store(
 
 
 def connect(address: StoreAddress, secret: bytes | None, seconds: float) -> StoreClient:
-    """Open a connection to the store. A connection serves one thread: a request can block it."""
+    """Open a connection to the store. A connection serves one thread: a request can block it.
+
+    A store that is busy, for instance with strangers, is tried again until ``seconds`` have passed.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return _attempt(address, secret, deadline - time.monotonic())
+        except (TimeoutError, BrokenProofError):
+            if time.monotonic() + _RETRY > deadline:
+                raise
+        time.sleep(_RETRY)
+
+
+def _attempt(address: StoreAddress, secret: bytes | None, seconds: float) -> StoreClient:
+    """Try each of the store's addresses once."""
     patience = max(0.1, min(_ONE_ATTEMPT, seconds))
     error: OSError | BrokenProofError | None = None
     for host in address.hosts:

@@ -14,6 +14,7 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from rowhaul._proof import demand
@@ -26,7 +27,7 @@ DONE, TIMED_OUT = range(2)
 _PROOF_SECONDS = 10.0
 _MOST_UNPROVED = 256  # connections; the oldest makes way for the next
 _MOST_MESSAGE_BYTES = 1 << 28
-_FULL_REPORTS = 20  # refusals logged one by one; then only when their number doubles
+_FULL_REPORTS = 20  # refusals of a kind logged one by one; then only when their number doubles
 _SIZE = struct.Struct("<I")
 
 _log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class StoreServer:
         self._lock = threading.Lock()  # of what follows
         self._unproved: dict[socket.socket, None] = {}  # oldest first
         self._proved: set[socket.socket] = set()
-        self._num_refused = 0
+        self._num_refused: Counter[type[SecretError]] = Counter()  # scanners must not hide a wrong secret
         self._is_closed = False
         for listener in self._listeners:
             listener.settimeout(None)
@@ -100,8 +101,8 @@ class StoreServer:
             demand(connection, self._secret, _PROOF_SECONDS, PURPOSE)
         except SecretError as error:
             with self._lock:
-                self._num_refused += 1
-                count = self._num_refused
+                self._num_refused[type(error)] += 1
+                count = self._num_refused[type(error)]
             if not self._is_closed and (count <= _FULL_REPORTS or count & (count - 1) == 0):
                 _log.warning("the rendezvous store refused a connection (%d so far): %s", count, error)
             return False
@@ -159,6 +160,14 @@ class StoreServer:
 
     def _has(self, keys: Sequence[bytes]) -> bool:
         return all(key in self._values for key in keys)
+
+
+def backlog(num_ranks: int) -> int:
+    """Return how many connections a store's listener should queue.
+
+    Strangers fill a short queue; ranks then get in only when TCP tries again, a second or more later.
+    """
+    return 4 * num_ranks + _MOST_UNPROVED
 
 
 def prepare(connection: socket.socket) -> None:

@@ -11,6 +11,10 @@ from rowhaul.cluster.rendezvous import Store, first_line
 from rowhaul.errors import ClusterError
 
 
+class StoreLostError(ClusterError):
+    """The rendezvous store is gone, for all ranks alike."""
+
+
 class StoreWatch:
     """Asks the store for a sign of life, in a thread; another one notices when no answer comes.
 
@@ -65,4 +69,4 @@ class StoreWatch:
         if not self._over.is_set():
             self._over.set()
             kept = "its launcher, or the host of that, has died or cannot be reached"
-            self._on_loss(ClusterError(f"{self._name} {what}: {kept}"))
+            self._on_loss(StoreLostError(f"{self._name} {what}: {kept}"))

@@ -36,7 +36,7 @@ class DatabaseBags(nn.Module):
 
     def forward(self, ticket: DistributedTicket) -> Tensor:
         """Return the vectors of the ticket's tables, in their order: samples x sum of dims."""
-        vectors: Tensor = _PullAndPush.apply(self._rows, self.database, ticket)  # type: ignore[no-untyped-call]
+        vectors: Tensor = _PullAndPush.apply(self._rows, self.database, ticket)  # type: ignore[no-untyped-call]  # torch's apply has no types
         return vectors
 
     def step(self, lr: float | None = None) -> int:

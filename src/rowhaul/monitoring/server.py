@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
             status = HTTPStatus.OK if path == "/" else HTTPStatus.NOT_FOUND
             self._answer(status, "text/plain; charset=utf-8", _PAGES.encode())
 
-    do_HEAD = do_GET  # noqa: N815
+    do_HEAD = do_GET  # noqa: N815  # the name http.server looks up
 
     def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(status)

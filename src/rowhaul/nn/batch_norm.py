@@ -55,7 +55,7 @@ class BatchNorm1d(nn.BatchNorm1d):
                 f"{input.shape[1]} features; build it with that number"
             )
         # torch's Function.apply has no types.
-        output, mean, variance, count = _NormaliseGlobally.apply(  # type: ignore[no-untyped-call]
+        output, mean, variance, count = _NormaliseGlobally.apply(  # type: ignore[no-untyped-call]  # torch's apply has no types
             input, self.weight, self.bias, self.eps, self.reducer
         )
         self._track(mean, variance, count)

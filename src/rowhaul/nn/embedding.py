@@ -156,7 +156,7 @@ class EmbeddingBagCollection(nn.Module):
         reads = self._reader.read(features, training=self.training, on_unknown=self.on_unknown)
         anchor = self.anchor if self.training else self.anchor.detach()
         dtype = self._groups[0].dtype
-        pooled: Tensor = PoolRows.apply(anchor, weights, shape, dtype, reads)  # type: ignore[no-untyped-call]
+        pooled: Tensor = PoolRows.apply(anchor, weights, shape, dtype, reads)  # type: ignore[no-untyped-call]  # torch's apply has no types
         return KeyedTensor(keys=self._keys, length_per_key=self._dims, values=pooled.to(self.device))
 
     def locate_early(self, features: KeyedJaggedTensor) -> None:
@@ -185,7 +185,7 @@ class EmbeddingBagCollection(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # After model.to("cuda") vectors go there; rows stay in host memory.
         self.device = fn(torch.empty(0)).device
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's method has no types
 
     def extra_repr(self) -> str:
         """The tables, for ``print(model)``."""

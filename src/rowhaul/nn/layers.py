@@ -80,7 +80,7 @@ class PairwiseDots(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         """From samples x vectors x dim to samples x pairs."""
-        dots: Tensor = _LowerTriangleDots.apply(vectors, self.lower, self.pair_of)  # type: ignore[no-untyped-call]
+        dots: Tensor = _LowerTriangleDots.apply(vectors, self.lower, self.pair_of)  # type: ignore[no-untyped-call]  # torch's apply has no types
         return dots
 
 

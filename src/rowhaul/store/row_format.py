@@ -87,7 +87,7 @@ class RowFormat(ABC):
     def cells(self, tables: Sequence[Any]) -> dict[str, str]:
         """Return what to list of one table, or of all together (`TableContents`), by title."""
 
-    def check_mergeable(self, sources: Sequence[Any]) -> None:  # noqa: B027
+    def check_mergeable(self, sources: Sequence[Any]) -> None:  # noqa: B027  # does nothing by default
         """Refuse checkpoints whose rows do not go together."""
 
     def merging(self, sources: Sequence[Any], tables: Mapping[str, Any]) -> Merging:
@@ -108,10 +108,10 @@ class RowFormat(ABC):
     def load(self, reader: Any, collection: Any) -> None:
         """Replace every row by a checkpoint's."""
 
-    def check_loadable(self, reader: Any, collection: Any) -> None:  # noqa: B027
+    def check_loadable(self, reader: Any, collection: Any) -> None:  # noqa: B027  # does nothing by default
         """Refuse a checkpoint whose rows a collection cannot take."""
 
-    def serve(self, collection: Any) -> None:  # noqa: B027
+    def serve(self, collection: Any) -> None:  # noqa: B027  # does nothing by default
         """Prepare an empty collection for rows that are only read."""
 
     @abstractmethod

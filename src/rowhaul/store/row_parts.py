@@ -155,7 +155,7 @@ class RowEstimate(ABC):
         """Bytes that the scheduler of a host needs beside its directory."""
         return {}
 
-    def check_batch(self, num_rows: int) -> None:  # noqa: B027
+    def check_batch(self, num_rows: int) -> None:  # noqa: B027  # does nothing by default
         """Refuse settings without room for the rows of one batch."""
 
     def note(self) -> str:

@@ -6,7 +6,7 @@ Every record has a state, a 32-bit number that only atomic exchanges change:
 * ``slot + 1``: training was about to change it and has copied it to this slot first;
 * ``GONE``: taken, or never in the snapshot.
 
-Whoever wants to leave ``PENDING`` copies the record first and exchanges the state then. Training changes a
+A thread that wants to leave ``PENDING`` first copies the record, then exchanges the state. Training changes a
 record only after that, so a copy whose exchange succeeds is a copy of the unchanged record. No thread ever
 waits for another one.
 """

@@ -65,7 +65,7 @@ keys, values = table["keys"], table["values"]""",
     def find(self, file: Any, place: int, dim: int) -> FoundRow:
         """Read one row."""
         values = file.get_slice("values")[place : place + 1][0]
-        state = file.get_slice("state")[place : place + 1][0] if "state" in file.keys() else values[:0]  # noqa: SIM118
+        state = file.get_slice("state")[place : place + 1][0] if "state" in file.keys() else values[:0]  # noqa: SIM118  # no mapping
         return FoundRow(values, state, np.ones(dim, np.bool_))
 
     def cells(self, tables: Sequence[Any]) -> dict[str, str]:
@@ -229,7 +229,7 @@ class WholeEstimate(RowEstimate):
     records_per_row: int = 1
 
     @property
-    def num_records(self) -> int:  # type: ignore[override]
+    def num_records(self) -> int:  # type: ignore[override]  # derived; the base stores it
         """Rows of all tables."""
         return sum(self.rows.values())
 

@@ -31,7 +31,7 @@ class SharedGradients:
     has_loss: bool
 
     def flag(self) -> None:
-        """Let all workers know that a gradient of this one is not finite."""
+        """Tell all workers, with the sum, that a gradient of this one is not finite."""
         self.buffer[0] = torch.nan
 
     @property

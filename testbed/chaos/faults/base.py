@@ -30,7 +30,7 @@ class Fault(ABC):
 
     @abstractmethod
     def throw(self) -> None:
-        """Let it happen; also wait here for what must be seen meanwhile."""
+        """Cause the fault, and wait for what must be seen while it lasts."""
 
     def repair(self) -> None:
         """Make the next attempt possible, after the ranks have ended, or training has gone on."""

@@ -43,7 +43,7 @@ class Hub:
         self._has_ended_run = False
         family = socket.AF_INET6 if ":" in settings.listen else socket.AF_INET
         self._listener = socket.create_server(
-            (settings.listen, 0), family=family, backlog=2 * len(settings.roles)
+            (settings.listen, 0), family=family, backlog=2 * len(settings.roles) + _MOST_PENDING
         )
         self.port: int = self._listener.getsockname()[1]
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -81,7 +81,7 @@ class Hub:
             threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
 
     def _admit(self, connection: socket.socket) -> None:
-        """In a thread: let the other end prove the secret."""
+        """In a thread: demand a proof of the secret."""
         seconds = self._settings.proof_seconds
         try:
             demand(connection, self._settings.secret, seconds, PURPOSE)

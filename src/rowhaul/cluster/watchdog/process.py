@@ -111,7 +111,7 @@ class Watchdog:
     def _watch_process(self) -> None:
         """Learn of the rank's end at once where the system can tell, even if its children hold our socket."""
         with contextlib.suppress(AttributeError, OSError):
-            descriptor = os.pidfd_open(self._settings.process)  # type: ignore[attr-defined,unused-ignore]
+            descriptor = os.pidfd_open(self._settings.process)  # type: ignore[attr-defined,unused-ignore]  # Linux only
 
             def ended() -> None:
                 self._selector.unregister(descriptor)

@@ -8,7 +8,7 @@ from functools import partial
 from rowhaul.checkpoint import MANIFEST_FILE, Place
 from rowhaul.checkpoint.choosing import damage
 from rowhaul.checkpoint.location import storage_of
-from rowhaul.cluster.checks import check_shared_folder, gather_texts
+from rowhaul.cluster.checks import check_shared_folder, gather_texts, wait_until_all_know
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.waiting import ranks_text, until
 from rowhaul.errors import CheckpointError, ConfigError
@@ -34,6 +34,7 @@ def check_place(cluster: Cluster, checkpoints: Place) -> None:
     texts = gather_texts(cluster, "looking for checkpoints", trouble, _STORAGE_SECONDS)
     for rank, text in enumerate(texts):
         if text:
+            wait_until_all_know(cluster)
             raise CheckpointError(f"{ranks_text([rank], cluster.roles)} cannot write checkpoints: {text}")
 
 
@@ -50,5 +51,6 @@ def damage_seen_by_all(cluster: Cluster, path: Place) -> str:
     said = [json.loads(one) for one in texts]
     for rank, (_, trouble) in enumerate(said):
         if trouble:
+            wait_until_all_know(cluster)
             raise CheckpointError(f"{ranks_text([rank], cluster.roles)} cannot read {path}: {trouble}")
     return next((found for found, _ in said if found), "")

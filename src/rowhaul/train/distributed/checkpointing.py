@@ -21,7 +21,7 @@ from rowhaul.checkpoint.choosing import Chosen, newest_intact
 from rowhaul.checkpoint.layout import finished_checkpoints, step_folder
 from rowhaul.checkpoint.location import storage_of
 from rowhaul.checkpoint.writer import discard, prepare
-from rowhaul.cluster.checks import gather_texts
+from rowhaul.cluster.checks import gather_texts, wait_until_all_know
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.rendezvous import Store
 from rowhaul.data.stream import SampleStream
@@ -230,6 +230,8 @@ def _all_begin(cluster: Cluster, path: Place, step: int) -> bool:
     text = json.dumps({"step": step, "is_there": is_there, "trouble": trouble})
     said = [json.loads(one) for one in gather_texts(cluster, "save", text, _PRESENT_SECONDS)]
     steps = [one["step"] for one in said]
+    if len(set(steps)) > 1 or said[0]["trouble"]:
+        wait_until_all_know(cluster)
     if len(set(steps)) > 1:
         raise ClusterError(
             f"ranks save different steps: {steps} (by rank). Saving is collective: every rank, stores too, "

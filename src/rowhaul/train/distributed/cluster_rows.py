@@ -1,6 +1,6 @@
 """The rows of a cluster's checkpoint: what one rank writes and loads of them.
 
-Whoever has the latest record of a row writes it: a worker the rows that it trained last, a home the others.
+The rank with the latest record of a row writes it: a worker the rows that it trained last, a home the others.
 Only rows of which gradients wait are computed for the checkpoint, on copies at their homes.
 
 This class is for formats whose records are rows: `WholeRows` and what derives from it. Others name a class of

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, cast
 
 from rowhaul._activity import Activity, doing
-from rowhaul.cluster.checks import gather_texts, require_all
+from rowhaul.cluster.checks import gather_texts, wait_until_all_know
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.waiting import ranks_text, within
 from rowhaul.data.contents import FileFacts
@@ -107,7 +107,7 @@ def _opened_by_reader(cluster: Cluster, open_here: Callable[[], Streams]) -> Str
             text = json.dumps([None if one is None else asdict(StreamFacts.of(one)) for one in streams])
     facts = json.loads(gather_texts(cluster, "sharing facts of the data", text, _OPENING_SECONDS)[READER])
     if isinstance(facts, dict):
-        _wait_until_all_know(cluster)
+        wait_until_all_know(cluster)
         if error is None:
             error = read_report(facts["error"].encode())
             error.__notes__ = [f"(on rank {READER}, which reads the data for all: --data-from rank0)"]
@@ -131,7 +131,7 @@ def _opened_by_all(cluster: Cluster, open_here: Callable[[], Streams]) -> Stream
     )
     blind = [rank for rank, text in enumerate(texts) if text]
     if blind:
-        _wait_until_all_know(cluster)
+        wait_until_all_know(cluster)
     if error is not None and len(blind) == cluster.num_ranks:
         raise error
     if blind:
@@ -143,12 +143,6 @@ def _opened_by_all(cluster: Cluster, open_here: Callable[[], Streams]) -> Stream
         ) from error
     assert streams is not None
     return streams
-
-
-def _wait_until_all_know(cluster: Cluster) -> None:
-    """Keep failed ranks alive until their peers have read the error."""
-    with suppress(ClusterError):  # there is a better one to raise
-        require_all(cluster, "sharing errors of the data")
 
 
 def hot_rows_for_all(
