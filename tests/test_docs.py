@@ -33,6 +33,7 @@ CHAINS = [
     ["docs/three-machines.md"],
     ["docs/own-loop.md"],
     ["docs/size.md"],
+    ["docs/more-machines.md"],
     ["docs/operations.md"],
     ["docs/database.md"],
 ]

@@ -58,6 +58,10 @@ TABLE = {
         },
         {*ARRAYS, "torch", "pyarrow", "yaml", "psutil"},
     ),
+    "advising": (
+        {"cluster", "data", "runtime", "schedule", "simulate", "train"},
+        {"numpy", "torch", "matplotlib"},
+    ),
     "export": ({"checkpoint", "store", "data", "train"}, {*ARRAYS, "torch", "pyarrow", "safetensors"}),
     "sizing": (
         {"data", "nn", "optim", "store", "schedule", "runtime", "checkpoint", "tuning", "train", "pruning"},
@@ -70,7 +74,17 @@ TABLE = {
     "cli": (
         {
             *("data", "nn", "optim", "store", "checkpoint", "train", "schedule", "simulate", "cluster"),
-            *("transport", "runtime", "pruning", "export", "sizing", "verify", "monitoring"),
+            *(
+                "transport",
+                "runtime",
+                "pruning",
+                "export",
+                "sizing",
+                "verify",
+                "monitoring",
+                "advising",
+                "tuning",
+            ),
         },
         {"numpy", "torch", "numba", "psutil", "rich", "typer", "yaml"},
     ),

@@ -18,6 +18,7 @@ from rowhaul.cli.evaluate import evaluate, predict
 from rowhaul.cli.export import export
 from rowhaul.cli.generate import generate
 from rowhaul.cli.netcheck import netcheck
+from rowhaul.cli.plan.command import plan
 from rowhaul.cli.prepare import prepare
 from rowhaul.cli.progress import EXIT_INTERRUPTED, is_interruption
 from rowhaul.cli.simulate.command import simulate
@@ -32,7 +33,8 @@ EXIT_ERROR = 2
 app = typer.Typer(
     no_args_is_help=True, invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False
 )
-_ALL = (demo, generate, prepare, train, evaluate, predict, export, size, simulate, verify, doctor, netcheck)
+_RUNS = (demo, generate, prepare, train, evaluate, predict, export)
+_ALL = (*_RUNS, size, plan, simulate, verify, doctor, netcheck)
 for command in _ALL:
     epilog = "Every option is explained in docs/simulate.md." if command is simulate else None
     app.command(epilog=epilog)(command)

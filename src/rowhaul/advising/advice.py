@@ -1,0 +1,109 @@
+"""What to do, in words: from predictions for one machine and for several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rowhaul.advising.predict import SPEEDS, Prediction, seconds_at
+from rowhaul.simulate.links import Link
+
+WORTH = 1.05  # more machines must be this much faster to be worth it
+_STEPS = 64  # of the search for a speed, between two that were tried
+
+
+@dataclass(frozen=True)
+class Advice:
+    """How many machines to take, and why."""
+
+    machines: int
+    text: str
+
+
+def best_of(predictions: Sequence[Prediction], machines: int) -> Prediction:
+    """The quickest way to train on so many machines; of equals, the first."""
+    return min((one for one in predictions if one.machines == machines), key=lambda one: one.seconds)
+
+
+def advise(predictions: Sequence[Prediction], link: Link, fits: dict[int, bool] | None = None) -> Advice:
+    """Choose the number of machines; a tie goes to fewer.
+
+    Args:
+        predictions: of all numbers of machines; one machine is among them.
+        link: of the slowest machine.
+        fits: whether the run fits the memory of so many machines; not known: it does.
+    """
+    fits = fits or {}
+    counts = sorted({one.machines for one in predictions})
+    alone = best_of(predictions, 1)
+    roomy = [count for count in counts if fits.get(count, True)]
+    if not roomy:
+        return Advice(
+            counts[-1],
+            f"not even {counts[-1]} machines have the memory: see `rowhaul size` for what would help",
+        )
+    chosen = roomy[0]
+    for count in roomy[1:]:
+        if best_of(predictions, count).seconds * WORTH < best_of(predictions, chosen).seconds:
+            chosen = count
+    best = best_of(predictions, chosen)
+    more = [count for count in counts if count > 1]
+    if chosen == 1:
+        if not more:
+            return Advice(1, f"one machine: {best.seconds * 1e3:.3g} ms a step")
+        other = min((best_of(predictions, count) for count in more), key=lambda one: one.seconds)
+        ratio = alone.seconds / other.seconds
+        return Advice(
+            1,
+            f"stay with one machine: {_number(other.machines)} would be {ratio:.2g} times as fast"
+            + _when_it_helps(predictions, alone, more, link),
+        )
+    if not fits.get(1, True):
+        reason = "one machine does not have the memory"
+        return Advice(chosen, f"take {_number(chosen)} machines, with {best.name}: {reason}")
+    ratio = alone.seconds / best.seconds
+    text = f"take {_number(chosen)} machines, with {best.name}: {ratio:.2g} times as fast as one"
+    larger = [count for count in more if count > chosen]
+    if larger:
+        other = best_of(predictions, larger[-1])
+        text += f"; {_number(larger[-1])} would be {alone.seconds / other.seconds:.2g} times as fast"
+    return Advice(chosen, text)
+
+
+def helpful_speed(predictions: Sequence[Prediction], alone: Prediction, machines: int) -> float | None:
+    """The slowest links, relative to those given, on which so many machines are worth it; None if none."""
+    ways = [one for one in predictions if one.machines == machines]
+    for power in range(len(SPEEDS) * _STEPS):
+        speed = SPEEDS[0] * 2 ** (power / _STEPS)
+        if speed > SPEEDS[-1]:
+            break
+        if min(seconds_at(one, speed) for one in ways) * WORTH < alone.seconds:
+            return speed
+    return None
+
+
+def _when_it_helps(
+    predictions: Sequence[Prediction], alone: Prediction, counts: Sequence[int], link: Link
+) -> str:
+    speeds = {count: helpful_speed(predictions, alone, count) for count in counts}
+    found = {count: speed for count, speed in speeds.items() if speed is not None}
+    if not found and min(one.compute for one in predictions if one.machines > 1) * WORTH < alone.seconds:
+        return f"; links of {Link(link.bytes_per_second * SPEEDS[-1])} would not be enough either"
+    if not found:
+        return (
+            "; faster links alone would not change that: a rank's own work, not its link, is the limit "
+            "(larger batches would help)"
+        )
+    count = min(found, key=lambda one: (found[one], one))
+    needed = Link(_rounded(link.bytes_per_second * 8 * found[count]) / 8)
+    return f"; from {needed} on {_number(count)} would help"
+
+
+def _rounded(bits: float) -> float:
+    """To two digits: a prediction is no better."""
+    return float(f"{bits:.1e}")
+
+
+def _number(count: int) -> str:
+    names = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    return names[count] if count < len(names) else str(count)

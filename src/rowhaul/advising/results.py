@@ -1,0 +1,86 @@
+"""All that a prediction found, for tables, JSON and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rowhaul.advising.advice import Advice
+from rowhaul.advising.costs import Costs
+from rowhaul.advising.predict import SPEEDS, Machines, Prediction
+
+ASSUMPTIONS = (
+    "Every machine stores a part of the rows, trains an equal share of the batch, and sends rows to the "
+    "others without a detour.",
+    "The machines are like this one. Its processor time was measured by training a little, alone and as two "
+    "ranks, at two sizes of batch; in between, time is a straight line.",
+    "Links are full-duplex, and nothing between them is a bottleneck; see docs/simulate.md for the model.",
+    "A machine with two cores or more plans beside training; with one core planning takes training's time.",
+)
+
+
+@dataclass(frozen=True)
+class Results:
+    """Predictions and the advice drawn from them."""
+
+    batch_size: int
+    num_batches: int
+    is_whole: bool
+    machines: Machines
+    costs: Costs
+    predictions: tuple[Prediction, ...]
+    needed: Mapping[int, int]  # bytes of a machine, by the number of machines
+    available: int
+    advice: Advice
+
+    def samples_per_second(self, prediction: Prediction) -> float:
+        """The speed of training."""
+        return self.batch_size / prediction.seconds
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the numbers rest on."""
+        sample = f"Predicted from the first {self.num_batches:,} batches of {self.batch_size:,} samples"
+        more = "all there are" if self.is_whole else "a sample: rows that come later may move more or less"
+        given = ("The time of a sample was given; ranks are taken to add nothing to it.",)
+        shared = ("All machines share the same cores, as on a testbed.",)
+        return (
+            f"{sample}, {more}.",
+            *(shared if self.machines.share_cores else ()),
+            *(given if self.costs.given else ()),
+            *ASSUMPTIONS,
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        alone = self.predictions[0].seconds
+        return {
+            "advice": self.advice.text,
+            "machines": self.advice.machines,
+            "batch_size": self.batch_size,
+            "links": [str(link) for link in self.machines.links],
+            "predictions": [
+                {
+                    "machines": one.machines,
+                    "dispatcher": one.dispatcher,
+                    "hot_rows": one.hot_rows,
+                    "samples_per_second": self.samples_per_second(one),
+                    "times_one_machine": alone / one.seconds,
+                    "seconds": one.seconds,
+                    "compute_seconds": one.compute,
+                    "rows_seconds": one.rows,
+                    "dense_seconds": one.dense,
+                    "planning_seconds": one.planning,
+                    "planning_cpu_seconds": one.planning_cpu,
+                    "row_bytes": one.row_bytes,
+                    "dense_bytes": one.dense_bytes,
+                    "machine_bytes": self.needed[one.machines],
+                    "fits": self.needed[one.machines] <= self.available,
+                    "seconds_by_relative_link_speed": dict(zip(map(str, SPEEDS), one.at_speed, strict=True)),
+                }
+                for one in self.predictions
+            ],
+            "memory": self.available,
+            "notes": list(self.notes),
+        }

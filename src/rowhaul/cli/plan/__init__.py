@@ -1,0 +1,1 @@
+"""`rowhaul plan`: how many machines to take, before any is bought."""

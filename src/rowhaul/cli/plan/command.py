@@ -1,0 +1,266 @@
+"""`rowhaul plan`: how fast one, two or more machines would train, before any is bought."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from rowhaul.cli.progress import counting_bar, exit_when_interrupted
+from rowhaul.cli.run import AS_JSON, RunOptions, is_first_rank, with_run_options
+from rowhaul.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rowhaul.advising.costs import Costs
+    from rowhaul.advising.predict import Prediction
+    from rowhaul.advising.trace import Trace
+    from rowhaul.data.schema import Schema
+    from rowhaul.simulate.links import Link
+    from rowhaul.train import TrainConfig
+
+_INTERRUPTED = "nothing was written; fewer --machines, --dispatchers or --batches take less time"
+
+
+@with_run_options
+def plan(
+    options: RunOptions,
+    machines: str | None = typer.Option(
+        None, help="Numbers of machines to compare, e.g. 1,2,4,8; default: 1,2,4, or those that have joined."
+    ),
+    dispatchers: str = typer.Option("round-robin,joint", help="Dispatchers to compare, comma-separated."),
+    hot_rows: int = typer.Option(0, min=0, help="Compare with this many rows replicated everywhere, too."),
+    batches: int = typer.Option(60, help="Batches of the data to predict from, the first ones."),
+    compute: str | None = typer.Option(
+        None, help="Time of a sample, such as 12us, instead of measuring this machine."
+    ),
+    cores: int = typer.Option(0, min=0, help="Cores of a machine; default: as many as this one has."),
+    share_cores: bool = typer.Option(
+        False, "--share-cores", help="All machines share these cores, as on a testbed."
+    ),
+    memory: str | None = typer.Option(None, help="Memory of a machine; default: that of this one."),
+    out: Path | None = typer.Option(None, "--out", help="Write a page with plots, such as plan.html."),
+    as_json: bool = AS_JSON,
+) -> None:
+    """Predict samples per second on one machine and on several, and say how many to take.
+
+    Takes the options of `rowhaul train`. Needs --links, such as 1gbit, or --links measure under torchrun, on
+    the machines that there are. Trains a little on this machine to measure it.
+    """
+    config = options.read_config()
+    names = _dispatchers(dispatchers)
+    _check(config, batches, out)
+    with exit_when_interrupted(_INTERRUPTED):
+        links = _links(config, machines)
+        if links is None:  # another rank than 0 of the machines that were measured
+            return
+        schema = options.find_schema()
+        task = _Task(config, schema, options.data, links, cores, share_cores, as_json)
+        task.run(_counts(machines, len(links)), names, hot_rows, batches, compute, memory, out)
+
+
+class _Task:
+    """What to predict, and for whom."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        schema: Schema,
+        data: list[str],
+        links: tuple[Link, ...],
+        cores: int,
+        share_cores: bool,
+        as_json: bool,
+    ) -> None:
+        from rowhaul.advising.predict import Machines
+
+        self.config, self.schema, self.data, self.as_json = config, schema, data, as_json
+        self.machines = Machines(links, cores or len(os.sched_getaffinity(0)), share_cores)
+
+    def run(
+        self,
+        counts: list[int],
+        dispatchers: list[str],
+        hot_rows: int,
+        batches: int,
+        compute: str | None,
+        memory: str | None,
+        out: Path | None,
+    ) -> None:
+        """Measure, predict, advise, print."""
+        from rowhaul._files import write_text
+        from rowhaul.advising.advice import advise
+        from rowhaul.advising.page import page
+        from rowhaul.advising.results import Results
+        from rowhaul.advising.trace import Trace
+        from rowhaul.cli.plan.report import print_json, print_report
+
+        trace = Trace.read(self.config, self.schema, self.data, batches)
+        costs = self._costs(compute, batches)
+        predictions = self._predict(trace, counts, dispatchers, hot_rows, costs)
+        needed, available = self._memory(counts, memory)
+        slowest = min(self.machines.links, key=lambda link: link.bytes_per_second)
+        fits = {count: needed[count] <= available for count in counts}
+        results = Results(
+            trace.batch_size,
+            len(trace.batches),
+            trace.is_whole,
+            self.machines,
+            costs,
+            tuple(predictions),
+            needed,
+            available,
+            advise(predictions, slowest, fits),
+        )
+        (print_json if self.as_json else print_report)(results)
+        if out is not None:
+            write_text(out, page(results))
+
+    def _costs(self, compute: str | None, batches: int) -> Costs:
+        from rowhaul._quantities import parse_seconds
+        from rowhaul.advising import costs
+        from rowhaul.advising.predict import planning_seconds
+        from rowhaul.advising.trace import Trace
+
+        if compute is not None:
+            return costs.given(parse_seconds(compute, "--compute"))
+
+        def planning(config: TrainConfig) -> float:
+            trace = Trace.read(config, self.schema, self.data, batches)
+            return planning_seconds(trace, config.cluster)
+
+        with counting_bar(self.as_json) as bar:
+            task = bar.add_task("measuring", total=4, note="")
+
+            def progress(text: str) -> None:
+                bar.update(task, advance=1, description=text)
+
+            return costs.measure(self.config, self.schema, self.data, planning, progress)
+
+    def _predict(
+        self, trace: Trace, counts: list[int], dispatchers: list[str], hot_rows: int, costs: Costs
+    ) -> list[Prediction]:
+        from rowhaul.advising.predict import predict, predict_alone
+
+        hot = trace.most_frequent(hot_rows) if hot_rows else None
+        ways = [
+            (count, name, rows)
+            for count in counts
+            if count > 1
+            for name in dispatchers
+            for rows in ((None, hot) if hot is not None else (None,))
+        ]
+        found = [predict_alone(trace, costs)]
+        with counting_bar(self.as_json) as bar:
+            task = bar.add_task("predicting", total=max(len(ways), 1) * len(trace.batches), note="")
+            for number, (count, name, rows) in enumerate(ways):
+
+                def progress(
+                    done: int, number: int = number, title: str = f"{count} machines, {name}"
+                ) -> None:
+                    bar.update(task, completed=number * len(trace.batches) + done, description=title)
+
+                found.append(
+                    predict(trace, self.config.cluster, count, name, rows, self.machines, costs, progress)
+                )
+        return found
+
+    def _memory(self, counts: list[int], memory: str | None) -> tuple[dict[int, int], int]:
+        """Bytes that a machine needs, by the number of machines, and those that it has."""
+        from rowhaul.cli.size.command import describe_run, machine_memory
+        from rowhaul.sizing.row_counts import count_rows
+        from rowhaul.train.cluster_config import ONE_PROCESS
+
+        limit = self.config.max_steps * self.config.batch_size or None
+        found = count_rows(self.data, self.schema, limit=limit, sample=None)
+        needed = {}
+        for count in counts:
+            cluster = ONE_PROCESS
+            if count > 1:
+                cluster = replace(
+                    self.config.cluster, workers=count, colocated=True, peer_to_peer=True, links="equal"
+                )
+            config = replace(self.config, cluster=cluster)
+            run, _ = describe_run(config, self.schema, self.data, found, count)
+            needed[count] = run.estimate().needed
+        return needed, machine_memory(memory)
+
+
+def _dispatchers(text: str) -> list[str]:
+    from rowhaul.schedule.dispatch import make_dispatcher
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ConfigError("--dispatchers names none; try round-robin,joint")
+    for name in names:
+        make_dispatcher(name)
+    return list(dict.fromkeys(names))
+
+
+def _check(config: TrainConfig, batches: int, out: Path | None) -> None:
+    from rowhaul.advising.trace import FEWEST_BATCHES
+
+    if batches < FEWEST_BATCHES:
+        raise ConfigError(f"--batches is {batches}; a prediction needs at least {FEWEST_BATCHES}")
+    if out is not None and not out.absolute().parent.is_dir():
+        raise ConfigError(f"--out {out}: no such folder; make {out.absolute().parent} first")
+    if config.cluster.links == "equal":
+        raise ConfigError(
+            "say how fast the machines' links are: --links 1gbit, or one for each as in --links "
+            "1gbit*2,100mbit*2, or --links measure under torchrun, on the machines that there are"
+        )
+
+
+def _counts(text: str | None, num_links: int) -> list[int]:
+    """`--machines`: one machine is always among them."""
+    if text is None:
+        return sorted({1, *(count for count in (2, 4, 8, 16, 32, 64) if count <= num_links), num_links})
+    counts = [_whole(word) for word in text.split(",")]
+    if max(counts) > num_links:
+        raise ConfigError(f"--machines {text} needs {max(counts)} links, but there are {num_links}")
+    return sorted({1, *counts})
+
+
+def _whole(text: str) -> int:
+    if not text.strip().isdecimal() or not int(text) or int(text) > 64:
+        raise ConfigError(f"--machines: {text!r} must be a number of machines from 1 to 64, as in 1,2,4")
+    return int(text)
+
+
+def _links(config: TrainConfig, machines: str | None) -> tuple[Link, ...] | None:
+    """The machines' links, as given or as measured; None on other ranks than 0 once they are measured."""
+    from rowhaul.cluster import is_launched
+    from rowhaul.simulate.links import Link, parse_links
+
+    given = config.cluster.links
+    if given != "measure":
+        if is_launched() and not is_first_rank():
+            return None
+        count = max([_whole(word) for word in machines.split(",")], default=1) if machines else _named(given)
+        return parse_links(given, count, "--links", "machines")
+    if not is_launched():
+        raise ConfigError(
+            "--links measure needs the machines: start this under torchrun on each of them, "
+            "or give the speeds, as in --links 1gbit"
+        )
+    from rowhaul.train.distributed.run import join_as_configured
+    from rowhaul.tuning.shares import MeasuredLinks
+
+    settings = replace(config.cluster, colocated=True, peer_to_peer=True)
+    with join_as_configured(settings) as cluster:
+        measured = MeasuredLinks.measure(cluster)
+        if cluster.rank:
+            return None
+    return tuple(map(Link, measured.bytes_per_second, measured.latency_seconds))
+
+
+def _named(links: str) -> int:
+    """How many machines `--links` speaks of; one speed for all: up to four."""
+    if "," not in links and "*" not in links:
+        return 4
+    return sum(
+        int(times or 1) if (times := item.partition("*")[2]).isdecimal() or not times else 1
+        for item in links.split(",")
+    )

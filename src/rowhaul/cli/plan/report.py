@@ -1,0 +1,43 @@
+"""What `rowhaul plan` prints."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import typer
+
+from rowhaul.cli.console import bytes_text, console, plain_table, say
+
+if TYPE_CHECKING:
+    from rowhaul.advising.results import Results
+
+
+def print_json(results: Results) -> None:
+    """Print one object with all numbers."""
+    typer.echo(json.dumps(results.plain()))
+
+
+def print_report(results: Results) -> None:
+    """Print the advice first, then a table, then what it rests on."""
+    say(results.advice.text[0].upper() + results.advice.text[1:] + ".\n")
+    speeds = plain_table("machines", "how", "samples/s", "x one", "MB a step", "memory of each")
+    times = plain_table("machines", "how", "ms a step", "compute", "rows", "dense", "planning")
+    alone = results.predictions[0].seconds
+    for one in results.predictions:
+        memory = bytes_text(results.needed[one.machines])
+        speeds.add_row(
+            str(one.machines),
+            one.name,
+            f"{results.samples_per_second(one):,.0f}",
+            f"{alone / one.seconds:.2f}",
+            f"{(one.row_bytes + one.dense_bytes) / 1e6:.2f}",
+            memory if results.needed[one.machines] <= results.available else f"{memory}: too much",
+        )
+        parts = (one.seconds, one.compute, one.rows, one.dense, one.planning)
+        times.add_row(str(one.machines), one.name, *(f"{part * 1e3:.1f}" for part in parts))
+    for table in (speeds, times):
+        console.print(table, highlight=False)
+        say("")
+    for note in results.notes:
+        say(f"- {note}")

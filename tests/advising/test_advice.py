@@ -1,0 +1,62 @@
+"""What is said of predictions: who wins, by how much, and from which speed of links on."""
+
+import pytest
+
+from rowhaul.advising.advice import WORTH, advise, helpful_speed
+from rowhaul.advising.predict import SPEEDS, Prediction
+from rowhaul.simulate.links import Link
+
+LINK = Link(100e6 / 8)
+
+
+def alone(seconds=0.1):
+    return Prediction(1, "", 0, seconds, seconds, at_speed=(seconds,) * len(SPEEDS))
+
+
+def several(machines, compute, transfer, dispatcher="joint"):
+    """A step that takes its transfer in proportion to the links' speed."""
+    by_speed = tuple(compute + transfer / speed for speed in SPEEDS)
+    return Prediction(machines, dispatcher, 0, compute + transfer, compute, rows=transfer, at_speed=by_speed)
+
+
+def test_one_machine_is_kept_where_links_are_too_slow_and_the_speed_that_helps_is_named():
+    predictions = [alone(), several(2, 0.06, 0.2), several(4, 0.04, 0.3)]
+    advice = advise(predictions, LINK)
+    assert advice.machines == 1
+    assert advice.text.startswith("stay with one machine: two would be 0.38 times as fast; from ")
+    needed = 0.2 / (0.1 / WORTH - 0.06)
+    speed = helpful_speed(predictions, predictions[0], 2)
+    assert speed == pytest.approx(needed, rel=0.05)
+    assert speed >= needed
+    assert advice.text.endswith("; from 550mbit on four would help")
+
+
+def test_links_that_could_not_help_are_not_named():
+    advice = advise([alone(), several(2, 0.12, 0.001)], LINK)
+    assert advice.machines == 1
+    assert "faster links alone would not change that" in advice.text
+
+
+def test_links_that_are_much_too_slow_are_said_to_be():
+    advice = advise([alone(), several(2, 0.05, 100.0)], LINK)
+    assert advice.text.endswith("; links of 25.6gbit would not be enough either")
+
+
+def test_more_machines_are_taken_while_they_pay():
+    advice = advise([alone(), several(2, 0.05, 0.01), several(4, 0.025, 0.01), several(8, 0.02, 0.02)], LINK)
+    assert advice.machines == 4
+    assert advice.text == (
+        "take four machines, with joint: 2.9 times as fast as one; eight would be 2.5 times as fast"
+    )
+
+
+def test_a_tie_goes_to_fewer_machines():
+    assert advise([alone(), several(2, 0.097, 0.0)], LINK).machines == 1
+
+
+def test_memory_decides_where_one_machine_has_too_little():
+    predictions = [alone(), several(2, 0.2, 0.2)]
+    advice = advise(predictions, LINK, {1: False, 2: True})
+    assert advice.machines == 2
+    assert "one machine does not have the memory" in advice.text
+    assert advise(predictions, LINK, {1: False, 2: False}).text.startswith("not even 2 machines")

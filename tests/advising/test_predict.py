@@ -1,0 +1,99 @@
+"""Predictions equal the simulator's, and what must hold at the ends of the scale."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rowhaul.advising.costs import Costs, Line
+from rowhaul.advising.costs import given as given_costs
+from rowhaul.advising.predict import SPEEDS, Machines, planning_seconds, predict, predict_alone, seconds_at
+from rowhaul.advising.trace import Trace
+from rowhaul.data.schema import Schema
+from rowhaul.errors import DataError
+from rowhaul.schedule import Topology
+from rowhaul.simulate.clock import TimeModel
+from rowhaul.simulate.links import Link, Links
+from rowhaul.simulate.measure import Span, measure
+from rowhaul.train.cluster_config import ClusterConfig
+from rowhaul.train.config import ModelConfig, TrainConfig
+
+CLUSTER = ClusterConfig(cache="100000")
+CONFIG = TrainConfig(
+    model=ModelConfig(embedding_dim=8, options={"top": [16]}), batch_size=250, cluster=CLUSTER
+)
+LINK = Link(2e6)
+
+
+@pytest.fixture(scope="module")
+def trace(log_folder):
+    schema = Schema.read(log_folder / "schema.yaml")
+    return Trace.read(CONFIG, schema, f"{log_folder}/*.parquet", 16)
+
+
+def test_a_prediction_is_what_the_simulator_says(trace):
+    costs, machines = given_costs(20e-6), Machines((LINK,) * 2, 2)
+    found = predict(trace, CLUSTER, 2, "laia", None, machines, costs)
+    topology = Topology(2, 0, colocated=True, peer_to_peer=True)
+    settings = trace.layout.schedule_settings(replace(CLUSTER, dispatcher="laia"), topology, speeds=[2e6] * 2)
+    model = TimeModel(Links.make(topology, (LINK,) * 2), (20e-6,) * 2, trace.dense_bytes)
+    outcome = measure(lambda: trace.batches, 250, settings, model, Span(len(trace.batches), 0))
+    skipped = len(trace.batches) // 3
+    assert found.seconds == pytest.approx(outcome.iteration_series[skipped:-1].mean())
+    assert found.seconds == pytest.approx(found.compute + found.rows + found.dense)
+
+
+def test_links_without_end_leave_only_compute(trace):
+    fast = Machines((Link(1e15),) * 4, 64)
+    found = predict(trace, CLUSTER, 4, "round-robin", None, fast, Costs(Line(0, 1e-3), Line(0, 1e-3)))
+    alone = predict_alone(trace, given_costs(1e-3))
+    assert alone.seconds / found.seconds == pytest.approx(4, rel=0.02)  # shares of 62 and 63 samples
+
+
+def test_shared_cores_take_turns(trace):
+    fast = Machines((Link(1e15),) * 4, 2, share_cores=True)
+    found = predict(trace, CLUSTER, 4, "round-robin", None, fast, given_costs(1e-2))
+    assert found.seconds == pytest.approx(250 * 1e-2 / 2, rel=0.1)
+
+
+def test_slower_links_never_help_and_hot_rows_are_summed(trace):
+    machines = Machines((LINK,) * 2, 2)
+    plain = predict(trace, CLUSTER, 2, "round-robin", None, machines, given_costs(1e-6))
+    assert list(plain.at_speed) == sorted(plain.at_speed, reverse=True)
+    assert seconds_at(plain, 1.0) == pytest.approx(plain.seconds)
+    hot = predict(trace, CLUSTER, 2, "round-robin", trace.most_frequent(50), machines, given_costs(1e-6))
+    assert (hot.hot_rows, hot.name) == (50, "round-robin, 50 hot rows")
+    assert hot.row_bytes < plain.row_bytes
+    assert hot.dense_bytes > plain.dense_bytes
+    assert len(hot.at_speed) == len(SPEEDS)
+
+
+def test_the_most_frequent_rows_are_those_counted_one_by_one(trace):
+    pairs = np.concatenate([np.stack([one.tables, one.keys], axis=1) for one in trace.batches])
+    rows, counts = np.unique(pairs, axis=0, return_counts=True)
+    hot = trace.most_frequent(30)
+    chosen = {(int(table), int(key)) for table, key in zip(hot.tables, hot.keys, strict=True)}
+    by_row = {tuple(map(int, row)): count for row, count in zip(rows, counts, strict=True)}
+    assert sorted(by_row[row] for row in chosen) == sorted(counts)[-30:]
+
+
+def test_planning_takes_time(trace):
+    assert planning_seconds(trace, replace(CLUSTER, workers=2, colocated=True)) > 0
+
+
+def test_too_little_data_is_refused(log_folder):
+    schema = Schema.read(log_folder / "schema.yaml")
+    with pytest.raises(DataError, match="a smaller --batch-size"):
+        Trace.read(replace(CONFIG, batch_size=4000), schema, f"{log_folder}/*.parquet", 16)
+
+
+@given(st.integers(1, 1000), st.integers(1, 1000), st.floats(0, 10), st.floats(0, 10))
+def test_a_line_never_falls_nor_goes_below_zero(small, more, first, second):
+    line = Line.through({small: first, small + more: second})
+    assert line.fixed >= 0
+    assert line.per_sample >= 0
+    if first <= second and first * (small + more) >= second * small:  # both points can lie on it
+        assert line(small) == pytest.approx(first, abs=1e-9)
+        assert line(small + more) == pytest.approx(second, abs=1e-9)
