@@ -218,13 +218,14 @@ def test_missing_steps_and_dense_weights_are_differences(alone):
     assert name in comparison.kinds["dense weights"].where
 
 
-def reported(alone, capsys, found, *, sync="on-demand", precision="float64"):
+def reported(alone, capsys, found, *, sync="on-demand", precision="float64", dense_wire="float32"):
     """Whether a training passes, and what the command says; one process has trained the replay, too."""
     layout, trained = alone
-    config = TrainConfig.from_dict({"max_steps": 3, "precision": precision, "cluster": {"sync": sync}})
+    cluster = {"sync": sync, "dense_wire": dense_wire}
+    config = TrainConfig.from_dict({"max_steps": 3, "precision": precision, "cluster": cluster})
     recorded = Recorded(found, [], {"miss_pull": 1234, "evict_push": 0}, 1, 4, 2, 1)
     comparison = compare(layout, found, trained)
-    passes = print_report(config, recorded, comparison, None if "bounded" in sync else comparison)
+    passes = print_report(config, recorded, comparison, None if config.cluster.inexact else comparison)
     return passes, capsys.readouterr().out
 
 
@@ -250,6 +251,10 @@ def test_what_is_not_exact_by_design_is_no_failure(alone, capsys):
     assert passes
     assert "not exact, by design" in out
     assert "to the bit" not in out
+    passes, out = reported(alone, capsys, other, dense_wire="bfloat16")
+    assert passes
+    assert "with dense_wire bfloat16 dense gradients are rounded on their way" in out
+    assert "losses by up to 5.0e-01" in out
 
 
 def test_a_difference_ends_with_exit_code_1(rowhaul, log_folder, monkeypatch):

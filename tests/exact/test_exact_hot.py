@@ -23,7 +23,7 @@ from rowhaul.schedule.row_states import State
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.links import Link, Links
 from rowhaul.simulate.measure import Span, measure
-from rowhaul.transport.dense_sum import DenseGradients, SharedGradients
+from rowhaul.transport.dense.gradients import DenseGradients, SharedGradients
 
 
 @st.composite
@@ -92,14 +92,14 @@ def test_the_simulator_counts_what_is_really_summed_and_moved(data: st.DataObjec
     case = with_capacity(case, most_capacity(case))
     case = replace(case, segments=(None,), settings=replace(case.settings, hot=hot))
     summed: Counter[threading.Thread] = Counter()
-    collect = DenseGradients.collect
+    begin = DenseGradients.begin
 
-    def counted(self: DenseGradients, loss: torch.Tensor, size: int, dtype: torch.dtype) -> SharedGradients:
-        shared = collect(self, loss, size, dtype)
+    def counted(self: DenseGradients, size: int, dtype: torch.dtype) -> SharedGradients:
+        shared = begin(self, size, dtype)
         summed[threading.current_thread()] += shared.replicated.nbytes
         return shared
 
-    with mock.patch.object(DenseGradients, "collect", counted):
+    with mock.patch.object(DenseGradients, "begin", counted):
         outcome = run_cluster(case)
     topology, count = case.settings.topology, len(case.batches)
     links = Links.make(topology, (Link(1e6),) * topology.num_workers)

@@ -16,9 +16,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from rowhaul.schedule.phases import Phase, phases_of
+from rowhaul.schedule.sum_plan import SCALE, ways_to_sum
 from rowhaul.simulate.clock import TimeModel
 
-SUM_TURNS = ("sum 1", "sum 2")
+SUM_TURNS = ("sum 1", "sum 2", "sum 3")
 
 
 @dataclass(eq=False)
@@ -234,28 +235,37 @@ def messages_of(plan, chosen, suffix=""):
     return list(found.values())
 
 
-def ways_of_summing(num_bytes, members):
-    """Everything to everyone; everything to the first one, and the sum back; slices, and their sums."""
-    pairs = [(one, other) for one in members for other in members if one != other]
-    first, second = SUM_TURNS
-    yield [Message(first, *pair, num_bytes) for pair in pairs]
-    inwards = [Message(first, one, members[0], num_bytes) for one in members[1:]]
-    yield inwards + [Message(second, members[0], one, num_bytes) for one in members[1:]]
-    yield [Message(phase, *pair, num_bytes / len(members)) for phase in SUM_TURNS for pair in pairs]
+def messages_in_buckets(way, num_bytes, members):
+    """The parts of a bucket; those of all others, with sums of as many; the last bucket's sums."""
+    pairs = [(one, other) for one in range(len(members)) for other in range(len(members)) if one != other]
+    if not way.parts:
+        return [Message(SUM_TURNS[0], members[one], members[other], num_bytes) for one, other in pairs]
+    found = []
+    for adds, other in pairs:
+        size = num_bytes * way.parts[adds] / (SCALE * way.buckets)
+        there, back = (members[other], members[adds]), (members[adds], members[other])
+        if size:
+            found += [Message(SUM_TURNS[0], *there, size), Message(SUM_TURNS[2], *back, size)]
+        if size and way.buckets > 1:
+            found += [Message(SUM_TURNS[1], *ends, size * (way.buckets - 1)) for ends in (there, back)]
+    return found
 
 
 def messages_of_sum(model, num_bytes, members):
-    """The quickest way where nothing else travels."""
+    """The quickest way where nothing else travels, of those for the power of two below."""
     if len(members) < 2 or not num_bytes:
         return []
-    num_workers = len(model.links.workers)
+    num_workers, least = len(model.links.workers), 2 ** int(math.log2(num_bytes))
     programs = {worker: ["ready", "trained"] for worker in range(num_workers)}
+    links = (model.dense_links or model.links).workers
+    ways = ways_to_sum([links[one].bytes_per_second for one in members], least)
     taken = [
-        IterationOfEvents(model, messages, programs, [0.0] * num_workers, members).run()
-        for messages in ways_of_summing(num_bytes, members)
+        IterationOfEvents(
+            model, messages_in_buckets(way, least, members), programs, [0.0] * num_workers, members
+        ).run()
+        for way in ways
     ]
-    ways = list(ways_of_summing(num_bytes, members))
-    return ways[taken.index(min(taken))]
+    return messages_in_buckets(ways[taken.index(min(taken))], num_bytes, members)
 
 
 def seconds_by_events(plans, model, training, run=IterationOfEvents):

@@ -75,6 +75,11 @@ _FLAGS_BY_PANEL: dict[str, dict[str, tuple[str, Any, str]]] = {
         "look_ahead": ("cluster.look_ahead", int, "Batches known beyond the one being planned."),
         "data_from": ("cluster.data_from", str, "every_host, or rank0: read once and sent out."),
         "hot": ("cluster.hot_rows", str, "Rows replicated on every worker: auto, or how many."),
+        "dense_wire": (
+            "cluster.dense_wire",
+            str,
+            "How dense gradients travel: float32, or bfloat16 (not exact).",
+        ),
         "secret_file": ("cluster.secret_file", str, "File with the secret that all ranks must prove."),
     },
     "Rows": {

@@ -213,6 +213,8 @@ def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
         )
     if result.note:
         table.add_row("data", result.note)
+    if result.inexact:
+        table.add_row("not exact", result.inexact)
     for name, text in pruning_lines(result):
         table.add_row(name, text)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -7,7 +7,7 @@ from rowhaul.database.distributed.database import DistributedEmbeddingDatabase
 from rowhaul.database.distributed.snapshot import DistributedSnapshot
 from rowhaul.database.snapshot import Snapshot
 from rowhaul.database.tickets import Ticket, TicketError
-from rowhaul.transport.dense_sum import DenseSum
+from rowhaul.transport.dense.dense_sum import DenseSum
 
 __all__ = [
     "DatabaseBags",

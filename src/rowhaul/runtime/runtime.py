@@ -9,11 +9,12 @@ is pending, and rows are where the directory says.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rowhaul._activity import Activity, doing, progressed
@@ -23,7 +24,7 @@ from rowhaul.planning.feed import PlanFeed
 from rowhaul.planning.replicas import ReplicaDigests
 from rowhaul.runtime.mover import Job, Mover, TrainedRows
 from rowhaul.runtime.phases import RankPhases
-from rowhaul.transport.base import Collective
+from rowhaul.transport.base import Collective, Wire
 
 AHEAD = 2  # iterations agreed on beyond the one in training; one more may be planned
 # Iteration t + this is agreed on when t + 2 has its rows: then t + 1 is trained, and t's digests are known.
@@ -157,6 +158,13 @@ class Runtime:
     def sum_over_workers(self, values: Tensor) -> Future[None]:
         """Sum a tensor over all workers in rank order, in place and in the background."""
         return self.in_dense(lambda dense: dense.sum_in_rank_order(values))
+
+    def dense_bucket_ends(
+        self, num_values: int, dtype: torch.dtype, wire: Wire | None = None
+    ) -> Sequence[int]:
+        """Return where the buckets of the next sum over all workers will end; call it between two sums."""
+        assert self._dense is not None
+        return self._dense.bucket_ends(num_values, dtype, wire)
 
     def in_dense(self, call: Callable[[Collective], Result]) -> Future[Result]:
         """Call a collective over all workers in the dense thread."""

@@ -69,6 +69,10 @@ class CachedRows(TableRows):
                 return lookup
         return super().look_up(number, ids, training, on_unknown)
 
+    def replicated_size(self, rows: Sequence[BatchRows]) -> int:
+        """Elements of all replicated rows of a batch."""
+        return sum(len(part.replicated_locations) * self._cache.groups[part.number].dim for part in rows)
+
     def take(self, iteration: int, rows: Sequence[BatchRows]) -> TakenGradients:
         """Take the gradients of backward, in the order of the plan's rows."""
         parts = []
@@ -163,10 +167,6 @@ class TakenGradients:
 
     def __init__(self, iteration: int, parts: list[tuple[BatchRows, Floats]]) -> None:
         self.iteration, self.parts = iteration, parts
-        # Elements of all replicated rows of the batch.
-        self.replicated_size = sum(
-            len(part.replicated_locations) * gradients.shape[1] for part, gradients in parts
-        )
 
     def named(self, cache: RowMemory) -> list[RowGradients]:
         """The gradients with the names of their tables."""

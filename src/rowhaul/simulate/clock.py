@@ -35,10 +35,11 @@ ASSUMPTIONS = (
     "Moves of rows at rest are early: they have two phases beside the iteration before, which each rank "
     "enters once it has its rows, and share the links with everything else. The first iteration has none "
     "before it: its early moves come first.",
-    "Then the workers that train sum dense gradients and replicated rows, in the quickest of three ways: "
-    "everyone sends everything to everyone; the first one adds up and sends the sum to all; or each does so "
-    "with one slice, 2(n-1)/n of the bytes each way over each link. Where rows are pushed after training "
-    "(full synchronisation, no look-ahead) that is the last phase.",
+    "Then the workers that train sum dense gradients and replicated rows, in the quickest of several ways: "
+    "everyone sends everything to everyone; or each adds up a part and sends the sum to all others, parts as "
+    "large as its link is fast: over equal links 2(n-1)/n of the bytes travel each way over each, over a "
+    "slow one the bytes once, in buckets whose sums travel beside the next one's parts. Where rows are "
+    "pushed after training (full synchronisation, no look-ahead) that is the last phase.",
     "All start an iteration together: when all have trained, and their early moves are done.",
     "Steps at the stores, memory copies, serialisation and the decision itself take no time: decisions are "
     "made beside the iteration before, and their time is shown for comparison.",
@@ -98,8 +99,8 @@ class TimeModel:
         return ASSUMPTIONS + (EVENED_OUT if self.early_reach > 1 else ())
 
 
-# The phases of a `Timeline`, each pair one after the other.
-_BEFORE, _LATE, _EARLY, _SUMS, _AFTER = (0, 1), (2, 3), (4, 5), (6, 7), 8
+# The phases of a `Timeline`; those of a kind come one after the other.
+_BEFORE, _LATE, _EARLY, _SUMS, _AFTER = (0, 1), (2, 3), (4, 5), (6, 7, 8), 9
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class _Iteration:
     before: tuple[Messages, Messages]  # early moves that have nothing to travel beside
     late: tuple[Messages, Messages]
     compute_seconds: Floats  # workers
-    sums: tuple[Messages, Messages]
+    sums: tuple[Messages, Messages, Messages]
     after: Messages
 
 
@@ -178,7 +179,7 @@ class Clock:
         crossing = np.zeros(num_ranks)
         for end in (moves.source, moves.target):
             crossing += np.bincount(end, moves.num_bytes, num_ranks)
-        # Of a sum, every slice that is sent crosses its sender's and its receiver's link.
+        # Of a sum, every part that is sent crosses its sender's and its receiver's link; counted as if equal.
         count = len(self._training)
         crossing[self._training] += 4 * (count - 1) / max(count, 1) * plan.all_reduce_bytes
         return np.asarray((crossing / self._rows.speeds)[: plan.num_workers])
@@ -197,7 +198,9 @@ class Clock:
             computed = ready.copy()
             computed[workers] += iteration.compute_seconds
             moved = timeline.arrivals(_EARLY[1], timeline.arrivals(_EARLY[0], ready))
-            summed = timeline.arrivals(_SUMS[1], timeline.arrivals(_SUMS[0], computed))
+            summed = computed
+            for phase in _SUMS:
+                summed = timeline.arrivals(phase, summed)
             trained = summed[workers].max() + (self._model.dense_seconds or 0.0)
             begin = moved.copy()
             begin[workers] = np.maximum(moved[workers], trained)

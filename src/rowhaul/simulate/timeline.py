@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul._kernels import kernel
+from rowhaul.schedule.sum_plan import SCALE, SumPlan, ways_to_sum
 from rowhaul.simulate.links import Floats, Links
 
 Integers = npt.NDArray[np.int64]
@@ -134,7 +135,7 @@ class Timeline:
         return busy
 
 
-Exchanges = tuple[Messages, Messages]  # one after the other
+Exchanges = tuple[Messages, Messages, Messages]  # one after the other
 
 
 class Sums:
@@ -148,43 +149,54 @@ class Sums:
     def __init__(self, network: Network, members: Sequence[int]) -> None:
         self._network = network
         self._members = np.array(members, np.int64)
-        self._known: dict[int, Exchanges] = {}
+        self._chosen: dict[int, SumPlan] = {}  # by size: within a factor of two they share one
 
     def exchanges(self, num_bytes: int) -> Exchanges:
         """The messages of a sum of ``num_bytes``."""
         if len(self._members) < 2 or not num_bytes:
-            return Messages.none(), Messages.none()
-        if num_bytes not in self._known:
-            ways = (self._to_everyone, self._at_first, self._in_slices)
-            self._known[num_bytes] = min((way(num_bytes) for way in ways), key=self._seconds)
-        return self._known[num_bytes]
+            return (Messages.none(),) * 3
+        size = num_bytes.bit_length()
+        if size not in self._chosen:
+            least = 1 << (size - 1)
+            ways = ways_to_sum(self._network.speeds[self._members].tolist(), least)
+            self._chosen[size] = min(ways, key=lambda way: self._seconds(self._messages(way, least)))
+        return self._messages(self._chosen[size], num_bytes)
 
-    def _to_everyone(self, num_bytes: int) -> Exchanges:
-        return self._all_pairs(num_bytes), Messages.none()
-
-    def _at_first(self, num_bytes: int) -> Exchanges:
-        """The first one adds up, and sends the sum to all others."""
-        others = self._members[1:]
-        first, sizes = np.full(len(others), self._members[0]), np.full(len(others), float(num_bytes))
-        return Messages(others, first, sizes), Messages(first, others, sizes)
-
-    def _in_slices(self, num_bytes: int) -> Exchanges:
-        """Everyone adds up one slice, and sends the sum to all others."""
-        slices = self._all_pairs(num_bytes / len(self._members))
-        return slices, slices
-
-    def _all_pairs(self, num_bytes: float) -> Messages:
-        source, target = (
-            grid.reshape(-1) for grid in np.meshgrid(self._members, self._members, indexing="ij")
+    def _messages(self, way: SumPlan, num_bytes: float) -> Exchanges:
+        """First the parts of one bucket, then of all others beside sums of as many, then the last sums."""
+        if not way.parts:
+            everything = self._to_each(np.full(len(self._members), float(num_bytes)))
+            return everything, Messages.none(), Messages.none()
+        own = num_bytes * np.array(way.parts) / (SCALE * way.buckets)  # of a bucket
+        parts = self._to_each(own)
+        sums = Messages(parts.target, parts.source, parts.num_bytes)
+        if way.buckets == 1:
+            return parts, Messages.none(), sums
+        source, target, size = (
+            np.concatenate([getattr(one, name) for one in (parts, sums)])
+            for name in ("source", "target", "num_bytes")
         )
-        others = source != target
-        return Messages(source[others], target[others], np.full(int(others.sum()), float(num_bytes)))
+        return parts, Messages(source, target, (way.buckets - 1) * size), sums
+
+    def _to_each(self, num_bytes: Floats) -> Messages:
+        """Messages to each member of so many bytes, from all others."""
+        source, target = np.meshgrid(self._members, self._members, indexing="ij")
+        size = np.broadcast_to(num_bytes, source.shape)
+        some = (source != target) & (size > 0)
+        return Messages(source[some], target[some], size[some])
 
     def _seconds(self, exchanges: Exchanges) -> float:
         """What a sum takes if all begin it together and nothing else travels."""
         timeline = Timeline([(messages, self._network) for messages in exchanges])
         begin = np.zeros(len(self._network.speeds))
-        return timeline.solve(lambda: float(timeline.arrivals(1, timeline.arrivals(0, begin)).max()))
+
+        def end() -> float:
+            arrived = begin
+            for phase in range(len(exchanges)):
+                arrived = timeline.arrivals(phase, arrived)
+            return float(arrived.max())
+
+        return timeline.solve(end)
 
 
 @kernel

@@ -21,6 +21,7 @@ from rowhaul.schedule.dispatch import make_dispatcher
 from rowhaul.schedule.sizes import check_shares
 from rowhaul.schedule.sync import make_sync
 from rowhaul.simulate.links import parse_links
+from rowhaul.transport.dense.overlapping import DENSE_WIRES, EXACT_WIRE
 
 DATA_FROM = ("every_host", "rank0")
 AUTO = "auto"
@@ -30,7 +31,8 @@ AUTO = "auto"
 class ClusterConfig:
     """How a run is spread over ranks; ``workers: 0`` means one process.
 
-    None of this changes what is learned, except for rounding and ``sync: bounded:S``.
+    None of this changes what is learned, except for rounding, ``sync: bounded:S`` and
+    ``dense_wire: bfloat16``.
 
     Args:
         workers: ranks that train; under torchrun, all ranks but the stores.
@@ -49,6 +51,7 @@ class ClusterConfig:
         hot_profile: batches at the start of the data that are counted to find them.
         first_touch: create rows never trained before where they are needed, without a transfer.
         data_from: every_host reads the files on each host; rank0 reads them once and distributes the samples.
+        dense_wire: how dense gradients travel: float32, as they are, or bfloat16, which is not exact.
         compare_every: iterations between two comparisons of the workers' dense weights; 0: only when saving.
         interface: network interface of row moves; empty: the one that leads to the master.
         side_interface: network interface of dense gradients and control; empty: the same.
@@ -76,6 +79,7 @@ class ClusterConfig:
     hot_profile: int = 100
     first_touch: bool = True
     data_from: str = "every_host"
+    dense_wire: str = EXACT_WIRE
     compare_every: int = 100
     interface: str = ""
     side_interface: str = ""
@@ -104,6 +108,10 @@ class ClusterConfig:
             raise ConfigError(f"cluster.stuck_after must be at least 0 seconds, got {self.stuck_after:g}")
         if self.data_from not in DATA_FROM:
             raise ConfigError(f"cluster.data_from must be {' or '.join(DATA_FROM)}, got {self.data_from!r}")
+        if self.dense_wire not in DENSE_WIRES:
+            raise ConfigError(
+                f"cluster.dense_wire must be {' or '.join(DENSE_WIRES)}, got {self.dense_wire!r}"
+            )
         make_dispatcher(self.dispatcher)
         mode = make_sync(self.sync)
         policy_keys(self.cache_policy)
@@ -113,6 +121,16 @@ class ClusterConfig:
                 "cluster.sync is static, which keeps a set of hot rows on every worker, but cluster.hot_rows "
                 "is 0; say how many, for example hot_rows: 10000"
             )
+
+    @property
+    def inexact(self) -> str:
+        """Say which settings make what is learned depend on the cluster, and why; empty if none do."""
+        reasons = []
+        if self.sync.startswith("bounded") and self.sync != "bounded:0":
+            reasons.append(f"with sync {self.sync} workers may train on rows that lack recent steps")
+        if self.dense_wire != EXACT_WIRE:
+            reasons.append(f"with dense_wire {self.dense_wire} dense gradients are rounded on their way")
+        return "; ".join(reasons)
 
     @property
     def hot_is_auto(self) -> bool:

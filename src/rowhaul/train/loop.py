@@ -61,6 +61,7 @@ class RunResult:
     row_counts: RowCounts | None = None  # of this call, where policies admit and drop rows
     pruning: Any = None  # a report on what is left of rows, where they are pruned
     note: str = ""  # on the data, if there is something to say
+    inexact: str = ""  # why what was learned depends on the cluster, if it does
 
 
 class Session(Protocol):

@@ -6,12 +6,13 @@ makes the links and collectives of a run; pass one to `rowhaul.cluster.join` to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from rowhaul._activity import Activity, doing
@@ -52,6 +53,28 @@ class Links(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Wire:
+    """A sum whose first values are rounded when they travel: not exact."""
+
+    dtype: torch.dtype
+    count: int
+
+
+class RunningSum(Protocol):
+    """A sum in rank order whose values are sent bucket by bucket; all ranks of it make the same calls."""
+
+    @property
+    def ends(self) -> Sequence[int]:
+        """Where each bucket ends."""
+
+    def send_next(self) -> None:
+        """Send the next bucket, whose values must not change any more."""
+
+    def finish(self) -> None:
+        """Send the buckets that are left; return when the sum is complete."""
+
+
 class Collective(Protocol):
     """Operations of all members of a group; used by one thread."""
 
@@ -63,6 +86,15 @@ class Collective(Protocol):
 
     def sum_in_rank_order(self, values: Tensor) -> None:
         """Replace a one-dimensional tensor by its sum over ranks, added in rank order: the same bits."""
+
+    def bucket_ends(self, num_values: int, dtype: torch.dtype, wire: Wire | None = None) -> Sequence[int]:
+        """Return where the buckets of a sum will end; any thread may call it while no sum is made."""
+
+    def start_sum(self, own: Tensor, total: Tensor, wire: Wire | None = None) -> RunningSum:
+        """Start to sum a tensor in rank order into another one."""
+
+    def among(self, members: Sequence[int]) -> Collective:
+        """Return the collective of some members, numbered from 0; only they call it."""
 
 
 @dataclass(frozen=True)

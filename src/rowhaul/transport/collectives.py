@@ -5,9 +5,8 @@ Not Gloo's own: its rings take a hop for each rank, and add in an order that dep
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from itertools import pairwise
+import contextlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,15 +14,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rowhaul.transport.base import Bytes, check_summable, complete
+from rowhaul.schedule.sum_plan import SumPlan
+from rowhaul.transport.base import Bytes, RunningSum, Wire, check_summable, complete
+from rowhaul.transport.calibration import measure_links
+from rowhaul.transport.some_links import SomeLinks
+from rowhaul.transport.sums.choice import candidates, in_buckets, settled, try_ways
+from rowhaul.transport.sums.exchange import Exchange, Swap, bucket_ends, wire_bytes
 
 if TYPE_CHECKING:
     from rowhaul.transport.gloo import GlooLinks
 
 MAX_BYTES_VIA_FIRST = 4096  # larger messages are gathered without the detour by rank 0
-SUM_TRIALS = 3  # of each algorithm, for tensors of a new size
 # In messages of all pairs: above it, sending whole tensors to all takes too much memory, and is not faster.
 MAX_BYTES_ALL_TO_ALL = 32 << 20
+# Sums below are tried as they are; above, the links are measured first.
+LEAST_BYTES_MEASURED = 4096
+MEASURED_SECONDS, MEASURED_BYTES = 0.1, 1 << 20  # of each pair
 
 
 class PairwiseCollective:
@@ -33,13 +39,27 @@ class PairwiseCollective:
         links: between the members; nothing else may use them.
     """
 
-    def __init__(self, links: GlooLinks) -> None:
+    def __init__(self, links: GlooLinks | SomeLinks) -> None:
         self._links = links
         self.rank, self.num_ranks = links.rank, links.num_ranks
         # Starting with the next rank, so that not all begin with the same one.
         self._peers = [(self.rank + step) % self.num_ranks for step in range(1, self.num_ranks)]
-        self._spare = torch.empty(0, dtype=torch.uint8)
-        self._chosen_sums: dict[int, Callable[[Tensor], Tensor]] = {}  # by size
+        self._memory: dict[str, Tensor] = {}
+        self._plans: dict[int, SumPlan] = {}  # by size: within a factor of two they share one
+        self._speeds: list[float] | None = None
+        self._is_measured = False
+        self._among: dict[tuple[int, ...], PairwiseCollective] = {}
+
+    def among(self, members: Sequence[int]) -> PairwiseCollective:
+        """Return the collective of some members, numbered from 0; only they call it."""
+        chosen = tuple(members)
+        if chosen == tuple(range(self.num_ranks)):
+            return self
+        if chosen not in self._among:
+            self._among[chosen] = made = PairwiseCollective(SomeLinks(self._links, chosen))
+            made._is_measured = self._is_measured
+            made._speeds = None if self._speeds is None else [self._speeds[one] for one in chosen]
+        return self._among[chosen]
 
     def all_gather(self, mine: Bytes) -> npt.NDArray[np.uint8]:
         """Return the bytes of all ranks, ranks x length; the length is the same on all ranks."""
@@ -54,81 +74,78 @@ class PairwiseCollective:
     def sum_in_rank_order(self, values: Tensor) -> None:
         """Replace a one-dimensional tensor by its sum over ranks, added in rank order: the same bits."""
         check_summable(values)
-        if self.num_ranks == 1 or not values.numel():
-            return
         own = values.detach().cpu().contiguous()
-        total = self._sum_of_two(own) if self.num_ranks == 2 else self._quickest_sum(own)(own)
-        if total.data_ptr() != values.data_ptr():
-            values.detach().copy_(total)
+        if self.num_ranks == 1 or not own.numel():
+            return
+        total = self._buffer("total", own.dtype, own.numel())
+        self.start_sum(own, total).finish()
+        values.detach().copy_(total)
 
-    def _quickest_sum(self, own: Tensor) -> Callable[[Tensor], Tensor]:
-        """Choose the fastest algorithm for tensors of this size; all give the same bits.
+    def bucket_ends(self, num_values: int, dtype: torch.dtype, wire: Wire | None = None) -> list[int]:
+        """Return where the buckets of a sum end: one bucket until a sum of about this size was made."""
+        wire = wire if self.num_ranks > 1 else None
+        plan = self._plans.get(wire_bytes(num_values, dtype, wire).bit_length(), SumPlan())
+        return bucket_ends(num_values, plan.buckets, wire)
 
-        Measured once per size: whether links or processors are the bottleneck depends on the cluster. The
-        buffers of the trials are freed; those of the chosen one take a few times the tensors of all ranks.
+    def start_sum(self, own: Tensor, total: Tensor, wire: Wire | None = None) -> RunningSum:
+        """Start a sum whose values are sent bucket by bucket, see `RunningSum`."""
+        check_summable(own)
+        if self.num_ranks == 1:
+            wire = None  # nothing travels
+        if self._swaps and wire is None:
+            return Swap(self._swap, own, total)
+        num_bytes = wire_bytes(own.numel(), own.dtype, wire)
+        plan = self._plans.get(num_bytes.bit_length())
+        if plan is None:
+            plan = self._plans[num_bytes.bit_length()] = self._choose(own, wire, num_bytes)
+        return Exchange(self._links, plan, own, total, self._buffer, wire)
+
+    def _swap(self, own: Tensor) -> contextlib.AbstractContextManager[Tensor]:
+        return self._links.swap(1 - self.rank, own, lambda: self._buffer("swap", own.dtype, own.numel()))
+
+    @property
+    def _swaps(self) -> bool:
+        """Whether two ranks read each other's memory."""
+        return self.num_ranks == 2 and 1 - self.rank in self._links.pipes
+
+    def _choose(self, own: Tensor, wire: Wire | None, num_bytes: int) -> SumPlan:
+        """Choose the fastest way for tensors of this size; all give the same bits.
+
+        The buffers of the trials are freed; those of the chosen one take a few times all ranks' tensors.
         """
-        size = own.nbytes.bit_length()  # sizes within a factor of two share a choice
-        if size not in self._chosen_sums:
-            algorithms = [self._sum_at_first, self._sum_slices]
-            if self.num_ranks * (self.num_ranks - 1) << size <= MAX_BYTES_ALL_TO_ALL:
-                algorithms.insert(0, self._sum_all)
-            seconds = np.zeros(len(algorithms))
-            for number, algorithm in enumerate(algorithms):
-                taken = []
-                for _ in range(SUM_TRIALS):
-                    self.all_gather(np.zeros(1, np.uint8))  # a barrier
-                    began = time.perf_counter()
-                    algorithm(own.clone())
-                    taken.append(time.perf_counter() - began)
-                seconds[number] = min(taken)
-            everyone = self.all_gather(seconds.view(np.uint8)).view(np.float64)
-            self._chosen_sums[size] = algorithms[int(everyone.max(axis=0).argmin())]
-            self._spare = torch.empty(0, dtype=torch.uint8)
-            self._links.free_memory()
-        return self._chosen_sums[size]
+        if self.num_ranks == 1:
+            return SumPlan()
+        if num_bytes >= LEAST_BYTES_MEASURED and not self._is_measured:
+            self._measure()
+        ways = candidates(self._speeds, self.num_ranks, num_bytes)
+        if self.num_ranks * (self.num_ranks - 1) << num_bytes.bit_length() > MAX_BYTES_ALL_TO_ALL:
+            ways = [one for one in ways if one.parts] or ways
+        values, total = torch.zeros_like(own), torch.empty_like(own)
 
-    def _sum_of_two(self, own: Tensor) -> Tensor:
-        """The sum of two numbers does not depend on their order."""
-        with self._links.swap(1 - self.rank, own, lambda: self._buffer(own, own.numel())) as theirs:
-            return own.add_(theirs)
+        def run(way: SumPlan) -> None:
+            Exchange(self._links, way, values, total, self._buffer, wire).finish()
 
-    def _sum_all(self, own: Tensor) -> Tensor:
-        everyone = self._buffer(own, self.num_ranks * own.numel()).view(self.num_ranks, -1)
-        self._gather(everyone, own)
-        return _add_up(everyone)
+        chosen = try_ways(ways, run, self.all_gather)
+        self._memory.clear()
+        self._links.free_memory()
+        if self._speeds is None:
+            return chosen
+        return in_buckets(chosen, chosen.seconds(self._speeds, num_bytes))
 
-    def _sum_at_first(self, own: Tensor) -> Tensor:
-        """Rank 0 adds everything and sends the sum to all: the fewest messages."""
-        if self.rank:
-            total = self._buffer(own, own.numel())
-            complete(self._links.start({0: total}, {0: own}))
-            return total
-        everyone = self._buffer(own, self.num_ranks * own.numel()).view(self.num_ranks, -1)
-        self._receive_all(everyone, own)
-        total = _add_up(everyone)
-        self._links.start({}, dict.fromkeys(self._peers, total)).wait_sent()
-        return total
-
-    def _sum_slices(self, own: Tensor) -> Tensor:
-        """Every rank adds one slice and sends its sum to all."""
-        bounds = [own.numel() * rank // self.num_ranks for rank in range(self.num_ranks + 1)]
-        lengths = [end - start for start, end in pairwise(bounds)]
-        buffer = self._buffer(own, self.num_ranks * lengths[self.rank] + own.numel())
-        to_add = buffer[: -own.numel()].view(self.num_ranks, lengths[self.rank])
-        slices, totals = own.split(lengths), buffer[-own.numel() :].split(lengths)
-        parts = self._links.start(
-            {peer: to_add[peer] for peer in self._peers}, {peer: slices[peer] for peer in self._peers}
+    def _measure(self) -> None:
+        """Measure the members' links; ranks of one host alone have none."""
+        self._is_measured = True
+        piped = np.zeros(self.num_ranks, np.uint8)
+        piped[list(self._links.pipes)] = 1
+        within_host = self.all_gather(piped).astype(bool)
+        np.fill_diagonal(within_host, True)
+        if within_host.all():
+            return
+        measured = measure_links(
+            self._links, self, seconds_per_pair=MEASURED_SECONDS, bytes_per_pair=MEASURED_BYTES
         )
-        to_add[self.rank] = slices[self.rank]
-        parts.wait_received()
-        totals[self.rank].copy_(_add_up(to_add))
-        sums = self._links.start(
-            {peer: totals[peer] for peer in self._peers}, dict.fromkeys(self._peers, totals[self.rank])
-        )
-        sums.wait_received()
-        parts.wait_sent()
-        sums.wait_sent()
-        return buffer[-own.numel() :]
+        between = np.where(within_host, 0.0, measured.both_ways_bytes_per_second)
+        self._speeds = settled(between.max(axis=1).tolist())
 
     def _gather(self, everyone: Tensor, own: Tensor) -> None:
         transfer = self._links.start(
@@ -142,28 +159,19 @@ class PairwiseCollective:
         if self.rank:
             complete(self._links.start({0: everyone}, {0: own}))
             return
-        self._receive_all(everyone, own)
-        self._links.start({}, dict.fromkeys(self._peers, everyone)).wait_sent()
-
-    def _receive_all(self, everyone: Tensor, own: Tensor) -> None:
-        """On rank 0: receive what all others send."""
         transfer = self._links.start({peer: everyone[peer] for peer in self._peers}, {})
         everyone[0] = own
         transfer.wait_received()
+        self._links.start({}, dict.fromkeys(self._peers, everyone)).wait_sent()
 
-    def _buffer(self, like: Tensor, length: int) -> Tensor:
+    def _buffer(self, name: str, dtype: torch.dtype, length: int) -> Tensor:
         """Reuse memory from call to call: fresh pages cost as much as the sum."""
-        if self._spare.numel() < length * like.element_size():
-            self._spare = torch.empty(length * like.element_size(), dtype=torch.uint8)
-        return self._spare[: length * like.element_size()].view(like.dtype)
+        num_bytes = length * dtype.itemsize
+        if name not in self._memory or self._memory[name].numel() < num_bytes:
+            self._memory[name] = torch.empty(num_bytes, dtype=torch.uint8)
+        return self._memory[name][:num_bytes].view(dtype)
 
 
 def as_tensor(data: Bytes) -> Tensor:
     """Share memory with an array; copy a read-only one, which PyTorch would warn about."""
     return torch.from_numpy(data if data.flags.writeable else data.copy())
-
-
-def _add_up(parts: Tensor) -> Tensor:  # ranks x length; the first row becomes the sum
-    for part in parts[1:]:
-        parts[0] += part
-    return parts[0]

@@ -17,9 +17,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
-from rowhaul.transport.base import Bytes, Groups, LinkError, Membership, check_buffers, check_summable
+from rowhaul.transport.base import Bytes, Groups, LinkError, Membership, Wire, check_buffers, check_summable
+from rowhaul.transport.sums.exchange import bucket_ends
+
+BUCKETS = 3  # of every sum
 
 
 class InProcessNetwork:
@@ -198,13 +202,14 @@ class _Round:
 class InProcessCollective:
     """One member's end of a group; used by one thread."""
 
-    def __init__(self, network: InProcessNetwork, rank: int, members: tuple[int, ...], group: int) -> None:
+    def __init__(self, network: InProcessNetwork, rank: int, members: tuple[int, ...], group: object) -> None:
         self.rank = rank
         self.num_ranks = len(members)
         self._network = network
         self._members = members
         self._group = group
         self._num_rounds = 0
+        self._among: dict[tuple[int, ...], InProcessCollective] = {}
 
     def all_gather(self, mine: Bytes) -> npt.NDArray[np.uint8]:
         """Return the bytes of all ranks, ranks x length; the length is the same on all ranks."""
@@ -217,6 +222,27 @@ class InProcessCollective:
         check_summable(values)
         kind = f"sum_in_rank_order of {values.numel():,} {values.dtype}"
         values.detach().copy_(self._together(kind, values.detach().clone(), lambda parts: reduce(add, parts)))
+
+    def bucket_ends(self, num_values: int, dtype: torch.dtype, wire: Wire | None = None) -> list[int]:
+        """Return where the buckets of a sum end: always several, so that tests have them."""
+        return bucket_ends(num_values, BUCKETS, wire)
+
+    def start_sum(self, own: Tensor, total: Tensor, wire: Wire | None = None) -> InProcessSum:
+        """Start to sum a tensor in rank order into another one."""
+        check_summable(own)
+        return InProcessSum(self, own, total, wire if self.num_ranks > 1 else None)
+
+    def among(self, members: Sequence[int]) -> InProcessCollective:
+        """Return the collective of some members, numbered from 0; only they call it."""
+        chosen = tuple(self._members[one] for one in members)
+        if chosen == self._members:
+            return self
+        if chosen not in self._among:
+            me = self._members[self.rank]
+            self._among[chosen] = InProcessCollective(
+                self._network, chosen.index(me), chosen, (self._members, self._group)
+            )
+        return self._among[chosen]
 
     def _together(self, kind: str, mine: Any, combine: Callable[[list[Any]], Any]) -> Any:
         """Wait for all members; the last one to arrive combines their inputs."""
@@ -252,3 +278,33 @@ class InProcessCollective:
     def _missing(self, current: _Round) -> str:
         absent = [member for rank, member in enumerate(self._members) if rank not in current.inputs]
         return f"ranks {absent} of the members {list(self._members)}"
+
+
+class InProcessSum:
+    """A sum in progress, a collective operation for each bucket."""
+
+    def __init__(
+        self, collective: InProcessCollective, own: Tensor, total: Tensor, wire: Wire | None
+    ) -> None:
+        self.ends = collective.bucket_ends(own.numel(), own.dtype, wire)
+        self._collective, self._own, self._total, self._wire = collective, own, total, wire
+        self._done = 0
+
+    def send_next(self) -> None:
+        """Sum the next bucket."""
+        begin = self.ends[self._done - 1] if self._done else 0
+        bucket = self._own[begin : self.ends[self._done]]
+        if self._wire is not None and begin < self._wire.count:
+            bucket = bucket.to(self._wire.dtype).to(self._own.dtype)
+        else:
+            bucket = bucket.clone()
+        self._collective.sum_in_rank_order(bucket)
+        if self._wire is not None and begin < self._wire.count:
+            bucket = bucket.to(self._wire.dtype)
+        self._total[begin : self.ends[self._done]] = bucket
+        self._done += 1
+
+    def finish(self) -> None:
+        """Sum the buckets that are left."""
+        while self._done < len(self.ends):
+            self.send_next()

@@ -102,7 +102,8 @@ class _Task:
         layout = layout_of(only_collection(make_model(self.config, self.schema)))
         recorded = Recorded.read(folder, layout)
         plain, replay = compare(layout, recorded.trained, self._train_alone()), None
-        if not self.config.cluster.sync.startswith("bounded"):
+        cluster = self.config.cluster
+        if not cluster.inexact and not cluster.sync.startswith("bounded"):
             replay = compare(layout, recorded.trained, self._train_alone(recorded.workers))
         return print_report(self.config, recorded, plain, replay)
 

@@ -110,9 +110,9 @@ def _details(recorded: Recorded, plain: Comparison) -> Table:
 
 def _verdict(config: TrainConfig, plain: Comparison, replay: Comparison | None) -> tuple[bool, str]:
     if replay is None:
-        sync = config.cluster.sync
-        why = f"with sync {sync} workers may train on rows that lack recent steps"
-        return True, f"not exact, by design: {why}"
+        apart = ", ".join(f"{name} by up to {one.largest:.1e}" for name, one in plain.kinds.items())
+        why = config.cluster.inexact or f"with sync {config.cluster.sync} rows take their steps later"
+        return True, f"not exact, by design: {why}. From one process differ {apart}"
     if plain.inexact:
         return True, _by_itself(plain)
     troubles = [

@@ -11,7 +11,7 @@ from rowhaul.runtime.runtime import Runtime
 from rowhaul.runtime.worker_rows import TakenGradients
 from rowhaul.train.finite import ADVICE, DivergedError, describe, is_finite
 from rowhaul.transport.base import gather_texts
-from rowhaul.transport.dense_sum import SharedGradients
+from rowhaul.transport.dense.gradients import SharedGradients
 
 
 def find_nonfinite(
@@ -23,7 +23,7 @@ def find_nonfinite(
     taken: TakenGradients,
 ) -> str:
     """Describe a loss or gradient of this worker that is not finite; empty if all are."""
-    if is_finite(shared.buffer) and all(is_finite(gradients) for _, gradients in taken.parts):
+    if is_finite(shared.own) and all(is_finite(gradients) for _, gradients in taken.parts):
         return ""
     assert runtime.mover.cache is not None
     when = _when(runtime)

@@ -87,7 +87,8 @@ def train_on_cluster(
         session.training.runtime.should_stop = should_stop
         notes = ([lock.note] if lock is not None and lock.note else []) + session.notes
         try:
-            return loop.train(session, checkpoints, listener if cluster.rank == 0 else None, notes)
+            result = loop.train(session, checkpoints, listener if cluster.rank == 0 else None, notes)
+            return replace(result, inexact=config.cluster.inexact)
         except Exception as error:
             cluster.failure.set(error)  # so that closing does not wait for what is stuck
             raise
@@ -169,6 +170,8 @@ class ClusterSession(loop.Session):
         self.links = MeasuredLinks.measure(cluster) if wanted else None
         self.hot = self._hot_set_controller() if config.cluster.hot_is_auto else None
         self.training = self._distribute(saved)
+        if config.cluster.inexact:
+            self.notes.append(f"not exact, by design: {config.cluster.inexact}")
         self.saving = BesideTraining(cluster)
         if folder and self.is_leader:
             begin_folder(folder, given, schema, data, eval_data)
@@ -244,6 +247,7 @@ class ClusterSession(loop.Session):
             on_prune=lambda note: self.log.tell(note.text()),
             optimizer=trainer.dense,
             compare_every=config.cluster.compare_every,
+            dense_wire=config.cluster.dense_wire,
         )
 
     def _hot_set_controller(self) -> HotSetController:

@@ -71,6 +71,7 @@ def distribute(
     on_prune: Callable[[Any], None] = lambda note: None,
     optimizer: Optimizer | None = None,
     compare_every: int | None = None,
+    dense_wire: str | None = None,
 ) -> DistributedTraining:
     """Spread a model's rows over a cluster; every rank calls it with the same arguments.
 
@@ -93,6 +94,8 @@ def distribute(
         on_prune: called after every pruning, where the collection prunes its rows.
         optimizer: of the dense weights; if given, its state is compared between workers as weights are.
         compare_every: iterations between these comparisons, as in `ClusterConfig`; by default that of config.
+        dense_wire: ``bfloat16`` rounds dense gradients when they travel, which is not exact, as in
+            `ClusterConfig`; by default that of config.
 
     Example:
         >>> with rowhaul.cluster.join(num_stores=1) as cluster:
@@ -116,11 +119,13 @@ def distribute(
         settings = replace(settings, sizes=layout.sizes())
     data_from = data_from or config.data_from
     compare_every = config.compare_every if compare_every is None else compare_every
+    dense_wire = config.dense_wire if dense_wire is None else dense_wire
     constant = collection.optimizer.lr
     rates = rates or (lambda iteration: constant)
     start = saved.start if saved is not None else Start()
     facts = {**_facts(cluster, model, settings, repr(layout)), "data from": data_from}
     facts |= {"compare_every": str(compare_every), "optimizer": type(optimizer).__name__}
+    facts |= {"dense_wire": dense_wire}
     check_same(cluster, {**version_facts(cluster.is_worker), **facts})
     cache = layout.make_cache(collection.feature_groups) if cluster.is_worker else None
     home = RowMemory(layout) if cluster.topology.colocated or not cluster.is_worker else None
@@ -148,6 +153,7 @@ def distribute(
         on_prune=on_prune,
         optimizer=optimizer,
         compare_every=compare_every,
+        dense_wire=dense_wire,
     )
     if saved is not None:
         runtime.samples = saved.samples

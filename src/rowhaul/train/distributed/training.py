@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from rowhaul._activity import Activity, doing
 from rowhaul.data.samples import Samples
 from rowhaul.errors import ConfigError
-from rowhaul.nn import Batch, EmbeddingBagCollection
+from rowhaul.nn import Batch, BatchNorm1d, EmbeddingBagCollection
 from rowhaul.planning.rank0_data.sharing import DataSource
 from rowhaul.planning.replicas import compare_replicas
 from rowhaul.runtime.changes_at_home import ChangedRowsAtHome
@@ -37,7 +37,8 @@ from rowhaul.train.distributed.replicas import COMPARE_EVERY, Replicas
 from rowhaul.train.distributed.samples import part_of
 from rowhaul.train.finite import is_finite
 from rowhaul.train.row_lifecycle import table_of_feature
-from rowhaul.transport.dense_sum import DenseGradients
+from rowhaul.transport.dense.gradients import DenseGradients
+from rowhaul.transport.dense.overlapping import EXACT_WIRE, OverlappingSum, wire_type
 
 OnIteration = Callable[[Job], None]
 OnPrune = Callable[[Any], None]
@@ -68,6 +69,7 @@ class DistributedTraining:
         on_prune: OnPrune = lambda note: None,
         optimizer: Optimizer | None = None,
         compare_every: int = COMPARE_EVERY,
+        dense_wire: str = EXACT_WIRE,
     ) -> None:
         self.model, self.runtime, self.settings = model, runtime, settings
         self._rates = rates
@@ -83,7 +85,14 @@ class DistributedTraining:
         self._rows: CachedRows | None = None
         self._replicas: Replicas | None = None
         if cache is not None:
-            self._dense = DenseGradients(model.parameters())
+            self._dense = OverlappingSum(
+                DenseGradients(model.parameters()),
+                runtime.in_dense,
+                runtime.dense_bucket_ends,
+                wire=wire_type(dense_wire),
+                # Batch norm sums over the workers in backward(): another order would mix up the messages.
+                overlaps=not any(isinstance(one, BatchNorm1d) for one in model.modules()),
+            )
             self._replicas = Replicas(model, cache, optimizer, compare_every)
             self._read_from_cache()
 
@@ -188,21 +197,21 @@ class DistributedTraining:
             raise ConfigError("step() without a batch; call it once for every batch that batches() yields")
         job.seconds["compute"] += time.perf_counter() - self._compute_began
         taken = rows.take(job.plan.iteration, job.rows)
-        shared = self._dense.collect(loss, taken.replicated_size, self.collection.feature_groups[0].dtype)
+        shared = self._dense.complete(loss)
         taken.write_replicated(shared.replicated)
         found = find_nonfinite(self.runtime, self.model, self._batch, loss, shared, taken)
         if found:
             shared.flag()
-        summing = self.runtime.sum_over_workers(shared.buffer)
+        self._dense.send_rest()
         began = time.perf_counter()
         buffered = [] if found else rows.step_own(taken)
         stepped = time.perf_counter()
-        summing.wait()
+        self._dense.wait()
         job.seconds["all_reduce"] += time.perf_counter() - stepped
-        if not is_finite(shared.buffer):
+        if not is_finite(shared.total):
             raise_diverged(self.runtime, found)
-        self._dense.spread(shared)
-        rows.step_replicated(taken, shared.replicated)
+        self._dense.spread()
+        rows.step_replicated(taken, shared.summed_replicated)
         job.seconds["compute"] += stepped - began
         if self._replicas.is_due(self.iteration + 1):
             self._replicas.hash_rows(self.iteration + 1, self.settings.hot)
@@ -278,6 +287,8 @@ class DistributedTraining:
 
     def close(self) -> None:
         """Stop the threads of this rank; the cluster stays joined."""
+        if self._rows is not None:
+            self._dense.stop_overlapping()
         self.runtime.close()
 
     def _part(self, job: Job) -> Batch:
@@ -285,6 +296,7 @@ class DistributedTraining:
         assert self._rows is not None
         self._compute_began = time.perf_counter()
         self._rows.expect(job.plan, job.rows)
+        self._dense.begin(self._rows.replicated_size(job.rows), self.collection.feature_groups[0].dtype)
         mine = part_of(job.samples, job.plan.worker, self.runtime.rank)
         job.num_samples = len(mine)
         self._batch = Batch.from_samples(mine, global_size=len(job.samples))

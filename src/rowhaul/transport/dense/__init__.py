@@ -1,0 +1,1 @@
+"""Gradients of dense parameters: packed into one buffer, and summed over the workers."""
