@@ -55,11 +55,11 @@ class SharedGradients:
         return bool(self.total[self.num_dense + _CHANGED] > 0)
 
     def flag(self) -> None:
-        """Let all workers know that a gradient of this one is not finite."""
+        """Tell all workers that a gradient of this one is not finite."""
         self.own[self.num_dense + _LOSS] = torch.nan
 
     def flag_changed(self) -> None:
-        """Let all workers know that gradients of this one have changed since they were sent."""
+        """Tell all workers that gradients of this one have changed since they were sent."""
         self.own[self.num_dense + _CHANGED] = 1
 
 
