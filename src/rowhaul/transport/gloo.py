@@ -67,12 +67,13 @@ class GlooTransport:
         return Groups(moves, summed, PairwiseCollective(control), data, close)
 
 
-@dataclass(frozen=True)
 class MessageTransfer:
     """The messages of one post."""
 
-    received: list[Arrival | _GroupMessage]
-    sent: list[_GroupMessage]
+    __slots__ = ("received", "sent")
+
+    def __init__(self, received: list[Arrival | _GroupMessage], sent: list[_GroupMessage]) -> None:
+        self.received, self.sent = received, sent
 
     def wait_received(self) -> None:
         """Return when all receives are complete."""
@@ -103,10 +104,21 @@ class GlooLinks:
     def post(self, receives: Mapping[int, Bytes], sends: Mapping[int, Bytes]) -> MessageTransfer:
         """Start one message from and to each of the given ranks, receives first; does not wait."""
         check_buffers(self.rank, self.num_ranks, receives, sends)
-        return self.start(
-            {peer: torch.from_numpy(data) for peer, data in receives.items()},
-            {peer: as_tensor(data) for peer, data in sends.items()},
-        )
+        pipes = self.pipes
+        received = [
+            pipes[peer].expect_bytes(data) if peer in pipes else self._receive(peer, torch.from_numpy(data))
+            for peer, data in receives.items()
+            if data.size
+        ]
+        sent = []
+        for peer, data in sends.items():
+            if not data.size:
+                continue
+            if peer in pipes:
+                pipes[peer].send_bytes(data)
+            else:
+                sent.append(self._begin(self._group.send, "sending to", peer, as_tensor(data)))
+        return MessageTransfer(received, sent)
 
     def start(self, receives: Mapping[int, Tensor], sends: Mapping[int, Tensor]) -> MessageTransfer:
         """Start messages of tensors, receives first; empty ones are not sent, as both ends know."""

@@ -23,10 +23,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from rowhaul.transport.base import LinkError
+from rowhaul.transport.base import Bytes, LinkError
 
 MAX_INLINE = 2048  # bytes that travel in the socket
 SMALLEST_BLOCK = 1 << 16
@@ -38,26 +39,30 @@ _CAPACITY = struct.Struct("<q")  # of a new block, whose descriptor is attached
 _MAX_FRAME = _FRAME.size + max(MAX_INLINE, _CAPACITY.size)
 _TIME = struct.Struct("ll")  # seconds, microseconds
 _ANCILLARY = socket.CMSG_SPACE(struct.calcsize("i"))
+_SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+_RECEIVE_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
 
 
 class _Block(NamedTuple):
     """Memory that both ends map."""
 
     number: int
-    memory: Tensor
+    memory: Bytes
 
 
 class _Frame(NamedTuple):
     """A received message: in a block, or a small one from the socket."""
 
-    data: Tensor
+    data: Bytes
     in_block: bool
 
 
 class Arrival:
     """A message to be received."""
 
-    def __init__(self, pipe: Pipe, destination: Tensor) -> None:
+    __slots__ = ("_pipe", "destination", "is_complete")
+
+    def __init__(self, pipe: Pipe, destination: Bytes) -> None:
         self._pipe = pipe
         self.destination = destination
         self.is_complete = False
@@ -96,33 +101,40 @@ class Pipe:
         self._freed, self._taken = freed, taken
         self._free: list[_Block] = []  # ours; the last one was used last
         self._in_use: deque[_Block] = deque()  # ours, in the order in which they were sent
-        self._theirs: dict[int, Tensor] = {}
+        self._theirs: dict[int, Bytes] = {}
         self._inbox: deque[_Frame] = deque()
         self._awaited: deque[Arrival] = deque()
         self._num_freeings = 0  # of the other end, complete and not yet waited for
 
     def send(self, data: Tensor) -> None:
         """Send a message; its memory may be reused at once."""
-        data = as_bytes(data)
-        size = data.numel()
+        self.send_bytes(as_bytes(data))
+
+    def send_bytes(self, data: Bytes) -> None:
+        """Send a message given as bytes."""
+        size = data.size
         if size <= MAX_INLINE:
-            self._write([_FRAME.pack(_INLINE, size), data.numpy().data], None, size)
+            self._write([_FRAME.pack(_INLINE, size), data.data], None, size)
             return
         block, descriptor = self._room(size)
-        block.memory[:size].copy_(data)
+        block.memory[:size] = data
         self._in_use.append(block)
         frame = _FRAME.pack(block.number, size)
         if descriptor is None:
             self._write([frame], None, size)
             return
         try:
-            self._write([frame, _CAPACITY.pack(block.memory.numel())], descriptor, size)
+            self._write([frame, _CAPACITY.pack(block.memory.size)], descriptor, size)
         finally:
             os.close(descriptor)
 
     def expect(self, destination: Tensor) -> Arrival:
         """Queue the receive of a message behind earlier ones."""
-        arrival = Arrival(self, as_bytes(destination))
+        return self.expect_bytes(as_bytes(destination))
+
+    def expect_bytes(self, destination: Bytes) -> Arrival:
+        """Queue the receive of a message into an array of bytes."""
+        arrival = Arrival(self, destination)
         self._awaited.append(arrival)
         return arrival
 
@@ -132,7 +144,7 @@ class Pipe:
         assert not self._awaited
         frame = self._next_frame(num_bytes)
         try:
-            yield frame.data
+            yield torch.from_numpy(frame.data)
         finally:
             self._release(frame)
 
@@ -168,8 +180,8 @@ class Pipe:
     def _receive_until(self, last: Arrival) -> None:
         while not last.is_complete:
             arrival = self._awaited[0]
-            frame = self._next_frame(arrival.destination.numel())
-            arrival.destination.copy_(frame.data)
+            frame = self._next_frame(arrival.destination.size)
+            arrival.destination[:] = frame.data
             self._release(frame)
             arrival.is_complete = True
             self._awaited.popleft()
@@ -181,9 +193,9 @@ class Pipe:
         except OSError as error:
             raise self._error("receiving from", num_bytes, error) from error
         frame = self._inbox.popleft()
-        if frame.data.numel() != num_bytes:
+        if frame.data.size != num_bytes:
             raise LinkError(
-                f"rank {self.peer} sent {frame.data.numel():,} bytes where {num_bytes:,} were expected: "
+                f"rank {self.peer} sent {frame.data.size:,} bytes where {num_bytes:,} were expected: "
                 "both must follow the same plan",
                 self.peer,
             )
@@ -196,13 +208,12 @@ class Pipe:
 
     def _read_frame(self) -> None:
         """Read the next frame from the socket."""
-        text, ancillary, _, _ = self._socket.recvmsg(_MAX_FRAME, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+        text, ancillary, _, _ = self._socket.recvmsg(_MAX_FRAME, _ANCILLARY, _RECEIVE_FLAGS)
         if not text:  # no message is empty
             raise ConnectionResetError("its process has ended, or closed the connection")
         number, size = _FRAME.unpack_from(text)
-        rest = text[_FRAME.size :]
         if number == _INLINE:
-            data = torch.frombuffer(bytearray(rest), dtype=torch.uint8)
+            data = np.frombuffer(bytearray(text), np.uint8, size, _FRAME.size)
             self._inbox.append(_Frame(data, in_block=False))
             return
         if number == _FREED:
@@ -211,27 +222,31 @@ class Pipe:
             else:
                 del self._theirs[size]
             return
-        if rest:
+        if len(text) > _FRAME.size:
             descriptor = _descriptor(ancillary)
             try:
-                self._theirs[number] = _map(descriptor, *_CAPACITY.unpack(rest))
+                self._theirs[number] = _map(descriptor, *_CAPACITY.unpack_from(text, _FRAME.size))
             finally:
                 os.close(descriptor)
         self._inbox.append(_Frame(self._theirs[number][:size], in_block=True))
 
     def _write(self, parts: list[bytes | memoryview], descriptor: int | None, num_bytes: int) -> None:
         """Write to the socket; while it is full, read, since the other end may be doing the same."""
-        passed = [] if descriptor is None else [descriptor]
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))] if passed else []
-        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        ancillary: list[tuple[int, int, array.array[int]]] = []
+        if descriptor is not None:
+            ancillary.append((socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor])))
+        deadline = None
         try:
             while True:
                 try:
-                    self._socket.sendmsg(parts, ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                    self._socket.sendmsg(parts, ancillary, _SEND_FLAGS)
                     return
                 except BlockingIOError:
-                    if deadline is not None and time.monotonic() > deadline:
-                        raise
+                    if self._timeout is not None:
+                        now = time.monotonic()
+                        deadline = now + self._timeout if deadline is None else deadline
+                        if now > deadline:
+                            raise
                     poll = select.poll()
                     poll.register(self._socket, select.POLLIN)
                     if poll.poll(1):  # milliseconds
@@ -248,9 +263,10 @@ class Pipe:
     def _room(self, size: int) -> tuple[_Block, int | None]:
         """Return a free block that is large enough; if it is new, with a descriptor for the other end."""
         self._take_back()
-        fitting = [place for place, block in enumerate(self._free) if block.memory.numel() >= size]
+        fitting = [(block.memory.size, place) for place, block in enumerate(self._free)]
+        fitting = [one for one in fitting if one[0] >= size]
         if fitting:
-            return self._free.pop(min(fitting, key=lambda place: self._free[place].memory.numel())), None
+            return self._free.pop(min(fitting)[1]), None
         # Replace one that is too small: there are only as many as are in flight at a time.
         in_use = {block.number for block in self._in_use}
         number = self._free.pop(0).number if self._free else min(set(range(len(in_use) + 1)) - in_use)
@@ -263,14 +279,16 @@ class Pipe:
 
     def _take_back(self) -> None:
         """Free the blocks that the other end has read since the last call."""
+        if not self._in_use:
+            return
         with contextlib.suppress(BlockingIOError):
             for _ in range(os.eventfd_read(self._freed)):
                 self._free.append(self._in_use.popleft())
 
 
-def as_bytes(data: Tensor) -> Tensor:
+def as_bytes(data: Tensor) -> Bytes:
     """A contiguous tensor's memory."""
-    return data.detach().reshape(-1).view(torch.uint8)
+    return data.detach().reshape(-1).view(torch.uint8).numpy()
 
 
 def _descriptor(ancillary: list[tuple[int, int, bytes]]) -> int:
@@ -280,7 +298,6 @@ def _descriptor(ancillary: list[tuple[int, int, bytes]]) -> int:
     raise OSError("a message arrived without its memory: this process may open no more files (ulimit -n)")
 
 
-def _map(descriptor: int, capacity: int) -> Tensor:
+def _map(descriptor: int, capacity: int) -> Bytes:
     """Map all pages at once: page faults one by one cost as much as the messages."""
-    memory = mmap.mmap(descriptor, capacity, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
+    return np.frombuffer(mmap.mmap(descriptor, capacity, mmap.MAP_SHARED | mmap.MAP_POPULATE), np.uint8)
