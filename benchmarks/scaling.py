@@ -113,12 +113,22 @@ def threads_seconds() -> dict[str, float]:
     return {**used, "others": time.process_time() - sum(used.values())}
 
 
+def context_switches() -> int:
+    """How often threads of this process have given up their core so far."""
+    count = 0
+    for status in Path("/proc/self/task").glob("*/status"):
+        lines = status.read_text().splitlines()
+        count += sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt"))
+    return count
+
+
 class StepClock:
     """Wall and processor time between the end of warm-up and the last steps; follows a run on every rank."""
 
     def __init__(self, steps: int, parts: PartTimer | None) -> None:
         self._steps, self._parts, self._calls = steps, parts, 0
         self._notes: list[tuple[float, dict[str, float], dict[str, float]]] = []
+        self._switches: list[int] = []
 
     def tick(self) -> bool:
         """Count a step; serves as ``should_stop``, which a run asks once a step on every rank."""
@@ -126,6 +136,7 @@ class StepClock:
         if self._calls in (WARM_UP, self._steps - 2):
             parts = dict(self._parts.seconds) if self._parts else {}
             self._notes.append((time.perf_counter(), threads_seconds(), parts))
+            self._switches.append(context_switches())
         return False
 
     def result(self) -> dict[str, object]:
@@ -133,6 +144,7 @@ class StepClock:
         count = self._steps - 2 - WARM_UP
         return {
             "seconds": (last - first) / count,
+            "switches": (self._switches[1] - self._switches[0]) / count,
             "threads": {name: (cpu - threads0.get(name, 0.0)) / count for name, cpu in threads1.items()},
             "parts": {name: (cpu - parts0.get(name, 0.0)) / count for name, cpu in parts1.items()},
         }
@@ -202,14 +214,19 @@ def compare(given: argparse.Namespace, folder: str, per_rank: int) -> list[objec
     for _ in range(given.repeats):
         alone.append(measure(given, folder, per_rank, 1)[0])
         both.append(measure(given, folder, per_rank, 2))
-    ratios = [2 * one["seconds"] / max(rank["seconds"] for rank in two) for one, two in zip(alone, both)]
+    ratios = [
+        2 * one["seconds"] / max(rank["seconds"] for rank in two)
+        for one, two in zip(alone, both, strict=True)
+    ]
     console.print(f"\n{per_rank:,} samples a rank, CPU ms a step by thread")
     sides = {"one rank": alone, "rank 0 of two": [one[0] for one in both], "rank 1": [one[1] for one in both]}
     for side, runs in sides.items():
         names = dict.fromkeys(name for run in runs for name in run["threads"])
         middle = {name: statistics.median(run["threads"].get(name, 0.0) for run in runs) for name in names}
         texts = [f"{name} {1e3 * one:.2f}" for name, one in middle.items() if one > 2e-5]
-        console.print(f"  {side}: {1e3 * sum(middle.values()):.2f} = {', '.join(texts)}", highlight=False)
+        switches = statistics.median(run["switches"] for run in runs)
+        total = f"{1e3 * sum(middle.values()):.2f} = {', '.join(texts)}"
+        console.print(f"  {side}: {total}; {switches:.0f} waits", highlight=False)
     if given.parts:
         print_parts(given, folder, per_rank)
     used = [statistics.median(sum(run["threads"].values()) for run in runs) for runs in sides.values()]
@@ -231,9 +248,9 @@ def print_parts(given: argparse.Namespace, folder: str, per_rank: int) -> None:
     totals = [1e3 * sum(run["threads"].values()) for run in runs]
     known = [1e3 * sum(run["parts"].values()) for run in runs]
     planning = [1e3 * sum(run["parts"].get(part, 0.0) for part in PLANNING) for run in runs]
-    rows.append(["rest", *(f"{total - one:.2f}" for total, one in zip(totals, known))])
-    rows.append(["all", *(f"{one:.2f}" for one in totals)])
-    rows.append(["all but planning", *(f"{total - one:.2f}" for total, one in zip(totals, planning))])
+    sums = {"rest": known, "all": [0.0] * len(runs), "all but planning": planning}
+    for what, less in sums.items():
+        rows.append([what, *(f"{total - one:.2f}" for total, one in zip(totals, less, strict=True))])
     print_table(
         f"{per_rank:,} samples a rank, CPU ms a step by part", ["part", "one rank", "rank 0", "rank 1"], rows
     )

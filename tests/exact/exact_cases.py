@@ -127,6 +127,7 @@ def cases(draw: st.DrawFn, sync: str, peer_to_peer: bool = False, *, undecided: 
         segments=draw(_segments(len(batches))),
         decisions=decisions,
         seed=draw(st.integers(0, 3)),
+        early=draw(st.booleans()),
     )
     if decisions:
         return with_capacity(case, most_capacity(case))

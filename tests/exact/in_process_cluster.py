@@ -186,6 +186,7 @@ class Rank:
             network.collective(rank, range(topology.num_workers)) if trains else None,
             failure,
             trains=trains,
+            early=case.early,
         )
         self.runtime.delay = delay
         self.runtime.should_stop = lambda: should_stop(rank, self.runtime.iteration)

@@ -69,6 +69,7 @@ class Case:
     dense_lr: float = 0.05
     seed: int = 0
     pruning: PruneSettings | None = None
+    early: bool = True  # rows at rest move beside the training of the iteration before
 
     def hot_after(self, segment: int) -> HotRows | None:
         """The rows that replace the replicated ones after a segment, if any do."""

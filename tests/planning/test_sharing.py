@@ -147,7 +147,8 @@ def test_no_descriptor_is_left_behind_over_thousands_of_plans(planned):
     for _ in range(2000):
         server.send(planned)
         assert one.next().plan_digest == other.next().plan_digest == planned.plan_digest
-    assert num_descriptors() == opened + 1, "one file is used again and again"
+    kept = 1 if sys.version_info >= (3, 13) else 2  # before, its mapping has another
+    assert num_descriptors() == opened + kept, "one file is used again and again"
     server.end()
     assert one.next() is None
     close_all(server, one, other)

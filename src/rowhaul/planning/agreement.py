@@ -111,21 +111,27 @@ def agree(
     Raises:
         DisagreementError: on every rank, with the same text, if samples, plans or replicas differ.
     """
-    text = json.dumps([(one.number, one.active, one.name, one.value) for one in records]).encode()
+    text = b""
+    if records:
+        text = json.dumps([(one.number, one.active, one.name, one.value) for one in records]).encode()
     mine = _Message(
         tag=_TAG,
         iteration=-1 if planned is None else planned.plan.iteration,
         flags=_STOP * stop | _ENDED * (planned is None) | _SAVE * save,
-        num_record_bytes=len(text) if records else 0,
+        num_record_bytes=len(text),
         plan_digest=_NO_PLAN if planned is None else planned.plan_digest,
         samples_digest=own_digest,
         replicas_digest=NO_REPLICAS if replicas is None else replicas.summary,
     )
     numbers = b"" if measures is None else measures.tobytes()
-    gathered = collective.all_gather(np.frombuffer(_MESSAGE.pack(*mine) + numbers, np.uint8).copy())
-    messages = [_Message(*_MESSAGE.unpack(row[: _MESSAGE.size].tobytes())) for row in gathered]
-    _check(messages)
-    check_summaries(collective, [one.replicas_digest for one in messages], replicas)
+    own = _MESSAGE.pack(*mine)
+    gathered = collective.all_gather(np.frombuffer(bytearray(own + numbers), np.uint8))
+    heads = gathered[:, : _MESSAGE.size].tobytes()
+    messages = [mine]
+    if text or heads != own * len(gathered):  # otherwise there is nothing to compare
+        messages = [_Message(*one) for one in _MESSAGE.iter_unpack(heads)]
+        _check(messages)
+        check_summaries(collective, [one.replicas_digest for one in messages], replicas)
     agreed = _exchange_records(collective, text, messages[0]) if messages[0].num_record_bytes else ()
     ended = messages[0].has_ended
     every = np.ascontiguousarray(gathered[:, _MESSAGE.size :]).view(np.float64) if numbers else None

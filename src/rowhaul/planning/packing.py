@@ -1,14 +1,15 @@
 """A planned batch as one unnamed file, which other processes map instead of copying it.
 
-The file begins with a description of the plan's fields in JSON; arrays follow at the offsets it gives.
-Classes are described by their fields, so a plan may get new ones. Files are reused: new memory costs more
-than writing into it.
+The file begins with a description of the plan's fields, by `marshal`, as all ranks of a host run the same
+version; arrays follow at the offsets it gives. Classes are described by their fields, so a plan may get new
+ones. Files are reused, and the leader keeps them mapped: new memory, and the kernel's copies, cost more than
+writing into it.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
+import marshal
 import mmap
 import os
 import struct
@@ -16,7 +17,8 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,15 +29,17 @@ from rowhaul.planning.planner import PlannedBatch
 from rowhaul.schedule import ControlRecord, IdBatch, Moves, Plan, Steps
 from rowhaul.schedule.plan import LiveRows
 
-# The classes in a planned batch; packing refuses anything else.
-_CLASSES: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (PlannedBatch, Plan, Moves, Steps, LiveRows, IdBatch, ControlRecord, Samples)
-}
+# The classes in a planned batch, and their fields; packing refuses anything else.
+_CLASSES: tuple[type[Any], ...] = (
+    PlannedBatch, Plan, Moves, Steps, LiveRows, IdBatch, ControlRecord, Samples,
+)  # fmt: skip
+_NUMBERS = {kind: number for number, kind in enumerate(_CLASSES)}
+_FIELDS = [tuple(field.name for field in fields(kind)) for kind in _CLASSES]
+_PLAIN = frozenset((type(None), bool, int, float, str, bytes))
+_ARRAY, _TUPLE = -1, -2  # what is described, instead of the number of a class
 _PREFIX = struct.Struct("<8sQ")  # what the file is, and the length of the description that follows
-_MAGIC = b"rowhaul1"
+_MAGIC = b"rowhaul2"
 _ALIGNMENT = 64  # bytes: a cache line, and enough for any type
-_MAX_BUFFERS = 512  # in one system call; every system allows at least 1,024
 ONCE = 0  # the number of files that are not reused
 _MOST_FILES = 8  # that are kept; a plan is out of use some three plans later
 
@@ -57,6 +61,7 @@ class PlanFiles:
 
     def __init__(self) -> None:
         self._descriptors: dict[int, int] = {}
+        self._memories: dict[int, npt.NDArray[np.uint8]] = {}
         self._readers: dict[int, set[int]] = {}
 
     def pack(self, planned: PlannedBatch, readers: Iterable[int]) -> PackedFile:
@@ -68,9 +73,20 @@ class PlanFiles:
             _seal(self._descriptors[number], "SHRINK")
         if number == ONCE:
             return PackedFile(ONCE, *pack(planned))
-        size = _pack_into(self._descriptors[number], planned)
+        arranged = _Arranged(planned)
+        arranged.write_to(self._memory(number, arranged.size))
         self._readers[number] = set(readers)
-        return PackedFile(number, self._descriptors[number], size)
+        return PackedFile(number, self._descriptors[number], arranged.size)
+
+    def _memory(self, number: int, size: int) -> npt.NDArray[np.uint8]:
+        """Map a file, large enough; a larger one is mapped anew."""
+        held = self._memories.get(number)
+        if held is None or held.size < size:
+            capacity = size + size // 4
+            os.ftruncate(self._descriptors[number], capacity)
+            held = np.frombuffer(_map(self._descriptors[number], capacity, shared=True), np.uint8)
+            self._memories[number] = held
+        return held
 
     def give_back(self, number: int, reader: int) -> None:
         """Release a file for one reader."""
@@ -82,6 +98,7 @@ class PlanFiles:
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
+        self._memories.clear()
         self._readers.clear()
 
 
@@ -89,23 +106,56 @@ def pack(planned: PlannedBatch) -> tuple[int, int]:
     """Write a planned batch into a new unnamed file; return its descriptor and size."""
     file = _unnamed_file()
     try:
-        size = _pack_into(file, planned)
+        arranged = _Arranged(planned)
+        memory = np.empty(arranged.size, np.uint8)
+        arranged.write_to(memory)
+        _write(file, memory.data)
         _seal(file, "SHRINK", "GROW", "WRITE", "SEAL")
     except BaseException:
         os.close(file)
         raise
-    return file, size
+    return file, arranged.size
 
 
-def _pack_into(file: int, planned: PlannedBatch) -> int:
-    """Overwrite a file with a planned batch; return its size."""
-    arrays: list[npt.NDArray[Any]] = []
-    description = json.dumps(_describe(planned, arrays, 0)[0], separators=(",", ":")).encode()
-    beginning = _PREFIX.pack(_MAGIC, len(description)) + description
-    buffers = [memoryview(beginning), _padding(len(beginning))]
-    for array in arrays:
-        buffers += [array.view(np.uint8).data, _padding(array.nbytes)]
-    return _write(file, buffers)
+class _Arranged:
+    """A planned batch as it lies in a file: the description, then the arrays."""
+
+    def __init__(self, planned: PlannedBatch) -> None:
+        self._arrays: list[tuple[int, npt.NDArray[Any]]] = []  # where each begins behind the description
+        self._end = 0
+        text = marshal.dumps(self._describe(planned))
+        self._beginning = _PREFIX.pack(_MAGIC, len(text)) + text
+        self._start = _padded(len(self._beginning))
+        self.size = self._start + self._end
+
+    def write_to(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Copy everything to the beginning of a memory."""
+        memory[: len(self._beginning)] = np.frombuffer(self._beginning, np.uint8)
+        for offset, array in self._arrays:
+            first = self._start + offset
+            memory[first : first + array.nbytes] = array.view(np.uint8)
+
+    def _describe(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is np.ndarray and value.dtype.kind in "biufc":
+            offset, size = self._end, value.nbytes
+            if size:
+                self._arrays.append((offset, np.ascontiguousarray(value).reshape(-1)))
+                self._end += _padded(size)
+            return _ARRAY, value.dtype.str, value.shape, offset
+        if kind in _PLAIN:
+            return value
+        number = _NUMBERS.get(kind)
+        if number is not None:
+            return number, *[self._describe(getattr(value, name)) for name in _FIELDS[number]]
+        if kind is tuple:
+            return _TUPLE, *map(self._describe, value)
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, int | float | str):  # such as a member of an IntEnum
+            return _plain(value)
+        what = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {kind.__qualname__}"
+        raise TypeError(f"{what} inside a plan cannot be shared between processes")
 
 
 def unpack(file: int, size: int, when_unused: Callable[[], object] | None = None) -> PlannedBatch:
@@ -123,61 +173,42 @@ def unpack(file: int, size: int, when_unused: Callable[[], object] | None = None
     if magic != _MAGIC:
         raise ValueError(f"this is not a planned batch: its file begins with {magic!r}")
     end = _PREFIX.size + length
-    description = json.loads(bytes(memory[_PREFIX.size : end]))
-    planned = _restore(description, memory, end + -end % _ALIGNMENT)
+    planned = _restore(marshal.loads(memory[_PREFIX.size : end]), memory, _padded(end))
     assert isinstance(planned, PlannedBatch)
     return planned
 
 
-def _describe(value: Any, arrays: list[npt.NDArray[Any]], end: int) -> tuple[Any, int]:
-    """Describe a value in JSON; append its arrays to ``arrays``, which take ``end`` bytes so far."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value, end
-    if isinstance(value, np.generic):
-        return value.item(), end
-    if isinstance(value, bytes):
-        return {"bytes": value.hex()}, end
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        if value.size:
-            arrays.append(np.ascontiguousarray(value).reshape(-1))
-        padded_bytes = value.nbytes + -value.nbytes % _ALIGNMENT
-        return {"array": [value.dtype.str, value.shape, end]}, end + padded_bytes
-    if isinstance(value, tuple):
-        items: list[Any] = [None] * len(value)
-        for place, item in enumerate(value):
-            items[place], end = _describe(item, arrays, end)
-        return {"tuple": items}, end
-    if is_dataclass(value) and type(value).__name__ in _CLASSES:
-        inside: dict[str, Any] = {}
-        for field in fields(value):
-            inside[field.name], end = _describe(getattr(value, field.name), arrays, end)
-        return {"class": type(value).__name__, "fields": inside}, end
-    what = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__qualname__}"
-    raise TypeError(f"{what} inside a plan cannot be shared between processes")
-
-
 def _restore(description: Any, memory: memoryview, start: int) -> Any:
     """Rebuild a described value; its arrays are views of ``memory`` from ``start`` on."""
-    if not isinstance(description, dict):
+    if type(description) is not tuple:
         return description
-    if "array" in description:
-        dtype, shape, offset = description["array"]
+    what = description[0]
+    if what == _ARRAY:
+        _, dtype, shape, offset = description
         if 0 in shape:
-            return np.zeros(shape, dtype)
-        return np.ndarray(shape, dtype, memory, start + offset)
-    if "bytes" in description:
-        return bytes.fromhex(description["bytes"])
-    if "tuple" in description:
-        return tuple(_restore(item, memory, start) for item in description["tuple"])
-    kind = _CLASSES[description["class"]]
-    made = object.__new__(kind)  # without its checks, which the leader made
-    for name, value in description["fields"].items():
-        object.__setattr__(made, name, _restore(value, memory, start))
+            return np.zeros(shape, _dtype(dtype))
+        return np.ndarray(shape, _dtype(dtype), memory, start + offset)
+    if what == _TUPLE:
+        return tuple([_restore(item, memory, start) for item in description[1:]])
+    made = object.__new__(_CLASSES[what])  # without its checks, which the leader made
+    values = made.__dict__
+    for name, value in zip(_FIELDS[what], description[1:], strict=True):
+        values[name] = _restore(value, memory, start)
     return made
 
 
-def _padding(size: int) -> memoryview:
-    return memoryview(bytes(-size % _ALIGNMENT))
+@cache
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(name)
+
+
+def _plain(value: int | float | str) -> int | float | str:
+    """The number or text that an object of a derived class is."""
+    return next(kind(value) for kind in (int, float, str) if isinstance(value, kind))
+
+
+def _padded(size: int) -> int:
+    return size + -size % _ALIGNMENT
 
 
 def _unnamed_file() -> int:
@@ -187,19 +218,10 @@ def _unnamed_file() -> int:
         return os.dup(file.fileno())
 
 
-def _write(file: int, buffers: list[memoryview]) -> int:
-    """Write all buffers, in as many calls as the system needs; return the number of bytes."""
-    waiting = [buffer for buffer in buffers if len(buffer)][::-1]
-    size = 0
-    os.lseek(file, 0, os.SEEK_SET)
-    while waiting:
-        written = os.writev(file, waiting[: -_MAX_BUFFERS - 1 : -1])
-        size += written
-        while waiting and written >= len(waiting[-1]):
-            written -= len(waiting.pop())
-        if waiting:
-            waiting[-1] = waiting[-1][written:]
-    return size
+def _write(file: int, data: memoryview) -> None:
+    """Write everything, in as many calls as the system needs."""
+    while data:
+        data = data[os.write(file, data) :]
 
 
 def _seal(file: int, *against: str) -> None:
@@ -209,7 +231,8 @@ def _seal(file: int, *against: str) -> None:
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
 
 
-def _map(file: int, size: int) -> mmap.mmap:
+def _map(file: int, size: int, *, shared: bool = False) -> mmap.mmap:
+    access = mmap.ACCESS_WRITE if shared else mmap.ACCESS_COPY
     if sys.version_info >= (3, 13):  # before, every mapping keeps a descriptor of its own
-        return mmap.mmap(file, size, access=mmap.ACCESS_COPY, trackfd=False)
-    return mmap.mmap(file, size, access=mmap.ACCESS_COPY)
+        return mmap.mmap(file, size, access=access, trackfd=False)
+    return mmap.mmap(file, size, access=access)

@@ -17,7 +17,7 @@ from rowhaul.runtime.record_kernels import (
     buffered_rows,
     note_buffered,
     note_gradients,
-    pick_needed,
+    steps_of_group,
     sum_gradients,
 )
 from rowhaul.runtime.row_locations import Located, RowLocations
@@ -59,7 +59,7 @@ def unpack_payloads(
     if len(received):
         where.unpack_at_home(received, arrived)
     for steps, located, kinds in ((home_steps, where.home, TO_HOME), (peer_steps, where.cache, TO_CACHE)):
-        if located.memory is None:
+        if located.memory is None or not (len(steps) or received.has_gradients):
             continue
         due = PhaseSteps(steps, located)
         if received.has_gradients:
@@ -103,8 +103,8 @@ class PhaseSteps:
 
     def __init__(self, steps: DueSteps, located: Located) -> None:
         self._steps, self._located = steps, located
-        self._num_workers = int(np.bitwise_or.reduce(steps.contributors)).bit_length()
-        self._gradients: Ints = np.zeros((len(steps), self._num_workers), np.int64)  # addresses
+        num_workers = int(np.bitwise_or.reduce(steps.contributors)).bit_length()
+        self._gradients: Ints = np.zeros((len(steps), num_workers), np.int64)  # addresses
 
     def note(
         self, where: RowLocations, received: Payloads, kinds: Kinds, arrived: Bytes, done: Flags
@@ -125,38 +125,35 @@ class PhaseSteps:
         """Sum each row's gradients in rank order and take one optimizer step; remove buffered gradients."""
         if not len(self._steps):
             return
-        memory, phases, row = self._located.memory, self._located.phases, self._steps.row
+        memory, phases, steps = self._located.memory, self._located.phases, self._steps
         assert memory is not None
-        tables, keys, every = phases.tables[row], phases.keys[row], np.ones(len(row), np.uint8)
         for number, group in enumerate(memory.groups):
-            places, some, starts = pick_needed(
-                tables, keys, every, 1, *memory.places, number, len(group.tables)
-            )
-            if not len(places):
+            keys, starts, records, contributors, trained, gradients, waiting, missing = steps_of_group(
+                steps.row, steps.contributors, steps.trained, self._gradients, phases.tables, phases.keys,
+                self._located.records, *memory.places, number, len(group.tables),
+            )  # fmt: skip
+            if not len(keys):
                 continue
-            records = self._located.records[row[places]]
-            if records.min() < 0:  # would be taken for an address
-                odd = places[records.argmin()]
+            if missing >= 0:  # would be taken for an address
                 raise MissingRowError(
-                    f"key {int(keys[odd])} of table number {int(tables[odd])} is to be stepped and is not "
-                    "there; please report this"
+                    f"key {int(phases.keys[missing])} of table number {int(phases.tables[missing])} is to be "
+                    "stepped and is not there; please report this"
                 )
-            gradients, contributors = self._gradients[places], self._steps.contributors[places]
             taken = []
-            for worker in range(self._num_workers):
-                waiting, their_keys, their_starts = buffered_rows(
-                    contributors, gradients, some, starts, worker
+            for worker in range(int(waiting).bit_length()):
+                if not int(waiting) >> worker & 1:
+                    continue
+                places, their_keys, their_starts = buffered_rows(
+                    contributors, gradients, keys, starts, worker
                 )
-                if len(waiting):
-                    arena = memory.buffer(worker, number).arena
-                    locations = memory.take_gradients(worker, number, their_keys, their_starts)
-                    note_buffered(
-                        arena.addresses, arena.shift, arena.record_bytes, waiting, locations, worker,
-                        gradients,
-                    )  # fmt: skip
-                    taken.append((arena, locations))
-            sums = np.empty((len(places), group.dim), group.dtype)
+                arena = memory.buffer(worker, number).arena
+                locations = memory.take_gradients(worker, number, their_keys, their_starts)
+                note_buffered(
+                    arena.addresses, arena.shift, arena.record_bytes, places, locations, worker, gradients
+                )
+                taken.append((arena, locations))
+            sums = np.empty((len(keys), group.dim), group.dtype)
             sum_gradients(gradients, sums)
             for arena, locations in taken:
                 arena.release(locations)
-            memory.apply(group, records, sums, self._steps.trained[places], rates)
+            memory.apply(group, records, sums, trained, rates)

@@ -211,26 +211,48 @@ def pick_gradients(
     return picked, starts, begins
 
 
+@register_jitable
+def _common_length(lengths):
+    """The length that all have, or -1; and the sum. Without a branch, so that it is a few vector passes."""
+    differing, total = 0, 0
+    for i in range(len(lengths)):
+        differing |= lengths[i] ^ lengths[0]
+        total += lengths[i]
+    return -1 if differing else (lengths[0] if len(lengths) else 0), total
+
+
 @kernel
 def take_ids(values, lengths, places):
-    """Return the ids of some samples of a jagged batch, feature by feature, and their lengths."""
-    num_features, num_samples = lengths.shape
+    """Return the ids of some samples of a jagged batch, feature by feature, and their lengths.
+
+    ``places`` ascend. Where all samples have as many ids of a feature, only those taken are looked at.
+    """
+    num_features = len(lengths)
     taken_lengths = np.empty((num_features, len(places)), np.int32)
     total = 0
     for feature in range(num_features):
         for i in range(len(places)):
-            taken_lengths[feature, i] = lengths[feature, places[i]]
-            total += lengths[feature, places[i]]
+            length = lengths[feature, places[i]]
+            taken_lengths[feature, i] = length
+            total += length
     taken = np.empty(total, np.int64)
     begin, end = 0, 0
     for feature in range(num_features):
-        following = 0
-        for sample in range(num_samples):
-            length = lengths[feature, sample]
-            if following < len(places) and places[following] == sample:
+        length, count = _common_length(lengths[feature])
+        if length >= 0:
+            for i in range(len(places)):
+                first = begin + places[i] * length
                 for k in range(length):
-                    taken[end + k] = values[begin + k]
+                    taken[end + k] = values[first + k]
                 end += length
-                following += 1
-            begin += length
+        else:
+            first, sample = begin, 0
+            for i in range(len(places)):
+                while sample < places[i]:
+                    first += lengths[feature, sample]
+                    sample += 1
+                for k in range(lengths[feature, sample]):
+                    taken[end + k] = values[first + k]
+                end += lengths[feature, sample]
+        begin += count
     return taken, taken_lengths

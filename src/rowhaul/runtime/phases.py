@@ -62,13 +62,23 @@ class DueSteps:
 
 
 class RankPhases:
-    """One plan, seen from one rank."""
+    """One plan, seen from one rank.
 
-    def __init__(self, plan: Plan, rank: int) -> None:
+    Args:
+        plan: the plan.
+        rank: the rank.
+        early: whether moves of rows at rest have phases of their own, beside the training before. If not,
+            they travel with the late ones: half the messages.
+    """
+
+    def __init__(self, plan: Plan, rank: int, *, early: bool = True) -> None:
         self.plan, self.rank = plan, rank
         within, steps = plan.local_moves or _NO_MOVES, plan.steps or _NO_STEPS
         (move_rows, within_rows, step_rows), self.tables, self.keys = _number_rows(plan, rank, within, steps)
         phases = phases_of(plan)
+        if not early:
+            for of_kind in (phases.moves, phases.local_moves, phases.steps):
+                of_kind[of_kind < Phase.LATE_FIRST] += Phase.LATE_FIRST
         num_ranks = 1 + max(
             rank, int(plan.moves.source.max(initial=0)), int(plan.moves.target.max(initial=0))
         )
@@ -81,7 +91,8 @@ class RankPhases:
         places, starts = sort_steps(steps.rank, phases.steps, phases.by_peer, rank, len(Phase))
         due = step_rows[places], steps.contributors[places], steps.trained[places]
         self._steps = [
-            DueSteps(*(column[first:last] for column in due)) for first, last in pairwise(starts.tolist())
+            DueSteps(*(column[first:last] for column in due)) if first < last else NO_DUE_STEPS
+            for first, last in pairwise(starts.tolist())
         ]
         self.mask = np.uint64(1 << rank if rank < plan.num_workers else 0)  # this worker among `trainers`
         # By row: 1, this rank needs the record in its cache; 2, the record at its home; or both.
@@ -141,10 +152,15 @@ def _by_phase(sorted_moves: Any, rank: int) -> list[Payloads]:
     """Divide what a rank sends or receives by phase."""
     columns, offsets, counts, begins, ends, kind_bytes, has_gradients = sorted_moves
     found, first = [], 0
-    for phase in Phase:
-        peers = np.flatnonzero(counts[phase]).tolist()
-        part = slice(first, first + int(counts[phase].sum()))
+    for phase, total in enumerate(counts.sum(axis=1).tolist()):
+        if not total:
+            found.append(NO_PAYLOADS)
+            continue
+        part = slice(first, first + total)
+        first = part.stop
         kind, payload, source, row = (column[part] for column in columns)
+        peers = [peer for peer, count in enumerate(counts[phase].tolist()) if count]
+        starts, stops, sizes = begins[phase].tolist(), ends[phase].tolist(), kind_bytes[phase].tolist()
         found.append(
             Payloads(
                 kind,
@@ -152,19 +168,18 @@ def _by_phase(sorted_moves: Any, rank: int) -> list[Payloads]:
                 source,
                 row,
                 offsets=offsets[part],
-                num_bytes=int(ends[phase].max()) if peers else 0,
-                messages={peer: slice(int(begins[phase, peer]), int(ends[phase, peer])) for peer in peers},
+                num_bytes=max(stops),
+                messages={peer: slice(starts[peer], stops[peer]) for peer in peers},
                 crossing_bytes={
                     (kind_sent, peer): size
                     for peer in peers
                     if peer != rank
-                    for kind_sent, size in enumerate(kind_bytes[phase, peer].tolist())
+                    for kind_sent, size in enumerate(sizes[peer])
                     if size
                 },
                 has_gradients=bool(has_gradients[phase]),
             )
         )
-        first = part.stop
     return found
 
 
@@ -187,3 +202,4 @@ _NO_MOVES = Moves(
 )
 _NO_STEPS = Steps(*_empty(np.int32, np.int64, np.int16, np.uint64, np.int32, np.int32, np.uint8, np.uint8))
 NO_DUE_STEPS = DueSteps(*_empty(np.int32, np.uint64, np.int32))
+NO_PAYLOADS = Payloads(*_empty(np.uint8, np.uint8, np.int16, np.int32, np.int64), 0, {}, {}, False)

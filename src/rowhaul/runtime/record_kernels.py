@@ -146,6 +146,42 @@ def note_gradients(
 
 
 @kernel
+def steps_of_group(
+    row, contributors, trained, gradients, tables, keys, records, group_of, position_of, group, num_tables
+):  # fmt: skip
+    """Pick the steps on rows of a group, table by table.
+
+    Returns keys, starts of tables, records, contributors, iterations, and steps x workers the addresses of
+    gradients received; the workers, as bits, of whom some are still buffered; and a row without a record,
+    or -1.
+    """
+    starts, at = np.zeros(num_tables + 1, np.int64), np.empty(len(row), np.int32)
+    places, count = np.empty(len(row) + 1, np.int64), 0
+    for s in range(len(row)):
+        at[s] = tables[row[s]]
+        places[count] = s
+        count += group_of[at[s]] == group
+    places = _table_by_table(places, count, at, position_of, starts)
+    num_workers = gradients.shape[1]
+    some, held = np.empty(count, np.int64), np.empty(count, np.int64)
+    theirs, iterations = np.empty(count, np.uint64), np.empty(count, np.int32)
+    received = np.empty((count, num_workers), np.int64)
+    waiting, missing = np.uint64(0), -1
+    for i in range(count):
+        s = places[i]
+        r = row[s]
+        some[i], held[i], theirs[i], iterations[i] = keys[r], records[r], contributors[s], trained[s]
+        if records[r] < 0:
+            missing = r
+        for worker in range(num_workers):
+            received[i, worker] = gradients[s, worker]
+            bit = np.uint64(1) << np.uint64(worker)
+            if gradients[s, worker] == 0:
+                waiting |= contributors[s] & bit
+    return some, starts, held, theirs, iterations, received, waiting, missing
+
+
+@kernel
 def buffered_rows(contributors, gradients, keys, starts, worker):
     """Of steps given table by table, pick those whose gradient of a worker was received earlier."""
     mask = np.uint64(1) << np.uint64(worker)

@@ -19,6 +19,8 @@ from rowhaul.store.keyed import locate_or_add, remove
 if TYPE_CHECKING:
     from rowhaul.runtime.layout import TableLayout
 
+_MOST_SETTINGS = 4096  # iterations whose settings are kept
+
 Ints = npt.NDArray[np.int64]
 Rates = Callable[[int], float]
 """The learning rate of rows in an iteration, counted from 0; the same on every rank."""
@@ -54,6 +56,7 @@ class RowMemory:
         for table, spec in enumerate(layout.specs):
             self._group_of[table], self._position_of[table] = places[spec.name]
         self._buffers: dict[tuple[int, int], GradientBuffer] = {}
+        self._settings: dict[int, tuple[float, ...]] = {}  # of the optimizer, by iteration
         self.num_removals = 0  # locations found before the latest removal are stale
 
     def by_group(self, tables: npt.NDArray[Any]) -> Iterator[tuple[int, Ints, Ints]]:
@@ -82,12 +85,13 @@ class RowMemory:
         rates: Rates,
     ) -> None:
         """Take one optimizer step per record, with the rate and number of the iteration it was trained in."""
-        alike: dict[tuple[float, ...], list[int]] = {}
+        if not len(trained):
+            return
         # In most cases all are of one iteration: check that before sorting them.
-        one = len(trained) > 0 and trained.min() == trained.max()
-        for iteration in [int(trained[0])] if one else np.unique(trained).tolist():
-            settings = group.optimizer.settings(rates(iteration), iteration + 1)
-            alike.setdefault(settings, []).append(iteration)
+        first, last = int(trained.min()), int(trained.max())
+        alike: dict[tuple[float, ...], list[int]] = {}
+        for iteration in [first] if first == last else np.unique(trained).tolist():
+            alike.setdefault(self._settings_of(group, iteration, rates), []).append(iteration)
         for iterations in alike.values():
             rate, number = rates(iterations[0]), iterations[0] + 1
             if len(alike) == 1:
@@ -95,6 +99,16 @@ class RowMemory:
             else:
                 some = np.flatnonzero(np.isin(trained, iterations))
                 group.update(locations[some], np.ascontiguousarray(gradients[some]), rate, number)
+
+    def _settings_of(self, group: TableGroup, iteration: int, rates: Rates) -> tuple[float, ...]:
+        """The optimizer's scalars in an iteration; those asked for lately are kept."""
+        settings = self._settings.get(iteration)
+        if settings is None:
+            if len(self._settings) >= _MOST_SETTINGS:
+                self._settings.clear()
+            settings = group.optimizer.settings(rates(iteration), iteration + 1)
+            self._settings[iteration] = settings
+        return settings
 
     def buffer_gradients(
         self,

@@ -63,6 +63,7 @@ class Runtime:
         trains: whether this rank is a worker.
         first: the first iteration; a later one when a run is resumed.
         postbox: control records of rank 0 for all ranks.
+        early: whether rows of the next iteration move beside the training of one; the same on all ranks.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Runtime:
         trains: bool,
         first: int = 0,
         postbox: Postbox | None = None,
+        early: bool = True,
     ) -> None:
         self.rank, self.mover, self.feed, self.failure, self.trains = rank, mover, feed, failure, trains
         self.iteration = first  # the next one to train
@@ -86,7 +88,7 @@ class Runtime:
         self.measures = np.zeros(len(MEASURES))  # of the latest iteration, sent to all ranks
         self.measures[ITERATION] = first
         self._replica_digests: dict[int, ReplicaDigests] = {}  # by the iteration whose plan they go with
-        self._control, self._dense = control, dense
+        self._control, self._dense, self._early = control, dense, early
         self._executors = {name: SerialExecutor(name, failure) for name in ("control", "moves", "dense")}
         self._iterations: dict[int, _Iteration] = {}
         self._segment: Future[None] | None = None
@@ -244,7 +246,8 @@ class Runtime:
             self.feed.receive(record)
         if not self._is_over(number + 1):
             self.feed.allow(number + 1)  # only now: all planners have this one's control records
-        job = Job(planned.plan, RankPhases(planned.plan, self.rank), planned.samples)
+        phases = RankPhases(planned.plan, self.rank, early=self._early)
+        job = Job(planned.plan, phases, planned.samples)
         job.seconds["dispatch"] = planned.decision_seconds
         job.measures = agreement.measures
         job.ready_at = time.perf_counter()

@@ -141,6 +141,8 @@ def distribute(
         trains=cluster.is_worker,
         first=start.iteration,
         postbox=Postbox(start.next_record),
+        # Workers of one host have no link to keep busy while they train, and no processor to spare for it.
+        early=len(cluster.hosts) > 1 or not cluster.topology.colocated,
     )
     if cluster.is_worker:
         set_reducer(model, lambda values: runtime.sum_over_workers(values).wait())
