@@ -27,6 +27,7 @@ import threading
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from report import console, print_machine, print_table
 
@@ -150,9 +151,9 @@ class StepClock:
         }
 
 
-def train(folder: str, per_rank: int, steps: int, num_ranks: int, dispatcher: str, by_part: bool) -> None:
-    """Train as one rank, pinned to a core of its own; print its `StepClock`."""
-    rank = int(os.environ.get("RANK", "0"))
+def train(folder: str, per_rank: int, steps: int, settings: dict[str, Any], by_part: bool) -> None:
+    """Train as one rank, pinned to a core of its own; write down what its `StepClock` has measured."""
+    rank, num_ranks = int(os.environ.get("RANK", "0")), settings["workers"]
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     from rowhaul._environment import keep_freed_memory, set_passive_waiting, switch_threads_sooner
 
@@ -168,9 +169,7 @@ def train(folder: str, per_rank: int, steps: int, num_ranks: int, dispatcher: st
     cluster = ClusterConfig()
     if num_ranks > 1:
         switch_threads_sooner()
-        cluster = ClusterConfig(
-            workers=num_ranks, colocated=True, peer_to_peer=True, dispatcher=dispatcher or cluster.dispatcher
-        )
+        cluster = ClusterConfig(colocated=True, peer_to_peer=True, **settings)
     config = TrainConfig(batch_size=num_ranks * per_rank, max_steps=steps, epochs=99, cluster=cluster)
     clock = StepClock(steps, PartTimer() if by_part else None)
     schema = Schema.read(f"{folder}/schema.yaml")
@@ -189,7 +188,7 @@ def measure(given: argparse.Namespace, folder: str, per_rank: int, num_ranks: in
     with tempfile.TemporaryDirectory() as results:
         environment = {**os.environ, "SCALING_RESULTS": results}
         command = [sys.executable, __file__, "--as", "rank", folder, str(per_rank), str(steps)]
-        command += [str(num_ranks), given.dispatcher, str(int(by_part))]
+        command += [str(num_ranks), given.dispatcher, given.data_from, str(int(by_part))]
         if num_ranks == 1:
             subprocess.run(command, check=True, env=environment, timeout=600)
         elif given.link:
@@ -262,14 +261,17 @@ def main() -> None:
     parser.add_argument("--per-rank", default="2048,512,128")
     parser.add_argument("--link", default="", help="such as 1gbit: over shaped links, not shared memory")
     parser.add_argument("--dispatcher", default="", help="instead of the default")
+    parser.add_argument("--data-from", default="every_host", help="as of rowhaul train")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-parts", dest="parts", action="store_false", help="leave out times by part")
     parser.add_argument("--data", default="", help="a prepared folder; by default a log is generated")
     parser.add_argument("rest", nargs="*")
     given = parser.parse_args()
     if given.role:
-        folder, per_rank, steps, num_ranks, dispatcher, by_part = given.rest
-        train(folder, int(per_rank), int(steps), int(num_ranks), dispatcher, bool(int(by_part)))
+        folder, per_rank, steps, num_ranks, dispatcher, data_from, by_part = given.rest
+        cluster = {"workers": int(num_ranks), "data_from": data_from}
+        cluster |= {"dispatcher": dispatcher} if dispatcher else {}
+        train(folder, int(per_rank), int(steps), cluster, bool(int(by_part)))
         return
     if len(os.sched_getaffinity(0)) < 2:
         sys.exit("this benchmark pins two ranks to a core each; here is one core")

@@ -7,11 +7,17 @@ an index without locks and shards: one small table that stays in the processor's
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.runtime.gradient_buffer_kernels import find_gradients, put_gradients, remove_gradients
+from rowhaul.runtime.gradient_buffer_kernels import (
+    find_gradients,
+    put_gradients,
+    remove_gradients,
+    write_gradients,
+)
 from rowhaul.schedule.directory.row_index import RowIndex
 from rowhaul.store.arena import RecordArena
 
@@ -24,6 +30,14 @@ class GradientBuffer:
     def __init__(self, num_tables: int, width: int, dtype: npt.DTypeLike) -> None:
         self.index = GradientIndex(num_tables)
         self.arena = RecordArena(width, dtype)
+
+    def write(self, tables: Int64s, keys: Int64s, gradients: npt.NDArray[Any]) -> None:
+        """Set the gradients of different rows, in any order, whether or not there are any."""
+        given = np.ascontiguousarray(gradients, dtype=self.arena.dtype)
+        records = self.arena.allocate(len(keys))
+        num_new = self.index.write(tables, keys, records, self.arena, given)
+        if num_new < len(keys):
+            self.arena.release(records[num_new:])
 
 
 class GradientIndex:
@@ -62,6 +76,18 @@ class GradientIndex:
         self._count += int(num_absent)
         absent: Int64s = put_gradients(self._rows.places, keys, starts, locations, records)
         return absent
+
+    def write(
+        self, tables: Int64s, keys: Int64s, records: Int64s, arena: RecordArena, given: npt.NDArray[Any]
+    ) -> int:
+        """Write vectors to the records of rows; new rows get those given, in order. Return their number."""
+        self._rows.reserve(self._count + len(keys))
+        num_new = write_gradients(
+            self._rows.places, tables, keys, records, arena.addresses, arena.shift, arena.record_bytes,
+            given.ctypes.data,
+        )  # fmt: skip
+        self._count += num_new
+        return int(num_new)
 
     def delete(self, keys: Int64s, starts: Int64s) -> Int64s:
         """Remove distinct keys and return their locations; KeyError, and none removed, if one is absent."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rowhaul._kernels import kernel
+from rowhaul._memory import copy_bytes, record_address
 from rowhaul.schedule.directory.row_index import index_delete, index_find, index_set, index_value
 
 
@@ -34,6 +35,25 @@ def put_gradients(places, keys, starts, locations, records):
                 absent[count] = i
                 count += 1
     return absent
+
+
+@kernel
+def write_gradients(places, tables, keys, records, addresses, shift, record_bytes, given_address):
+    """Write a gradient for each row, whose own tables are given; new rows get the next records.
+
+    Returns the number of these.
+    """
+    count = 0
+    for i in range(len(keys)):
+        place = index_find(places, tables[i], keys[i])
+        record = index_value(places[place, 1])
+        if record < 0:
+            record = records[count]
+            index_set(places, place, tables[i], keys[i], record)
+            count += 1
+        to = record_address(addresses, shift, record_bytes, record)
+        copy_bytes(to, given_address + i * record_bytes, record_bytes)
+    return count
 
 
 @kernel

@@ -212,13 +212,15 @@ def pick_gradients(
 
 
 @register_jitable
-def _common_length(lengths):
-    """The length that all have, or -1; and the sum. Without a branch, so that it is a few vector passes."""
-    differing, total = 0, 0
+def _lengths_of(lengths):
+    """The length that all samples have, or -1; the longest; and the sum. A few vector passes."""
+    differing, most, total = 0, 0, 0
     for i in range(len(lengths)):
         differing |= lengths[i] ^ lengths[0]
+        most = max(most, lengths[i])
         total += lengths[i]
-    return -1 if differing else (lengths[0] if len(lengths) else 0), total
+    common = lengths[0] if len(lengths) and not differing else -1
+    return common, most, total
 
 
 @kernel
@@ -227,32 +229,39 @@ def take_ids(values, lengths, places):
 
     ``places`` ascend. Where all samples have as many ids of a feature, only those taken are looked at.
     """
-    num_features = len(lengths)
+    num_features, num_samples = lengths.shape
     taken_lengths = np.empty((num_features, len(places)), np.int32)
+    is_taken = np.zeros(num_samples, np.int32)
+    for place in places:
+        is_taken[place] = 1
     total = 0
     for feature in range(num_features):
         for i in range(len(places)):
             length = lengths[feature, places[i]]
             taken_lengths[feature, i] = length
             total += length
-    taken = np.empty(total, np.int64)
-    begin, end = 0, 0
+    taken = np.empty(total + 1, np.int64)
+    begin, end, last = 0, 0, len(values) - 1
     for feature in range(num_features):
-        length, count = _common_length(lengths[feature])
-        if length >= 0:
+        common, most, count = _lengths_of(lengths[feature])
+        if common == 1:
             for i in range(len(places)):
-                first = begin + places[i] * length
-                for k in range(length):
-                    taken[end + k] = values[first + k]
-                end += length
-        else:
-            first, sample = begin, 0
-            for i in range(len(places)):
-                while sample < places[i]:
-                    first += lengths[feature, sample]
-                    sample += 1
-                for k in range(lengths[feature, sample]):
-                    taken[end + k] = values[first + k]
-                end += lengths[feature, sample]
+                taken[end + i] = values[begin + places[i]]
+            end += len(places)
+        elif most == 1:  # without a branch, as no guess would hold
+            first = begin
+            for sample in range(num_samples):
+                taken[end] = values[min(first, last)]
+                end += lengths[feature, sample] & is_taken[sample]
+                first += lengths[feature, sample]
+        elif most > 1:
+            first = begin
+            for sample in range(num_samples):
+                length = lengths[feature, sample]
+                if is_taken[sample]:
+                    for k in range(length):
+                        taken[end + k] = values[first + k]
+                    end += length
+                first += length
         begin += count
-    return taken, taken_lengths
+    return taken[:total], taken_lengths

@@ -75,10 +75,7 @@ class RankPhases:
         self.plan, self.rank = plan, rank
         within, steps = plan.local_moves or _NO_MOVES, plan.steps or _NO_STEPS
         (move_rows, within_rows, step_rows), self.tables, self.keys = _number_rows(plan, rank, within, steps)
-        phases = phases_of(plan)
-        if not early:
-            for of_kind in (phases.moves, phases.local_moves, phases.steps):
-                of_kind[of_kind < Phase.LATE_FIRST] += Phase.LATE_FIRST
+        phases = phases_of(plan, early=early)
         num_ranks = 1 + max(
             rank, int(plan.moves.source.max(initial=0)), int(plan.moves.target.max(initial=0))
         )

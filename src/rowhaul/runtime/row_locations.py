@@ -45,8 +45,9 @@ class Located:
         memory = self.memory
         if memory is None or self._num_removals == memory.num_removals:
             return
-        self.records.fill(-1)
-        self.addresses.fill(0)
+        if self._num_removals >= 0:  # not for the first time
+            self.records.fill(-1)
+            self.addresses.fill(0)
         for number, group in enumerate(memory.groups):
             places, keys, starts = self.rows_of_group(number, needed, bit)
             if len(places):
@@ -99,8 +100,7 @@ class RowLocations:
         self.cache, self.home = Located(cache, phases), Located(home, phases)
         memory = cache or home
         assert memory is not None
-        sizes = memory.layout.sizes()
-        self.value_bytes, self.record_bytes = np.array(sizes.values), np.array(sizes.records)
+        self.value_bytes, self.record_bytes = memory.sizes
 
     def look_up(self) -> None:
         """Locate all rows, again only if rows were removed since."""

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from rowhaul.errors import RowhaulError
 from rowhaul.runtime.gradient_buffer import GradientBuffer
+from rowhaul.schedule.sizes import RowSizes
 from rowhaul.store import TableGroup
 from rowhaul.store.keyed import locate_or_add, remove
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rowhaul.runtime.layout import TableLayout
 
 _MOST_SETTINGS = 4096  # iterations whose settings are kept
+_FEW_ITERATIONS = 1000  # that are sooner counted than sorted
 
 Ints = npt.NDArray[np.int64]
 Rates = Callable[[int], float]
@@ -56,6 +58,7 @@ class RowMemory:
         for table, spec in enumerate(layout.specs):
             self._group_of[table], self._position_of[table] = places[spec.name]
         self._buffers: dict[tuple[int, int], GradientBuffer] = {}
+        self._sizes: tuple[RowSizes, Ints, Ints] | None = None
         self._settings: dict[int, tuple[float, ...]] = {}  # of the optimizer, by iteration
         self.num_removals = 0  # locations found before the latest removal are stale
 
@@ -72,6 +75,14 @@ class RowMemory:
         """By table: its group, and its position there."""
         return self._group_of, self._position_of
 
+    @property
+    def sizes(self) -> tuple[Ints, Ints]:
+        """By table: bytes of a row's values, and of its record."""
+        sizes = self.layout.sizes()
+        if self._sizes is None or self._sizes[0] is not sizes:
+            self._sizes = sizes, np.array(sizes.values, np.int64), np.array(sizes.records, np.int64)
+        return self._sizes[1:]
+
     def place_of(self, table: int) -> tuple[int, int]:
         """A table's group, and its position there."""
         return int(self._group_of[table]), int(self._position_of[table])
@@ -87,10 +98,8 @@ class RowMemory:
         """Take one optimizer step per record, with the rate and number of the iteration it was trained in."""
         if not len(trained):
             return
-        # In most cases all are of one iteration: check that before sorting them.
-        first, last = int(trained.min()), int(trained.max())
         alike: dict[tuple[float, ...], list[int]] = {}
-        for iteration in [first] if first == last else np.unique(trained).tolist():
+        for iteration in _distinct(trained):
             alike.setdefault(self._settings_of(group, iteration, rates), []).append(iteration)
         for iterations in alike.values():
             rate, number = rates(iterations[0]), iterations[0] + 1
@@ -122,8 +131,11 @@ class RowMemory:
     ) -> None:
         """Buffer a worker's gradients until they are pushed; with bounded staleness they accumulate."""
         buffer = self.buffer(worker, number)
+        if not accumulate:
+            buffer.write(positions, keys, gradients)
+            return
         locations, added = locate_or_add(buffer, positions, keys)
-        if accumulate and len(added) < len(keys):
+        if len(added) < len(keys):
             old = np.ones(len(keys), np.bool_)
             old[added] = False
             gradients = gradients.copy()
@@ -191,3 +203,13 @@ class RowMemory:
         if not keep:
             index.remove_found(keys, starts)
         return locations
+
+
+def _distinct(iterations: npt.NDArray[Any]) -> list[int]:
+    """The different iterations, in order; most are recent ones, or all the same."""
+    first, last = int(iterations.min()), int(iterations.max())
+    if first == last:
+        return [first]
+    if last - first > len(iterations) + _FEW_ITERATIONS:
+        return np.unique(iterations).tolist()
+    return (first + np.flatnonzero(np.bincount(iterations - first))).tolist()

@@ -40,23 +40,25 @@ class Phases:
     by_peer: npt.NDArray[np.bool_]  # steps: taken by a worker, in its cache, instead of the home
 
 
-def phases_of(plan: Plan) -> Phases:
-    """The phase of everything in a plan."""
+def phases_of(plan: Plan, *, early: bool = True) -> Phases:
+    """The phase of everything in a plan; without ``early`` phases, all that precedes training is late."""
     nothing = np.zeros(0, np.int64)
     steps, local = plan.steps, plan.local_moves
+    iteration = plan.iteration if early else _NEVER
     return Phases(
-        moves=_phases_of_moves(plan, plan.moves),
-        local_moves=nothing if local is None else _phases_of_moves(plan, local),
-        steps=nothing if steps is None else _phase_numbers(plan.iteration, steps.ready, None, steps.after),
+        moves=_phases_of_moves(iteration, plan.moves),
+        local_moves=nothing if local is None else _phases_of_moves(iteration, local),
+        steps=nothing if steps is None else _phase_numbers(iteration, steps.ready, None, steps.after),
         by_peer=np.zeros(0, np.bool_) if steps is None else steps.by_peer != 0,
     )
 
 
-def _phases_of_moves(plan: Plan, moves: Moves) -> Integers:
-    phases: Integers = _phase_numbers(plan.iteration, moves.ready, moves.second, moves.after)
+def _phases_of_moves(iteration: int, moves: Moves) -> Integers:
+    phases: Integers = _phase_numbers(iteration, moves.ready, moves.second, moves.after)
     return phases
 
 
+_NEVER = -(1 << 62)  # before any iteration that a row may rest since
 _EARLY_FIRST, _LATE_FIRST, _AFTER = int(Phase.EARLY_FIRST), int(Phase.LATE_FIRST), int(Phase.AFTER)
 
 
