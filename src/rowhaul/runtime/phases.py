@@ -199,4 +199,14 @@ _NO_MOVES = Moves(
 )
 _NO_STEPS = Steps(*_empty(np.int32, np.int64, np.int16, np.uint64, np.int32, np.int32, np.uint8, np.uint8))
 NO_DUE_STEPS = DueSteps(*_empty(np.int32, np.uint64, np.int32))
-NO_PAYLOADS = Payloads(*_empty(np.uint8, np.uint8, np.int16, np.int32, np.int64), 0, {}, {}, False)
+NO_PAYLOADS = Payloads(
+    kind=np.empty(0, np.uint8),
+    payload=np.empty(0, np.uint8),
+    source=np.empty(0, np.int16),
+    row=np.empty(0, np.int32),
+    offsets=np.empty(0, np.int64),
+    num_bytes=0,
+    messages={},
+    crossing_bytes={},
+    has_gradients=False,
+)
