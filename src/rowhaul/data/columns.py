@@ -188,6 +188,8 @@ def _numbers(column: pa.Array) -> npt.NDArray[Any]:
         column = column.cast(pa.float64())
     if not column.null_count:
         return np.asarray(column.to_numpy(zero_copy_only=False))
+    if pa.types.is_integer(column.type) or column.type in (pa.float32(), pa.float64()):
+        return np.asarray(column.fill_null(0).to_numpy(zero_copy_only=False))
     valid = column.is_valid().to_numpy(zero_copy_only=False)
     numbers = np.zeros(len(column), column.type.to_pandas_dtype())
     numbers[valid] = column.drop_null().to_numpy(zero_copy_only=False)
