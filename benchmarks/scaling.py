@@ -6,7 +6,8 @@ nothing else. The ranks are co-located and send rows to each other; they talk ov
 table has medians of samples per second, and what a step costs the processor: milliseconds by thread, and in a
 run of its own by part of the work. The latter can be trusted where other programs run, too.
 
-One rank trains N samples a step, two train 2 N: a ratio of 2 would be perfect.
+One rank trains N samples a step, two train 2 N. Two single processes that share nothing but the machine, and
+learn two models, show how much of a ratio of 2 the processor allows: cores share caches and memory.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from typing import Any
 from report import console, print_machine, print_table
 
 WARM_UP = 30  # steps: until then buffers grow, and most rows are new
+CORE = "SCALING_CORE"  # of a process that trains alone
 ROOT = Path(__file__).resolve().parents[1]
 
 # What a step consists of: functions as modules know them. A call inside another counts as its own part only.
@@ -153,7 +155,7 @@ class StepClock:
 
 def train(folder: str, per_rank: int, steps: int, settings: dict[str, Any], by_part: bool) -> None:
     """Train as one rank, pinned to a core of its own; write down what its `StepClock` has measured."""
-    rank, num_ranks = int(os.environ.get("RANK", "0")), settings["workers"]
+    rank, num_ranks = int(os.environ.get("RANK", os.environ.get(CORE, "0"))), settings["workers"]
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     from rowhaul._environment import keep_freed_memory, set_passive_waiting, switch_threads_sooner
 
@@ -182,15 +184,27 @@ def train(folder: str, per_rank: int, steps: int, settings: dict[str, Any], by_p
     Path(os.environ["SCALING_RESULTS"], f"{rank}.json").write_text(json.dumps(clock.result()))
 
 
-def measure(given: argparse.Namespace, folder: str, per_rank: int, num_ranks: int, by_part: bool = False):
-    """Run one side; return what each of its ranks has measured."""
+def measure(
+    given: argparse.Namespace,
+    folder: str,
+    per_rank: int,
+    num_ranks: int,
+    by_part: bool = False,
+    num_apart: int = 1,
+):
+    """Run one side, or processes that train alone at the same time; return what each has measured."""
     steps = WARM_UP + 2 + max(20, min(300, 150_000 // per_rank))
     with tempfile.TemporaryDirectory() as results:
         environment = {**os.environ, "SCALING_RESULTS": results}
         command = [sys.executable, __file__, "--as", "rank", folder, str(per_rank), str(steps)]
         command += [str(num_ranks), given.dispatcher, given.data_from, str(int(by_part))]
         if num_ranks == 1:
-            subprocess.run(command, check=True, env=environment, timeout=600)
+            children = [
+                subprocess.Popen(command, env={**environment, CORE: str(core)}) for core in range(num_apart)
+            ]
+            codes = [child.wait(600) for child in children]
+            if any(codes):
+                sys.exit("a process that trains alone has failed")
         elif given.link:
             sys.path.insert(0, str(ROOT))
             from rowhaul.simulate.links import parse_links
@@ -204,18 +218,23 @@ def measure(given: argparse.Namespace, folder: str, per_rank: int, num_ranks: in
             launch += "command=sys.argv[2:])"
             whole = [sys.executable, "-c", launch, str(num_ranks), *command]
             subprocess.run(whole, check=True, env=environment, timeout=600)
-        return [json.loads(Path(results, f"{rank}.json").read_text()) for rank in range(num_ranks)]
+        count = max(num_ranks, num_apart)
+        return [json.loads(Path(results, f"{rank}.json").read_text()) for rank in range(count)]
 
 
 def compare(given: argparse.Namespace, folder: str, per_rank: int) -> list[object]:
     """Measure both sides in turns; return a line of the table, and print the threads' times."""
-    alone, both = [], []
+    alone, apart, both = [], [], []
     for _ in range(given.repeats):
         alone.append(measure(given, folder, per_rank, 1)[0])
         both.append(measure(given, folder, per_rank, 2))
+        apart.append(measure(given, folder, per_rank, 1, num_apart=2))
     ratios = [
-        2 * one["seconds"] / max(rank["seconds"] for rank in two)
-        for one, two in zip(alone, both, strict=True)
+        statistics.median(
+            2 * one["seconds"] / max(rank["seconds"] for rank in two)
+            for one, two in zip(alone, pairs, strict=True)
+        )
+        for pairs in (both, apart)
     ]
     console.print(f"\n{per_rank:,} samples a rank, CPU ms a step by thread")
     sides = {"one rank": alone, "rank 0 of two": [one[0] for one in both], "rank 1": [one[1] for one in both]}
@@ -233,7 +252,7 @@ def compare(given: argparse.Namespace, folder: str, per_rank: int) -> list[objec
         statistics.median(per_rank / one["seconds"] for one in alone),
         statistics.median(2 * per_rank / one[0]["seconds"] for one in both),
     ]
-    return [f"{per_rank:,}", *speeds, statistics.median(ratios), *(1e3 * one for one in used)]
+    return [f"{per_rank:,}", *speeds, *ratios, *(1e3 * one for one in used)]
 
 
 def print_parts(given: argparse.Namespace, folder: str, per_rank: int) -> None:
@@ -282,7 +301,7 @@ def main() -> None:
             generate = [sys.executable, "-m", "rowhaul", "generate", "--rows", "400000", "--out", folder]
             subprocess.run(generate, check=True, stdout=subprocess.DEVNULL)
         rows = [compare(given, folder, int(per_rank)) for per_rank in given.per_rank.split(",")]
-    columns = ["samples a rank", "one rank, samples/s", "two ranks, samples/s", "ratio"]
+    columns = ["samples a rank", "one rank, samples/s", "two ranks, samples/s", "ratio", "two apart: ratio"]
     columns += ["CPU ms a step: one rank", "rank 0 of two", "rank 1"]
     where = f"over links of {given.link}" if given.link else "over shared memory"
     print_table(f"default DLRM, co-located {where}, a core a rank", columns, rows)
