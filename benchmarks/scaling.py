@@ -36,6 +36,8 @@ WARM_UP = 30  # steps: until then buffers grow, and most rows are new
 CORE = "SCALING_CORE"  # of a process that trains alone
 ROOT = Path(__file__).resolve().parents[1]
 
+_SUM = "transport.dense.overlapping:OverlappingSum"
+_SUMMING = ("begin", "_finished", "complete", "send_rest", "wait", "spread", "_send_bucket", "_finish_sum")
 # What a step consists of: functions as modules know them. A call inside another counts as its own part only.
 PARTS = {
     "forward, backward": ["train.trainer:backward"],
@@ -45,11 +47,7 @@ PARTS = {
     "dense step": ["torch.optim:Adam.step", "torch.optim:Adam.zero_grad"],
     "check finite": ["train.trainer:check_step", "train.distributed.training:find_nonfinite"],
     "take gradients": ["runtime.worker_rows:CachedRows.take"],
-    "dense sum": [
-        "transport.dense_sum:DenseGradients.collect",
-        "transport.dense_sum:DenseGradients.spread",
-        "transport.collectives:PairwiseCollective.sum_in_rank_order",
-    ],
+    "dense sum": [f"{_SUM}.{name}" for name in _SUMMING],
     "own samples": ["train.distributed.training:DistributedTraining._part"],
     "log": [
         "train.distributed.run:ClusterSession.iterated",
