@@ -6,10 +6,10 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowhaul.schedule.sum_plan import SCALE, SumPlan, least_seconds, ways_to_sum
+from rowhaul.schedule.sum_plan import NEGLIGIBLE, SCALE, SumPlan, least_seconds, ways_to_sum
 
 SPEEDS = st.lists(st.sampled_from([1.0, 1.5, 3.0, 8.0, 10.0, 80.0, 1000.0]), min_size=2, max_size=9)
 
@@ -33,6 +33,7 @@ def bytes_by_message(plan: SumPlan, num_ranks: int, num_bytes: int) -> tuple[np.
     return sent, received
 
 
+@settings(deadline=None)
 @given(SPEEDS, st.integers(1, 10**6))
 def test_links_carry_what_the_plan_says(speeds: list[float], num_bytes: int) -> None:
     num_ranks = len(speeds)
@@ -46,12 +47,13 @@ def test_links_carry_what_the_plan_says(speeds: list[float], num_bytes: int) -> 
         assert way.seconds(speeds, num_bytes) >= least_seconds(speeds, num_bytes) * (1 - 1e-12)
 
 
+@settings(deadline=None)
 @given(SPEEDS)
 def test_the_best_way_comes_near_the_bound(speeds: list[float]) -> None:
     num_bytes = 10.0**8  # far more than messages cost
     best = min(way.seconds(speeds, num_bytes) for way in ways_to_sum(speeds, num_bytes))
     # Parts in proportion meet it while sums travel beside parts; the first and the last of 8 buckets do not.
-    assert best <= least_seconds(speeds, num_bytes) * (1 + 1 / 8 + 1e-3)
+    assert best <= least_seconds(speeds, num_bytes) * (1 + 1 / 8) * (1 + 1.1 * NEGLIGIBLE)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_no_parts_of_a_grid_are_quicker(speeds: tuple[float, ...]) -> None:
     for parts in product(range(0, SCALE + 1, SCALE // 16), repeat=len(speeds)):
         if sum(parts) == SCALE:
             for buckets in (1, 2, 4, 8):
-                assert best <= SumPlan(parts, buckets).seconds(speeds, 1e8) * (1 + 1e-3)
+                assert best <= SumPlan(parts, buckets).seconds(speeds, 1e8) * (1 + 1.1 * NEGLIGIBLE)
 
 
 def test_equal_links_share_the_work() -> None:

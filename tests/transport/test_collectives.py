@@ -10,7 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rowhaul.transport.base import Collective, LinkError, Links
+from rowhaul.schedule.sizes import apportion
+from rowhaul.schedule.sum_plan import SCALE, SumPlan
+from rowhaul.transport.base import Collective, LinkError, Links, Wire
 from rowhaul.transport.collectives import PairwiseCollective
 from rowhaul.transport.gloo import connect_group
 from transport_ranks import mapped_bytes, run_processes, run_threads
@@ -54,6 +56,26 @@ def sum_everything(collective: Collective, num_ranks: int) -> list[bytes]:
     return sums
 
 
+def sum_in_buckets(collective: Collective) -> list[bytes]:
+    """Sums that are sent bucket by bucket, some of them before others are known, over parts of any size."""
+    sums, num_ranks = [], collective.num_ranks
+    for number, buckets in enumerate((1, 2, 4, 8)):
+        for wire in (None, Wire(torch.bfloat16, 40_000)):
+            if isinstance(collective, PairwiseCollective):
+                shares = [(3 * rank + number) % 4 for rank in range(num_ranks)]
+                plan = SumPlan(tuple(apportion(SCALE, shares).tolist()), buckets)
+                for size in range(30):
+                    collective._plans[size] = plan
+            generator = torch.Generator().manual_seed(collective.rank)
+            own, total = torch.randn(50_000, generator=generator), torch.empty(50_000)
+            running = collective.start_sum(own, total, wire)
+            for _ in range(collective.rank % len(running.ends)):
+                running.send_next()
+            running.finish()
+            sums.append(total.numpy().tobytes())
+    return sums
+
+
 def everything(links: Links, collective: Collective, seed: int) -> dict[str, Any]:
     read_only = np.frombuffer(bytes([links.rank, 7]), np.uint8)
     apart = torch.full((6,), float(links.rank), requires_grad=True)
@@ -64,6 +86,7 @@ def everything(links: Links, collective: Collective, seed: int) -> dict[str, Any
         "nothing": collective.all_gather(np.zeros(0, np.uint8)).shape,
         "sums": sum_everything(collective, links.num_ranks),
         "apart": apart.tolist(),
+        "buckets": sum_in_buckets(collective),
     }
 
 

@@ -23,7 +23,8 @@ from rowhaul.schedule.sizes import apportion
 SCALE = 1 << 16  # parts are given in these
 MOST_BUCKETS = 8
 LEAST_MESSAGE = 1024  # bytes; with smaller messages headers would be what travels
-MESSAGE_SECONDS = 50e-6  # of a processor for each message sent, with Gloo
+NEGLIGIBLE = 0.01  # longer a way may take that needs fewer messages
+MESSAGE_SECONDS = 150e-6  # of processors for each message, with Gloo
 
 Floats = npt.NDArray[np.float64]
 
@@ -88,10 +89,13 @@ def ways_to_sum(speeds: Sequence[float], num_bytes: float) -> list[SumPlan]:
         parts = _parts(speeds, count)
         ways += [SumPlan(parts, buckets) for buckets in _numbers_of_buckets(parts, num_bytes)]
 
-    def seconds(way: SumPlan) -> float:
-        return way.seconds(speeds, num_bytes) + way.num_messages(num_ranks) * MESSAGE_SECONDS
-
-    return sorted(dict.fromkeys(ways), key=seconds)
+    costs = {way: (way.seconds(speeds, num_bytes), way.num_messages(num_ranks)) for way in ways}
+    best = {
+        way: seconds + messages * MESSAGE_SECONDS
+        for way, (seconds, messages) in costs.items()
+        if not any(less <= seconds * (1 + NEGLIGIBLE) and fewer < messages for less, fewer in costs.values())
+    }
+    return sorted(best, key=lambda way: best[way])
 
 
 def _numbers_of_buckets(parts: Sequence[int], num_bytes: float) -> list[int]:

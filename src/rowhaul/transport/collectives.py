@@ -29,7 +29,7 @@ MAX_BYTES_VIA_FIRST = 4096  # larger messages are gathered without the detour by
 MAX_BYTES_ALL_TO_ALL = 32 << 20
 # Sums below are tried as they are; above, the links are measured first.
 LEAST_BYTES_MEASURED = 4096
-MEASURED_SECONDS, MEASURED_BYTES = 0.1, 1 << 20  # of each pair
+MEASURED_SECONDS, MOST_SECONDS = 0.3, 6.0  # of each pair, about, and of all
 
 
 class PairwiseCollective:
@@ -141,9 +141,8 @@ class PairwiseCollective:
         np.fill_diagonal(within_host, True)
         if within_host.all():
             return
-        measured = measure_links(
-            self._links, self, seconds_per_pair=MEASURED_SECONDS, bytes_per_pair=MEASURED_BYTES
-        )
+        seconds = min(MEASURED_SECONDS, MOST_SECONDS / self.num_ranks)
+        measured = measure_links(self._links, self, seconds_per_pair=seconds)
         between = np.where(within_host, 0.0, measured.both_ways_bytes_per_second)
         self._speeds = settled(between.max(axis=1).tolist())
 

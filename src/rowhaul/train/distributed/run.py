@@ -52,6 +52,7 @@ from rowhaul.train.run_data import read_contents
 from rowhaul.train.run_folder import begin_folder, check_new_run, check_same_run, checkpoints_of, is_empty
 from rowhaul.train.run_lock import RunLock
 from rowhaul.train.trainer import Trainer, rate_factor
+from rowhaul.transport.dense.overlapping import wire_type
 from rowhaul.tuning.hot_set.controller import HotSetController
 from rowhaul.tuning.shares import MeasuredLinks, ShareController, first_batches
 
@@ -252,13 +253,14 @@ class ClusterSession(loop.Session):
 
     def _hot_set_controller(self) -> HotSetController:
         collection, parameters = self.trainer.collection, self.trainer.model.parameters()
+        wire = wire_type(self.config.cluster.dense_wire)
         return HotSetController(
             self.cluster,
             self.stream,
             collection,
             layout_of(collection),
             profile=self.config.cluster.hot_profile,
-            dense_bytes=sum(one.numel() * one.element_size() for one in parameters),
+            dense_bytes=sum(one.numel() * (wire or one.dtype).itemsize for one in parameters),
             links=self.links,
             first=self.trainer.step,
         )

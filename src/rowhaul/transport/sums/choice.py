@@ -18,11 +18,10 @@ from rowhaul.transport.base import Bytes
 
 TRIALS = 3  # of each way
 LONG_TRIAL = 0.1  # seconds after which once is enough
-MOST_TRIED = 4
+MOST_TRIED = 3
 PROMISING = 1.3  # times the seconds of the best way, by the model, up to which another is tried
 ALIKE = 0.8  # speeds up to this part of each other count as equal: measurements are no better
-# A sum of so many seconds on the links is cut into that many buckets, to begin it during backward().
-BUCKETS_BY_SECONDS = ((0.020, 4), (0.005, 2))
+BUCKETS_FROM = 0.005  # seconds on the links from which a sum is cut in two, to begin it during backward()
 
 Gather = Callable[[Bytes], npt.NDArray[np.uint8]]
 
@@ -33,7 +32,9 @@ def candidates(speeds: Sequence[float] | None, num_ranks: int, num_bytes: int) -
         return plain_ways(num_ranks)
     ways = ways_to_sum(speeds, num_bytes)
     limit = PROMISING * ways[0].seconds(speeds, num_bytes)
-    return [one for one in ways if one.seconds(speeds, num_bytes) <= limit][:MOST_TRIED]
+    promising = [one for one in ways if one.seconds(speeds, num_bytes) <= limit][:MOST_TRIED]
+    # Equal slices in any case: speeds may have been measured wrong.
+    return list(dict.fromkeys([*promising, plain_ways(num_ranks)[-1]]))
 
 
 def try_ways(ways: Sequence[SumPlan], run: Callable[[SumPlan], None], gather: Gather) -> SumPlan:
@@ -59,9 +60,11 @@ def try_ways(ways: Sequence[SumPlan], run: Callable[[SumPlan], None], gather: Ga
 
 
 def in_buckets(way: SumPlan, seconds: float) -> SumPlan:
-    """Cut a sum of that many seconds on the links into buckets worth sending one by one."""
-    wanted = next((count for least, count in BUCKETS_BY_SECONDS if seconds >= least), 1)
-    return replace(way, buckets=max(way.buckets, wanted))
+    """Cut a sum in two if it takes so long on the links that half of it is worth sending ahead.
+
+    More buckets would cost processors more than they hide: most values are in one or two layers.
+    """
+    return replace(way, buckets=max(way.buckets, 2)) if seconds >= BUCKETS_FROM else way
 
 
 def settled(speeds: Sequence[float]) -> list[float]:
