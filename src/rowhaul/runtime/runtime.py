@@ -87,6 +87,7 @@ class Runtime:
         self.measures[ITERATION] = first
         self._replica_digests: dict[int, ReplicaDigests] = {}  # by the iteration whose plan they go with
         self._control, self._dense = control, dense
+        self._summing = dense  # the workers that sums are over now; None on a rank outside them
         self._executors = {name: SerialExecutor(name, failure) for name in ("control", "moves", "dense")}
         self._iterations: dict[int, _Iteration] = {}
         self._segment: Future[None] | None = None
@@ -155,20 +156,29 @@ class Runtime:
         self._segment = None
         self._iterations.clear()
 
+    def sum_among(self, workers: tuple[int, ...]) -> None:
+        """Sum over these workers from now on; all workers call this between the same two sums."""
+        if self._dense is not None:
+            self._summing = self._dense.among(workers) if self.rank in workers else None
+
     def sum_over_workers(self, values: Tensor) -> Future[None]:
-        """Sum a tensor over all workers in rank order, in place and in the background."""
+        """Sum a tensor over the summing workers in rank order, in place and in the background."""
         return self.in_dense(lambda dense: dense.sum_in_rank_order(values))
 
     def dense_bucket_ends(
         self, num_values: int, dtype: torch.dtype, wire: Wire | None = None
     ) -> Sequence[int]:
-        """Return where the buckets of the next sum over all workers will end; call it between two sums."""
-        assert self._dense is not None
-        return self._dense.bucket_ends(num_values, dtype, wire)
+        """Return where the buckets of the next sum will end; a summing worker calls it between two sums."""
+        assert self._summing is not None
+        return self._summing.bucket_ends(num_values, dtype, wire)
 
-    def in_dense(self, call: Callable[[Collective], Result]) -> Future[Result]:
-        """Call a collective over all workers in the dense thread."""
-        dense = self._dense
+    def in_dense(
+        self, call: Callable[[Collective], Result], workers: tuple[int, ...] | None = None
+    ) -> Future[Result]:
+        """Call a collective over the summing workers, or over these, in the dense thread."""
+        dense = self._summing
+        if workers is not None and self._dense is not None:
+            dense = self._dense.among(workers)
         assert dense is not None
 
         def call_now() -> Result:

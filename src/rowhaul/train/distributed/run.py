@@ -6,6 +6,7 @@ store them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -245,6 +246,7 @@ class ClusterSession(loop.Session):
             saved=saved,
             on_iteration=self.iterated,
             on_prune=lambda note: self.log.tell(note.text()),
+            on_left_out=lambda note: self.log.tell(note),
             optimizer=trainer.dense,
             compare_every=config.cluster.compare_every,
             dense_wire=config.cluster.dense_wire,
@@ -279,14 +281,14 @@ class ClusterSession(loop.Session):
             self.log.monitor.reach(self.trainer.step, self.trainer.samples)
 
     def train(self, batch: Batch) -> float:
-        """Take one step with the other ranks."""
-        parts = [batch] if len(batch) or self._joins_empty else []
+        """Take one step with the other ranks; a worker that is left out does not know the loss."""
+        joins = self._joins_empty and self.training.is_summing
+        parts = [batch] if len(batch) or joins else []
         return self.trainer.learn(parts, batch.global_size, self._step_rows)
 
     def _step_rows(self, loss: Tensor) -> float:
         value = self.training.step(loss)
-        assert value is not None
-        return value
+        return math.nan if value is None else value
 
     def pauses(self) -> list[int]:
         """The step at which hot rows are to be reviewed, if one is set."""
