@@ -92,10 +92,11 @@ class Runtime:
         self._iterations: dict[int, _Iteration] = {}
         self._segment: Future[None] | None = None
         self._last: int | None = None  # iteration of the segment, once known
-        # Called with every plan; True ends the segment. Of saving only rank 0 is asked, and its clock.
+        # Called with every plan; True ends the segment. Of saving and resting only rank 0 is asked.
         self.should_stop: Callable[[], bool] = lambda: False
         self.should_save: Callable[[], bool] = lambda: False
-        self._stopped = self._save_due = False
+        self.should_rest: Callable[[], bool] = lambda: False
+        self._stopped = self._save_due = self._rest_due = False
 
     @property
     def stopped(self) -> bool:
@@ -107,11 +108,16 @@ class Runtime:
         """Whether the last segment ended for rank 0 to save."""
         return self._save_due
 
+    @property
+    def rest_due(self) -> bool:
+        """Whether the last segment ended for all ranks to review something."""
+        return self._rest_due
+
     def start_segment(self, count: int | None) -> None:
         """Start up to ``count`` iterations, or all that the data has."""
         assert self._segment is None
         self._last = None if count is None else self.iteration + count - 1
-        self._stopped = self._save_due = False
+        self._stopped = self._save_due = self._rest_due = False
         first = self.iteration
         if not self._is_over(first):
             self.feed.allow(first)
@@ -242,14 +248,16 @@ class Runtime:
                 records,
                 measures,
                 save=self.rank == 0 and self.should_save(),
+                rest=self.rank == 0 and self.should_rest(),
                 replicas=self._replica_digests.pop(number, None),
             )
         if planned is None:
             self.ended = True
             self._last = number - 1
             return None
-        if agreement.stop or agreement.save:
+        if agreement.stop or agreement.save or agreement.rest:
             self._stopped, self._save_due, self._last = agreement.stop, agreement.save, number
+            self._rest_due = agreement.rest
         for record in agreement.records:
             self.feed.receive(record)
         if not self._is_over(number + 1):

@@ -8,7 +8,7 @@ behind; rank 0, which never leaves, sends them before the worker trains, evaluat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -81,20 +81,22 @@ class LeftOut:
             state.unpack(self._runtime.in_dense(_receive, (0, *workers)).wait(), hot)
 
     def _report(self, left: set[int], back: set[int], job: Job) -> None:
+        since = f"from iteration {job.plan.iteration:,} on"
         if left:
             stays = "; co-located, they stay the homes of their rows" if self._topology.colocated else ""
             self._note(
-                f"left out from iteration {job.plan.iteration:,} on: {_workers(left)}. Without a share they "
+                f"left out {since}: {workers_text(left)}. Without a share they "
                 f"take no part in sums and comparisons{stays}"
             )
         if back:
             self._note(
-                f"back from iteration {job.plan.iteration:,} on: {_workers(back)}, brought up to date with "
+                f"back {since}: {workers_text(back)}, brought up to date with "
                 f"{self._bytes:,} bytes of weights, optimizer state and hot rows"
             )
 
 
-def _workers(some: set[int]) -> str:
+def workers_text(some: Iterable[int]) -> str:
+    """Name workers in a sentence: "worker 3" or "workers 3, 4"."""
     return ranks_text(sorted(some)).replace("rank", "worker")
 
 

@@ -196,6 +196,7 @@ class ClusterSession(loop.Session):
             lambda: first_batches(self.stream, self.trainer.collection),
             self.links if chooses else None,
             self.log.tell,
+            shared_links=cluster.interface == cluster.side_interface,
         )
 
     def _introduce_ranks(self, monitor: Monitor) -> None:
@@ -270,9 +271,11 @@ class ClusterSession(loop.Session):
         if self.hot is not None:
             self.hot.report_to(self.log.tell)
         self.training.runtime.should_save = self.should_save
+        self.training.runtime.should_rest = self.shares.wants_review
 
     def batches(self, count: int) -> Iterator[Batch]:
         """Yield this worker's part of the next global batches; nothing on a store, which serves them."""
+        self.shares.resume()
         yield from self.training.batches(count)
         runtime = self.training.runtime
         self.stopped, self.save_due, self.finished = runtime.stopped, runtime.save_due, runtime.ended
@@ -295,7 +298,12 @@ class ClusterSession(loop.Session):
         return [self.hot.due] if self.hot is not None and self.hot.due is not None else []
 
     def rest(self, at_checkpoint: bool) -> None:
-        """Review hot rows at checkpoints, which then have them, and when their controller asks for it."""
+        """Review hot rows at checkpoints, which then have them, and when their controller asks for it.
+
+        Shares are reviewed when theirs asks for it.
+        """
+        if self.training.runtime.rest_due:
+            self.shares.review(self.cluster.control)
         if self.hot is not None and (at_checkpoint or self.trainer.step == self.hot.due):
             self.hot.review(self.training, self.trainer.samples)
 

@@ -139,7 +139,7 @@ class DistributedTraining:
             yield from self._segment(min(limits, default=None))
             if most is not None and runtime.iteration == before + most:
                 self._maintain_rows()
-            if runtime.stopped or runtime.save_due:
+            if runtime.stopped or runtime.save_due or runtime.rest_due:
                 break
         if runtime.ended and runtime.feed.data is not None and not self._read_error_known:
             self._read_error_known = True
