@@ -19,7 +19,7 @@ from testbed.network import reshape
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-BATCH, STEPS, SLOW = 96, 420, 2
+BATCH, STEPS, SLOW = 96, 240, 2
 # A sample takes a millisecond that needs no processor: three machines are three times as fast as one even
 # where all of them share two cores.
 SCRIPT = """

@@ -157,6 +157,14 @@ def test_slower_iterations_are_noticed_and_noise_is_not() -> None:
     assert 500 < found <= 500 + WINDOW
 
 
+def test_what_was_slower_right_after_its_trial_is_noticed_too() -> None:
+    drift = Drift()
+    drift.decided(changed=True, seconds=1.0)
+    assert times_until_another_look(drift, lambda number: 1.5) == FIRST_PATIENCE - 1
+    drift.decided(changed=True, seconds=1.0)
+    assert times_until_another_look(drift, lambda number: 1.2, most=1000) is None
+
+
 def test_a_look_in_vain_makes_the_next_one_wait_longer() -> None:
     drift, waited = Drift(), []
     for _ in range(4):

@@ -167,7 +167,8 @@ class ClusterSession(loop.Session):
             require_all(cluster, "comparing the data with what was read before", _LONG_SECONDS)
         # A worker without samples has nothing to compute, unless layers need all workers at once.
         self._joins_empty = any(isinstance(one, BatchNorm1d) for one in self.trainer.model.modules())
-        wanted = config.cluster.links == "measure" or config.cluster.shares == "auto"
+        tries_shares = config.cluster.shares == "auto" and cluster.topology.num_workers > 1
+        wanted = config.cluster.links == "measure" or tries_shares
         self.links = MeasuredLinks.measure(cluster) if wanted else None
         self.hot = self._hot_set_controller() if config.cluster.hot_is_auto else None
         self.training = self._distribute(saved)
@@ -190,11 +191,10 @@ class ClusterSession(loop.Session):
             self.notes.append(what_changed(differences))
         if self.is_leader:
             self._introduce_ranks(monitor)
-        chooses = config.cluster.shares == "auto" and cluster.rank == 0
         self.shares = ShareController(
             self.training,
             lambda: first_batches(self.stream, self.trainer.collection),
-            self.links if chooses else None,
+            self.links if tries_shares and self.is_leader else None,
             self.log.tell,
             shared_links=cluster.interface == cluster.side_interface,
         )

@@ -202,7 +202,8 @@ class DistributedTraining:
         has nothing to step: it gets None, and dense parameters without gradients.
 
         Raises:
-            DivergedError: on every worker, in the same iteration, if a loss or gradient of any is not finite.
+            DivergedError: on every worker, in the same iteration, if a loss or gradient of any is not finite;
+                those that are left out learn of it as stores do, by the loss of the others.
                 That worker has stepped nothing, and nobody dense weights or replicated rows; others may have
                 stepped rows of their own. The iteration cannot be finished, so it is never saved.
         """

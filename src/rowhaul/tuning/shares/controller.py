@@ -177,9 +177,10 @@ class ShareController:
         self._chosen = best
         if trial.candidates:  # otherwise the shares in force were the only ones worth trying
             self._post(best)
-        self._drift.decided(changed=before is None or before.shares != best.shares)
         size = sum(best.shares)
         seconds = {one.shares: each * size for one, each in trial.measured()}
+        is_new = before is None or before.shares != best.shares
+        self._drift.decided(changed=is_new, seconds=seconds[best.shares] / size)
         tried = "; ".join(f"{one}: {each * size * 1e3:.1f} ms" for one, each in trial.measured())
         self._report(
             f"shares {list(best.shares)} with {best.dispatcher} ({best.kind}): "

@@ -9,7 +9,7 @@ from rowhaul.tuning.shares.trial import JUDGED
 
 WINDOW = 20  # iterations whose median counts
 SETTLING = 10  # iterations after a decision, in which rows still move
-SLOWER = 1.3  # than the best window since then, for another look
+SLOWER = 1.3  # than in the trial, or in the best window since then, for another look
 FIRST_PATIENCE, MOST_PATIENCE = 40, 20_000  # iterations between a decision and another look
 
 
@@ -20,11 +20,14 @@ class Drift:
         self._patience = FIRST_PATIENCE
         self.decided(changed=True)
 
-    def decided(self, *, changed: bool) -> None:
-        """Begin anew after a decision. One that changed nothing was in vain: the next look waits longer."""
+    def decided(self, *, changed: bool, seconds: float = float("inf")) -> None:
+        """Begin anew after a decision for shares that took these seconds per sample in their trial.
+
+        A decision that changed nothing was in vain: the next look waits longer.
+        """
         self._patience = FIRST_PATIENCE if changed else min(2 * self._patience, MOST_PATIENCE)
         self._count = 0
-        self._best = float("inf")
+        self._best = seconds
         self._latest: deque[float] = deque(maxlen=WINDOW)
 
     @property
