@@ -95,7 +95,7 @@ def test_real_processes(session, tmp_path):
     notes = [line["text"] for line in lines if line["kind"] == "note"]
     assert any(
         text.startswith("left out from iteration 0 on: worker 1. Without a share")
-        and "stay the homes of their rows" in text
+        and "it stays the home of its rows" in text
         for text in notes
     ), notes
     assert any(line.get("bytes/catch_up", 0) > 0 for line in lines)

@@ -47,7 +47,7 @@ def test_seconds_per_sample_of_an_idle_worker_are_those_of_the_others():
 class FakeRun:
     """A controller on rank 0 of a run whose times are given; records are in force a few iterations later."""
 
-    def __init__(self, monkeypatch, seconds, proposed, links=(1e7, 1e7, 1e6), colocated=False):
+    def __init__(self, monkeypatch, seconds, proposed, links=(1e7, 1e7, 1e6)):
         self.seconds, self.posted, self.told, self.clock = seconds, [], [], 0.0
         self.measured = links_of(links)  # what `review` will find
         monkeypatch.setattr(controller, "propose", lambda *given: [candidate(one) for one in proposed()])
@@ -56,7 +56,7 @@ class FakeRun:
         monkeypatch.setattr(MeasuredLinks, "measure_over", lambda *given: self.measured)
         postbox = SimpleNamespace(post=lambda name, value: self.posted.append((name, value)))
         in_moves = lambda call: SimpleNamespace(wait=lambda: call(SimpleNamespace(links=None)))  # noqa: E731
-        topology = Topology(len(links), 0 if colocated else 1, colocated)
+        topology = Topology(len(links), 1)
         self.training = SimpleNamespace(
             settings=SimpleNamespace(dispatcher="joint", topology=topology),
             runtime=SimpleNamespace(postbox=postbox, in_moves=in_moves),
@@ -103,19 +103,24 @@ def test_the_quickest_candidate_stays_and_those_left_out_are_named(monkeypatch):
     )
     assert "Tried: some [6, 6, 0]: 1000.0 ms; some [12, 0, 0]: 1500.0 ms; some [7, 4, 1]: 2000.0 ms" in chosen
     assert run.told[-1] == (
-        "worker 2 is left out: an iteration takes 2000.0 ms with it, 1000.0 ms without; its link has 8mbit."
+        "worker 2 is left out: an iteration takes 2000.0 ms with it, 1000.0 ms without; its link has 8mbit"
     )
     run.go(500)
     assert run.active == TWO
     assert len(run.told) == 3
 
 
-def test_a_worker_that_no_candidate_uses_is_named_too_and_stays_a_home(monkeypatch):
-    run = FakeRun(monkeypatch, {ALL: 3.0, ONE: 2.0, TWO: 1.0}, lambda: [ONE, TWO], colocated=True)
+def test_workers_that_no_candidate_uses_are_named_too(monkeypatch):
+    run = FakeRun(monkeypatch, {ALL: 3.0, ONE: 2.0, TWO: 1.0}, lambda: [ONE, TWO])
+    run.go(60)
+    assert run.told[-1].startswith(
+        "worker 2 is left out: the simulator found no shares with it that are worth"
+    )
+    run = FakeRun(monkeypatch, {ALL: 3.0, ONE: 1.0}, lambda: [ONE, ALL], links=(1e7, 1e6, 1e6))
     run.go(60)
     assert run.told[-1] == (
-        "worker 2 is left out: the simulator found no shares with it that are worth trying; its link has "
-        "8mbit. It stays the home of its rows."
+        "workers 1, 2 are left out: an iteration takes 3000.0 ms with them, 1000.0 ms without; "
+        "their links have 8mbit"
     )
 
 

@@ -83,10 +83,13 @@ class LeftOut:
     def _report(self, left: set[int], back: set[int], job: Job) -> None:
         since = f"from iteration {job.plan.iteration:,} on"
         if left:
-            stays = "; co-located, they stay the homes of their rows" if self._topology.colocated else ""
+            does, stays = ("it takes", "it stays the home of its rows")
+            if len(left) > 1:
+                does, stays = ("they take", "they stay the homes of their rows")
+            home = f"; co-located, {stays}" if self._topology.colocated else ""
             self._note(
-                f"left out {since}: {workers_text(left)}. Without a share they "
-                f"take no part in sums and comparisons{stays}"
+                f"left out {since}: {workers_text(left)}. Without a share {does} no part in sums and "
+                f"comparisons{home}"
             )
         if back:
             self._note(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -192,25 +191,20 @@ class ShareController:
     def _report_left_out(self, best: ShareCandidate, seconds: dict[tuple[int, ...], float]) -> None:
         """Name the workers that are left out, and say why; those with the same reason together."""
         assert self._links is not None
-        reasons: dict[str, list[int]] = {}
+        alike: dict[tuple[float, str], list[int]] = {}  # by the best time with them, and their link
         for worker, share in enumerate(best.shares):
-            if share:
-                continue
-            with_it = [each for shares, each in seconds.items() if shares[worker]]
-            link = Link(self._links.bytes_per_second[worker])
-            why = f"its link has {replace(link, bytes_per_second=_short(link.bytes_per_second))}"
-            if with_it:
-                why = (
-                    f"an iteration takes {min(with_it) * 1e3:.1f} ms with it, "
-                    f"{seconds[best.shares] * 1e3:.1f} ms without; {why}"
-                )
-            else:
-                why = f"the simulator found no shares with it that are worth trying; {why}"
-            reasons.setdefault(why, []).append(worker)
-        for why, workers in reasons.items():
-            verb = "is" if len(workers) == 1 else "are each"
-            stays = " It stays the home of its rows." if self._training.settings.topology.colocated else ""
-            self._report(f"{workers_text(workers)} {verb} left out: {why}.{stays}")
+            if not share:
+                with_it = [each for shares, each in seconds.items() if shares[worker]]
+                link = str(Link(_short(self._links.bytes_per_second[worker])))
+                alike.setdefault((min(with_it, default=0.0), link), []).append(worker)
+        for (with_them, link), workers in alike.items():
+            one = len(workers) == 1
+            is_, it, its = ("is", "it", "its link has") if one else ("are", "them", "their links have")
+            why = f"the simulator found no shares with {it} that are worth trying"
+            if with_them:
+                without = seconds[best.shares]
+                why = f"an iteration takes {with_them * 1e3:.1f} ms with {it}, {without * 1e3:.1f} ms without"
+            self._report(f"{workers_text(workers)} {is_} left out: {why}; {its} {link}")
 
     def _post(self, candidate: ShareCandidate) -> None:
         postbox = self._training.runtime.postbox
