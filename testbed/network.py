@@ -200,11 +200,22 @@ def _rank_lines(network: Network, rank: int) -> Iterator[str]:
 
 def _shape(device: str, link: Link) -> Iterator[str]:
     """Limit the traffic that leaves a device to the link's speed."""
+    yield f"qdisc add dev {device} root handle 1: htb default 1"
+    yield _limit("add", device, link)
+    yield f"qdisc add dev {device} parent 1:1 handle 10: pfifo limit {_QUEUE_PACKETS}"
+
+
+def _limit(what: str, device: str, link: Link) -> str:
+    """Add or change the class that holds a device's traffic back."""
     rate = f"{round(link.bytes_per_second * 8)}bit"
     burst = round(max(_FRAME_BYTES, link.bytes_per_second * _BURST_SECONDS))
-    yield f"qdisc add dev {device} root handle 1: htb default 1"
-    yield (
-        f"class add dev {device} parent 1: classid 1:1 htb rate {rate} ceil {rate} "
+    return (
+        f"class {what} dev {device} parent 1: classid 1:1 htb rate {rate} ceil {rate} "
         f"burst {burst} cburst {burst} quantum {2 * _FRAME_BYTES}"
     )
-    yield f"qdisc add dev {device} parent 1:1 handle 10: pfifo limit {_QUEUE_PACKETS}"
+
+
+def reshape(network: Network, rank: int, link: Link) -> None:
+    """Change the speed of a rank's link while it is in use, both ways; the description stays as it was."""
+    iproute.tc_batch([_limit("change", layout.haul_port(rank), link)], network.switch)
+    iproute.tc_batch([_limit("change", layout.HAUL, link)], network.namespace(rank))

@@ -63,6 +63,7 @@ class Session:
     posted: dict[int, tuple[str, Any]] = field(default_factory=dict)
     replicated: dict[int, Sequence[int]] = field(default_factory=dict)  # keys of the first table
     resume: bool = False
+    may_leave: bool = False  # with a share of 0
 
     @classmethod
     def on_log(cls, folder: Path, schema: Schema) -> Session:
@@ -102,6 +103,7 @@ class Session:
             settings=settings,
             rates=lambda step: self.config.rows.lr * rate_factor(self.config.rates, step, STEPS),
             saved=saved,
+            optimizer=trainer.dense if self.may_leave else None,
         )
         saving = BesideTraining(cluster)
         try:

@@ -77,10 +77,15 @@ class Contender:
         self.slacks: list[float] = []
         self.told: list[str] = []
         self.num_bytes = 0
-        self.training = distribute(
-            cluster, self.model, batches, settings=self.settings, on_iteration=self._iterated
-        )
         self.dense = torch.optim.SGD(self.model.parameters(), lr=0.05)
+        self.training = distribute(
+            cluster,
+            self.model,
+            batches,
+            settings=self.settings,
+            on_iteration=self._iterated,
+            optimizer=self.dense,
+        )
 
         def ids() -> list[IdBatch]:
             tables = range(len(trace.columns))
@@ -88,10 +93,17 @@ class Contender:
             return [IdBatch.from_features(tables, one.values, one.lengths) for one in some]
 
         chooses = mechanism.auto and cluster.rank == 0
-        self.keeper = ShareController(self.training, ids, links if chooses else None, self.told.append)
+        self.keeper = ShareController(
+            self.training,
+            ids,
+            links if chooses else None,
+            self.told.append,
+            shared_links=cluster.interface == cluster.side_interface,
+        )
 
     def phase(self) -> None:
         """Some iterations."""
+        self.keeper.resume()
         ended = 0.0
         for done, batch in enumerate(self.training.batches(self.setting.segment)):
             loss = torch.zeros(())

@@ -27,6 +27,7 @@ from watched_parts import (
 from rowhaul._threads import Failure
 from rowhaul.data.samples import Samples
 from rowhaul.nn import Batch
+from rowhaul.nn.batch_norm import set_reducer
 from rowhaul.planning.feed import LeaderFeed
 from rowhaul.planning.planner import Planner
 from rowhaul.runtime.flush import flushed_blocks
@@ -90,13 +91,13 @@ class RankErrorsError(Exception):
         self.errors = errors
 
 
-def train_batch(rank: Rank, batch: Batch) -> float:
+def train_batch(rank: Rank, batch: Batch) -> float | None:
     """What a user's loop does with a batch."""
     loss = batch.loss(per_sample_loss(rank.model(batch), batch))
     loss.backward()
     rank.delay(rank.rank, "step")
     summed = rank.training.step(loss)
-    assert summed is not None
+    assert summed is not None or not rank.training.is_summing
     rank.dense.step()
     rank.dense.zero_grad()
     return summed
@@ -106,7 +107,7 @@ def run_cluster(
     case: Case,
     *,
     delay: Delay = no_delay,
-    train: Callable[[Rank, Batch], float] = train_batch,
+    train: Callable[[Rank, Batch], float | None] = train_batch,
     should_stop: Callable[[int, int], bool] = lambda rank, iteration: False,
     should_save: Callable[[int], bool] = lambda iteration: False,
     kind: type[Rank] | None = None,
@@ -132,7 +133,8 @@ def run_cluster(
     if any(errors):
         raise RankErrorsError(errors) from next(filter(None, errors))
     for worker in ranks[1:num_workers]:
-        assert worker.losses == ranks[0].losses
+        pairs = zip(worker.losses, ranks[0].losses, strict=True)
+        assert all(mine in (None, first) for mine, first in pairs)
         for rest, first in zip(worker.rests, ranks[0].rests, strict=True):
             assert all(map(np.array_equal, rest.dense, first.dense)), "dense weights differ"
     posted = sum((one.links.posted for one in ranks), Counter[tuple[int, int]]())
@@ -142,18 +144,20 @@ def run_cluster(
 class Rank:
     """One rank: joins, trains its part in segments, and tells what it has in between."""
 
+    may_leave = False  # with a share of 0
+
     def __init__(
         self,
         case: Case,
         rank: int,
         network: InProcessNetwork,
         delay: Delay,
-        train: Callable[[Rank, Batch], float],
+        train: Callable[[Rank, Batch], float | None],
         should_stop: Callable[[int, int], bool],
         should_save: Callable[[int], bool],
     ) -> None:
         self.case, self.rank, self.delay = case, rank, delay
-        self.losses: list[float] = []
+        self.losses: list[float | None] = []
         self.rests: list[AtRest] = []
         self.error: BaseException | None = None
         self._network, self._train = network, train
@@ -191,7 +195,15 @@ class Rank:
         self.runtime.delay = delay
         self.runtime.should_stop = lambda: should_stop(rank, self.runtime.iteration)
         self.runtime.should_save = lambda: should_save(self.runtime.iteration)
-        self.training = DistributedTraining(self.model, self.runtime, case.rates, case.settings)
+        self.training = DistributedTraining(
+            self.model,
+            self.runtime,
+            case.rates,
+            case.settings,
+            optimizer=self.dense if self.may_leave else None,
+            compare_every=2,
+        )
+        set_reducer(self.model, self.training.sum_over_workers)
 
     def run(self) -> None:
         try:
@@ -229,6 +241,7 @@ class Rank:
 
     def _rest(self) -> AtRest:
         posted = Counter(self.links.posted)  # what settling sends is no move of a plan
+        self.training.catch_up()
         flushed = self.training.flushed()
         self.links.posted = posted
         states, exported = self.feed.at_rest(lambda scheduler: (scheduler.states(), scheduler.export()))

@@ -157,10 +157,19 @@ def _contents(rank: Rank) -> dict[str, np.ndarray]:
     return contents
 
 
-def test_rank_0_asks_for_a_checkpoint() -> None:
+class RestingRank(Rank):
+    """A rank that rests where others save."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        self.runtime.should_save, self.runtime.should_rest = lambda: False, self.runtime.should_save
+
+
+@pytest.mark.parametrize("kind", [Rank, RestingRank], ids=["save", "rest"])
+def test_rank_0_asks_for_a_checkpoint_or_a_rest(kind: type[Rank]) -> None:
     """Segments end for all after the same iteration, and what follows is as if they had not."""
     case = replace(case_of("on demand"), segments=(None,) * 6)
-    outcome = run_cluster(case, should_save=lambda iteration: iteration in (2, 5))
+    outcome = run_cluster(case, should_save=lambda iteration: iteration in (2, 5), kind=kind)
     ends = {tuple(rest.iteration for rest in rests) for rests in outcome.rests}
     assert len(ends) == 1
     assert 2 < min(ends)[0] < min(ends)[1] <= len(case.batches)

@@ -87,7 +87,27 @@ def everything(links: Links, collective: Collective, seed: int) -> dict[str, Any
         "sums": sum_everything(collective, links.num_ranks),
         "apart": apart.tolist(),
         "buckets": sum_in_buckets(collective),
+        "subsets": in_subsets(collective),
     }
+
+
+def in_subsets(collective: Collective) -> list[bytes]:
+    """Sums, gathers and broadcasts of some ranks, between those of all; in another order, too."""
+    results, last = [], collective.num_ranks - 1
+    for ranks in ((0, last), (0,), (last, 0), tuple(range(1, last + 1)), (0, last), tuple(range(last + 1))):
+        if collective.rank in ranks:
+            some = collective.among(ranks)
+            assert (some.num_ranks, some.rank) == (len(ranks), ranks.index(collective.rank))
+            for length in (1, 777, 50_003):
+                values = torch.arange(length, dtype=torch.float32) / (collective.rank + 3)
+                some.sum_in_rank_order(values)
+                sent = np.full(length, collective.rank + 1, np.uint8)
+                gathered = some.all_gather(sent)
+                some.broadcast(sent)
+                assert sent.tolist() == [ranks[0] + 1] * length
+                results += [values.numpy().tobytes(), gathered.tobytes()]
+        results.append(collective.all_gather(np.array([collective.rank], np.uint8)).tobytes())
+    return results
 
 
 @pytest.mark.slow

@@ -4,16 +4,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig
 from rowhaul.optim import row_optimizer
 from rowhaul.pruning import PruneSettings
 from rowhaul.runtime.runtime import MEASURES
-from rowhaul.schedule import Topology
+from rowhaul.schedule import CacheSettings, IdBatch, RowSizes, ScheduleSettings, Topology
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.distributed.training import layout_of
 from rowhaul.transport.calibration import LinkMeasurements
-from rowhaul.tuning import shares
+from rowhaul.tuning.shares import candidates, controller
+from rowhaul.tuning.shares.links import MeasuredLinks, _own_speeds
+from rowhaul.tuning.shares.trial import ShareCandidate
 
 
 def pairs(own):
@@ -25,12 +28,12 @@ def pairs(own):
 
 
 def test_workers_are_as_fast_as_their_pairs_with_the_store_and_the_store_as_all_of_them():
-    found = shares._own_speeds(pairs([50, 50, 5, 500]), Topology(3, 1))
+    found = _own_speeds(pairs([50, 50, 5, 500]), Topology(3, 1))
     assert found == (50, 50, 5, 105)
 
 
 def test_a_slow_store_is_not_taken_for_slow_workers():
-    found = shares._own_speeds(pairs([50, 50, 5, 10]), Topology(3, 1))
+    found = _own_speeds(pairs([50, 50, 5, 10]), Topology(3, 1))
     assert found == (50, 50, 5, 10)
 
 
@@ -38,35 +41,129 @@ def test_seconds_per_sample_of_an_idle_worker_are_those_of_the_others():
     one = np.zeros((3, len(MEASURES)))
     one[:, MEASURES.index("compute")] = [0.2, 0.4, 0.0]
     one[:, MEASURES.index("samples")] = [10, 10, 0]
-    assert shares.seconds_per_sample([one, one]) == pytest.approx((0.02, 0.04, 0.03))
+    assert candidates.seconds_per_sample([one, one]) == pytest.approx((0.02, 0.04, 0.03))
 
 
-def test_the_quickest_candidate_stays(monkeypatch):
-    """Every candidate is timed in training once it is in force; the quickest one stays."""
-    monkeypatch.setattr(
-        shares, "candidates", lambda *given: [outcome((4, 4)), outcome((8, 0)), outcome((6, 2))]
+class FakeRun:
+    """A controller on rank 0 of a run whose times are given; records are in force a few iterations later."""
+
+    def __init__(self, monkeypatch, seconds, proposed, links=(1e7, 1e7, 1e6)):
+        self.seconds, self.posted, self.told, self.clock = seconds, [], [], 0.0
+        self.measured = links_of(links)  # what `review` will find
+        monkeypatch.setattr(controller, "propose", lambda *given: [candidate(one) for one in proposed()])
+        monkeypatch.setattr(controller.time, "perf_counter", lambda: self.clock)
+        monkeypatch.setattr(controller.time, "monotonic", lambda: self.clock)
+        monkeypatch.setattr(MeasuredLinks, "measure_over", lambda *given: self.measured)
+        postbox = SimpleNamespace(post=lambda name, value: self.posted.append((name, value)))
+        in_moves = lambda call: SimpleNamespace(wait=lambda: call(SimpleNamespace(links=None)))  # noqa: E731
+        topology = Topology(len(links), 1)
+        self.training = SimpleNamespace(
+            settings=SimpleNamespace(dispatcher="joint", topology=topology),
+            runtime=SimpleNamespace(postbox=postbox, in_moves=in_moves),
+            model=torch.nn.Linear(2, 2),
+        )
+        self.keeper = controller.ShareController(self.training, list, self.measured, self.told.append)
+        self.active, self.due, self.number = (4, 4, 4), [], 0
+
+    def go(self, count):
+        """Some iterations; returns the shares of each."""
+        history = []
+        for _ in range(count):
+            while self.due and self.due[0][0] <= self.number:
+                self.active = self.due.pop(0)[1]
+            self.clock += self.seconds[self.active]
+            known = len(self.posted)
+            self.keeper.observe(job(self.active))
+            for name, value in self.posted[known:]:
+                self.due += [(self.number + 5, value)] if name == "shares" else []
+            self.number += 1
+            history.append(self.active)
+            if self.keeper.wants_review():
+                known = len(self.posted)
+                self.keeper.review(None)
+                self.keeper.resume()
+                for name, value in self.posted[known:]:
+                    self.due += [(self.number + 3, value)] if name == "shares" else []
+        return history
+
+
+ONE, TWO, ALL, UNEQUAL = (12, 0, 0), (6, 6, 0), (4, 4, 4), (7, 4, 1)
+
+
+def test_the_quickest_candidate_stays_and_those_left_out_are_named(monkeypatch):
+    run = FakeRun(monkeypatch, {ALL: 3.0, ONE: 1.5, TWO: 1.0, UNEQUAL: 2.0}, lambda: [ONE, TWO, UNEQUAL])
+    history = run.go(60)
+    assert run.keeper.decided
+    assert list(dict.fromkeys(history)) == [ALL, UNEQUAL, TWO, ONE]  # the most workers first
+    run.go(1)
+    assert run.active == TWO
+    assert "shares to be tried: some [7, 4, 1]; some [6, 6, 0]; some [12, 0, 0]" in run.told
+    (chosen,) = (
+        text for text in run.told if text.startswith("shares [6, 6, 0] with joint (some): 1000.0 ms")
     )
-    clock = [0.0]
-    monkeypatch.setattr(shares.time, "perf_counter", lambda: clock[0])
-    posted, told = [], []
-    postbox = SimpleNamespace(post=lambda name, value: posted.append((name, value)))
-    settings = SimpleNamespace(dispatcher="joint", topology=Topology(2, 1))
-    training = SimpleNamespace(settings=settings, runtime=SimpleNamespace(postbox=postbox))
-    links = shares.MeasuredLinks((1.0, 1.0, 2.0), (0.0, 0.0, 0.0))
-    keeper = shares.ShareController(training, list, links, told.append)
-    active, due = (4, 4), []
-    seconds = {(4, 4): 3.0, (8, 0): 1.0, (6, 2): 2.0}
-    for _ in range(200):
-        clock[0] += seconds[active]
-        keeper.observe(job(active))
-        if keeper._thread is not None:
-            keeper._thread.join()
-        due.append(posted[-1][1] if posted else active)
-        active = due[-3] if len(due) > 2 else active  # a record is in force two iterations later
-    assert [value for _, value in posted] == [(4, 4), (8, 0), (6, 2), (8, 0)]
-    assert keeper.decided
-    assert active == (8, 0)
-    assert "shares [8, 0] with joint: 1000.0 ms" in told[0]
+    assert "Tried: some [6, 6, 0]: 1000.0 ms; some [12, 0, 0]: 1500.0 ms; some [7, 4, 1]: 2000.0 ms" in chosen
+    assert run.told[-1] == (
+        "worker 2 is left out: an iteration takes 2000.0 ms with it, 1000.0 ms without; its link has 8mbit"
+    )
+    run.go(500)
+    assert run.active == TWO
+    assert len(run.told) == 3
+
+
+def test_workers_that_no_candidate_uses_are_named_too(monkeypatch):
+    run = FakeRun(monkeypatch, {ALL: 3.0, ONE: 2.0, TWO: 1.0}, lambda: [ONE, TWO])
+    run.go(60)
+    assert run.told[-1].startswith(
+        "worker 2 is left out: the simulator found no shares with it that are worth"
+    )
+    run = FakeRun(monkeypatch, {ALL: 3.0, ONE: 1.0}, lambda: [ONE, ALL], links=(1e7, 1e6, 1e6))
+    run.go(60)
+    assert run.told[-1] == (
+        "workers 1, 2 are left out: an iteration takes 3000.0 ms with them, 1000.0 ms without; "
+        "their links have 8mbit"
+    )
+
+
+def test_shares_are_looked_at_again_when_a_link_is_throttled(monkeypatch):
+    proposals = iter([[ONE, TWO], [ONE, UNEQUAL]])
+    seconds = {ALL: 3.0, ONE: 2.0, TWO: 1.0, UNEQUAL: 1.8}
+    run = FakeRun(monkeypatch, seconds, lambda: next(proposals))
+    run.go(100)
+    assert run.active == TWO
+    run.measured, run.seconds = links_of([1e7, 1e5, 1e6]), {**seconds, TWO: 5.0}
+    history = run.go(100)
+    assert list(dict.fromkeys(history)) == [TWO, UNEQUAL, ONE]
+    assert run.active == UNEQUAL
+    assert ("prices", (1, 100, 10)) in run.posted
+    again = next(text for text in run.told if "again" in text)
+    assert again == (
+        "shares are looked at again: iterations take longer than before; the speed of a link changed up to "
+        "100.00 times"
+    )
+    assert any("Tried: some [7, 4, 1]" in text and "some [6, 6, 0]: 5000.0 ms" in text for text in run.told)
+
+
+def test_links_of_workers_that_are_left_out_are_measured_now_and_then(monkeypatch):
+    proposals = iter([[ONE, TWO], [ONE, TWO]])
+    seconds = {ALL: 3.0, ONE: 1.0, TWO: 2.0}
+    run = FakeRun(monkeypatch, seconds, lambda: next(proposals))
+    run.go(500)
+    assert run.active == ONE
+    assert not any("again" in text for text in run.told)
+    run.measured, run.seconds = links_of([1e7, 1e8, 1e6]), {**seconds, TWO: 0.5}
+    run.go(int(controller.CHECK_SECONDS) + 60)
+    assert run.active == TWO
+    assert any("again: links have changed; " in text for text in run.told)
+
+
+def test_a_proposal_that_fails_leaves_the_shares_as_they_are(monkeypatch):
+    def fails():
+        raise ValueError("no such luck")
+
+    run = FakeRun(monkeypatch, {ALL: 3.0}, fails)
+    run.go(100)
+    assert run.active == ALL
+    assert run.told == ["shares stay as they are: ValueError: no such luck"]
 
 
 def test_shares_of_pruned_rows_are_tried_on_the_chunks_that_will_be_left():
@@ -80,22 +177,93 @@ def test_shares_of_pruned_rows_are_tried_on_the_chunks_that_will_be_left():
     parts = [keys[begin : begin + 70] for begin in range(0, 700, 70)]
     samples = [SimpleNamespace(features=("item",), values=part, lengths=lengths) for part in parts]
     stream = SimpleNamespace(batch_size=70, from_beginning=lambda count: samples)
-    batches = shares.first_batches(stream, collection)
+    batches = candidates.first_batches(stream, collection)
     layout = layout_of(collection)
     read = {pair for ids in batches for pair in zip(ids.tables, ids.keys, strict=True)}
     assert len({key for _, key in read} & set(range(10))) >= 9
     assert len(read) <= 20  # chunks: a tenth of those of a hundred rows
     settings = layout.schedule_settings(ClusterConfig(cache="60"), Topology(2, 1))
-    links = shares.MeasuredLinks((1e6, 1e5, 2e6), (0.0, 0.0, 0.0))
-    found = shares.candidates(settings, batches, links, (1e-5, 1e-5), 1e-4)
-    assert [35, 35] in [list(one.shares) for one in found]
+    links = MeasuredLinks((1e6, 1e5, 2e6), (0.0, 0.0, 0.0))
+    found = candidates.propose(settings, batches, links, candidates.Costs((1e-5, 1e-5), 100))
+    assert (70, 0) in [one.shares for one in found]
+    assert 2 <= len(found) <= 3
 
 
-def outcome(given):
-    return SimpleNamespace(shares=given, dispatch="joint")
+def trace(num_batches=30, size=64, keys=400):
+    rng = np.random.default_rng(0)
+    lengths = np.ones((2, size), np.int32)
+    return [
+        IdBatch.from_features([0, 0], np.minimum(rng.zipf(1.3, 2 * size), keys), lengths)
+        for _ in range(num_batches)
+    ]
+
+
+def settings_of(num_workers, cache=1000):
+    return ScheduleSettings(
+        Topology(num_workers, colocated=True), RowSizes((64,), (4,)), (1,) * num_workers, CacheSettings(cache)
+    )
+
+
+def proposed(speeds, compute, dense_bytes=1000, cache=1000, **costs):
+    links = MeasuredLinks(tuple(speeds), (1e-5,) * len(speeds))
+    given = candidates.Costs(tuple(compute), dense_bytes, **costs)
+    return {
+        one.kind: one.shares
+        for one in candidates.propose(settings_of(len(speeds), cache), trace(), links, given)
+    }
+
+
+def test_one_machine_is_always_proposed_and_slow_links_are_left_out_of_the_best_subset():
+    found = proposed([1e6, 1e6, 1e3, 1e3], [1e-3] * 4)
+    assert found["one machine"] == (64, 0, 0, 0)
+    assert found["2 workers, equal shares"] == (32, 32, 0, 0)
+    assert len(found) <= 3
+
+
+def test_two_equal_workers_leave_two_candidates():
+    found = proposed([1e9, 1e9], [1e-3] * 2)
+    assert found == {"one machine": (64, 0), "2 workers, equal shares": (32, 32)}
+
+
+def test_rank_0_is_in_every_subset_even_if_it_is_slow():
+    found = proposed([1e4, 1e9, 1e9], [1e-3] * 3, dense_seconds=0.001)
+    assert found["one machine"] == (64, 0, 0)
+    assert all(shares[0] for kind, shares in found.items() if "equal shares" in kind)
+
+
+def test_a_worker_that_computes_slowly_gets_fewer_samples():
+    found = proposed([1e9, 1e9], [1e-3, 3e-3])
+    assert found["unequal shares"][0] > 1.5 * found["unequal shares"][1] > 0
+
+
+def test_shares_whose_rows_hardly_fit_into_a_cache_are_not_proposed():
+    most = max(len(np.unique(one.keys)) for one in trace())
+    found = proposed([1e9, 1e9], [1e-3] * 2, cache=most + 2)
+    assert "one machine" not in found
+    assert found["2 workers, equal shares"] == (32, 32)
+
+
+def test_costs_of_workers_that_are_left_out_are_those_known_before():
+    one = np.zeros((3, len(MEASURES)))
+    one[:, MEASURES.index("compute")] = [0.2, 0.4, 0.6]
+    one[:, MEASURES.index("all_reduce")] = [0.5, 0.3, 0.7]
+    one[:, MEASURES.index("samples")] = 10
+    before = candidates.Costs.observed([one], 7, shared_links=False)
+    assert before == candidates.Costs((0.02, 0.04, 0.06), 7, 0.3)
+    one[1:] = 0
+    after = candidates.Costs.observed([one], 7, shared_links=False, before=before)
+    assert after == candidates.Costs((0.02, 0.04, 0.06), 7, 0.3)
+
+
+def links_of(speeds):
+    return MeasuredLinks(tuple(speeds), (0.0,) * len(speeds))
+
+
+def candidate(given):
+    return ShareCandidate(given, "joint", "some")
 
 
 def job(given):
-    measures = np.ones((3, len(MEASURES)))
+    measures = np.ones((len(given) + 1, len(MEASURES)))
     worker = np.repeat(np.arange(len(given)), given)
     return SimpleNamespace(measures=measures, plan=SimpleNamespace(worker=worker, num_workers=len(given)))

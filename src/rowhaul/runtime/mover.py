@@ -43,6 +43,7 @@ class Job:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     num_bytes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (kind, peer) sent
     num_samples: int = 0  # trained on this rank
+    catch_up_bytes: int = 0  # sent by rank 0 before it, to workers that were left out
     rows: list[BatchRows] = field(default_factory=list)  # trained on this rank, by group
     where: RowLocations | None = None  # on this rank
     measures: npt.NDArray[np.float64] | None = None  # ranks x `runtime.MEASURES`, of earlier iterations

@@ -211,5 +211,7 @@ def _distinct(iterations: npt.NDArray[Any]) -> list[int]:
     if first == last:
         return [first]
     if last - first > len(iterations) + _FEW_ITERATIONS:
-        return np.unique(iterations).tolist()
-    return (first + np.flatnonzero(np.bincount(iterations - first))).tolist()
+        found: list[int] = np.unique(iterations).tolist()
+    else:
+        found = (first + np.flatnonzero(np.bincount(iterations - first))).tolist()
+    return found

@@ -89,14 +89,16 @@ class Runtime:
         self.measures[ITERATION] = first
         self._replica_digests: dict[int, ReplicaDigests] = {}  # by the iteration whose plan they go with
         self._control, self._dense, self._early = control, dense, early
+        self._summing = dense  # the workers that sums are over now; None on a rank outside them
         self._executors = {name: SerialExecutor(name, failure) for name in ("control", "moves", "dense")}
         self._iterations: dict[int, _Iteration] = {}
         self._segment: Future[None] | None = None
         self._last: int | None = None  # iteration of the segment, once known
-        # Called with every plan; True ends the segment. Of saving only rank 0 is asked, and its clock.
+        # Called with every plan; True ends the segment. Of saving and resting only rank 0 is asked.
         self.should_stop: Callable[[], bool] = lambda: False
         self.should_save: Callable[[], bool] = lambda: False
-        self._stopped = self._save_due = False
+        self.should_rest: Callable[[], bool] = lambda: False
+        self._stopped = self._save_due = self._rest_due = False
 
     @property
     def stopped(self) -> bool:
@@ -108,11 +110,16 @@ class Runtime:
         """Whether the last segment ended for rank 0 to save."""
         return self._save_due
 
+    @property
+    def rest_due(self) -> bool:
+        """Whether the last segment ended for all ranks to review something."""
+        return self._rest_due
+
     def start_segment(self, count: int | None) -> None:
         """Start up to ``count`` iterations, or all that the data has."""
         assert self._segment is None
         self._last = None if count is None else self.iteration + count - 1
-        self._stopped = self._save_due = False
+        self._stopped = self._save_due = self._rest_due = False
         first = self.iteration
         if not self._is_over(first):
             self.feed.allow(first)
@@ -157,20 +164,29 @@ class Runtime:
         self._segment = None
         self._iterations.clear()
 
+    def sum_among(self, workers: tuple[int, ...]) -> None:
+        """Sum over these workers from now on; all workers call this between the same two sums."""
+        if self._dense is not None:
+            self._summing = self._dense.among(workers) if self.rank in workers else None
+
     def sum_over_workers(self, values: Tensor) -> Future[None]:
-        """Sum a tensor over all workers in rank order, in place and in the background."""
+        """Sum a tensor over the summing workers in rank order, in place and in the background."""
         return self.in_dense(lambda dense: dense.sum_in_rank_order(values))
 
     def dense_bucket_ends(
         self, num_values: int, dtype: torch.dtype, wire: Wire | None = None
     ) -> Sequence[int]:
-        """Return where the buckets of the next sum over all workers will end; call it between two sums."""
-        assert self._dense is not None
-        return self._dense.bucket_ends(num_values, dtype, wire)
+        """Return where the buckets of the next sum will end; a summing worker calls it between two sums."""
+        assert self._summing is not None
+        return self._summing.bucket_ends(num_values, dtype, wire)
 
-    def in_dense(self, call: Callable[[Collective], Result]) -> Future[Result]:
-        """Call a collective over all workers in the dense thread."""
-        dense = self._dense
+    def in_dense(
+        self, call: Callable[[Collective], Result], workers: tuple[int, ...] | None = None
+    ) -> Future[Result]:
+        """Call a collective over the summing workers, or over these, in the dense thread."""
+        dense = self._summing
+        if workers is not None and self._dense is not None:
+            dense = self._dense.among(workers)
         assert dense is not None
 
         def call_now() -> Result:
@@ -234,14 +250,16 @@ class Runtime:
                 records,
                 measures,
                 save=self.rank == 0 and self.should_save(),
+                rest=self.rank == 0 and self.should_rest(),
                 replicas=self._replica_digests.pop(number, None),
             )
         if planned is None:
             self.ended = True
             self._last = number - 1
             return None
-        if agreement.stop or agreement.save:
+        if agreement.stop or agreement.save or agreement.rest:
             self._stopped, self._save_due, self._last = agreement.stop, agreement.save, number
+            self._rest_due = agreement.rest
         for record in agreement.records:
             self.feed.receive(record)
         if not self._is_over(number + 1):

@@ -120,6 +120,11 @@ class ActiveControls:
         self.shares = list(shares or [1] * self._num_workers)
         self.use(make_dispatcher(dispatcher) if isinstance(dispatcher, str) else dispatcher)
 
+    @property
+    def summing(self) -> int:
+        """The workers that take part in sums, a bit each: those with a share, and worker 0."""
+        return sum(1 << worker for worker, share in enumerate(self.shares) if share or not worker)
+
     def use(self, dispatcher: Dispatcher) -> None:
         """Dispatch with this one from now on."""
         # Checked once, here: a check takes Python longer than some dispatchers need for a batch.

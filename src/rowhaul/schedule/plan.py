@@ -131,6 +131,8 @@ class Plan:
     num_expired: int = 0  # the first of them; the others were over their table's limit
     num_admitted: int = 0  # rows of the batch that are admitted with it
     live: LiveRows | None = None  # where rows are in chunks
+    # Bit j set: worker j may train samples, and takes part in sums; worker 0 always does. None: all workers.
+    summing: int | None = None
     # The place of every move's and step's row among those above, -1 for other rows. None if the planner does
     # not fill it in: it follows from the rest.
     move_rows: npt.NDArray[np.int32] | None = None
@@ -148,6 +150,13 @@ class Plan:
         return rows.reshape(shape), num_bytes.reshape(shape)
 
     @property
+    def summing_workers(self) -> tuple[int, ...]:
+        """The workers that take part in sums: those with a share of the samples, and worker 0."""
+        return tuple(
+            worker for worker in range(self.num_workers) if self.summing is None or self.summing >> worker & 1
+        )
+
+    @property
     def num_forgotten(self) -> int:
         """Rows that are forgotten after the iteration."""
         return 0 if self.forgotten_keys is None else len(self.forgotten_keys)
@@ -162,7 +171,8 @@ class Plan:
         text = (
             f"{self.iteration},{self.num_workers},{self.all_reduce_rows},{self.all_reduce_bytes},{ids},"
             f"{self.local_moves is None},{self.steps is None},{self.controls!r},"
-            f"{self.num_expired},{self.num_admitted},{[one is None for one in self._row_places]}"
+            f"{self.num_expired},{self.num_admitted},{[one is None for one in self._row_places]},"
+            f"{self.summing}"
         )
         arrays: list[npt.NDArray[Any]] = [
             self.worker, self.tables, self.keys, self.trainers, self.states, self.lookups, self.hits,

@@ -99,7 +99,8 @@ class Scheduler:
         self.iteration += 1
         self._samples_planned += batch.num_samples
         self._failed = False
-        return replace(plan, controls=controls, num_admitted=num_admitted)
+        summing = self._active.summing
+        return replace(plan, controls=controls, num_admitted=num_admitted, summing=summing)
 
     def placed(self) -> PlacedRows:
         """Return the rows that are not simply at home, between two iterations, for `states`."""

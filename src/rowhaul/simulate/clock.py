@@ -134,6 +134,8 @@ class Clock:
         self._training = np.array(training, np.int64)
         self._sums = Sums(self._dense, training if model.dense_seconds is None else ())
         self._even_out = EvenOut(self._rows, model.early_reach - 1) if model.early_reach > 1 else None
+        # One worker has nothing to sum.
+        self._dense_seconds = (model.dense_seconds or 0.0) if len(self._training) > 1 else 0.0
         self._open: _Iteration | None = None  # observed last
 
     def observe(self, plan: Plan) -> float | None:
@@ -201,7 +203,7 @@ class Clock:
             summed = computed
             for phase in _SUMS:
                 summed = timeline.arrivals(phase, summed)
-            trained = summed[workers].max() + (self._model.dense_seconds or 0.0)
+            trained = summed[workers].max() + self._dense_seconds
             begin = moved.copy()
             begin[workers] = np.maximum(moved[workers], trained)
             return float(timeline.arrivals(_AFTER, begin).max())

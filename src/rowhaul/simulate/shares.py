@@ -107,8 +107,13 @@ def equal_shares(workers: Sequence[int], num_workers: int, batch_size: int) -> S
     return tuple(apportion(batch_size, chosen).tolist())
 
 
-def subset_candidates(trials: Runs, equal: Candidate, model: TimeModel) -> list[Candidate]:
-    """Equal shares on nested subsets of the workers, in order of the time that an equal share takes each."""
+def subset_candidates(
+    trials: Runs, equal: Candidate, model: TimeModel, always: int | None = None
+) -> list[Candidate]:
+    """Equal shares on nested subsets of the workers, in order of the time that an equal share takes each.
+
+    ``always`` is a worker that is in all of them.
+    """
     dispatch, shares = equal
     num_workers, batch_size = len(shares), sum(shares)
     outcome = trials.outcome(equal)
@@ -117,6 +122,8 @@ def subset_candidates(trials: Runs, equal: Candidate, model: TimeModel) -> list[
     moved = 0.0 if outcome is None else float(outcome.link_seconds @ speeds)
     seconds = np.array(model.compute_seconds) * batch_size + (moved or 1.0) / speeds
     seconds = seconds / num_workers + _message_seconds(model)
+    if always is not None:
+        seconds[always] = 0.0
     subsets = nested_subsets(seconds.tolist())
     return [(dispatch, equal_shares(subset, num_workers, batch_size)) for subset in subsets]
 

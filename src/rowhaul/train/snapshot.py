@@ -151,7 +151,7 @@ class _RowsThen:
 def save_dense(trainer: Trained, writer: CheckpointWriter | ShardWriter | DeferredWriter) -> dict[str, Any]:
     """Write all but the rows; returns the facts that go into the manifest."""
     writer.tensors("model", _dense_tensors(trainer.model))
-    optimizer_tensors, optimizer_plain = _split(trainer.dense.state_dict())
+    optimizer_tensors, optimizer_plain = split_state(trainer.dense.state_dict())
     writer.tensors("dense-optimizer", optimizer_tensors)
     writer.tensors("random", {"torch": torch.get_rng_state()})
     return {
@@ -187,7 +187,7 @@ def restore_dense(trainer: Trained, reader: CheckpointReader) -> None:
     plain, optimizer_tensors = reader.facts["dense_optimizer"], reader.tensors("dense-optimizer")
     random = reader.tensors("random")
     _load_dense(trainer.model, model_tensors)
-    trainer.dense.load_state_dict(_join(optimizer_tensors, plain))
+    trainer.dense.load_state_dict(join_state(optimizer_tensors, plain))
     trainer.count_row_steps(reader.facts["row_steps"][0])
     torch.set_rng_state(random["torch"])
     trainer.step, trainer.samples = reader.facts["step"], reader.facts["samples"]
@@ -239,7 +239,7 @@ def _check_same_model(trainer: Trained, reader: CheckpointReader, tensors: dict[
             )
 
 
-def _split(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def split_state(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """An optimizer's state as tensors by name, and the plain values that JSON can hold."""
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {"param_groups": state["param_groups"], "state": {}}
@@ -252,8 +252,8 @@ def _split(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, plain
 
 
-def _join(tensors: dict[str, Tensor], plain: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of `_split`."""
+def join_state(tensors: dict[str, Tensor], plain: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of `split_state`."""
     state: dict[int, dict[str, Any]] = {int(index): dict(rest) for index, rest in plain["state"].items()}
     for name, tensor in tensors.items():
         index, _, entry = name.partition(".")

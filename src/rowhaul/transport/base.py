@@ -93,6 +93,9 @@ class Collective(Protocol):
     def start_sum(self, own: Tensor, total: Tensor, wire: Wire | None = None) -> RunningSum:
         """Start to sum a tensor in rank order into another one."""
 
+    def broadcast(self, values: Bytes) -> None:
+        """Replace the bytes of all ranks by those of rank 0, in place; as many on each."""
+
     def among(self, members: Sequence[int]) -> Collective:
         """Return the collective of some members, numbered from 0; only they call it."""
 

@@ -71,6 +71,14 @@ class PairwiseCollective:
             self._gather(everyone, own)
         return everyone.numpy()
 
+    def broadcast(self, values: Bytes) -> None:
+        """Replace the bytes of all ranks by those of rank 0, in place; as many on each."""
+        data = torch.from_numpy(values)
+        if self.rank:
+            self._links.start({0: data}, {}).wait_received()
+        else:
+            self._links.start({}, dict.fromkeys(self._peers, data)).wait_sent()
+
     def sum_in_rank_order(self, values: Tensor) -> None:
         """Replace a one-dimensional tensor by its sum over ranks, added in rank order: the same bits."""
         check_summable(values)

@@ -217,6 +217,11 @@ class InProcessCollective:
         gathered: npt.NDArray[np.uint8] = self._together(kind, mine.copy(), np.stack)
         return gathered.copy()
 
+    def broadcast(self, values: Bytes) -> None:
+        """Replace the bytes of all ranks by those of rank 0, in place; as many on each."""
+        kind = f"broadcast of {values.size:,} bytes"
+        values[:] = self._together(kind, values.copy(), lambda parts: parts[0])
+
     def sum_in_rank_order(self, values: Tensor) -> None:
         """Replace a one-dimensional tensor by its sum over ranks, added in rank order: the same bits."""
         check_summable(values)

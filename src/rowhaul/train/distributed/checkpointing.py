@@ -107,7 +107,8 @@ def save_beside(
 
 
 def _compare_replicas(cluster: Cluster, training: DistributedTraining, trainer: Trained, path: Place) -> None:
-    """Refuse to save models that differ between workers."""
+    """Refuse to save models that differ between workers; those that were left out catch up before."""
+    training.catch_up()
     try:
         training.compare_replicas(trainer.dense)
     except DisagreementError:

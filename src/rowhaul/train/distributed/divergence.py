@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NoReturn
 
 from torch import Tensor, nn
@@ -31,14 +32,15 @@ def find_nonfinite(
     return found or f"a gradient is not finite {when}"
 
 
-def raise_diverged(runtime: Runtime, found: str) -> NoReturn:
-    """Raise the same error on every worker: what the first of them has found."""
+def raise_diverged(runtime: Runtime, found: str, summing: Sequence[int]) -> NoReturn:
+    """Raise the same error on every summing worker: what the first of them has found."""
     texts = runtime.in_dense(lambda dense: gather_texts(dense, found.encode())).wait()
-    workers = [worker for worker, text in enumerate(texts) if text]
+    found_by = [(worker, text) for worker, text in zip(summing, texts, strict=True) if text]
     what = f"the sum of all workers' gradients overflows {_when(runtime)}"
-    if workers:
-        others = f" and {len(workers) - 1} more" if len(workers) > 1 else ""
-        what = f"{texts[workers[0]].decode()} (on rank {workers[0]}{others})"
+    if found_by:
+        (first, text), *more = found_by
+        others = f" and {len(more)} more" if more else ""
+        what = f"{text.decode()} (on rank {first}{others})"
     error = DivergedError(f"{what}: {ADVICE}")
     runtime.failure.set(error)  # ends the threads that wait for this iteration
     raise error

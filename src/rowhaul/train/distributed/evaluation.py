@@ -106,6 +106,7 @@ def _scored(
     ``keys`` counts the ids that they read.
     """
     runtime = training.runtime
+    training.catch_up()
     flushed, home = training.flushed(), runtime.mover.home
     answers = FlushedRows(home, flushed) if home is not None and flushed is not None else None
     lookups = RowLookups(runtime.rank, training.settings.topology, training.settings.sizes, answers)

@@ -73,6 +73,7 @@ class ClusterLog(TrainingLog):
             sums[f"bytes/{name}"] += int(num_bytes[kind].sum())
         sums["rows/all_reduce"] += plan.all_reduce_rows
         sums["bytes/all_reduce"] += plan.all_reduce_bytes
+        sums["bytes/catch_up"] += job.catch_up_bytes
         for way, end in (("sent", plan.moves.source), ("received", plan.moves.target)):
             crossing = np.bincount(end, plan.moves.num_bytes, self._topology.num_ranks)
             for rank, value in enumerate(crossing.tolist()):

@@ -63,12 +63,12 @@ class Replicas:
     def _digests(
         self, iteration: int, rows: Mapping[str, str], optimizer: torch.optim.Optimizer | None
     ) -> ReplicaDigests:
-        tensors = {**dict(_dense(self._model)), **dict(_state(self._model, optimizer))}
+        tensors = {**dict(dense_tensors(self._model)), **dict(_state(self._model, optimizer))}
         by_name = {name: _digest(tensor) for name, tensor in tensors.items()}
         return ReplicaDigests(iteration, {**by_name, **rows}, describe_machine())
 
 
-def _dense(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def dense_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters, and buffers that belong to the model's state; others may differ between ranks."""
     yield from model.named_parameters()
     for prefix, module in model.named_modules():

@@ -6,6 +6,7 @@ store them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -167,7 +168,8 @@ class ClusterSession(loop.Session):
             require_all(cluster, "comparing the data with what was read before", _LONG_SECONDS)
         # A worker without samples has nothing to compute, unless layers need all workers at once.
         self._joins_empty = any(isinstance(one, BatchNorm1d) for one in self.trainer.model.modules())
-        wanted = config.cluster.links == "measure" or config.cluster.shares == "auto"
+        tries_shares = config.cluster.shares == "auto" and cluster.topology.num_workers > 1
+        wanted = config.cluster.links == "measure" or tries_shares
         self.links = MeasuredLinks.measure(cluster) if wanted else None
         self.hot = self._hot_set_controller() if config.cluster.hot_is_auto else None
         self.training = self._distribute(saved)
@@ -190,12 +192,12 @@ class ClusterSession(loop.Session):
             self.notes.append(what_changed(differences))
         if self.is_leader:
             self._introduce_ranks(monitor)
-        chooses = config.cluster.shares == "auto" and cluster.rank == 0
         self.shares = ShareController(
             self.training,
             lambda: first_batches(self.stream, self.trainer.collection),
-            self.links if chooses else None,
+            self.links if tries_shares and self.is_leader else None,
             self.log.tell,
+            shared_links=cluster.interface == cluster.side_interface,
         )
 
     def _introduce_ranks(self, monitor: Monitor) -> None:
@@ -246,6 +248,7 @@ class ClusterSession(loop.Session):
             saved=saved,
             on_iteration=self.iterated,
             on_prune=lambda note: self.log.tell(note.text()),
+            on_left_out=lambda note: self.log.tell(note),
             optimizer=trainer.dense,
             compare_every=config.cluster.compare_every,
             dense_wire=config.cluster.dense_wire,
@@ -270,9 +273,11 @@ class ClusterSession(loop.Session):
         if self.hot is not None:
             self.hot.report_to(self.log.tell)
         self.training.runtime.should_save = self.should_save
+        self.training.runtime.should_rest = self.shares.wants_review
 
     def batches(self, count: int) -> Iterator[Batch]:
         """Yield this worker's part of the next global batches; nothing on a store, which serves them."""
+        self.shares.resume()
         yield from self.training.batches(count)
         runtime = self.training.runtime
         self.stopped, self.save_due, self.finished = runtime.stopped, runtime.save_due, runtime.ended
@@ -281,21 +286,26 @@ class ClusterSession(loop.Session):
             self.log.monitor.reach(self.trainer.step, self.trainer.samples)
 
     def train(self, batch: Batch) -> float:
-        """Take one step with the other ranks."""
-        parts = [batch] if len(batch) or self._joins_empty else []
+        """Take one step with the other ranks; a worker that is left out does not know the loss."""
+        joins = self._joins_empty and self.training.is_summing
+        parts = [batch] if len(batch) or joins else []
         return self.trainer.learn(parts, batch.global_size, self._step_rows)
 
     def _step_rows(self, loss: Tensor) -> float:
         value = self.training.step(loss)
-        assert value is not None
-        return value
+        return math.nan if value is None else value
 
     def pauses(self) -> list[int]:
         """The step at which hot rows are to be reviewed, if one is set."""
         return [self.hot.due] if self.hot is not None and self.hot.due is not None else []
 
     def rest(self, at_checkpoint: bool) -> None:
-        """Review hot rows at checkpoints, which then have them, and when their controller asks for it."""
+        """Review hot rows at checkpoints, which then have them, and when their controller asks for it.
+
+        Shares are reviewed when theirs asks for it.
+        """
+        if self.training.runtime.rest_due:
+            self.shares.review(self.cluster.control)
         if self.hot is not None and (at_checkpoint or self.trainer.step == self.hot.due):
             self.hot.review(self.training, self.trainer.samples)
 

@@ -69,6 +69,7 @@ def distribute(
     saved: Saved | None = None,
     on_iteration: Callable[[Job], None] = lambda job: None,
     on_prune: Callable[[Any], None] = lambda note: None,
+    on_left_out: Callable[[str], None] = lambda note: None,
     optimizer: Optimizer | None = None,
     compare_every: int | None = None,
     dense_wire: str | None = None,
@@ -92,7 +93,9 @@ def distribute(
         saved: a checkpoint to resume from.
         on_iteration: called after every iteration that this worker has trained.
         on_prune: called after every pruning, where the collection prunes its rows.
-        optimizer: of the dense weights; if given, its state is compared between workers as weights are.
+        on_left_out: called on rank 0 with a line when workers get a share of 0, and when they return.
+        optimizer: of the dense weights; if given, its state is compared between workers as weights are, and
+            workers with a share of 0 leave the sums: they can be brought up to date again.
         compare_every: iterations between these comparisons, as in `ClusterConfig`; by default that of config.
         dense_wire: ``bfloat16`` rounds dense gradients when they travel, which is not exact, as in
             `ClusterConfig`; by default that of config.
@@ -145,7 +148,7 @@ def distribute(
         early=len(cluster.hosts) > 1 or not cluster.topology.colocated,
     )
     if cluster.is_worker:
-        set_reducer(model, lambda values: runtime.sum_over_workers(values).wait())
+        set_reducer(model, lambda values: training.sum_over_workers(values))
     training = DistributedTraining(
         model,
         runtime,
@@ -153,6 +156,7 @@ def distribute(
         settings,
         on_iteration=on_iteration,
         on_prune=on_prune,
+        on_left_out=on_left_out,
         optimizer=optimizer,
         compare_every=compare_every,
         dense_wire=dense_wire,

@@ -33,6 +33,8 @@ from rowhaul.schedule import HotRows, IdBatch, Plan, ScheduleSettings
 from rowhaul.store import TableSpec
 from rowhaul.train.distributed.divergence import find_nonfinite, raise_diverged
 from rowhaul.train.distributed.gathering import raise_first_error
+from rowhaul.train.distributed.left_out import LeftOut, OnNote
+from rowhaul.train.distributed.replica_state import ReplicaState
 from rowhaul.train.distributed.replicas import COMPARE_EVERY, Replicas
 from rowhaul.train.distributed.samples import part_of
 from rowhaul.train.finite import is_finite
@@ -67,6 +69,7 @@ class DistributedTraining:
         *,
         on_iteration: OnIteration = lambda job: None,
         on_prune: OnPrune = lambda note: None,
+        on_left_out: OnNote = lambda note: None,
         optimizer: Optimizer | None = None,
         compare_every: int = COMPARE_EVERY,
         dense_wire: str = EXACT_WIRE,
@@ -84,6 +87,7 @@ class DistributedTraining:
         self.upkeep = self.layout.make_upkeep(trains=cache is not None)
         self._rows: CachedRows | None = None
         self._replicas: Replicas | None = None
+        self._left_out: LeftOut | None = None
         if cache is not None:
             self._dense = OverlappingSum(
                 DenseGradients(model.parameters()),
@@ -94,6 +98,8 @@ class DistributedTraining:
                 overlaps=not any(isinstance(one, BatchNorm1d) for one in model.modules()),
             )
             self._replicas = Replicas(model, cache, optimizer, compare_every)
+            state = ReplicaState(model, optimizer, cache) if optimizer is not None else None
+            self._left_out = LeftOut(runtime, settings.topology, state, on_left_out)
             self._read_from_cache()
 
     @property
@@ -110,6 +116,11 @@ class DistributedTraining:
     def finished(self) -> bool:
         """Whether the data is used up; the same on all ranks."""
         return self.runtime.ended
+
+    @property
+    def is_summing(self) -> bool:
+        """Whether this worker takes part in the current iteration; one with a share of 0 is left out."""
+        return self._left_out is not None and self._left_out.is_summing
 
     def batches(self, count: int | None = None) -> Iterator[Batch]:
         """Yield this rank's part, possibly empty, of each of the next ``count`` global batches, or of all.
@@ -128,7 +139,7 @@ class DistributedTraining:
             yield from self._segment(min(limits, default=None))
             if most is not None and runtime.iteration == before + most:
                 self._maintain_rows()
-            if runtime.stopped or runtime.save_due:
+            if runtime.stopped or runtime.save_due or runtime.rest_due:
                 break
         if runtime.ended and runtime.feed.data is not None and not self._read_error_known:
             self._read_error_known = True
@@ -166,6 +177,8 @@ class DistributedTraining:
                 if previous is not None:
                     self._report(previous)
                 self._job = previous = job
+                assert self._left_out is not None
+                self._left_out.begin(job, self.settings.hot)
                 with doing(Activity.COMPUTING):
                     yield self._part(job)
                 self._finish_batch()
@@ -179,16 +192,18 @@ class DistributedTraining:
         """After rows and dense weights were stepped: hash the latter if it is time."""
         if self._job is not None:
             raise ConfigError("call step() after backward(), once for every batch")
-        if self._replicas is not None and self._replicas.is_due(self.iteration):
+        if self._replicas is not None and self._replicas.is_due(self.iteration) and self.is_summing:
             self.runtime.note_replicas(self._replicas.in_passing(self.iteration))
 
     def step(self, loss: Tensor | None = None) -> float | None:
         """Step this worker's rows and sum the dense gradients over all workers into ``.grad``.
 
-        Returns the loss of the global batch where this rank's part of it is given.
+        Returns the loss of the global batch where this rank's part of it is given. A worker that is left out
+        has nothing to step: it gets None, and dense parameters without gradients.
 
         Raises:
-            DivergedError: on every worker, in the same iteration, if a loss or gradient of any is not finite.
+            DivergedError: on every worker, in the same iteration, if a loss or gradient of any is not finite;
+                those that are left out learn of it as stores do, by the loss of the others.
                 That worker has stepped nothing, and nobody dense weights or replicated rows; others may have
                 stepped rows of their own. The iteration cannot be finished, so it is never saved.
         """
@@ -197,6 +212,12 @@ class DistributedTraining:
             raise ConfigError("step() without a batch; call it once for every batch that batches() yields")
         job.seconds["compute"] += time.perf_counter() - self._compute_began
         taken = rows.take(job.plan.iteration, job.rows)
+        if not self.is_summing:
+            for one in self.model.parameters():
+                one.grad = None
+            self._job = None
+            self.runtime.end([])
+            return None
         shared = self._dense.complete(loss)
         taken.write_replicated(shared.replicated)
         found = find_nonfinite(self.runtime, self.model, self._batch, loss, shared, taken)
@@ -209,7 +230,8 @@ class DistributedTraining:
         self._dense.wait()
         job.seconds["all_reduce"] += time.perf_counter() - stepped
         if not is_finite(shared.total):
-            raise_diverged(self.runtime, found)
+            assert self._left_out is not None
+            raise_diverged(self.runtime, found, self._left_out.summing)
         self._dense.spread()
         rows.step_replicated(taken, shared.summed_replicated)
         job.seconds["compute"] += stepped - began
@@ -218,6 +240,11 @@ class DistributedTraining:
         self._job = None
         self.runtime.end(buffered)
         return shared.loss
+
+    def sum_over_workers(self, values: Tensor) -> None:
+        """Sum a tensor over the workers that take part in the iteration; on others it stays as it is."""
+        if self.is_summing:
+            self.runtime.sum_over_workers(values).wait()
 
     def _report(self, job: Job) -> None:
         """Report an iteration that is finished, including its last pushes."""
@@ -259,8 +286,17 @@ class DistributedTraining:
         self.settings = replace(self.settings, hot=hot if len(hot) else None)
         return plan
 
+    def catch_up(self) -> None:
+        """Bring workers that were left out up to date; the next iteration leaves them out again.
+
+        A collective call, between two segments. `evaluate` and `save_checkpoint` do it by themselves; call it
+        before you read the model on every rank.
+        """
+        if self._left_out is not None:
+            self._left_out.catch_up_all(self.settings.hot)
+
     def compare_replicas(self, optimizer: Optimizer | None = None) -> None:
-        """Compare dense weights, optimizer state and replicated rows between all workers.
+        """Compare dense weights, optimizer state and replicated rows between all workers but those left out.
 
         A collective call, between two segments. Workers also do this by themselves, every so often.
 
@@ -271,7 +307,7 @@ class DistributedTraining:
             DisagreementError: on every rank if any differ; it names ranks and tensors.
         """
         mine = None
-        if self._replicas is not None:
+        if self._replicas is not None and not (self._left_out and self._left_out.is_behind):
             mine = self._replicas.at_rest(self.iteration, self.settings.hot, optimizer)
         self.runtime.in_control(lambda control: compare_replicas(control, mine)).wait()
 
@@ -296,7 +332,8 @@ class DistributedTraining:
         assert self._rows is not None
         self._compute_began = time.perf_counter()
         self._rows.expect(job.plan, job.rows)
-        self._dense.begin(self._rows.replicated_size(job.rows), self.collection.feature_groups[0].dtype)
+        if self.is_summing:
+            self._dense.begin(self._rows.replicated_size(job.rows), self.collection.feature_groups[0].dtype)
         mine = part_of(job.samples, job.plan.worker, self.runtime.rank)
         job.num_samples = len(mine)
         self._batch = Batch.from_samples(mine, global_size=len(job.samples))
