@@ -94,7 +94,14 @@ class Runtime:
         # Called with every plan; True ends the segment. Of saving only rank 0 is asked, and its clock.
         self.should_stop: Callable[[], bool] = lambda: False
         self.should_save: Callable[[], bool] = lambda: False
+        # Called in the control thread of every rank once an iteration is agreed on.
+        self.on_agreed: Callable[[int, Collective], None] = lambda number, control: None
         self._stopped = self._save_due = False
+
+    @property
+    def groups(self) -> tuple[Collective | None, Collective]:
+        """The groups of the workers, None on a store, and of all ranks."""
+        return self._dense, self._control
 
     @property
     def stopped(self) -> bool:
@@ -238,6 +245,7 @@ class Runtime:
             self.ended = True
             self._last = number - 1
             return None
+        self.on_agreed(number, self._control)
         if agreement.stop or agreement.save:
             self._stopped, self._save_due, self._last = agreement.stop, agreement.save, number
         for record in agreement.records:
@@ -280,7 +288,8 @@ class Runtime:
         if number not in self._iterations:
             return None
         wanted = time.perf_counter()
-        job = self._iterations[number].job.wait()
+        with doing(Activity.AWAITING_PLAN):
+            job = self._iterations[number].job.wait()
         if job is not None:
             job.slack_seconds = wanted - job.ready_at
         return job
