@@ -4,23 +4,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from explain_cases import SAMPLES, TABLES, VALUES, plans
 
 from rowhaul.explain.reasons import Reason
 from rowhaul.explain.traffic import Traffic
-from rowhaul.schedule import (
-    CacheSettings,
-    HotRows,
-    IdBatch,
-    RowPolicy,
-    RowSizes,
-    Scheduler,
-    ScheduleSettings,
-    Topology,
-)
+from rowhaul.schedule import HotRows, RowPolicy, Topology
 from rowhaul.schedule.plan import Kind, Payload
 from rowhaul.schedule.row_states import State
 
-TABLES, SAMPLES = 3, 24
 NAMED = ("kind", "payload", "table", "key", "source", "target", "num_bytes", "after")
 
 
@@ -84,30 +75,6 @@ class NaiveTraffic:
         if len(known["trained"]) > 1:
             return Reason.SPLIT
         return Reason.EVICTED if target in known["lost"] else Reason.SYNC
-
-
-def batches(count, num_keys=60, seed=1):
-    generator = np.random.default_rng(seed)
-    for _ in range(count):
-        keys = (num_keys * generator.random(TABLES * SAMPLES) ** 2).astype(np.int64)
-        yield IdBatch.from_features(range(TABLES), keys, np.ones((TABLES, SAMPLES), np.int32))
-
-
-def plans(count=30, hot=None, replacement=None, **given):
-    topology = given.pop("topology", Topology(num_workers=3, num_stores=2))
-    settings = ScheduleSettings(
-        topology=topology,
-        sizes=RowSizes(values=(64, 32, 16), state=(4, 8, 0)),
-        prices=(1, 3, 2),
-        cache=CacheSettings(capacity=given.pop("capacity", 25)),
-        hot=hot,
-        **given,
-    )
-    scheduler = Scheduler(settings, batches(count))
-    while scheduler.fill():
-        if replacement is not None and scheduler.iteration == count // 2:
-            scheduler.replicate(replacement)
-        yield scheduler.plan()
 
 
 HOT = HotRows(np.array([0, 1], np.int32), np.array([0, 1]))
@@ -215,9 +182,9 @@ def test_rows_worth_replicating_move_more_than_their_sums():
         for row, size in zip(rows, plan.moves.num_bytes.tolist(), strict=True):
             moved[row] += size
         trained.update(zip(plan.tables.tolist(), plan.keys.tolist(), strict=True))
-    summed = {row: trained[row] * (64, 32, 16)[row[0]] * 2 * 2 for row in moved}
+    summed = {row: trained[row] * VALUES[row[0]] * 2 * 2 for row in moved}
     chosen = [row for row in moved if moved[row] > summed[row]]
-    assert traffic.worth_replicating((64, 32, 16), 3) == {
+    assert traffic.worth_replicating(VALUES, 3) == {
         "rows": len(chosen),
         "moved": sum(moved[row] for row in chosen),
         "summed": sum(summed[row] for row in chosen),

@@ -60,7 +60,7 @@ def longest(spans: list[Span], most: int = _MOST_SPANS) -> list[Span]:
 
 
 def seconds_of(recorder: Recorder) -> dict[str, float]:
-    """Return where the training thread's time went, and its processor time; all but that is its whole time."""
+    """Return where the training thread's time went, and beside that its processor time."""
     found = recorder.seconds
     step, dense, compute = found["step"], found["dense"], found["compute"]
     return {

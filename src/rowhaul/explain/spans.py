@@ -15,13 +15,13 @@ from typing import NamedTuple
 from rowhaul._activity import Activity
 from rowhaul.schedule.phases import Phase
 
-TRAINING, ROWS, DENSE, PLANS = "training", "rows", "dense sum", "plans"
-LANES = (TRAINING, ROWS, DENSE, PLANS)
+TRAINING, ROWS, DENSE, PLANS, AGREEMENT = "training", "rows", "dense sum", "plans", "agreement"
+LANES = (TRAINING, ROWS, DENSE, PLANS, AGREEMENT)
 _LANE_OF_THREAD = {
     "rowhaul-moves": ROWS,
     "rowhaul-dense": DENSE,
     "rowhaul-planner": PLANS,
-    "rowhaul-control": PLANS,
+    "rowhaul-control": AGREEMENT,
 }
 COMPUTE, OTHER, WAIT_DENSE, WAIT_ROWS = "compute", "other", "wait for the dense sum", "wait for rows"
 WAIT_PLAN, WAIT_TRAINING, AGREE = "wait for the plan", "wait for training", "agree on the plan"
@@ -103,8 +103,12 @@ class Recorder:
         elif lane == DENSE:
             if activity is Activity.SUMMING:
                 self._add(Span(DENSE, SUM, began, ended, self.iteration))
-        else:
+        elif lane == PLANS:
             self._plan_ended(activity, began, ended)
+        elif activity is Activity.WAITING:
+            self._add(Span(AGREEMENT, AGREE, began, ended))
+        elif activity is Activity.AWAITING_PLAN:
+            self._add(Span(AGREEMENT, WAIT_PLAN, began, ended))
 
     def waited_for(self, peer: int, began: float, ended: float) -> None:
         """Note that the moves thread has waited for another rank."""
@@ -171,8 +175,6 @@ class Recorder:
             self._add(span)
         elif activity is Activity.PLANNING:
             self._add(Span(PLANS, PLAN, began, ended))
-        elif activity is Activity.WAITING and threading.current_thread().name == "rowhaul-control":
-            self._add(Span(PLANS, AGREE, began, ended))
 
     def _move(self, span: Span) -> None:
         self._moves.append(span)
