@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,13 @@ import numpy.typing as npt
 from rowhaul.explain.explain_file import Line
 from rowhaul.explain.rank_report import RankReport, clock_shift
 from rowhaul.explain.reasons import Reason
-from rowhaul.explain.spans import COMPUTE, TRAINING
+from rowhaul.explain.spans import COMPUTE, TRAINING, Span
 from rowhaul.explain.traffic import Traffic
 from rowhaul.schedule.plan import KIND_NAMES
 
 REASON_NAMES = tuple(reason.name.lower() for reason in Reason)
 SHOWN_ITERATIONS = 3  # in a timeline
+_PLANNED_AHEAD = 4  # iterations at the end of a segment during which nothing is planned
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ class Account:
         computed = [span for span in mine.spans if span.lane == TRAINING and span.name == COMPUTE]
         if len(computed) < 2:
             return None
-        shown = computed[-SHOWN_ITERATIONS - 1 :]
+        shown = _usual(computed)
         begin, end = shown[0].ended, shown[-1].ended  # of whole iterations, with the wait before each
         spans = []
         for rank, one in enumerate(self.reports):
@@ -181,6 +184,22 @@ class Account:
     def _sent(self, name: str, reports: Sequence[RankReport] | None = None) -> int:
         chosen = self.reports if reports is None else reports
         return sum(sum(getattr(one, name).values()) for one in chosen)
+
+
+def _usual(computed: Sequence[Span]) -> Sequence[Span]:
+    """Choose iterations that are like most: no evaluation in between, and planning still going on.
+
+    The first of those returned only says when the others began.
+    """
+    if len(computed) <= SHOWN_ITERATIONS + 1:
+        return computed
+    lengths = [after.ended - before.ended for before, after in pairwise(computed)]
+    usual = 3 * median(lengths)
+    ends = range(len(computed), SHOWN_ITERATIONS, -1)
+    late = [end for end in ends if max(lengths[end - 1 - SHOWN_ITERATIONS : end - 1]) <= usual]
+    chosen = next((end for end in late if end <= len(computed) - _PLANNED_AHEAD), None)
+    end = chosen or (late[0] if late else len(computed))
+    return computed[end - SHOWN_ITERATIONS - 1 : end]
 
 
 def _less(now: Mapping[Any, float], before: Mapping[Any, float]) -> dict[Any, float]:

@@ -1,7 +1,8 @@
 """`Explainer`: measures one rank of a cluster, and on rank 0 puts together what all have measured.
 
-Every ``every`` iterations ranks send their numbers along with the agreement on a plan; no message is added to
-the others. Rank 0 counts the moves of all ranks itself: it has every plan.
+Every ``every`` iterations ranks exchange their numbers after they have agreed on a plan, in the control
+thread; the iterations in between exchange nothing more than usual. Rank 0 counts the moves of all ranks
+itself, as it has every plan, in a thread of its own, so that training does not wait for it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rowhaul import _activity
-from rowhaul.explain.account import SHOWN_ITERATIONS, Account, RunFacts
+from rowhaul._threads import Future, SerialExecutor
+from rowhaul.explain.account import Account, RunFacts
 from rowhaul.explain.explain_file import ExplainFile, Line
 from rowhaul.explain.links import MeasuredLinks
 from rowhaul.explain.rank_report import RankReport, longest, seconds_of
@@ -20,12 +22,15 @@ from rowhaul.explain.spans import Recorder
 from rowhaul.runtime.mover import Job
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule.phases import Phase
+from rowhaul.schedule.plan import Plan
 from rowhaul.transport.base import Collective, gather_texts
 
 Show = Callable[[Line], None]
 
 _BETWEEN_SHOWN = 30.0  # seconds, at least, between two summaries on the screen
-_KEPT_TIMES = 64  # of agreements and iterations
+_MOST_PENDING = 8  # plans that rank 0 has not counted yet
+_KEPT_TIMES = 64  # of agreements
+_REPORTED_PHASES = 20  # late phases, two an iteration at most, that spans are reported of
 _STARTING = 3  # iterations that compile kernels and try ways of summing: their seconds say nothing
 
 
@@ -47,11 +52,13 @@ class Explainer:
         self._account = None if facts is None else Account(facts)
         self._file = ExplainFile(folder, facts.first_step if facts is not None else 0)
         self._agreed: deque[tuple[int, float]] = deque(maxlen=_KEPT_TIMES)
-        self._begins: deque[float] = deque(maxlen=SHOWN_ITERATIONS + 3)  # of the latest iterations' moves
+        self._begins: deque[float] = deque(maxlen=_REPORTED_PHASES)
         self._arrived: deque[list[bytes]] = deque()  # reports of all ranks, not yet read
         self._shown_at: float | None = None
         self._num_intervals = 0
         self._sent_before = self._sent()
+        self._thread = None if facts is None else SerialExecutor("explain", runtime.failure)
+        self._pending: deque[Future[None]] = deque()  # iterations to add
         mover = runtime.mover
         mover.links = MeasuredLinks(mover.links, self._recorder.waited_for)
         mover.on_phase = self._phase_ended
@@ -62,11 +69,18 @@ class Explainer:
         """Add an iteration that is over on this worker."""
         if job.plan.iteration - self._first >= _STARTING:
             self._recorder.seconds["compute"] += job.seconds["compute"]
+        if self._thread is not None:
+            plan = job.plan
+            self._pending.append(self._thread.submit(lambda: self._add(plan)))
+            if len(self._pending) > _MOST_PENDING:
+                self._pending.popleft().wait()
+
+    def _add(self, plan: Plan) -> None:
+        """On rank 0: count the moves of an iteration; write and show what is due."""
         account = self._account
-        if account is None:
-            return
-        account.traffic.add(job.plan)
-        step = job.plan.iteration + 1
+        assert account is not None
+        account.traffic.add(plan)
+        step = plan.iteration + 1
         if self._arrived:
             self._read(self._arrived.popleft())
             self._num_intervals += 1
@@ -82,6 +96,10 @@ class Explainer:
         """Put together the last numbers of all ranks; a collective call, between two segments."""
         report = self._report(with_spans=True).pack()
         texts = self._runtime.in_control(lambda control: gather_texts(control, report)).wait()
+        if self._thread is not None:
+            self._thread.submit(lambda: self._end(texts)).wait()
+
+    def _end(self, texts: list[bytes]) -> None:
         account = self._account
         if account is not None and account.traffic.iterations:
             self._read(texts)
@@ -92,6 +110,8 @@ class Explainer:
     def close(self) -> None:
         """Measure no longer."""
         _activity.watch(None)
+        if self._thread is not None:
+            self._thread.close()
         self._file.close()
 
     def _write_detail(self, step: int, final: bool) -> Line:

@@ -11,6 +11,7 @@ from rowhaul.explain.findings import Findings
 from rowhaul.report import plots, tables, timeline
 from rowhaul.report.reading import RunRecord
 from rowhaul.report.style import STYLE
+from rowhaul.report.tables import marked
 from rowhaul.report.words import missing, sentences, tiles
 
 _PLOTS: tuple[tuple[str, Callable[[RunRecord], str | None]], ...] = (
@@ -62,8 +63,8 @@ _TABLES: tuple[tuple[str, str, Callable[[Findings], str], bool], ...] = (
 
 def render(run: RunRecord) -> str:
     """Return the page as HTML text."""
-    title = f"Rowhaul run {run.folder.resolve().name}"
-    said = "".join(f"<li>{escape(one)}</li>" for one in sentences(run))
+    title = f"Rowhaul: {run.folder.resolve().name}"
+    said = "".join(f"<li>{marked(one)}</li>" for one in sentences(run))
     numbers = "".join(
         f"<div><b>{escape(one)}</b><span>{escape(name)}</span></div>" for one, name in tiles(run)
     )
@@ -73,7 +74,7 @@ def render(run: RunRecord) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
         f"<h1>{escape(title)}</h1>",
-        *(f'<p class="warning">{escape(one)}</p>' for one in missing(run)),
+        *(f'<p class="warning">{marked(one)}</p>' for one in missing(run)),
         f'<div class="words"><ul>{said}</ul></div>',
         f'<div class="tiles">{numbers}</div>',
         *_timeline(run),
@@ -84,7 +85,7 @@ def render(run: RunRecord) -> str:
         for heading, note, make, folded in _TABLES:
             table = make(run.findings)
             shown = f"<details><summary>show the table</summary>{table}</details>" if folded else table
-            parts.append(f'<section><h2>{heading}</h2><p class="note">{escape(note)}</p>{shown}</section>')
+            parts.append(f'<section><h2>{heading}</h2><p class="note">{marked(note)}</p>{shown}</section>')
     parts += ["<details><summary>Settings</summary>", _settings(run.config), "</details>"]
     parts.append(f"<footer><p>Written by rowhaul {escape(__version__)}.</p></footer></body></html>")
     return "\n".join([*parts, ""])
@@ -102,7 +103,7 @@ def _timeline(run: RunRecord) -> list[str]:
     )
     return [
         "<h2>One iteration</h2>",
-        f'<p class="note">{escape(note)}</p>',
+        f'<p class="note">{marked(note)}</p>',
         f'<div class="scroll">{timeline.draw(run.timeline)}</div>',
     ]
 

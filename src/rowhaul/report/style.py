@@ -21,7 +21,7 @@ p { margin: .4rem 0; max-width: 60rem; } .note, footer { color: var(--soft); fon
 figure { margin: 0; background: var(--card); border-radius: .5rem; padding: .6rem; }
 figcaption { font-weight: 600; font-size: .95rem; }
 svg.plot { width: 100%; height: auto; display: block; color: var(--ink); }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; } code { white-space: nowrap; font-size: .92em; }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .7rem; text-align: right; white-space: nowrap; }
 th.text, td.text { text-align: left; } td.wrap { white-space: normal; min-width: 16rem; text-align: left; }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 
@@ -117,14 +118,19 @@ def waits(found: Findings) -> str:
 def advice(found: Findings) -> str:
     """What would help, with what each estimate rests on."""
     lines = "".join(
-        f'<tr><td class="text">{escape(one.what)}</td><td class="wrap">{escape(one.text)}</td>'
-        f'<td class="wrap">{escape(one.basis)}</td></tr>'
+        f'<tr><td class="text">{escape(one.what)}</td><td class="wrap">{marked(one.text)}</td>'
+        f'<td class="wrap">{marked(one.basis)}</td></tr>'
         for one in advise(found)
     )
     if not lines:
         return "<p>Nothing that was measured stands out.</p>"
     titles = '<th class="text">what</th><th class="text">estimate</th><th class="text">what it rests on</th>'
     return f'<div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table></div>'
+
+
+def marked(text: str) -> str:
+    """Return a sentence as HTML; what is in backticks is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 class _Bar(str):

@@ -36,7 +36,9 @@ def _what(run: RunRecord) -> str:
     where = "in one process"
     if run.findings is not None:
         stores = len(run.findings.roles) - run.findings.num_workers
-        where = f"on {run.findings.num_workers} workers" + (f" and {stores} stores" if stores else "")
+        where = f"on {run.findings.num_workers} workers" + (
+            f" and {stores} store{'s' * (stores > 1)}" if stores else ""
+        )
     elif run.is_cluster:
         where = "on a cluster"
     text = f"{model} trained {where}, {run.step:,} steps"
