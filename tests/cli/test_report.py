@@ -110,3 +110,19 @@ def test_a_cluster_explains_every_byte_that_it_logs(places, log_folder, tmp_path
     assert done.returncode == 0, done.stderr
     assert 'class="timeline"' in page.read_text()
     assert json.loads(trace.read_text())["traceEvents"]
+
+
+@pytest.mark.slow
+def test_being_explained_changes_nothing_that_is_learned(log_folder, tmp_path):
+    losses = []
+    for options in ([], ["--explain"]):
+        run = tmp_path / f"run{len(losses)}"
+        command = [sys.executable, "-m", "rowhaul", "train", "--data", log_folder, "--out", run, *SMALL]
+        command += ["--workers", "2", "--stores", "1", "--threads", "1", "--set", "log_every=1", *options]
+        done = subprocess.run(
+            list(map(str, command)), capture_output=True, text=True, timeout=110, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        losses.append([line["loss"] for line in lines_of(run / "metrics.jsonl", "train")])
+    assert len(losses[0]) == 12
+    assert losses[0] == losses[1]

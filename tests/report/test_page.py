@@ -109,7 +109,7 @@ def test_one_process_has_its_loss_and_its_time(tmp_path):
     page, _ = page_of(folder)
     assert page.plots == ["loss", "metrics", "speed"]
     seconds = {"compute": 0.03, "data": 0.01}
-    ranks = [{"iterations": 30, "seconds": {name: 30 * one for name, one in seconds.items()}, "waited": []}]
+    ranks = [{"iterations": 30, "seconds": {name: 30 * one for name, one in seconds.items()}}]
     lines = [
         {"kind": "interval", "step": 30, "iterations": 30, "ranks": ranks},
         {"kind": "detail", "step": 30, "final": True, "iterations": 30, "seconds": seconds},

@@ -39,6 +39,7 @@ class RunFacts:
     first_step: int
     pruned: bool = False
     hot_rows: int = 0
+    exact_dense_sum: bool = True  # its gradients travel as they are
 
 
 class Account:
@@ -67,8 +68,10 @@ class Account:
                 [KIND_NAMES[kind], REASON_NAMES[reason], *moved[kind, reason].tolist()]
                 for kind, reason in np.argwhere(moved[..., 0]).tolist()
             ],
-            "links": _sparse(now["links"] - before["links"], len(self.facts.roles)),
-            "ranks": self._rank_seconds(self._reports_before),
+            "ranks": [
+                {name: one[name] for name in ("iterations", "seconds")}  # waits, rank by rank, are many
+                for one in self._rank_seconds(self._reports_before)
+            ],
             "dense_bytes": self._sent("dense_bytes") - self._sent("dense_bytes", self._reports_before),
             "control_bytes": self._sent("control_bytes") - self._sent("control_bytes", self._reports_before),
         }
@@ -163,7 +166,6 @@ class Account:
         names = ("iterations", "hits", "lookups", "all_reduce_rows", "all_reduce_bytes")
         return {name: getattr(traffic, name) for name in names} | {
             "kinds": traffic.by_kind().copy(),
-            "links": traffic.by_link[..., 1].sum(axis=(1, 2)),
             "samples": traffic.samples.copy(),
         }
 
@@ -212,10 +214,6 @@ def _cells(counts: npt.NDArray[np.int64]) -> list[tuple[int, int, int, list[int]
         (place, kind, reason, counts[place, kind, reason].tolist())
         for place, kind, reason in np.argwhere(counts[..., 0]).tolist()
     ]
-
-
-def _sparse(links: npt.NDArray[np.int64], ranks: int) -> list[list[int]]:
-    return [[*divmod(link, ranks), int(links[link])] for link in np.flatnonzero(links).tolist()]
 
 
 def _by_link(reports: Sequence[RankReport], name: str) -> list[list[int]]:

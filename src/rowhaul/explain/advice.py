@@ -164,15 +164,15 @@ def _prune(found: Findings) -> Iterator[Advice]:
 
 
 def _dense(found: Findings) -> Iterator[Advice]:
-    saved = found.dense_bytes / 2
+    saved = found.dense_bytes / 2 if found.detail["exact_dense_sum"] else 0.0
     if found.all_bytes and saved > found.all_bytes * _WORTH_SAYING:
         seconds = found.composition["dense"] / 2
         yield Advice(
             "dense gradients in half precision",
             seconds,
             f"Dense gradients in 16 bits would save about {bytes_text(saved)} an iteration, "
-            f"{saved / found.all_bytes:.0%} of all that moves, and up to {seconds_text(seconds)} of waiting; "
-            "not exact.",
+            f"{saved / found.all_bytes:.0%} of all that moves, and up to {seconds_text(seconds)} of waiting "
+            "(`--dense-wire bfloat16`); not exact.",
             f"Half of the {bytes_text(found.dense_bytes)} that the dense sum moved an iteration, and half of "
             "the wait for it.",
         )

@@ -69,7 +69,7 @@ class AloneExplainer:
         count = self._num_steps - steps
         if count:
             line = {"kind": "interval", "step": self._step, "iterations": count}
-            self._file.append(line | {"ranks": [{"iterations": count, "seconds": seconds, "waited": []}]})
+            self._file.append(line | {"ranks": [{"iterations": count, "seconds": seconds}]})
         self._logged = self._num_steps, self._seconds["compute"], self._seconds["data"]
 
     def _detail(self, final: bool) -> Line:

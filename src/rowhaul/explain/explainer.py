@@ -29,7 +29,7 @@ Show = Callable[[Line], None]
 
 _BETWEEN_SHOWN = 30.0  # seconds, at least, between two summaries on the screen
 _MOST_PENDING = 8  # plans that rank 0 has not counted yet
-_KEPT_TIMES = 64  # of agreements
+_KEPT_TIMES = 16  # of agreements
 _REPORTED_PHASES = 20  # late phases, two an iteration at most, that spans are reported of
 _STARTING = 3  # iterations that compile kernels and try ways of summing: their seconds say nothing
 

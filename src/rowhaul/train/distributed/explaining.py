@@ -6,6 +6,7 @@ from rowhaul.cluster.cluster import Cluster
 from rowhaul.explain.account import RunFacts
 from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.trainer import Trainer
+from rowhaul.transport.dense.overlapping import EXACT_WIRE
 
 
 def explained_facts(cluster: Cluster, training: DistributedTraining, trainer: Trainer) -> RunFacts:
@@ -26,5 +27,6 @@ def explained_facts(cluster: Cluster, training: DistributedTraining, trainer: Tr
         cache_unit=settings.cache.unit,
         first_step=trainer.step,
         pruned=parts > 1,
+        exact_dense_sum=trainer.config.cluster.dense_wire == EXACT_WIRE,
         hot_rows=0 if settings.hot is None else len(settings.hot),
     )
