@@ -20,6 +20,7 @@ from rowhaul.schedule.plan import KIND_NAMES
 
 REASON_NAMES = tuple(reason.name.lower() for reason in Reason)
 SHOWN_ITERATIONS = 3  # in a timeline
+_LEAST_SECONDS = 2e-6  # of a span within a timeline; less is rounding
 _PLANNED_AHEAD = 4  # iterations at the end of a segment during which nothing is planned
 
 
@@ -138,7 +139,7 @@ class Account:
             shift = clock_shift(mine.agreed, one.agreed)
             for span in one.spans:
                 first, last = span.began + shift - begin, span.ended + shift - begin
-                if last > 0 and first < end - begin:
+                if last > _LEAST_SECONDS and first < end - begin - _LEAST_SECONDS:
                     spans.append(
                         [
                             rank,

@@ -56,8 +56,8 @@ class RunRecord:
 
     @property
     def step(self) -> int:
-        """The last step that the log has."""
-        return max((int(line["step"]) for line in self.metrics), default=0)
+        """The last step that was logged."""
+        return max((int(line["step"]) for line in (*self.metrics, *self.explained)), default=0)
 
     @property
     def is_cluster(self) -> bool:
