@@ -5,6 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 from explain_cases import SAMPLES, TABLES, VALUES, plans
+from in_process_cluster import run_cluster
+from scripted_cases import script
 
 from rowhaul.explain.reasons import Reason
 from rowhaul.explain.traffic import Traffic
@@ -146,6 +148,20 @@ def test_sums_are_those_of_the_plans(case):
         sum(plan.hits.sum() for plan in found),
         sum(plan.lookups.sum() for plan in found),
     )
+
+
+@pytest.mark.parametrize("peer_to_peer", [False, True])
+def test_links_carry_what_was_counted(peer_to_peer):
+    rows = [{0: "ab", 1: "bc", 2: "d"}, {0: "cd", 1: "ae", 2: "bf"}, {0: "ef", 1: "ab", 2: "c"}]
+    case = script(*rows * 3, capacity=4, peer_to_peer=peer_to_peer, segments=(4, None))
+    outcome = run_cluster(case)
+    traffic = Traffic(4, range(len(case.tables)))
+    for plan in outcome.plans:
+        traffic.add(plan)
+    counted = traffic.by_link[..., 1].sum(axis=(1, 2))
+    posted = {link: total for link, total in outcome.posted.items() if total}
+    assert {divmod(link, 4): counted[link] for link in np.flatnonzero(counted).tolist()} == posted
+    assert posted
 
 
 def test_a_small_memory_forgets_rows_and_still_counts_every_byte():
