@@ -33,13 +33,17 @@ CHAINS = [
     ["docs/dense-gradients.md"],
     ["docs/three-machines.md"],
     ["docs/own-loop.md"],
+    ["docs/explain.md"],
     ["docs/size.md"],
     ["docs/more-machines.md"],
     ["docs/operations.md"],
     ["docs/database.md"],
 ]
 
-CLUSTERS = ("docs/hot-rows.md", "docs/three-machines.md", "docs/own-loop.md", "docs/database.md")
+CLUSTERS = (
+    *("docs/hot-rows.md", "docs/three-machines.md", "docs/own-loop.md", "docs/database.md"),
+    "docs/explain.md",
+)
 
 
 def blocks_of(page):

@@ -50,11 +50,13 @@ TABLE = {
         },
         {"numpy", "torch"},
     ),
+    "explain": ({"schedule", "transport", "runtime"}, ARRAYS),
+    "report": ({"explain"}, {"matplotlib", "yaml"}),
     "monitoring": ({"schedule"}, {"numpy", "prometheus_client"}),
     "train": (
         {
             *("data", "nn", "optim", "store", "checkpoint", "schedule", "planning", "runtime", "transport"),
-            *("cluster", "tuning", "pruning", "export", "simulate", "monitoring"),
+            *("cluster", "tuning", "pruning", "export", "simulate", "monitoring", "explain"),
         },
         {*ARRAYS, "torch", "pyarrow", "yaml", "psutil"},
     ),
@@ -84,6 +86,8 @@ TABLE = {
                 "monitoring",
                 "advising",
                 "tuning",
+                "explain",
+                "report",
             ),
         },
         {"numpy", "torch", "numba", "psutil", "rich", "typer", "yaml"},

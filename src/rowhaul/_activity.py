@@ -20,6 +20,7 @@ import struct
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -138,16 +139,26 @@ page = Page()  # of this process
 _free = list(range(_NUM_SLOTS))
 _of_thread = threading.local()
 
+Watcher = Callable[[Activity, Activity, float, float], None]
+"""Called with an activity that has ended, the one around it, and when it began and ended."""
+_watcher: Watcher | None = None
+
 
 def progressed(iteration: int | None = None) -> None:
     """Note that this process has made progress: an iteration, a block written, a batch evaluated."""
     page.progressed(iteration)
 
 
+def watch(watcher: Watcher | None) -> None:
+    """Call a function, in the thread concerned, at the end of every activity; None: no longer."""
+    global _watcher
+    _watcher = watcher
+
+
 class doing:  # noqa: N801  # reads as a statement
     """Context in which this thread is doing something; the innermost one counts."""
 
-    __slots__ = ("_activity", "_before", "_slot")
+    __slots__ = ("_activity", "_before", "_began", "_slot")
 
     def __init__(self, activity: Activity) -> None:
         self._activity = activity
@@ -156,14 +167,16 @@ class doing:  # noqa: N801  # reads as a statement
         slot: int | None = getattr(_of_thread, "slot", None)
         if slot is None:
             slot = _of_thread.slot = _free.pop() if _free else -1
-        self._slot = slot
+        self._slot, self._began = slot, time.monotonic()
         self._before = (int(Activity.NOTHING), 0.0) if slot < 0 else page.get(slot)
         if slot >= 0:
-            page.set(slot, self._activity, time.monotonic())
+            page.set(slot, self._activity, self._began)
 
     def __exit__(self, *error: object) -> None:
         if self._slot >= 0:
             page.set(self._slot, *self._before)
+        if _watcher is not None:
+            _watcher(self._activity, Activity(self._before[0]), self._began, time.monotonic())
         if not self._before[0]:
             _of_thread.slot = None
             if self._slot >= 0:

@@ -1,4 +1,4 @@
-"""Numbers as people write them: ``5gbit``, ``50us``, ``2GiB``, one per worker as ``5gbit*4,0.5gbit*4``."""
+"""Numbers as people write and read them: ``5gbit``, ``50us``, ``2GiB``, per worker ``5gbit*4,0.5gbit*4``."""
 
 from __future__ import annotations
 
@@ -26,6 +26,23 @@ LEAST_SPEED, MOST_SPEED = 1e3 / 8, 1e15 / 8  # bytes a second: beyond these sums
 MOST_SECONDS = 1e6
 MOST_BYTES = 1e15
 _MOST_DIGITS = 18  # of a number of nodes
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def bytes_text(count: float) -> str:
+    """Format bytes in the largest unit that leaves a number of at least one."""
+    unit = 0
+    while abs(count) >= 1024 and unit < len(_UNITS) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:,.0f} B" if unit == 0 else f"{count:,.1f} {_UNITS[unit]}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Format a short time: ``0.25 ms``, ``12 ms``, ``1.4 s``."""
+    if seconds >= 1:
+        return f"{seconds:,.1f} s"
+    milliseconds = seconds * 1e3
+    return f"{milliseconds:.{2 if milliseconds < 1 else 1 if milliseconds < 10 else 0}f} ms"
 
 
 def parse_speed(text: str, option: str) -> float:

@@ -5,22 +5,14 @@ from __future__ import annotations
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
-console = Console(emoji=False)  # esd:1:... is a name, not an emoji
+from rowhaul._quantities import bytes_text as bytes_text
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+console = Console(emoji=False)  # esd:1:... is a name, not an emoji
 
 
 def say(text: str) -> None:
     """Print text as it is: no markup, no colours, no line breaks of our own."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def bytes_text(count: float) -> str:
-    """Format bytes in the largest unit that leaves a number of at least one."""
-    unit = 0
-    while abs(count) >= 1024 and unit < len(_UNITS) - 1:
-        count, unit = count / 1024, unit + 1
-    return f"{count:,.0f} B" if unit == 0 else f"{count:,.1f} {_UNITS[unit]}"
 
 
 def counted(count: int, one: str, several: str = "") -> str:

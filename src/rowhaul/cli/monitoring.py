@@ -28,6 +28,7 @@ METRICS_PORT = _option("--metrics-port", "Serve /metrics (Prometheus) and /healt
 METRICS_ADDRESS = _option("--metrics-address", "Address to serve on; default 127.0.0.1; 0.0.0.0: all.")
 STALLED_AFTER = _option("--stalled-after", "Seconds without progress until /healthz fails; default 600.")
 LOG_JSON = _option("--log-json", "Write a log of JSON lines per rank, in logs/ of --out.")
+EXPLAIN = _option("--explain", "Show what each link carries and why, what waits, and what would help.")
 LOG_FOLDER = _option("--log-folder", "Folder for the logs of JSON lines instead.")
 
 
@@ -38,6 +39,7 @@ def with_monitoring(
     stalled_after: float | None,
     log_json: bool | None,
     log_folder: Path | None,
+    explain: bool | None,
 ) -> TrainConfig:
     """A configuration with the options that were given."""
     given: dict[str, Any] = {
@@ -46,6 +48,7 @@ def with_monitoring(
         "stalled_after": stalled_after,
         "log_json": log_json,
         "log_folder": None if log_folder is None else str(log_folder),
+        "explain": explain,
     }
     options = {name: value for name, value in given.items() if value is not None}
     settings = replace(config.monitoring, **options)

@@ -12,9 +12,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from rowhaul.cli.console import console, say
+from rowhaul.cli.console import console, facts_table, say
 from rowhaul.cluster import is_launched
 
 if TYPE_CHECKING:  # PyTorch takes a second to import, and most commands do without
@@ -103,6 +104,15 @@ class TrainingProgress:
     def noted(self, text: str) -> None:
         """Print a line above the bar."""
         say(text)
+
+    def explained(self, detail: dict[str, Any]) -> None:
+        """Print a summary above the bar."""
+        from rowhaul.explain.summary import summarise
+
+        table = facts_table()
+        for name, text in summarise(detail):
+            table.add_row(escape(name), escape(text), style="dim" if name == "would help" else None)
+        console.print(table, highlight=False)
 
 
 class StopOnSignal:

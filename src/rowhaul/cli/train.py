@@ -12,6 +12,7 @@ import typer
 
 from rowhaul.cli.console import console, facts_table, say
 from rowhaul.cli.monitoring import (
+    EXPLAIN,
     LOG_FOLDER,
     LOG_JSON,
     METRICS_ADDRESS,
@@ -51,6 +52,7 @@ def train(
     stalled_after: float | None = STALLED_AFTER,
     log_json: bool | None = LOG_JSON,
     log_folder: Path | None = LOG_FOLDER,
+    explain: bool | None = EXPLAIN,
 ) -> None:
     """Train a model on Parquet files, evaluate it and save it; with --workers, over several processes."""
     from rowhaul.checkpoint.location import local_folder
@@ -60,7 +62,9 @@ def train(
     out = local_folder(out) if out is not None else None
     resumed = settings_to_resume(out, options.flags.get("checkpoints")) if resume else None
     config, data = options.read_config(resumed), options.data
-    config = with_monitoring(config, metrics_port, metrics_address, stalled_after, log_json, log_folder)
+    config = with_monitoring(
+        config, metrics_port, metrics_address, stalled_after, log_json, log_folder, explain
+    )
     remembered = _data_of(out) if resume and out else None
     data = data or (remembered.data if remembered else [])
     if not config.cluster.workers and not is_launched():

@@ -19,6 +19,7 @@ class MonitoringConfig:
         stalled_after: seconds without progress after which /healthz reports a problem.
         log_json: whether every rank writes its log as JSON lines.
         log_folder: of these logs; empty: ``logs`` in the folder of the run.
+        explain: whether to measure what the links carry and why, and what waits for what.
     """
 
     metrics_port: str = ""
@@ -26,6 +27,7 @@ class MonitoringConfig:
     stalled_after: float = 600.0
     log_json: bool = False
     log_folder: str = ""
+    explain: bool = False
 
     def __post_init__(self) -> None:
         port = self.metrics_port.strip()

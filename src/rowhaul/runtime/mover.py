@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,6 +82,8 @@ class Mover:
         self._mode, self._rates = mode, rates
         self._bounded = mode.name == "bounded"
         self.changes: ChangedRowsAtHome | None = None  # where somebody wants to know them
+        # Called after every phase with something to do, with its iteration and `time.monotonic` at its start.
+        self.on_phase: Callable[[int, Phase, float], None] = lambda iteration, phase, began: None
         self._arrivals: list[tuple[Payloads, Bytes]] = []
         self._pending_sends: deque[Transfer] = deque()
 
@@ -141,6 +143,7 @@ class Mover:
         home_steps, peer_steps = phases.steps(phase, by_peer=False), phases.steps(phase, by_peer=True)
         if not len(sent) and not len(received) and not len(home_steps) and not len(peer_steps):
             return
+        began = time.monotonic()
         arrived = self.swap(sent, received, pack_payloads(where, sent), job.arriving.pop(phase, None))
         job.num_bytes.update(sent.crossing_bytes)
         if self._bounded and not len(home_steps):
@@ -148,6 +151,7 @@ class Mover:
         unpack_payloads(where, received, arrived, home_steps, peer_steps, self._rates)
         if self.cache is not None and len(received) and phase is not Phase.AFTER:  # then rows only go home
             self._arrivals.append((received, arrived))
+        self.on_phase(job.plan.iteration, phase, began)
 
     def _expect(self, job: Job, before: Job | None) -> None:
         """Post all receives until the job is trained, in the order in which peers send.

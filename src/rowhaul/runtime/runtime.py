@@ -98,7 +98,14 @@ class Runtime:
         self.should_stop: Callable[[], bool] = lambda: False
         self.should_save: Callable[[], bool] = lambda: False
         self.should_rest: Callable[[], bool] = lambda: False
+        # Called in the control thread of every rank once an iteration is agreed on.
+        self.on_agreed: Callable[[int, Collective], None] = lambda number, control: None
         self._stopped = self._save_due = self._rest_due = False
+
+    @property
+    def groups(self) -> tuple[Collective | None, Collective]:
+        """The groups of the workers, None on a store, and of all ranks."""
+        return self._dense, self._control
 
     @property
     def stopped(self) -> bool:
@@ -257,6 +264,7 @@ class Runtime:
             self.ended = True
             self._last = number - 1
             return None
+        self.on_agreed(number, self._control)
         if agreement.stop or agreement.save or agreement.rest:
             self._stopped, self._save_due, self._last = agreement.stop, agreement.save, number
             self._rest_due = agreement.rest
@@ -301,7 +309,8 @@ class Runtime:
         if number not in self._iterations:
             return None
         wanted = time.perf_counter()
-        job = self._iterations[number].job.wait()
+        with doing(Activity.AWAITING_PLAN):
+            job = self._iterations[number].job.wait()
         if job is not None:
             job.slack_seconds = wanted - job.ready_at
         return job

@@ -45,6 +45,9 @@ class Listener(Protocol):
     def noted(self, text: str) -> None:
         """Something happened that a person should know."""
 
+    def explained(self, detail: dict[str, Any]) -> None:
+        """What the run has measured of itself so far; see `rowhaul.explain`."""
+
 
 @dataclass(frozen=True)
 class RunResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import islice
@@ -17,6 +18,7 @@ from rowhaul.checkpoint.location import local_folder, storage_of
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
+from rowhaul.explain.alone import AloneExplainer
 from rowhaul.monitoring.monitor import NO_MONITOR, Monitor
 from rowhaul.nn import Batch
 from rowhaul.schedule.plan import RowCounts
@@ -82,6 +84,8 @@ def train_run(
             notes += chosen.notes
         with _Alone(trainer, stream, evaluation, folder, should_stop, monitor) as session:
             session.first_note = extended
+            if session.explainer is not None and listener is not None:
+                session.explainer.show = listener.explained
             return loop.train(session, checkpoints, listener, notes)
 
 
@@ -131,6 +135,9 @@ class _Alone(loop.Session):
         self._should_stop = should_stop
         self._batches = stream.prepared(trainer.prepare)
         self._saving = SaveThread()
+        config = trainer.config
+        explains = config.monitoring.explain
+        self.explainer = AloneExplainer(config.log_every, trainer.step, folder) if explains else None
 
     def __enter__(self) -> _Alone:
         return self
@@ -141,21 +148,36 @@ class _Alone(loop.Session):
         else:  # the user wants to leave at once
             self._saving.close()
         self._batches.close()
+        if self.explainer is not None:
+            self.explainer.close()
 
     def batches(self, count: int) -> Iterator[Batch]:
         """Yield the next batches, until asked to stop."""
+        began = time.perf_counter()
         for batch in islice(self._batches, count):
+            if self.explainer is not None:
+                self.explainer.loaded(time.perf_counter() - began)
             yield batch
             if self.trainer.step < self.trainer.total_steps:
                 self.stopped, self.save_due = self._should_stop(), self.should_save()
                 if self.stopped or self.save_due:
                     return
             count -= 1
+            began = time.perf_counter()
         self.finished = count > 0
 
     def train(self, batch: Batch) -> float:
         """Take one step."""
-        return self.trainer.train_step(batch)
+        began = time.perf_counter()
+        loss = self.trainer.train_step(batch)
+        if self.explainer is not None:
+            self.explainer.computed(time.perf_counter() - began)
+        return loss
+
+    def finish(self) -> None:
+        """Write what was measured."""
+        if self.explainer is not None:
+            self.explainer.finish()
 
     def evaluate(self) -> MetricValues:
         """Measure the model on the evaluation data."""

@@ -7,6 +7,7 @@
       data.yaml  contents.json     the files, see `rowhaul.train.run_data`
       metrics.jsonl                one line every ``log_every`` steps and for each evaluation
       tensorboard/                 the same for TensorBoard
+      explain.jsonl                what moved and why, what waited; see `rowhaul.explain.explain_file`
       checkpoints/step-000001000/  see `rowhaul.checkpoint.layout`; elsewhere with ``checkpoints``
       logs/                        of each rank, where they are asked for
       .lock                        while a run is at work here, see `rowhaul.train.run_lock`

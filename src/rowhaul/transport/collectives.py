@@ -6,7 +6,7 @@ Not Gloo's own: its rings take a hop for each rank, and add in an order that dep
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,6 +60,11 @@ class PairwiseCollective:
             made._is_measured = self._is_measured
             made._speeds = None if self._speeds is None else [self._speeds[one] for one in chosen]
         return self._among[chosen]
+
+    @property
+    def sent_bytes(self) -> Mapping[int, int]:
+        """What was sent to each rank of the run so far."""
+        return self._links.sent_bytes
 
     def all_gather(self, mine: Bytes) -> npt.NDArray[np.uint8]:
         """Return the bytes of all ranks, ranks x length; the length is the same on all ranks."""

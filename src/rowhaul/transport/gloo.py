@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -92,6 +93,9 @@ class GlooLinks:
     Args:
         group: the process group; nothing else may use it.
         pipes: to ranks of the same host, used instead of the group.
+
+    Attributes:
+        sent_bytes: what was sent to each rank of the run so far.
     """
 
     def __init__(self, group: ProcessGroup, pipes: Mapping[int, Pipe] | None = None) -> None:
@@ -99,6 +103,7 @@ class GlooLinks:
         self.num_ranks = group.size()
         self.names = dist.get_process_group_ranks(group)  # the members' ranks in the run, for messages
         self.pipes: Mapping[int, Pipe] = pipes or {}
+        self.sent_bytes: Counter[int] = Counter()
         self._group = group
 
     def post(self, receives: Mapping[int, Bytes], sends: Mapping[int, Bytes]) -> MessageTransfer:
@@ -127,6 +132,7 @@ class GlooLinks:
         for peer, tensor in sends.items():
             if not tensor.numel():
                 continue
+            self.sent_bytes[self.names[peer]] += tensor.nbytes
             if peer in self.pipes:
                 self.pipes[peer].send(tensor)
             else:
@@ -143,6 +149,7 @@ class GlooLinks:
             buffer: allocates memory for the other one, if needed.
         """
         if peer in self.pipes:
+            self.sent_bytes[self.names[peer]] += own.nbytes
             self.pipes[peer].send(own)
             with self.pipes[peer].next_in_place(own.nbytes) as theirs:
                 yield theirs.view(own.dtype)

@@ -35,6 +35,11 @@ class SomeLinks:
         }
         self._links, self._members = links, members
 
+    @property
+    def sent_bytes(self) -> Mapping[int, int]:
+        """What was sent to each rank of the run so far, by the whole group."""
+        return self._links.sent_bytes
+
     def post(self, receives: Mapping[int, Bytes], sends: Mapping[int, Bytes]) -> Transfer:
         """Start one message from and to each of the given members, receives first; does not wait."""
         return self._links.post(self._renumbered(receives), self._renumbered(sends))

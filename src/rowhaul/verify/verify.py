@@ -147,6 +147,9 @@ class _Losses:
     def noted(self, text: str) -> None:
         pass
 
+    def explained(self, detail: dict[str, Any]) -> None:
+        pass
+
 
 class _RecordedRun(ClusterSession):
     """The run that `rowhaul train` makes, with a note of who trained what."""

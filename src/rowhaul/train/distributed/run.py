@@ -25,6 +25,7 @@ from rowhaul.cluster.cluster import Cluster
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
+from rowhaul.explain.explainer import Explainer
 from rowhaul.monitoring.monitor import NO_MONITOR, Monitor, RankLabels
 from rowhaul.nn import Batch, BatchNorm1d
 from rowhaul.runtime.mover import Job
@@ -43,6 +44,7 @@ from rowhaul.train.distributed.data_streams import (
     schema_for_all,
 )
 from rowhaul.train.distributed.evaluation import evaluate
+from rowhaul.train.distributed.explaining import explained_facts
 from rowhaul.train.distributed.log import ClusterLog
 from rowhaul.train.distributed.resuming import fit_to_workers, what_changed
 from rowhaul.train.distributed.setup import distribute
@@ -87,6 +89,8 @@ def train_on_cluster(
         lock = stack.enter_context(RunLock(folder)) if folder and cluster.rank == 0 else None
         session = ClusterSession(cluster, config, schema, data, folder, eval_data, resume, monitor)
         session.training.runtime.should_stop = should_stop
+        if session.explainer is not None and listener is not None and cluster.rank == 0:
+            session.explainer.show = listener.explained
         notes = ([lock.note] if lock is not None and lock.note else []) + session.notes
         try:
             result = loop.train(session, checkpoints, listener if cluster.rank == 0 else None, notes)
@@ -192,12 +196,21 @@ class ClusterSession(loop.Session):
             self.notes.append(what_changed(differences))
         if self.is_leader:
             self._introduce_ranks(monitor)
+        self.explainer = self._explain(folder) if config.monitoring.explain else None
         self.shares = ShareController(
             self.training,
             lambda: first_batches(self.stream, self.trainer.collection),
             self.links if tries_shares and self.is_leader else None,
             self.log.tell,
             shared_links=cluster.interface == cluster.side_interface,
+        )
+
+    def _explain(self, folder: Path | None) -> Explainer:
+        return Explainer(
+            self.training.runtime,
+            self.config.log_every,
+            explained_facts(self.cluster, self.training, self.trainer) if self.is_leader else None,
+            folder if self.is_leader else None,
         )
 
     def _introduce_ranks(self, monitor: Monitor) -> None:
@@ -214,7 +227,8 @@ class ClusterSession(loop.Session):
     def _facts(self) -> dict[str, str]:
         without_path = replace(self.config.cluster, secret_file="")  # hosts may keep it at different ones
         settings = replace(self.config, cluster=without_path).to_dict()
-        del settings["monitoring"]  # hosts may keep their logs in different places
+        monitoring = settings.pop("monitoring")  # hosts may keep their logs in different places
+        settings["monitoring.explain"] = monitoring["explain"]  # but all exchange what they measure, or none
         config = {f"configuration {name}": repr(value) for name, value in settings.items()}
         data = {"data files": self.stream.fingerprint, "schema": repr(self.schema)}
         return {**config, **data, "resumed after step": str(self.trainer.step)}
@@ -341,12 +355,16 @@ class ClusterSession(loop.Session):
     def iterated(self, job: Job) -> None:
         """Observe an iteration that is over on this worker."""
         self.log.iterated(job)
+        if self.explainer is not None:
+            self.explainer.iterated(job)
         self.shares.observe(job)
         if self.hot is not None:
             self.hot.observe(job)
 
     def finish(self) -> None:
         """Compare the workers' models a last time; log what rank 0 has sent of the data."""
+        if self.explainer is not None:
+            self.explainer.finish()
         self.training.compare_replicas()
         if sent := self.training.runtime.feed.data_bytes:
             parts = ", ".join(f"{count:,} of {what}" for what, count in sorted(sent.items()))
@@ -356,3 +374,5 @@ class ClusterSession(loop.Session):
         """End the threads of this rank."""
         self.saving.close()
         self.training.close()
+        if self.explainer is not None:
+            self.explainer.close()

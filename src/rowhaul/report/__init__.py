@@ -1,0 +1,1 @@
+"""`rowhaul report`: one self-contained page about a run, and a trace for profilers' viewers."""

@@ -1,0 +1,32 @@
+"""What `rowhaul.explain` has to know of a run on a cluster."""
+
+from __future__ import annotations
+
+from rowhaul.cluster.cluster import Cluster
+from rowhaul.explain.account import RunFacts
+from rowhaul.train.distributed.training import DistributedTraining
+from rowhaul.train.trainer import Trainer
+from rowhaul.transport.dense.overlapping import EXACT_WIRE
+
+
+def explained_facts(cluster: Cluster, training: DistributedTraining, trainer: Trainer) -> RunFacts:
+    """Describe ranks, tables and caches."""
+    settings = training.settings
+    workers = settings.topology.num_workers
+    configs = trainer.collection.embedding_bag_configs()
+    parts = len(training.layout.specs) // len(configs)  # a pruned table is several to plans
+    return RunFacts(
+        roles=cluster.roles,
+        hosts=[one.host_name for one in cluster.members],
+        num_workers=workers,
+        tables=[one.name for one in configs],
+        table_of=[table for table in range(len(configs)) for _ in range(parts)],
+        value_bytes=settings.sizes.values,
+        state_bytes=settings.sizes.state,
+        cache_capacity=int(settings.cache.capacities(workers).sum()),
+        cache_unit=settings.cache.unit,
+        first_step=trainer.step,
+        pruned=parts > 1,
+        exact_dense_sum=trainer.config.cluster.dense_wire == EXACT_WIRE,
+        hot_rows=0 if settings.hot is None else len(settings.hot),
+    )

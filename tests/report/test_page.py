@@ -1,0 +1,174 @@
+"""The page: well-formed, complete, without a byte from the network, whatever the run has left."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from explain_cases import write_run
+
+from rowhaul.errors import ConfigError
+from rowhaul.report.page import render
+from rowhaul.report.reading import read_run
+from rowhaul.report.words import missing, sentences
+
+VOID = {"meta", "br", "link", "img", "input", "hr"}
+NAMESPACES = ("http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink")
+
+
+class Page(HTMLParser):
+    """Checks that elements are nested, and collects what a test asks for."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.plots, self.headings, self.ids = [], [], [], [], []
+        self.text = []
+        self.feed(text)
+        self.close()
+        assert not self.open, f"not closed: {self.open}"
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        for name in ("src", "href", "xlink:href", "action", "poster", "data"):
+            value = given.get(name) or "#"
+            assert value.startswith("#"), f"{tag} loads {value}"
+        assert tag not in ("script", "link", "iframe", "object", "embed", "img")
+        self.tags.append(tag)
+        if "data-plot" in given:
+            self.plots.append(given["data-plot"])
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open, f"{tag} was not open"
+        assert self.open[-1] == tag, f"{tag} ends within {self.open[-1]}"
+        self.open.pop()
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("style",):
+            self.text.append(data)
+            if self.open[-1] == "h2":
+                self.headings.append(data)
+
+
+def page_of(folder):
+    text = render(read_run(folder))
+    addresses = set(re.findall(r"[a-z]+://[^\s\"'<)]+", text))
+    assert addresses <= set(NAMESPACES)
+    assert not re.search(r"@import|url\((?!#)", text)
+    return Page(text), text
+
+
+def test_a_cluster_with_explain_has_everything(tmp_path):
+    page, text = page_of(write_run(tmp_path / "run"))
+    assert page.plots == ["composition", "bytes", "hits", "shares", "loss", "metrics", "speed"]
+    wanted = [
+        *("One iteration", "Over time", "The five tables that cost most", "What would help"),
+        *("Who waited for whom", "Links", "Why rows move"),
+        *("By link, kind and reason", "By table, kind and reason"),
+    ]
+    assert page.headings == wanted
+    words = " ".join(page.text)
+    assert "item <b>" in words  # names are escaped
+    assert "<b>" not in text.replace("<div><b>", "")
+    for one in (
+        "worker 2 → store 0",
+        "another worker trained it",
+        "evicted",
+        "split",
+        "dense sum",
+        "control",
+    ):
+        assert one in words
+    assert 'class="timeline"' in text
+    assert text.count("<svg") == 8
+
+
+def test_the_words_come_first(tmp_path):
+    _, text = page_of(write_run(tmp_path / "run"))
+    first = text.index("dlrm trained on 3 workers and 2 stores, 30 steps and 720 samples")
+    assert first < text.index("<svg")
+    assert "AUC 0.7500" in text
+
+
+def test_a_run_without_explain_says_what_is_missing(tmp_path):
+    folder = write_run(tmp_path / "run", explain=False)
+    page, text = page_of(folder)
+    assert page.plots == ["parts", "bytes", "hits", "loss", "metrics", "speed"]
+    assert "Train with --explain to see it." in text
+    assert "One iteration" not in page.headings
+
+
+def test_one_process_has_its_loss_and_its_time(tmp_path):
+    folder = write_run(tmp_path / "run", cluster=False)
+    page, _ = page_of(folder)
+    assert page.plots == ["loss", "metrics", "speed"]
+    seconds = {"compute": 0.03, "data": 0.01}
+    ranks = [{"iterations": 30, "seconds": {name: 30 * one for name, one in seconds.items()}}]
+    lines = [
+        {"kind": "interval", "step": 30, "iterations": 30, "ranks": ranks},
+        {"kind": "detail", "step": 30, "final": True, "iterations": 30, "seconds": seconds},
+    ]
+    (folder / "explain.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page, text = page_of(folder)
+    assert page.plots == ["composition", "loss", "metrics", "speed"]
+    assert "On average 40 ms an iteration: compute 75%, waiting for data 25%. One process" in text
+
+
+def test_an_unfinished_run_shows_what_there_is(tmp_path):
+    folder = write_run(tmp_path / "run", final=False)
+    with (folder / "metrics.jsonl").open("a") as lines:
+        lines.write('{"kind": "train", "st')  # killed
+    assert not read_run(folder).is_finished
+    page, text = page_of(folder)
+    assert "this page shows what there is up to step 30" in text
+    assert "loss" in page.plots
+
+
+def test_a_run_with_one_line_can_be_drawn(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    line = {"kind": "train", "step": 1, "loss": 0.7, "samples_per_second": 0.0, "samples": 10}
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    page, _ = page_of(folder)
+    assert page.plots == ["loss"]
+
+
+def test_folders_without_a_run_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="does not exist; give the --out"):
+        read_run(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="holds no run"):
+        read_run(tmp_path)
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    with pytest.raises(ConfigError, match="has logged nothing yet"):
+        read_run(tmp_path)
+    with pytest.raises(ConfigError, match="is a file, not the folder of a run"):
+        read_run(tmp_path / "config.yaml")
+    (tmp_path / "config.yaml").write_text("seed: [0\n")
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n')
+    with pytest.raises(ConfigError, match="is not YAML"):
+        read_run(tmp_path)
+
+
+def test_many_ranks_are_not_all_drawn(tmp_path):
+    folder = write_run(tmp_path / "run")
+    lines = [json.loads(line) for line in (folder / "explain.jsonl").read_text().splitlines()]
+    timeline = lines[-1]
+    timeline["roles"] = [f"worker {rank}" for rank in range(20)]
+    timeline["hosts"] = ["a"] * 20
+    timeline["spans"] += [[15, "training", "wait for rows", 0.0, 0.07, 3, 1]]
+    (folder / "explain.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    _, text = page_of(folder)
+    assert "12 ranks that wait less are left out" in text
+    assert ">worker 15<" in text
+
+
+def test_sentences_do_not_depend_on_a_page(tmp_path):
+    run = read_run(write_run(tmp_path / "run"))
+    assert sentences(run)[1].startswith("These 3 workers take 24 ms an iteration")
+    assert missing(run) == []
