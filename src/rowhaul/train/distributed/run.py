@@ -53,6 +53,7 @@ from rowhaul.train.run_folder import begin_folder, check_new_run, check_same_run
 from rowhaul.train.run_lock import RunLock
 from rowhaul.train.trainer import Trainer, rate_factor
 from rowhaul.tuning.hot_set.controller import HotSetController
+from rowhaul.tuning.joint_passes import PassesController, fits_passes
 from rowhaul.tuning.shares import MeasuredLinks, ShareController, first_batches
 
 _LONG_SECONDS = 24 * 3600.0  # a rank that dies meanwhile is noticed by its heartbeat
@@ -193,6 +194,9 @@ class ClusterSession(loop.Session):
             self.links if chooses else None,
             self.log.tell,
         )
+        self.passes: PassesController | None = None
+        if cluster.rank == 0 and fits_passes(config.cluster.dispatcher):
+            self.passes = PassesController(self.training.runtime.postbox, cluster.topology.num_workers)
 
     def _introduce_ranks(self, monitor: Monitor) -> None:
         cluster, configs = self.cluster, self.trainer.collection.embedding_bag_configs()
@@ -326,6 +330,8 @@ class ClusterSession(loop.Session):
         """Observe an iteration that is over on this worker."""
         self.log.iterated(job)
         self.shares.observe(job)
+        if self.passes is not None:
+            self.passes.observe(job.measures)
         if self.hot is not None:
             self.hot.observe(job)
 
