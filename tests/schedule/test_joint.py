@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowhaul.errors import ConfigError
-from rowhaul.schedule.dispatch import make_dispatcher
+from rowhaul.schedule.dispatch import make_dispatcher, text_of, with_settings
 from rowhaul.schedule.dispatch.brute_force import BruteForce
 from rowhaul.schedule.dispatch.costs import link_costs, true_cost
 from rowhaul.schedule.dispatch.esd import Esd
 from rowhaul.schedule.dispatch.joint import Joint
 from rowhaul.schedule.dispatch.joint.growth import grow
-from rowhaul.schedule.dispatch.joint.problem import UNIT, problem_of
+from rowhaul.schedule.dispatch.joint.problem import EVERYWHERE, LARGEST, UNIT, problem_of
+from rowhaul.schedule.dispatch.joint.search import improve
 from rowhaul.schedule.dispatch.joint.spread import cost_of, make_spread, move, price_elsewhere
 
 DEBT = 3 * UNIT // 8  # what a sole trainer's later push counts
@@ -82,7 +83,7 @@ def test_rows_kept_up_to_date_equal_rows_counted_anew(task, data):
     spread = make_spread(problem, worker)
     for _ in range(data.draw(st.integers(0, 10)) if task.num_samples else 0):
         i, j = data.draw(st.integers(0, task.num_samples - 1)), data.draw(workers)
-        price = np.empty(task.num_workers, np.int64)
+        price = np.empty(problem.linear.shape[1], np.int32)
         price_elsewhere(problem, spread, i, worker[i], price)
         before = long_run_cost(task, worker)
         own = worker[i]
@@ -90,9 +91,22 @@ def test_rows_kept_up_to_date_equal_rows_counted_anew(task, data):
             continue
         move(problem, spread, i, own, j)
         worker[i] = j
-        assert price[j] - price[own] == long_run_cost(task, worker) - before
+        assert int(price[j]) - int(price[own]) == long_run_cost(task, worker) - before
         for kept, anew in zip(spread, make_spread(problem, worker), strict=True):
             np.testing.assert_array_equal(kept, anew)
+
+
+@quick
+@given(tasks(exact=True, most_samples=40), st.integers(0, 9))
+def test_the_search_knows_what_its_moves_have_changed(task, passes):
+    problem = problem_of(task, UNIT, 0)
+    worker = grow(problem, task.prices, task.capacities)
+    before, spread = long_run_cost(task, worker), make_spread(problem, worker)
+    growth = improve(problem, spread, worker, task.capacities, passes)
+    assert growth == long_run_cost(task, worker) - before
+    assert np.bincount(worker, minlength=task.num_workers).tolist() == task.capacities.tolist()
+    for kept, anew in zip(spread, make_spread(problem, worker), strict=True):
+        np.testing.assert_array_equal(kept, anew)
 
 
 @quick
@@ -184,6 +198,46 @@ def test_batches_larger_than_a_stratum_of_growth_fill_every_place(capacities):
     assert np.bincount(worker, minlength=len(capacities)).tolist() == capacities
 
 
+def test_rows_that_all_workers_train_anyway_are_left_out():
+    half = EVERYWHERE + 1  # samples of each of two workers; pairs of samples share a row, too
+
+    def num_shared_rows(uses, capacities):
+        samples = [[0, 1 + i // 2] if i < uses else [1 + i // 2] for i in range(2 * half)]
+        task = make_task(samples, [{}] * (1 + half), [1, 10], capacities)
+        return len(problem_of(task, UNIT, 0).sole)
+
+    assert num_shared_rows(2 * EVERYWHERE - 1, [half, half]) == 1 + half
+    assert num_shared_rows(2 * EVERYWHERE, [half, half]) == half
+    assert num_shared_rows(2 * EVERYWHERE, [2 * half - 1, 1]) == 1 + half  # the second may do without
+
+
+def test_dear_rows_fit_into_32_bits():
+    sizes = {"record_size": 10**6, "value_size": 10**5}
+    task = make_task([[0, 1], [1, 2], [2, 0], [3]], [sizes] * 4, [1, 10**5], [2, 2])
+    problem = problem_of(task, UNIT, 0)
+    assert 0 < problem.sole.max() < LARGEST
+    assert problem.linear[:, :2].max() < LARGEST
+    Joint().assign(task)
+
+
+def test_tiny_batches_cost_no_more_than_with_esd():
+    ours = theirs = worse = 0
+    for seed in range(100):
+        task = random_task(seed, 12, 10, 3, [4, 4, 4], [1, 1, 10])
+        found = [long_run_cost(task, one.assign(task)) for one in (Joint(), Esd())]
+        ours, theirs, worse = ours + found[0], theirs + found[1], worse + (found[0] > found[1])
+    assert ours < theirs
+    assert worse <= 5
+
+
+def test_as_many_passes_as_the_records_say():
+    fixed, auto = make_dispatcher("joint:3"), make_dispatcher("joint:auto")
+    assert with_settings(auto, passes=3) == fixed
+    assert make_dispatcher(text_of(auto)) == auto
+    task = random_task(0, 64, 100, 4, [8] * 8, [1] * 8)
+    np.testing.assert_array_equal(auto.assign(task), make_dispatcher("joint").assign(task))
+
+
 def test_samples_that_share_a_row_meet_on_one_worker():
     # Four pairs, mixed up; no row is anywhere yet, so nothing but sharing decides.
     task = make_task([[0], [1], [2], [3], [0], [1], [2], [3]], [{}] * 4, [1, 1, 1, 1], [2, 2, 2, 2])
@@ -200,6 +254,7 @@ def test_a_place_too_many_stays_empty_where_the_link_is_dear():
     ("text", "message"),
     [
         ("joint:-1", "passes must not be negative; got -1"),
+        ("joint:fast", "sets passes to 'fast'; a whole number | auto is needed"),
         ("joint:future=1.5", "future is a weight from 0 to 1; got 1.5"),
         ("joint:objective=mean", "sum | makespan is needed"),
         ("joint:blocks=3", "joint takes passes"),

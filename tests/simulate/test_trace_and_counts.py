@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowhaul.schedule import IdBatch
-from rowhaul.simulate.measure import OBSERVED_DECISIONS, TablesBudget
+from rowhaul.simulate.measure import OBSERVED_DECISIONS, DecisionBudget
 from rowhaul.simulate.trace import RememberedTrace, RowCounter
 
 
@@ -55,7 +55,7 @@ def scored_after(budget, seconds_per_table, rounds, scored):
 
 
 def test_the_budget_settles_at_as_many_tables_as_fit():
-    budget = TablesBudget(20, budget_seconds=1.0)
+    budget = DecisionBudget("tables_scored", 20, 20, budget_seconds=1.0)
     scored = scored_after(budget, 0.1, 10, 20)
     assert 8 <= scored <= 10
     scored = scored_after(budget, 0.01, 20, scored)

@@ -21,7 +21,7 @@ from rowhaul.schedule.dispatch.task import Dispatcher, Learns, LooksAhead, is_bl
 from rowhaul.schedule.sizes import check_prices, check_shares
 
 DELAY = 2  # iterations between a decision and its effect
-NAMES = ("dispatcher", "prices", "shares", "tables_scored")
+NAMES = ("dispatcher", "prices", "shares", "tables_scored", "passes")
 
 Value = str | int | tuple[int, ...]
 

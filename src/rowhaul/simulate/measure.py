@@ -14,6 +14,7 @@ from rowhaul.errors import DataError
 from rowhaul.schedule import IdBatch, Scheduler, ScheduleSettings
 from rowhaul.schedule.dispatch import make_dispatcher
 from rowhaul.schedule.dispatch.adaptive import LaiaAdaptive
+from rowhaul.schedule.dispatch.joint import MOST_PASSES, PASSES, Joint
 from rowhaul.schedule.plan import Kind, Plan, RowCounts
 from rowhaul.schedule.sizes import apportion
 from rowhaul.simulate.clock import Clock, TimeModel
@@ -52,7 +53,7 @@ def measure(
     shares = apportion(batch_size, schedule.shares or (1,) * schedule.topology.num_workers)
     clock = Clock(model, np.flatnonzero(shares).tolist())
     tally = _Tally(schedule.topology.num_workers, np.array(model.compute_seconds))
-    budget = _tables_budget(schedule, decision_budget)
+    budget = _budget(schedule, decision_budget)
     cost, slowest, decisions, lookups, seconds = [], [], [], [], []
     source = _TimedSource(islice(batches(), span.iterations))
     scheduler = make_scheduler(schedule, source)
@@ -64,8 +65,8 @@ def measure(
         plan = scheduler.plan()
         decisions.append(time.perf_counter() - filled)
         lookups.append(filled - began - (source.seconds - reading))
-        if budget and (tables_scored := budget.observe(decisions[-1])) is not None:
-            scheduler.post("tables_scored", tables_scored)
+        if budget and (value := budget.observe(decisions[-1])) is not None:
+            scheduler.post(budget.name, value)
         link_seconds = clock.link_seconds(plan)
         cost.append(link_seconds.sum())
         slowest.append(link_seconds.max())
@@ -89,14 +90,18 @@ def measure(
     )
 
 
-def _tables_budget(schedule: ScheduleSettings, decision_budget: float | None) -> TablesBudget | None:
+def _budget(schedule: ScheduleSettings, decision_budget: float | None) -> DecisionBudget | None:
     dispatcher = schedule.dispatcher
     if isinstance(dispatcher, str):
         dispatcher = make_dispatcher(dispatcher)
-    adapts = isinstance(dispatcher, LaiaAdaptive) and dispatcher.tables_scored is None
-    if decision_budget is None or not adapts:
+    if decision_budget is None:
         return None
-    return TablesBudget(len(schedule.sizes.values), decision_budget)
+    if isinstance(dispatcher, LaiaAdaptive) and dispatcher.tables_scored is None:
+        num_tables = len(schedule.sizes.values)
+        return DecisionBudget("tables_scored", num_tables, num_tables, decision_budget)
+    if isinstance(dispatcher, Joint) and dispatcher.passes == "auto":
+        return DecisionBudget("passes", PASSES, MOST_PASSES, decision_budget)
+    return None
 
 
 def compile_kernels(
@@ -177,29 +182,36 @@ class _Tally:
         )
 
 
-class TablesBudget:
-    """Decides how many tables `laia-adaptive` scores: as many as a decision has time for (Herald, 4.3).
+class DecisionBudget:
+    """Decides how much a dispatcher may do: as much as a decision has time for (Herald, 4.3).
 
-    Measured times enter a schedule only as control records, so this decides and the caller posts.
+    `laia-adaptive` scores as many tables, `joint:auto` makes as many passes. Measured times enter a schedule
+    only as control records, so this decides and the caller posts.
+
+    Args:
+        name: the setting, and its control record.
+        value: what the dispatcher starts with.
+        most: what it may do at most.
+        budget_seconds: for a decision.
     """
 
-    def __init__(self, num_tables: int, budget_seconds: float) -> None:
-        self._num_tables = num_tables
+    def __init__(self, name: str, value: int, most: int, budget_seconds: float) -> None:
+        self.name = name
+        self._value, self._most = value, most
         self._budget = budget_seconds
-        self._scored = num_tables
         self._recent: list[float] = []
 
     def observe(self, decision_seconds: float) -> int | None:
-        """Add the time of one decision; returns the number of tables to score from now on if it changes."""
+        """Add the time of one decision; returns the value to use from now on if it changes."""
         self._recent.append(decision_seconds)
         if len(self._recent) < OBSERVED_DECISIONS:
             return None
         typical = statistics.median(self._recent)
         self._recent.clear()
-        before = self._scored
+        before = self._value
         if typical > self._budget:
-            self._scored = min(before - 1, int(before * self._budget / typical))
+            self._value = min(before - 1, int(before * self._budget / typical))
         elif typical < COMFORTABLE * self._budget:
-            self._scored = before + 1
-        self._scored = min(max(self._scored, 0), self._num_tables)
-        return self._scored if self._scored != before else None
+            self._value = before + 1
+        self._value = min(max(self._value, 0), self._most)
+        return self._value if self._value != before else None

@@ -66,7 +66,8 @@ def simulate(
         False, "--peer-to-peer", metavar="", help="Workers send rows to each other (--sync on-demand)."
     ),
     decision_budget: str | None = typer.Option(
-        None, help="Time for a decision, for laia-adaptive: 5ms; default: the compute of an iteration."
+        None,
+        help="Time for a decision, for laia-adaptive and joint:auto: 5ms; default: an iteration's compute.",
     ),
     even_out: bool = typer.Option(
         False, "--even-out", metavar="", help="Spread early moves over the look-ahead (2 or more)."

@@ -23,8 +23,14 @@ def notes_on_effects(
         yield "--policy belady sees no future batches with --look-ahead 0: it is the same as emark."
     if given["even_out"] and look_ahead < 2:
         yield f"--even-out has no effect with --look-ahead {look_ahead}: moves spread over 2 batches or more."
-    if given["decision_budget"] and not any("laia-adaptive" in name.split(":") for name in mechanisms):
-        yield "--decision-budget has no effect: only laia-adaptive uses it."
+    if given["decision_budget"] and not any(_adapts(name.split(":")) for name in mechanisms):
+        yield "--decision-budget has no effect: only laia-adaptive and joint:auto use it."
+
+
+def _adapts(mechanism: Sequence[str]) -> bool:
+    return "laia-adaptive" in mechanism or (
+        "joint" in mechanism and any(part.rpartition("=")[2] == "auto" for part in mechanism)
+    )
 
 
 def notes_on_policies(schedule: ScheduleSettings, outcome: Outcome) -> Iterator[str]:

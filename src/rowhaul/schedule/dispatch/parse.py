@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 from fractions import Fraction
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from rowhaul.errors import ConfigError
 
@@ -49,37 +49,39 @@ def to_text(dispatcher: Any) -> str:
     return ":".join([dispatcher.name, *given])
 
 
-def _settings(kind: type) -> dict[str, Any]:
-    """The settings of a dataclass and their types, without the None of those that may be left open."""
+def _settings(kind: type) -> dict[str, tuple[Any, ...]]:
+    """The settings of a dataclass and what each may be, without the None of those that may be left open."""
     hints = get_type_hints(kind)
     known = {}
     for field in fields(kind):
         hint = hints[field.name]
-        options = [option for option in get_args(hint) if option is not NoneType]
-        if NoneType in get_args(hint) and len(options) == 1:
-            hint = options[0]
-        if hint in _NUMBERS or get_origin(hint) is Literal:
-            known[field.name] = hint
+        is_union = get_origin(hint) in (Union, UnionType)
+        options = tuple(one for one in (get_args(hint) if is_union else (hint,)) if one is not NoneType)
+        if all(option in _NUMBERS or get_origin(option) is Literal for option in options):
+            known[field.name] = options
     return known
 
 
-def _read(hint: Any, text: str, sentence: str) -> Any:
-    if get_origin(hint) is Literal:
-        if text not in get_args(hint):
-            raise ConfigError(f"{sentence}; {_values(hint)} is needed")
-        return text
-    read, _ = _NUMBERS[hint]
-    try:
-        return read(text)
-    except (ValueError, ZeroDivisionError):
-        raise ConfigError(f"{sentence}; {_values(hint)} is needed") from None
+def _read(options: tuple[Any, ...], text: str, sentence: str) -> Any:
+    for option in options:
+        if get_origin(option) is Literal:
+            if text in get_args(option):
+                return text
+            continue
+        read, _ = _NUMBERS[option]
+        try:
+            return read(text)
+        except (ValueError, ZeroDivisionError):
+            continue
+    raise ConfigError(f"{sentence}; {_values(options)} is needed")
 
 
-def _values(hint: Any) -> str:
-    return " | ".join(get_args(hint)) if get_origin(hint) is Literal else _NUMBERS[hint][1]
+def _values(options: tuple[Any, ...]) -> str:
+    names = [get_args(one) if get_origin(one) is Literal else (_NUMBERS[one][1],) for one in options]
+    return " | ".join(name for of_option in names for name in of_option)
 
 
-def _accepts(name: str, known: dict[str, Any]) -> str:
+def _accepts(name: str, known: dict[str, tuple[Any, ...]]) -> str:
     if not known:
         return f"{name} takes no settings"
-    return f"{name} takes " + ", ".join(f"{key} ({_values(hint)})" for key, hint in known.items())
+    return f"{name} takes " + ", ".join(f"{key} ({_values(options)})" for key, options in known.items())

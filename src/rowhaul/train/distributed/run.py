@@ -57,6 +57,7 @@ from rowhaul.train.run_lock import RunLock
 from rowhaul.train.trainer import Trainer, rate_factor
 from rowhaul.transport.dense.overlapping import wire_type
 from rowhaul.tuning.hot_set.controller import HotSetController
+from rowhaul.tuning.joint_passes import PassesController, fits_passes
 from rowhaul.tuning.shares import MeasuredLinks, ShareController, first_batches
 
 _LONG_SECONDS = 24 * 3600.0  # a rank that dies meanwhile is noticed by its heartbeat
@@ -212,6 +213,9 @@ class ClusterSession(loop.Session):
             explained_facts(self.cluster, self.training, self.trainer) if self.is_leader else None,
             folder if self.is_leader else None,
         )
+        self.passes: PassesController | None = None
+        if cluster.rank == 0 and fits_passes(config.cluster.dispatcher):
+            self.passes = PassesController(self.training.runtime.postbox, cluster.topology.num_workers)
 
     def _introduce_ranks(self, monitor: Monitor) -> None:
         cluster, configs = self.cluster, self.trainer.collection.embedding_bag_configs()
@@ -358,6 +362,8 @@ class ClusterSession(loop.Session):
         if self.explainer is not None:
             self.explainer.iterated(job)
         self.shares.observe(job)
+        if self.passes is not None:
+            self.passes.observe(job.measures)
         if self.hot is not None:
             self.hot.observe(job)
 

@@ -15,12 +15,16 @@ import numpy.typing as npt
 from rowhaul.errors import ConfigError
 from rowhaul.schedule.dispatch.costs import link_costs
 from rowhaul.schedule.dispatch.joint.growth import grow
-from rowhaul.schedule.dispatch.joint.problem import UNIT, Indices, Ints, Problem, problem_of, weigh
+from rowhaul.schedule.dispatch.joint.problem import UNIT, Ints, Longs, Problem, problem_of, weigh
 from rowhaul.schedule.dispatch.joint.search import improve
-from rowhaul.schedule.dispatch.joint.spread import cost_of, make_spread
+from rowhaul.schedule.dispatch.joint.spread import make_spread
 from rowhaul.schedule.dispatch.task import DispatchTask
 
 Objective = Literal["sum", "makespan"]
+Auto = Literal["auto"]
+
+PASSES = 4  # by default, and where ``auto`` starts; twice as many gain less than a hundredth
+MOST_PASSES = 8  # of ``auto``
 
 WEIGHINGS = 4  # times that the links' weights are changed for the makespan
 EVEN_WEIGHT = 64
@@ -31,20 +35,22 @@ class Joint:
     """Minimises what the rows of a batch cost, now and later, shared moves counted once (see `problem`).
 
     Args:
-        passes: how often every sample may move. The time grows with them; what they gain soon does not.
+        passes: the budget of the search: how often it looks at every sample, in the mean, to move it. Samples
+            that are nearest to moving come first. With ``auto`` control records set it, so that a
+            decision fits into the time there is; see `rowhaul.tuning.joint_passes`.
         future: the weight of what the assignment will cost later: pushes of what is trained now, less the
             hits that it allows. 0 minimises the moves of this iteration alone.
         objective: the ``sum`` over all links, or the ``makespan``: from the least sum on, shift moves away
             from the slowest link as long as the iteration gets shorter (slowest send + slowest receive).
     """
 
-    passes: int = 8
+    passes: int | Auto = PASSES
     future: float = 1.0
     objective: Objective = "sum"
     name: ClassVar[str] = "joint"
 
     def __post_init__(self) -> None:
-        if self.passes < 0:
+        if self.passes != "auto" and self.passes < 0:
             raise ConfigError(f"passes must not be negative; got {self.passes}")
         if not 0 <= self.future <= 1:
             raise ConfigError(f"future is a weight from 0 to 1; got {self.future}")
@@ -63,16 +69,15 @@ class Joint:
             worker = _shorter(problem, task, capacities, worker)
         return worker[: task.num_samples]
 
-    def _least_sum(self, problem: Problem, task: DispatchTask, capacities: Ints) -> Indices:
-        start: Indices = grow(problem, task.prices, capacities)
-        spread = make_spread(problem, start)
-        cost = cost_of(problem, spread, start)
+    def _least_sum(self, problem: Problem, task: DispatchTask, capacities: Longs) -> Ints:
+        start: Ints = grow(problem, task.prices, capacities)
         worker = start.copy()
-        improve(problem, spread, worker, capacities, self.passes, task.seed)
-        return worker if cost_of(problem, spread, worker) < cost else start
+        passes = PASSES if self.passes == "auto" else self.passes
+        growth = improve(problem, make_spread(problem, start), worker, capacities, passes)
+        return worker if growth < 0 else start
 
 
-def _shorter(problem: Problem, task: DispatchTask, capacities: Ints, worker: Indices) -> Indices:
+def _shorter(problem: Problem, task: DispatchTask, capacities: Longs, worker: Ints) -> Ints:
     """Raise the weights of slow links step by step; returns the assignment with the least makespan."""
     best, least = worker, None
     weight = np.full(task.num_workers, EVEN_WEIGHT, np.int64)
@@ -86,6 +91,6 @@ def _shorter(problem: Problem, task: DispatchTask, capacities: Ints, worker: Ind
             mean, most = int(costs.sum()) // len(costs), max(1, int(costs.max()))
             weight += weight * (costs - mean) // (4 * most)
             weight = weight.clip(EVEN_WEIGHT // 2, EVEN_WEIGHT * 2)
-            weighted, worker = weigh(problem, weight), worker.copy()
-            improve(weighted, make_spread(weighted, worker), worker, capacities, 1, task.seed)
+            weighted, worker = weigh(problem, weight, EVEN_WEIGHT), worker.copy()
+            improve(weighted, make_spread(weighted, worker), worker, capacities, 1)
     return best

@@ -10,20 +10,21 @@ import numpy as np
 
 from rowhaul._kernels import kernel
 
-STRATUM = 1024  # samples looked at together: the time grows with the square of it
-TAKEN = 2**61  # more than any score, and far from overflow
+STRATUM = 512  # samples looked at together
+BLOCK = 32  # samples among which the least is found at once
+TAKEN = 2**30  # more than any score
 
 
 @kernel
 def grow(problem, prices, capacities):
     """A worker for every sample; capacities add up to the samples."""
-    num_samples, num_workers = problem.linear.shape
-    num_rows = len(problem.sole)
+    num_samples, num_workers = len(problem.linear), len(prices)
     hoped = _hoped_prices(problem)
-    covered = np.zeros((num_rows, num_workers), np.bool_)
+    starts, samples = samples_by_row(problem)
     worker = np.full(num_samples, -1, np.int32)
     room, left = np.empty(num_workers, np.int64), capacities.copy()
     num_strata = (num_samples + STRATUM - 1) // STRATUM
+    score = np.empty((num_workers, (STRATUM + BLOCK - 1) // BLOCK * BLOCK), np.int32)
     for stratum in range(num_strata):
         first, end = stratum * num_samples // num_strata, (stratum + 1) * num_samples // num_strata
         total = before = 0
@@ -32,88 +33,97 @@ def grow(problem, prices, capacities):
             room[j] = total * (end - first) // (num_samples - first) - before
             before += room[j]
             left[j] -= room[j]
-        _grow_stratum(problem, prices, hoped, covered, room, first, end, worker)
+        _grow_stratum(problem, prices, hoped, starts, samples, score, room, first, end, worker)
     return worker
 
 
 @kernel
 def _hoped_prices(problem):
     """The prices of rows as the first sample to need them sees them: lower where many may come to share."""
-    num_rows, num_workers = problem.sole.shape
-    uses = np.zeros(num_rows, np.int64)
-    for at in range(len(problem.rows)):
-        uses[problem.rows[at]] += 1
-    hoped = np.empty((num_rows, num_workers), np.int64)
+    num_rows, width = problem.sole.shape
+    hoped = np.empty((num_rows, width), np.int32)
     for x in range(num_rows):
-        share = np.int64(256)
-        while uses[x] > 1:  # about the power -0.3 of the uses
-            uses[x] //= 2
+        share, uses = np.int64(256), np.int64(problem.uses[x])
+        while uses > 1:  # about the power -0.3 of the uses
+            uses //= 2
             share = share * 13 // 16
-        for j in range(num_workers):
+        for j in range(width):
             hoped[x, j] = problem.sole[x, j] * share // 256
     return hoped
 
 
 @kernel
-def _grow_stratum(problem, prices, hoped, covered, room, first, end, worker):
-    num_workers = len(prices)
-    starts, samples = _samples_by_row(problem, first, end)
-    score = np.empty((num_workers, end - first), np.int64)
-    own = np.empty(num_workers, np.int64)
+def _grow_stratum(problem, prices, hoped, starts, samples, score, room, first, end, worker):
+    """Deal the samples first .. end; ``hoped`` becomes 0 where a worker gets a row."""
+    num_workers, width = len(prices), hoped.shape[1]
+    own = np.empty(width, np.int32)
     for i in range(first, end):
-        for j in range(num_workers):
+        for j in range(width):
             own[j] = problem.linear[i, j]
         for at in range(problem.offsets[i], problem.offsets[i + 1]):
             x = problem.rows[at]
-            for j in range(num_workers):
-                own[j] += 0 if covered[x, j] else hoped[x, j]
+            for j in range(width):
+                own[j] += hoped[x, j]
         for j in range(num_workers):
             score[j, i - first] = own[j]
+    for j in range(num_workers):
+        score[j, end - first :] = TAKEN
 
     all_room = room.copy()
+    urgency = np.empty(num_workers, np.int64)
+    for j in range(num_workers):
+        urgency[j] = prices[j] << 20 if room[j] > 0 else -1
     for _ in range(end - first):
-        j = _next_to_grow(prices, room, all_room)
-        least = score[j].min()
-        i = 0
-        while score[j, i] != least:
-            i += 1
+        j = np.int64(0)
+        for other in range(1, num_workers):
+            j = other if urgency[other] > urgency[j] else j
+        i = _least(score[j])
         for other in range(num_workers):
             score[other, i] = TAKEN
         worker[first + i] = j
         room[j] -= 1
+        urgency[j] = (prices[j] * room[j] << 20) // all_room[j] if room[j] > 0 else -1
         for at in range(problem.offsets[first + i], problem.offsets[first + i + 1]):
             x = problem.rows[at]
-            if not covered[x, j]:
-                covered[x, j] = True
-                for s in range(starts[x], starts[x + 1]):
-                    score[j, samples[s]] -= hoped[x, j]
+            hope = hoped[x, j]
+            if hope != 0:
+                hoped[x, j] = 0
+                at_sample = starts[x]
+                while at_sample < starts[x + 1] and samples[at_sample] < first:
+                    at_sample += 1
+                while at_sample < starts[x + 1] and samples[at_sample] < end:
+                    score[j, samples[at_sample] - first] -= hope
+                    at_sample += 1
 
 
 @kernel
-def _next_to_grow(prices, room, all_room):
-    """The worker whose price times the share of its room that is left is highest."""
-    best = -1
-    for j in range(len(room)):
-        if room[j] > 0 and (
-            best < 0 or prices[j] * room[j] * all_room[best] > prices[best] * room[best] * all_room[j]
-        ):
-            best = j
-    return best
+def _least(values):
+    """The place of the least value, the first of equals."""
+    least, block = np.int32(TAKEN), 0
+    for start in range(0, len(values), BLOCK):
+        lowest = np.int32(TAKEN)
+        for lane in range(BLOCK):
+            value = values[start + lane]
+            lowest = value if value < lowest else lowest
+        if lowest < least:
+            least, block = lowest, start
+    place = block
+    while values[place] != least:
+        place += 1
+    return place
 
 
 @kernel
-def _samples_by_row(problem, first, end):
-    """The samples first .. end that need each row, counted from ``first``."""
-    num_rows = len(problem.sole)
+def samples_by_row(problem):
+    """The samples that need each row: those of row x are samples[starts[x] : starts[x + 1]], in order."""
+    num_rows, num_samples = len(problem.uses), len(problem.linear)
     starts = np.zeros(num_rows + 2, np.int64)
-    for at in range(problem.offsets[first], problem.offsets[end]):
-        starts[problem.rows[at] + 2] += 1
     for x in range(num_rows):
-        starts[x + 2] += starts[x + 1]
-    samples = np.empty(problem.offsets[end] - problem.offsets[first], np.int32)
-    for i in range(first, end):
+        starts[x + 2] = starts[x + 1] + problem.uses[x]
+    samples = np.empty(len(problem.rows), np.int32)
+    for i in range(num_samples):
         for at in range(problem.offsets[i], problem.offsets[i + 1]):
             x = problem.rows[at]
-            samples[starts[x + 1]] = i - first
+            samples[starts[x + 1]] = i
             starts[x + 1] += 1
     return starts[: num_rows + 1], samples

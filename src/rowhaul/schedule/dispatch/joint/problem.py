@@ -13,6 +13,9 @@ that they are never called in. Gradients owed since earlier are left out: no ass
 
 A row that only one sample needs has nothing to share: it is in ``linear``, together with an inclination
 of samples towards the workers that trained their rows last, where rows that come together stay together.
+
+Rows whose price no assignment changes are left out: those that move nothing, and those that so many samples
+need that every worker will train them anyway. In a large batch they are most of the ids.
 """
 
 from __future__ import annotations
@@ -26,20 +29,31 @@ from rowhaul._kernels import kernel
 from rowhaul.schedule.dispatch.task import DispatchTask
 from rowhaul.schedule.masks import NOBODY, ONE, bit, lowest, popcount
 
-Ints = npt.NDArray[np.int64]
-Indices = npt.NDArray[np.int32]
+Longs = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int32]
 
 UNIT = 16  # all costs are multiplied by it, so that parts of them stay whole numbers
+LANES = 8  # costs of workers come in groups of so many: compilers turn those into vector instructions
+LARGEST = 2**28  # what the rows of a sample may cost in all, far from overflow of 32 bits
+NEVER = 2**30  # the cost of a worker that there is not
+# Samples of each worker that need a row, were they dealt evenly, from which on all workers train it anyway.
+EVERYWHERE = 16
+
+LEFT_OUT, SINGLE = -1, -2
 
 
 class Problem(NamedTuple):
-    """The prices of one batch. Shared rows, those that several samples need, are numbered anew."""
+    """The prices of one batch. Shared rows, those that several samples need, are numbered anew.
 
-    offsets: Ints  # samples + 1: the shared rows of sample i are rows[offsets[i] : offsets[i + 1]]
-    rows: Indices
-    linear: Ints  # samples x workers: what does not depend on the other samples
-    sole: Ints  # shared rows x workers: the price of the row where one worker trains it
-    many: Ints  # shared rows x workers: what a worker adds to it where several do
+    Costs have a column per worker, and as many more as make their number a multiple of `LANES`.
+    """
+
+    offsets: Longs  # samples + 1: the shared rows of sample i are rows[offsets[i] : offsets[i + 1]]
+    rows: Ints
+    linear: Ints  # samples x columns: what does not depend on the other samples
+    sole: Ints  # shared rows x columns: the price of the row where one worker trains it
+    many: Ints  # shared rows x columns: what a worker adds to it where several do
+    uses: Ints  # shared rows: samples that need each
 
 
 def problem_of(task: DispatchTask, future: int, num_blanks: int) -> Problem:
@@ -47,103 +61,171 @@ def problem_of(task: DispatchTask, future: int, num_blanks: int) -> Problem:
 
     Blanks, samples without rows, follow the samples: they take the places that no sample needs.
     """
+    most = np.diff(task.offsets).max(initial=0) * task.record_size.max(initial=0) * task.prices.max(initial=0)
+    shift = max(0, int(8 * UNIT * most // LARGEST).bit_length())
     return Problem(
         *_price(
             np.concatenate([task.offsets, np.repeat(task.offsets[-1:], num_blanks)]),
             task.rows,
             *task.row_locations,
             task.prices,
+            task.capacities,
             task.peer_to_peer,
             future,
+            shift,
         )
     )
 
 
 @kernel
 def _price(
-    offsets, rows, latest, owner, partial, free, home, record_size, value_size, prices, peer_to_peer, future
-):
-    num_samples, num_workers, num_rows = len(offsets) - 1, len(prices), len(latest)
-    uses = np.zeros(num_rows, np.int32)
-    user = np.zeros(num_rows, np.int32)
-    for i in range(num_samples):
-        for at in range(offsets[i], offsets[i + 1]):
-            uses[rows[at]] += 1
-            user[rows[at]] = i
-    shared = np.full(num_rows, -1, np.int32)
-    num_shared = 0
-    for x in range(num_rows):
-        if uses[x] > 1 and not free[x]:
-            shared[x] = num_shared
-            num_shared += 1
-
-    # The lines of single rows are those of their samples, after the shared rows; `many` has no use for them.
-    alone = np.zeros((num_shared + num_samples, num_workers), np.int64)
-    inclined = np.zeros((num_shared + num_samples, num_workers), np.int64)
-    many = np.empty((num_shared + 1, num_workers), np.int64)
+    offsets, rows, latest, owner, partial, free, home, record_size, value_size, prices, capacities,
+    peer_to_peer, future, shift,
+):  # fmt: skip
+    num_samples, num_workers = len(offsets) - 1, len(prices)
+    width = (num_workers + LANES - 1) // LANES * LANES
     # Of sixteen rows that one worker trains, about five are next trained by it alone again: it neither pushes
     # nor pulls, so ten sixteenths of the debt are never paid. An inclination weighs as much as what remains.
     # Both were found by trying: from half to one and a half times as much the cost hardly changes.
     debt = future * 3 // 8
-    for x in range(num_rows):
-        if uses[x] == 0 or free[x]:
-            continue
-        line = np.int64(shared[x]) if shared[x] >= 0 else num_shared + user[x]
-        many_line = np.int64(shared[x]) if shared[x] >= 0 else num_shared
-        record, value = record_size[x], value_size[x]
-        holder, store = np.int64(owner[x]), np.int64(home[x])
-        direct = peer_to_peer and holder >= 0
-        source = holder if direct else store  # -1 is a store with a link of its own
-        source_price = prices[source] if source >= 0 else 0
-        store_price = prices[store] if store >= 0 else 0
-        for j in range(num_workers):
-            pull, later = UNIT * (prices[j] + source_price), prices[j] + store_price
-            alone[line, j] += record * (pull + debt * later)
-            many[many_line, j] = value * (pull + future * later)
+    shared, shared_uses, num_shared_ids = _shared_rows(offsets, rows, free, capacities)
+    num_shared = len(shared_uses)
+    sole, many = np.empty((num_shared, width), np.int32), np.empty((num_shared, width), np.int32)
+    for x in range(len(latest)):
+        s = shared[x]
+        if s >= 0:
+            _price_shared(
+                latest[x], np.int64(owner[x]), np.int64(home[x]), record_size[x], value_size[x], prices,
+                peer_to_peer, future, debt, shift, sole[s], many[s],
+            )  # fmt: skip
 
-        holders = latest[x] if source < 0 else latest[x] | bit(source)
-        while holders != NOBODY:  # they need not pull
-            j = lowest(holders)
-            holders &= holders - ONE
-            alone[line, j] -= record * UNIT * (prices[j] + source_price)
-            many[many_line, j] -= value * UNIT * (prices[j] + source_price)
-        if store >= 0:  # its own worker need not push
-            alone[line, store] -= record * debt * 2 * store_price
-            many[many_line, store] -= value * future * 2 * store_price
-        if holder >= 0 and not direct and holder != store:  # it pushes now, unless it alone trains again
-            alone[line, holder] -= record * UNIT * (prices[holder] + store_price)
-
-        previous = bit(holder) if holder >= 0 else partial[x]
-        num_previous = popcount(previous)
-        while previous != NOBODY:
-            j = lowest(previous)
-            previous &= previous - ONE
-            if j != store:
-                inclined[line, j] -= record * debt * (prices[j] + store_price) // num_previous
-
-    linear = alone[num_shared:] + inclined[num_shared:]
-    shared_offsets = np.zeros(num_samples + 1, np.int64)
-    shared_rows = np.empty(len(rows), np.int32)
+    linear = np.empty((num_samples, width), np.int32)
+    own = np.zeros(num_workers, np.int64)  # of the sample at hand, less a base that depends on prices alone
+    shared_offsets, shared_rows = np.zeros(num_samples + 1, np.int64), np.empty(num_shared_ids, np.int32)
     count = 0
     for i in range(num_samples):
+        base = by_price = np.int64(0)
         for at in range(offsets[i], offsets[i + 1]):
-            x = shared[rows[at]]
-            if x >= 0:
-                shared_rows[count] = x
+            x = rows[at]
+            s = shared[x]
+            if s == LEFT_OUT:
+                continue
+            record, holder, store = record_size[x], np.int64(owner[x]), np.int64(home[x])
+            store_price = prices[store] if store >= 0 else np.int64(0)
+            if s >= 0:
+                shared_rows[count] = s
                 count += 1
-                for j in range(num_workers):
-                    linear[i, j] += inclined[x, j]
+            else:
+                direct = peer_to_peer and holder >= 0
+                source = holder if direct else store
+                source_price = prices[source] if source >= 0 else np.int64(0)
+                by_price += record * (UNIT + debt)
+                base += record * (UNIT * source_price + debt * store_price)
+                holders = latest[x] if source < 0 else latest[x] | bit(source)
+                while holders != NOBODY:
+                    j = lowest(holders)
+                    holders &= holders - ONE
+                    own[j] -= record * UNIT * (prices[j] + source_price)
+                if store >= 0:
+                    own[store] -= record * debt * 2 * store_price
+                if holder >= 0 and not direct and holder != store:
+                    own[holder] -= record * UNIT * (prices[holder] + store_price)
+            previous = bit(holder) if holder >= 0 else partial[x]
+            if previous != NOBODY:
+                num_previous = popcount(previous)
+                while previous != NOBODY:
+                    j = lowest(previous)
+                    previous &= previous - ONE
+                    if j != store:
+                        own[j] -= record * debt * (prices[j] + store_price) // num_previous
         shared_offsets[i + 1] = count
-    return shared_offsets, shared_rows[:count], linear, alone[:num_shared], many[:num_shared]
+        line = linear[i]
+        for j in range(num_workers):
+            line[j] = (by_price * prices[j] + base + own[j]) >> shift
+            own[j] = 0
+        for j in range(num_workers, width):
+            line[j] = NEVER
+    return shared_offsets, shared_rows, linear, sole, many, shared_uses
 
 
 @kernel
-def weigh(problem, weight):
-    """The same problem with the costs of each worker multiplied."""
+def _shared_rows(offsets, rows, free, capacities):
+    """The numbers of shared rows, or what else they are; how many samples need each; the sum of those."""
+    num_rows = len(free)
+    uses = np.zeros(num_rows, np.int32)
+    for at in range(len(rows)):
+        uses[rows[at]] += 1
+    places, fewest = np.int64(0), np.int64(len(rows) + 1)
+    for capacity in capacities:
+        places += capacity
+        if capacity > 0:
+            fewest = min(fewest, capacity)
+    shared = np.empty(num_rows, np.int32)
+    num_shared = num_ids = 0
+    for x in range(num_rows):
+        if free[x] or uses[x] == 0 or uses[x] * fewest >= EVERYWHERE * places:
+            shared[x] = LEFT_OUT
+        elif uses[x] == 1:
+            shared[x] = SINGLE
+        else:
+            shared[x] = num_shared
+            uses[num_shared] = uses[x]
+            num_ids += uses[x]
+            num_shared += 1
+    return shared, uses[:num_shared].copy(), num_ids
+
+
+@kernel
+def _price_shared(
+    latest, holder, store, record, value, prices, peer_to_peer, future, debt, shift, sole, many
+):
+    num_workers = len(prices)
+    direct = peer_to_peer and holder >= 0
+    source = holder if direct else store  # -1 is a store with a link of its own
+    source_price = prices[source] if source >= 0 else np.int64(0)
+    store_price = prices[store] if store >= 0 else np.int64(0)
+    for j in range(num_workers):
+        pull, later = UNIT * (prices[j] + source_price), prices[j] + store_price
+        sole[j] = (record * (pull + debt * later)) >> shift
+        many[j] = (value * (pull + future * later)) >> shift
+    for j in range(num_workers, len(sole)):
+        sole[j] = many[j] = 0
+
+    special = latest
+    for j in (source, store, holder):
+        if j >= 0:
+            special |= bit(j)
+    while special != NOBODY:
+        j = lowest(special)
+        special &= special - ONE
+        # Holders need not pull; the store's own worker need not push.
+        has_it = j == source or latest & bit(j) != NOBODY
+        pull = np.int64(0) if has_it else UNIT * (prices[j] + source_price)
+        later = np.int64(0) if j == store else prices[j] + store_price
+        alone = record * (pull + debt * later)
+        if j == holder and not direct and holder != store:  # it pushes now, unless it alone trains again
+            alone -= record * UNIT * (prices[j] + store_price)
+        sole[j] = alone >> shift
+        many[j] = (value * (pull + future * later)) >> shift
+
+
+@kernel
+def weigh(problem, weight, even):
+    """The same problem with the costs of each worker multiplied by its weight / ``even``."""
     return Problem(
         problem.offsets,
         problem.rows,
-        problem.linear * weight,
-        problem.sole * weight,
-        problem.many * weight,
+        _weighed(problem.linear, weight, even),
+        _weighed(problem.sole, weight, even),
+        _weighed(problem.many, weight, even),
+        problem.uses,
     )
+
+
+@kernel
+def _weighed(costs, weight, even):
+    weighed = costs.copy()
+    for line in range(len(costs)):
+        for j in range(len(weight)):
+            weighed[line, j] = costs[line, j] * weight[j] // even
+    return weighed

@@ -9,31 +9,35 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from rowhaul._kernels import kernel
-from rowhaul.schedule.dispatch.joint.problem import Indices, Ints
+from rowhaul.schedule.dispatch.joint.problem import Ints
+from rowhaul.schedule.masks import NOBODY, ONE, bit, lowest
 
 
 class Spread(NamedTuple):
-    """The state of the shared rows under an assignment."""
+    """The state of the shared rows under an assignment.
 
-    users: Indices  # rows x workers: samples of the worker that need the row
-    num_trainers: Indices  # rows
-    added: Ints  # rows x workers: what the price of the row grows by if the worker trains it too
+    A line holds, first, what the price of the row grows by if each worker trains it too, then how many
+    samples of each worker need it: with eight workers that is one line of the processor's cache.
+    """
+
+    lines: Ints  # rows x 2 columns
+    trainers: npt.NDArray[np.uint64]  # rows: masks
 
 
 @kernel
 def make_spread(problem, worker):
     """The state under an assignment."""
-    num_rows, num_workers = problem.sole.shape
-    spread = Spread(
-        np.zeros((num_rows, num_workers), np.int32),
-        np.zeros(num_rows, np.int32),
-        np.empty((num_rows, num_workers), np.int64),
-    )
+    num_rows, width = problem.sole.shape
+    spread = Spread(np.zeros((num_rows, 2 * width), np.int32), np.zeros(num_rows, np.uint64))
     for i in range(len(worker)):
+        column, mask = width + worker[i], bit(worker[i])
         for at in range(problem.offsets[i], problem.offsets[i + 1]):
-            spread.users[problem.rows[at], worker[i]] += 1
+            x = problem.rows[at]
+            spread.lines[x, column] += 1
+            spread.trainers[x] |= mask
     for x in range(num_rows):
         _renew(problem, spread, x)
     return spread
@@ -41,83 +45,90 @@ def make_spread(problem, worker):
 
 @kernel
 def move(problem, spread, i, own, to):
-    """Sample i goes from worker ``own`` to another."""
+    """Sample i goes from worker ``own`` to another; returns whether a set of trainers changed."""
+    width = problem.sole.shape[1]
+    lines, trainers = spread.lines, spread.trainers
     for at in range(problem.offsets[i], problem.offsets[i + 1]):
         x = np.int64(problem.rows[at])
-        spread.users[x, own] -= 1
-        spread.users[x, to] += 1
-        left, arrived = spread.users[x, own] == 0, spread.users[x, to] == 1
+        lines[x, width + own] -= 1
+        lines[x, width + to] += 1
+        left, arrived = lines[x, width + own] == 0, lines[x, width + to] == 1
         if not (left or arrived):
             continue
-        if spread.num_trainers[x] < 4:
-            _renew(problem, spread, x)
-            continue
+        before = trainers[x]
+        after = before
         if left:
-            spread.num_trainers[x] -= 1
-            spread.added[x, own] = problem.many[x, own]
+            after &= ~bit(own)
         if arrived:
-            spread.num_trainers[x] += 1
-            spread.added[x, to] = 0
+            after |= bit(to)
+        trainers[x] = after
+        if before & (before - ONE) == NOBODY or after & (after - ONE) == NOBODY:
+            _renew(problem, spread, x)
+        else:
+            if left:
+                lines[x, own] = problem.many[x, own]
+            if arrived:
+                lines[x, to] = 0
 
 
 @kernel
 def price_elsewhere(problem, spread, i, own, price):
     """Set price[j] to what the cost would grow by with sample i on worker j, were it not on ``own``."""
-    num_workers = len(price)
-    for j in range(num_workers):
+    width = len(price)
+    lines, trainers, many = spread.lines, spread.trainers, problem.many
+    for j in range(width):
         price[j] = problem.linear[i, j]
+    at_own, at_others = np.int64(0), np.int64(0)
     for at in range(problem.offsets[i], problem.offsets[i + 1]):
-        x = problem.rows[at]
-        if spread.users[x, own] > 1 or spread.num_trainers[x] > 2:
-            for j in range(num_workers):
-                price[j] += spread.added[x, j]
-            if spread.users[x, own] == 1:
-                price[own] += problem.many[x, own]
-        elif spread.num_trainers[x] == 1:
-            for j in range(num_workers):
-                price[j] += problem.sole[x, j]
-        else:
-            other = 0
-            while other == own or spread.users[x, other] == 0:
-                other += 1
-            second = problem.many[x, other] - problem.sole[x, other]
-            for j in range(num_workers):
-                price[j] += problem.many[x, j] + second
-            price[other] -= problem.many[x, other] + second
+        x = np.int64(problem.rows[at])
+        for j in range(width):
+            price[j] += lines[x, j]
+        if lines[x, width + own] == 1:  # without it, the row would have one trainer less
+            at_own += many[x, own]
+            others = trainers[x] & ~bit(own)
+            if others & (others - ONE) == NOBODY:
+                other = lowest(others)
+                second = np.int64(many[x, other]) - problem.sole[x, other]
+                at_others += second
+                price[other] -= second
+    for j in range(width):
+        price[j] += at_others
+    price[own] += at_own
 
 
 @kernel
 def cost_of(problem, spread, worker):
     """The cost of the assignment."""
-    num_rows, num_workers = problem.sole.shape
-    cost = 0
+    num_rows = len(spread.trainers)
+    cost = np.int64(0)
     for i in range(len(worker)):
         cost += problem.linear[i, worker[i]]
     for x in range(num_rows):
-        alone = spread.num_trainers[x] == 1
-        for j in range(num_workers):
-            if spread.users[x, j] > 0:
-                cost += problem.sole[x, j] if alone else problem.many[x, j]
+        trainers = spread.trainers[x]
+        if trainers & (trainers - ONE) == NOBODY:
+            cost += problem.sole[x, lowest(trainers)] if trainers != NOBODY else 0
+            continue
+        while trainers != NOBODY:
+            cost += problem.many[x, lowest(trainers)]
+            trainers &= trainers - ONE
     return cost
 
 
 @kernel
 def _renew(problem, spread, x):
-    num_workers = problem.sole.shape[1]
-    num_trainers, trainer = 0, 0
-    for j in range(num_workers):
-        if spread.users[x, j] > 0:
-            num_trainers += 1
-            trainer = j
-    spread.num_trainers[x] = num_trainers
-    if num_trainers == 0:
-        for j in range(num_workers):
-            spread.added[x, j] = problem.sole[x, j]
-    elif num_trainers == 1:
-        second = problem.many[x, trainer] - problem.sole[x, trainer]
-        for j in range(num_workers):
-            spread.added[x, j] = problem.many[x, j] + second
-        spread.added[x, trainer] = 0
-    else:
-        for j in range(num_workers):
-            spread.added[x, j] = 0 if spread.users[x, j] > 0 else problem.many[x, j]
+    """Set the first half of a row's line."""
+    width = problem.sole.shape[1]
+    lines, trainers = spread.lines, spread.trainers[x]
+    if trainers == NOBODY:
+        for j in range(width):
+            lines[x, j] = problem.sole[x, j]
+        return
+    second = np.int64(0)
+    if trainers & (trainers - ONE) == NOBODY:
+        only = lowest(trainers)
+        second = np.int64(problem.many[x, only]) - problem.sole[x, only]
+    for j in range(width):
+        lines[x, j] = problem.many[x, j] + second
+    while trainers != NOBODY:
+        lines[x, lowest(trainers)] = 0
+        trainers &= trainers - ONE
