@@ -76,7 +76,8 @@ def _grow_stratum(problem, prices, hoped, starts, samples, score, room, first, e
     for _ in range(end - first):
         j = np.int64(0)
         for other in range(1, num_workers):
-            j = other if urgency[other] > urgency[j] else j
+            if urgency[other] > urgency[j]:
+                j = np.int64(other)
         i = _least(score[j])
         for other in range(num_workers):
             score[other, i] = TAKEN
