@@ -205,6 +205,9 @@ class ClusterSession(loop.Session):
             self.log.tell,
             shared_links=cluster.interface == cluster.side_interface,
         )
+        self.passes: PassesController | None = None
+        if cluster.rank == 0 and fits_passes(config.cluster.dispatcher):
+            self.passes = PassesController(self.training.runtime.postbox, cluster.topology.num_workers)
 
     def _explain(self, folder: Path | None) -> Explainer:
         return Explainer(
@@ -213,9 +216,6 @@ class ClusterSession(loop.Session):
             explained_facts(self.cluster, self.training, self.trainer) if self.is_leader else None,
             folder if self.is_leader else None,
         )
-        self.passes: PassesController | None = None
-        if cluster.rank == 0 and fits_passes(config.cluster.dispatcher):
-            self.passes = PassesController(self.training.runtime.postbox, cluster.topology.num_workers)
 
     def _introduce_ranks(self, monitor: Monitor) -> None:
         cluster, configs = self.cluster, self.trainer.collection.embedding_bag_configs()
