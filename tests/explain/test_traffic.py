@@ -180,7 +180,7 @@ def test_a_small_memory_forgets_rows_and_still_counts_every_byte():
 def test_growing_loses_nothing():
     found = list(plans(40))
     at_once, grown = Traffic(6, range(TABLES)), Traffic(6, range(TABLES))
-    grown._entries = grown._entries[:64].copy()
+    grown._names, grown._entries = grown._names[:64].copy(), grown._entries[:64].copy()
     for plan in found:
         at_once.add(plan)
         grown.add(plan)

@@ -1,7 +1,7 @@
 """Compiled loops that find out why rows move, from a plan and from what happened to its rows before.
 
-What happened before is in a hash table of entries: a row is in one of the `WINDOW` places after its hash.
-When all of them are taken, the row used least recently is forgotten.
+What happened before is in a hash table: a row has a place in one of two buckets, which fit a line of the
+processor's cache each. When all of these places are taken, the row used least recently is forgotten.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from rowhaul.schedule.plan import Kind, Payload
 from rowhaul.schedule.row_states import HOME, NOT_ADMITTED, OWNED, REPLICATED, SPLIT
 from rowhaul.schedule.topology import row_hash
 
-WINDOW = 24
-_FREE, _LEFT = np.int32(-1), np.int32(-2)  # never taken; its row has been forgotten
+BUCKET = 8  # places
+_FREE, _LEFT = np.uint64(0), np.uint64(1)  # names of places: never taken; its row has been forgotten
 DISTANCES = 48  # powers of two of evictions between losing a row and needing it again
 _AHEAD = 8
 
 ENTRY = np.dtype(
     [
-        ("key", np.int64),
         ("held", np.uint64),  # workers that have ever held the row
         ("trained", np.uint64),  # workers that trained it last; nobody: it was replicated
         ("evicted", np.uint64),  # workers that lost it to evictions since
@@ -46,37 +45,52 @@ _SPLIT, _SYNC, _HOT = (np.int64(one) for one in (Reason.SPLIT, Reason.SYNC, Reas
 
 
 @kernel
-def find(entries, table, key):
+def name_of(table, key):
+    """Return the name of a row: a hash that no two rows can be expected to share."""
+    name = row_hash(table, key)
+    return name if name > _LEFT else name + np.uint64(2)
+
+
+@kernel
+def bucket_of(names, name, which):
+    """Return the first place of one of the two buckets of a row."""
+    mask = np.uint64(len(names) // BUCKET - 1)
+    return np.int64((name >> np.uint64(40 * which)) & mask) * BUCKET
+
+
+@kernel
+def find(names, name):
     """Return the place of a row, or -1."""
-    mask = np.int64(len(entries) - 1)
-    first = np.int64(row_hash(table, key)) & mask
-    for step in range(WINDOW):
-        place = (first + step) & mask
-        if entries[place].key == key and entries[place].table == table:
-            return place
-        if entries[place].table == _FREE:
-            break
+    for which in range(2):
+        first = bucket_of(names, name, which)
+        for place in range(first, first + BUCKET):
+            if names[place] == name:
+                return place
+            if names[place] == _FREE:
+                return np.int64(-1)  # places of a bucket are taken in order
     return np.int64(-1)
 
 
 @kernel
-def take(entries, table, key):
+def take(names, entries, name, table):
     """Return the place of a row, and 0: it was there; 1: it took a free one; 2: it took another row's."""
-    place = find(entries, table, key)
+    place = find(names, name)
     if place >= 0:
         return place, 0
-    mask = np.int64(len(entries) - 1)
-    first = np.int64(row_hash(table, key)) & mask
-    place, outcome = first, 2
-    for step in range(WINDOW):
-        other = (first + step) & mask
-        if entries[other].table < 0:
-            place, outcome = other, 1
+    outcome = 2
+    place = bucket_of(names, name, 0)
+    for which in range(2):
+        first = bucket_of(names, name, which)
+        for other in range(first, first + BUCKET):
+            if names[other] <= _LEFT:
+                place, outcome = other, 1
+                break
+            if entries[other].touched < entries[place].touched:
+                place = other
+        if outcome == 1:
             break
-        if entries[other].touched < entries[place].touched:
-            place = other
+    names[place] = name
     entry = entries[place]
-    entry.key = key
     entry.table = table
     entry.held = NOBODY
     entry.trained = NOBODY
@@ -90,13 +104,13 @@ def take(entries, table, key):
 
 
 @kernel
-def rehash(old, new):
+def rehash(names, entries, new_names, new_entries):
     """Copy all entries into a larger table; returns how many there was room for."""
     count = 0
-    for at in range(len(old)):
-        if old[at].table >= 0:
-            place, outcome = take(new, old[at].table, old[at].key)
-            new[place] = old[at]
+    for at in range(len(names)):
+        if names[at] > _LEFT:
+            place, outcome = take(new_names, new_entries, names[at], entries[at].table)
+            new_entries[place] = entries[at]
             count += outcome == 1
     return count
 
@@ -117,31 +131,37 @@ def why_pulled(entry, worker):
 
 
 @kernel
-def count_moves(
-    entries, states, tables, keys, kind, payload, move_table, move_key, source, target, num_bytes, after,
-    move_rows, table_of, num_ranks, num_evictions, by_link, by_table, of_link_and_table, repulled,
+def count_plan(
+    names, entries, iteration, states, trainers, tables, keys, kind, payload, move_table, move_key, source,
+    target, num_bytes, after, move_rows, evicted_from, evicted_tables, evicted_keys, forgotten_tables,
+    forgotten_keys, table_of, num_ranks, num_evictions, by_link, by_table, of_link_and_table, repulled,
 ):  # fmt: skip
-    """Count the moves of a plan by reason; call it before `note_training`.
+    """Count the moves of a plan by reason; then remember who trained, evicted and forgot which rows.
 
     ``by_link`` is links x kinds x reasons x (rows, bytes), ``by_table`` the same of tables, and ``repulled``
     distances x (rows, bytes): evicted rows that came back, and what that and their eviction moved.
     Returns how many rows were new, and how many were forgotten for them.
     """
-    address = np.int64(entries.ctypes.data)
     new, forgotten = 0, 0
     places = np.empty(len(keys), np.int64)
-    mask = np.int64(len(entries) - 1)
+    row_names = np.empty(len(keys), np.uint64)
+    names_address, entries_address = np.int64(names.ctypes.data), np.int64(entries.ctypes.data)
+    for r in range(len(keys)):
+        row_names[r] = name_of(tables[r], keys[r])
     for r in range(len(keys)):
         if r + _AHEAD < len(keys):
-            soon = np.int64(row_hash(tables[r + _AHEAD], keys[r + _AHEAD])) & mask
-            prefetch_to_write(address + soon * entries.itemsize)
-        places[r], outcome = take(entries, tables[r], keys[r])
-        entries[places[r]].touched = np.int32(0x7FFFFFFF)  # in use
+            soon = bucket_of(names, row_names[r + _AHEAD], 0)
+            prefetch_to_write(names_address + soon * 8)
+        places[r], outcome = take(names, entries, row_names[r], tables[r])
+        if outcome == 2:
+            forgotten += 1
+            entries[places[r]].touched = iteration  # rows of this batch are not forgotten for each other
         new += outcome == 1
-        forgotten += outcome == 2
     for m in range(len(kind)):
         row = move_rows[m] if len(move_rows) else np.int32(-1)
-        place = places[row] if row >= 0 else find(entries, move_table[m], move_key[m])
+        place = places[row] if row >= 0 else find(names, name_of(move_table[m], move_key[m]))
+        if row >= 0 and names[place] != row_names[row]:
+            place = np.int64(-1)  # forgotten for another row of the batch
         state = states[row] if row >= 0 else HOME
         if kind[m] == _EVICT_PUSH:
             # A plan without numbers of rows is of bounded staleness, where no row is split.
@@ -179,27 +199,19 @@ def count_moves(
                 step += 1
             repulled[step, 0] += 1
             repulled[step, 1] += size + entry.evicted_bytes
-    return new, forgotten
-
-
-@kernel
-def note_training(
-    entries, iteration, states, trainers, tables, keys, evicted_from, evicted_tables, evicted_keys,
-    forgotten_tables, forgotten_keys, num_evictions,
-):  # fmt: skip
-    """Remember who trained, evicted and forgot which rows in an iteration."""
     for e in range(len(evicted_keys)):
         worker = evicted_from[e]
-        place = find(entries, evicted_tables[e], evicted_keys[e])
+        place = find(names, name_of(evicted_tables[e], evicted_keys[e]))
         if place >= 0 and entries[place].trained & bit(worker) != NOBODY:  # other copies are out of date
             entries[place].evicted |= bit(worker)
             entries[place].evicted_at = num_evictions[worker]
         num_evictions[worker] += 1
     for r in range(len(keys)):
-        place = find(entries, tables[r], keys[r])
-        if place < 0:
+        if r + _AHEAD < len(keys):
+            prefetch_to_write(entries_address + places[r + _AHEAD] * entries.itemsize)
+        if names[places[r]] != row_names[r]:
             continue  # forgotten for another row of the batch
-        entry = entries[place]
+        entry = entries[places[r]]
         entry.touched = iteration
         if states[r] == NOT_ADMITTED:
             continue
@@ -209,6 +221,8 @@ def note_training(
         entry.evicted_bytes = 0
         entry.iterations += 1
     for f in range(len(forgotten_keys)):
-        place = find(entries, forgotten_tables[f], forgotten_keys[f])
+        place = find(names, name_of(forgotten_tables[f], forgotten_keys[f]))
         if place >= 0:
-            entries[place].table = _LEFT
+            names[place] = _LEFT
+            entries[place].table = -1
+    return new, forgotten

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.explain.history_kernels import DISTANCES, ENTRY, WINDOW, count_moves, note_training, rehash
+from rowhaul.explain.history_kernels import BUCKET, DISTANCES, ENTRY, count_plan, rehash
 from rowhaul.explain.reasons import Reason
 from rowhaul.schedule.plan import Kind, Plan
 
@@ -48,23 +48,21 @@ class Traffic:
         self.num_remembered = self.num_forgotten = 0  # rows
         self._table_of = np.array(table_of, np.int64)
         self._most_entries = most_entries
-        self._entries = _free_entries(min(_FIRST_ENTRIES, most_entries))
+        self._names, self._entries = _free_places(min(_FIRST_ENTRIES, most_entries))
 
     def add(self, plan: Plan) -> None:
         """Count an iteration."""
         self._make_room(len(plan.keys))
         moves = plan.moves
-        new, forgotten = count_moves(
-            self._entries, plan.states, plan.tables, plan.keys, moves.kind, moves.payload, moves.table,
-            moves.key, moves.source, moves.target, moves.num_bytes, moves.after,
-            _NO_ROWS if plan.move_rows is None else plan.move_rows, self._table_of, self.num_ranks,
-            self.num_evictions, self.by_link, self.by_table, self.of_link_and_table, self.repulled,
-        )  # fmt: skip
-        note_training(
-            self._entries, plan.iteration, plan.states, plan.trainers, plan.tables, plan.keys,
+        new, forgotten = count_plan(
+            self._names, self._entries, plan.iteration, plan.states, plan.trainers, plan.tables, plan.keys,
+            moves.kind, moves.payload, moves.table, moves.key, moves.source, moves.target, moves.num_bytes,
+            moves.after, _NO_ROWS if plan.move_rows is None else plan.move_rows,
             plan.evicted_from, plan.evicted_tables, plan.evicted_keys,
             _NO_TABLES if plan.forgotten_tables is None else plan.forgotten_tables,
-            _NO_KEYS if plan.forgotten_keys is None else plan.forgotten_keys, self.num_evictions,
+            _NO_KEYS if plan.forgotten_keys is None else plan.forgotten_keys,
+            self._table_of, self.num_ranks, self.num_evictions,
+            self.by_link, self.by_table, self.of_link_and_table, self.repulled,
         )  # fmt: skip
         self.num_remembered += new
         self.num_forgotten += forgotten
@@ -102,19 +100,19 @@ class Traffic:
         }
 
     def _make_room(self, count: int) -> None:
-        """Grow before a third of the places is taken, up to the limit."""
-        size = len(self._entries)
-        while size < self._most_entries and 3 * (self.num_remembered + count) > size:
+        """Grow before half of the places are taken, up to the limit."""
+        size = len(self._names)
+        while size < self._most_entries and 2 * (self.num_remembered + count) > size:
             size *= 2
-        if size > len(self._entries):
-            grown = _free_entries(size)
-            kept = rehash(self._entries, grown)
+        if size > len(self._names):
+            names, entries = _free_places(size)
+            kept = rehash(self._names, self._entries, names, entries)
             self.num_forgotten += self.num_remembered - kept
-            self.num_remembered, self._entries = kept, grown
+            self.num_remembered, self._names, self._entries = kept, names, entries
 
 
-def _free_entries(count: int) -> npt.NDArray[Any]:
-    assert count >= WINDOW, "all places of a row are in the table"
+def _free_places(count: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[Any]]:
+    assert count >= BUCKET, "a bucket of places is in the table"
     entries = np.zeros(count, ENTRY)
     entries["table"] = -1
-    return entries
+    return np.zeros(count, np.uint64), entries
