@@ -1,1 +1,1 @@
-"""Decisions made while training: how many samples each worker gets, which rows are replicated."""
+"""Decisions made while training: the workers' shares, the replicated rows, the passes of `joint:auto`."""

@@ -34,7 +34,7 @@ def make_dispatcher(text: str) -> Dispatcher:
     """The dispatcher that a text names: ``name[:value...][:key=value...]``, or ``two-batch:`` and another.
 
     Examples: ``random``, ``laia:threads=4``, ``laia-adaptive:8``, ``esd:0.5``, ``esd:1:min3-min``,
-    ``two-batch:laia``.
+    ``joint:auto``, ``two-batch:laia``.
     """
     name, _, settings = text.partition(":")
     if name == TwoBatches.name:

@@ -2,6 +2,7 @@
 
 A dispatcher beyond the papers, in steps of a millisecond or less: `problem` prices rows by the set of workers
 that train them; `growth` makes a first assignment; `search` improves it, keeping the rows' state in `spread`.
+Small batches, where luck decides more, are also searched from the assignment of `esd:1`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import ConfigError
-from rowhaul.schedule.dispatch.costs import link_costs
+from rowhaul.schedule.dispatch.costs import expected_cost, link_costs
 from rowhaul.schedule.dispatch.joint.growth import grow
 from rowhaul.schedule.dispatch.joint.problem import UNIT, Ints, Longs, Problem, problem_of, weigh
 from rowhaul.schedule.dispatch.joint.search import improve
-from rowhaul.schedule.dispatch.joint.spread import make_spread
+from rowhaul.schedule.dispatch.joint.spread import cost_of, make_spread
 from rowhaul.schedule.dispatch.task import DispatchTask
+from rowhaul.schedule.transportation import largest_cost, transport
 
 Objective = Literal["sum", "makespan"]
 Auto = Literal["auto"]
@@ -26,6 +28,7 @@ Auto = Literal["auto"]
 PASSES = 4  # by default, and where ``auto`` starts; twice as many gain less than a hundredth
 MOST_PASSES = 8  # of ``auto``
 
+SMALL_BATCH = 256  # samples up to which a second start takes little time
 WEIGHINGS = 4  # times that the links' weights are changed for the makespan
 EVEN_WEIGHT = 64
 
@@ -70,11 +73,31 @@ class Joint:
         return worker[: task.num_samples]
 
     def _least_sum(self, problem: Problem, task: DispatchTask, capacities: Longs) -> Ints:
-        start: Ints = grow(problem, task.prices, capacities)
-        worker = start.copy()
         passes = PASSES if self.passes == "auto" else self.passes
-        growth = improve(problem, make_spread(problem, start), worker, capacities, passes)
-        return worker if growth < 0 else start
+        start: Ints = grow(problem, task.prices, capacities)
+        spread, worker = make_spread(problem, start), start.copy()
+        growth = improve(problem, spread, worker, capacities, passes)
+        best = worker if growth < 0 else start
+        second = _cheapest_alone(task, capacities) if task.num_samples <= SMALL_BATCH else None
+        if second is None:
+            return best
+        least = cost_of(problem, make_spread(problem, best), best)
+        spread, worker = make_spread(problem, second), second.copy()
+        cost = cost_of(problem, spread, second)
+        growth = improve(problem, spread, worker, capacities, passes)
+        if cost + min(growth, 0) < least:
+            best = worker if growth < 0 else second
+        return best
+
+
+def _cheapest_alone(task: DispatchTask, capacities: Longs) -> Ints | None:
+    """What `esd:1` would do, blanks included; None where costs are too large to solve that."""
+    cost = expected_cost(task)
+    if cost.max(initial=0) > largest_cost(task.num_workers):
+        return None
+    worker = transport(cost, capacities)
+    room = capacities - np.bincount(worker, minlength=task.num_workers)
+    return np.concatenate([worker, np.repeat(np.arange(task.num_workers, dtype=np.int32), room)])
 
 
 def _shorter(problem: Problem, task: DispatchTask, capacities: Longs, worker: Ints) -> Ints:

@@ -74,10 +74,11 @@ def _grow_stratum(problem, prices, hoped, starts, samples, score, room, first, e
     for j in range(num_workers):
         urgency[j] = prices[j] << 20 if room[j] > 0 else -1
     for _ in range(end - first):
-        j = np.int64(0)
+        best = 0
         for other in range(1, num_workers):
-            if urgency[other] > urgency[j]:
-                j = np.int64(other)
+            if urgency[other] > urgency[best]:
+                best = other
+        j = best
         i = _least(score[j])
         for other in range(num_workers):
             score[other, i] = TAKEN

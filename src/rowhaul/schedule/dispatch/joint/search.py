@@ -24,6 +24,7 @@ SLACK = 4  # samples that a worker may have too many while others are on the mov
 PRICED_SAMPLES = 1024  # enough to know the prices of places
 LOOKED_AT = 4  # a round looks at one sample out of so many, or more where margins are alike
 FEW_MOVES = 512  # the search ends with a round that moves fewer than one sample out of so many
+REPRICED = 512  # samples of a worker, up to which a few that are too many are a part worth choosing well
 FULL = 2**50  # the price of a place that there is not
 HIGHEST = 2**62
 WORKER_BITS, WORKER = 6, 63  # a price and its worker in one number: the least of them needs no branch
@@ -139,12 +140,12 @@ def _typical_price(problem, num_workers):
 def _move_surplus(problem, spread, worker, load, capacities, margin):
     """Move samples from workers that have too many, those first that lose least; returns what is lost.
 
-    ``margin`` is overwritten with what the samples of such workers would lose.
+    What each would lose is its margin when last looked at; in small batches it is found anew.
     """
     price = np.empty(problem.linear.shape[1], np.int32)
     lost = int64(0)
     for own in range(len(capacities)):
-        if load[own] > capacities[own]:
+        if capacities[own] < load[own] <= REPRICED:
             for i in range(len(worker)):
                 if worker[i] == own:
                     price_elsewhere(problem, spread, i, own, price)
