@@ -47,8 +47,6 @@ class Job:
     rows: list[BatchRows] = field(default_factory=list)  # trained on this rank, by group
     where: RowLocations | None = None  # on this rank
     measures: npt.NDArray[np.float64] | None = None  # ranks x `runtime.MEASURES`, of earlier iterations
-    # Receives posted before their phase: what they wait for, and the buffer.
-    arriving: dict[Phase, tuple[Transfer, Bytes]] = field(default_factory=dict)
     ready_at: float = 0.0  # when all ranks had agreed on the plan
     slack_seconds: float = 0.0  # from then until the plan was needed
 
@@ -87,10 +85,9 @@ class Mover:
         self._arrivals: list[tuple[Payloads, Bytes]] = []
         self._pending_sends: deque[Transfer] = deque()
 
-    def early(self, job: Job, before: Job | None = None) -> None:
-        """Run the phases that overlap with training the iteration ``before``."""
+    def early(self, job: Job) -> None:
+        """Run the phases that overlap with training the iteration before."""
         with _timed(job, "early"):
-            self._expect(job, before)
             self._look_up(job)
             self._phase(job, Phase.EARLY_FIRST)
             self._phase(job, Phase.EARLY_SECOND)
@@ -144,7 +141,7 @@ class Mover:
         if not len(sent) and not len(received) and not len(home_steps) and not len(peer_steps):
             return
         began = time.monotonic()
-        arrived = self.swap(sent, received, pack_payloads(where, sent), job.arriving.pop(phase, None))
+        arrived = self.swap(sent, received, pack_payloads(where, sent))
         job.num_bytes.update(sent.crossing_bytes)
         if self._bounded and not len(home_steps):
             home_steps = steps_on_arrival(received, job.plan.iteration)
@@ -153,37 +150,18 @@ class Mover:
             self._arrivals.append((received, arrived))
         self.on_phase(job.plan.iteration, phase, began)
 
-    def _expect(self, job: Job, before: Job | None) -> None:
-        """Post all receives until the job is trained, in the order in which peers send.
-
-        A message over Gloo begins when the sender knows that it is expected, and that note would wait behind
-        all that this rank sends to it meanwhile.
-        """
-        phases = [(job, Phase.EARLY_FIRST), (job, Phase.EARLY_SECOND)]
-        phases += [] if before is None else [(before, Phase.AFTER)]
-        for one, phase in [*phases, (job, Phase.LATE_FIRST), (job, Phase.LATE_SECOND)]:
-            received = one.phases.received(phase)
-            if len(received):
-                one.arriving[phase] = self._post_receives(received)
-
-    def _post_receives(self, received: Payloads) -> tuple[Transfer, Bytes]:
+    def swap(self, sent: Payloads, received: Payloads, out: Bytes) -> Bytes:
+        """Send the messages in a buffer; return the buffer of those received."""
         arrived = np.empty(received.num_bytes, np.uint8)
-        parts = {peer: arrived[part] for peer, part in received.messages.items() if peer != self.rank}
-        return self.links.post(parts, {}), arrived
-
-    def swap(
-        self, sent: Payloads, received: Payloads, out: Bytes, arriving: tuple[Transfer, Bytes] | None = None
-    ) -> Bytes:
-        """Send the messages in a buffer; return the buffer of those received, posted already or not."""
-        receives, arrived = self._post_receives(received) if arriving is None else arriving
-        sends = self.links.post(
-            {}, {peer: out[part] for peer, part in sent.messages.items() if peer != self.rank}
+        transfer = self.links.post(
+            {peer: arrived[part] for peer, part in received.messages.items() if peer != self.rank},
+            {peer: out[part] for peer, part in sent.messages.items() if peer != self.rank},
         )
         if self.rank in sent.messages:
             arrived[received.messages[self.rank]] = out[sent.messages[self.rank]]
         with doing(Activity.AWAITING_ROWS):
-            receives.wait_received()
-            self._pending_sends.append(sends)
+            transfer.wait_received()
+            self._pending_sends.append(transfer)
             if len(self._pending_sends) > _MOST_PENDING_SENDS:
                 self._pending_sends.popleft().wait_sent()
         return arrived

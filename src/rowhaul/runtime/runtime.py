@@ -292,7 +292,7 @@ class Runtime:
             self._plan(number + AHEAD + 1)
             following = self._take(number + 1)
             if following is not None:
-                self.mover.early(following, job)
+                self.mover.early(following)
             trained = iteration.trained.wait() if self.trains else None
             self.mover.finish(job, trained)
             self.samples += len(job.plan.worker)
