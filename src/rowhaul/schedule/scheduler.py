@@ -27,12 +27,18 @@ from rowhaul.schedule.plan import Plan
 from rowhaul.schedule.row_tracker import PlacedRows, Replacement, RowTracker
 from rowhaul.schedule.settings import HotRows, ScheduleSettings, differences
 from rowhaul.schedule.sizes import RowSizes
+from rowhaul.schedule.threads import Threads
 
 FORMAT = 1  # of exported states
 
 
 class Scheduler:
     """Plans iterations one after the other.
+
+    Args:
+        settings: the same on all ranks.
+        batches: the ids of the global batches.
+        threads: that plan together; they change how long it takes, and nothing else.
 
     Example:
         >>> from rowhaul.schedule import CacheSettings, IdBatch, RowSizes, ScheduleSettings, Topology
@@ -48,8 +54,9 @@ class Scheduler:
         [0 0 1 1] 0
     """
 
-    def __init__(self, settings: ScheduleSettings, batches: Iterable[IdBatch]) -> None:
+    def __init__(self, settings: ScheduleSettings, batches: Iterable[IdBatch], *, threads: int = 1) -> None:
         self.settings = settings
+        planning = Threads(threads)
         self.iteration = 0  # the next one to plan
         self._first = 0  # the first one that it plans
         self._source: Iterator[IdBatch] = iter(batches)
@@ -58,7 +65,7 @@ class Scheduler:
         self._samples_planned = 0
         self._failed = False
         self._active = ActiveControls(settings.dispatcher, settings.prices, settings.shares)
-        self._tracker = RowTracker(settings)
+        self._tracker = RowTracker(settings, planning)
         self._dispatching = Dispatching(settings, self._tracker.directory, self._active)
 
     def fill(self) -> bool:
@@ -226,6 +233,8 @@ class Scheduler:
         batch, (named_by, place) = self._tracker.locate(number, ids, self.iteration)
         for earlier in self._window:
             link_uses(named_by, place, earlier.number, earlier.next_use, number)
+        if not self._active.blind:
+            _ = batch.by_sample  # here, where it delays no plan
         self._window.append(batch)
 
     def _check(self, batch: IdBatch) -> None:

@@ -42,6 +42,8 @@ class Step(NamedTuple):
     pair_workers: npt.NDArray[np.int8]
     pair_copies: Int32s  # -1 where the worker has none yet
     demand: npt.NDArray[np.void]  # workers, of DEMAND
+    pair_edges: Int64s  # chunks + 1: where the pairs of each begin
+    rows_before: Int64s  # chunks x workers: rows that each worker trains of earlier chunks
 
 
 class Order(Protocol):
@@ -51,7 +53,7 @@ class Order(Protocol):
         """Make room for all that the step can bring."""
 
     def evict(self, step: Step, pool: CopyPool, used: Int64s, capacities: Int64s) -> int:
-        """Mark the copies of the batch as used, then choose victims among the others.
+        """Choose victims among the copies that the batch does not use; those it uses are marked already.
 
         What the victims leave is subtracted from ``used``, until the batch's missing rows fit on each
         worker. Victims go on the pool's stack, by worker, in order; returns their number.
