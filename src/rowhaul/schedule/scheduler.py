@@ -35,11 +35,6 @@ FORMAT = 1  # of exported states
 class Scheduler:
     """Plans iterations one after the other.
 
-    Args:
-        settings: the same on all ranks.
-        batches: the ids of the global batches.
-        threads: that plan together; they change how long it takes, and nothing else.
-
     Example:
         >>> from rowhaul.schedule import CacheSettings, IdBatch, RowSizes, ScheduleSettings, Topology
         >>> settings = ScheduleSettings(
@@ -54,9 +49,9 @@ class Scheduler:
         [0 0 1 1] 0
     """
 
-    def __init__(self, settings: ScheduleSettings, batches: Iterable[IdBatch], *, threads: int = 1) -> None:
+    def __init__(self, settings: ScheduleSettings, batches: Iterable[IdBatch]) -> None:
         self.settings = settings
-        planning = Threads(threads)
+        self._threads = Threads()
         self.iteration = 0  # the next one to plan
         self._first = 0  # the first one that it plans
         self._source: Iterator[IdBatch] = iter(batches)
@@ -65,7 +60,7 @@ class Scheduler:
         self._samples_planned = 0
         self._failed = False
         self._active = ActiveControls(settings.dispatcher, settings.prices, settings.shares)
-        self._tracker = RowTracker(settings, planning)
+        self._tracker = RowTracker(settings, self._threads)
         self._dispatching = Dispatching(settings, self._tracker.directory, self._active)
 
     def fill(self) -> bool:
@@ -81,6 +76,10 @@ class Scheduler:
             else:
                 self._add_to_window(ids)
         return bool(self._window)
+
+    def use_threads(self, count: int) -> None:
+        """Plan with this many threads: it changes how long plans take, and nothing else."""
+        self._threads.use(count)
 
     def post(self, name: str, value: Value) -> ControlRecord:
         """Make a control record now, after the last plan; it is active two iterations later."""

@@ -26,15 +26,20 @@ class Threads:
     """A pool of threads; the caller is one of them.
 
     Example:
-        >>> threads, taken = Threads(2), []
-        >>> def work(counter):  # a kernel in practice; it takes chunks with `take`
-        ...     taken.append(threading.get_ident())
-        >>> threads.share(work, num_chunks=10)
+        >>> edges = bounds(len(rows))
+        >>> Threads(2).share(lambda counter: some_kernel(rows, edges, counter), len(edges) - 1)
     """
 
     def __init__(self, count: int = 1) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self.use(count)
+
+    def use(self, count: int) -> None:
+        """Go on with this many threads."""
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_THREADS:
             raise ConfigError(f"planning takes 1 to {MOST_THREADS} threads; got {count!r}")
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
         self.count = count
         self._pool = ThreadPoolExecutor(count - 1, "rowhaul-planning") if count > 1 else None
 

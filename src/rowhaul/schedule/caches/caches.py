@@ -106,7 +106,9 @@ class Caches:
         pool, order, share = self._pool, self._order, self._threads.share
         num_workers, edges = len(self.capacities), bounds(len(slots))
         num_chunks = len(edges) - 1
-        pair_edges = count_pairs(trainers, edges)
+        needed = np.zeros(num_workers, np.int64)
+        pair_edges = count_pairs(slots, trainers, size, self._in_bytes, edges, needed)
+        self._check_fits(needed)
         num_pairs = pair_edges[-1]
         pair_rows, pair_copies = np.empty(num_pairs, np.int32), np.empty(num_pairs, np.int32)
         pair_workers = np.empty(num_pairs, np.int8)
@@ -120,7 +122,6 @@ class Caches:
         )  # fmt: skip
         demand = np.zeros(num_workers, DEMAND)
         add_up(demands, demand)
-        self._check_fits(demand["room"])
         step = Step(
             iteration, slots, trainers, current, size, next_use,
             pair_rows, pair_workers, pair_copies, demand, pair_edges, demands["num_rows"],
@@ -142,19 +143,6 @@ class Caches:
         order.append(step, pool)
         self.used += demand["missing_room"]
         return evictions
-
-    def _release(self, victims: Int32s) -> Evictions:
-        """Take copies out of the lists of their rows."""
-        pool, threads, edges = self._pool, self._threads, bounds(len(victims))
-        workers, slots = np.empty(len(victims), np.int16), np.empty(len(victims), np.int32)
-        num_chunks, num_parts = len(edges) - 1, min(threads.count, len(edges) - 1)
-        threads.share(
-            lambda counter: copies_of(victims, pool.copies, edges, counter, workers, slots), num_chunks
-        )
-        threads.share(
-            lambda counter: release(victims, slots, pool.head, pool.copies, num_parts, counter), num_parts
-        )
-        return Evictions(workers, slots)
 
     def drop(self, slots: Int32s, size: Int64s) -> None:
         """Give up all copies of these rows, on every worker, between two steps; ``size`` is as in `step`."""
@@ -204,6 +192,19 @@ class Caches:
         room = size[slots[rows]] if self._in_bytes else np.ones(len(rows), np.int64)
         np.add.at(self.used, workers, room)
         self._order.restore(saved, copies, rows, room, self._pool)
+
+    def _release(self, victims: Int32s) -> Evictions:
+        """Take copies out of the lists of their rows."""
+        pool, threads, edges = self._pool, self._threads, bounds(len(victims))
+        workers, slots = np.empty(len(victims), np.int16), np.empty(len(victims), np.int32)
+        num_chunks, num_parts = len(edges) - 1, min(threads.count, len(edges) - 1)
+        threads.share(
+            lambda counter: copies_of(victims, pool.copies, edges, counter, workers, slots), num_chunks
+        )
+        threads.share(
+            lambda counter: release(victims, slots, pool.head, pool.copies, num_parts, counter), num_parts
+        )
+        return Evictions(workers, slots)
 
     def _check_fits(self, needed: Int64s) -> None:
         short = needed > self.capacities

@@ -89,13 +89,21 @@ class CopyPool:
 
 
 @kernel
-def count_pairs(trainers, edges):
-    """Where the (row, worker) pairs of each chunk begin, and where the last one's end."""
+def count_pairs(slots, trainers, size, in_bytes, edges, needed):
+    """Where the (row, worker) pairs of each chunk begin, and where the last one's end.
+
+    Adds up in ``needed``, zeroed, the room that each worker needs.
+    """
     pair_edges = np.zeros(len(edges), np.int64)
     for chunk in range(len(edges) - 1):
         count = np.int64(0)
         for i in range(edges[chunk], edges[chunk + 1]):
-            count += popcount(trainers[i])
+            room = size[slots[i]] if in_bytes else 1
+            mask = trainers[i]
+            count += popcount(mask)
+            while mask != NOBODY:
+                needed[lowest(mask)] += room
+                mask &= mask - ONE
         pair_edges[chunk + 1] = pair_edges[chunk] + count
     return pair_edges
 
@@ -156,7 +164,6 @@ def look_up(
                     if needs.num_rows == 0 or room < needs.smallest:
                         needs.smallest = room
                     needs.num_rows += 1
-                    needs.room += room
                     copy = np.int32(-1)
                     if holders[row] & bit(worker) != NOBODY:
                         copy = copy_of[row, worker]
@@ -187,7 +194,6 @@ def add_up(demands, total):
             here.num_rows, here.num_missing = needs.num_rows, needs.num_missing
             needs.num_rows += num_rows
             needs.num_missing += num_missing
-            needs.room += here.room
             needs.missing_room += here.missing_room
 
 
@@ -233,14 +239,18 @@ def insert(
     pair_edges, missing_before, counter,
 ):  # fmt: skip
     """Give every pair without a copy a new one off the stack ``free``, in chunks."""
+    heads_at, copies_at = int64(head.ctypes.data), int64(copies.ctypes.data)
     chunk = take(counter)
     while chunk < len(pair_edges) - 1:
         top = num_free - missing_before[chunk]
         for pair in range(pair_edges[chunk], pair_edges[chunk + 1]):
+            if pair + _AHEAD < len(pair_rows):
+                prefetch_to_write(heads_at + slots[pair_rows[pair + _AHEAD]] * head.strides[0])
             if pair_copies[pair] >= 0:
                 continue
             top -= 1
             copy = free[top]
+            prefetch_to_write(copies_at + free[max(top - _AHEAD, 0)] * copies.itemsize)
             slot = slots[pair_rows[pair]]
             record = copies[copy]
             record.slot = slot

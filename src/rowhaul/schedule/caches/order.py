@@ -21,8 +21,7 @@ _SMALLEST = 16  # entries; capacities are powers of two, so that rings can wrap 
 DEMAND = np.dtype(
     [
         ("num_rows", np.int64),  # rows it trains
-        ("room", np.int64),  # the room they take
-        ("smallest", np.int64),  # the room that the smallest of them takes
+        ("smallest", np.int64),  # the room that the smallest of these takes
         ("num_missing", np.int64),  # those of which it has no copy
         ("missing_room", np.int64),
     ]

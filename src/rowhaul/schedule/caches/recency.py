@@ -69,7 +69,8 @@ class RecencyLogs:
                 ),
                 num_workers,
             )  # fmt: skip
-        return put_together(victims, starts, counts, pool.free, pool.num_free)
+        num_victims: int = put_together(victims, starts, counts, pool.free, pool.num_free)
+        return num_victims
 
     def append(self, step: Step, pool: CopyPool) -> None:
         """See `Order`."""
@@ -243,8 +244,11 @@ def keep_valid(
     first, last, source, source_start, source_capacity, target, target_start, target_capacity, copies
 ):
     """Copy the entries of a log that still count to the same place or another; returns the new end."""
+    copies_at = int64(copies.ctypes.data)
     end = first
     for i in range(first, last):
+        ahead = source[source_start + ((i + _AHEAD) & (source_capacity - 1))].copy
+        prefetch_to_read(copies_at + ahead * copies.itemsize)
         entry = source[source_start + (i & (source_capacity - 1))]
         target[target_start + (end & (target_capacity - 1))] = entry
         end += copies[entry.copy].last_use == entry.last_use

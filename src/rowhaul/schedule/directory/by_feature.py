@@ -1,9 +1,9 @@
 """The distinct rows of a batch whose features have tables of their own, found feature by feature.
 
 A table's ids lie side by side, so that its hash table stays in the fastest memory, and features are
-independent: threads share them out. Ids keep the numbers that their rows got as they appeared, and `rank` leads
-from there to the order by key: rows are far fewer than ids. Only dispatchers that look at rows need them sample
-by sample.
+independent: threads share them out. Ids keep the numbers that their rows got as they appeared, and `rank`
+leads from there to the order by key: rows are far fewer than ids. Only dispatchers that look at rows need
+them sample by sample.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rowhaul._distinct import num_seats, number_keys
 from rowhaul._kernels import kernel
 from rowhaul.schedule.batch import SAMPLES_AT_ONCE, ByFeature
 from rowhaul.schedule.directory.distinct import SIGN, sort_words
-from rowhaul.schedule.masks import NOBODY, bit
+from rowhaul.schedule.masks import NOBODY
 from rowhaul.schedule.threads import Threads, take
 
 Int32s = npt.NDArray[np.int32]

@@ -29,7 +29,7 @@ HALL = np.dtype(
 
 @dataclass(frozen=True)
 class RowsBySample:
-    """Which rows each sample names; rows are the distinct ones, ordered by (table, key). As `RowsByFeature`."""
+    """Which rows each sample names; rows are the distinct ones, ordered by (table, key)."""
 
     offsets: npt.NDArray[np.int64]  # samples + 1
     rows: npt.NDArray[np.int32]  # a sample names a row once

@@ -100,11 +100,11 @@ def make_slots(
     for slot in batch_slots:
         count += slot < 0
     new = np.empty(count, np.int32)
-    count = 0
+    found = 0
     for r in range(len(batch_slots)):
         if batch_slots[r] < 0:
-            new[count] = r
-            count += 1
+            new[found] = r
+            found += 1
     index_address, slots_address = np.int64(index.ctypes.data), np.int64(slots.ctypes.data)
     for i in range(count):
         if i + AHEAD < count:
@@ -170,8 +170,8 @@ def take_up(
     """Begin an iteration, in chunks: record when each row is used next, and which rows caches hold.
 
     ``appearances`` is empty unless a dispatcher learns from them. Fills ``held``, 0 for rows that no cache
-    holds (replicated rows live beside the caches, rows not admitted nowhere), and ``fresh``, 1 for fresh rows;
-    and for each chunk how many moves its rows can cause at most.
+    holds (replicated rows live beside the caches, rows not admitted nowhere), and ``fresh``, 1 for fresh
+    rows; and for each chunk how many moves its rows can cause at most.
     """
     slots_address = np.int64(slots.ctypes.data)
     chunk = take(counter)
@@ -200,7 +200,9 @@ def take_up(
 def release_slots(slots, candidates, index, free_slots, num_free):
     """Free the slots that neither the window nor a cache names; their rows are at home or not admitted."""
     index_address, slots_address = np.int64(index.ctypes.data), np.int64(slots.ctypes.data)
+    mask = np.int64(len(index) - 1)
     leaving = np.empty(len(candidates), np.int32)
+    places = np.empty(len(candidates), np.int64)  # in the index: where the search for each begins
     count = 0
     for i in range(len(candidates)):
         if i + AHEAD < len(candidates):
@@ -210,11 +212,31 @@ def release_slots(slots, candidates, index, free_slots, num_free):
         if record.window == 0 and record.stamp != NEVER and record.head < 0:
             record.stamp = NEVER  # so that a candidate named twice is given back once
             leaving[count] = slot
+            places[count] = index_place(index, record.table, record.key)
             count += 1
-            prefetch_to_write(index_address + index_place(index, record.table, record.key) * 16)
-    for slot in leaving[:count]:
-        record = slots[slot]
-        index_delete(index, index_find(index, record.table, record.key))
-        free_slots[num_free] = slot
+    for i in range(count):
+        if i + AHEAD < count:
+            prefetch_to_write(index_address + places[i + AHEAD] * 16)
+        place = places[i]
+        while (
+            index_value(index[place, 1]) != leaving[i]
+        ):  # a slot is one row's, so the row need not be compared
+            place = (place + 1) & mask
+        index_delete(index, place)
+        free_slots[num_free] = leaving[i]
         num_free += 1
     return num_free
+
+
+@kernel
+def name_rows(slots, named, edges, counter, tables, keys):
+    """Fill in the tables and keys of the rows in slots, in chunks."""
+    slots_address = np.int64(slots.ctypes.data)
+    chunk = take(counter)
+    while chunk < len(edges) - 1:
+        for i in range(edges[chunk], edges[chunk + 1]):
+            if i + AHEAD < len(named):
+                prefetch_to_read(slots_address + np.int64(named[i + AHEAD]) * slots.itemsize)
+            tables[i] = slots[named[i]].table
+            keys[i] = slots[named[i]].key
+        chunk = take(counter)

@@ -20,7 +20,7 @@ from rowhaul.schedule.sync.moves import (
     FIRST,
     GRADIENT,
     MISS_PULL,
-    NO_RANK,
+    NO_STEP,
     NOTHING,
     PEER_SEND,
     RECORD,
@@ -162,8 +162,8 @@ def exchange(
 
     ``push_after``: trained rows go home at once (full synchronisation); otherwise when they are next
     needed. ``keep_copies``: a sole trainer keeps its copy of what it pushed. ``move_rows`` and ``step_rows``
-    are filled with the row of each. A chunk's moves begin where ``move_starts`` says, its steps where its rows
-    do. ``lookups``, ``hits`` and ``counts`` are filled chunk by chunk.
+    are filled with the row of each. A chunk's moves begin where ``move_starts`` says, its steps where its
+    rows do. ``lookups``, ``hits`` and ``counts`` are filled chunk by chunk.
     """
     chunk = take(counter)
     while chunk < len(edges) - 1:
@@ -312,9 +312,8 @@ def evict(
             record = slots[victims[e]]
             at, step_at = first_move + e, first_step + e
             move_rows[at] = -1
-            step_rows[step_at] = -1
+            step_rows[step_at] = NO_STEP
             ranks[at] = NOTHING
-            steps[step_at].rank = NO_RANK
             record.touched = iteration
             worker = np.int64(workers[e])
             mask = bit(worker)
@@ -337,6 +336,7 @@ def evict(
                 record.settled |= mask
                 if record.members == NOBODY:
                     note_step(steps, step_at, record, home, record.settled, iteration, FIRST, AT_HOME)
+                    step_rows[step_at] = -1
                     record.state = HOME
                     record.settled = NOBODY
             emit(moves, at, EVICT_PUSH, payload, record, worker, home, num_bytes, iteration, FIRST)

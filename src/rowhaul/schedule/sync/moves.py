@@ -54,7 +54,7 @@ STEP = np.dtype(
 )
 
 
-NO_RANK = np.int16(-1)  # of a step that is none
+NO_STEP = np.int32(-2)  # the row of a place without a step
 MOVES_AT_ONCE = 8192  # that a thread copies
 _COLUMNS = [MOVE[name] for name in Moves.__dataclass_fields__]
 
@@ -99,10 +99,11 @@ class Notebook:
         return moves, local_moves, rows, local_rows
 
     def steps_written(self, starts: Int64s, counts: Int64s) -> tuple[Steps, Int32s]:
-        """The steps of all parts, copied out, and their rows; those without a rank are left out."""
-        places = places_of_steps(self.steps, starts, counts)
-        used = {name: self.steps[name][places] for name in Steps.__dataclass_fields__}
-        return Steps(**used), self.step_rows[places]
+        """The steps of all parts, copied out, and their rows; empty places are left out."""
+        *columns, rows = copy_steps(
+            self.steps, self.step_rows, places_of_steps(self.step_rows, starts, counts)
+        )
+        return Steps(*columns), rows
 
     def _copied(self, places: Int32s) -> tuple[Moves, Int32s]:
         edges = bounds(len(places), MOVES_AT_ONCE)
@@ -186,7 +187,7 @@ def places_of_moves(ranks, starts, counts):
                 if length > 0:
                     back = front + length
                     queue[back - num_within if back >= num_within else back] = queue[front]
-                    front = front + 1 if front + 1 < num_within else 0
+                    front = front + 1 if front + 1 < num_within else np.int64(0)
             elif ranks[m] == WITHIN:
                 back = front + length
                 queue[back - num_within if back >= num_within else back] = m
@@ -202,17 +203,17 @@ def places_of_moves(ranks, starts, counts):
 
 
 @kernel
-def places_of_steps(steps, starts, counts):
+def places_of_steps(step_rows, starts, counts):
     """Where the steps are."""
     count = np.int64(0)
     for part in range(len(starts)):
         count += counts[part]
     places = np.empty(count, np.int32)
-    count = 0
+    count = np.int64(0)
     for part in range(len(starts)):
         for s in range(starts[part], starts[part] + counts[part]):
             places[count] = s
-            count += steps[s].rank != NO_RANK
+            count += step_rows[s] != NO_STEP
     return places[:count]
 
 
@@ -238,3 +239,30 @@ def copy_moves(
             second[m] = move.second
             rows[m] = move_rows[places[m]]
         chunk = take(counter)
+
+
+@kernel
+def copy_steps(steps, step_rows, places):
+    """Steps field by field, in the order of `Steps`, and their rows."""
+    count = len(places)
+    table = np.empty(count, np.int32)
+    key = np.empty(count, np.int64)
+    rank = np.empty(count, np.int16)
+    contributors = np.empty(count, np.uint64)
+    trained = np.empty(count, np.int32)
+    ready = np.empty(count, np.int32)
+    after = np.empty(count, np.uint8)
+    by_peer = np.empty(count, np.uint8)
+    rows = np.empty(count, np.int32)
+    for s in range(count):
+        step = steps[places[s]]
+        table[s] = step.table
+        key[s] = step.key
+        rank[s] = step.rank
+        contributors[s] = step.contributors
+        trained[s] = step.trained
+        ready[s] = step.ready
+        after[s] = step.after
+        by_peer[s] = step.by_peer
+        rows[s] = step_rows[places[s]]
+    return table, key, rank, contributors, trained, ready, after, by_peer, rows
