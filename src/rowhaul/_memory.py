@@ -222,6 +222,17 @@ def compare_exchange(typing_context, address, expected, replacement):
 
 
 @intrinsic
+def fetch_add(typing_context, address, number):
+    """Add to an integer that several threads count with; returns what it was."""
+
+    def generate(context, builder, signature, arguments):
+        pointer = builder.inttoptr(arguments[0], _WORD.as_pointer())
+        return builder.atomic_rmw("add", pointer, arguments[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
 def order_reads(typing_context):
     """Everything read so far is read before anything that follows."""
 

@@ -36,7 +36,8 @@ def test_rows_are_found_again_sorted_and_counted_once_per_sample(stream):
         rows = names(directory, batch.slots)
         assert rows == sorted({row for sample in samples for row in sample})
         for i, sample in enumerate(samples):
-            mine = batch.rows[batch.offsets[i] : batch.offsets[i + 1]]
+            offsets, named = batch.by_sample
+            mine = named[offsets[i] : offsets[i + 1]]
             assert [rows[r] for r in mine] == list(dict.fromkeys(sample))
         assert batch.occurrences.tolist() == [sum(row in sample for sample in samples) for row in rows]
         assert previous[0].tolist() == [last_batch.get(row, (NEVER, 0))[0] for row in rows]

@@ -6,14 +6,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rowhaul.schedule import CacheSettings, IdBatch, RowSizes, Scheduler, ScheduleSettings, Topology
+from rowhaul.schedule.directory.by_feature import find_rows
 from rowhaul.schedule.directory.distinct import (
     FEW,
     distinct_by_appearance,
-    distinct_by_feature,
     distinct_rows,
 )
 from rowhaul.schedule.dispatch.round_robin import RoundRobin
 from rowhaul.schedule.dispatch.task import is_blind
+from rowhaul.schedule.masks import trainers_of
+from rowhaul.schedule.threads import Threads
 
 KEYS = st.one_of(st.integers(-3, 3), st.integers(-(2**63), 2**63 - 1), st.integers(0, 500))
 ROWS = st.tuples(st.integers(0, 3), KEYS)
@@ -81,10 +83,17 @@ def test_ids_feature_by_feature_are_those_sample_by_sample(num_features, num_sam
     tables = np.sort(random.choice(9, num_features, replace=False)).astype(np.int32)
     ids = IdBatch.from_features(tables, values, lengths)
     assert ids.by_feature.is_simple
-    found = distinct_by_feature(tables, values, lengths)
-    for one, other in zip(found, distinct_rows(ids.offsets, ids.tables, ids.keys), strict=True):
+    threads = Threads(1 + seed % 3)
+    found = find_rows(ids.by_feature, threads)
+    expected = distinct_rows(ids.offsets, ids.tables, ids.keys)
+    given = *found.by_sample(), found.tables, found.keys, found.occurrences()
+    for one, other in zip(given, expected, strict=True):
         np.testing.assert_array_equal(one, other)
         assert one.dtype == other.dtype
+    worker = random.integers(0, 64, num_samples).astype(np.int32)
+    np.testing.assert_array_equal(
+        found.trainers(worker, threads), trainers_of(*expected[:2], worker, len(found.keys))
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ a state, and nothing needs pickle. Kernels trust their input, so `Saved` checks 
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,6 +20,9 @@ import xxhash
 from rowhaul.errors import CheckpointError
 
 DIGEST_BYTES = 16
+_SMALL_BYTES = 1 << 20  # copying less costs nothing
+_ROOM = 64  # times what was asked for
+_MAP_NORESERVE = 0x4000  # of Linux; Python names it from 3.13 on
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -33,10 +38,36 @@ def digest(text: str, arrays: Iterable[npt.NDArray[Any]]) -> bytes:
 
 
 def extended(array: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
-    """The array with zeros after it."""
-    longer = np.zeros(length, array.dtype)
+    """The array with zeros after it: the same memory where `zeros` has left room, and nothing is copied.
+
+    Nobody may have written beyond the array: it must be the longest that shares its memory.
+    """
+    room = array
+    while isinstance(room.base, np.ndarray):
+        room = room.base
+    owner: object = room.base
+    if isinstance(owner, memoryview) and length * array.itemsize <= room.nbytes:  # reserved by `zeros`
+        return room[: length * array.itemsize].view(array.dtype)
+    longer = zeros(length, array.dtype)
     longer[: len(array)] = array
     return longer
+
+
+def zeros(length: int, dtype: npt.DTypeLike, room_to_grow: int = _ROOM) -> npt.NDArray[Any]:
+    """Zeros; if they are many, with room to grow to as many times their length without a copy.
+
+    Only addresses are reserved: memory is taken where it is written to. Where a system grants no such
+    reservation, these are ordinary zeros.
+    """
+    num_bytes = length * np.dtype(dtype).itemsize
+    if num_bytes < _SMALL_BYTES or not sys.platform.startswith("linux"):
+        return np.zeros(length, dtype)
+    try:
+        room = mmap.mmap(-1, num_bytes * room_to_grow, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+        room.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:
+        return np.zeros(length, dtype)
+    return np.frombuffer(room, np.uint8)[:num_bytes].view(dtype)
 
 
 def extended_stack(free: npt.NDArray[np.int32], num_free: int, length: int) -> npt.NDArray[np.int32]:

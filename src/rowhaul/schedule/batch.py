@@ -28,6 +28,7 @@ class ByFeature:
     tables: npt.NDArray[np.int32]  # features
     values: npt.NDArray[np.int64]  # ids
     lengths: npt.NDArray[np.int32]  # features x samples
+    counts: npt.NDArray[np.int64]  # features: ids of each
     is_simple: bool  # features have different tables, ascending, and samples at most one id of each
 
 
@@ -102,7 +103,8 @@ class IdBatch:
                 f"got {lengths.shape}"
             )
         lengths = np.ascontiguousarray(lengths, np.int32)
-        least, most, total = least_most_and_sum(lengths)
+        least, most, counts = least_most_and_sums(lengths)
+        total = counts.sum()
         if least < 0:
             raise DataError(f"lengths must not be negative; got {least}")
         if total != len(values):
@@ -111,20 +113,23 @@ class IdBatch:
         is_simple = most <= 1 and bool((np.diff(tables) > 0).all()) and (not len(tables) or tables[0] >= 0)
         made = object.__new__(cls)  # without __post_init__: everything is checked above
         values = np.ascontiguousarray(values, np.int64)
-        object.__setattr__(made, "by_feature", ByFeature(tables, values, lengths, bool(is_simple)))
+        object.__setattr__(made, "by_feature", ByFeature(tables, values, lengths, counts, bool(is_simple)))
         return made
 
 
 @kernel
-def least_most_and_sum(lengths):
-    """The smallest number or 0, the largest or 0, and the sum."""
-    least, most, total = np.int32(0), np.int32(0), np.int64(0)
+def least_most_and_sums(lengths):
+    """The smallest number or 0, the largest or 0, and the sum of each row."""
+    least, most = np.int32(0), np.int32(0)
+    sums = np.zeros(lengths.shape[0], np.int64)
     for f in range(lengths.shape[0]):
+        total = np.int64(0)
         for i in range(lengths.shape[1]):
             least = min(least, lengths[f, i])
             most = max(most, lengths[f, i])
             total += lengths[f, i]
-    return least, most, total
+        sums[f] = total
+    return least, most, sums
 
 
 @kernel

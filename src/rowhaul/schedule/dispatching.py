@@ -21,7 +21,7 @@ from rowhaul.schedule.topology import home_shard
 SEEDS = 1 << 62  # kernels take a seed as a signed 64-bit integer
 # Of rows that nobody looks at: see `is_blind`.
 _NO_MASKS, _NO_RANKS = np.zeros(0, np.uint64), np.zeros(0, np.int16)
-_NO_FLAGS, _NO_SIZES = np.zeros(0, np.uint8), np.zeros(0, np.int64)
+_NO_ROWS, _NO_FLAGS, _NO_SIZES = np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(0, np.int64)
 
 
 class Dispatching:
@@ -72,6 +72,8 @@ class Dispatching:
     def task(self, batch: LocatedBatch) -> DispatchTask:
         """The task of dividing a batch as the directory stands."""
         topology, is_blind = self._settings.topology, self._active.blind
+        nothing = np.zeros(batch.num_samples + 1, np.int64) if is_blind else None
+        offsets, rows = batch.by_sample if nothing is None else (nothing, _NO_ROWS)
         latest, owner, partial, free, home, record_size, value_size, next_use = (
             (_NO_MASKS, _NO_RANKS, _NO_MASKS, _NO_FLAGS, _NO_RANKS, _NO_SIZES, _NO_SIZES, batch.next_use)
             if is_blind
@@ -87,8 +89,8 @@ class Dispatching:
             )
         )
         return DispatchTask(
-            offsets=batch.offsets,
-            rows=batch.rows,
+            offsets=offsets,
+            rows=rows,
             tables=batch.tables,
             latest=latest,
             owner=owner,
@@ -113,7 +115,7 @@ class Dispatching:
         shared = np.flatnonzero(batch.next_use == following.number)
         mode, after = self._settings.sync_mode, self.task(following)
         describe_after(
-            trainers_of(batch.offsets, batch.rows, worker, len(batch.slots)), task.owner,
+            trainers_of(*batch.by_sample, worker, len(batch.slots)), task.owner,
             task.record_size > task.value_size, self._directory.slots["state"][batch.slots],
             shared, place[batch.slots[shared]],
             mode.name == "on-demand", mode.name != "static", mode.staleness > 0,

@@ -14,12 +14,12 @@ from rowhaul.schedule.caches import Caches
 from rowhaul.schedule.directory import Directory, LocatedBatch
 from rowhaul.schedule.directory.slots import take_up
 from rowhaul.schedule.lifetimes import Forgotten, Lifetimes
-from rowhaul.schedule.masks import trainers_of
 from rowhaul.schedule.plan import Plan
 from rowhaul.schedule.row_states import State
 from rowhaul.schedule.settings import NO_ROWS, HotRows, ScheduleSettings
 from rowhaul.schedule.sizes import RowSizes
 from rowhaul.schedule.sync import Step, Wiring, make_exchange
+from rowhaul.schedule.threads import Threads, bounds
 
 Slots = npt.NDArray[np.int32]
 Tables = npt.NDArray[np.int32]
@@ -54,20 +54,25 @@ class PlacedRows:
 class RowTracker:
     """The directory, the workers' caches, the synchronisation mode and the rows' lifetimes, kept in step."""
 
-    def __init__(self, settings: ScheduleSettings) -> None:
+    def __init__(self, settings: ScheduleSettings, threads: Threads) -> None:
+        self._threads = threads
         topology, mode = settings.topology, settings.sync_mode
         self._num_workers = topology.num_workers
         self._num_tables = len(settings.sizes.values)
         self._hot = settings.hot or NO_ROWS
         self._wiring = Wiring(topology, settings.sizes, settings.look_ahead)
-        self._exchange = make_exchange(mode, self._wiring)
+        self._exchange = make_exchange(mode, self._wiring, threads)
         self._lifetimes = Lifetimes(settings.row_policies)
-        self.directory = Directory(first_touch=settings.first_touch, lifetimes=self._lifetimes)
-        self._slot_bytes: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # record bytes of each slot
+        self.directory = Directory(
+            first_touch=settings.first_touch, lifetimes=self._lifetimes, threads=threads
+        )
+        self._in_bytes = settings.cache.unit == "bytes"
+        # Record bytes of each slot, where caches count them.
+        self._slot_bytes: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._leaving = NO_SLOTS  # slots that may no longer be needed
         cache = settings.cache
         self._caches = (
-            Caches(cache.capacities(self._num_workers), cache.unit, cache.policy)
+            Caches(cache.capacities(self._num_workers), cache.unit, cache.policy, threads)
             if mode.caches_rows
             else None
         )
@@ -101,19 +106,31 @@ class RowTracker:
         ``count_uses``: also count how many samples named each row, for dispatchers that learn.
         """
         slots, number = self.directory.slots, batch.number
-        trainers = trainers_of(batch.offsets, batch.rows, worker, len(batch.slots))
-        appearances = self.directory.appearances if count_uses else NO_SLOTS
-        cached, by, current, uncached, fresh, most_moves = take_up(
-            slots, appearances, batch.slots, batch.next_use, batch.occurrences, trainers,
-            self._exchange.keeps_split_copies,
+        trainers = batch.found.trainers(worker, self._threads)
+        edges = bounds(len(batch.slots))
+        is_held, is_fresh = (np.empty(len(batch.slots), np.bool_) for _ in range(2))
+        most_moves = np.zeros(len(edges) - 1, np.int64)
+        appearances, occurrences = (
+            (self.directory.appearances, batch.occurrences) if count_uses else (NO_SLOTS, NO_SLOTS)
+        )
+        self._threads.share(
+            lambda counter: take_up(
+                slots, appearances, batch.slots, batch.next_use, occurrences, trainers, edges, counter,
+                is_held, is_fresh, most_moves,
+            ),
+            len(edges) - 1,
         )  # fmt: skip
         evicted_from, victims = np.zeros(0, np.int16), NO_SLOTS
         if self._caches is None:
             uncached = batch.slots
         else:
+            cached, by, uncached = batch.slots, trainers, NO_SLOTS
+            if not is_held.all():
+                cached, by, uncached = cached[is_held], by[is_held], cached[~is_held]
             evicted_from, victims = self._caches.step(
-                number, cached, by, current, self._slot_bytes, slots["next_use"]
+                number, cached, by, self._kept_by(by), self._slot_bytes, slots["next_use"]
             )
+        fresh = np.flatnonzero(is_fresh).astype(np.int32)
         self.directory.remember_trained(batch, fresh)
         outcome = self._exchange.step(
             Step(
@@ -123,7 +140,8 @@ class RowTracker:
                 trainers=trainers,
                 evicted_from=evicted_from,
                 victims=victims,
-                most_moves=most_moves + len(victims),
+                edges=edges,
+                most_moves=most_moves,
             )
         )
         evicted_tables, evicted_keys = self.directory.names(victims)
@@ -211,7 +229,15 @@ class RowTracker:
             if self._caches is not None:
                 self._caches.use_heads(every["head"])
             self._slot_bytes = extended(self._slot_bytes, len(every))
-        self._slot_bytes[slots] = self._wiring.record_bytes[every["table"][slots]]
+        if self._in_bytes:
+            self._slot_bytes[slots] = self._wiring.record_bytes[every["table"][slots]]
+
+    def _kept_by(self, trainers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """The workers whose copies of rows stay worth something when these have trained them."""
+        if self._exchange.keeps_split_copies:
+            return trainers
+        nobody, one = np.uint64(0), np.uint64(1)
+        return np.where(trainers & (trainers - one) == nobody, trainers, nobody)
 
     def _exempt_replicated(self) -> None:
         self._lifetimes.drop(self._hot.tables, self._hot.keys)

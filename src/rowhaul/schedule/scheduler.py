@@ -27,6 +27,7 @@ from rowhaul.schedule.plan import Plan
 from rowhaul.schedule.row_tracker import PlacedRows, Replacement, RowTracker
 from rowhaul.schedule.settings import HotRows, ScheduleSettings, differences
 from rowhaul.schedule.sizes import RowSizes
+from rowhaul.schedule.threads import Threads
 
 FORMAT = 1  # of exported states
 
@@ -50,6 +51,7 @@ class Scheduler:
 
     def __init__(self, settings: ScheduleSettings, batches: Iterable[IdBatch]) -> None:
         self.settings = settings
+        self._threads = Threads()
         self.iteration = 0  # the next one to plan
         self._first = 0  # the first one that it plans
         self._source: Iterator[IdBatch] = iter(batches)
@@ -58,7 +60,7 @@ class Scheduler:
         self._samples_planned = 0
         self._failed = False
         self._active = ActiveControls(settings.dispatcher, settings.prices, settings.shares)
-        self._tracker = RowTracker(settings)
+        self._tracker = RowTracker(settings, self._threads)
         self._dispatching = Dispatching(settings, self._tracker.directory, self._active)
 
     def fill(self) -> bool:
@@ -74,6 +76,10 @@ class Scheduler:
             else:
                 self._add_to_window(ids)
         return bool(self._window)
+
+    def use_threads(self, count: int) -> None:
+        """Plan with this many threads: it changes how long plans take, and nothing else."""
+        self._threads.use(count)
 
     def post(self, name: str, value: Value) -> ControlRecord:
         """Make a control record now, after the last plan; it is active two iterations later."""
@@ -227,6 +233,8 @@ class Scheduler:
         batch, (named_by, place) = self._tracker.locate(number, ids, self.iteration)
         for earlier in self._window:
             link_uses(named_by, place, earlier.number, earlier.next_use, number)
+        if not self._active.blind:
+            _ = batch.by_sample  # here, where it delays no plan
         self._window.append(batch)
 
     def _check(self, batch: IdBatch) -> None:

@@ -20,6 +20,7 @@ from rowhaul.schedule.caches import policy_keys
 from rowhaul.schedule.dispatch import make_dispatcher
 from rowhaul.schedule.sizes import check_shares
 from rowhaul.schedule.sync import make_sync
+from rowhaul.schedule.threads import MOST_THREADS
 from rowhaul.simulate.links import parse_links
 from rowhaul.transport.dense.overlapping import DENSE_WIRES, EXACT_WIRE
 
@@ -43,6 +44,7 @@ class ClusterConfig:
         sync: when trained rows go home: on-demand, full, static, or bounded:S, which is not exact.
         cache: size of a worker's cache: a number of rows, or bytes such as 512MiB.
         cache_policy: what a full cache evicts: lru, lfu, emark or belady.
+        planning_threads: threads of each host that plan; 0: the cores that its ranks leave idle.
         look_ahead: batches known beyond the one being planned; 0 pushes rows after every iteration.
         shares: how samples are divided: equal, auto (by measured links and speed), or weights such as 2,1,1.
         links: speeds of the workers' links, for dispatchers: equal, measure, or such as 50mbit*4,5mbit*4.
@@ -72,6 +74,7 @@ class ClusterConfig:
     sync: str = "on-demand"
     cache: str = "1GiB"
     cache_policy: str = "lru"
+    planning_threads: int = 0
     look_ahead: int = 2
     shares: str = "equal"
     links: str = "equal"
@@ -101,6 +104,11 @@ class ClusterConfig:
         for name, least in (("workers", 0), ("stores", 0), ("hot_profile", 1), ("compare_every", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"cluster.{name} must be at least {least}, got {getattr(self, name)}")
+        if not 0 <= self.planning_threads <= MOST_THREADS:
+            raise ConfigError(
+                f"cluster.planning_threads must be 1 to {MOST_THREADS}, or 0 for all idle cores; "
+                f"got {self.planning_threads}"
+            )
         for name in ("grace", "silence", "stall_after"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"cluster.{name} must be more than 0 seconds, got {getattr(self, name):g}")

@@ -15,11 +15,12 @@ import numpy.typing as npt
 
 from rowhaul.errors import CacheTooSmallError, CheckpointError
 from rowhaul.schedule.arrays import Arrays, Saved
-from rowhaul.schedule.caches.copies import CopyPool, insert, look_up, release
+from rowhaul.schedule.caches.copies import CopyPool, add_up, copies_of, count_pairs, insert, look_up, release
 from rowhaul.schedule.caches.heaps import PriorityHeaps
 from rowhaul.schedule.caches.order import DEMAND, Int32s, Int64s, Order, Step, Uint64s
 from rowhaul.schedule.caches.policies import policy_keys
 from rowhaul.schedule.caches.recency import RecencyLogs
+from rowhaul.schedule.threads import Threads, bounds
 
 
 class Evictions(NamedTuple):
@@ -37,8 +38,13 @@ class Caches:
     """
 
     def __init__(
-        self, capacities: Sequence[int] | Int64s, unit: Literal["rows", "bytes"] = "rows", policy: str = "lru"
+        self,
+        capacities: Sequence[int] | Int64s,
+        unit: Literal["rows", "bytes"] = "rows",
+        policy: str = "lru",
+        threads: Threads | None = None,
     ) -> None:
+        self._threads = threads or Threads()
         self.capacities = np.array(capacities, np.int64)
         self.unit = unit
         self.used = np.zeros_like(self.capacities)  # workers: room taken, in the unit
@@ -48,7 +54,7 @@ class Caches:
         if keys := policy_keys(policy):
             self._order = PriorityHeaps(len(self.capacities), self._in_bytes, keys)
         else:
-            self._order = RecencyLogs(len(self.capacities), self._in_bytes)
+            self._order = RecencyLogs(len(self.capacities), self._in_bytes, self._threads)
 
     @property
     def head(self) -> Int32s:
@@ -97,24 +103,43 @@ class Caches:
             next_use: slots: the iteration after this one in which the window shows the row next, 0 where
                 it shows none. Of a row outside the batch it may only change from 0 to another number.
         """
-        pool, order = self._pool, self._order
-        demand = np.zeros(len(self.capacities), DEMAND)
-        pair_rows, pair_workers, pair_copies = look_up(
-            slots, trainers, pool.head, pool.copies, size, self._in_bytes, demand
-        )
-        self._check_fits(demand["room"])
+        pool, order, share = self._pool, self._order, self._threads.share
+        num_workers, edges = len(self.capacities), bounds(len(slots))
+        num_chunks = len(edges) - 1
+        needed = np.zeros(num_workers, np.int64)
+        pair_edges = count_pairs(slots, trainers, size, self._in_bytes, edges, needed)
+        self._check_fits(needed)
+        num_pairs = pair_edges[-1]
+        pair_rows, pair_copies = np.empty(num_pairs, np.int32), np.empty(num_pairs, np.int32)
+        pair_workers = np.empty(num_pairs, np.int8)
+        demands = np.zeros((num_chunks, num_workers), DEMAND)
+        share(
+            lambda counter: look_up(
+                iteration, slots, trainers, pool.head, pool.copies, size, self._in_bytes, edges, pair_edges,
+                counter, demands, pair_rows, pair_workers, pair_copies,
+            ),
+            num_chunks,
+        )  # fmt: skip
+        demand = np.zeros(num_workers, DEMAND)
+        add_up(demands, demand)
         step = Step(
-            iteration, slots, trainers, current, size, next_use, pair_rows, pair_workers, pair_copies, demand
-        )
+            iteration, slots, trainers, current, size, next_use,
+            pair_rows, pair_workers, pair_copies, demand, pair_edges, demands["num_rows"],
+        )  # fmt: skip
 
         pool.reserve(int(demand["num_missing"].sum()))
         order.reserve(step, pool)
         num_victims = order.evict(step, pool, self.used, self.capacities)
-        evictions = Evictions(*release(pool.victims(num_victims), pool.head, pool.copies))
-        pool.num_free = insert(
-            iteration, slots, pair_rows, pair_workers, pair_copies,
-            pool.free, pool.num_free + num_victims, pool.head, pool.copies,
+        evictions = self._release(pool.victims(num_victims))
+        num_free, missing_before = pool.num_free + num_victims, demands["num_missing"].sum(axis=1)
+        share(
+            lambda counter: insert(
+                iteration, slots, pair_rows, pair_workers, pair_copies, pool.free, num_free,
+                pool.head, pool.copies, pair_edges, missing_before, counter,
+            ),
+            num_chunks,
         )  # fmt: skip
+        pool.num_free = num_free - int(demand["num_missing"].sum())
         order.append(step, pool)
         self.used += demand["missing_room"]
         return evictions
@@ -167,6 +192,19 @@ class Caches:
         room = size[slots[rows]] if self._in_bytes else np.ones(len(rows), np.int64)
         np.add.at(self.used, workers, room)
         self._order.restore(saved, copies, rows, room, self._pool)
+
+    def _release(self, victims: Int32s) -> Evictions:
+        """Take copies out of the lists of their rows."""
+        pool, threads, edges = self._pool, self._threads, bounds(len(victims))
+        workers, slots = np.empty(len(victims), np.int16), np.empty(len(victims), np.int32)
+        num_chunks, num_parts = len(edges) - 1, min(threads.count, len(edges) - 1)
+        threads.share(
+            lambda counter: copies_of(victims, pool.copies, edges, counter, workers, slots), num_chunks
+        )
+        threads.share(
+            lambda counter: release(victims, slots, pool.head, pool.copies, num_parts, counter), num_parts
+        )
+        return Evictions(workers, slots)
 
     def _check_fits(self, needed: Int64s) -> None:
         short = needed > self.capacities

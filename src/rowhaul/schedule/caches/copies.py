@@ -17,15 +17,18 @@ from numba import int64
 from rowhaul._kernels import kernel
 from rowhaul._memory import prefetch_to_write
 from rowhaul.schedule.arrays import extended, extended_stack
-from rowhaul.schedule.masks import NOBODY, ONE, lowest, popcount
+from rowhaul.schedule.masks import NOBODY, ONE, bit, lowest, popcount
+from rowhaul.schedule.threads import part_of, take
 
-_BLOCK = 512  # rows whose lists of copies are followed together
+_BLOCK = 256  # rows whose lists of copies are followed together, at most,
+_BLOCK_COPIES = 8192  # and the copies that they may have: more would not stay in the fastest memory
 _AHEAD = 16  # rows between asking for a cache line and using it
 
 COPY = np.dtype(
     [
         ("slot", np.int32),
         ("next", np.int32),  # another copy of the same slot, or -1
+        ("previous", np.int32),  # the copy that this one follows, or -1: a copy leaves without a search
         ("worker", np.int32),
         ("last_use", np.int32),  # the iteration in which its worker trained the row last
     ]
@@ -76,6 +79,7 @@ class CopyPool:
         self.copies["last_use"][taken] = last_use
         self.copies["next"][taken] = np.where(goes_on, np.roll(taken, -1), -1)
         begins = np.append(True, ~goes_on[:-1])[: len(slots)]
+        self.copies["previous"][taken] = np.where(begins, -1, np.roll(taken, 1))
         self.head[slots[begins]] = taken[begins]
         return taken
 
@@ -85,110 +89,177 @@ class CopyPool:
 
 
 @kernel
-def look_up(slots, trainers, head, copies, size, in_bytes, demand):
-    """List the (row, worker) pairs of a batch by row, then worker; nothing changes but ``demand``.
+def count_pairs(slots, trainers, size, in_bytes, edges, needed):
+    """Where the (row, worker) pairs of each chunk begin, and where the last one's end.
 
-    Returns of every pair the position of the row in ``slots``, the worker, and its copy, -1 where it
-    has none. Adds up in ``demand``, zeroed, what each worker needs (see `DEMAND`).
+    Adds up in ``needed``, zeroed, the room that each worker needs.
     """
-    num_rows = len(slots)
-    num_pairs = 0
-    for i in range(num_rows):
-        num_pairs += popcount(trainers[i])
-    pair_rows = np.empty(num_pairs, np.int32)
-    pair_workers = np.empty(num_pairs, np.int8)
-    pair_copies = np.empty(num_pairs, np.int32)
-
-    # Of the rows of a block: each worker's copy; and the lists that have not ended yet.
-    copy_of = np.empty((_BLOCK, len(demand)), np.int32)
-    rows = np.empty(_BLOCK, np.int32)
-    fronts = np.empty(_BLOCK, np.int32)
-    workers = np.empty(_BLOCK, np.int32)
-    following = np.empty(_BLOCK, np.int32)
-    pair = 0
-    for first in range(0, num_rows, _BLOCK):
-        num_block = min(_BLOCK, num_rows - first)
-        for row in range(num_block):
-            following[row] = head[slots[first + row]]
-            rows[row] = row
-        copy_of[:num_block] = -1
-        num_lists = num_block
-        while True:
-            num_going_on = 0
-            for i in range(num_lists):
-                copy = following[i]
-                rows[num_going_on] = rows[i]
-                fronts[num_going_on] = copy
-                num_going_on += copy >= 0
-            num_lists = num_going_on
-            if num_lists == 0:
-                break
-            for i in range(num_lists):
-                workers[i] = copies[fronts[i]].worker
-                following[i] = copies[fronts[i]].next
-            for i in range(num_lists):
-                copy_of[rows[i], workers[i]] = fronts[i]
-        for row in range(num_block):
-            room = size[slots[first + row]] if in_bytes else 1
-            mask = trainers[first + row]
+    pair_edges = np.zeros(len(edges), np.int64)
+    for chunk in range(len(edges) - 1):
+        count = np.int64(0)
+        for i in range(edges[chunk], edges[chunk + 1]):
+            room = size[slots[i]] if in_bytes else 1
+            mask = trainers[i]
+            count += popcount(mask)
             while mask != NOBODY:
-                worker = lowest(mask)
+                needed[lowest(mask)] += room
                 mask &= mask - ONE
-                needs = demand[worker]
-                if needs.num_rows == 0 or room < needs.smallest:
-                    needs.smallest = room
-                needs.num_rows += 1
-                needs.room += room
-                copy = copy_of[row, worker]
-                missing = copy < 0
-                needs.num_missing += missing
-                needs.missing_room += missing * room
-                pair_rows[pair] = first + row
-                pair_workers[pair] = worker
-                pair_copies[pair] = copy
-                pair += 1
-    return pair_rows, pair_workers, pair_copies
+        pair_edges[chunk + 1] = pair_edges[chunk] + count
+    return pair_edges
 
 
 @kernel
-def release(victims, head, copies):
-    """Take copies out of the lists of their rows; returns whose they were and of which rows."""
-    num_victims = len(victims)
-    workers = np.empty(num_victims, np.int16)
-    slots = np.empty(num_victims, np.int32)
-    for i in range(num_victims):
-        workers[i] = copies[victims[i]].worker
-        slots[i] = copies[victims[i]].slot
+def look_up(
+    iteration, slots, trainers, head, copies, size, in_bytes, edges, pair_edges, counter,
+    demands, pair_rows, pair_workers, pair_copies,
+):  # fmt: skip
+    """List the (row, worker) pairs of a batch by row, then worker, in chunks, and mark copies as used.
+
+    Fills in of every pair the position of the row in ``slots``, the worker, and its copy, -1 where it has
+    none; and in ``demands``, zeroed, what each worker needs for each chunk (see `DEMAND`).
+    """
+    num_workers = demands.shape[1]
+    block = min(_BLOCK, max(_BLOCK_COPIES // num_workers, 64))
+    # Of the rows of a block: who has copies, and which; and the lists that have not ended yet.
+    copy_of = np.empty((block, num_workers), np.int32)
+    holders = np.empty(block, np.uint64)
+    rows = np.empty(block, np.int32)
+    fronts = np.empty(block, np.int32)
+    workers = np.empty(block, np.int32)
+    following = np.empty(block, np.int32)
+    chunk = take(counter)
+    while chunk < len(edges) - 1:
+        demand = demands[chunk]
+        pair = pair_edges[chunk]
+        for first in range(edges[chunk], edges[chunk + 1], block):
+            num_block = min(block, edges[chunk + 1] - first)
+            for row in range(num_block):
+                following[row] = head[slots[first + row]]
+                rows[row] = row
+                holders[row] = NOBODY
+            num_lists = num_block
+            while True:
+                num_going_on = 0
+                for i in range(num_lists):
+                    copy = following[i]
+                    rows[num_going_on] = rows[i]
+                    fronts[num_going_on] = copy
+                    num_going_on += copy >= 0
+                num_lists = num_going_on
+                if num_lists == 0:
+                    break
+                for i in range(num_lists):
+                    workers[i] = copies[fronts[i]].worker
+                    following[i] = copies[fronts[i]].next
+                for i in range(num_lists):
+                    copy_of[rows[i], workers[i]] = fronts[i]
+                    holders[rows[i]] |= bit(workers[i])
+            for row in range(num_block):
+                room = size[slots[first + row]] if in_bytes else 1
+                mask = trainers[first + row]
+                while mask != NOBODY:
+                    worker = lowest(mask)
+                    mask &= mask - ONE
+                    needs = demand[worker]
+                    if needs.num_rows == 0 or room < needs.smallest:
+                        needs.smallest = room
+                    needs.num_rows += 1
+                    copy = np.int32(-1)
+                    if holders[row] & bit(worker) != NOBODY:
+                        copy = copy_of[row, worker]
+                        copies[copy].last_use = iteration
+                    else:
+                        needs.num_missing += 1
+                        needs.missing_room += room
+                    pair_rows[pair] = first + row
+                    pair_workers[pair] = worker
+                    pair_copies[pair] = copy
+                    pair += 1
+        chunk = take(counter)
+
+
+@kernel
+def add_up(demands, total):
+    """Add up what workers need, in ``total``; leave in each chunk what those before it need.
+
+    The smallest room is that of all.
+    """
+    for worker in range(len(total)):
+        needs = total[worker]
+        for chunk in range(len(demands)):
+            here = demands[chunk, worker]
+            num_rows, num_missing = here.num_rows, here.num_missing
+            if num_rows > 0 and (needs.num_rows == 0 or here.smallest < needs.smallest):
+                needs.smallest = here.smallest
+            here.num_rows, here.num_missing = needs.num_rows, needs.num_missing
+            needs.num_rows += num_rows
+            needs.num_missing += num_missing
+            needs.missing_room += here.missing_room
+
+
+@kernel
+def copies_of(victims, copies, edges, counter, workers, slots):
+    """Fill in, in chunks, whose copies these are, and of which rows."""
+    copies_at = int64(copies.ctypes.data)
+    chunk = take(counter)
+    while chunk < len(edges) - 1:
+        for i in range(edges[chunk], edges[chunk + 1]):
+            if i + _AHEAD < len(victims):
+                prefetch_to_write(copies_at + victims[i + _AHEAD] * copies.itemsize)
+            workers[i] = copies[victims[i]].worker
+            slots[i] = copies[victims[i]].slot
+        chunk = take(counter)
+
+
+@kernel
+def release(victims, slots, head, copies, num_parts, counter):
+    """Take copies out of the lists of their rows; ``slots`` are the rows, divided among the parts."""
     heads_at = int64(head.ctypes.data)
-    for i in range(num_victims):
-        if i + _AHEAD < num_victims:
-            prefetch_to_write(heads_at + slots[i + _AHEAD] * head.strides[0])
-        slot, victim = slots[i], victims[i]
-        following = copies[victim].next
-        before = head[slot]
-        if before == victim:
-            head[slot] = following
-        else:
-            while copies[before].next != victim:
-                before = copies[before].next
-            copies[before].next = following
-    return workers, slots
+    num_victims = len(victims)
+    part = take(counter)
+    while part < num_parts:
+        for i in range(num_victims):
+            if num_parts > 1 and part_of(slots[i], num_parts) != part:
+                continue
+            if i + _AHEAD < num_victims:
+                prefetch_to_write(heads_at + slots[i + _AHEAD] * head.strides[0])
+            gone = copies[victims[i]]
+            if gone.previous >= 0:
+                copies[gone.previous].next = gone.next
+            else:
+                head[slots[i]] = gone.next
+            if gone.next >= 0:
+                copies[gone.next].previous = gone.previous
+        part = take(counter)
 
 
 @kernel
-def insert(iteration, slots, pair_rows, pair_workers, pair_copies, free, num_free, head, copies):
-    """Give every pair without a copy a new one off the stack ``free``; returns how many are left there."""
-    for pair in range(len(pair_rows)):
-        if pair_copies[pair] >= 0:
-            continue
-        num_free -= 1
-        copy = free[num_free]
-        slot = slots[pair_rows[pair]]
-        record = copies[copy]
-        record.slot = slot
-        record.next = head[slot]
-        record.worker = pair_workers[pair]
-        record.last_use = iteration
-        head[slot] = copy
-        pair_copies[pair] = copy
-    return num_free
+def insert(
+    iteration, slots, pair_rows, pair_workers, pair_copies, free, num_free, head, copies,
+    pair_edges, missing_before, counter,
+):  # fmt: skip
+    """Give every pair without a copy a new one off the stack ``free``, in chunks."""
+    heads_at, copies_at = int64(head.ctypes.data), int64(copies.ctypes.data)
+    chunk = take(counter)
+    while chunk < len(pair_edges) - 1:
+        top = num_free - missing_before[chunk]
+        for pair in range(pair_edges[chunk], pair_edges[chunk + 1]):
+            if pair + _AHEAD < len(pair_rows):
+                prefetch_to_write(heads_at + slots[pair_rows[pair + _AHEAD]] * head.strides[0])
+            if pair_copies[pair] >= 0:
+                continue
+            top -= 1
+            copy = free[top]
+            prefetch_to_write(copies_at + free[max(top - _AHEAD, 0)] * copies.itemsize)
+            slot = slots[pair_rows[pair]]
+            record = copies[copy]
+            record.slot = slot
+            record.next = head[slot]
+            record.previous = -1
+            record.worker = pair_workers[pair]
+            record.last_use = iteration
+            if record.next >= 0:
+                copies[record.next].previous = copy
+            head[slot] = copy
+            pair_copies[pair] = copy
+        chunk = take(counter)

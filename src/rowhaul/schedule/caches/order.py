@@ -21,8 +21,7 @@ _SMALLEST = 16  # entries; capacities are powers of two, so that rings can wrap 
 DEMAND = np.dtype(
     [
         ("num_rows", np.int64),  # rows it trains
-        ("room", np.int64),  # the room they take
-        ("smallest", np.int64),  # the room that the smallest of them takes
+        ("smallest", np.int64),  # the room that the smallest of these takes
         ("num_missing", np.int64),  # those of which it has no copy
         ("missing_room", np.int64),
     ]
@@ -42,6 +41,8 @@ class Step(NamedTuple):
     pair_workers: npt.NDArray[np.int8]
     pair_copies: Int32s  # -1 where the worker has none yet
     demand: npt.NDArray[np.void]  # workers, of DEMAND
+    pair_edges: Int64s  # chunks + 1: where the pairs of each begin
+    rows_before: Int64s  # chunks x workers: rows that each worker trains of earlier chunks
 
 
 class Order(Protocol):
@@ -51,7 +52,7 @@ class Order(Protocol):
         """Make room for all that the step can bring."""
 
     def evict(self, step: Step, pool: CopyPool, used: Int64s, capacities: Int64s) -> int:
-        """Mark the copies of the batch as used, then choose victims among the others.
+        """Choose victims among the copies that the batch does not use; those it uses are marked already.
 
         What the victims leave is subtracted from ``used``, until the batch's missing rows fit on each
         worker. Victims go on the pool's stack, by worker, in order; returns their number.

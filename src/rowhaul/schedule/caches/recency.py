@@ -21,6 +21,7 @@ from rowhaul._memory import prefetch_to_read
 from rowhaul.schedule.arrays import Arrays, Saved
 from rowhaul.schedule.caches.copies import CopyPool
 from rowhaul.schedule.caches.order import Int32s, Int64s, Segments, Step, with_room
+from rowhaul.schedule.threads import Threads, take
 
 _AHEAD = 16  # entries between asking for a copy and using it
 ENTRY = np.dtype([("copy", np.int32), ("last_use", np.int32)])
@@ -29,7 +30,8 @@ ENTRY = np.dtype([("copy", np.int32), ("last_use", np.int32)])
 class RecencyLogs:
     """An `Order`: one log for each worker and size of rows."""
 
-    def __init__(self, num_workers: int, in_bytes: bool) -> None:
+    def __init__(self, num_workers: int, in_bytes: bool, threads: Threads) -> None:
+        self._threads = threads
         self._num_workers = num_workers
         self._in_bytes = in_bytes
         # The log of worker w and the k-th size is number k * workers + w. Its entries first .. last are in
@@ -53,21 +55,40 @@ class RecencyLogs:
 
     def evict(self, step: Step, pool: CopyPool, used: Int64s, capacities: Int64s) -> int:
         """See `Order`."""
-        logs = self._logs
-        num_victims: int = evict_oldest(
-            step.iteration, step.pair_copies, step.demand, used, capacities, self._sizes,
-            logs.entries, logs.start, logs.capacity, self._first, self._last,
-            pool.copies, pool.free, pool.num_free,
-        )  # fmt: skip
+        logs, num_workers = self._logs, self._num_workers
+        excess = np.maximum(used + step.demand["missing_room"] - capacities, 0)
+        most = -(-excess // (self._sizes.min() if len(self._sizes) else 1))  # victims: every one leaves room
+        starts, counts = np.append(0, np.cumsum(most)), np.zeros(num_workers, np.int64)
+        victims = np.empty(starts[-1], np.int32)
+        if len(victims):
+            self._threads.share(
+                lambda counter: evict_oldest(
+                    step.iteration, step.demand, used, capacities, self._sizes,
+                    logs.entries, logs.start, logs.capacity, self._first, self._last,
+                    pool.copies, starts, counter, victims, counts,
+                ),
+                num_workers,
+            )  # fmt: skip
+        num_victims: int = put_together(victims, starts, counts, pool.free, pool.num_free)
         return num_victims
 
     def append(self, step: Step, pool: CopyPool) -> None:
         """See `Order`."""
         logs = self._logs
-        append(
-            step.iteration, step.slots, step.pair_rows, step.pair_workers, step.pair_copies,
-            step.size, self._sizes, self._num_workers, logs.entries, logs.start, logs.capacity, self._last,
+        if len(self._sizes) != 1:
+            append(
+                step.iteration, step.slots, step.pair_rows, step.pair_workers, step.pair_copies, step.size,
+                self._sizes, self._num_workers, logs.entries, logs.start, logs.capacity, self._last,
+            )  # fmt: skip
+            return
+        self._threads.share(
+            lambda counter: append_chunks(
+                step.iteration, step.pair_workers, step.pair_copies, step.pair_edges, step.rows_before,
+                counter, logs.entries, logs.start, logs.capacity, self._last,
+            ),
+            len(step.pair_edges) - 1,
         )  # fmt: skip
+        self._last += step.demand["num_rows"]
 
     def forget(self, copies: Int32s, pool: CopyPool) -> None:
         """See `Order`: entries only count while they have their copy's last use."""
@@ -131,20 +152,19 @@ def first_unknown(slots, size, known):
 
 @kernel
 def evict_oldest(
-    iteration, pair_copies, demand, used, capacities, sizes,
-    entries, start, capacity, first, last, copies, free, num_free,
+    iteration, demand, used, capacities, sizes, entries, start, capacity, first, last,
+    copies, starts, counter, victims, counts,
 ):  # fmt: skip
-    """Touch the batch's copies and choose victims until its missing rows fit; returns their number.
+    """Choose victims until the missing rows of a batch fit, worker by worker; also counts them.
 
-    An entry of a log counts only while its copy was not used again.
+    Those of worker w are written from starts[w] on. An entry of a log counts only while its copy was not used
+    again.
     """
-    for copy in pair_copies:
-        if copy >= 0:
-            copies[copy].last_use = iteration
     copies_at = int64(copies.ctypes.data)
     num_workers = len(used)
-    num_victims = 0
-    for worker in range(num_workers):
+    worker = take(counter)
+    while worker < num_workers:
+        num_victims = 0
         while used[worker] + demand[worker].missing_room > capacities[worker]:
             victim, victim_log, victim_use, largest = -1, -1, -1, -1
             for kind in range(len(sizes)):
@@ -162,9 +182,40 @@ def evict_oldest(
                     first[log] += 1
             first[victim_log] += 1
             used[worker] -= sizes[victim_log // num_workers]
-            free[num_free + num_victims] = victim
+            victims[starts[worker] + num_victims] = victim
             num_victims += 1
-    return num_victims
+        counts[worker] = num_victims
+        worker = take(counter)
+
+
+@kernel
+def put_together(parts, starts, counts, stack, top):
+    """Put the first ``counts`` of each part on a stack; returns how many they are."""
+    count = 0
+    for part in range(len(counts)):
+        for i in range(starts[part], starts[part] + counts[part]):
+            stack[top + count] = parts[i]
+            count += 1
+    return count
+
+
+@kernel
+def append_chunks(
+    iteration, pair_workers, pair_copies, pair_edges, rows_before, counter, entries, start, capacity, last
+):
+    """Note the use of all rows of a batch, in chunks, where there is one size; ``last`` stays as it is."""
+    place = np.empty(len(last), np.int64)
+    chunk = take(counter)
+    while chunk < len(pair_edges) - 1:
+        for worker in range(len(last)):
+            place[worker] = last[worker] + rows_before[chunk, worker]
+        for pair in range(pair_edges[chunk], pair_edges[chunk + 1]):
+            worker = pair_workers[pair]
+            entry = entries[start[worker] + (place[worker] & (capacity[worker] - 1))]
+            entry.copy = pair_copies[pair]
+            entry.last_use = iteration
+            place[worker] += 1
+        chunk = take(counter)
 
 
 @kernel
@@ -193,8 +244,11 @@ def keep_valid(
     first, last, source, source_start, source_capacity, target, target_start, target_capacity, copies
 ):
     """Copy the entries of a log that still count to the same place or another; returns the new end."""
+    copies_at = int64(copies.ctypes.data)
     end = first
     for i in range(first, last):
+        ahead = source[source_start + ((i + _AHEAD) & (source_capacity - 1))].copy
+        prefetch_to_read(copies_at + ahead * copies.itemsize)
         entry = source[source_start + (i & (source_capacity - 1))]
         target[target_start + (end & (target_capacity - 1))] = entry
         end += copies[entry.copy].last_use == entry.last_use

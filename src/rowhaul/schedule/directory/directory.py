@@ -7,6 +7,7 @@ rows are at home, or fresh if they were never trained, which a compact filter re
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,12 +16,22 @@ import numpy.typing as npt
 from rowhaul.errors import CheckpointError
 from rowhaul.schedule.arrays import Arrays, Saved, extended, extended_stack, named
 from rowhaul.schedule.batch import IdBatch
-from rowhaul.schedule.directory.distinct import distinct_by_feature, distinct_rows
+from rowhaul.schedule.directory.by_feature import RowsByFeature, find_rows
+from rowhaul.schedule.directory.distinct import RowsBySample, distinct_rows
 from rowhaul.schedule.directory.row_index import RowIndex
 from rowhaul.schedule.directory.seen import SeenRows
-from rowhaul.schedule.directory.slots import NEVER, SLOT, locate_slots, release_slots, set_state
+from rowhaul.schedule.directory.slots import (
+    NEVER,
+    SLOT,
+    locate_slots,
+    make_slots,
+    name_rows,
+    release_slots,
+    set_state,
+)
 from rowhaul.schedule.lifetimes.policy import Status
 from rowhaul.schedule.row_states import State
+from rowhaul.schedule.threads import Threads, bounds
 
 if TYPE_CHECKING:
     from rowhaul.schedule.lifetimes import Lifetimes
@@ -44,12 +55,8 @@ class LocatedBatch:
     """A batch in the window, its rows named by slots."""
 
     number: int
-    offsets: npt.NDArray[np.int64]  # samples + 1
-    rows: npt.NDArray[np.int32]  # index into `slots`; a sample names a row once
+    found: RowsByFeature | RowsBySample  # which rows its ids name
     slots: npt.NDArray[np.int32]  # the distinct rows, ordered by (table, key)
-    tables: npt.NDArray[np.int32]  # distinct rows
-    keys: npt.NDArray[np.int64]  # distinct rows
-    occurrences: npt.NDArray[np.int32]  # distinct rows: samples that name each
     next_use: npt.NDArray[np.int32]  # distinct rows: the next batch of the window that names each, or 0
     new: npt.NDArray[np.int32]  # index into `slots`: the rows that had none before
     num_full_filters: int  # of rows ever seen, when it was located: its fresh rows are in none of them
@@ -58,7 +65,27 @@ class LocatedBatch:
     @property
     def num_samples(self) -> int:
         """Samples in the batch."""
-        return len(self.offsets) - 1
+        return len(self.ids)
+
+    @property
+    def tables(self) -> npt.NDArray[np.int32]:
+        """Distinct rows: the table of each."""
+        return self.found.tables
+
+    @property
+    def keys(self) -> npt.NDArray[np.int64]:
+        """Distinct rows: the key of each."""
+        return self.found.keys
+
+    @cached_property
+    def by_sample(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """Samples + 1 offsets, and the rows of each sample as indices into `slots`, a row once."""
+        return self.found.by_sample()
+
+    @cached_property
+    def occurrences(self) -> npt.NDArray[np.int32]:
+        """Distinct rows: samples that name each."""
+        return self.found.occurrences()
 
 
 class Directory:
@@ -67,9 +94,13 @@ class Directory:
     Args:
         first_touch: rows never trained are FRESH; otherwise they are at home, too.
         lifetimes: admits and forgets rows of tables with policies; their rows are FRESH when admitted.
+        threads: find the rows of batches.
     """
 
-    def __init__(self, *, first_touch: bool, lifetimes: Lifetimes | None = None) -> None:
+    def __init__(
+        self, *, first_touch: bool, lifetimes: Lifetimes | None = None, threads: Threads | None = None
+    ) -> None:
+        self._threads = threads or Threads()
         self.slots: npt.NDArray[Any] = np.zeros(0, SLOT)
         self.appearances: npt.NDArray[np.int32] = np.zeros(0, np.int32)  # slots: samples that named each
         self.first_touch = first_touch
@@ -77,7 +108,7 @@ class Directory:
         self._free: npt.NDArray[np.int32] = np.zeros(0, np.int32)
         self._num_free = 0
         self._lifetimes = lifetimes if lifetimes is not None and lifetimes.has_policy.any() else None
-        self._seen = SeenRows() if first_touch else None
+        self._seen = SeenRows(self._threads) if first_touch else None
         self._reserve(FIRST_SLOTS)
 
     @property
@@ -96,8 +127,15 @@ class Directory:
 
     def names(self, slots: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
         """The tables and keys of the rows in these slots."""
-        # Field by field: indexing whole records takes NumPy twenty times as long.
-        return self.slots["table"][slots], self.slots["key"][slots]
+        tables, keys, edges = (
+            np.empty(len(slots), np.int32),
+            np.empty(len(slots), np.int64),
+            bounds(len(slots)),
+        )
+        self._threads.share(
+            lambda counter: name_rows(self.slots, slots, edges, counter, tables, keys), len(edges) - 1
+        )
+        return tables, keys
 
     def locate(
         self, number: int, batch: IdBatch, window_begins: int = NO_WINDOW
@@ -109,15 +147,26 @@ class Directory:
         window links the uses of a row.
         """
         given = batch.by_feature
+        found: RowsByFeature | RowsBySample
         if given is not None and given.is_simple:
-            found = distinct_by_feature(given.tables, given.values, given.lengths)
+            found = find_rows(given, self._threads)
         else:
-            found = distinct_rows(batch.offsets, batch.tables, batch.keys)
-        offsets, rows, tables, keys, occurrences = found
-        self._reserve(len(keys))
-        slots, previous_batch, previous_local, new, self._num_free = locate_slots(
-            tables, keys, self._index.places, self.slots, self._free, self._num_free, number, window_begins
-        )
+            found = RowsBySample(*distinct_rows(batch.offsets, batch.tables, batch.keys))
+        tables, keys, count = found.tables, found.keys, len(found.keys)
+        self._reserve(count)
+        slots, previous_batch, previous_local = (np.empty(count, np.int32) for _ in range(3))
+        index, edges = self._index.places, bounds(count)
+        self._threads.share(
+            lambda counter: locate_slots(
+                tables, keys, index, self.slots, number, window_begins, edges, counter,
+                slots, previous_batch, previous_local,
+            ),
+            len(edges) - 1,
+        )  # fmt: skip
+        new, self._num_free = make_slots(
+            tables, keys, index, self.slots, self._free, self._num_free, number, window_begins,
+            slots, previous_batch,
+        )  # fmt: skip
         new_slots = slots[new]
         self.appearances[new_slots] = 0
         if self._seen is not None:
@@ -125,11 +174,9 @@ class Directory:
             if self._lifetimes is not None:
                 unseen &= ~self._lifetimes.has_policy[tables[new]]  # of these `admit` decides
             set_state(self.slots, new_slots[unseen], np.uint8(State.FRESH))
-        next_use = np.zeros(len(slots), np.int32)
+        next_use = np.zeros(count, np.int32)
         num_full = 0 if self._seen is None else self._seen.num_full
-        located = LocatedBatch(
-            number, offsets, rows, slots, tables, keys, occurrences, next_use, new, num_full, batch
-        )
+        located = LocatedBatch(number, found, slots, next_use, new, num_full, batch)
         return located, (previous_batch, previous_local)
 
     def admit(self, batch: LocatedBatch) -> int:
@@ -283,7 +330,7 @@ class Directory:
     def _reserve(self, more: int) -> None:
         if more > self._num_free:
             old = len(self.slots)
-            total = max(2 * old, old + more)
+            total = max(old + old // 2, old + more)
             self.slots = extended(self.slots, total)
             self.slots["stamp"][old:] = NEVER
             self.slots["head"][old:] = -1

@@ -1,18 +1,23 @@
 """Compiled loops that find the distinct rows of a batch, and their order by (table, key).
 
 Most ids of a batch name a row that another id names too. Each table gets a small hash table that stays in the
-fastest memory; only distinct rows are then looked up in the directory, which is far larger.
+fastest memory; only distinct rows are then looked up in the directory, which is far larger. Batches whose
+features have tables of their own take a shorter way: see `by_feature`.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
 
-from rowhaul._distinct import ONE, num_seats, number_keys
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul._distinct import ONE
 from rowhaul._kernels import kernel
 from rowhaul._memory import leading_zeros
 from rowhaul._scramble import placed
-from rowhaul.schedule.batch import SAMPLES_AT_ONCE
+from rowhaul.schedule.masks import trainers_of
+from rowhaul.schedule.threads import Threads
 
 FEW = 48  # keys: up to this many are sorted by insertion, more by their bytes
 SIGN = np.uint64(1 << 63)
@@ -20,6 +25,30 @@ SIGN = np.uint64(1 << 63)
 HALL = np.dtype(
     [("first", np.uint64), ("mask", np.uint64), ("shift", np.uint64), ("next_row", np.uint64)], align=True
 )
+
+
+@dataclass(frozen=True)
+class RowsBySample:
+    """Which rows each sample names; rows are the distinct ones, ordered by (table, key)."""
+
+    offsets: npt.NDArray[np.int64]  # samples + 1
+    rows: npt.NDArray[np.int32]  # a sample names a row once
+    tables: npt.NDArray[np.int32]  # rows
+    keys: npt.NDArray[np.int64]  # rows
+    counts: npt.NDArray[np.int32]  # rows: samples that name each
+
+    def by_sample(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """The samples' offsets and their rows."""
+        return self.offsets, self.rows
+
+    def occurrences(self) -> npt.NDArray[np.int32]:
+        """How many samples name each row."""
+        return self.counts
+
+    def trainers(self, worker: npt.NDArray[np.int32], threads: Threads) -> npt.NDArray[np.uint64]:
+        """The mask of workers that train each row."""
+        trainers: npt.NDArray[np.uint64] = trainers_of(self.offsets, self.rows, worker, len(self.keys))
+        return trainers
 
 
 @kernel
@@ -52,7 +81,7 @@ def distinct_rows(offsets, tables, keys):
         first, size = starts[table], found[table]
         for r in range(size):
             here[r] = words[first + r]
-        if _sort(here, order, there, other_order, size, digits):
+        if sort_words(here, order, there, other_order, size, digits):
             here, there, order, other_order = there, here, other_order, order
         for r in range(size):
             distinct_keys[before + r] = np.int64(here[r] ^ SIGN)
@@ -67,60 +96,6 @@ def distinct_rows(offsets, tables, keys):
     else:
         new_offsets, rows, occurrences = _by_sample(offsets, row_of, rank, count)
     return new_offsets, rows, distinct_tables, distinct_keys, occurrences
-
-
-@kernel
-def distinct_by_feature(feature_tables, values, lengths):
-    """The same for ids feature by feature, of tables that ascend, where a sample has at most one of each.
-
-    A table's ids lie side by side, so that its hash table stays in the fastest memory.
-    """
-    num_features, num_samples = lengths.shape
-    num_ids = len(values)
-    starts = np.zeros(num_features + 1, np.int64)
-    largest = np.int64(0)
-    for f in range(num_features):
-        count = np.int64(0)
-        for i in range(num_samples):
-            count += lengths[f, i]
-        starts[f + 1] = starts[f] + count
-        largest = max(largest, count)
-    seats = np.empty(num_seats(largest), np.uint32)
-    row_of = np.empty(num_ids + 1, np.int32)  # ids, feature by feature; and one of scratch
-    here, there = np.empty(largest, np.uint64), np.empty(largest, np.uint64)
-    order, other_order = np.empty(largest, np.int32), np.empty(largest, np.int32)
-    rank, digits = np.empty(largest, np.int32), np.empty(256, np.int32)
-    known = np.empty(largest + 1, np.int64)
-    distinct_tables, distinct_keys = np.empty(num_ids, np.int32), np.empty(num_ids, np.int64)
-    occurrences = np.empty(num_ids, np.int32)
-    before = 0
-    for f in range(num_features):
-        first, end = starts[f], starts[f + 1]
-        size = num_seats(end - first)
-        seats[:size] = 0
-        count = number_keys(values, first, end, seats, size, known, 0, row_of)
-        for r in range(count):
-            here[r] = np.uint64(known[r + 1]) ^ SIGN
-        if _sort(here, order, there, other_order, count, digits):
-            here, there, order, other_order = there, here, other_order, order
-        for r in range(count):
-            distinct_keys[before + r] = np.int64(here[r] ^ SIGN)
-            distinct_tables[before + r] = feature_tables[f]
-            occurrences[before + r] = 0
-            rank[order[r]] = before + r
-        for at in range(first, end):
-            row = rank[row_of[at]]
-            row_of[at] = row
-            occurrences[row] += 1
-        before += count
-    offsets, rows = _transposed(row_of, lengths, starts, num_ids)
-    return (
-        offsets,
-        rows,
-        distinct_tables[:before].copy(),
-        distinct_keys[:before].copy(),
-        occurrences[:before].copy(),
-    )
 
 
 @kernel
@@ -144,31 +119,6 @@ def distinct_by_appearance(tables, keys, num_tables):
         row_of[at] += starts[tables[at]] - first_ids[tables[at]]
         counts[row_of[at]] += 1
     return row_of, row_keys, starts, counts
-
-
-@kernel
-def _transposed(row_of, lengths, starts, num_ids):
-    """Rows sample by sample, and where each sample begins."""
-    num_features, num_samples = lengths.shape
-    offsets = np.zeros(num_samples + 1, np.int64)
-    for f in range(num_features):
-        for i in range(num_samples):
-            offsets[i + 1] += lengths[f, i]
-    for i in range(num_samples):
-        offsets[i + 1] += offsets[i]
-    rows = np.empty(num_ids + 1, np.int32)
-    reading, writing = starts[:-1].copy(), offsets[:-1].copy()
-    for begin in range(0, num_samples, SAMPLES_AT_ONCE):
-        end = min(begin + SAMPLES_AT_ONCE, num_samples)
-        for f in range(num_features):
-            at = reading[f]
-            for i in range(begin, end):
-                place, length = writing[i], np.int64(lengths[f, i])
-                rows[num_ids + (place - num_ids) * length] = row_of[at]  # missing ids write to scratch
-                writing[i] = place + length
-                at += length
-            reading[f] = at
-    return offsets, rows[:num_ids]
 
 
 @kernel
@@ -235,7 +185,7 @@ def _tell_apart(tables, keys, starts, words, row_of):
 
 
 @kernel
-def _sort(words, order, other_words, other_order, count, digits):
+def sort_words(words, order, other_words, other_order, count, digits):
     """Sort words, and numbers from 0 on with them; true if the result is in the other two arrays.
 
     A radix sort of bytes, lowest first; bytes that are the same everywhere are passed over.

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from rowhaul._kernels import kernel
 from rowhaul._memory import leading_zeros, prefetch_to_read
 from rowhaul._scramble import placed_row
+from rowhaul.schedule.arrays import zeros
 
 SMALLEST = 1024
 _LOW = np.int64(0xFFFFFFFF)
@@ -34,7 +35,7 @@ class RowIndex:
         while capacity < 2 * num_rows:
             capacity *= 2
         if capacity > len(self.places):
-            larger = np.zeros((capacity, 2), np.int64)
+            larger = zeros(2 * capacity, np.int64, room_to_grow=1).reshape(capacity, 2)
             index_rehash(self.places, larger)
             self.places = larger
 

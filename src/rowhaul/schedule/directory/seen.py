@@ -13,19 +13,22 @@ import numpy.typing as npt
 from rowhaul._kernels import kernel
 from rowhaul._memory import prefetch_to_read, prefetch_to_write
 from rowhaul.schedule.arrays import Arrays, Saved
+from rowhaul.schedule.threads import Counter, Threads, bounds, take
 from rowhaul.schedule.topology import row_hash
 
 BITS_PER_ROW = 16
 SMALLEST_ROWS = 1 << 15
 PROBES = 6
 BLOCK_WORDS = 8  # all probes of a row fall into one cache line
+ROWS_AT_ONCE = 16384  # that a thread looks for
 AHEAD = 16  # rows between asking for a cache line and using it
 
 
 class SeenRows:
     """A growing set of rows: blocked Bloom filters, each twice the size of the one before."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: Threads | None = None) -> None:
+        self._threads = threads or Threads()
         self._filters: list[npt.NDArray[np.uint64]] = []
         self._room = 0
         self._add_filter(SMALLEST_ROWS)
@@ -76,13 +79,26 @@ class SeenRows:
 
     def _contains(self, hashes: npt.NDArray[np.uint64], absent_from: int = 0) -> npt.NDArray[np.bool_]:
         found = np.zeros(len(hashes), np.bool_)
-        for words in self._filters[absent_from:]:
-            find_rows(words, hashes, found)
+        edges = bounds(len(hashes), ROWS_AT_ONCE)
+
+        def find(counter: Counter) -> None:
+            while (chunk := take_chunk(counter)) < len(edges) - 1:
+                part = slice(edges[chunk], edges[chunk + 1])
+                for words in self._filters[absent_from:]:
+                    find_rows(words, hashes[part], found[part])
+
+        self._threads.share(find, len(edges) - 1)
         return found
 
     def _add_filter(self, rows: int) -> None:
         self._filters.append(np.zeros(rows * BITS_PER_ROW // 64, np.uint64))
         self._room = rows
+
+
+@kernel
+def take_chunk(counter):
+    """`take` for threads outside kernels."""
+    return take(counter)
 
 
 @kernel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
 from rowhaul._memory import prefetch_to_read, prefetch_to_write
@@ -13,8 +14,9 @@ from rowhaul.schedule.directory.row_index import (
     index_set,
     index_value,
 )
-from rowhaul.schedule.masks import NOBODY, ONE, popcount
+from rowhaul.schedule.masks import NOBODY, popcount
 from rowhaul.schedule.row_states import FRESH, HOME, NOT_ADMITTED, REPLICATED
+from rowhaul.schedule.threads import take
 
 # One cache line. Masks have bit j for worker j.
 SLOT = np.dtype(
@@ -41,57 +43,94 @@ MOST_APPEARANCES = np.int32(1 << 30)  # no row is infrequent beyond
 
 
 @kernel
-def locate_slots(tables, keys, index, slots, free_slots, num_free, number, window_begins):
-    """Find the slots of the distinct rows of a batch, making slots for rows not known yet.
+def locate_slots(
+    tables,
+    keys,
+    index,
+    slots,
+    number,
+    window_begins,
+    edges,
+    counter,
+    batch_slots,
+    previous_batch,
+    previous_local,
+):
+    """Find the slots of the distinct rows of a batch, -1 of rows that have none, in chunks.
 
-    A row that no batch since ``window_begins`` has named is used next in this one.
-    Returns the slots; which batch named each row before, and where it stands there; the rows that are
-    new; and the free slots left.
+    A row that no batch since ``window_begins`` has named is used next in this one. Also fills in which batch
+    named each row before, and where it stands there.
     """
-    count = len(keys)
     mask = np.int64(len(index) - 1)
     index_address, slots_address = np.int64(index.ctypes.data), np.int64(slots.ctypes.data)
-    first_place = np.empty(count, np.int64)
-    for r in range(count):
-        first_place[r] = index_place(index, tables[r], keys[r])
-    batch_slots = np.empty(count, np.int32)
-    previous_batch = np.empty(count, np.int32)
-    previous_local = np.empty(count, np.int32)
-    new = np.empty(count, np.int32)
-    num_new = 0
-    for r in range(count):
-        # Two stages: ask for the place in the index, then, when it has come, for the slot that it names.
-        if r + 2 * AHEAD < count:
-            prefetch_to_read(index_address + first_place[r + 2 * AHEAD] * 16)
-        if r + AHEAD < count:
-            likely = index_value(index[first_place[r + AHEAD], 1])
-            prefetch_to_write(slots_address + max(likely, 0) * slots.itemsize)
-        table, key, place = tables[r], keys[r], first_place[r]
-        word = index[place, 1]
-        while word != 0 and not (index[place, 0] == key and (word >> 32) == table):
-            place = (place + 1) & mask
+    first_place = np.empty(edges[1] - edges[0] if len(edges) > 1 else 0, np.int64)
+    chunk = take(counter)
+    while chunk < len(edges) - 1:
+        begin, end = edges[chunk], edges[chunk + 1]
+        for r in range(begin, end):
+            first_place[r - begin] = index_place(index, tables[r], keys[r])
+        for r in range(begin, end):
+            # Two stages: ask for the place in the index, then, when it has come, for the slot that it names.
+            if r + 2 * AHEAD < end:
+                prefetch_to_read(index_address + first_place[r - begin + 2 * AHEAD] * 16)
+            if r + AHEAD < end:
+                likely = index_value(index[first_place[r - begin + AHEAD], 1])
+                prefetch_to_write(slots_address + max(likely, 0) * slots.itemsize)
+            table, key, place = tables[r], keys[r], first_place[r - begin]
             word = index[place, 1]
-        if word != 0:
+            while word != 0 and not (index[place, 0] == key and (word >> 32) == table):
+                place = (place + 1) & mask
+                word = index[place, 1]
             slot = index_value(word)
-            record = slots[slot]
-        else:
-            num_free -= 1
-            slot = np.int64(free_slots[num_free])
-            prefetch_to_write(slots_address + free_slots[max(num_free - AHEAD, 0)] * slots.itemsize)
-            index_set(index, place, table, key, slot)
-            record = slots[slot]
-            begin_slot(record, table, key)
-            new[num_new] = r
-            num_new += 1
+            batch_slots[r] = slot
+            if slot >= 0:
+                record = slots[slot]
+                previous_batch[r] = record.stamp
+                previous_local[r] = record.local
+                _name(record, number, r, window_begins)
+        chunk = take(counter)
+
+
+@kernel
+def make_slots(
+    tables, keys, index, slots, free_slots, num_free, number, window_begins, batch_slots, previous_batch
+):
+    """Make slots for the rows of a batch that have none; returns the rows, and the free slots left."""
+    count = np.int64(0)
+    for slot in batch_slots:
+        count += slot < 0
+    new = np.empty(count, np.int32)
+    found = 0
+    for r in range(len(batch_slots)):
+        if batch_slots[r] < 0:
+            new[found] = r
+            found += 1
+    index_address, slots_address = np.int64(index.ctypes.data), np.int64(slots.ctypes.data)
+    for i in range(count):
+        if i + AHEAD < count:
+            coming = new[i + AHEAD]
+            prefetch_to_write(index_address + index_place(index, tables[coming], keys[coming]) * 16)
+        r = new[i]
+        num_free -= 1
+        slot = np.int64(free_slots[num_free])
+        prefetch_to_write(slots_address + free_slots[max(num_free - AHEAD, 0)] * slots.itemsize)
+        index_set(index, index_find(index, tables[r], keys[r]), tables[r], keys[r], slot)
+        record = slots[slot]
+        begin_slot(record, tables[r], keys[r])
         batch_slots[r] = slot
-        previous_batch[r] = record.stamp
-        previous_local[r] = record.local
-        if record.stamp < window_begins:
-            record.next_use = number
-        record.stamp = number
-        record.local = r
-        record.window += 1
-    return batch_slots, previous_batch, previous_local, new[:num_new].copy(), num_free
+        previous_batch[r] = NEVER
+        _name(record, number, r, window_begins)
+    return new, num_free
+
+
+@register_jitable
+def _name(record, number, place, window_begins):
+    """Note that a batch names a row."""
+    if record.stamp < window_begins:
+        record.next_use = number
+    record.stamp = number
+    record.local = place
+    record.window += 1
 
 
 @kernel
@@ -125,62 +164,79 @@ def set_state(slots, batch_slots, state):
 
 
 @kernel
-def take_up(slots, appearances, batch_slots, next_use, occurrences, trainers, keep_split):
-    """Begin an iteration: record when each row is used next, and select the rows that caches hold.
+def take_up(
+    slots, appearances, batch_slots, next_use, occurrences, trainers, edges, counter, held, fresh, most_moves
+):
+    """Begin an iteration, in chunks: record when each row is used next, and which rows caches hold.
 
-    ``appearances`` is empty unless a dispatcher learns from them.
-    Returns the slots, the trainers and the workers whose copies stay worth something of the rows
-    that do; the slots of those that do not (replicated rows live beside the caches, rows not admitted
-    nowhere); which rows are fresh; and how many moves all of them can cause at most.
+    ``appearances`` is empty unless a dispatcher learns from them. Fills ``held``, 0 for rows that no cache
+    holds (replicated rows live beside the caches, rows not admitted nowhere), and ``fresh``, 1 for fresh
+    rows; and for each chunk how many moves its rows can cause at most.
     """
-    cached = np.empty(len(batch_slots), np.int32)
-    by = np.empty(len(batch_slots), np.uint64)
-    current = np.empty(len(batch_slots), np.uint64)
-    others = np.empty(len(batch_slots), np.int32)
-    fresh = np.empty(len(batch_slots), np.int32)
-    count = 0
-    num_fresh = 0
-    most_moves = 0
     slots_address = np.int64(slots.ctypes.data)
-    for r in range(len(batch_slots)):
-        if r + AHEAD < len(batch_slots):
-            prefetch_to_write(slots_address + np.int64(batch_slots[r + AHEAD]) * slots.itemsize)
-        record = slots[batch_slots[r]]
-        record.next_use = next_use[r]
-        if len(appearances) > 0:
-            appearances[batch_slots[r]] = min(appearances[batch_slots[r]], MOST_APPEARANCES) + occurrences[r]
-        record.window -= 1
-        fresh[num_fresh] = r
-        num_fresh += record.state == FRESH
-        if record.state == REPLICATED or record.state == NOT_ADMITTED:
-            others[r - count] = batch_slots[r]
-            continue
-        most_moves += 1 + 2 * popcount(trainers[r]) + popcount(record.members)
-        cached[count] = batch_slots[r]
-        by[count] = trainers[r]
-        single = trainers[r] & (trainers[r] - ONE) == NOBODY
-        current[count] = trainers[r] if keep_split or single else NOBODY
-        count += 1
-    others = others[: len(batch_slots) - count]
-    return cached[:count], by[:count], current[:count], others, fresh[:num_fresh], most_moves
+    chunk = take(counter)
+    while chunk < len(edges) - 1:
+        begin, end = edges[chunk], edges[chunk + 1]
+        most = np.int64(0)
+        for r in range(begin, end):
+            if r + AHEAD < end:
+                prefetch_to_write(slots_address + np.int64(batch_slots[r + AHEAD]) * slots.itemsize)
+            slot = batch_slots[r]
+            record = slots[slot]
+            record.next_use = next_use[r]
+            if len(appearances) > 0:
+                appearances[slot] = min(appearances[slot], MOST_APPEARANCES) + occurrences[r]
+            record.window -= 1
+            state = record.state
+            fresh[r] = state == FRESH
+            held[r] = state != REPLICATED and state != NOT_ADMITTED
+            if held[r]:
+                most += 1 + 2 * popcount(trainers[r]) + popcount(record.members)
+        most_moves[chunk] = most
+        chunk = take(counter)
 
 
 @kernel
 def release_slots(slots, candidates, index, free_slots, num_free):
     """Free the slots that neither the window nor a cache names; their rows are at home or not admitted."""
-    index_address = np.int64(index.ctypes.data)
+    index_address, slots_address = np.int64(index.ctypes.data), np.int64(slots.ctypes.data)
+    mask = np.int64(len(index) - 1)
     leaving = np.empty(len(candidates), np.int32)
+    places = np.empty(len(candidates), np.int64)  # in the index: where the search for each begins
     count = 0
-    for slot in candidates:
+    for i in range(len(candidates)):
+        if i + AHEAD < len(candidates):
+            prefetch_to_write(slots_address + np.int64(candidates[i + AHEAD]) * slots.itemsize)
+        slot = candidates[i]
         record = slots[slot]
         if record.window == 0 and record.stamp != NEVER and record.head < 0:
             record.stamp = NEVER  # so that a candidate named twice is given back once
             leaving[count] = slot
+            places[count] = index_place(index, record.table, record.key)
             count += 1
-            prefetch_to_write(index_address + index_place(index, record.table, record.key) * 16)
-    for slot in leaving[:count]:
-        record = slots[slot]
-        index_delete(index, index_find(index, record.table, record.key))
-        free_slots[num_free] = slot
+    for i in range(count):
+        if i + AHEAD < count:
+            prefetch_to_write(index_address + places[i + AHEAD] * 16)
+        place = places[i]
+        while (
+            index_value(index[place, 1]) != leaving[i]
+        ):  # a slot is one row's, so the row need not be compared
+            place = (place + 1) & mask
+        index_delete(index, place)
+        free_slots[num_free] = leaving[i]
         num_free += 1
     return num_free
+
+
+@kernel
+def name_rows(slots, named, edges, counter, tables, keys):
+    """Fill in the tables and keys of the rows in slots, in chunks."""
+    slots_address = np.int64(slots.ctypes.data)
+    chunk = take(counter)
+    while chunk < len(edges) - 1:
+        for i in range(edges[chunk], edges[chunk + 1]):
+            if i + AHEAD < len(named):
+                prefetch_to_read(slots_address + np.int64(named[i + AHEAD]) * slots.itemsize)
+            tables[i] = slots[named[i]].table
+            keys[i] = slots[named[i]].key
+        chunk = take(counter)

@@ -31,6 +31,7 @@ from rowhaul.schedule.sync.moves import (
     UPDATE_PUSH,
     Notebook,
     emit,
+    mark_moves,
 )
 from rowhaul.schedule.topology import home_shard
 
@@ -54,9 +55,10 @@ class BoundedExchange:
 
     def step(self, step: Step) -> Outcome:
         """Plan the moves of one iteration and bring the states to its end."""
-        self._reserve(len(step.slots), step.most_moves)
+        most_moves = int(step.most_moves.sum()) + len(step.victims)
+        self._reserve(len(step.slots), most_moves)
         wiring = self._wiring
-        self._notebook.make_room(step)
+        self._notebook.make_room(most_moves, 0)
         moves = self._notebook.moves
         states = np.empty(len(step.rows), np.uint8)
         lookups = np.zeros(wiring.num_workers, np.int64)
@@ -77,11 +79,16 @@ class BoundedExchange:
             self._versions, self._staleness, wiring.value_bytes, wiring.first_store, wiring.num_shards,
             step.iteration, moves, count,
         )  # fmt: skip
-        moves_between, local_moves = self._notebook.moves_written(count, wiring.colocated)
+        mark_moves(moves, self._notebook.ranks, count)
+        beginning = np.zeros(1, np.int64)
+        moves_between, local_moves, *_ = self._notebook.moves_written(
+            beginning, np.array([count]), wiring.colocated
+        )
+        steps, _ = self._notebook.steps_written(beginning, beginning)
         return Outcome(
             moves=moves_between,
             local_moves=local_moves,
-            steps=self._notebook.steps_written(0),  # the home steps whenever gradients come
+            steps=steps,  # none: the home steps whenever gradients come
             states=states,
             lookups=lookups,
             hits=hits,

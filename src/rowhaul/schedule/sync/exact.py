@@ -20,6 +20,8 @@ from rowhaul.schedule.sync.moves import (
     FIRST,
     GRADIENT,
     MISS_PULL,
+    NO_STEP,
+    NOTHING,
     PEER_SEND,
     RECORD,
     RECORD_AND_GRADIENT,
@@ -28,57 +30,71 @@ from rowhaul.schedule.sync.moves import (
     VALUES,
     Notebook,
     emit,
+    mark_ranks,
     note_step,
 )
+from rowhaul.schedule.threads import CHUNK_ROWS, Threads, part_of, take
 from rowhaul.schedule.topology import home_shard
 
 
 class ExactExchange:
     """Rows are always trained from their latest version."""
 
-    def __init__(self, mode: SyncMode, wiring: Wiring) -> None:
+    def __init__(self, mode: SyncMode, wiring: Wiring, threads: Threads) -> None:
         self.keeps_split_copies = mode.name == "on-demand"
         self._push_after = mode.name != "on-demand"
         self._keep_copies = mode.caches_rows
         self._wiring = wiring
-        self._notebook = Notebook()
+        self._threads = threads
+        self._notebook = Notebook(threads)
 
     def step(self, step: Step) -> Outcome:
         """Plan the moves of one iteration and bring the states to its end."""
-        wiring = self._wiring
-        notebook = self._notebook
-        notebook.make_room(step)
+        wiring, notebook, edges = self._wiring, self._notebook, step.edges
+        num_chunks, num_victims = len(edges) - 1, len(step.victims)
+        # Every chunk writes to places of its own; evictions, one place each, come last.
+        move_starts, step_starts = np.append(0, np.cumsum(step.most_moves)), edges
+        notebook.make_room(int(move_starts[-1]) + num_victims, len(step.rows) + num_victims)
         states = np.empty(len(step.rows), np.uint8)
-        lookups = np.zeros(wiring.num_workers, np.int64)
-        hits = np.zeros(wiring.num_workers, np.int64)
-        num_moves, num_steps, replicated_rows, replicated_bytes = exchange(
-            step.slots, step.rows, step.trainers, wiring.value_bytes, wiring.state_bytes,
-            wiring.first_store, wiring.num_shards, wiring.peer_to_peer, self._push_after, self._keep_copies,
-            step.iteration, wiring.look_ahead, notebook.moves, notebook.steps, lookups, hits, states,
-            notebook.move_rows, notebook.step_rows,
+        lookups, hits = (np.zeros((num_chunks, wiring.num_workers), np.int64) for _ in range(2))
+        # Chunks: moves, steps, and the rows and bytes of replicated rows that were trained.
+        counts = np.zeros((4, num_chunks), np.int64)
+        self._threads.share(
+            lambda counter: exchange(
+                step.slots, step.rows, step.trainers, wiring.value_bytes, wiring.state_bytes,
+                wiring.first_store, wiring.num_shards, wiring.peer_to_peer, self._push_after,
+                self._keep_copies, step.iteration, wiring.look_ahead, edges, move_starts, counter,
+                notebook.moves, notebook.steps, notebook.move_rows, notebook.step_rows, notebook.ranks,
+                lookups, hits, states, counts,
+            ),
+            num_chunks,
         )  # fmt: skip
-        of_batch, steps_of_batch = num_moves, num_steps
-        num_moves, num_steps = evict(
-            step.slots, step.evicted_from, step.victims, wiring.value_bytes, wiring.state_bytes,
-            wiring.first_store, wiring.num_shards, step.iteration,
-            notebook.moves, num_moves, notebook.steps, num_steps,
+        num_parts = min(self._threads.count, -(-num_victims // CHUNK_ROWS))
+        self._threads.share(
+            lambda counter: evict(
+                step.slots, step.evicted_from, step.victims, wiring.value_bytes, wiring.state_bytes,
+                wiring.first_store, wiring.num_shards, step.iteration, num_parts, counter,
+                notebook.moves, notebook.steps, notebook.move_rows, notebook.step_rows, notebook.ranks,
+                move_starts[-1], step_starts[-1],
+            ),
+            num_parts,
         )  # fmt: skip
-        notebook.move_rows[of_batch:num_moves] = -1
-        notebook.step_rows[steps_of_batch:num_steps] = -1
-        moves_between, local_moves = notebook.moves_written(num_moves, wiring.colocated)
-        move_rows, local_move_rows = notebook.rows_written()
+        moves_between, local_moves, move_rows, local_move_rows = notebook.moves_written(
+            move_starts, np.append(counts[0], num_victims), wiring.colocated
+        )
+        steps, step_rows = notebook.steps_written(step_starts, np.append(counts[1], num_victims))
         return Outcome(
             moves=moves_between,
             local_moves=local_moves,
-            steps=notebook.steps_written(num_steps),
+            steps=steps,
             states=states,
-            lookups=lookups,
-            hits=hits,
-            all_reduce_rows=int(replicated_rows),
-            all_reduce_bytes=int(replicated_bytes),
+            lookups=lookups.sum(axis=0),
+            hits=hits.sum(axis=0),
+            all_reduce_rows=int(counts[2].sum()),
+            all_reduce_bytes=int(counts[3].sum()),
             move_rows=move_rows,
             local_move_rows=local_move_rows,
-            step_rows=notebook.step_rows[:num_steps].copy(),
+            step_rows=step_rows,
         )
 
     def owing(self, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
@@ -139,22 +155,47 @@ def flush_home(moves, count, record, home, values, state, ready):
 @kernel
 def exchange(
     slots, batch_slots, trainers, value_bytes, state_bytes, first_store, num_shards,
-    peer_to_peer, push_after, keep_copies, iteration, look_ahead, moves, steps, lookups, hits, states,
-    move_rows, step_rows,
+    peer_to_peer, push_after, keep_copies, iteration, look_ahead, edges, move_starts, counter,
+    moves, steps, move_rows, step_rows, ranks, lookups, hits, states, counts,
 ):  # fmt: skip
-    """What moves for the rows of a batch, and the states that training leaves them in.
+    """What moves for the rows of a batch, and the states that training leaves them in, in chunks.
 
     ``push_after``: trained rows go home at once (full synchronisation); otherwise when they are next
     needed. ``keep_copies``: a sole trainer keeps its copy of what it pushed. ``move_rows`` and ``step_rows``
-    are filled with the row of each.
-    Returns the numbers of moves and steps, and the rows and bytes of replicated rows that were trained.
+    are filled with the row of each. A chunk's moves begin where ``move_starts`` says, its steps where its
+    rows do. ``lookups``, ``hits`` and ``counts`` are filled chunk by chunk.
     """
-    count, num_steps = np.int64(0), np.int64(0)  # not literals: callees would be compiled twice
+    chunk = take(counter)
+    while chunk < len(edges) - 1:
+        count, num_steps, replicated_rows, replicated_bytes = exchange_rows(
+            slots, batch_slots, trainers, value_bytes, state_bytes, first_store, num_shards,
+            peer_to_peer, push_after, keep_copies, iteration, look_ahead, edges[chunk], edges[chunk + 1],
+            moves, move_starts[chunk], steps, move_rows, step_rows, lookups[chunk], hits[chunk], states,
+        )  # fmt: skip
+        mark_ranks(moves, ranks, move_starts[chunk], count)
+        counts[0, chunk] = count - move_starts[chunk]
+        counts[1, chunk] = num_steps - edges[chunk]
+        counts[2, chunk] = replicated_rows
+        counts[3, chunk] = replicated_bytes
+        chunk = take(counter)
+
+
+@kernel
+def exchange_rows(
+    slots, batch_slots, trainers, value_bytes, state_bytes, first_store, num_shards,
+    peer_to_peer, push_after, keep_copies, iteration, look_ahead, begin, end,
+    moves, count, steps, move_rows, step_rows, lookups, hits, states,
+):  # fmt: skip
+    """`exchange` of the rows from ``begin`` to ``end``.
+
+    Returns where moves and steps end, and the rows and bytes of replicated rows that were trained.
+    """
+    num_steps = begin
     replicated_rows = 0
     replicated_bytes = np.int64(0)
     slots_address = np.int64(slots.ctypes.data)
-    for r in range(len(batch_slots)):
-        if r + AHEAD < len(batch_slots):
+    for r in range(begin, end):
+        if r + AHEAD < end:
             prefetch_to_write(slots_address + np.int64(batch_slots[r + AHEAD]) * slots.itemsize)
         record = slots[batch_slots[r]]
         by = trainers[r]
@@ -253,40 +294,51 @@ def exchange(
 
 @kernel
 def evict(
-    slots, workers, victims, value_bytes, state_bytes, first_store, num_shards, iteration,
-    moves, count, steps, num_steps,
+    slots, workers, victims, value_bytes, state_bytes, first_store, num_shards, iteration, num_parts, counter,
+    moves, steps, move_rows, step_rows, ranks, first_move, first_step,
 ):  # fmt: skip
-    """Take copies out of caches: what nobody else has goes home first. Returns the moves and steps so far."""
+    """Take copies out of caches, rows divided among the parts: what nobody else has goes home first.
+
+    Every eviction has one place for a move and one for a step, which stay empty where there is none.
+    """
     slots_address = np.int64(slots.ctypes.data)
-    for e in range(len(workers)):
-        if e + AHEAD < len(workers):
-            prefetch_to_write(slots_address + np.int64(victims[e + AHEAD]) * slots.itemsize)
-        record = slots[victims[e]]
-        record.touched = iteration
-        worker = np.int64(workers[e])
-        mask = bit(worker)
-        if record.members & mask == NOBODY:
-            continue
-        record.members &= ~mask
-        if record.state == HOME:
-            continue
-        home = first_store + home_shard(record.table, record.key, num_shards)
-        values = value_bytes[record.table]
-        payload, num_bytes = RECORD, values + state_bytes[record.table]
-        if record.state == OWNED:
-            record.state = HOME
-        else:
-            if record.base & mask == NOBODY:
-                payload, num_bytes = GRADIENT, values
-            else:
-                payload, num_bytes = RECORD_AND_GRADIENT, num_bytes + values
-                record.base = NOBODY
-            record.settled |= mask
-            if record.members == NOBODY:
-                num_steps = note_step(
-                    steps, num_steps, record, home, record.settled, iteration, FIRST, AT_HOME
-                )
+    part = take(counter)
+    while part < num_parts:
+        for e in range(len(workers)):
+            if num_parts > 1 and part_of(victims[e], num_parts) != part:
+                continue
+            if e + AHEAD < len(workers):
+                prefetch_to_write(slots_address + np.int64(victims[e + AHEAD]) * slots.itemsize)
+            record = slots[victims[e]]
+            at, step_at = first_move + e, first_step + e
+            move_rows[at] = -1
+            step_rows[step_at] = NO_STEP
+            ranks[at] = NOTHING
+            record.touched = iteration
+            worker = np.int64(workers[e])
+            mask = bit(worker)
+            if record.members & mask == NOBODY:
+                continue
+            record.members &= ~mask
+            if record.state == HOME:
+                continue
+            home = first_store + home_shard(record.table, record.key, num_shards)
+            values = value_bytes[record.table]
+            payload, num_bytes = RECORD, values + state_bytes[record.table]
+            if record.state == OWNED:
                 record.state = HOME
-                record.settled = NOBODY
-        count = emit(moves, count, EVICT_PUSH, payload, record, worker, home, num_bytes, iteration, FIRST)
-    return count, num_steps
+            else:
+                if record.base & mask == NOBODY:
+                    payload, num_bytes = GRADIENT, values
+                else:
+                    payload, num_bytes = RECORD_AND_GRADIENT, num_bytes + values
+                    record.base = NOBODY
+                record.settled |= mask
+                if record.members == NOBODY:
+                    note_step(steps, step_at, record, home, record.settled, iteration, FIRST, AT_HOME)
+                    step_rows[step_at] = -1
+                    record.state = HOME
+                    record.settled = NOBODY
+            emit(moves, at, EVICT_PUSH, payload, record, worker, home, num_bytes, iteration, FIRST)
+            mark_ranks(moves, ranks, at, at + 1)
+        part = take(counter)

@@ -76,7 +76,8 @@ class Step:
     trainers: npt.NDArray[np.uint64]  # rows: who trains each
     evicted_from: npt.NDArray[np.int16]  # evictions: the worker
     victims: npt.NDArray[np.int32]  # evictions: the slot
-    most_moves: int  # a bound on the moves that all this can cause
+    edges: npt.NDArray[np.int64]  # chunks + 1: where chunks of rows begin
+    most_moves: npt.NDArray[np.int64]  # chunks: a bound on the moves that their rows can cause
 
 
 @dataclass(frozen=True)

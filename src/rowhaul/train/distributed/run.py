@@ -260,6 +260,7 @@ class ClusterSession(loop.Session):
             cluster,
             trainer.model,
             self.stream,
+            config.cluster,
             settings=settings,
             data_from=config.cluster.data_from,
             rates=rates,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 import xxhash
 from torch import nn
 from torch.optim import Optimizer
@@ -44,6 +46,8 @@ from rowhaul.transport.local_sockets import new_address
 
 if TYPE_CHECKING:
     from rowhaul.train.distributed.checkpointing import Saved
+
+MOST_IDLE_CORES = 4  # that plan by default: beyond them the parts that one thread does take longest
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,7 @@ def distribute(
     runtime = Runtime(
         cluster.rank,
         Mover(cluster.rank, cluster.moves, settings.sync_mode, rates, cache, home),
-        _Feeding(cluster, settings, model, layout, start).feed(samples, data_from),
+        _Feeding(cluster, settings, model, layout, start, config.planning_threads).feed(samples, data_from),
         cluster.control,
         cluster.dense,
         cluster.failure,
@@ -177,6 +181,7 @@ class _Feeding:
     model: nn.Module
     layout: TableLayout
     start: Start
+    planning_threads: int = 0
 
     def feed(self, samples: Iterable[Samples | Batch] | None, data_from: str) -> PlanFeed:
         """Make plans here, if this rank leads its host, or take them from the leader."""
@@ -271,8 +276,15 @@ class _Feeding:
 
     def _scheduler(self, ids: Iterator[IdBatch]) -> Scheduler:
         scheduler = self.layout.make_scheduler(self.settings, ids)
+        scheduler.use_threads(self.planning_threads or _idle_cores(len(self.cluster.local_ranks)))
         self.start.restore(scheduler)
         return scheduler
+
+
+def _idle_cores(num_ranks: int) -> int:
+    """The cores of this host that its ranks do not compute on, at least one; more than a few bring little."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(max(cores - num_ranks * torch.get_num_threads(), 1), MOST_IDLE_CORES)
 
 
 def _peek(batches: Iterator[Samples]) -> tuple[tuple[str, ...], Iterator[Samples]]:
