@@ -30,7 +30,6 @@ CHAINS = [
     ["docs/simulate.md"],
     ["docs/what-moves-and-why.md"],
     ["docs/hot-rows.md"],
-    ["docs/dense-gradients.md"],
     ["docs/three-machines.md"],
     ["docs/own-loop.md"],
     ["docs/explain.md"],

@@ -38,6 +38,7 @@ TABLE = {
     "tuning": (
         {
             "schedule",
+            "planning",
             "simulate",
             "runtime",
             "transport",
