@@ -2,7 +2,7 @@
 
 The laws of a preset have closed forms, so the number of distinct ids in 41 million rows, or the share
 of accesses that the most popular rows take, follows from sums over ranks; ranks of nearly equal
-probability are summed together. Columns that a session keeps are counted once per session.
+probability are summed together. What a session keeps is counted once per session.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rowhaul.data.generate.laws import SkewLaw
 from rowhaul.data.generate.population import longest_session
-from rowhaul.data.generate.spec import IdField, Preset
+from rowhaul.data.generate.spec import Entity, IdField, Preset
 
 Floats = npt.NDArray[np.float64]
 
@@ -40,16 +40,14 @@ class Popularity:
     @classmethod
     def of(cls, preset: Preset, fields: Iterable[IdField] | None = None) -> Popularity:
         """Of all ids of these fields together, by default of all; of lists, only the first ids."""
-        session = mean_session_length(preset)
-        per_session = {entity.name for entity in preset.entities if entity.per == "session"}
+        of_entity = {entity.name: repeats(preset, entity) for entity in preset.entities}
         parts = []
         for field in preset.ids if fields is None else fields:
             probability, ids = _groups(field.law)
-            repeats = np.full(len(ids), session if field.entity in per_session else 1.0)
-            parts.append(np.stack((probability * (1.0 - field.missing), ids, repeats)))
+            again = np.full(len(ids), of_entity.get(field.entity, 1.0))
+            parts.append(np.stack((probability * (1.0 - field.missing), ids, again)))
         groups = np.concatenate(parts, axis=1)
-        probability, ids, repeats = groups[:, np.argsort(-groups[0], kind="stable")]
-        return cls(probability, ids, repeats)
+        return cls(*groups[:, np.argsort(-groups[0], kind="stable")])
 
     @property
     def accesses(self) -> float:
@@ -104,7 +102,7 @@ def expected_ids(preset: Preset, rows: int) -> dict[str, float]:
 def _expected_ids(preset: Preset, field: IdField, rows: int) -> float:
     if field.link == "clock":
         return float(min(field.law.support, -(-rows // field.clock_rows)))
-    if field.link in ("independent", "taste"):  # one draw for every member that appears
+    if field.link in ("independent", "taste", "market"):  # one draw for every member that appears
         entity = next(entity for entity in preset.entities if entity.name == field.entity)
         as_field = replace(field, law=entity.law, missing=0.0)
         members = Popularity.of(preset, [as_field]).distinct(rows)
@@ -113,10 +111,34 @@ def _expected_ids(preset: Preset, field: IdField, rows: int) -> float:
     return Popularity.of(preset, [field]).distinct(rows)
 
 
+def repeats(preset: Preset, entity: Entity) -> float:
+    """Samples for every draw of an entity's member, on average."""
+    if entity.per == "session":
+        return mean_session_length(preset)
+    kept = sum(
+        # Sessions with a kept sample: those of 1, 2, ... samples, each of which is kept or not.
+        rate * entity.kept / (entity.kept + (1.0 - entity.kept) * end) if entity.kept else 0.0
+        for rate, end in _sessions(preset)
+    )
+    return 1.0 / (1.0 - entity.kept + kept)
+
+
 def mean_session_length(preset: Preset) -> float:
     """Samples of a session on average, the cut of long ones included."""
-    ends = 1.0 / preset.session_length
-    return 1.0 / (ends + (1.0 - ends) / longest_session(preset))
+    return 1.0 / sum(rate for rate, _ in _sessions(preset))
+
+
+def _sessions(preset: Preset) -> list[tuple[float, float]]:
+    """Of lanes of short and of long sessions: sessions a sample of the log, and the chance that one ends."""
+    found = []
+    for share, length in (
+        (1.0 - preset.long_lanes, preset.session_length),
+        (preset.long_lanes, preset.long_session),
+    ):
+        ends = 1.0 / length
+        ends += (1.0 - ends) / longest_session(preset)
+        found.append((share * ends, ends))
+    return found
 
 
 def _groups(law: SkewLaw) -> tuple[Floats, Floats]:

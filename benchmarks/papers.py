@@ -1,4 +1,4 @@
-"""The figures and tables of ESD and Herald, redone on MovieLens-1M and on generated logs.
+"""The figures and tables of ESD, Herald and HypeReca, redone on MovieLens-1M and on generated logs.
 
     python benchmarks/papers.py [--quick] [--only esd-04,herald-11] [--out benchmarks/.cache/papers]
 
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from datasets import CACHE
-from figures import esd, esd_sensitivity, herald, herald_scheduler, popularity, solver
+from figures import esd, esd_sensitivity, herald, herald_scheduler, hypereca, popularity, solver
 from figures.lab import VANILLA, Lab
 from figures.published import ESD_TRANSFER_SHARE
 from figures.reasons import JUDGEMENTS
@@ -30,15 +30,17 @@ MOVIELENS_SAMPLES = 819_200
 QUICK_SAMPLES = 102_400
 POPULARITY_SAMPLES = 1_000_000
 TITLE = """\
-# The figures of ESD and Herald, redone
+# The figures of ESD, Herald and HypeReca, redone
 
-`python benchmarks/papers.py` runs the mechanisms of two papers, and Rowhaul's own, and puts what comes
+`python benchmarks/papers.py` runs the mechanisms of these papers, and Rowhaul's own, and puts what comes
 out beside what the papers state in their text (nothing is read off their plots):
 
 * **ESD**: Li et al., *Embedding Samples Dispatching for Recommendation Model Training in Edge
   Environments*; figures are counted as there, one lower than in its journal version.
 * **Herald** with its allocation **LAIA**: Zeng et al., *Accelerating Neural Recommendation Training with
-  Embedding Scheduling*, NSDI '24."""
+  Embedding Scheduling*, NSDI '24.
+* **HypeReca**: He et al., *Distributed Heterogeneous In-Memory Embedding Database for Training Recommender
+  Models*, USENIX ATC '25: what it says about the data."""
 ASSUMPTIONS = """\
 **What is measured, and how.** The scheduler runs every mechanism over the same {samples:,} samples of
 each log ({movies:,} of MovieLens), the first 10 iterations left out, as in the papers. Cache ratios are
@@ -141,6 +143,9 @@ def sections(
         "herald-13": lambda: herald_scheduler.figure_13(lab, criteo, clusters, out),
         "herald-16": lambda: herald.figure_16(lab, cloud, out),
         "herald-20": lambda: herald_scheduler.figure_20(lab, cloud[:2], most_workers, out),
+        "hypereca-05": hypereca.figure_5,
+        "hypereca-16": lambda: hypereca.figure_16([criteo, generated("taobao", len(criteo))], out),
+        "hypereca-18": lambda: hypereca.figure_18(out),
     }
 
 

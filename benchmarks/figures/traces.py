@@ -60,9 +60,9 @@ class Trace:
 
 
 @cache
-def generated(preset: str, samples: int) -> Trace:
+def generated(preset: str, samples: int, seed: int = 0) -> Trace:
     """The first samples of a generated log; a missing value is no id, as in training."""
-    generator = LogGenerator(preset, rows=samples)
+    generator = LogGenerator(preset, samples, seed)
     table = pa.Table.from_batches(generator.batches())
     columns = tuple(column.name for column in generator.schema.ids)
     keys, present = [], []

@@ -141,5 +141,15 @@ def test_mistakes_are_named():
         replace(movielens, ids=(in_no_entity,))
     with pytest.raises(ConfigError, match="lanes must be a power of two, got 3"):
         replace(movielens, lanes=3)
+    avazu = preset_named("avazu")
+    with pytest.raises(ConfigError, match=r"markets >= 1, .* are needed, got 0, 0.1 and 8.0"):
+        replace(avazu, markets=0)
+    user, *others = avazu.entities
+    with pytest.raises(ConfigError, match="entity 'app' is opposite 'page', which must be an entity between"):
+        replace(avazu, entities=(user, *reversed(others)))
+    with pytest.raises(
+        ConfigError, match="reveals the market of entity 'movie', which must be `user` or local"
+    ):
+        replace(movielens, ids=(replace(movielens.ids[1], link="market"),))
     with pytest.raises(ConfigError, match="exponent must be positive and other than 1"):
         SkewLaw(5, 1.0)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rowhaul.data.generate import LogGenerator, preset_named
 from rowhaul.data.generate.population import Population
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from cooccurrence import REAL, ratios
 
 WORKERS, SHARE, BATCHES = 8, 64, 16
 
@@ -65,7 +71,39 @@ def test_following_rows_gains_more_than_in_a_log_of_unrelated_columns(preset):
     assert gain > gain_unrelated + 0.1
 
 
-@pytest.mark.parametrize(("preset", "at_least"), [("criteo", 1.5), ("taobao", 2.0)])
+@pytest.mark.parametrize("preset", ["criteo", "avazu"])
+def test_dispatchers_gain_as_much_as_on_the_head_of_the_real_log(preset):
+    """Cost of a random partition, ESD and joint dispatch relative to LAIA, to 0.05 of the real log's."""
+    assert ratios(preset) == pytest.approx(REAL[preset], abs=0.05)
+
+
+@pytest.mark.parametrize("preset", ["criteo", "criteo-tb", "avazu"])
+def test_a_market_keeps_to_its_own_part_of_the_log(preset):
+    """Two samples of one market share a page at least twice as often as any two samples."""
+    columns = next(LogGenerator(preset, 20_000).samples()).columns
+    users, pages = (columns.visits.members[name].ranks for name in ("user", "page"))
+    markets = Population(preset_named(preset), seed=0).members_at("user", users).markets
+    sizes = np.bincount(markets, minlength=preset_named(preset).markets)
+    assert sizes.min() > 0.4 * sizes.mean()
+
+    def chance(one: np.ndarray) -> float:
+        counts = np.unique(one, return_counts=True)[1]
+        return float(np.sum((counts / len(one)) ** 2))
+
+    rare = pages > 0  # of Avazu's, 0 stands for none
+    inside = np.mean([chance(pages[rare & (markets == market)]) for market in range(len(sizes))])
+    assert inside > 2 * chance(pages[rare])
+
+
+def test_a_sample_is_of_a_site_or_of_an_app():
+    columns = next(LogGenerator("avazu", 20_000).samples()).columns
+    names = [field.name for field in preset_named("avazu").ids]
+    site, app = (columns.ranks[names.index(name)] for name in ("site_id", "app_id"))
+    assert np.mean((site > 0) & (app > 0)) < 0.001
+    assert np.mean(app > 0) == pytest.approx(0.36 * 0.83, abs=0.05)  # the most popular app is rank 0 too
+
+
+@pytest.mark.parametrize(("preset", "at_least"), [("criteo", 1.4), ("taobao", 2.0)])
 def test_users_come_back(preset, at_least):
     """Within 4,096 samples a user who appears has several, and some users return after their session."""
     visits = Population(preset_named(preset), seed=0).visits(0, 400_000)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.data.generate.counters import bits, stream, uniforms
-from rowhaul.data.generate.population import Members, Visits
+from rowhaul.data.generate.population import Members, Visits, slices
 from rowhaul.data.generate.spec import DenseField, IdField, Preset
 
 Int32s = npt.NDArray[np.int32]
@@ -36,6 +36,9 @@ class Attributes:
     def __init__(self, preset: Preset, seed: int) -> None:
         self._preset = preset
         self._entities = {entity.name: entity for entity in preset.entities}
+        self._slices = {
+            field.name: slices(preset, seed, field.name) for field in preset.ids if field.link == "market"
+        }
         self._seed = seed
 
     def columns(self, visits: Visits) -> Columns:
@@ -67,6 +70,8 @@ class Attributes:
         any_value = uniforms(stream(self._seed, field.name), members.ranks)
         if field.link == "taste":
             any_value = (members.tastes + any_value) / self._preset.tastes
+        elif field.link == "market":
+            any_value = (self._slices[field.name][members.markets] + any_value) / self._preset.markets
         return field.law.ranks(any_value)
 
     def missing(self, field: IdField | DenseField, counters: Int64s) -> Bools:

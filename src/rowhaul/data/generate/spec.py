@@ -3,6 +3,8 @@
 Hidden *entities* (a user, a page, an ad) are drawn by popularity, once per session or once per
 sample. Columns are attributes of an entity, so columns of one entity occur together. Users have a
 taste; an entity with ``loyalty`` is often drawn from the part of its population that fits the taste.
+Users also live in a market (a country and a language, say); an entity that is ``local`` is mostly drawn
+from the market's own part of its population, so whole combinations of ids come back.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from rowhaul.data.generate.naming import Naming
 from rowhaul.errors import ConfigError
 
 Per = Literal["session", "row"]
-Link = Literal["popularity", "independent", "taste", "row", "clock"]
+Link = Literal["popularity", "independent", "taste", "market", "row", "clock"]
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,19 @@ class Entity:
         law: Popularity of its members.
         per: Whether a session keeps its member or every sample draws its own.
         loyalty: Share of the draws that follow the session's taste.
+        local: Share of the draws that are made among the members of the session's market.
+        kept: Share of a session's samples that show the session's own member, for ``per`` sample.
+        opposite: An entity before this one that is drawn from the other end of its law: where one has
+            a common member the other has a rare one, as a site and an app of which a sample has one.
     """
 
     name: str
     law: SkewLaw
     per: Per
     loyalty: float = 0.0
+    local: float = 0.0
+    kept: float = 0.0
+    opposite: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,8 +55,8 @@ class IdField:
         entity: The entity it belongs to; empty for links ``row`` and ``clock``.
         link: ``popularity``: popular members of the entity have popular values (with the entity's own
             law: one value per member). ``independent``: a value per member, whatever its popularity.
-            ``taste``: the value reveals the member's taste. ``row``: drawn for every sample.
-            ``clock``: the value moves on every ``clock_rows`` samples.
+            ``taste``: the value reveals the member's taste. ``market``: it reveals the market.
+            ``row``: drawn for every sample. ``clock``: the value moves on every ``clock_rows`` samples.
         missing: Share of members (or samples) without a value.
         weight: Strength of its effect on the label, relative to the other columns.
         values: The most values a sample can have; more than 1 makes a column of lists.
@@ -111,6 +120,9 @@ class Preset:
             shown and meets it in the label.
         ids: Columns of ids, in order.
         dense: Columns of numbers, in order.
+        markets: How many markets there are, all of the same size.
+        long_lanes: Share of the lanes whose sessions are long.
+        long_session: Samples in a long session, on average.
     """
 
     name: str
@@ -125,6 +137,9 @@ class Preset:
     entities: tuple[Entity, ...]
     ids: tuple[IdField, ...]
     dense: tuple[DenseField, ...] = ()
+    markets: int = 1
+    long_lanes: float = 0.0
+    long_session: float = 1.0
 
     def __post_init__(self) -> None:
         names = [entity.name for entity in self.entities]
@@ -137,6 +152,7 @@ class Preset:
                     f"preset {self.name!r}: column {column.name!r} belongs to entity {column.entity!r}; "
                     f"known are {', '.join(names)}"
                 )
+        self._check_links()
         for what, number in (("tastes", self.tastes), ("lanes", self.lanes)):
             if number < 1 or number & (number - 1):
                 raise ConfigError(f"preset {self.name!r}: {what} must be a power of two, got {number}")
@@ -145,3 +161,25 @@ class Preset:
                 f"preset {self.name!r}: 0 < base_rate < 1 and session_length >= 1 are needed, "
                 f"got {self.base_rate} and {self.session_length}"
             )
+        if self.markets < 1 or not 0 <= self.long_lanes <= 1 or self.long_session < 1:
+            raise ConfigError(
+                f"preset {self.name!r}: markets >= 1, 0 <= long_lanes <= 1 and long_session >= 1 are needed, "
+                f"got {self.markets}, {self.long_lanes} and {self.long_session}"
+            )
+
+    def _check_links(self) -> None:
+        with_market = {"user", *(entity.name for entity in self.entities if entity.local)}
+        for field in self.ids:
+            if field.link == "market" and field.entity not in with_market:
+                raise ConfigError(
+                    f"preset {self.name!r}: column {field.name!r} reveals the market of entity "
+                    f"{field.entity!r}, which must be `user` or local"
+                )
+        known = ["user"]
+        for entity in self.entities[1:]:
+            if entity.opposite and entity.opposite not in known[1:]:
+                raise ConfigError(
+                    f"preset {self.name!r}: entity {entity.name!r} is opposite {entity.opposite!r}, "
+                    f"which must be an entity between `user` and it"
+                )
+            known.append(entity.name)
