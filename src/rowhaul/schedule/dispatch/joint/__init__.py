@@ -53,8 +53,10 @@ class Joint:
     name: ClassVar[str] = "joint"
 
     def __post_init__(self) -> None:
-        if self.passes != "auto" and self.passes < 0:
+        if isinstance(self.passes, int) and self.passes < 0:
             raise ConfigError(f"passes must not be negative; got {self.passes}")
+        if not isinstance(self.passes, int) and self.passes != "auto":
+            raise ConfigError(f"passes is a whole number or auto; got {self.passes!r}")
         if not 0 <= self.future <= 1:
             raise ConfigError(f"future is a weight from 0 to 1; got {self.future}")
         if self.objective not in get_args(Objective):
@@ -73,7 +75,7 @@ class Joint:
         return worker[: task.num_samples]
 
     def _least_sum(self, problem: Problem, task: DispatchTask, capacities: Longs) -> Ints:
-        passes = PASSES if self.passes == "auto" else self.passes
+        passes = self.passes if isinstance(self.passes, int) else PASSES
         start: Ints = grow(problem, task.prices, capacities)
         spread, worker = make_spread(problem, start), start.copy()
         growth = improve(problem, spread, worker, capacities, passes)
