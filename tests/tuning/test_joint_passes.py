@@ -18,7 +18,7 @@ class Run:
 
     def __init__(self):
         self.postbox = Postbox()
-        self.controller = PassesController(self.postbox, 3)
+        self.controller = PassesController(self.postbox.post, 3)
         self.passes, self.posted = PASSES, []
 
     def iterate(self, iterations, milliseconds):

@@ -8,7 +8,7 @@ record: in force in the same iteration on all ranks. Clocks decide, so two runs 
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,6 @@ from rowhaul.runtime.runtime import MEASURES
 from rowhaul.schedule.dispatch import Dispatcher, make_dispatcher
 from rowhaul.schedule.dispatch.joint import MOST_PASSES, PASSES, Joint
 from rowhaul.schedule.dispatch.two_batches import TwoBatches
-
-if TYPE_CHECKING:
-    from rowhaul.planning.agreement import Postbox
 
 SKIPPED_ITERATIONS = 3  # kernels may compile
 OBSERVED_ITERATIONS = 12  # from one decision to the next; a record needs two to take effect
@@ -37,12 +34,12 @@ class PassesController:
     """Watches slack on rank 0 and decides how many passes `joint` makes.
 
     Args:
-        postbox: where decisions go.
+        post: takes the name and value of a control record.
         num_workers: ranks that train; only they have slack.
     """
 
-    def __init__(self, postbox: Postbox, num_workers: int) -> None:
-        self._postbox, self._num_workers = postbox, num_workers
+    def __init__(self, post: Callable[[str, int], None], num_workers: int) -> None:
+        self._post, self._num_workers = post, num_workers
         self._passes: int | None = None  # before the first record, which says what a resumed run starts with
         self._num_seen = 0
         self._slack: list[float] = []
@@ -71,4 +68,4 @@ class PassesController:
             passes = min(passes + 1, MOST_PASSES)
         if passes != before:
             self._passes = passes
-            self._postbox.post("passes", passes)
+            self._post("passes", passes)

@@ -207,7 +207,7 @@ class ClusterSession(loop.Session):
         )
         self.passes: PassesController | None = None
         if cluster.rank == 0 and fits_passes(config.cluster.dispatcher):
-            self.passes = PassesController(self.training.runtime.postbox, cluster.topology.num_workers)
+            self.passes = PassesController(self.training.runtime.postbox.post, cluster.topology.num_workers)
 
     def _explain(self, folder: Path | None) -> Explainer:
         return Explainer(
