@@ -38,7 +38,6 @@ TABLE = {
     "tuning": (
         {
             "schedule",
-            "planning",
             "simulate",
             "runtime",
             "transport",
