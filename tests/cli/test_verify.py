@@ -308,6 +308,7 @@ def test_every_flag_of_train_is_known(command, rowhaul, monkeypatch):
     assert code == 0
     own = {"--out", "--eval-data", "--resume"}
     own |= {"--metrics-port", "--metrics-address", "--stalled-after", "--log-json", "--log-folder"}
+    own |= {"--explain"}
     assert set(re.findall(r"--[\w-]+", train)) - own <= set(re.findall(r"--[\w-]+", other))
 
 

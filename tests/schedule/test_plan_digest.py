@@ -50,7 +50,7 @@ LIVE = LiveRows(
 )
 PLAN = replace(example(), live=LIVE)
 SCALARS = {"iteration": 99, "num_workers": 9, "all_reduce_rows": 9, "all_reduce_bytes": 9}
-SCALARS |= {"num_expired": 99, "num_admitted": 99}
+SCALARS |= {"num_expired": 99, "num_admitted": 99, "summing": 1}
 
 
 def changed(array: np.ndarray) -> list[np.ndarray]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rowhaul.schedule.phases import Phase, phases_of
 from rowhaul.schedule.sum_plan import SCALE, ways_to_sum
@@ -271,6 +271,8 @@ def messages_of_sum(model, num_bytes, members):
 def seconds_by_events(plans, model, training, run=IterationOfEvents):
     """Seconds of each iteration."""
     num_workers, num_ranks = len(model.links.workers), len(model.links.workers) + len(model.links.stores)
+    if model.dense_seconds and len(training) < 2:  # one worker has nobody to sum with
+        model = replace(model, dense_seconds=0.0)
     seconds = []
     for plan, following in zip(plans, [*plans[1:], None], strict=True):
         phases = ["LATE_FIRST", "LATE_SECOND", "ready", "EARLY_FIRST", "EARLY_SECOND", "trained", "AFTER"]

@@ -228,7 +228,7 @@ def test_two_equal_workers_leave_two_candidates():
 def test_rank_0_is_in_every_subset_even_if_it_is_slow():
     found = proposed([1e4, 1e9, 1e9], [1e-3] * 3, dense_seconds=0.001)
     assert found["one machine"] == (64, 0, 0)
-    assert all(shares[0] for kind, shares in found.items() if "equal shares" in kind)
+    assert all(shares[0] for kind, shares in found.items() if "workers, equal" in kind)
 
 
 def test_a_worker_that_computes_slowly_gets_fewer_samples():

@@ -1,4 +1,4 @@
-"""Threads that plan together: they share out chunks of rows, features or workers, whoever is free first.
+"""Threads that plan together: each takes the next chunk of rows, features or workers when it is free.
 
 A plan is the same for any number of threads. Every chunk writes to places of its own, which are known before
 the first of them begins; nothing depends on which thread handled it, or when.
@@ -23,12 +23,7 @@ Counter = npt.NDArray[np.int64]  # one number: the next chunk
 
 
 class Threads:
-    """A pool of threads; the caller is one of them.
-
-    Example:
-        >>> edges = bounds(len(rows))
-        >>> Threads(2).share(lambda counter: some_kernel(rows, edges, counter), len(edges) - 1)
-    """
+    """A pool of threads; the caller is one of them."""
 
     def __init__(self, count: int = 1) -> None:
         self._pool: ThreadPoolExecutor | None = None
