@@ -23,12 +23,14 @@ def test_one_machine_is_kept_where_links_are_too_slow_and_the_speed_that_helps_i
     predictions = [alone(), several(2, 0.06, 0.2), several(4, 0.04, 0.3)]
     advice = advise(predictions, LINK)
     assert advice.machines == 1
-    assert advice.text.startswith("stay with one machine: two would be 0.38 times as fast; from ")
+    assert advice.text.startswith(
+        "stay with one machine: two would reach 0.38 times its speed; with links of "
+    )
     needed = 0.2 / (0.1 / WORTH - 0.06)
     speed = helpful_speed(predictions, predictions[0], 2)
     assert speed == pytest.approx(needed, rel=0.05)
     assert speed >= needed
-    assert advice.text.endswith("; from 550mbit on four would help")
+    assert advice.text.endswith("; with links of 550mbit or more, four would help")
 
 
 def test_links_that_could_not_help_are_not_named():

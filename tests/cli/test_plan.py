@@ -57,7 +57,7 @@ def test_json_has_all_numbers_and_fast_links_pay(plan):
 def test_memory_that_does_not_suffice_is_said(plan):
     code, out, _ = plan("--links", "1gbit", "--machines", "1,2", "--memory", "1MiB")
     assert code == 0
-    assert out.startswith("Not even 2 machines have the memory")
+    assert out.startswith("Not even 2 machines have enough memory")
     assert ": too much" in out
 
 
@@ -98,6 +98,9 @@ def test_the_page_is_whole_and_needs_no_network(plan, tmp_path):
         (["--links", "1gbit", "--dispatchers", "best"], "best"),
         (["--links", "1gbit", "--batches", "3"], "--batches is 3; a prediction needs at least 8"),
         (["--links", "1gbit", "--out", "no/such/plan.html"], "no such folder"),
+        (["--links", "1gbit", "--out", "."], "is a folder"),
+        (["--links", "1gbit", "--memory", "lots"], "--memory"),
+        (["--links", "1gbit", "--dispatcher", "laia"], "no effect on a prediction"),
         (["--links", "1gbit", "--compute", "fast"], "--compute: 'fast' is not understood"),
     ],
 )

@@ -173,7 +173,7 @@ def test_a_table_without_a_size_is_refused():
         ({"prices": (1, 1, 1, 0)}, "positive whole numbers"),
         ({"prices": (1, 1, 1, float("nan"))}, "positive whole numbers"),
         ({"shares": (1, 1)}, "2 shares were given for 4 workers"),
-        ({"shares": (0, 0, 0, 0)}, "at least one positive"),
+        ({"shares": (0, 0, 0, 0)}, "at least one worker must have more than 0"),
         ({"shares": (1, 1, 1, -1)}, "none negative"),
         ({"prices": (1, 1, 1, 2**62)}, "up to 1,000,000,000"),
         ({"look_ahead": 1.5}, "look_ahead must be a whole number; got 1.5"),

@@ -21,7 +21,7 @@ class Advice:
 
 
 def best_of(predictions: Sequence[Prediction], machines: int) -> Prediction:
-    """The quickest way to train on so many machines; of equals, the first."""
+    """The quickest way to train on a number of machines; of equals, the first."""
     return min((one for one in predictions if one.machines == machines), key=lambda one: one.seconds)
 
 
@@ -31,7 +31,7 @@ def advise(predictions: Sequence[Prediction], link: Link, fits: dict[int, bool] 
     Args:
         predictions: of all numbers of machines; one machine is among them.
         link: of the slowest machine.
-        fits: whether the run fits the memory of so many machines; not known: it does.
+        fits: whether the run fits, by the number of machines; not known: it does.
     """
     fits = fits or {}
     counts = sorted({one.machines for one in predictions})
@@ -40,7 +40,8 @@ def advise(predictions: Sequence[Prediction], link: Link, fits: dict[int, bool] 
     if not roomy:
         return Advice(
             counts[-1],
-            f"not even {counts[-1]} machines have the memory: see `rowhaul size` for what would help",
+            (f"not even {counts[-1]} machines have" if counts[-1] > 1 else "one machine does not have")
+            + " enough memory: see `rowhaul size` for what would help",
         )
     chosen = roomy[0]
     for count in roomy[1:]:
@@ -55,7 +56,7 @@ def advise(predictions: Sequence[Prediction], link: Link, fits: dict[int, bool] 
         ratio = alone.seconds / other.seconds
         return Advice(
             1,
-            f"stay with one machine: {_number(other.machines)} would be {ratio:.2g} times as fast"
+            f"stay with one machine: {_number(other.machines)} would reach {ratio:.2g} times its speed"
             + _when_it_helps(predictions, alone, more, link),
         )
     if not fits.get(1, True):
@@ -71,7 +72,7 @@ def advise(predictions: Sequence[Prediction], link: Link, fits: dict[int, bool] 
 
 
 def helpful_speed(predictions: Sequence[Prediction], alone: Prediction, machines: int) -> float | None:
-    """The slowest links, relative to those given, on which so many machines are worth it; None if none."""
+    """The slowest links, relative to those given, on which a number of machines is worth it; None if none."""
     ways = [one for one in predictions if one.machines == machines]
     for power in range(len(SPEEDS) * _STEPS):
         speed = SPEEDS[0] * 2 ** (power / _STEPS)
@@ -96,7 +97,7 @@ def _when_it_helps(
         )
     count = min(found, key=lambda one: (found[one], one))
     needed = Link(_rounded(link.bytes_per_second * 8 * found[count]) / 8)
-    return f"; from {needed} on {_number(count)} would help"
+    return f"; with links of {needed} or more, {_number(count)} would help"
 
 
 def _rounded(bits: float) -> float:

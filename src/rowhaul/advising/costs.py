@@ -43,7 +43,7 @@ class Line:
     per_sample: float
 
     def __call__(self, samples: float) -> float:
-        """The seconds of so many samples."""
+        """The seconds of a number of samples."""
         return self.fixed + self.per_sample * samples
 
     @classmethod
@@ -61,7 +61,7 @@ class Costs:
 
     Args:
         alone: of one process that trains a whole batch.
-        rank: of a rank with so many samples of its own, beside planning.
+        rank: of a rank, by the samples it trains, beside planning.
         given: whether a person has given them, instead of measuring.
     """
 
@@ -71,7 +71,7 @@ class Costs:
 
 
 def given(seconds_per_sample: float) -> Costs:
-    """Costs as a person gives them; ranks add nothing."""
+    """Costs given on the command line; ranks add nothing."""
     line = Line(0.0, seconds_per_sample)
     return Costs(line, line, given=True)
 

@@ -13,11 +13,15 @@ from rowhaul.advising.predict import SPEEDS, Machines, Prediction
 ASSUMPTIONS = (
     "Every machine stores a part of the rows, trains an equal share of the batch, and sends rows to the "
     "others without a detour.",
-    "The machines are like this one. Its processor time was measured by training a little, alone and as two "
-    "ranks, at two sizes of batch; in between, time is a straight line.",
     "Links are full-duplex, and nothing between them is a bottleneck; see docs/simulate.md for the model.",
-    "A machine with two cores or more plans beside training; with one core planning takes training's time.",
 )
+MEASURED = (
+    "The machines are like this one. Its processor time was measured by training a little, alone and as two "
+    "ranks, at two sizes of batch; in between, time is a straight line."
+)
+GIVEN = "The time of a sample was given; ranks are taken to add nothing to it."
+SHARED = "All machines share the same cores, as on a testbed."
+APART = "A machine with two cores or more plans beside training; with one core, planning takes time from it."
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,10 @@ class Results:
         """What the numbers rest on."""
         sample = f"Predicted from the first {self.num_batches:,} batches of {self.batch_size:,} samples"
         more = "all there are" if self.is_whole else "a sample: rows that come later may move more or less"
-        given = ("The time of a sample was given; ranks are taken to add nothing to it.",)
-        shared = ("All machines share the same cores, as on a testbed.",)
         return (
             f"{sample}, {more}.",
-            *(shared if self.machines.share_cores else ()),
-            *(given if self.costs.given else ()),
+            GIVEN if self.costs.given else MEASURED,
+            SHARED if self.machines.share_cores else APART,
             *ASSUMPTIONS,
         )
 

@@ -52,6 +52,8 @@ class Trace:
                 f"{FEWEST_BATCHES}: give more data, or a smaller --batch-size"
             )
         dense = sum(one.numel() * one.element_size() for one in model.parameters() if one.requires_grad)
+        if config.cluster.dense_wire == "bfloat16":
+            dense //= 2
         whole = SampleStream(data, schema, size, require_label=False).num_batches <= len(found)
         return cls(layout, layout.records_read(found), size, dense, whole)
 

@@ -146,7 +146,8 @@ def _rows_in_half(found: Findings) -> Iterator[Advice]:
         yield Advice(
             "rows in half precision",
             _of_rows(found, saved),
-            f"Values of rows in 16 bits would save about {_amount(found, saved)}; not exact.",
+            f"Values of rows in 16 bits would save about {_amount(found, saved)}; not exact, and not an "
+            "option yet.",
             "Half of the bytes of values; optimizer state stays as it is.",
         )
 

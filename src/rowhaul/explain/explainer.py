@@ -7,6 +7,7 @@ itself, as it has every plan, in a thread of its own, so that training does not 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule.phases import Phase
 from rowhaul.schedule.plan import Plan
 from rowhaul.transport.base import Collective, gather_texts
+
+_log = logging.getLogger(__name__)
 
 Show = Callable[[Line], None]
 
@@ -56,6 +59,7 @@ class Explainer:
         self._arrived: deque[list[bytes]] = deque()  # reports of all ranks, not yet read
         self._shown_at: float | None = None
         self._num_intervals = 0
+        self._has_failed = False
         self._sent_before = self._sent()
         self._thread = None if facts is None else SerialExecutor("explain", runtime.failure)
         self._pending: deque[Future[None]] = deque()  # iterations to add
@@ -71,9 +75,20 @@ class Explainer:
             self._recorder.seconds["compute"] += job.seconds["compute"]
         if self._thread is not None:
             plan = job.plan
-            self._pending.append(self._thread.submit(lambda: self._add(plan)))
+            self._pending.append(self._thread.submit(lambda: self._carefully(lambda: self._add(plan))))
             if len(self._pending) > _MOST_PENDING:
                 self._pending.popleft().wait()
+
+    def _carefully(self, call: Callable[[], None]) -> None:
+        """Make a call unless one has failed: training goes on without explanations."""
+        if self._has_failed:
+            self._arrived.clear()
+            return
+        try:
+            call()
+        except Exception:
+            self._has_failed = True
+            _log.exception("training goes on, but is no longer explained")
 
     def _add(self, plan: Plan) -> None:
         """On rank 0: count the moves of an iteration; write and show what is due."""
@@ -97,7 +112,7 @@ class Explainer:
         report = self._report(with_spans=True).pack()
         texts = self._runtime.in_control(lambda control: gather_texts(control, report)).wait()
         if self._thread is not None:
-            self._thread.submit(lambda: self._end(texts)).wait()
+            self._thread.submit(lambda: self._carefully(lambda: self._end(texts))).wait()
 
     def _end(self, texts: list[bytes]) -> None:
         account = self._account

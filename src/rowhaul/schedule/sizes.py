@@ -69,10 +69,14 @@ def check_prices(prices: Sequence[int], num_workers: int) -> None:
 def check_shares(shares: Sequence[int], num_workers: int) -> None:
     """Refuse shares that are not whole numbers, one per worker, at least one of them positive."""
     if len(shares) != num_workers:
-        raise ConfigError(f"{len(shares)} shares were given for {num_workers} workers")
+        raise ConfigError(
+            f"{len(shares)} shares were given for {num_workers} workers; give one weight for each, such as "
+            f"{','.join(['2', *['1'] * (min(num_workers, 4) - 1)])}{',...' if num_workers > 4 else ''}"
+        )
     if any(not isinstance(share, int | np.integer) or share < 0 for share in shares) or sum(shares) < 1:
         raise ConfigError(
-            f"shares must be whole numbers, none negative and at least one positive; got {list(shares)}"
+            f"shares must be whole numbers, none negative, and at least one worker must have more than 0; "
+            f"got {list(shares)}"
         )
 
 

@@ -106,7 +106,7 @@ class ClusterConfig:
                 raise ConfigError(f"cluster.{name} must be at least {least}, got {getattr(self, name)}")
         if not 0 <= self.planning_threads <= MOST_THREADS:
             raise ConfigError(
-                f"cluster.planning_threads must be 1 to {MOST_THREADS}, or 0 for all idle cores; "
+                f"cluster.planning_threads must be 1 to {MOST_THREADS}, or 0 for the idle cores, at most 4; "
                 f"got {self.planning_threads}"
             )
         for name in ("grace", "silence", "stall_after"):
@@ -193,6 +193,11 @@ class ClusterConfig:
             ) from None
         check_shares(weights, num_workers)
         return weights
+
+    def check_workers(self, num_workers: int) -> None:
+        """Refuse shares or links for another number of workers."""
+        self.given_shares(num_workers)
+        self._speeds(num_workers)
 
     def _speeds(self, num_workers: int) -> list[float]:
         if self.links in ("equal", "measure"):

@@ -53,6 +53,9 @@ class PassesController:
         if self._num_seen <= SKIPPED_ITERATIONS:
             return
         workers = measures[: self._num_workers]
+        workers = workers[workers[:, MEASURES.index("samples")] > 0]  # others wait for the next plan anyway
+        if not len(workers):
+            return
         self._slack.append(float(workers[:, MEASURES.index("slack")].min()))
         self._decision.append(float(workers[:, MEASURES.index("dispatch")].max()))
         if len(self._slack) < OBSERVED_ITERATIONS:

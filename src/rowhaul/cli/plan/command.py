@@ -28,7 +28,8 @@ _INTERRUPTED = "nothing was written; fewer --machines, --dispatchers or --batche
 def plan(
     options: RunOptions,
     machines: str | None = typer.Option(
-        None, help="Numbers of machines to compare, e.g. 1,2,4,8; default: 1,2,4, or those that have joined."
+        None,
+        help="Numbers of machines to compare, e.g. 1,2,4,8; default: 1, 2, 4, ... up to the number of links.",
     ),
     dispatchers: str = typer.Option("round-robin,joint", help="Dispatchers to compare, comma-separated."),
     hot_rows: int = typer.Option(0, min=0, help="Compare with this many rows replicated everywhere, too."),
@@ -46,12 +47,13 @@ def plan(
 ) -> None:
     """Predict samples per second on one machine and on several, and say how many to take.
 
-    Takes the options of `rowhaul train`. Needs --links, such as 1gbit, or --links measure under torchrun, on
-    the machines that there are. Trains a little on this machine to measure it.
+    Takes the model, data and cache options of `rowhaul train`. Give the speed of the links (--links 1gbit),
+    or run it under torchrun with --links measure. Trains briefly on this machine to time it.
     """
+    _refuse_cluster_flags(options)
     config = options.read_config()
     names = _dispatchers(dispatchers)
-    _check(config, batches, out)
+    _check(config, batches, out, memory, compute)
     with exit_when_interrupted(_INTERRUPTED):
         links = _links(config, machines)
         if links is None:  # another rank than 0 of the machines that were measured
@@ -199,17 +201,39 @@ def _dispatchers(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _check(config: TrainConfig, batches: int, out: Path | None) -> None:
+def _refuse_cluster_flags(options: RunOptions) -> None:
+    """Refuse flags of `rowhaul train` that a prediction would ignore."""
+    instead = {"dispatcher": "--dispatchers", "hot": "--hot-rows", "workers": "--machines"}
+    for name in ("workers", "stores", "dispatcher", "hot", "shares", "topology", "colocated", "peer_to_peer"):
+        if name in options.flags:
+            use = f"; use {instead[name]}" if name in instead else ""
+            raise ConfigError(
+                f"--{name.replace('_', '-')} has no effect on a prediction: machines store the rows "
+                f"themselves, send them to each other and train equal shares{use}"
+            )
+
+
+def _check(
+    config: TrainConfig, batches: int, out: Path | None, memory: str | None, compute: str | None
+) -> None:
+    from rowhaul._quantities import parse_seconds
     from rowhaul.advising.trace import FEWEST_BATCHES
+    from rowhaul.cli.size.command import machine_memory
+
+    machine_memory(memory)
+    if compute is not None:
+        parse_seconds(compute, "--compute")
 
     if batches < FEWEST_BATCHES:
         raise ConfigError(f"--batches is {batches}; a prediction needs at least {FEWEST_BATCHES}")
+    if out is not None and out.is_dir():
+        raise ConfigError(f"--out {out} is a folder; give the name of a file in it, such as {out}/plan.html")
     if out is not None and not out.absolute().parent.is_dir():
         raise ConfigError(f"--out {out}: no such folder; make {out.absolute().parent} first")
     if config.cluster.links == "equal":
         raise ConfigError(
             "say how fast the machines' links are: --links 1gbit, or one for each as in --links "
-            "1gbit*2,100mbit*2, or --links measure under torchrun, on the machines that there are"
+            "1gbit*2,100mbit*2, or --links measure under torchrun on your machines"
         )
 
 

@@ -78,7 +78,7 @@ def _read(options: tuple[Any, ...], text: str, sentence: str) -> Any:
 
 def _values(options: tuple[Any, ...]) -> str:
     names = [get_args(one) if get_origin(one) is Literal else (_NUMBERS[one][1],) for one in options]
-    return " | ".join(name for of_option in names for name in of_option)
+    return " or ".join(name for of_option in names for name in of_option)
 
 
 def _accepts(name: str, known: dict[str, tuple[Any, ...]]) -> str:

@@ -3,8 +3,8 @@
 Every ``log_every`` steps ``metrics.jsonl`` gets, beside the line of every run, one of kind "cluster": means
 per iteration over the steps since the last one. TensorBoard shows the same numbers.
 
-``seconds/...`` are means over the workers: *dispatch* is the scheduler's decision; *compute* is forward,
-backward and own steps; *all_reduce* is waiting for the sum of dense gradients; *push*, *pull* and *early* are
+``seconds/...`` are means over the workers that train: *dispatch* is the scheduler's decision; *compute* is
+forward, backward and own steps; *all_reduce* is waiting for the sum of dense gradients; *push*, *pull* and *early* are
 moving rows, the last in parallel with training; *waiting* is how long training waited for rows and plans.
 *slack* is how early a plan was agreed on: while it is positive, training never waits for a decision;
 ``slack_least`` is the smallest of any worker and iteration.
@@ -82,7 +82,9 @@ class ClusterLog(TrainingLog):
         sums["hits"] += int(plan.hits.sum())
         sums["lookups"] += int(plan.lookups.sum())
         if job.measures is not None:
-            measured = dict(zip(MEASURES, job.measures[:workers].T, strict=True))
+            trained = job.measures[:workers][job.measures[:workers, MEASURES.index("samples")] > 0]
+            counted = trained if len(trained) else job.measures[:workers]  # others only wait for plans
+            measured = dict(zip(MEASURES, counted.T, strict=True))
             for name in _SECONDS:
                 sums[f"seconds/{name}"] += float(measured[name].mean())
             if self.num_steps > _STARTING_STEPS:

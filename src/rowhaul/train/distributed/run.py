@@ -229,8 +229,9 @@ class ClusterSession(loop.Session):
         )
 
     def _facts(self) -> dict[str, str]:
-        without_path = replace(self.config.cluster, secret_file="")  # hosts may keep it at different ones
-        settings = replace(self.config, cluster=without_path).to_dict()
+        # Hosts may keep the secret at different places, and have other numbers of cores.
+        common = replace(self.config.cluster, secret_file="", planning_threads=0)
+        settings = replace(self.config, cluster=common).to_dict()
         monitoring = settings.pop("monitoring")  # hosts may keep their logs in different places
         settings["monitoring.explain"] = monitoring["explain"]  # but all exchange what they measure, or none
         config = {f"configuration {name}": repr(value) for name, value in settings.items()}

@@ -274,17 +274,22 @@ class _Feeding:
             raise
         return LeaderFeed(planner, server, cluster.failure)
 
+    @property
+    def _num_computing(self) -> int:
+        """Workers of this host; stores compute next to nothing."""
+        return sum(rank < self.cluster.topology.num_workers for rank in self.cluster.local_ranks)
+
     def _scheduler(self, ids: Iterator[IdBatch]) -> Scheduler:
         scheduler = self.layout.make_scheduler(self.settings, ids)
-        scheduler.use_threads(self.planning_threads or _idle_cores(len(self.cluster.local_ranks)))
+        scheduler.use_threads(self.planning_threads or _idle_cores(self._num_computing))
         self.start.restore(scheduler)
         return scheduler
 
 
-def _idle_cores(num_ranks: int) -> int:
-    """The cores of this host that its ranks do not compute on, at least one; more than a few bring little."""
+def _idle_cores(num_workers: int) -> int:
+    """The cores of this host that its workers leave idle, at least one; more than a few bring little."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(max(cores - num_ranks * torch.get_num_threads(), 1), MOST_IDLE_CORES)
+    return min(max(cores - num_workers * torch.get_num_threads(), 1), MOST_IDLE_CORES)
 
 
 def _peek(batches: Iterator[Samples]) -> tuple[tuple[str, ...], Iterator[Samples]]:

@@ -244,6 +244,8 @@ class DistributedTraining:
     def sum_over_workers(self, values: Tensor) -> None:
         """Sum a tensor over the workers that take part in the iteration; on others it stays as it is."""
         if self.is_summing:
+            if self._job is not None:
+                self._dense.make_room()
             self.runtime.sum_over_workers(values).wait()
 
     def _report(self, job: Job) -> None:

@@ -122,6 +122,18 @@ class OverlappingSum:
         self._gradients.spread(self._shared)
         self._shared = None
 
+    def make_room(self) -> None:
+        """Prepare for another sum within an iteration: from now on send after backward() only.
+
+        All workers must enter sums in the same order, but backward() sends at a moment of its own.
+        """
+        if self._num_sent and self._shared is not None:
+            raise ConfigError(
+                "sum_over_workers() was called while dense gradients were already on their way; call it "
+                "before backward() or after step(), or once in the first iteration"
+            )
+        self.stop_overlapping()
+
     def stop_overlapping(self) -> None:
         """From now on send after backward() only."""
         for handle in self._handles:
