@@ -252,7 +252,7 @@ def test_a_place_too_many_stays_empty_where_the_link_is_dear():
         ("joint:-1", "passes must not be negative; got -1"),
         ("joint:fast", "sets passes to 'fast'; a whole number or auto is needed"),
         ("joint:future=1.5", "future is a weight from 0 to 1; got 1.5"),
-        ("joint:objective=mean", "sum | makespan is needed"),
+        ("joint:objective=mean", "sum or makespan is needed"),
         ("joint:blocks=3", "joint takes passes"),
     ],
 )

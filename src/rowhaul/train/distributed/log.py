@@ -4,10 +4,10 @@ Every ``log_every`` steps ``metrics.jsonl`` gets, beside the line of every run, 
 per iteration over the steps since the last one. TensorBoard shows the same numbers.
 
 ``seconds/...`` are means over the workers that train: *dispatch* is the scheduler's decision; *compute* is
-forward, backward and own steps; *all_reduce* is waiting for the sum of dense gradients; *push*, *pull* and *early* are
-moving rows, the last in parallel with training; *waiting* is how long training waited for rows and plans.
-*slack* is how early a plan was agreed on: while it is positive, training never waits for a decision;
-``slack_least`` is the smallest of any worker and iteration.
+forward, backward and own steps; *all_reduce* is waiting for the sum of dense gradients; *push*, *pull* and
+*early* are moving rows, the last in parallel with training; *waiting* is how long training waited for rows
+and plans. *slack* is how early a plan was agreed on: while it is positive, training never waits for a
+decision; ``slack_least`` is the smallest of any worker and iteration.
 """
 
 from __future__ import annotations
