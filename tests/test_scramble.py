@@ -148,6 +148,7 @@ print(*np.flatnonzero(index.places[:, 1]))
 """
 
 
+@pytest.mark.slow
 def test_every_process_has_its_own_secret_although_kernels_are_cached():
     found = {
         subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout

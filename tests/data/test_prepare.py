@@ -166,6 +166,7 @@ prepare({inputs!r}, {out!r}, "csv", schema=SCHEMA, progress=progress)
 """
 
 
+@pytest.mark.slow
 def test_killed_processes_are_resumed(tmp_path):
     inputs = [str(tmp_path / "a.csv"), str(tmp_path / "b.csv.gz")]
     Path(inputs[0]).write_text("y,n,s\n" + lines(0, 6000))

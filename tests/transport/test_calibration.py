@@ -18,7 +18,7 @@ def measure_quickly(links: Links, collective: Collective) -> LinkMeasurements:
     return measure_links(links, collective, seconds_per_pair=0.05, bytes_per_pair=2**20)
 
 
-@pytest.mark.parametrize("run", [run_processes, run_threads])
+@pytest.mark.parametrize("run", [pytest.param(run_processes, marks=pytest.mark.slow), run_threads])
 def test_everyone_has_the_same_positive_numbers(run) -> None:  # type: ignore[no-untyped-def]  # a fixture without types
     results = run(3, measure_quickly)
     first = results[0]
