@@ -72,11 +72,16 @@ def test_an_exception_leaves_nothing():
     [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit)],
 )
 def test_signals_become_exceptions_and_leave_nothing(number, exception):
+    if (inherited := signal.getsignal(number)) is signal.SIG_IGN:  # as nohup does
+        signal.signal(number, signal.SIG_DFL)
     made, before = ShapedNetwork([Link(1e6)]), signal.getsignal(number)
-    with pytest.raises(exception), made:
-        signal.raise_signal(number)
-    assert made.network.name not in namespaces.networks()
-    assert signal.getsignal(number) is before
+    try:
+        with pytest.raises(exception), made:
+            signal.raise_signal(number)
+        assert made.network.name not in namespaces.networks()
+        assert signal.getsignal(number) is before
+    finally:
+        signal.signal(number, inherited)
 
 
 def test_what_ignores_requests_is_killed(monkeypatch):
