@@ -14,17 +14,19 @@ from rowhaul.tuning.joint_passes import (
 
 
 class Run:
-    """Three workers and a store whose plans take 1 ms, and 1 ms more a pass."""
+    """Three workers, one that is left out, and a store; plans take 1 ms, and 1 ms more a pass."""
 
     def __init__(self):
         self.postbox = Postbox()
-        self.controller = PassesController(self.postbox.post, 3)
+        self.controller = PassesController(self.postbox.post, 4)
         self.passes, self.posted = PASSES, []
 
     def iterate(self, iterations, milliseconds):
         for _ in range(iterations):
             decision = 1e-3 * (1 + self.passes)
-            measures = np.zeros((4, len(MEASURES)))
+            measures = np.zeros((5, len(MEASURES)))
+            measures[:3, MEASURES.index("samples")] = 100
+            measures[3, MEASURES.index("slack")] = -1  # it has nothing to do but to wait for plans
             measures[:3, MEASURES.index("dispatch")] = decision
             measures[:3, MEASURES.index("slack")] = 1e-3 * milliseconds - decision
             measures[1, MEASURES.index("slack")] += 1e-3  # it waits for the others
