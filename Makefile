@@ -31,14 +31,14 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Two at a time: many tests wait for processes that they have started.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# More at a time than cores: many tests wait for processes that they have started.
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 test: lint
-	$(PYTEST) -m 'not slow'
+	$(PYTEST) -n 3 -m 'not slow'
 
 test-all: $(STAMP)
-	$(PYTEST) -m slow
+	$(PYTEST) -n 2 -m slow
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run_all.py

@@ -40,6 +40,8 @@ CHAINS = [
 ]
 
 CLUSTERS = (
+    "docs/more-machines.md",
+    "docs/simulate.md",
     *("docs/hot-rows.md", "docs/three-machines.md", "docs/own-loop.md", "docs/database.md"),
     "docs/explain.md",
 )

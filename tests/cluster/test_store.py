@@ -88,6 +88,7 @@ def test_a_closed_server_ends_waits(server):
         one.get("never")
 
 
+@pytest.mark.slow
 def test_silent_strangers_make_way(server, monkeypatch):
     monkeypatch.setattr(store_server, "_MOST_UNPROVED", 10)
     strangers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(50)]

@@ -66,7 +66,7 @@ def test_a_name_makes_its_dispatcher(text, dispatcher):
         ("esd:nan", r"a number is needed"),
         ("esd:1.01", r"^esd:1.01: alpha is .* from 0 to 1; got 1.01"),
         ("esd:-1", r"from 0 to 1; got -1"),
-        ("esd:1:max", r"sets criterion to 'max'; min2-min \| min3-min \| min3-min2 \| mean is needed"),
+        ("esd:1:max", r"sets criterion to 'max'; min2-min or min3-min or min3-min2 or mean is needed"),
         ("laia:0", r"takes 1 to 64 threads"),
         ("laia-adaptive:-1", r"tables_scored must not be negative; got -1"),
         ("laia-adaptive:refresh-every=0", r"refresh_every must be at least 1 iteration; got 0"),
