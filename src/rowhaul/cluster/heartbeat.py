@@ -42,6 +42,7 @@ _PACKAGES = Path(watchdog.__file__).parents[3]
 _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "ROWHAUL_SECRET")  # a watchdog is no rank, and needs no more
 _MAX_ERROR_LENGTH = 2000  # characters
 _STARTING_SECONDS = 60.0  # for a watchdog to answer, on a busy machine
+_BUSY_SECONDS = 3.0  # by which a busy machine may detect a loss later
 _POSTING_SECONDS = 3.0  # for a watchdog to send the last post
 
 
@@ -229,7 +230,8 @@ class Heartbeat:
         """Until when the cause of a broken connection may still be detected."""
         if self._first_link_error is None:
             self._first_link_error = time.monotonic()
-        return self._first_link_error + (self._settings.num_missed + 2) * self._settings.interval
+        detected = (self._settings.num_missed + 2) * self._settings.interval
+        return self._first_link_error + detected + _BUSY_SECONDS
 
 
 def stacks() -> str:
