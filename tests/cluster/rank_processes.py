@@ -107,7 +107,7 @@ class RankProcess:
 
 
 def go(ranks):
-    """Have ranks that call `wait_for_go` go on, once all have started: some start much later than others."""
+    """Wait until all ranks have started, some much later than others, then release them from `wait_for_go`."""
     for rank in ranks:
         rank.wait_for("ready")
     for rank in ranks:

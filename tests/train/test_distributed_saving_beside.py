@@ -26,7 +26,7 @@ def session(tmp_path_factory, log_schema):
 
 @pytest.fixture
 def slowly(monkeypatch):
-    """Have the writing threads advance by only a table or two per training step."""
+    """Slow the writing threads down to a table or two per training step."""
     steps, calls = threading.Semaphore(0), []
 
     def wait_for_a_step(pacer):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import html
-import io
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from rowhaul.advising.predict import SPEEDS, Prediction
 from rowhaul.advising.results import Results
+from rowhaul.simulate.plots import svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -99,7 +99,7 @@ def _by_machines(results: Results) -> str:
     axis.set_ylabel("samples/s")
     axis.set_ylim(bottom=0)
     axis.legend(frameon=False)
-    return _svg(figure)
+    return svg(figure)
 
 
 def _by_speed(results: Results) -> str:
@@ -121,7 +121,7 @@ def _by_speed(results: Results) -> str:
     axis.set_ylabel("samples/s")
     axis.set_ylim(bottom=0)
     axis.legend(frameon=False)
-    return _svg(figure)
+    return svg(figure)
 
 
 def _figure() -> tuple[Figure, Axes]:
@@ -132,10 +132,3 @@ def _figure() -> tuple[Figure, Axes]:
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
     return figure, axis
-
-
-def _svg(figure: Figure) -> str:
-    written = io.StringIO()
-    figure.savefig(written, format="svg", metadata={"Date": None})
-    text = written.getvalue()
-    return text[text.index("<svg") :]

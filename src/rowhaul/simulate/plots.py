@@ -42,7 +42,7 @@ def cost_by_mechanism(results: Results) -> str:
         axis.set_xlim(0, max(values) * 1.2 or 1)
         per = "" if title == "iteration" else " per iteration"
         axis.set_title(f"{title}, {unit}{per}", fontsize=9)
-    return _svg(figure)
+    return svg(figure)
 
 
 def composition(results: Results) -> str:
@@ -64,7 +64,7 @@ def composition(results: Results) -> str:
     if used:
         handles, titles = axes[0].get_legend_handles_labels()
         figure.legend(handles, titles, loc="outside lower center", ncols=len(used), frameon=False)
-    return _svg(figure)
+    return svg(figure)
 
 
 def cost_over_time(results: Results) -> str:
@@ -89,7 +89,7 @@ def cost_over_time(results: Results) -> str:
     axis.set_ylim(bottom=0)
     axis.set_xlim(0, len(shown[0].cost_series))
     figure.legend(loc="outside right upper", frameon=False)
-    return _svg(figure)
+    return svg(figure)
 
 
 def decision_time(results: Results) -> str:
@@ -108,7 +108,7 @@ def decision_time(results: Results) -> str:
     axis.set_title(
         "milliseconds: a decision's median (dot) to p99 (bar), and the modelled iteration (line)", fontsize=9
     )
-    return _svg(figure)
+    return svg(figure)
 
 
 def _figure(height: float) -> Figure:
@@ -132,7 +132,8 @@ def _bars(results: Results, count: int) -> tuple[Figure, Sequence[Axes]]:
     return figure, axes
 
 
-def _svg(figure: Figure) -> str:
+def svg(figure: Figure) -> str:
+    """A figure as an element of a page, the same text whenever it is drawn."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "rowhaul", "svg.fonttype": "path"}):

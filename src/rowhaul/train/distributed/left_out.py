@@ -51,7 +51,7 @@ class LeftOut:
         return self._runtime.rank in self._behind
 
     def begin(self, job: Job, hot: HotRows | None) -> None:
-        """Let workers leave or return with this iteration, whose plan says who takes part."""
+        """Apply the changes of this iteration's plan to who takes part in sums."""
         if self._state is None:
             return
         workers = job.plan.summing_workers
