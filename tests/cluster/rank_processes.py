@@ -107,7 +107,7 @@ class RankProcess:
 
 
 def go(ranks):
-    """Wait until all ranks have started, some much later than others, then release them from `wait_for_go`."""
+    """Release ranks from `wait_for_go` once all have started: some start much later than others."""
     for rank in ranks:
         rank.wait_for("ready")
     for rank in ranks:
