@@ -235,7 +235,6 @@ def launch_ranks(config: TrainConfig, schema: Schema, arguments: list[str] | Non
     from rowhaul.train.distributed.warm_up import compile_kernels
 
     cluster = config.cluster
-    cluster.check_workers(cluster.workers)  # before kernels are compiled
     if cluster.secret_file:
         load_secret(cluster.secret_file)  # the launcher makes one of its own, but a bad file is a mistake
     compile_kernels(config, schema, lambda: say("compiling kernels, once; this takes a minute"))

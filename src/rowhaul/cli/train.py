@@ -80,6 +80,8 @@ def train(
     schema = replace(options, data=data).find_schema(run=out if resume else None) if has_data else None
     if schema is not None and config.cluster.workers and not is_launched():
         check_monitoring(config.monitoring, out)
+        if not resume:  # a run that resumes drops what is for another number of workers
+            config.cluster.check_workers(config.cluster.workers)
         launch_ranks(config, schema)
         return
     held_out = eval_data or (remembered.eval_data if remembered else [])

@@ -71,6 +71,7 @@ class _Task:
         from rowhaul.verify.verify import open_stream
 
         torch.set_num_threads(1)
+        self.config.cluster.check_workers(self.config.cluster.workers)
         open_stream(self.config, self.schema, self.data)  # report bad data once, not from every rank
         with self._folder() as folder:
             launch_ranks(self.config, self.schema, ["verify", "--records", str(folder), *sys.argv[2:]])
