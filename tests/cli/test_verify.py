@@ -223,7 +223,7 @@ def reported(alone, capsys, found, *, sync="on-demand", precision="float64", den
     layout, trained = alone
     cluster = {"sync": sync, "dense_wire": dense_wire}
     config = TrainConfig.from_dict({"max_steps": 3, "precision": precision, "cluster": cluster})
-    recorded = Recorded(found, [], {"miss_pull": 1234, "evict_push": 0}, 1, 4, 2, 1)
+    recorded = Recorded(found, [], {"miss_pull": 1234, "evict_push": 0}, 1, 4, 2, 1, "joint")
     comparison = compare(layout, found, trained)
     passes = print_report(config, recorded, comparison, None if config.cluster.inexact else comparison)
     return passes, capsys.readouterr().out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rowhaul._quantities import parse_bytes, parse_number
 from rowhaul.errors import ConfigError
@@ -40,7 +40,8 @@ class ClusterConfig:
         stores: ranks that only hold rows; not used when co-located.
         colocated: every worker also stores a part of the rows.
         peer_to_peer: workers send rows to each other, bypassing the stores.
-        dispatcher: who trains which sample: joint, esd:ALPHA, laia, laia-adaptive, random, round-robin, ...
+        dispatcher: who trains which sample: joint, esd:ALPHA, laia, laia-adaptive, random, round-robin, ...;
+            auto: round-robin, the quickest to decide, where all ranks share one host, otherwise joint.
         sync: when trained rows go home: on-demand, full, static, or bounded:S, which is not exact.
         cache: size of a worker's cache: a number of rows, or bytes such as 512MiB.
         cache_policy: what a full cache evicts: lru, lfu, emark or belady.
@@ -70,7 +71,7 @@ class ClusterConfig:
     stores: int = 1
     colocated: bool = False
     peer_to_peer: bool = False
-    dispatcher: str = "joint"
+    dispatcher: str = AUTO
     sync: str = "on-demand"
     cache: str = "1GiB"
     cache_policy: str = "lru"
@@ -120,7 +121,8 @@ class ClusterConfig:
             raise ConfigError(
                 f"cluster.dense_wire must be {' or '.join(DENSE_WIRES)}, got {self.dense_wire!r}"
             )
-        make_dispatcher(self.dispatcher)
+        if self.dispatcher != AUTO:
+            make_dispatcher(self.dispatcher)
         mode = make_sync(self.sync)
         policy_keys(self.cache_policy)
         self._cache_amount()
@@ -150,6 +152,13 @@ class ClusterConfig:
         """The number of hot rows given; 0 if a model chooses it."""
         return 0 if isinstance(self.hot_rows, str) else self.hot_rows
 
+    def on_hosts(self, num_hosts: int) -> ClusterConfig:
+        """Choose the dispatcher if it is ``auto``; links that are given or measured cost what they say."""
+        if self.dispatcher != AUTO:
+            return self
+        links_are_free = num_hosts == 1 and self.links == "equal"
+        return replace(self, dispatcher="round-robin" if links_are_free else "joint")
+
     def topology(self, num_workers: int | None = None) -> Topology:
         """Workers and stores."""
         return Topology(num_workers or max(self.workers, 1), self.stores, self.colocated, self.peer_to_peer)
@@ -170,7 +179,7 @@ class ClusterConfig:
             sizes=sizes,
             prices=link_prices(speeds or self._speeds(topology.num_workers)),
             cache=self._cache(sizes),
-            dispatcher=self.dispatcher,
+            dispatcher="joint" if self.dispatcher == AUTO else self.dispatcher,
             sync=self.sync,
             shares=self.given_shares(topology.num_workers),
             first_touch=self.first_touch,

@@ -65,6 +65,7 @@ class Recorded:
     lookups: int
     num_workers: int
     num_stores: int  # dedicated ones
+    dispatcher: str
 
     @classmethod
     def read(cls, folder: Path, layout: TableLayout) -> Recorded:
@@ -177,6 +178,7 @@ class _RecordedRun(ClusterSession):
             "lookups": int(self._hits[1]),
             "num_workers": topology.num_workers,
             "num_stores": topology.num_ranks - topology.num_workers,
+            "dispatcher": self.config.cluster.dispatcher,
         }
 
 

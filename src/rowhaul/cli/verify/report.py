@@ -71,7 +71,7 @@ def _by_itself(plain: Comparison) -> str:
 def _cluster(config: TrainConfig, recorded: Recorded) -> str:
     cluster = config.cluster
     stores = "co-located" if cluster.colocated else counted(recorded.num_stores, "store")
-    return f"{counted(recorded.num_workers, 'worker')}, {stores}, {cluster.dispatcher}, {cluster.sync}"
+    return f"{counted(recorded.num_workers, 'worker')}, {stores}, {recorded.dispatcher}, {cluster.sync}"
 
 
 def _differences(plain: Comparison, replay: Comparison | None) -> Table:

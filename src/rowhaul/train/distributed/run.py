@@ -133,6 +133,8 @@ class ClusterSession(loop.Session):
         resume: bool,
         monitor: Monitor = NO_MONITOR,
     ) -> None:
+        given = config
+        config = replace(config, cluster=config.cluster.on_hosts(len(cluster.hosts)))
         schema = schema_for_all(cluster, config, schema)
         self.cluster, self.config, self.schema = cluster, config, schema
         self.is_leader = cluster.rank == 0
@@ -152,7 +154,6 @@ class ClusterSession(loop.Session):
         if resume and self.is_leader and not begins:
             check_same_run(folder, saved.chosen.path if saved is not None else None, config, schema)
         self.notes = saved.chosen.notes if saved is not None else []
-        given = config
         if saved is not None and saved.num_workers not in (None, cluster.topology.num_workers):
             fitting, dropped = fit_to_workers(config.cluster, cluster.topology.num_workers)
             self.config = config = replace(config, cluster=fitting)

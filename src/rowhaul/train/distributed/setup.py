@@ -116,7 +116,7 @@ def distribute(
     collection = only_collection(model)
     layout = layout_of(collection)
     check_trainable(model)
-    config = config or ClusterConfig()
+    config = (config or ClusterConfig()).on_hosts(len(cluster.hosts))
     if settings is None:
         tables = [one.name for one in collection.embedding_bag_configs()]
         by_table = policies_by_table(policies or {}, tables)
