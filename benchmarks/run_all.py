@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 NOT_BENCHMARKS = {"same_bits.py", "run_all.py", "report.py", "datasets.py", "torchrec_peer.py"}
-NEEDS = {"torchrec_colocated.py": ".venv-torchrec/installed"}  # what it makes when it is run by itself
+MADE_BY_ITSELF = ".venv-torchrec/installed"  # by a benchmark that is run by itself
+NEEDS = {"torchrec_colocated.py": MADE_BY_ITSELF, "peers.py": MADE_BY_ITSELF}
 ARGUMENTS = {"papers.py": ["--quick"], "pruning.py": ["--quick"]}  # whole, they take long
 
 

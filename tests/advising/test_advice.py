@@ -58,7 +58,7 @@ def test_a_tie_goes_to_fewer_machines():
 
 def test_memory_decides_where_one_machine_has_too_little():
     predictions = [alone(), several(2, 0.2, 0.2)]
-    advice = advise(predictions, LINK, {1: False, 2: True})
+    advice = advise(predictions, LINK, lambda one: one.machines > 1)
     assert advice.machines == 2
     assert "one machine does not have the memory" in advice.text
-    assert advise(predictions, LINK, {1: False, 2: False}).text.startswith("not even 2 machines")
+    assert advise(predictions, LINK, lambda one: False).text.startswith("not even 2 machines")

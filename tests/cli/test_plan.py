@@ -54,6 +54,17 @@ def test_json_has_all_numbers_and_fast_links_pay(plan):
         assert one["fits"]
 
 
+def test_pruned_rows_are_compared_with_whole_ones(plan):
+    prune = ("--prune", "50%", "--set", "prune.chunks=2")
+    code, out, _ = plan(
+        "--links", "1mbit", "--machines", "2", "--dispatchers", "joint", "--hot-rows", "20", *prune, "--json"
+    )
+    assert code == 0
+    found = {(one["machines"], one["hot_rows"], one["pruned"]): one for one in json.loads(out)["predictions"]}
+    assert set(found) == {(1, 0, False), (1, 0, True), (2, 0, False), (2, 20, False), (2, 0, True)}
+    assert found[2, 0, True]["row_bytes"] < found[2, 0, False]["row_bytes"]
+
+
 def test_memory_that_does_not_suffice_is_said(plan):
     code, out, _ = plan("--links", "1gbit", "--machines", "1,2", "--memory", "1MiB")
     assert code == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rowhaul.advising.predict import SPEEDS, Prediction, seconds_at
@@ -25,29 +25,31 @@ def best_of(predictions: Sequence[Prediction], machines: int) -> Prediction:
     return min((one for one in predictions if one.machines == machines), key=lambda one: one.seconds)
 
 
-def advise(predictions: Sequence[Prediction], link: Link, fits: dict[int, bool] | None = None) -> Advice:
+def advise(
+    predictions: Sequence[Prediction], link: Link, fits: Callable[[Prediction], bool] = lambda one: True
+) -> Advice:
     """Choose the number of machines; a tie goes to fewer.
 
     Args:
         predictions: of all numbers of machines; one machine is among them.
         link: of the slowest machine.
-        fits: whether the run fits, by the number of machines; not known: it does.
+        fits: whether the machines have the memory.
     """
-    fits = fits or {}
     counts = sorted({one.machines for one in predictions})
     alone = best_of(predictions, 1)
-    roomy = [count for count in counts if fits.get(count, True)]
-    if not roomy:
+    fitting = [one for one in predictions if fits(one)]
+    if not fitting:
         return Advice(
             counts[-1],
             (f"not even {counts[-1]} machines have" if counts[-1] > 1 else "one machine does not have")
             + " enough memory: see `rowhaul size` for what would help",
         )
+    roomy = sorted({one.machines for one in fitting})
     chosen = roomy[0]
     for count in roomy[1:]:
-        if best_of(predictions, count).seconds * WORTH < best_of(predictions, chosen).seconds:
+        if best_of(fitting, count).seconds * WORTH < best_of(fitting, chosen).seconds:
             chosen = count
-    best = best_of(predictions, chosen)
+    best = best_of(fitting, chosen)
     more = [count for count in counts if count > 1]
     if chosen == 1:
         if not more:
@@ -59,7 +61,7 @@ def advise(predictions: Sequence[Prediction], link: Link, fits: dict[int, bool] 
             f"stay with one machine: {_number(other.machines)} would reach {ratio:.2g} times its speed"
             + _when_it_helps(predictions, alone, more, link),
         )
-    if not fits.get(1, True):
+    if roomy[0] > 1:
         reason = "one machine does not have the memory"
         return Advice(chosen, f"take {_number(chosen)} machines, with {best.name}: {reason}")
     ratio = alone.seconds / best.seconds

@@ -77,7 +77,7 @@ def _table(results: Results) -> str:
             f"{alone / one.seconds:.2f}",
             *(f"{part * 1e3:.1f}" for part in parts),
             f"{(one.row_bytes + one.dense_bytes) / 1e6:.2f}",
-            f"{results.needed[one.machines] / 2**30:.2f}",
+            f"{results.memory(one) / 2**30:.2f}",
         )
         lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     head = "".join(f"<th>{title}</th>" for title in titles)

@@ -14,7 +14,7 @@ import numpy as np
 
 from rowhaul.advising.costs import Costs
 from rowhaul.advising.trace import Trace
-from rowhaul.schedule import HotRows, ScheduleSettings, Topology
+from rowhaul.schedule import HotRows, Scheduler, ScheduleSettings, Topology
 from rowhaul.schedule.plan import Plan
 from rowhaul.simulate.clock import Clock, TimeModel
 from rowhaul.simulate.links import Link, Links
@@ -58,6 +58,7 @@ class Prediction:
         row_bytes: that all links carry in a step for rows.
         dense_bytes: the same for dense gradients and replicated rows.
         at_speed: seconds of a step on links of other speeds, by `SPEEDS`.
+        pruned: whether rows are pruned.
     """
 
     machines: int
@@ -72,18 +73,19 @@ class Prediction:
     row_bytes: float = 0.0
     dense_bytes: float = 0.0
     at_speed: tuple[float, ...] = field(default=(), repr=False)
+    pruned: bool = False
 
     @property
     def name(self) -> str:
         """A short name of how it is done."""
         hot = f", {self.hot_rows:,} hot rows" if self.hot_rows else ""
-        return f"{self.dispatcher}{hot}" if self.dispatcher else "alone"
+        return f"{self.dispatcher or 'alone'}{hot}{', pruned' if self.pruned else ''}"
 
 
 def predict_alone(trace: Trace, costs: Costs) -> Prediction:
     """One machine: no link, no plan."""
     seconds = costs.alone(trace.batch_size)
-    return Prediction(1, "", 0, seconds, seconds, at_speed=(seconds,) * len(SPEEDS))
+    return Prediction(1, "", 0, seconds, seconds, at_speed=(seconds,) * len(SPEEDS), pruned=trace.pruned)
 
 
 def predict(
@@ -131,6 +133,7 @@ def predict(
         row_bytes=timed.row_bytes,
         dense_bytes=timed.dense_bytes,
         at_speed=tuple(max(one, planned.cpu) if hidden else one for one in timed.seconds),
+        pruned=trace.pruned,
     )
 
 
@@ -168,7 +171,7 @@ class _Planned:
     def run(
         cls, trace: Trace, settings: ScheduleSettings, links: Sequence[Link], progress: Progress
     ) -> _Planned:
-        scheduler = trace.layout.make_scheduler(settings, iter(trace.batches))
+        scheduler = Scheduler(settings, iter(trace.batches))
         plans, taken = [], []
         while True:
             began = time.thread_time()

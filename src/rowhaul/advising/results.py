@@ -34,13 +34,17 @@ class Results:
     machines: Machines
     costs: Costs
     predictions: tuple[Prediction, ...]
-    needed: Mapping[int, int]  # bytes of a machine, by the number of machines
+    needed: Mapping[tuple[int, bool], int]  # bytes of a machine, by how many there are and whether pruned
     available: int
     advice: Advice
 
     def samples_per_second(self, prediction: Prediction) -> float:
         """The speed of training."""
         return self.batch_size / prediction.seconds
+
+    def memory(self, prediction: Prediction) -> int:
+        """Bytes that a machine needs."""
+        return self.needed[prediction.machines, prediction.pruned]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -67,6 +71,7 @@ class Results:
                     "machines": one.machines,
                     "dispatcher": one.dispatcher,
                     "hot_rows": one.hot_rows,
+                    "pruned": one.pruned,
                     "samples_per_second": self.samples_per_second(one),
                     "times_one_machine": alone / one.seconds,
                     "seconds": one.seconds,
@@ -77,8 +82,8 @@ class Results:
                     "planning_cpu_seconds": one.planning_cpu,
                     "row_bytes": one.row_bytes,
                     "dense_bytes": one.dense_bytes,
-                    "machine_bytes": self.needed[one.machines],
-                    "fits": self.needed[one.machines] <= self.available,
+                    "machine_bytes": self.memory(one),
+                    "fits": self.memory(one) <= self.available,
                     "seconds_by_relative_link_speed": dict(zip(map(str, SPEEDS), one.at_speed, strict=True)),
                 }
                 for one in self.predictions

@@ -30,6 +30,7 @@ class Trace:
         batch_size: samples of a batch.
         dense_bytes: of the gradients that workers sum in every step.
         is_whole: whether the data has no more.
+        pruned: whether rows are pruned; then batches name the chunks that are left.
     """
 
     layout: TableLayout
@@ -37,13 +38,14 @@ class Trace:
     batch_size: int
     dense_bytes: int
     is_whole: bool
+    pruned: bool = False
 
     @classmethod
     def read(cls, config: TrainConfig, schema: Schema, data: Any, num_batches: int) -> Trace:
         """Read the first ``num_batches`` batches; fewer where the data ends."""
         model = make_model(config, schema)
         collection = only_collection(model)
-        size, layout = config.batch_size, layout_of(collection)
+        size, layout = config.batch_size, layout_of(collection).settled()
         stream = SampleStream(data, schema, size, limit=num_batches * size, require_label=False)
         found = [ids_of(collection, samples) for samples in stream if len(samples) == size]
         if len(found) < FEWEST_BATCHES:
@@ -55,7 +57,8 @@ class Trace:
         if config.cluster.dense_wire == "bfloat16":
             dense //= 2
         whole = SampleStream(data, schema, size, require_label=False).num_batches <= len(found)
-        return cls(layout, layout.records_read(found), size, dense, whole)
+        pruned = config.prune.settings() is not None
+        return cls(layout, layout.records_read(found), size, dense, whole, pruned)
 
     def most_frequent(self, count: int) -> HotRows:
         """The rows that the batches name most often."""

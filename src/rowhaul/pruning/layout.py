@@ -122,6 +122,12 @@ class ChunkLayout(TableLayout):
         names = [spec.name for spec in self.rows]
         return ChunkMap(names, self.pruning, self.part_sizes, self.seed, least_entries=least_entries)
 
+    def settled(self) -> ChunkLayout:
+        """The tables with as many columns as they will keep; which ones needs gradients to say."""
+        if not self.awaits_columns:
+            return self
+        return self.narrowed(np.tile(np.arange(self.columns_to_keep), (len(self.rows), 1)))
+
     def groups(self) -> list[TableGroup]:
         """Empty tables of chunks, those of one size together."""
         matrix, starts, found = self.column_matrix, self.cut.starts, list[TableGroup]()

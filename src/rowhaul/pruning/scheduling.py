@@ -258,8 +258,7 @@ class SimulatedPruning(ChunkScheduler):
             layout = self.ids.layout
             if layout.awaits_columns and self.iteration >= layout.pruning.cold_start:
                 self._sent += (self.bring_home().moves,)
-                columns = np.tile(np.arange(layout.columns_to_keep), (len(layout.rows), 1))
-                self.narrow(layout.narrowed(columns))
+                self.narrow(layout.settled())
             if self.look():
                 self.prune()
         return True

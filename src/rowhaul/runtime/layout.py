@@ -73,6 +73,10 @@ class TableLayout:
         """Make a scheduler over the ids of rows."""
         return Scheduler(settings, ids)
 
+    def settled(self) -> TableLayout:
+        """The tables as training will leave them, as far as that can be known before."""
+        return self
+
     def records_read(self, batches: list[IdBatch]) -> list[IdBatch]:
         """Return the records that batches of ids read, as far as that can be known before training."""
         return batches

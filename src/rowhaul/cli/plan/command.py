@@ -98,13 +98,23 @@ class _Task:
         from rowhaul.advising.results import Results
         from rowhaul.advising.trace import Trace
         from rowhaul.cli.plan.report import print_json, print_report
+        from rowhaul.cli.size.command import machine_memory
+        from rowhaul.pruning.config import UNPRUNED
 
-        trace = Trace.read(self.config, self.schema, self.data, batches)
+        configs = [self.config]
+        if self.config.prune.settings() is not None:
+            configs.insert(0, replace(self.config, prune=UNPRUNED))
+        traces = [Trace.read(config, self.schema, self.data, batches) for config in configs]
         costs = self._costs(compute, batches)
-        predictions = self._predict(trace, counts, dispatchers, hot_rows, costs)
-        needed, available = self._memory(counts, memory)
+        predictions = self._predict(traces, counts, dispatchers, hot_rows, costs)
+        needed = {
+            (count, bool(pruned)): bytes_needed
+            for pruned, config in enumerate(configs)
+            for count, bytes_needed in self._memory(config, counts).items()
+        }
+        available = machine_memory(memory)
         slowest = min(self.machines.links, key=lambda link: link.bytes_per_second)
-        fits = {count: needed[count] <= available for count in counts}
+        trace = traces[0]
         results = Results(
             trace.batch_size,
             len(trace.batches),
@@ -114,7 +124,7 @@ class _Task:
             tuple(predictions),
             needed,
             available,
-            advise(predictions, slowest, fits),
+            advise(predictions, slowest, lambda one: needed[one.machines, one.pruned] <= available),
         )
         (print_json if self.as_json else print_report)(results)
         if out is not None:
@@ -142,52 +152,53 @@ class _Task:
             return costs.measure(self.config, self.schema, self.data, planning, progress)
 
     def _predict(
-        self, trace: Trace, counts: list[int], dispatchers: list[str], hot_rows: int, costs: Costs
+        self, traces: list[Trace], counts: list[int], dispatchers: list[str], hot_rows: int, costs: Costs
     ) -> list[Prediction]:
         from rowhaul.advising.predict import predict, predict_alone
 
-        hot = trace.most_frequent(hot_rows) if hot_rows else None
+        plain = traces[0]
+        hot = [plain.most_frequent(hot_rows)] if hot_rows else []
         ways = [
-            (count, name, rows)
+            (count, name, trace, rows)
             for count in counts
             if count > 1
             for name in dispatchers
-            for rows in ((None, hot) if hot is not None else (None,))
+            for trace in traces
+            for rows in (None, *(hot if trace is plain else []))  # pruned rows are never replicated
         ]
-        found = [predict_alone(trace, costs)]
+        found = [predict_alone(trace, costs) for trace in traces]
         with counting_bar(self.as_json) as bar:
-            task = bar.add_task("predicting", total=max(len(ways), 1) * len(trace.batches), note="")
-            for number, (count, name, rows) in enumerate(ways):
+            task = bar.add_task("predicting", total=max(len(ways), 1) * len(plain.batches), note="")
+            for number, (count, name, trace, rows) in enumerate(ways):
 
                 def progress(
                     done: int, number: int = number, title: str = f"{count} machines, {name}"
                 ) -> None:
-                    bar.update(task, completed=number * len(trace.batches) + done, description=title)
+                    bar.update(task, completed=number * len(plain.batches) + done, description=title)
 
                 found.append(
                     predict(trace, self.config.cluster, count, name, rows, self.machines, costs, progress)
                 )
         return found
 
-    def _memory(self, counts: list[int], memory: str | None) -> tuple[dict[int, int], int]:
-        """Bytes that a machine needs, by the number of machines, and those that it has."""
-        from rowhaul.cli.size.command import describe_run, machine_memory
+    def _memory(self, config: TrainConfig, counts: list[int]) -> dict[int, int]:
+        """Bytes that a machine needs, by the number of machines."""
+        from rowhaul.cli.size.command import describe_run
         from rowhaul.sizing.row_counts import count_rows
         from rowhaul.train.cluster_config import ONE_PROCESS
 
-        limit = self.config.max_steps * self.config.batch_size or None
+        limit = config.max_steps * config.batch_size or None
         found = count_rows(self.data, self.schema, limit=limit, sample=None)
         needed = {}
         for count in counts:
             cluster = ONE_PROCESS
             if count > 1:
                 cluster = replace(
-                    self.config.cluster, workers=count, colocated=True, peer_to_peer=True, links="equal"
+                    config.cluster, workers=count, colocated=True, peer_to_peer=True, links="equal"
                 )
-            config = replace(self.config, cluster=cluster)
-            run, _ = describe_run(config, self.schema, self.data, found, count)
+            run, _ = describe_run(replace(config, cluster=cluster), self.schema, self.data, found, count)
             needed[count] = run.estimate().needed
-        return needed, machine_memory(memory)
+        return needed
 
 
 def _dispatchers(text: str) -> list[str]:

@@ -25,14 +25,14 @@ def print_report(results: Results) -> None:
     times = plain_table("machines", "how", "ms a step", "compute", "rows", "dense", "planning")
     alone = results.predictions[0].seconds
     for one in results.predictions:
-        memory = bytes_text(results.needed[one.machines])
+        memory = bytes_text(results.memory(one))
         speeds.add_row(
             str(one.machines),
             one.name,
             f"{results.samples_per_second(one):,.0f}",
             f"{alone / one.seconds:.2f}",
             f"{(one.row_bytes + one.dense_bytes) / 1e6:.2f}",
-            memory if results.needed[one.machines] <= results.available else f"{memory}: too much",
+            memory if results.memory(one) <= results.available else f"{memory}: too much",
         )
         parts = (one.seconds, one.compute, one.rows, one.dense, one.planning)
         times.add_row(str(one.machines), one.name, *(f"{part * 1e3:.1f}" for part in parts))
