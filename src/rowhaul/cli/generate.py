@@ -22,6 +22,9 @@ def generate(
     test_share: float | None = typer.Option(
         None, help="Share of the rows, the last ones, to put into test/; default 0.1."
     ),
+    rare_signal: bool = typer.Option(
+        False, "--rare-signal", help="Rare ids say as much about the label as popular ones."
+    ),
     raw: bool = typer.Option(False, "--raw", help="Write the data set's own text format (.gz to compress)."),
     overwrite: bool = typer.Option(False, help="Replace --out if it is complete."),
 ) -> None:
@@ -36,11 +39,11 @@ def generate(
         from rowhaul.data.generate import LogGenerator, write_raw
 
         with exit_when_interrupted("nothing was kept"), console.status(f"generating {num_rows:,} rows"):
-            write_raw(LogGenerator(preset, num_rows, seed), out)
+            write_raw(LogGenerator(preset, num_rows, seed, rare_signal=rare_signal), out)
         say(f"{num_rows:,} rows in {out}")
         return
     share = 0.1 if test_share is None else test_share
-    facts = generate_with_progress(preset, num_rows, seed, out, share, overwrite)
+    facts = generate_with_progress(preset, num_rows, seed, out, share, overwrite, rare_signal=rare_signal)
     say(
         f"{num_rows:,} rows in {out}: base rate {facts['base_rate']:.3f}, "
         f"best possible AUC {facts['auc']:.4f}\nNext: rowhaul train --data '{out}/*.parquet' --out run/"
@@ -48,7 +51,14 @@ def generate(
 
 
 def generate_with_progress(
-    preset: str, rows: int, seed: int, out: Path, test_share: float, overwrite: bool = False
+    preset: str,
+    rows: int,
+    seed: int,
+    out: Path,
+    test_share: float,
+    overwrite: bool = False,
+    *,
+    rare_signal: bool = False,
 ) -> dict[str, Any]:
     """Write a generated data folder under a progress bar; returns what is known of its labels."""
     from rowhaul.data.generate.folder import generate_folder
@@ -59,6 +69,7 @@ def generate_with_progress(
             rows,
             out,
             seed=seed,
+            rare_signal=rare_signal,
             test_share=test_share,
             overwrite=overwrite,
             progress=lambda done, share: progress(done, rows),

@@ -17,6 +17,7 @@ def generate_folder(
     out: str | Path,
     *,
     seed: int = 0,
+    rare_signal: bool = False,
     test_share: float = 0.1,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -26,8 +27,10 @@ def generate_folder(
     Returns what is known of its labels, which the manifest keeps under ``bayes``: the base rate and
     the AUC, log loss and normalised entropy that no model can beat.
     """
-    generator = LogGenerator(preset, rows, seed)
+    generator = LogGenerator(preset, rows, seed, rare_signal=rare_signal)
     made_by = {"command": "generate", "preset": preset, "rows": rows, "seed": seed}
+    if rare_signal:
+        made_by["rare_signal"] = True
     with FolderWriter(out, generator.schema, made_by, test_share=test_share, overwrite=overwrite) as writer:
         start = writer.position["row"] if writer.position else 0
         writer.write(_chunks(generator, start), progress)

@@ -42,6 +42,7 @@ class LogGenerator:
         preset: The name of a preset (`preset_names` lists them) or your own.
         rows: Samples in the log. A shorter log is the beginning of a longer one.
         seed: Another seed is another population with other tastes.
+        rare_signal: Whether rare ids say as much about the label as popular ones.
 
     Example:
         >>> generator = LogGenerator("criteo", rows=1000)
@@ -49,7 +50,7 @@ class LogGenerator:
         1000
     """
 
-    def __init__(self, preset: str | Preset, rows: int, seed: int = 0) -> None:
+    def __init__(self, preset: str | Preset, rows: int, seed: int = 0, *, rare_signal: bool = False) -> None:
         if rows < 1:
             raise ConfigError(f"rows must be at least 1, got {rows}")
         self.preset = preset_named(preset) if isinstance(preset, str) else preset
@@ -57,7 +58,7 @@ class LogGenerator:
         self.seed = seed
         self.population = Population(self.preset, seed)
         self.attributes = Attributes(self.preset, seed)
-        self._labels = LabelModel(self.preset, seed)
+        self._labels = LabelModel(self.preset, seed, rare_signal=rare_signal)
         self._labels.calibrate(self._labels.scores(self._columns(0, PILOT_ROWS)))
         self._bayes: BayesFacts | None = None
 

@@ -5,6 +5,9 @@ field, which no log shows often enough to learn; numbers have one too. The inter
 short vectors, one per taste: factorisation machines and deeper models can find it, a linear model
 cannot. The sum is then scaled and shifted so that every seed has the preset's base rate and strength
 of signal, and a label is 1 with probability sigmoid(logit).
+
+In a log whose rare ids carry signal (``rare_signal``) effects do not weaken with rarity: every id has one of
+its own, and shares another with the ids that are about as popular, as unknown films tend to be rated alike.
 """
 
 from __future__ import annotations
@@ -23,15 +26,17 @@ Bools = npt.NDArray[np.bool_]
 LEARNABLE_IDS = 16_384
 HALVING_RANK = 300.0  # around here an effect is down by half
 AFFINITY_DIM = 4
+OWN, COMMON = 0.8, 0.6  # parts of an effect where rare ids carry signal; their squares add up to 1
 
 
 class LabelModel:
     """The true click probability of every sample."""
 
-    def __init__(self, preset: Preset, seed: int) -> None:
+    def __init__(self, preset: Preset, seed: int, *, rare_signal: bool = False) -> None:
         self._preset = preset
         self._seed = seed
-        self._effects = [_effects(field, seed) for field in preset.ids]
+        make = _EffectsOfAll if rare_signal else _EffectsOfPopular
+        self._effects = [make(field, seed) for field in preset.ids]
         self._affinity = _affinity(preset, seed)
         self._scale, self._shift = 1.0, 0.0
 
@@ -41,7 +46,7 @@ class LabelModel:
         shown = visits.members[self._preset.entities[-1].name]
         total = self._affinity[visits.tastes, shown.tastes]
         for effects, ranks, missing in zip(self._effects, columns.ranks, columns.missing_ids, strict=True):
-            total += np.where(missing, 0.0, effects[np.minimum(ranks, len(effects) - 1)])
+            total += np.where(missing, 0.0, effects(ranks))
         for field, numbers, missing in zip(
             self._preset.dense, columns.numbers, columns.missing_numbers, strict=True
         ):
@@ -69,11 +74,36 @@ class LabelModel:
         return uniforms(stream(self._seed, "label"), rows) < probabilities
 
 
-def _effects(field: IdField, seed: int) -> Floats:
-    """The effect of each rank; the last entry, 0, is for all ranks beyond."""
-    ranks = np.arange(min(field.law.support, LEARNABLE_IDS))
-    unit = np.sqrt(3.0) * (2.0 * uniforms(stream(seed, field.name, "effect"), ranks) - 1.0)
-    return np.append(field.weight * unit / np.sqrt(1.0 + 3.0 * ranks / HALVING_RANK), 0.0)
+class _EffectsOfPopular:
+    """Effects of a field's ids by rank, weaker the rarer they are."""
+
+    def __init__(self, field: IdField, seed: int) -> None:
+        ranks = np.arange(min(field.law.support, LEARNABLE_IDS))
+        falling = field.weight / np.sqrt(1.0 + 3.0 * ranks / HALVING_RANK)
+        self._table = np.append(falling * _units(seed, field, "effect", ranks), 0.0)  # 0: all ranks beyond
+
+    def __call__(self, ranks: Int64s) -> Floats:
+        effects: Floats = self._table[np.minimum(ranks, len(self._table) - 1)]
+        return effects
+
+
+class _EffectsOfAll:
+    """Effects of a field's ids by rank, as strong for rare ids as for popular ones."""
+
+    def __init__(self, field: IdField, seed: int) -> None:
+        self._field, self._seed = field, seed
+
+    def __call__(self, ranks: Int64s) -> Floats:
+        octaves = np.frexp(ranks + 1.0)[1].astype(np.int64)
+        own = _units(self._seed, self._field, "effect", ranks)
+        common = _units(self._seed, self._field, "common effect", octaves)
+        return self._field.weight * (OWN * own + COMMON * common)
+
+
+def _units(seed: int, field: IdField, what: str, counters: Int64s) -> Floats:
+    """Numbers of variance 1, one a counter."""
+    units: Floats = np.sqrt(3.0) * (2.0 * uniforms(stream(seed, field.name, what), counters) - 1.0)
+    return units
 
 
 def _dense_effect(field: DenseField, values: npt.NDArray[np.float32]) -> Floats:
