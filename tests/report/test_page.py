@@ -8,6 +8,7 @@ import pytest
 from explain_cases import write_run
 
 from rowhaul.errors import ConfigError
+from rowhaul.report import plots
 from rowhaul.report.page import render
 from rowhaul.report.reading import read_run
 from rowhaul.report.words import missing, sentences
@@ -66,7 +67,7 @@ def page_of(folder):
 
 def test_a_cluster_with_explain_has_everything(tmp_path):
     page, text = page_of(write_run(tmp_path / "run"))
-    assert page.plots == ["composition", "bytes", "hits", "shares", "loss", "metrics", "speed"]
+    assert page.plots == ["composition", "bytes_over_time", "hit_ratio", "shares", "loss", "metrics", "speed"]
     wanted = [
         *("One iteration", "Over time", "The five tables that cost most", "What would help"),
         *("Who waited for whom", "Links", "Why rows move"),
@@ -99,7 +100,7 @@ def test_the_words_come_first(tmp_path):
 def test_a_run_without_explain_says_what_is_missing(tmp_path):
     folder = write_run(tmp_path / "run", explain=False)
     page, text = page_of(folder)
-    assert page.plots == ["parts", "bytes", "hits", "loss", "metrics", "speed"]
+    assert page.plots == ["measured_parts", "bytes_over_time", "hit_ratio", "loss", "metrics", "speed"]
     assert "Train with --explain to see it." in text
     assert "One iteration" not in page.headings
 
@@ -172,3 +173,11 @@ def test_sentences_do_not_depend_on_a_page(tmp_path):
     run = read_run(write_run(tmp_path / "run"))
     assert sentences(run)[1].startswith("These 3 workers take 24 ms an iteration")
     assert missing(run) == []
+
+
+def test_the_first_interval_is_drawn_from_its_beginning(tmp_path):
+    figure = plots.composition(read_run(write_run(tmp_path / "run")))
+    (axis,) = figure.axes
+    compute = axis.collections[0].get_paths()[0].get_extents()
+    assert (compute.x0, compute.x1) == (0, 30)
+    assert compute.y1 == pytest.approx(10)  # ms, of an iteration

@@ -4,61 +4,37 @@ from __future__ import annotations
 
 import html
 from collections import defaultdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rowhaul._page import COLOURS, GRID, drawn, page
 from rowhaul.advising.predict import SPEEDS, Prediction
 from rowhaul.advising.results import Results
-from rowhaul.simulate.plots import svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart by colour-blind readers as well.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
-       color: #1b1b1b; background: #fff; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-table { border-collapse: collapse; display: block; overflow-x: auto; white-space: nowrap; }
-th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #ddd; }
-th:nth-child(2), td:nth-child(2) { text-align: left; }
-svg { max-width: 100%; height: auto; background: #fff; }
-li { margin: .3rem 0; }
-@media (prefers-color-scheme: dark) { body { color: #e6e6e6; background: #161616; }
-  th, td { border-color: #444; } }
-"""
+_STYLE = "th:nth-child(2), td:nth-child(2) { text-align: left; }"
 
 
-def page(results: Results) -> str:
-    """The page as HTML."""
+def render(results: Results) -> str:
+    """Return the page as HTML text."""
     advice = html.escape(results.advice.text[0].upper() + results.advice.text[1:] + ".")
     links = ", ".join(dict.fromkeys(str(link) for link in results.machines.links))
-    notes = "\n".join(f"<li>{html.escape(note)}</li>" for note in results.notes)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Rowhaul: how many machines?</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<h1>{advice}</h1>
-<p>{results.batch_size:,} samples a step over all machines; links of {html.escape(links)}.</p>
-<h2>Samples per second, by machines</h2>
-{_by_machines(results)}
-<h2>Samples per second, by the speed of the links</h2>
-{_by_speed(results)}
-<h2>A step</h2>
-{_table(results)}
-<h2>What this rests on</h2>
-<ul>
-{notes}
-</ul>
-</body>
-</html>
-"""
+    body = [
+        f"<h1>{advice}</h1>",
+        f"<p>{results.batch_size:,} samples a step over all machines; links of {html.escape(links)}.</p>",
+        "<h2>Samples per second, by machines</h2>",
+        drawn(_by_machines, results),
+        "<h2>Samples per second, by the speed of the links</h2>",
+        drawn(_by_speed, results),
+        f'<h2>A step</h2><div class="scroll">{_table(results)}</div>',
+        "<h2>What this rests on</h2><ul>",
+        *(f"<li>{html.escape(note)}</li>" for note in results.notes),
+        "</ul>",
+    ]
+    return page("Rowhaul: how many machines?", body, _STYLE)
 
 
 def _table(results: Results) -> str:
@@ -84,51 +60,50 @@ def _table(results: Results) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>\n" + "\n".join(lines) + "\n</tbody></table>"
 
 
-def _by_machines(results: Results) -> str:
-    figure, axis = _figure()
+def _by_machines(results: Results) -> Figure:
     alone = results.predictions[0]
     ways: defaultdict[str, list[Prediction]] = defaultdict(lambda: [alone])
     for one in results.predictions[1:]:
         ways[one.name].append(one)
-    for (name, points), colour in zip(ways.items(), _COLOURS, strict=False):
-        speeds = [results.samples_per_second(one) for one in points]
-        axis.plot([one.machines for one in points], speeds, marker="o", color=colour, label=name)
-    axis.axhline(results.samples_per_second(alone), color="#777", linestyle="--", label="one machine")
-    axis.set_xticks(sorted({one.machines for one in results.predictions}))
-    axis.set_xlabel("machines")
-    axis.set_ylabel("samples/s")
-    axis.set_ylim(bottom=0)
-    axis.legend(frameon=False)
-    return svg(figure)
+
+    def draw(axis: Axes) -> None:
+        for (name, points), colour in zip(ways.items(), COLOURS, strict=False):
+            speeds = [results.samples_per_second(one) for one in points]
+            axis.plot([one.machines for one in points], speeds, marker="o", color=colour, label=name)
+        axis.set_xticks(sorted({one.machines for one in results.predictions}))
+
+    return _figure(results, draw, "machines")
 
 
-def _by_speed(results: Results) -> str:
-    figure, axis = _figure()
+def _by_speed(results: Results) -> Figure:
     slowest = min(link.bytes_per_second for link in results.machines.links) * 8 / 1e6
-    alone = results.predictions[0]
     best: dict[int, Prediction] = {}
     for one in results.predictions[1:]:
         if one.machines not in best or one.seconds < best[one.machines].seconds:
             best[one.machines] = one
-    for one, colour in zip(best.values(), _COLOURS, strict=False):
-        speeds = [results.batch_size / seconds for seconds in one.at_speed]
-        axis.plot([slowest * speed for speed in SPEEDS], speeds, color=colour,
-                  label=f"{one.machines} machines, {one.name}")  # fmt: skip
-    axis.axhline(results.samples_per_second(alone), color="#777", linestyle="--", label="one machine")
-    axis.axvline(slowest, color="#bbb", linewidth=1)
-    axis.set_xscale("log")
-    axis.set_xlabel("Mbit/s of the slowest link")
+
+    def draw(axis: Axes) -> None:
+        for one, colour in zip(best.values(), COLOURS, strict=False):
+            speeds = [results.batch_size / seconds for seconds in one.at_speed]
+            name = f"{one.machines} machines, {one.name}"
+            axis.plot([slowest * speed for speed in SPEEDS], speeds, color=colour, label=name)
+        axis.axvline(slowest, color=GRID, linewidth=1)
+        axis.set_xscale("log")
+
+    return _figure(results, draw, "Mbit/s of the slowest link")
+
+
+def _figure(results: Results, draw: Callable[[Axes], None], across: str) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    axis = figure.subplots()
+    draw(axis)
+    alone = results.samples_per_second(results.predictions[0])
+    axis.axhline(alone, color="#777777", linestyle="--", label="one machine")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_xlabel(across)
     axis.set_ylabel("samples/s")
     axis.set_ylim(bottom=0)
     axis.legend(frameon=False)
-    return svg(figure)
-
-
-def _figure() -> tuple[Figure, Axes]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    axis = figure.add_subplot()
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
-    return figure, axis
+    return figure

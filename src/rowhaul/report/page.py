@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rowhaul import __version__
+from rowhaul._page import drawn, page
 from rowhaul.explain.findings import Findings
 from rowhaul.report import plots, tables, timeline
 from rowhaul.report.reading import RunRecord
@@ -14,7 +15,10 @@ from rowhaul.report.style import STYLE
 from rowhaul.report.tables import marked
 from rowhaul.report.words import missing, sentences, tiles
 
-_PLOTS: tuple[tuple[str, Callable[[RunRecord], str | None]], ...] = (
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PLOTS: tuple[tuple[str, Callable[[RunRecord], Figure | None]], ...] = (
     ("Where an iteration's time goes", plots.composition),
     ("Measured by the log", plots.measured_parts),
     ("Bytes over time", plots.bytes_over_time),
@@ -68,11 +72,7 @@ def render(run: RunRecord) -> str:
     numbers = "".join(
         f"<div><b>{escape(one)}</b><span>{escape(name)}</span></div>" for one, name in tiles(run)
     )
-    parts = [
-        "<!doctype html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
+    body = [
         f"<h1>{escape(title)}</h1>",
         *(f'<p class="warning">{marked(one)}</p>' for one in missing(run)),
         f'<div class="words"><ul>{said}</ul></div>',
@@ -85,10 +85,10 @@ def render(run: RunRecord) -> str:
         for heading, note, make, folded in _TABLES:
             table = make(run.findings)
             shown = f"<details><summary>show the table</summary>{table}</details>" if folded else table
-            parts.append(f'<section><h2>{heading}</h2><p class="note">{marked(note)}</p>{shown}</section>')
-    parts += ["<details><summary>Settings</summary>", _settings(run.config), "</details>"]
-    parts.append(f"<footer><p>Written by rowhaul {escape(__version__)}.</p></footer></body></html>")
-    return "\n".join([*parts, ""])
+            body.append(f'<section><h2>{heading}</h2><p class="note">{marked(note)}</p>{shown}</section>')
+    body += ["<details><summary>Settings</summary>", _settings(run.config), "</details>"]
+    body.append(f"<footer><p>Written by rowhaul {escape(__version__)}.</p></footer>")
+    return page(title, body, STYLE)
 
 
 def _timeline(run: RunRecord) -> list[str]:
@@ -109,14 +109,13 @@ def _timeline(run: RunRecord) -> list[str]:
 
 
 def _plots(run: RunRecord) -> list[str]:
-    drawn = []
+    figures = []
     for title, make in _PLOTS:
         if make is plots.measured_parts and run.intervals:
             continue  # the first plot says more
-        drawing = make(run)
-        if drawing is not None:
-            drawn.append(f"<figure><figcaption>{escape(title)}</figcaption>{drawing}</figure>")
-    return drawn
+        if drawing := drawn(make, run):
+            figures.append(f"<figure><figcaption>{escape(title)}</figcaption>{drawing}</figure>")
+    return figures
 
 
 def _settings(config: dict[str, Any]) -> str:

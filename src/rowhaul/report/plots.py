@@ -1,42 +1,35 @@
-"""The plots of a run, as SVG text for a page: drawn by matplotlib without its global state.
-
-Lines and letters take the page's text colour, so that they can be read on light and on dark.
-"""
+"""The plots of a run, drawn by matplotlib without its global state; None where there is nothing to show."""
 
 from __future__ import annotations
 
-import io
-import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rowhaul._page import COLOURS, GRID
 from rowhaul.explain.findings import KIND_TITLES, PARTS
 from rowhaul.report.reading import RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart by colour-blind readers as well; the last two are added.
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#b8a200", "#8c6d31", "#999999")
-_INK = "#010203"  # replaced by the page's own
-_METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
 _WIDTH, _HEIGHT = 7.0, 2.7  # inches
 _MOST_WORKERS = 8  # lines in one plot
 
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
 
-def loss(run: RunRecord) -> str | None:
+def loss(run: RunRecord) -> Figure | None:
     """The training loss, a running mean where there are many lines."""
     lines = run.lines("train")
     if not lines:
         return None
     steps, values = _smoothed([line["step"] for line in lines], [line["loss"] for line in lines])
-    return _drawn("loss", {"loss": (steps, values)}, "loss")
+    return _drawn({"loss": (steps, values)}, "loss")
 
 
-def metrics(run: RunRecord) -> str | None:
+def metrics(run: RunRecord) -> Figure | None:
     """AUC and log loss of the evaluations."""
     lines = run.lines("eval")
     if not lines:
@@ -44,21 +37,21 @@ def metrics(run: RunRecord) -> str | None:
     steps = [line["step"] for line in lines]
     titles = {"auc": "AUC", "log_loss": "log loss", "normalised_entropy": "normalised entropy"}
     series = {title: (steps, [line[name] for line in lines]) for name, title in titles.items()}
-    return _drawn("metrics", series, "on held-out samples", marks=True)
+    return _drawn(series, "on held-out samples", marks=True)
 
 
-def speed(run: RunRecord) -> str | None:
+def speed(run: RunRecord) -> Figure | None:
     """Samples a second."""
     lines = [line for line in run.lines("train") if line["samples_per_second"]]
     if not lines:
         return None
     steps = [line["step"] for line in lines]
     return _drawn(
-        "speed", {"": (steps, [line["samples_per_second"] for line in lines])}, "samples a second", zero=True
+        {"": (steps, [line["samples_per_second"] for line in lines])}, "samples a second", zero=True
     )
 
 
-def bytes_over_time(run: RunRecord) -> str | None:
+def bytes_over_time(run: RunRecord) -> Figure | None:
     """Bytes an iteration, by kind of move; with `--explain` the dense sum too."""
     series: defaultdict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for line in run.lines("cluster"):
@@ -72,21 +65,19 @@ def bytes_over_time(run: RunRecord) -> str | None:
             series["dense sum"][0].append(line["step"])
             series["dense sum"][1].append(line["dense_bytes"] / iterations / 2**20)
     used = {name: one for name, one in series.items() if any(one[1])}
-    return _drawn("bytes", used, "MiB an iteration", zero=True) if used else None
+    return _drawn(used, "MiB an iteration", zero=True) if used else None
 
 
-def hit_ratio(run: RunRecord) -> str | None:
+def hit_ratio(run: RunRecord) -> Figure | None:
     """The share of look-ups that found the latest version on the worker."""
     lines = run.lines("cluster")
     if not lines:
         return None
     steps = [line["step"] for line in lines]
-    return _drawn(
-        "hits", {"": (steps, [100 * line["hit_ratio"] for line in lines])}, "hit ratio, %", zero=True
-    )
+    return _drawn({"": (steps, [100 * line["hit_ratio"] for line in lines])}, "hit ratio, %", zero=True)
 
 
-def shares(run: RunRecord) -> str | None:
+def shares(run: RunRecord) -> Figure | None:
     """The share of the samples that each worker trains."""
     lines = [line for line in run.intervals if sum(line.get("samples", ()))]
     if not lines or run.findings is None:
@@ -100,10 +91,10 @@ def shares(run: RunRecord) -> str | None:
         )
         for rank in range(min(workers, _MOST_WORKERS))
     }
-    return _drawn("shares", series, "share of the samples, %", zero=True, marks=True)
+    return _drawn(series, "share of the samples, %", zero=True, marks=True)
 
 
-def composition(run: RunRecord) -> str | None:
+def composition(run: RunRecord) -> Figure | None:
     """Where the workers' time goes, interval by interval: parts of an average iteration, stacked."""
     workers = run.findings.num_workers if run.findings is not None else 1
     steps: list[float] = []
@@ -111,6 +102,7 @@ def composition(run: RunRecord) -> str | None:
     for line in run.intervals:
         ranks = [one for one in line["ranks"][:workers] if one["iterations"] > 0]
         if ranks:
+            steps = steps or [line["step"] - ranks[0]["iterations"]]  # where the first interval begins
             steps.append(line["step"])
             for name, values in parts.items():
                 spent = [one["seconds"].get(name, 0.0) / one["iterations"] for one in ranks]
@@ -120,14 +112,15 @@ def composition(run: RunRecord) -> str | None:
         return None
 
     def fill(axis: Axes) -> None:
-        axis.stackplot(steps, *used.values(), labels=list(used), colors=COLOURS, step="pre", alpha=0.9)
-        axis.set_xlim(0 if len(steps) == 1 else steps[0], steps[-1])
+        stacked = ([values[0], *values] for values in used.values())
+        axis.stackplot(steps, *stacked, labels=list(used), colors=COLOURS, step="pre", alpha=0.9)
+        axis.set_xlim(steps[0], steps[-1])
         axis.set_ylabel("ms an iteration")
 
-    return _figure("composition", fill, legend=True)
+    return _figure(fill, legend=True)
 
 
-def measured_parts(run: RunRecord) -> str | None:
+def measured_parts(run: RunRecord) -> Figure | None:
     """What the log measures without `--explain`: mean seconds of the workers, by what they did."""
     lines = run.lines("cluster")
     names = {
@@ -143,7 +136,7 @@ def measured_parts(run: RunRecord) -> str | None:
         for name, title in names.items()
         if lines and all(name in line for line in lines)
     }
-    return _drawn("parts", series, "ms an iteration", zero=True) if series else None
+    return _drawn(series, "ms an iteration", zero=True) if series else None
 
 
 def _smoothed(
@@ -154,7 +147,7 @@ def _smoothed(
     return [steps[at + width - 1] for at in range(0, len(values) - width + 1, width)], means
 
 
-def _drawn(name: str, series: Series, unit: str, *, zero: bool = False, marks: bool = False) -> str:
+def _drawn(series: Series, unit: str, *, zero: bool = False, marks: bool = False) -> Figure:
     def draw(axis: Axes) -> None:
         for (title, (steps, values)), colour in zip(series.items(), COLOURS * 3, strict=False):
             mark = "o" if marks or len(values) == 1 else None
@@ -163,36 +156,21 @@ def _drawn(name: str, series: Series, unit: str, *, zero: bool = False, marks: b
             axis.set_ylim(bottom=0)
         axis.set_ylabel(unit)
 
-    return _figure(name, draw, legend=len(series) > 1)
+    return _figure(draw, legend=len(series) > 1)
 
 
-def _figure(name: str, draw: Callable[[Axes], None], *, legend: bool) -> str:
-    import matplotlib
+def _figure(draw: Callable[[Axes], None], *, legend: bool) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    ink = dict.fromkeys(
-        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK
-    )
-    settings: dict[Any, Any] = {
-        **ink,
-        "svg.hashsalt": f"rowhaul {name}",
-        "svg.fonttype": "none",
-        "font.size": 9,
-    }
-    with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
-        axis = figure.subplots()
-        draw(axis)
-        axis.set_xlabel("step")
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(axis="y", color="#888888", alpha=0.25)
-        axis.set_axisbelow(True)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if legend:
-            figure.legend(loc="outside right upper", frameon=False)
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
-    drawing = text.getvalue()
-    drawing = _METADATA.sub("", drawing[drawing.index("<svg") :]).replace(_INK, "currentColor")
-    return drawing.replace("<svg ", f'<svg class="plot" data-plot="{name}" ', 1)
+    figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+    axis = figure.subplots()
+    draw(axis)
+    axis.set_xlabel("step")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="y", color=GRID)
+    axis.set_axisbelow(True)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if legend:
+        figure.legend(loc="outside right upper", frameon=False)
+    return figure

@@ -1,13 +1,13 @@
-"""The pictures of a comparison, as SVG text: drawn by matplotlib without its global state."""
+"""The figures of a comparison, drawn by matplotlib without its global state."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rowhaul._page import COLOURS, GRID
 from rowhaul.schedule.plan import Kind
 from rowhaul.simulate.results import Results
 from rowhaul.simulate.table import KIND_TITLES, MEASURES, is_comparison, label, time_scale
@@ -16,20 +16,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart by colour-blind readers as well.
 _KIND_COLOURS = {
     Kind.MISS_PULL: "#0072b2",
     Kind.UPDATE_PUSH: "#e69f00",
     Kind.EVICT_PUSH: "#d55e00",
     Kind.PEER_SEND: "#009e73",
 }
-_LINE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")
 _BAR, _PALE_BAR = "#3b6ea5", "#b7cbe0"
 _WIDTH = 10.0  # inches
 _SMOOTHED_POINTS = 60  # what a line is averaged down to
 
 
-def cost_by_mechanism(results: Results) -> str:
+def cost_by_mechanism(results: Results) -> Figure:
     """Bars of the three measures; comparisons are paler."""
     outcomes = results.outcomes
     figure, axes = _bars(results, len(MEASURES))
@@ -42,10 +40,10 @@ def cost_by_mechanism(results: Results) -> str:
         axis.set_xlim(0, max(values) * 1.2 or 1)
         per = "" if title == "iteration" else " per iteration"
         axis.set_title(f"{title}, {unit}{per}", fontsize=9)
-    return svg(figure)
+    return figure
 
 
-def composition(results: Results) -> str:
+def composition(results: Results) -> Figure:
     """Rows moved by kind, for an average worker of each link class."""
     classes = results.links.classes()
     figure, axes = _bars(results, len(classes))
@@ -64,10 +62,10 @@ def composition(results: Results) -> str:
     if used:
         handles, titles = axes[0].get_legend_handles_labels()
         figure.legend(handles, titles, loc="outside lower center", ncols=len(used), frameon=False)
-    return svg(figure)
+    return figure
 
 
-def cost_over_time(results: Results) -> str:
+def cost_over_time(results: Results) -> Figure:
     """Total cost of each iteration as it went, smoothed a little; the warm-up is shaded."""
     scale, unit = time_scale(results)
     figure = _figure(3.6)
@@ -78,21 +76,21 @@ def cost_over_time(results: Results) -> str:
         width = max(1, len(series) // _SMOOTHED_POINTS)
         smoothed = np.convolve(series, np.full(width, 1 / width), mode="valid")
         at = np.arange(len(smoothed)) + (width - 1) / 2
-        colour = _LINE_COLOURS[number % len(_LINE_COLOURS)]
-        style = "--" if number >= len(_LINE_COLOURS) else "-"
+        colour = COLOURS[number % len(COLOURS)]
+        style = "--" if number >= len(COLOURS) else "-"
         axis.plot(at, smoothed, style, color=colour, linewidth=1.4, label=outcome.name)
     warmup = len(shown[0].cost_series) - shown[0].iterations
     if warmup:
-        axis.axvspan(0, warmup, color="#eeeeee", label="warm-up", zorder=0)
+        axis.axvspan(0, warmup, color=GRID, label="warm-up", zorder=0)
     axis.set_xlabel("iteration")
     axis.set_ylabel(f"total cost, {unit}")
     axis.set_ylim(bottom=0)
     axis.set_xlim(0, len(shown[0].cost_series))
     figure.legend(loc="outside right upper", frameon=False)
-    return svg(figure)
+    return figure
 
 
-def decision_time(results: Results) -> str:
+def decision_time(results: Results) -> Figure:
     """How long a decision takes, from the median to the 99th percentile, and how long it may take."""
     figure, (axis,) = _bars(results, 1)
     for number, outcome in enumerate(results.outcomes):
@@ -103,12 +101,12 @@ def decision_time(results: Results) -> str:
             milliseconds = outcome.iteration_seconds * 1e3
             axis.plot(milliseconds, number, "|", color="#d55e00", markersize=16, mew=2.5, zorder=3)
     axis.set_xscale("log")
-    axis.grid(axis="x", which="both", color="#eeeeee")
+    axis.grid(axis="x", which="both", color=GRID)
     axis.xaxis.set_major_formatter(lambda value, position: f"{value:g}")
     axis.set_title(
         "milliseconds: a decision's median (dot) to p99 (bar), and the modelled iteration (line)", fontsize=9
     )
-    return svg(figure)
+    return figure
 
 
 def _figure(height: float) -> Figure:
@@ -126,18 +124,7 @@ def _bars(results: Results, count: int) -> tuple[Figure, Sequence[Axes]]:
         axis.spines[["top", "right", "left"]].set_visible(False)
         axis.tick_params(axis="y", length=0)
         axis.set_axisbelow(True)
-        axis.grid(axis="x", color="#eeeeee")
+        axis.grid(axis="x", color=GRID)
     axes[0].set_yticks(range(len(outcomes)), [label(outcome) for outcome in outcomes])
     axes[0].set_ylim(len(outcomes) - 0.4, -0.6)
     return figure, axes
-
-
-def svg(figure: Figure) -> str:
-    """A figure as an element of a page, the same text whenever it is drawn."""
-    import matplotlib
-
-    with matplotlib.rc_context({"svg.hashsalt": "rowhaul", "svg.fonttype": "path"}):
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    drawing = text.getvalue()
-    return drawing[drawing.index("<svg") :]  # without the XML prologue, which has no place inside a page

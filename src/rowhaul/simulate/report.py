@@ -6,22 +6,15 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from rowhaul._page import drawn, page
 from rowhaul.simulate import plots
 from rowhaul.simulate.results import Results
 from rowhaul.simulate.table import footnotes, is_comparison, label, moves_columns, time_columns
 
 _STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; margin: 2rem auto; padding: 0 1rem; }
-body { max-width: 64rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; font-size: 0.88rem; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.2rem 0.6rem; text-align: right; white-space: nowrap; } th { vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
-thead th { border-bottom: 1px solid #999; } tbody tr:hover { background: #f3f6fa; }
-.compared { color: #777; } .compared td:first-child { padding-left: 1.8rem; }
-.scroll { overflow-x: auto; } .settings td { text-align: left; white-space: normal; }
-.settings td:first-child { color: #777; white-space: nowrap; }
-svg { width: 100%; height: auto; } footer, .note { color: #555; font-size: 0.9rem; }
+.compared { color: var(--soft); } .compared td:first-child { padding-left: 1.8rem; }
+.settings td:first-child { color: var(--soft); }
 """
 
 _PLOTS = (
@@ -52,23 +45,19 @@ _PLOTS = (
 
 
 def render(results: Results) -> str:
-    """The page as HTML text; it needs nothing from the network."""
+    """Return the page as HTML text."""
     names = ", ".join(outcome.name for outcome in results.outcomes if not is_comparison(outcome))
-    parts = [
-        "<!doctype html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>Rowhaul simulation: {escape(names)}</title><style>{_STYLE}</style></head><body>",
+    body = [
         "<h1>What scheduling costs on these links</h1>",
         f'<div class="scroll">{_numbers(results)}</div>',
         *(f'<p class="note">{escape(line)}</p>' for line in footnotes(results)),
     ]
     for title, plot, explanation in _PLOTS:
-        parts += [f"<h2>{title}</h2>", f'<p class="note">{explanation}</p>', plot(results)]
-    parts += ["<h2>Settings</h2>", _settings(results.settings)]
-    parts += ["<footer><h2>What the model assumes</h2><ul>"]
-    parts += [f"<li>{escape(assumption)}</li>" for assumption in results.assumptions]
-    return "\n".join([*parts, "</ul></footer></body></html>", ""])
+        body += [f"<h2>{title}</h2>", f'<p class="note">{explanation}</p>', drawn(plot, results)]
+    body += ["<h2>Settings</h2>", _settings(results.settings)]
+    body += ["<footer><h2>What the model assumes</h2><ul>"]
+    body += [f"<li>{escape(assumption)}</li>" for assumption in results.assumptions]
+    return page(f"Rowhaul simulation: {names}", [*body, "</ul></footer>"], _STYLE)
 
 
 def _numbers(results: Results) -> str:
@@ -84,7 +73,7 @@ def _numbers(results: Results) -> str:
 
 def _settings(settings: Mapping[str, Any]) -> str:
     rows = (
-        f"<tr><td>{escape(name.replace('_', ' '))}</td><td>{escape(_shown(value))}</td></tr>"
+        f'<tr><td>{escape(name.replace("_", " "))}</td><td class="wrap">{escape(_shown(value))}</td></tr>'
         for name, value in settings.items()
         if value is not None
     )

@@ -94,7 +94,7 @@ class _Task:
         """Measure, predict, advise, print."""
         from rowhaul._files import write_text
         from rowhaul.advising.advice import advise
-        from rowhaul.advising.page import page
+        from rowhaul.advising.page import render
         from rowhaul.advising.results import Results
         from rowhaul.advising.trace import Trace
         from rowhaul.cli.plan.report import print_json, print_report
@@ -128,7 +128,7 @@ class _Task:
         )
         (print_json if self.as_json else print_report)(results)
         if out is not None:
-            write_text(out, page(results))
+            write_text(out, render(results))
 
     def _costs(self, compute: str | None, batches: int) -> Costs:
         from rowhaul._quantities import parse_seconds
