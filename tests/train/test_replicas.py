@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,10 +16,12 @@ from checkpointed_ranks import CONFIG, Session, ThreadCluster, on_threads, rows_
 from rowhaul.checkpoint.layout import finished_checkpoints
 from rowhaul.cluster.launcher import launch
 from rowhaul.data.stream import SampleStream
+from rowhaul.errors import RowhaulError
 from rowhaul.nn import Batch
+from rowhaul.planning import agreement
 from rowhaul.planning.disagreement import DisagreementError
 from rowhaul.train.cluster_config import ClusterConfig
-from rowhaul.train.distributed import checkpointing
+from rowhaul.train.distributed import checkpointing, divergence
 from rowhaul.train.distributed.replicas import Replicas
 from rowhaul.train.distributed.setup import distribute
 from rowhaul.train.distributed.training import DistributedTraining, layout_of
@@ -122,6 +125,46 @@ def test_a_flipped_bit_of_a_replicated_row_is_caught(session, segments):
 
 def test_of_two_ranks_none_is_blamed(session):
     assert caught(session, flip_weight, workers=2).startswith("ranks 0, 1 differ from each other in ")
+
+
+def test_a_difference_is_what_all_ranks_report_when_training_diverges_too(session, monkeypatch):
+    """Training diverges while copies are compared, and what ranks know of it comes in the worst order."""
+    clusters: dict[int, ThreadCluster] = {}
+    gathered = threading.Event()
+
+    def flip_and_diverge(trainer: Trainer, training: DistributedTraining) -> None:
+        flip_weight(trainer, training)
+        factors = iter([1.0, 1.0])  # of the gradients of the next steps
+        parameter = list(trainer.model.parameters())[2]
+        parameter.register_hook(lambda gradient: gradient * next(factors, float("nan")))
+
+    def check_summaries(collective, *args):
+        try:
+            usual_check(collective, *args)
+        except DisagreementError:
+            gathered.wait(1)  # what workers tell each other when they diverge, unless they wait for this
+            raise
+
+    def gather_texts(collective, text):
+        texts = usual_gather(collective, text)
+        if collective.rank != ODD:
+            gathered.set()
+        while clusters[ODD].failure.error is None:  # the odd one has the news of the difference first
+            gathered.wait(0.01)
+        return texts
+
+    usual_check, usual_gather = agreement.check_summaries, divergence.gather_texts
+    monkeypatch.setattr(agreement, "check_summaries", check_summaries)
+    monkeypatch.setattr(divergence, "gather_texts", gather_texts)
+
+    def work(cluster: ThreadCluster) -> str:
+        clusters[cluster.rank] = cluster
+        with pytest.raises(RowhaulError) as error:
+            run(session, cluster, flip_and_diverge, every=1)
+        return str(error.value)
+
+    (text,) = set(on_threads(ClusterConfig(workers=3).topology(), work))
+    assert text.startswith("rank 1 differs from ranks 0, 2 in ")
 
 
 @pytest.mark.parametrize("flip", [flip_weight, flip_momentum, flip_row])

@@ -162,12 +162,20 @@ class Runtime:
         # A new array: the control thread may be sending the old one.
         self.measures = np.array([measured.get(name, 0.0) for name in MEASURES])
 
+    def await_agreements(self) -> None:
+        """Wait until all ranks agree on the plans under way; raise the error of all if they do not.
+
+        While an iteration is trained all ranks have the same plans under way. A worker that waits for them
+        before it fails for a reason of its own never hides a disagreement that the others report.
+        """
+        for one in list(self._iterations.values()):
+            one.job.wait()
+
     def finish_segment(self) -> None:
         """Wait until nothing is pending; on a store this is the whole segment."""
         assert self._segment is not None
         self._segment.wait()
-        for one in self._iterations.values():
-            one.job.wait()  # also beyond the end: the control thread must see that the segment is over
+        self.await_agreements()  # also beyond the end: the control thread must see that the segment is over
         self._segment = None
         self._iterations.clear()
 
@@ -288,8 +296,8 @@ class Runtime:
         while job is not None:
             self.mover.late(job)
             iteration = self._iterations[number]
+            self._plan(number + AHEAD + 1)  # before training begins, see `await_agreements`
             iteration.ready.set_result(job)
-            self._plan(number + AHEAD + 1)
             following = self._take(number + 1)
             if following is not None:
                 self.mover.early(following)

@@ -33,7 +33,11 @@ def find_nonfinite(
 
 
 def raise_diverged(runtime: Runtime, found: str, summing: Sequence[int]) -> NoReturn:
-    """Raise the same error on every summing worker: what the first of them has found."""
+    """Raise the same error on every summing worker: what the first of them has found.
+
+    If ranks disagree as well, that is the error of them all: it may be why training has diverged.
+    """
+    runtime.await_agreements()
     texts = runtime.in_dense(lambda dense: gather_texts(dense, found.encode())).wait()
     found_by = [(worker, text) for worker, text in zip(summing, texts, strict=True) if text]
     what = f"the sum of all workers' gradients overflows {_when(runtime)}"
