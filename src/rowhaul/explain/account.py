@@ -20,6 +20,7 @@ from rowhaul.schedule.plan import KIND_NAMES
 
 REASON_NAMES = tuple(reason.name.lower() for reason in Reason)
 SHOWN_ITERATIONS = 3  # in a timeline
+_COUNTS = ("iterations", "hits", "lookups", "all_reduce_rows", "all_reduce_bytes")  # of `Traffic`
 _LEAST_SECONDS = 2e-6  # of a span within a timeline; less is rounding
 _PLANNED_AHEAD = 4  # iterations at the end of a segment during which nothing is planned
 
@@ -60,10 +61,7 @@ class Account:
         line = {
             "kind": "interval",
             "step": step,
-            **{
-                name: now[name] - before[name]
-                for name in ("iterations", "hits", "lookups", "all_reduce_rows", "all_reduce_bytes")
-            },
+            **{name: now[name] - before[name] for name in _COUNTS},
             "samples": (now["samples"] - before["samples"]).tolist(),
             "moves": [
                 [KIND_NAMES[kind], REASON_NAMES[reason], *moved[kind, reason].tolist()]
@@ -137,20 +135,10 @@ class Account:
         spans = []
         for rank, one in enumerate(self.reports):
             shift = clock_shift(mine.agreed, one.agreed)
-            for span in one.spans:
-                first, last = span.began + shift - begin, span.ended + shift - begin
+            for lane, name, began, ended, *what in one.spans:
+                first, last = began + shift - begin, ended + shift - begin
                 if last > _LEAST_SECONDS and first < end - begin - _LEAST_SECONDS:
-                    spans.append(
-                        [
-                            rank,
-                            span.lane,
-                            span.name,
-                            round(first, 6),
-                            round(last, 6),
-                            span.iteration,
-                            span.peer,
-                        ]
-                    )
+                    spans.append([rank, lane, name, round(first, 6), round(last, 6), *what])
         return {
             "kind": "timeline",
             "step": step,
@@ -164,8 +152,7 @@ class Account:
 
     def _now(self) -> dict[str, Any]:
         traffic = self.traffic
-        names = ("iterations", "hits", "lookups", "all_reduce_rows", "all_reduce_bytes")
-        return {name: getattr(traffic, name) for name in names} | {
+        return {name: getattr(traffic, name) for name in _COUNTS} | {
             "kinds": traffic.by_kind().copy(),
             "samples": traffic.samples.copy(),
         }

@@ -10,6 +10,19 @@ from rowhaul.explain.findings import Findings
 
 _WORTH_SAYING = 0.03  # of all bytes, or of an iteration
 _MOST_CACHE = 8  # times the cache there is
+# Of what training waits for, besides other ranks: what it is called, what ends the wait, what that rests on.
+_REMEDIES = {
+    "plan": (
+        "a quicker plan",
+        "plans: a cheaper `--dispatcher` (`round-robin` is the cheapest)",
+        "Measured: nothing else was missing at that time.",
+    ),
+    "data": (
+        "faster data",
+        "data to be read: faster disks, or data prepared once (`rowhaul prepare`),",
+        "Measured: plans waited for ids at that time.",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -24,7 +37,7 @@ class Advice:
 
 def advise(found: Findings) -> list[Advice]:
     """Return what would help, that which saves most first."""
-    every = (_fewer_workers, _leave_one_out, _cache, _hot, _rows_in_half, _prune, _dense, _plan, _data)
+    every = (_fewer_workers, _leave_one_out, _cache, _hot, _rows_in_half, _prune, _dense, _waits)
     return sorted((one for make in every for one in make(found)), key=lambda one: -one.saves_seconds)
 
 
@@ -59,7 +72,7 @@ def _fewer_workers(found: Findings) -> Iterator[Advice]:
             f"One worker alone would take about {seconds_text(alone)} an iteration instead of "
             f"{seconds_text(now)}, if all rows fit in its memory.",
             "The processor time that the workers' training threads have taken, one after the other. A large "
-            "batch takes less a sample than small ones, so this is rather too much.",
+            "batch takes less a sample than small ones, so this overestimates.",
         )
 
 
@@ -179,25 +192,9 @@ def _dense(found: Findings) -> Iterator[Advice]:
         )
 
 
-def _plan(found: Findings) -> Iterator[Advice]:
-    seconds = found.composition["plan"]
-    if seconds > found.iteration_seconds * _WORTH_SAYING:
-        yield Advice(
-            "a quicker plan",
-            seconds,
-            f"Training waited {seconds_text(seconds)} an iteration for plans: a cheaper `--dispatcher` "
-            "(`round-robin` is the cheapest) would save up to that.",
-            "Measured: nothing else was missing at that time.",
-        )
-
-
-def _data(found: Findings) -> Iterator[Advice]:
-    seconds = found.composition["data"]
-    if seconds > found.iteration_seconds * _WORTH_SAYING:
-        yield Advice(
-            "faster data",
-            seconds,
-            f"Training waited {seconds_text(seconds)} an iteration for data to be read: faster disks, or "
-            "data prepared once (`rowhaul prepare`), would save up to that.",
-            "Measured: plans waited for ids at that time.",
-        )
+def _waits(found: Findings) -> Iterator[Advice]:
+    for part, (what, remedy, basis) in _REMEDIES.items():
+        seconds = found.composition[part]
+        if seconds > found.iteration_seconds * _WORTH_SAYING:
+            text = f"Training waited {seconds_text(seconds)} an iteration for {remedy} would save up to that."
+            yield Advice(what, seconds, text, basis)

@@ -6,13 +6,12 @@ Made from a line of kind "detail", so that a report can be written long after th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from rowhaul.explain.explain_file import Line
-from rowhaul.explain.reasons import REASON_TEXTS, Reason
+from rowhaul.explain.reasons import REASON_TEXTS
 
 # What the training thread does, in the order of reports.
 PARTS = {
@@ -34,7 +33,6 @@ KIND_TITLES = {
     DENSE: "dense sum",
     CONTROL: "control",
 }
-EVICTED = Reason.EVICTED.name.lower()
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ class Findings:
     @cached_property
     def row_bytes(self) -> float:
         """Bytes of all rows moved."""
-        return float(sum(num_bytes for _, _, (_, num_bytes) in self._moves())) / self.iterations
+        return float(sum(one[-1] for one in self.detail["links"])) / self.iterations
 
     @cached_property
     def dense_bytes(self) -> float:
@@ -124,15 +122,11 @@ class Findings:
         """The share of look-ups that found the latest version on the worker."""
         return int(self.detail["hits"]) / max(1, int(self.detail["lookups"]))
 
-    def _moves(self) -> Iterable[tuple[str, str, tuple[int, int]]]:
-        for *_, kind, reason, rows, num_bytes in self.detail["links"]:
-            yield kind, reason, (rows, num_bytes)
-
     @cached_property
     def by_reason(self) -> dict[str, float]:
         """Bytes of rows by why they moved, the most first."""
         found: Counter[str] = Counter()
-        for _, reason, (_, num_bytes) in self._moves():
+        for *_, reason, _, num_bytes in self.detail["links"]:
             found[reason] += num_bytes
         return {name: count / self.iterations for name, count in found.most_common()}
 

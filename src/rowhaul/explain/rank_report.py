@@ -33,9 +33,8 @@ class RankReport:
     def pack(self) -> bytes:
         """Return the report as a message."""
         values = asdict(self)
-        for name in ("seconds", "waited", "received"):
+        for name in ("seconds", "waited", "received", "agreed"):
             values[name] = {key: round(value, 6) for key, value in values[name].items()}
-        values["agreed"] = {key: round(value, 6) for key, value in self.agreed.items()}
         values["spans"] = [
             (*span[:2], round(span.began, 6), round(span.ended, 6), *span[4:]) for span in self.spans
         ]

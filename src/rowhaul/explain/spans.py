@@ -23,7 +23,7 @@ _LANE_OF_THREAD = {
     "rowhaul-planner": PLANS,
     "rowhaul-control": AGREEMENT,
 }
-COMPUTE, OTHER, WAIT_DENSE, WAIT_ROWS = "compute", "other", "wait for the dense sum", "wait for rows"
+COMPUTE, WAIT_DENSE, WAIT_ROWS = "compute", "wait for the dense sum", "wait for rows"
 WAIT_PLAN, WAIT_TRAINING, AGREE = "wait for the plan", "wait for training", "agree on the plan"
 PLAN, READ, WAIT_DATA, SUM = "plan", "read data", "wait for data", "sum"
 PHASE_NAMES = {

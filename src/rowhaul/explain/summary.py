@@ -21,12 +21,12 @@ def summarise(detail: Line) -> Facts:
     facts = [
         (f"step {detail['step']:,}", time_text(found)),
         ("moved", moved_text(found)),
-        ("rows, why", shares_text({REASON_TITLES[name]: n for name, n in found.by_reason.items()})),
+        ("rows, why", reasons_text(found)),
         ("waited for", waits_text(found)),
         ("tables", tables_text(found)),
         ("one machine", one_machine_text(found)),
     ]
-    facts += [("would help", one.text) for one in advise(found)[:_ADVICE] if one.what != "one machine"]
+    facts += [("would help", text) for text in advice_texts(found, _ADVICE)]
     return [(name, text) for name, text in facts if text]
 
 
@@ -64,6 +64,16 @@ def shares_text(parts: dict[str, float]) -> str:
         return ""
     largest = sorted(parts.items(), key=lambda one: -one[1])
     return ", ".join(f"{name} {n / whole:.0%}" for name, n in largest if n >= _LEAST_SHARE * whole)
+
+
+def reasons_text(found: Findings) -> str:
+    """Say why rows move."""
+    return shares_text({REASON_TITLES[name]: count for name, count in found.by_reason.items()})
+
+
+def advice_texts(found: Findings, most: int) -> list[str]:
+    """Return the best advice, besides that of `one_machine_text`."""
+    return [one.text for one in advise(found) if one.what != "one machine"][:most]
 
 
 def waits_text(found: Findings) -> str:

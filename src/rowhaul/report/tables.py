@@ -8,7 +8,7 @@ from html import escape
 
 from rowhaul._quantities import bytes_text, seconds_text
 from rowhaul.explain.advice import advise
-from rowhaul.explain.findings import KIND_TITLES, PARTS, REASON_TITLES, Findings, Moved
+from rowhaul.explain.findings import CONTROL, DENSE, KIND_TITLES, PARTS, REASON_TITLES, Findings, Moved
 
 _MOST_LINES = 400  # of a table; the rest is summed up
 _COSTLY = 5
@@ -51,14 +51,14 @@ def by_link(found: Findings) -> str:
 
 def links_in_all(found: Findings) -> str:
     """What each link carried in all."""
-    totals: dict[tuple[int, int], list[float]] = {}
+    totals: dict[tuple[int, int], list[float]] = {}  # bytes of rows, of the dense sum, of control
     for (source, target, kind, _), moved in found.by_link.items():
-        cell = totals.setdefault((source, target), [0.0, 0.0, 0.0, 0.0])
-        cell[{"dense_sum": 1, "control": 2}.get(kind, 0)] += moved.num_bytes
+        cell = totals.setdefault((source, target), [0.0, 0.0, 0.0])
+        cell[{DENSE: 1, CONTROL: 2}.get(kind, 0)] += moved.num_bytes
     most = max((sum(one) for one in totals.values()), default=1.0) or 1.0
     hosts = found.detail["hosts"]
     lines = []
-    for (source, target), (rows, dense, control, _) in sorted(totals.items()):
+    for (source, target), (rows, dense, control) in sorted(totals.items()):
         total = rows + dense + control
         name = f"{found.roles[source]} → {found.roles[target]}"
         where = "within a host" if hosts[source] == hosts[target] else "network"

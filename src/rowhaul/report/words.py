@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from statistics import median_high
+
 from rowhaul._quantities import bytes_text, seconds_text
-from rowhaul.explain.advice import advise, one_machine_text
-from rowhaul.explain.findings import REASON_TITLES
-from rowhaul.explain.summary import moved_text, parts_text, shares_text, tables_text, time_text, waits_text
+from rowhaul.explain.advice import one_machine_text
+from rowhaul.explain.summary import (
+    advice_texts,
+    moved_text,
+    parts_text,
+    reasons_text,
+    tables_text,
+    time_text,
+    waits_text,
+)
 from rowhaul.report.reading import RunRecord
 
 _ADVICE = 2
@@ -19,13 +28,13 @@ def sentences(run: RunRecord) -> list[str]:
         said.append(one_machine_text(found))
         said.append(f"On average {time_text(found)}." if time_text(found) else "")
         said.append(f"The links carry {moved_text(found)}.")
-        why = shares_text({REASON_TITLES[name]: count for name, count in found.by_reason.items()})
+        why = reasons_text(found)
         said.append(f"Rows move because: {why}." if why else "")
         waits = waits_text(found)
         said.append(f"Training waits most for rows of {waits}." if waits else "")
         tables = tables_text(found)
         said.append(f"The tables that move most bytes an iteration: {tables}." if tables else "")
-        said += [one.text for one in advise(found) if one.what != "one machine"][:_ADVICE]
+        said += advice_texts(found, _ADVICE)
     elif run.detail is not None:
         said.append(f"On average {parts_text(run.detail['seconds'])}. One process: no rows move.")
     return [one for one in said if one]
@@ -44,11 +53,17 @@ def _what(run: RunRecord) -> str:
     text = f"{model} trained {where}, {run.step:,} steps"
     if lines and lines[-1]["step"] == run.step:
         text += f" and {lines[-1]['samples']:,} samples"
-    if speed := [line["samples_per_second"] for line in lines if line["samples_per_second"]]:
-        text += f", at {sorted(speed)[len(speed) // 2]:,.0f} samples a second"
+    if speed := _median_speed(run):
+        text += f", at {speed:,.0f} samples a second"
     if evaluated := run.lines("eval"):
         text += f"; AUC {evaluated[-1]['auc']:.4f} and log loss {evaluated[-1]['log_loss']:.4f}"
     return f"{text}."
+
+
+def _median_speed(run: RunRecord) -> float:
+    """Return samples a second; 0 if none was logged."""
+    speeds = [line["samples_per_second"] for line in run.lines("train") if line["samples_per_second"]]
+    return median_high(speeds) if speeds else 0.0
 
 
 def missing(run: RunRecord) -> list[str]:
@@ -78,8 +93,8 @@ def missing(run: RunRecord) -> list[str]:
 def tiles(run: RunRecord) -> list[tuple[str, str]]:
     """Return a few numbers with their names."""
     shown = [(f"{run.step:,}", "steps")]
-    if speed := [line["samples_per_second"] for line in run.lines("train") if line["samples_per_second"]]:
-        shown.append((f"{sorted(speed)[len(speed) // 2]:,.0f}", "samples a second, median"))
+    if speed := _median_speed(run):
+        shown.append((f"{speed:,.0f}", "samples a second, median"))
     found = run.findings
     if found is not None:
         shown.append((seconds_text(found.iteration_seconds), "an iteration"))
