@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rowhaul.advising.costs import Costs, Line
 from rowhaul.advising.costs import given as given_costs
-from rowhaul.advising.predict import SPEEDS, Machines, planning_seconds, predict, predict_alone, seconds_at
+from rowhaul.advising.predict import SPEEDS, Machines, predict, predict_alone, seconds_at
 from rowhaul.advising.trace import Trace
 from rowhaul.data.schema import Schema
 from rowhaul.errors import DataError
@@ -79,8 +79,17 @@ def test_the_most_frequent_rows_are_those_counted_one_by_one(trace):
     assert sorted(by_row[row] for row in chosen) == sorted(counts)[-30:]
 
 
-def test_planning_takes_time(trace):
-    assert planning_seconds(trace, replace(CLUSTER, workers=2, colocated=True)) > 0
+def test_planning_takes_time_from_training_where_a_machine_has_one_core(trace):
+    links, costs = (Link(1e15),) * 2, given_costs(1e-3)
+    one, two = (
+        predict(trace, CLUSTER, 2, "round-robin", None, Machines(links, cores), costs) for cores in (1, 2)
+    )
+    assert one.compute == two.compute == pytest.approx(0.125)
+    assert one.planning == one.planning_cpu > 0
+    assert two.planning == 0  # done beside training, which takes longer
+    for found in (one, two):
+        parts = found.compute + found.rows + found.dense + found.planning
+        assert found.seconds == pytest.approx(parts)
 
 
 def test_too_little_data_is_refused(log_folder):

@@ -21,7 +21,7 @@ from rowhaul.simulate.links import Link, Links
 from rowhaul.train.cluster_config import ClusterConfig
 
 SPEEDS = tuple(2.0**power for power in range(-4, 9))  # of links, relative to those given
-WARM_UP_SHARE = 1 / 3  # of the batches, that no mean counts
+_WARM_UP = 3  # the first of this many parts of the batches counts in no mean
 
 Progress = Callable[[int], None]
 
@@ -53,8 +53,8 @@ class Prediction:
         compute: of it, on the slowest machine, what a rank does besides planning.
         rows: of it, waiting for rows.
         dense: of it, waiting for the sum of dense gradients.
-        planning: of it, waiting for the plan.
-        planning_cpu: processor seconds of a plan on each machine, hidden or not.
+        planning: of it, waiting for the plan, or making it where a machine has one core.
+        planning_cpu: processor seconds of a plan on each machine, beside training or not.
         row_bytes: that all links carry in a step for rows.
         dense_bytes: the same for dense gradients and replicated rows.
         at_speed: seconds of a step on links of other speeds, by `SPEEDS`.
@@ -110,29 +110,27 @@ def predict(
     planned = _Planned.run(trace, settings, links, progress)
     share = trace.batch_size / count
     work = costs.rank(share)
+    beside = machines.share_cores or machines.cores > 1  # the planner works beside training
     if machines.share_cores:
         # All ranks, and the planner of each machine, take turns on the same cores.
         work = max(work, count * (work + planned.cpu) / machines.cores)
-        hidden = True
-    else:
-        hidden = machines.cores > 1  # the planner has a core of its own
-        work += 0.0 if hidden else planned.cpu
-    timed = planned.time(trace, work / share)
+    busy = work if beside else work + planned.cpu
+    timed = planned.time(trace, busy / share)
     seconds, without_dense = timed.seconds[SPEEDS.index(1.0)], timed.without_dense
-    planning = max(planned.cpu - seconds, 0.0) if not machines.share_cores else 0.0
+    waited = 0.0 if machines.share_cores else max(planned.cpu - seconds, 0.0)
     return Prediction(
         machines=count,
         dispatcher=dispatcher,
         hot_rows=0 if hot is None else len(hot),
-        seconds=seconds + planning,
+        seconds=seconds + waited,
         compute=work,
-        rows=max(without_dense - work, 0.0),
+        rows=max(without_dense - busy, 0.0),
         dense=max(seconds - without_dense, 0.0),
-        planning=planning if hidden else planned.cpu,
+        planning=waited if beside else planned.cpu,
         planning_cpu=planned.cpu,
         row_bytes=timed.row_bytes,
         dense_bytes=timed.dense_bytes,
-        at_speed=tuple(max(one, planned.cpu) if hidden else one for one in timed.seconds),
+        at_speed=tuple(max(one, planned.cpu) if beside else one for one in timed.seconds),
         pruned=trace.pruned,
     )
 
@@ -181,7 +179,7 @@ class _Planned:
             taken.append(time.thread_time() - began)
             plans.append(replace(plan, ids=None, steps=None))  # clocks need moves alone
             progress(len(plans))
-        return cls(settings, links, plans, float(np.median(taken[len(taken) // 3 :])))
+        return cls(settings, links, plans, float(np.median(taken[len(taken) // _WARM_UP :])))
 
     def time(self, trace: Trace, seconds_per_sample: float) -> _Timed:
         clocks = [self._clock(speed, seconds_per_sample, trace.dense_bytes) for speed in SPEEDS]
@@ -192,7 +190,7 @@ class _Planned:
                 previous = clock.observe(plan)
                 if previous is not None:
                     found.append(previous)
-        skipped = int(len(self.plans) * WARM_UP_SHARE)
+        skipped = len(self.plans) // _WARM_UP
         means = [float(np.mean(one[skipped:])) for one in taken]
         counted = self.plans[skipped:]
         workers = self.settings.topology.num_workers
