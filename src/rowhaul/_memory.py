@@ -130,7 +130,7 @@ def store8(typing_context, address, byte):
     return types.void(types.uint64, types.uint8), generate
 
 
-# Aligned 64-bit words, by addresses as plain integers, and what orders them where several threads share them.
+# Aligned 64-bit words, by addresses as plain integers; `rowhaul._atomic` has those that threads share.
 
 _WORD = ir.IntType(64)
 
@@ -183,61 +183,3 @@ def leading_zeros(typing_context, word):
         return builder.ctlz(arguments[0], ir.IntType(1)(0))
 
     return types.int64(types.uint64), generate
-
-
-@intrinsic
-def load_acquire(typing_context, address):
-    """Read an integer; nothing later is read before it."""
-
-    def generate(context, builder, signature, arguments):
-        pointer = builder.inttoptr(arguments[0], _WORD.as_pointer())
-        return builder.load_atomic(pointer, "acquire", 8)
-
-    return types.int64(types.int64), generate
-
-
-@intrinsic
-def store_release(typing_context, address, value):
-    """Write an integer; everything earlier is written before it."""
-
-    def generate(context, builder, signature, arguments):
-        pointer = builder.inttoptr(arguments[0], _WORD.as_pointer())
-        builder.store_atomic(arguments[1], pointer, "release", 8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
-
-
-@intrinsic
-def compare_exchange(typing_context, address, expected, replacement):
-    """Replace an integer if it is the expected one; says whether it was. Everything later comes after it."""
-
-    def generate(context, builder, signature, arguments):
-        pointer = builder.inttoptr(arguments[0], _WORD.as_pointer())
-        pair = builder.cmpxchg(pointer, arguments[1], arguments[2], "seq_cst", "monotonic")
-        builder.fence("seq_cst")
-        return builder.extract_value(pair, 1)
-
-    return types.boolean(types.int64, types.int64, types.int64), generate
-
-
-@intrinsic
-def fetch_add(typing_context, address, number):
-    """Add to an integer that several threads count with; returns what it was."""
-
-    def generate(context, builder, signature, arguments):
-        pointer = builder.inttoptr(arguments[0], _WORD.as_pointer())
-        return builder.atomic_rmw("add", pointer, arguments[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), generate
-
-
-@intrinsic
-def order_reads(typing_context):
-    """Everything read so far is read before anything that follows."""
-
-    def generate(context, builder, signature, arguments):
-        builder.fence("acquire")
-        return context.get_dummy_value()
-
-    return types.void(), generate

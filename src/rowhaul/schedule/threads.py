@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from numba.extending import register_jitable
 
-from rowhaul._memory import data_address, fetch_add
+from rowhaul._atomic import fetch_add
+from rowhaul._memory import data_address
 from rowhaul.errors import ConfigError
 
 CHUNK_ROWS = 2048  # rows that a thread takes at a time

@@ -15,15 +15,9 @@ import numpy as np
 from numba import int64, uint64
 from numba.extending import register_jitable
 
+from rowhaul._atomic import load_acquire, order_reads
 from rowhaul._kernels import kernel
-from rowhaul._memory import (
-    load_acquire,
-    order_reads,
-    prefetch_to_read,
-    prefetch_to_write,
-    read_word,
-    write_word,
-)
+from rowhaul._memory import prefetch_to_read, prefetch_to_write, read_word, write_word
 from rowhaul._scramble import scrambled, unscrambled
 from rowhaul.store.shards import (
     ADDRESS,

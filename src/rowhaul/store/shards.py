@@ -26,8 +26,9 @@ from __future__ import annotations
 from numba import int64, uint64
 from numba.extending import register_jitable
 
+from rowhaul._atomic import compare_exchange, load_acquire, store_release
 from rowhaul._kernels import kernel
-from rowhaul._memory import compare_exchange, load_acquire, pairs_below, read_word, store_release, write_word
+from rowhaul._memory import pairs_below, read_word, write_word
 from rowhaul._scramble import unscrambled
 from rowhaul.store.records import mix
 

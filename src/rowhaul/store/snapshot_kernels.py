@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from numba import int32
 
-from rowhaul._atomic import exchange32, load32
+from rowhaul._atomic import compare_exchange32, load_acquire32
 from rowhaul._kernels import kernel
 from rowhaul._memory import copy_bytes, data_address, record_address
 
@@ -44,7 +44,7 @@ def keep_changing(states, addresses, shift, record_bytes, records, slots, slot_a
         copy_bytes(
             record_address(slot_addresses, slot_shift, record_bytes, slots[used]), source, record_bytes
         )
-        used += exchange32(base + 4 * record, int32(PENDING), int32(slots[used] + 1))
+        used += compare_exchange32(base + 4 * record, int32(PENDING), int32(slots[used] + 1))
     return used
 
 
@@ -62,12 +62,12 @@ def keep_removed(states, addresses, shift, record_bytes, records, slots, slot_ad
             copy_bytes(
                 record_address(slot_addresses, slot_shift, record_bytes, slots[used]), source, record_bytes
             )
-            if exchange32(base + 4 * record, int32(PENDING), int32(GONE)):
+            if compare_exchange32(base + 4 * record, int32(PENDING), int32(GONE)):
                 kept[i] = slots[used]
                 used += 1
         else:
-            state = load32(base + 4 * record)
-            if state > PENDING and exchange32(base + 4 * record, state, int32(GONE)):
+            state = load_acquire32(base + 4 * record)
+            if state > PENDING and compare_exchange32(base + 4 * record, state, int32(GONE)):
                 kept[i] = state - 1
     return used
 
@@ -89,12 +89,12 @@ def take_records(
         if states[record] == PENDING:
             source = record_address(addresses, shift, record_bytes, record)
             copy_bytes(out_address + num_taken * record_bytes, source, record_bytes)
-            if exchange32(base + 4 * record, int32(PENDING), int32(GONE)):
+            if compare_exchange32(base + 4 * record, int32(PENDING), int32(GONE)):
                 taken[num_taken] = i
                 num_taken += 1
                 continue
-        state = load32(base + 4 * record)
-        if state > PENDING and exchange32(base + 4 * record, state, int32(GONE)):
+        state = load_acquire32(base + 4 * record)
+        if state > PENDING and compare_exchange32(base + 4 * record, state, int32(GONE)):
             kept[num_kept] = i
             slots[num_kept] = state - 1
             num_kept += 1
