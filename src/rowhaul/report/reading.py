@@ -34,8 +34,7 @@ class RunRecord:
     @cached_property
     def detail(self) -> Line | None:
         """The latest line that says everything since its process began to train."""
-        found = [line for line in self.explained if line["kind"] == "detail"]
-        return found[-1] if found else None
+        return self._latest("detail")
 
     @cached_property
     def intervals(self) -> list[Line]:
@@ -45,14 +44,16 @@ class RunRecord:
     @cached_property
     def timeline(self) -> Line | None:
         """The latest timeline."""
-        found = [line for line in self.explained if line["kind"] == "timeline"]
-        return found[-1] if found else None
+        return self._latest("timeline")
 
     @cached_property
     def findings(self) -> Findings | None:
         """What the detail says; None of a run in one process, or without `--explain`."""
         detail = self.detail
         return Findings(detail) if detail is not None and "num_workers" in detail else None
+
+    def _latest(self, kind: str) -> Line | None:
+        return next((line for line in reversed(self.explained) if line["kind"] == kind), None)
 
     @property
     def step(self) -> int:

@@ -208,7 +208,7 @@ def bucket_ends(num_values: int, buckets: int, wire: Wire | None = None) -> list
 
 def wire_bytes(num_values: int, dtype: torch.dtype, wire: Wire | None = None) -> int:
     """The bytes of a tensor as it travels."""
-    rounded = min(wire.count, num_values) if wire is not None else 0
-    return (num_values - rounded) * dtype.itemsize + (
-        rounded * wire.dtype.itemsize if wire is not None else 0
-    )
+    if wire is None:
+        return num_values * dtype.itemsize
+    rounded = min(wire.count, num_values)
+    return (num_values - rounded) * dtype.itemsize + rounded * wire.dtype.itemsize

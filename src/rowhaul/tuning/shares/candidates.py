@@ -78,9 +78,9 @@ class Costs:
             compute = tuple(np.where(trained, compute, before.compute_seconds).tolist())
         if shared_links:
             return cls(compute, dense_bytes)
-        known = before is not None and trained.sum() < 2
-        seconds = before.dense_seconds if before is not None and known else sum_seconds(measures)
-        return cls(compute, dense_bytes, seconds)
+        if before is not None and trained.sum() < 2:  # nothing was summed
+            return cls(compute, dense_bytes, before.dense_seconds)
+        return cls(compute, dense_bytes, sum_seconds(measures))
 
     def time_model(self, settings: ScheduleSettings, links: MeasuredLinks) -> TimeModel:
         """The simulator's model of the run."""
@@ -130,8 +130,7 @@ class _Search:
             candidates.append(ShareCandidate(self._equal([0])[1], self._dispatcher, "one machine"))
         subset = self._best_subset()
         if subset is not None:
-            used = sum(share > 0 for share in subset[1])
-            kind = f"{used} workers, equal shares"
+            kind = f"{_num_used(subset)} workers, equal shares"
             candidates.append(ShareCandidate(subset[1], self._dispatcher, kind))
         unequal = self._best_unequal(subset)
         if unequal is not None:
@@ -145,7 +144,7 @@ class _Search:
         """The best of rank 0 with one worker or more."""
         everyone = self._equal(range(self._num_workers))
         subsets = subset_candidates(self._runs, everyone, self._model, always=0)
-        several = [one for one in subsets if sum(share > 0 for share in one[1]) > 1]
+        several = [one for one in subsets if _num_used(one) > 1]
         return next(filter(self._fits, self._runs.ranked(several)), None)
 
     def _best_unequal(self, subset: Candidate | None) -> Candidate | None:
@@ -154,7 +153,7 @@ class _Search:
             return None
         starts = dict.fromkeys([self._equal(range(self._num_workers))[1], subset[1]])
         steps = [
-            (self._dispatcher, _rounded(shares))
+            (self._dispatcher, _without_tiny(shares))
             for start in starts
             for shares in balance(self._runs, self._dispatcher, start, self._model)
         ]
@@ -162,9 +161,8 @@ class _Search:
         for one in self._runs.ranked(dict.fromkeys(steps)):
             if self._objective(self._runs.require(one)) > limit:
                 return None
-            is_single = sum(share > 0 for share in one[1]) < 2
             moved = np.abs(np.subtract(one[1], subset[1])).sum() / 2
-            if not is_single and moved >= LEAST_DIFFERENCE * self._batch_size and self._fits(one):
+            if _num_used(one) > 1 and moved >= LEAST_DIFFERENCE * self._batch_size and self._fits(one):
                 return one
         return None
 
@@ -190,7 +188,11 @@ class _Search:
         return measure(lambda: self._batches, self._batch_size, settings, self._model, span)
 
 
-def _rounded(shares: Shares) -> Shares:
+def _num_used(candidate: Candidate) -> int:
+    return sum(share > 0 for share in candidate[1])
+
+
+def _without_tiny(shares: Shares) -> Shares:
     """Leave out workers with hardly a sample; the largest share takes theirs."""
     least = LEAST_SHARE * sum(shares) / len(shares)
     kept = [share if share >= least else 0 for share in shares]

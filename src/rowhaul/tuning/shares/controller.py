@@ -83,7 +83,7 @@ class ShareController:
         if self._trial is not None:
             self._try(samples, seconds)
         elif self._num_seen == SKIPPED_ITERATIONS + OBSERVED_ITERATIONS:
-            self._begin_trial(self._first_batches)
+            self._begin_trial()
         elif self._chosen is not None and seconds is not None and len(plan.worker):
             self._has_drifted |= self._drift.observe(seconds / len(plan.worker))
             self._wants_review |= self._has_drifted
@@ -123,9 +123,9 @@ class ShareController:
             speeds = links.bytes_per_second[: topology.num_workers]
             self._training.runtime.postbox.post("prices", link_prices(speeds))
         self._links = links
-        self._begin_trial(self._first_batches)
+        self._begin_trial()
 
-    def _begin_trial(self, first_batches: Callable[[], list[IdBatch]]) -> None:
+    def _begin_trial(self) -> None:
         """Simulate shares while training waits, and post the first candidate."""
         assert self._links is not None
         known = None
@@ -135,7 +135,7 @@ class ShareController:
             with doing(Activity.PLANNING):
                 self._costs = self._observed_costs()
                 settings = self._training.settings
-                self._candidates = propose(settings, first_batches(), self._links, self._costs)
+                self._candidates = propose(settings, self._first_batches(), self._links, self._costs)
         except Exception as error:  # any shares are correct, only slower
             self._report(f"shares stay as they are: {type(error).__name__}: {error}")
             self._drift.decided(changed=False)
