@@ -50,7 +50,7 @@ LIVE = LiveRows(
 )
 PLAN = replace(example(), live=LIVE)
 SCALARS = {"iteration": 99, "num_workers": 9, "all_reduce_rows": 9, "all_reduce_bytes": 9}
-SCALARS |= {"num_expired": 99, "num_admitted": 99, "summing": 1}
+SCALARS |= {"num_expired": 99, "num_admitted": 99, "summing": 1, "given_up_shares": (1, 0)}
 
 
 def changed(array: np.ndarray) -> list[np.ndarray]:

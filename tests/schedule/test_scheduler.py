@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rowhaul.errors import ConfigError, DataError
+from rowhaul.errors import CacheTooSmallError, ConfigError, DataError
 from rowhaul.schedule import (
     CacheSettings,
     HotRows,
@@ -104,6 +104,34 @@ def test_a_control_record_changes_the_iteration_after_the_next():
         assert plan.controls == ((record,) if plan.iteration == 5 else ())
     assert samples[:5] == [[4, 4, 4, 4]] * 5
     assert samples[5:] == [[8, 8, 0, 0]] * 7
+
+
+@pytest.mark.parametrize("unit", ["rows", "bytes"])
+@pytest.mark.parametrize("dispatcher", ["joint", "round-robin", "two-batch:laia"])
+def test_posted_shares_that_no_longer_fit_are_given_up(unit, dispatcher):
+    """A run that equal shares would finish does not end: the batch is divided as the settings say."""
+    distinct = np.arange(32).reshape(2, 16)
+    wide = IdBatch.from_features([0, 1], distinct.ravel(), np.ones((2, 16), np.int32))
+    narrow = IdBatch.from_features([0, 1], distinct.ravel() % 3, np.ones((2, 16), np.int32))
+    batches = [narrow, narrow, narrow, wide, narrow]
+    cache = CacheSettings(31) if unit == "rows" else CacheSettings(16 * 8 + 16 * 20 - 1, "bytes")
+    chosen = settings(cache=cache, dispatcher=dispatcher)
+    scheduler, samples, plans = Scheduler(chosen, batches), [], []
+    scheduler.post("shares", (16, 0, 0, 0))
+    while scheduler.fill():
+        plans.append(scheduler.plan())
+        samples.append(np.bincount(plans[-1].worker, minlength=NUM_WORKERS).tolist())
+    assert samples == [[4] * 4, [16, 0, 0, 0], [16, 0, 0, 0], [4] * 4, [4] * 4]
+    assert [plan.given_up_shares for plan in plans] == [(), (), (), (16, 0, 0, 0), ()]
+    assert [plan.summing_workers for plan in plans[2:4]] == [(0,), (0, 1, 2, 3)]
+
+
+def test_given_shares_that_do_not_fit_are_an_error():
+    wide = IdBatch.from_features([0, 1], np.arange(32), np.ones((2, 16), np.int32))
+    with pytest.raises(CacheTooSmallError, match="worker 0 needs 32 rows"):
+        list(plans_of(settings(cache=CacheSettings(31), shares=(1, 0, 0, 0)), [wide]))
+    with pytest.raises(CacheTooSmallError, match="needs 8 rows"):
+        list(plans_of(settings(cache=CacheSettings(7)), [wide]))
 
 
 def test_prices_and_the_dispatcher_can_be_changed_under_way():

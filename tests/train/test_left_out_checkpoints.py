@@ -51,6 +51,20 @@ def test_another_cluster_goes_on_with_the_same_model(session, tmp_path):
     assert largest_difference(contents(tmp_path / "a"), contents(tmp_path / "b")) < 1e-9
 
 
+def test_shares_that_a_cache_has_no_room_for_are_given_up_and_the_run_goes_on(session, tmp_path):
+    """One worker could train a few batches alone, but not iteration 4, of 95 rows, nor 11."""
+    posted = {0: ("shares", (1, 0, 0)), 5: ("shares", (1, 0, 0))}
+    tight = replace(session, hot=[], cluster=replace(CLUSTER, cache="94"), pauses=(1, 5), posted={})
+    tight.on_threads(tmp_path / "equal")
+    chosen = replace(tight, posted=posted)
+    chosen.on_threads(tmp_path / "a")
+    for at in (4, 8):  # before it is given up, and after that
+        chosen.interrupted(tmp_path / f"b{at}", at=at)
+        assert same_bits(contents(tmp_path / "a"), contents(tmp_path / f"b{at}"))
+    assert not same_bits(contents(tmp_path / "a"), contents(tmp_path / "equal")), "records do nothing here"
+    assert largest_difference(contents(tmp_path / "a"), contents(tmp_path / "equal")) < 1e-9
+
+
 SCRIPT = """
 import json, sys
 from pathlib import Path

@@ -65,15 +65,18 @@ class FakeRun:
         self.keeper = controller.ShareController(self.training, list, self.measured, self.told.append)
         self.active, self.due, self.number = (4, 4, 4), [], 0
 
-    def go(self, count):
-        """Some iterations; returns the shares of each."""
+    def go(self, count, too_many=None):
+        """Some iterations; returns the shares of each. Caches have no room for ``too_many`` samples."""
         history = []
         for _ in range(count):
             while self.due and self.due[0][0] <= self.number:
                 self.active = self.due.pop(0)[1]
+            given_up = ()
+            if too_many is not None and max(self.active) >= too_many:
+                given_up, self.active = self.active, (4, 4, 4)
             self.clock += self.seconds[self.active]
             known = len(self.posted)
-            self.keeper.observe(job(self.active))
+            self.keeper.observe(job(self.active, given_up))
             for name, value in self.posted[known:]:
                 self.due += [(self.number + 5, value)] if name == "shares" else []
             self.number += 1
@@ -154,6 +157,39 @@ def test_links_of_workers_that_are_left_out_are_measured_now_and_then(monkeypatc
     run.go(int(controller.CHECK_SECONDS) + 60)
     assert run.active == TWO
     assert any("again: links have changed; " in text for text in run.told)
+
+
+def test_shares_that_are_given_up_in_their_trial_are_not_chosen(monkeypatch):
+    run = FakeRun(monkeypatch, {ALL: 3.0, ONE: 0.5, TWO: 1.0}, lambda: [ONE, TWO])
+    history = run.go(100, too_many=12)
+    assert ONE not in history
+    assert run.active == TWO
+    assert (
+        "shares [12, 0, 0] are given up from iteration 7 on: a worker needs more rows than its cache holds; "
+        "larger caches (--cache) would allow them"
+    ) in run.told
+    (chosen,) = (text for text in run.told if text.startswith("shares [6, 6, 0] with joint"))
+    assert "[12, 0, 0]" not in chosen
+
+
+def test_chosen_shares_that_are_given_up_later_are_replaced(monkeypatch):
+    asked = []
+
+    def propose(*given):
+        asked.append(given[-1])
+        return [candidate(one) for one in ((TWO,) if asked[-1] else (ONE, TWO))]
+
+    run = FakeRun(monkeypatch, {ALL: 3.0, ONE: 0.5, TWO: 1.0}, list)
+    monkeypatch.setattr(controller, "propose", propose)
+    run.go(100)
+    assert run.active == ONE
+    history = run.go(60, too_many=12)
+    assert list(dict.fromkeys(history)) == [ALL, TWO]
+    assert asked == [None, 12]
+    again = "shares are looked at again: those chosen did not fit into a cache; "
+    assert any(text.startswith(again) for text in run.told)
+    assert any(text.startswith("one machine is not tried: ") for text in run.told)
+    assert run.active == TWO
 
 
 def test_a_proposal_that_fails_leaves_the_shares_as_they_are(monkeypatch):
@@ -243,6 +279,31 @@ def test_shares_whose_rows_hardly_fit_into_a_cache_are_not_proposed():
     assert found["2 workers, equal shares"] == (32, 32)
 
 
+def test_shares_are_proposed_only_where_every_batch_part_fits():
+    """Two ids a sample: 128 rows at most; a cache that just does for the first batches is not enough."""
+    most = max(len(np.unique(one.keys)) for one in trace())
+    assert most < 100
+    assert "one machine" in proposed([1e9, 1e9], [1e-3] * 2, cache=128)
+    assert "one machine" not in proposed([1e9, 1e9], [1e-3] * 2, cache=int(most / 0.75))
+    assert "one machine" in proposed([1e9, 1e9], [1e-3] * 2, cache=int(most / 0.6))
+
+
+def test_later_batches_of_the_trace_must_fit_too():
+    wide = IdBatch.from_features([0, 0], np.arange(1000, 1128), np.ones((2, 64), np.int32))
+    links, costs = MeasuredLinks((1e9, 1e9), (1e-5,) * 2), candidates.Costs((1e-3, 1e-3), 1000)
+    batches = [*trace(20), wide]
+    found = candidates.propose(settings_of(2, 120), batches, links, costs)
+    assert [one.shares for one in found] == [(32, 32)]
+
+
+def test_shares_that_were_given_up_are_not_proposed_again():
+    links, costs = MeasuredLinks((1e9,) * 4, (1e-5,) * 4), candidates.Costs((1e-3,) * 4, 1000)
+    found = candidates.propose(settings_of(4), trace(), links, costs, 32)
+    assert [one.shares for one in found] == [(16,) * 4]
+    found = candidates.propose(settings_of(4), trace(), links, costs, 10)  # those the run has anyway
+    assert [one.shares for one in found] == [(16,) * 4]
+
+
 def test_costs_of_workers_that_are_left_out_are_those_known_before():
     one = np.zeros((3, len(MEASURES)))
     one[:, MEASURES.index("compute")] = [0.2, 0.4, 0.6]
@@ -263,7 +324,8 @@ def candidate(given):
     return ShareCandidate(given, "joint", "some")
 
 
-def job(given):
+def job(given, given_up=()):
     measures = np.ones((len(given) + 1, len(MEASURES)))
     worker = np.repeat(np.arange(len(given)), given)
-    return SimpleNamespace(measures=measures, plan=SimpleNamespace(worker=worker, num_workers=len(given)))
+    plan = SimpleNamespace(worker=worker, num_workers=len(given), given_up_shares=given_up, iteration=7)
+    return SimpleNamespace(measures=measures, plan=plan)

@@ -117,13 +117,24 @@ class ActiveControls:
         self._num_workers = len(prices)
         self._log = ControlLog()
         self.prices: npt.NDArray[np.int64] = np.array(prices, np.int64)
-        self.shares = list(shares or [1] * self._num_workers)
+        self._given_shares = list(shares or [1] * self._num_workers)
+        self.shares = list(self._given_shares)
         self.use(make_dispatcher(dispatcher) if isinstance(dispatcher, str) else dispatcher)
 
     @property
     def summing(self) -> int:
         """The workers that take part in sums, a bit each: those with a share, and worker 0."""
         return sum(1 << worker for worker, share in enumerate(self.shares) if share or not worker)
+
+    @property
+    def has_chosen_shares(self) -> bool:
+        """Whether a record has replaced the shares of the settings."""
+        return self.shares != self._given_shares
+
+    def give_up_shares(self) -> tuple[int, ...]:
+        """Return to the shares of the settings; returns those that were in force."""
+        given_up, self.shares = tuple(self.shares), list(self._given_shares)
+        return given_up
 
     def use(self, dispatcher: Dispatcher) -> None:
         """Dispatch with this one from now on."""

@@ -133,6 +133,9 @@ class Plan:
     live: LiveRows | None = None  # where rows are in chunks
     # Bit j set: worker j may train samples, and takes part in sums; worker 0 always does. None: all workers.
     summing: int | None = None
+    # Shares of a control record that this iteration gave up for those of the settings, as a cache had no room
+    # for its worker's rows; empty: none.
+    given_up_shares: tuple[int, ...] = ()
     # The place of every move's and step's row among those above, -1 for other rows. None if the planner does
     # not fill it in: it follows from the rest.
     move_rows: npt.NDArray[np.int32] | None = None
@@ -172,7 +175,7 @@ class Plan:
             f"{self.iteration},{self.num_workers},{self.all_reduce_rows},{self.all_reduce_bytes},{ids},"
             f"{self.local_moves is None},{self.steps is None},{self.controls!r},"
             f"{self.num_expired},{self.num_admitted},{[one is None for one in self._row_places]},"
-            f"{self.summing}"
+            f"{self.summing},{self.given_up_shares}"
         )
         arrays: list[npt.NDArray[Any]] = [
             self.worker, self.tables, self.keys, self.trainers, self.states, self.lookups, self.hits,

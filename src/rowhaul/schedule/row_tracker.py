@@ -100,6 +100,16 @@ class RowTracker:
         """The states of some of these rows; see `Scheduler.states`."""
         return self.directory.states(rows.slots, rows.owing, iteration)
 
+    def have_room(self, batch: LocatedBatch, worker: npt.NDArray[np.int32]) -> bool:
+        """Whether each cache holds the rows that an assignment gives to its worker; changes nothing."""
+        caches, slots = self._caches, batch.slots
+        if caches is None or caches.have_room_for_all(slots, self._slot_bytes):
+            return True
+        states = self.directory.slots["state"][slots]
+        is_held = (states != State.REPLICATED) & (states != State.NOT_ADMITTED)
+        trainers = batch.found.trainers(worker, self._threads)
+        return caches.have_room(slots[is_held], trainers[is_held], self._slot_bytes)
+
     def carry_out(self, batch: LocatedBatch, worker: npt.NDArray[np.int32], *, count_uses: bool) -> Plan:
         """Turn an assignment into moves, evictions and the states after the iteration.
 

@@ -100,13 +100,21 @@ class Scheduler:
         batch = self._window.popleft()
         num_admitted = self._tracker.directory.admit(batch)
         self._dispatching.learn(self.iteration, self._samples_planned)
-        worker = self._dispatching.assign(batch, self._window[0] if self._window else None)
+        following = self._window[0] if self._window else None
+        given_up: tuple[int, ...] = ()
+        worker = self._dispatching.assign(batch, following)
+        # No run may end because of shares that were chosen for speed.
+        if self._active.has_chosen_shares and not self._tracker.have_room(batch, worker):
+            given_up = self._active.give_up_shares()
+            worker = self._dispatching.assign(batch, following)
         plan = self._tracker.carry_out(batch, worker, count_uses=self._active.learner is not None)
         self.iteration += 1
         self._samples_planned += batch.num_samples
         self._failed = False
         summing = self._active.summing
-        return replace(plan, controls=controls, num_admitted=num_admitted, summing=summing)
+        return replace(
+            plan, controls=controls, num_admitted=num_admitted, summing=summing, given_up_shares=given_up
+        )
 
     def placed(self) -> PlacedRows:
         """Return the rows that are not simply at home, between two iterations, for `states`."""

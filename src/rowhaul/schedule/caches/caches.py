@@ -79,6 +79,17 @@ class Caches:
         """
         self._pool.head = head
 
+    def have_room_for_all(self, slots: Int32s, size: Int64s) -> bool:
+        """Whether every worker could train all of these rows; ``size`` is as in `step`."""
+        room = int(size[slots].sum()) if self._in_bytes else len(slots)
+        return room <= int(self.capacities.min())
+
+    def have_room(self, slots: Int32s, trainers: Uint64s, size: Int64s) -> bool:
+        """Whether each worker has room for the rows that it trains, if it evicts all others; as in `step`."""
+        needed = np.zeros(len(self.capacities), np.int64)
+        count_pairs(slots, trainers, size, self._in_bytes, bounds(len(slots)), needed)
+        return bool((needed <= self.capacities).all())
+
     def step(
         self,
         iteration: int,

@@ -37,7 +37,8 @@ SEARCH_SECONDS = 3.0  # of rank 0, about, while training waits
 SIMULATED_RUNS = 20  # of a search, about
 WORTH_TRYING = 0.99  # of the best subset's time: unequal shares must be predicted to be quicker
 LEAST_DIFFERENCE = 0.05  # of the samples that unequal shares must give to others than equal ones do
-SPARE_CACHE = 0.8  # of a cache that the first batches may need: later ones may need more
+FILLED = 2 / 3  # of a cache that the batches simulated may need: later ones may need more
+FEWER = 0.8  # of the samples for which a cache had no room in training
 # A worker with less than this part of an equal share is not worth its messages, and the simulator's times are
 # not that exact.
 LEAST_SHARE = 0.02
@@ -94,21 +95,34 @@ class Costs:
 
 
 def propose(
-    settings: ScheduleSettings, batches: Sequence[IdBatch], links: MeasuredLinks, costs: Costs
+    settings: ScheduleSettings,
+    batches: Sequence[IdBatch],
+    links: MeasuredLinks,
+    costs: Costs,
+    too_many: int | None = None,
 ) -> list[ShareCandidate]:
     """Propose at most three candidates: one machine, the best subset in equal shares, unequal shares.
 
-    Rank 0 never leaves, so that it is the one machine, and in every subset. Shares whose rows do not fit
-    into the caches are not proposed.
+    Rank 0 never leaves, so that it is the one machine, and in every subset. Shares whose rows might not fit
+    into the caches are not proposed; ``too_many`` samples on one worker are known not to. Equal shares of
+    all workers always may: the run would have them anyway.
     """
-    return _Search(replace(settings, shares=None), batches, costs.time_model(settings, links)).found()
+    model = costs.time_model(settings, links)
+    return _Search(replace(settings, shares=None), batches, model, too_many).found()
 
 
 class _Search:
     """Simulates shares on the first batches of the data."""
 
-    def __init__(self, settings: ScheduleSettings, batches: Sequence[IdBatch], model: TimeModel) -> None:
-        self._settings, self._model = settings, model
+    def __init__(
+        self,
+        settings: ScheduleSettings,
+        batches: Sequence[IdBatch],
+        model: TimeModel,
+        too_many: int | None = None,
+    ) -> None:
+        self._settings, self._model, self._too_many = settings, model, too_many
+        self._most_ids = max(int(np.diff(one.offsets).max(initial=0)) for one in batches)  # of a sample
         self._batch_size = len(batches[0].offsets) - 1
         self._num_workers = settings.topology.num_workers
         self._dispatcher = str(settings.dispatcher)
@@ -167,13 +181,23 @@ class _Search:
         return None
 
     def _fits(self, candidate: Candidate) -> bool:
-        """Whether caches hold the rows of these shares, with some to spare for batches to come."""
+        """Whether caches will hold the rows of these shares.
+
+        They do if all ids of a share's samples may differ; otherwise there must be much to spare.
+        """
         dispatcher, shares = candidate
+        if candidate == self._equal(range(self._num_workers)):
+            return True
+        if self._too_many is not None and max(shares) > FEWER * self._too_many:
+            return False
         capacities = self._settings.cache.capacities(self._num_workers)
-        spare = tuple(int(SPARE_CACHE * one) for one in capacities.tolist())
-        cache = replace(self._settings.cache, capacity=spare)
+        room = 1 if self._settings.cache.unit == "rows" else max(self._settings.sizes.records)
+        if (np.array(shares) * self._most_ids * room <= capacities).all():
+            return True
+        filled = tuple(int(FILLED * one) for one in capacities.tolist())
+        cache = replace(self._settings.cache, capacity=filled)
         settings = replace(self._settings, dispatcher=dispatcher, shares=shares, cache=cache)
-        scheduler = Scheduler(settings, self._batches[:LEAST_BATCHES])
+        scheduler = Scheduler(settings, self._batches)
         try:
             while scheduler.fill():
                 scheduler.plan()

@@ -62,7 +62,9 @@ class ShareController:
         self._candidates: list[ShareCandidate] = []  # of the last trial
         self._drift = Drift()
         self._last: float | None = None  # when the iteration before ended
-        self._wants_review = self._has_drifted = False
+        self._wants_review = False
+        self._reason = ""  # for a review, besides links that have changed
+        self._too_many: int | None = None  # samples of one worker for which its cache had no room
         self._checked_at, self._check_seconds = time.monotonic(), 0.0
 
     def resume(self) -> None:
@@ -80,13 +82,16 @@ class ShareController:
         self._observed.append(job.measures[: plan.num_workers].copy())
         self._num_seen += 1
         samples = np.bincount(plan.worker, minlength=plan.num_workers).tolist()
+        if plan.given_up_shares:
+            self._give_up(plan.given_up_shares, plan.iteration)
         if self._trial is not None:
             self._try(samples, seconds)
         elif self._num_seen == SKIPPED_ITERATIONS + OBSERVED_ITERATIONS:
             self._begin_trial()
         elif self._chosen is not None and seconds is not None and len(plan.worker):
-            self._has_drifted |= self._drift.observe(seconds / len(plan.worker))
-            self._wants_review |= self._has_drifted
+            has_drifted = self._drift.observe(seconds / len(plan.worker))
+            if has_drifted:
+                self._ask_for_review("iterations take longer than before")
 
     def wants_review(self) -> bool:
         """Whether `review` should be called soon: iterations got slower, or links were not measured for long.
@@ -112,18 +117,35 @@ class ShareController:
         if self._links is None:
             return
         changed = links.largest_change(self._links)
-        has_drifted, self._wants_review, self._has_drifted = self._has_drifted, False, False
-        if not has_drifted and changed < CHANGED_LINK:
+        reason, self._wants_review, self._reason = self._reason, False, ""
+        if not reason and changed < CHANGED_LINK:
             return
-        why = "iterations take longer than before" if has_drifted else "links have changed"
         self._report(
-            f"shares are looked at again: {why}; the speed of a link changed up to {changed:.2f} times"
+            f"shares are looked at again: {reason or 'links have changed'}; the speed of a link changed up "
+            f"to {changed:.2f} times"
         )
         if changed >= CHANGED_LINK:
             speeds = links.bytes_per_second[: topology.num_workers]
             self._training.runtime.postbox.post("prices", link_prices(speeds))
         self._links = links
         self._begin_trial()
+
+    def _ask_for_review(self, reason: str) -> None:
+        self._reason, self._wants_review = reason, True
+
+    def _give_up(self, shares: tuple[int, ...], iteration: int) -> None:
+        """Follow the scheduler, which has given up shares."""
+        self._too_many = min(max(shares), self._too_many or max(shares))
+        self._report(
+            f"shares {list(shares)} are given up from iteration {iteration:,} on: a worker needs more rows "
+            "than its cache holds; larger caches (--cache) would allow them"
+        )
+        if self._trial is not None:
+            self._trial.give_up(shares)
+        if self._chosen is not None and self._chosen.shares == shares:
+            self._chosen = None
+            if self._trial is None:
+                self._ask_for_review("those chosen did not fit into a cache")
 
     def _begin_trial(self) -> None:
         """Simulate shares while training waits, and post the first candidate."""
@@ -135,13 +157,20 @@ class ShareController:
             with doing(Activity.PLANNING):
                 self._costs = self._observed_costs()
                 settings = self._training.settings
-                self._candidates = propose(settings, self._first_batches(), self._links, self._costs)
+                self._candidates = propose(
+                    settings, self._first_batches(), self._links, self._costs, self._too_many
+                )
         except Exception as error:  # any shares are correct, only slower
             self._report(f"shares stay as they are: {type(error).__name__}: {error}")
             self._drift.decided(changed=False)
             return
         self.resume()  # the iteration that waited for this is not typical
         self._trial = ShareTrial(self._candidates, known)
+        if all(one.num_workers > 1 for one in self._candidates):
+            self._report(
+                "one machine is not tried: the rows of a batch might not fit into its cache; a larger one "
+                "(--cache) would allow it"
+            )
         self._report("shares to be tried: " + "; ".join(map(str, self._trial.candidates)))
         if (first := self._trial.next()) is not None:
             self._post(first)

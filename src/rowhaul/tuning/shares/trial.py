@@ -45,11 +45,13 @@ class _Turn:
 
     count: int = 0
     seconds: list[float] = field(default_factory=list)
+    is_given_up: bool = False  # a cache had no room for its rows
 
     @property
     def typical(self) -> float:
         """Seconds per sample of the iterations that count; infinite if none was timed."""
-        return statistics.median(self.seconds[-JUDGED:]) if self.seconds else float("inf")
+        timed = self.seconds and not self.is_given_up
+        return statistics.median(self.seconds[-JUDGED:]) if timed else float("inf")
 
 
 class ShareTrial:
@@ -96,6 +98,14 @@ class ShareTrial:
                     turn.seconds.append(seconds / size)
         is_next_due = place < len(self._turns) and self._turns[place].count >= TURN - LEAD
         return self.next() if is_next_due else None
+
+    def give_up(self, shares: tuple[int, ...]) -> None:
+        """End the turn of these shares, which are no choice any more."""
+        for one, turn in zip(self.candidates, self._turns, strict=True):
+            if one.shares == shares:
+                turn.count, turn.is_given_up = TURN, True
+        if self._known is not None and self._known[0].shares == shares:
+            self._known = None
 
     def measured(self) -> list[tuple[ShareCandidate, float]]:
         """All candidates that were timed, with their seconds per sample; the quickest first."""
