@@ -10,7 +10,7 @@ from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig
 from rowhaul.optim import row_optimizer
 from rowhaul.pruning import PruneSettings
 from rowhaul.runtime.runtime import MEASURES
-from rowhaul.schedule import CacheSettings, IdBatch, RowSizes, ScheduleSettings, Topology
+from rowhaul.schedule import CacheSettings, IdBatch, RowSizes, ScheduleSettings, Topology, link_prices
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.distributed.training import layout_of
 from rowhaul.transport.calibration import LinkMeasurements
@@ -50,15 +50,23 @@ class FakeRun:
     def __init__(self, monkeypatch, seconds, proposed, links=(1e7, 1e7, 1e6)):
         self.seconds, self.posted, self.told, self.clock = seconds, [], [], 0.0
         self.measured = links_of(links)  # what `review` will find
-        monkeypatch.setattr(controller, "propose", lambda *given: [candidate(one) for one in proposed()])
+        self.simulated = []  # the settings of each proposal
+
+        def propose(settings, *given):
+            self.simulated.append(settings)
+            return [candidate(one) for one in proposed()]
+
+        monkeypatch.setattr(controller, "propose", propose)
         monkeypatch.setattr(controller.time, "perf_counter", lambda: self.clock)
         monkeypatch.setattr(controller.time, "monotonic", lambda: self.clock)
         monkeypatch.setattr(MeasuredLinks, "measure_over", lambda *given: self.measured)
         postbox = SimpleNamespace(post=lambda name, value: self.posted.append((name, value)))
         in_moves = lambda call: SimpleNamespace(wait=lambda: call(SimpleNamespace(links=None)))  # noqa: E731
-        topology = Topology(len(links), 1)
+        settings = ScheduleSettings(
+            Topology(len(links), 1), RowSizes((64,), (4,)), link_prices(links), CacheSettings(100)
+        )
         self.training = SimpleNamespace(
-            settings=SimpleNamespace(dispatcher="joint", topology=topology),
+            settings=settings,
             runtime=SimpleNamespace(postbox=postbox, in_moves=in_moves),
             model=torch.nn.Linear(2, 2),
         )
@@ -137,13 +145,27 @@ def test_shares_are_looked_at_again_when_a_link_is_throttled(monkeypatch):
     history = run.go(100)
     assert list(dict.fromkeys(history)) == [TWO, UNEQUAL, ONE]
     assert run.active == UNEQUAL
-    assert ("prices", (1, 100, 10)) in run.posted
+    assert [value for name, value in run.posted if name == "prices"] == [(1, 100, 10)]
+    assert [one.prices for one in run.simulated] == [(1, 1, 10), (1, 100, 10)]
     again = next(text for text in run.told if "again" in text)
     assert again == (
         "shares are looked at again: iterations take longer than before; the speed of a link changed up to "
         "100.00 times"
     )
     assert any("Tried: some [7, 4, 1]" in text and "some [6, 6, 0]: 5000.0 ms" in text for text in run.told)
+
+
+def test_prices_follow_links_that_change_little_by_little(monkeypatch):
+    seconds = {ALL: 3.0, ONE: 2.0, TWO: 1.0}
+    run = FakeRun(monkeypatch, seconds, lambda: [ONE, TWO], links=(1e7, 1e7, 1e7))
+    run.go(100)
+    for speed in (6e6, 4e6, 2.5e6):
+        run.measured = links_of([1e7, speed, 1e7])
+        run.seconds = {name: 2 * each for name, each in run.seconds.items()}
+        run.go(200)
+    posted = [value for name, value in run.posted if name == "prices"]
+    assert posted == [(2, 5, 2)]
+    assert [one.prices for one in run.simulated] == [(1, 1, 1)] * 2 + posted * 2
 
 
 def test_links_of_workers_that_are_left_out_are_measured_now_and_then(monkeypatch):

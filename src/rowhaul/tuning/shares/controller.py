@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -54,6 +55,7 @@ class ShareController:
         self._training, self._first_batches, self._links = training, first_batches, links
         self._report, self._shared_links = report, shared_links
         self._dispatcher = str(training.settings.dispatcher)
+        self._prices = training.settings.prices  # in force
         self._num_seen = 0
         self._observed: deque[Measures] = deque(maxlen=OBSERVED_ITERATIONS)
         self._costs: Costs | None = None
@@ -124,9 +126,6 @@ class ShareController:
             f"shares are looked at again: {reason or 'links have changed'}; the speed of a link changed up "
             f"to {changed:.2f} times"
         )
-        if changed >= CHANGED_LINK:
-            speeds = links.bytes_per_second[: topology.num_workers]
-            self._training.runtime.postbox.post("prices", link_prices(speeds))
         self._links = links
         self._begin_trial()
 
@@ -156,7 +155,7 @@ class ShareController:
         try:
             with doing(Activity.PLANNING):
                 self._costs = self._observed_costs()
-                settings = self._training.settings
+                settings = replace(self._training.settings, prices=self._latest_prices())
                 self._candidates = propose(
                     settings, self._first_batches(), self._links, self._costs, self._too_many
                 )
@@ -176,6 +175,16 @@ class ShareController:
             self._post(first)
         else:
             self._end_trial(self._trial)
+
+    def _latest_prices(self) -> tuple[int, ...]:
+        """Return the prices of links as measured last; post them if they have changed much."""
+        assert self._links is not None
+        latest = link_prices(self._links.bytes_per_second[: len(self._prices)])
+        ratios = np.divide(latest, self._prices)
+        if ratios.max() >= CHANGED_LINK * ratios.min():  # only how they compare matters
+            self._training.runtime.postbox.post("prices", latest)
+            self._prices = latest
+        return self._prices
 
     def _observed_costs(self) -> Costs:
         parameters = self._training.model.parameters()
