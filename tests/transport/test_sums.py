@@ -198,6 +198,24 @@ def test_some_members_sum_among_themselves() -> None:
         PairwiseCollective(ThreadLinks(InProcessNetwork(3).links(1))).among((0, 2))  # type: ignore[arg-type]
 
 
+def test_sums_among_many_subsets_take_the_memory_of_one() -> None:
+    subsets, size = [(0, 1), (0, 2), (0, 1, 2), (0, 1, 3), (0, 2, 3)], 20_000
+
+    def body(links: ThreadLinks) -> tuple[int, int]:
+        collective, held = PairwiseCollective(links), []  # type: ignore[arg-type]  # as they are
+        for members in [tuple(range(4)), *subsets]:
+            if links.rank in members:
+                collective.among(members).sum_in_rank_order(values_of(links.rank, size, torch.float32))
+            groups = [collective, *collective._among.values()]
+            buffers = {one.data_ptr(): one.nbytes for group in groups for one in group._memory.values()}
+            held.append(sum(buffers.values()))
+        return held[0], held[-1]
+
+    for first, last in on_all_ranks(4, body):
+        assert first >= 4 * size
+        assert last <= 5 * 4 * size  # the sum, and everybody's values at most
+
+
 def test_the_choice_of_rank_0_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = [SumPlan(), SumPlan((SCALE, 0))]
     network = InProcessNetwork(2)

@@ -37,14 +37,15 @@ class PairwiseCollective:
 
     Args:
         links: between the members; nothing else may use them.
+        memory: buffers to use from sum to sum; None: its own.
     """
 
-    def __init__(self, links: GlooLinks | SomeLinks) -> None:
+    def __init__(self, links: GlooLinks | SomeLinks, memory: dict[str, Tensor] | None = None) -> None:
         self._links = links
         self.rank, self.num_ranks = links.rank, links.num_ranks
         # Starting with the next rank, so that not all begin with the same one.
         self._peers = [(self.rank + step) % self.num_ranks for step in range(1, self.num_ranks)]
-        self._memory: dict[str, Tensor] = {}
+        self._memory = {} if memory is None else memory
         self._plans: dict[int, SumPlan] = {}  # by size: within a factor of two they share one
         self._speeds: list[float] | None = None
         self._is_measured = False
@@ -56,7 +57,9 @@ class PairwiseCollective:
         if chosen == tuple(range(self.num_ranks)):
             return self
         if chosen not in self._among:
-            self._among[chosen] = made = PairwiseCollective(SomeLinks(self._links, chosen))
+            # One thread uses all of them, for one sum after the other: the same buffers do.
+            made = PairwiseCollective(SomeLinks(self._links, chosen), self._memory)
+            self._among[chosen] = made
             made._is_measured = self._is_measured
             made._speeds = None if self._speeds is None else [self._speeds[one] for one in chosen]
         return self._among[chosen]
