@@ -16,7 +16,9 @@ from torch import Tensor
 
 from rowhaul.schedule.sizes import apportion
 from rowhaul.schedule.sum_plan import SCALE, SumPlan
+from rowhaul.transport import collectives
 from rowhaul.transport.base import Bytes, Wire, complete
+from rowhaul.transport.calibration import LinkMeasurements
 from rowhaul.transport.collectives import PairwiseCollective
 from rowhaul.transport.in_process import InProcessLinks, InProcessNetwork, InProcessTransfer
 from rowhaul.transport.sums import choice
@@ -214,6 +216,62 @@ def test_sums_among_many_subsets_take_the_memory_of_one() -> None:
     for first, last in on_all_ranks(4, body):
         assert first >= 4 * size
         assert last <= 5 * 4 * size  # the sum, and everybody's values at most
+
+
+def test_ways_to_sum_are_chosen_again_over_links_that_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds, size, bits = [1e9] * 4, 20_000, []
+    tried: list[tuple[tuple[float, ...], int]] = []  # the speeds of each choice
+
+    def measured(links: Any, collective: Any, **given: Any) -> LinkMeasurements:
+        collective.all_gather(np.zeros(1, np.uint8))
+        members = getattr(links, "_members", range(4))
+        own = np.array([speeds[one] for one in members])
+        pairs = np.minimum(own[:, None], own[None, :])
+        return LinkMeasurements(0 * pairs, pairs, pairs)
+
+    def candidates(known: Any, num_ranks: int, num_bytes: int) -> list[SumPlan]:
+        tried.append((tuple(known), num_bytes))
+        return choice.candidates(known, num_ranks, num_bytes)
+
+    monkeypatch.setattr(collectives, "measure_links", measured)
+    monkeypatch.setattr(collectives, "candidates", candidates)
+
+    def body(links: ThreadLinks) -> list[bytes]:
+        collective, found = PairwiseCollective(links), []  # type: ignore[arg-type]  # as they are
+
+        def add(group: PairwiseCollective) -> None:
+            values = values_of(links.rank, size, torch.float32)
+            group.sum_in_rank_order(values)
+            found.append(values.numpy().tobytes())
+
+        add(collective)
+        add(collective)
+        collective.all_gather(np.zeros(1, np.uint8))  # all have chosen
+        speeds[3] = 1e6
+        collective.choose_again()
+        add(collective)
+        add(collective.among(range(4)))
+        if links.rank in (0, 1, 3):
+            add(collective.among((0, 1, 3)))
+        collective.choose_again([1e9, 1e9, 1e7, 1e7])
+        add(collective)
+        collective.choose_again([1e9, 1e9, 1e7, 1e7])
+        add(collective)
+        return found
+
+    for rank, found in enumerate(on_all_ranks(4, body)):
+        wanted = expected_sum([values_of(one, size, torch.float32) for one in range(4)], None).tobytes()
+        assert [one == wanted for one in found] == [True] * 4 + [False] * (rank != 2) + [True] * 2
+        bits += found[4 : len(found) - 2]
+    assert len(set(bits)) == 1
+    chosen = [known for known, _ in tried]
+    assert sorted(set(chosen)) == [
+        (1e9, 1e9, 1e6),
+        (1e9, 1e9, 1e7, 1e7),
+        (1e9, 1e9, 1e9, 1e6),
+        (1e9, 1e9, 1e9, 1e9),
+    ]
+    assert len(chosen) == 3 * 4 + 3  # once each, on each rank
 
 
 def test_the_choice_of_rank_0_counts(monkeypatch: pytest.MonkeyPatch) -> None:

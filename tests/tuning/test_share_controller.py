@@ -51,6 +51,7 @@ class FakeRun:
         self.seconds, self.posted, self.told, self.clock = seconds, [], [], 0.0
         self.measured = links_of(links)  # what `review` will find
         self.simulated = []  # the settings of each proposal
+        self.chosen_again = []  # when ways to sum were
 
         def propose(settings, *given):
             self.simulated.append(settings)
@@ -67,7 +68,11 @@ class FakeRun:
         )
         self.training = SimpleNamespace(
             settings=settings,
-            runtime=SimpleNamespace(postbox=postbox, in_moves=in_moves),
+            runtime=SimpleNamespace(
+                postbox=postbox,
+                in_moves=in_moves,
+                choose_sums_again=lambda: self.chosen_again.append(self.number),
+            ),
             model=torch.nn.Linear(2, 2),
         )
         self.keeper = controller.ShareController(self.training, list, self.measured, self.told.append)
@@ -147,6 +152,7 @@ def test_shares_are_looked_at_again_when_a_link_is_throttled(monkeypatch):
     assert run.active == UNEQUAL
     assert [value for name, value in run.posted if name == "prices"] == [(1, 100, 10)]
     assert [one.prices for one in run.simulated] == [(1, 1, 10), (1, 100, 10)]
+    assert len(run.chosen_again) == 1
     again = next(text for text in run.told if "again" in text)
     assert again == (
         "shares are looked at again: iterations take longer than before; the speed of a link changed up to "
@@ -166,6 +172,30 @@ def test_prices_follow_links_that_change_little_by_little(monkeypatch):
     posted = [value for name, value in run.posted if name == "prices"]
     assert posted == [(2, 5, 2)]
     assert [one.prices for one in run.simulated] == [(1, 1, 1)] * 2 + posted * 2
+    assert len(run.chosen_again) == 1
+
+
+def test_all_ranks_choose_ways_to_sum_again_at_the_same_reviews(monkeypatch):
+    """Rank 0 knows more than the others: whether iterations take longer."""
+    run = FakeRun(monkeypatch, {ALL: 3.0, ONE: 2.0, TWO: 1.0}, lambda: [ONE, TWO], links=(1e7, 1e7, 1e7))
+    chosen_again = []
+    others = SimpleNamespace(
+        settings=run.training.settings,
+        runtime=SimpleNamespace(
+            in_moves=run.training.runtime.in_moves,
+            choose_sums_again=lambda: chosen_again.append(run.number),
+        ),
+    )
+    other = controller.ShareController(others, list, run.measured, decides=False)
+    review = run.keeper.review
+    monkeypatch.setattr(run.keeper, "review", lambda control: (review(control), other.review(control)))
+    run.go(100)
+    for speed in (6e6, 4e6, 3.5e6, 1.8e6):
+        run.measured = links_of([1e7, speed, 1e7])
+        run.seconds = {name: 2 * each for name, each in run.seconds.items()}
+        run.go(200)
+    assert len(chosen_again) == 2
+    assert run.chosen_again == chosen_again
 
 
 def test_links_of_workers_that_are_left_out_are_measured_now_and_then(monkeypatch):

@@ -184,6 +184,11 @@ class Runtime:
         if self._dense is not None:
             self._summing = self._dense.among(workers) if self.rank in workers else None
 
+    def choose_sums_again(self) -> None:
+        """Choose anew how to sum, as links have changed; all workers call this between the same segments."""
+        if self._dense is not None:
+            self._executors["dense"].submit(self._dense.choose_again).wait()
+
     def sum_over_workers(self, values: Tensor) -> Future[None]:
         """Sum a tensor over the summing workers in rank order, in place and in the background."""
         return self.in_dense(lambda dense: dense.sum_in_rank_order(values))

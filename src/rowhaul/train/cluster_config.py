@@ -48,7 +48,8 @@ class ClusterConfig:
         planning_threads: threads of each host that plan; 0: the cores that its ranks leave idle.
         look_ahead: batches known beyond the one being planned; 0 pushes rows after every iteration.
         shares: how samples are divided: equal, auto (by measured links and speed), or weights such as 2,1,1.
-        links: speeds of the workers' links, for dispatchers: equal, measure, or such as 50mbit*4,5mbit*4.
+        links: speeds of the workers' links, for dispatchers and the dense sum: equal, measure, or such as
+            50mbit*4,5mbit*4. With equal and measure the dense sum measures its own.
         hot_rows: how many of the most frequent rows to replicate on every worker (they are all-reduced);
             auto: as many as a model of the measured cluster finds best, revised at every checkpoint.
         hot_profile: batches at the start of the data that are counted to find them.
@@ -208,10 +209,14 @@ class ClusterConfig:
         self.given_shares(num_workers)
         self._speeds(num_workers)
 
-    def _speeds(self, num_workers: int) -> list[float]:
+    def given_speeds(self, num_workers: int) -> list[float] | None:
+        """The bytes per second of the workers' links that were given; None if none were."""
         if self.links in ("equal", "measure"):
-            return [1.0] * num_workers
+            return None
         return [one.bytes_per_second for one in parse_links(self.links, num_workers, "cluster.links")]
+
+    def _speeds(self, num_workers: int) -> list[float]:
+        return self.given_speeds(num_workers) or [1.0] * num_workers
 
     def _cache_amount(self) -> tuple[int, bool]:
         """The size of a cache, and whether it is in bytes."""

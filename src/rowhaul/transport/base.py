@@ -93,6 +93,12 @@ class Collective(Protocol):
     def start_sum(self, own: Tensor, total: Tensor, wire: Wire | None = None) -> RunningSum:
         """Start to sum a tensor in rank order into another one."""
 
+    def choose_again(self, speeds: Sequence[float] | None = None) -> None:
+        """Choose anew how to sum: the result is the same; all members call this between the same two sums.
+
+        ``speeds`` are bytes per second of the members' links; None: they are measured now.
+        """
+
     def broadcast(self, values: Bytes) -> None:
         """Replace the bytes of all ranks by those of rank 0, in place; as many on each."""
 

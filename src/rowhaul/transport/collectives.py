@@ -47,6 +47,7 @@ class PairwiseCollective:
         self._peers = [(self.rank + step) % self.num_ranks for step in range(1, self.num_ranks)]
         self._memory = {} if memory is None else memory
         self._plans: dict[int, SumPlan] = {}  # by size: within a factor of two they share one
+        self._given_speeds: list[float] | None = None
         self._speeds: list[float] | None = None
         self._is_measured = False
         self._among: dict[tuple[int, ...], PairwiseCollective] = {}
@@ -61,8 +62,22 @@ class PairwiseCollective:
             made = PairwiseCollective(SomeLinks(self._links, chosen), self._memory)
             self._among[chosen] = made
             made._is_measured = self._is_measured
-            made._speeds = None if self._speeds is None else [self._speeds[one] for one in chosen]
+            made._given_speeds, made._speeds = (
+                None if speeds is None else [speeds[one] for one in chosen]
+                for speeds in (self._given_speeds, self._speeds)
+            )
         return self._among[chosen]
+
+    def choose_again(self, speeds: Sequence[float] | None = None) -> None:
+        """Choose anew how to sum, over links of these speeds, or as they are measured now."""
+        given = None if speeds is None else list(speeds)
+        if given is not None and given == self._given_speeds:
+            return  # nothing has changed
+        self._given_speeds, self._speeds, self._is_measured = given, None, False
+        self._plans.clear()
+        self._among.clear()
+        if given is None and self.num_ranks > 1:
+            self._measure()
 
     @property
     def sent_bytes(self) -> Mapping[int, int]:
@@ -149,13 +164,18 @@ class PairwiseCollective:
         return in_buckets(chosen, chosen.seconds(self._speeds, num_bytes))
 
     def _measure(self) -> None:
-        """Measure the members' links; ranks of one host alone have none."""
+        """Measure the members' links, unless speeds are given; ranks of one host alone have none."""
         self._is_measured = True
-        piped = np.zeros(self.num_ranks, np.uint8)
-        piped[list(self._links.pipes)] = 1
-        within_host = self.all_gather(piped).astype(bool)
+        known = np.zeros(self.num_ranks + 1, np.uint8)
+        known[list(self._links.pipes)] = 1
+        known[-1] = self._given_speeds is not None
+        every = self.all_gather(known).astype(bool)
+        within_host, are_given = every[:, :-1], every[:, -1]
         np.fill_diagonal(within_host, True)
         if within_host.all():
+            return
+        if self._given_speeds is not None and are_given.all():
+            self._speeds = settled(self._given_speeds)
             return
         seconds = min(MEASURED_SECONDS, MOST_SECONDS / self.num_ranks)
         measured = measure_links(self._links, self, seconds_per_pair=seconds)

@@ -237,6 +237,9 @@ class InProcessCollective:
         check_summable(own)
         return InProcessSum(self, own, total, wire if self.num_ranks > 1 else None)
 
+    def choose_again(self, speeds: Sequence[float] | None = None) -> None:
+        """Do nothing: there is one way to sum."""
+
     def among(self, members: Sequence[int]) -> InProcessCollective:
         """Return the collective of some members, numbered from 0; only they call it."""
         chosen = tuple(self._members[one] for one in members)

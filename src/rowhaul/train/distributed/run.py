@@ -47,7 +47,7 @@ from rowhaul.train.distributed.evaluation import evaluate
 from rowhaul.train.distributed.explaining import explained_facts
 from rowhaul.train.distributed.log import ClusterLog
 from rowhaul.train.distributed.resuming import fit_to_workers, what_changed
-from rowhaul.train.distributed.setup import distribute
+from rowhaul.train.distributed.setup import distribute, use_given_links
 from rowhaul.train.distributed.training import DistributedTraining, layout_of
 from rowhaul.train.loop import Listener, RunResult, ShouldStop
 from rowhaul.train.metrics import MetricValues
@@ -59,6 +59,7 @@ from rowhaul.transport.dense.overlapping import wire_type
 from rowhaul.tuning.hot_set.controller import HotSetController
 from rowhaul.tuning.joint_passes import PassesController, fits_passes
 from rowhaul.tuning.shares import MeasuredLinks, ShareController, first_batches
+from rowhaul.tuning.sum_watch import SumWatch
 
 _LONG_SECONDS = 24 * 3600.0  # a rank that dies meanwhile is noticed by its heartbeat
 
@@ -177,6 +178,7 @@ class ClusterSession(loop.Session):
         tries_shares = config.cluster.shares == "auto" and cluster.topology.num_workers > 1
         wanted = config.cluster.links == "measure" or tries_shares
         self.links = MeasuredLinks.measure(cluster) if wanted else None
+        use_given_links(cluster, config.cluster)
         self.hot = self._hot_set_controller() if config.cluster.hot_is_auto else None
         self.training = self._distribute(saved)
         if config.cluster.inexact:
@@ -202,10 +204,14 @@ class ClusterSession(loop.Session):
         self.shares = ShareController(
             self.training,
             lambda: first_batches(self.stream, self.trainer.collection),
-            self.links if tries_shares and self.is_leader else None,
+            self.links if tries_shares else None,
             self.log.tell,
+            decides=self.is_leader,
             shared_links=cluster.interface == cluster.side_interface,
         )
+        # Workers of one host sum in its memory.
+        use_links = sum(min(host) < cluster.topology.num_workers for host in cluster.hosts) > 1
+        self.sums = SumWatch(self.training, self.log.tell) if use_links and not tries_shares else None
         self.passes: PassesController | None = None
         if cluster.rank == 0 and fits_passes(config.cluster.dispatcher):
             self.passes = PassesController(self.training.runtime.postbox.post, cluster.topology.num_workers)
@@ -294,7 +300,7 @@ class ClusterSession(loop.Session):
         if self.hot is not None:
             self.hot.report_to(self.log.tell)
         self.training.runtime.should_save = self.should_save
-        self.training.runtime.should_rest = self.shares.wants_review
+        self.training.runtime.should_rest = (self.sums or self.shares).wants_review
 
     def batches(self, count: int) -> Iterator[Batch]:
         """Yield this worker's part of the next global batches; nothing on a store, which serves them."""
@@ -323,9 +329,11 @@ class ClusterSession(loop.Session):
     def rest(self, at_checkpoint: bool) -> None:
         """Review hot rows at checkpoints, which then have them, and when their controller asks for it.
 
-        Shares are reviewed when theirs asks for it.
+        Shares, or else the way to sum, are reviewed when that is asked for.
         """
-        if self.training.runtime.rest_due:
+        if self.training.runtime.rest_due and self.sums is not None:
+            self.sums.review()
+        elif self.training.runtime.rest_due:
             self.shares.review(self.cluster.control)
         if self.hot is not None and (at_checkpoint or self.trainer.step == self.hot.due):
             self.hot.review(self.training, self.trainer.samples)
@@ -365,6 +373,8 @@ class ClusterSession(loop.Session):
         if self.explainer is not None:
             self.explainer.iterated(job)
         self.shares.observe(job)
+        if self.sums is not None:
+            self.sums.observe(job)
         if self.passes is not None:
             self.passes.observe(job.measures)
         if self.hot is not None:

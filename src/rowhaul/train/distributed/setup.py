@@ -132,8 +132,9 @@ def distribute(
     start = saved.start if saved is not None else Start()
     facts = {**_facts(cluster, model, settings, repr(layout)), "data from": data_from}
     facts |= {"compare_every": str(compare_every), "optimizer": type(optimizer).__name__}
-    facts |= {"dense_wire": dense_wire}
+    facts |= {"dense_wire": dense_wire, "links": config.links}
     check_same(cluster, {**version_facts(cluster.is_worker), **facts})
+    use_given_links(cluster, config)
     cache = layout.make_cache(collection.feature_groups) if cluster.is_worker else None
     home = RowMemory(layout) if cluster.topology.colocated or not cluster.is_worker else None
     if cache is not None and settings.hot is not None:
@@ -170,6 +171,13 @@ def distribute(
         with doing(Activity.LOADING):
             saved.load_rows(training)
     return training
+
+
+def use_given_links(cluster: Cluster, config: ClusterConfig) -> None:
+    """Pass the speeds of links that were given on to the dense sum, where it uses the links of rows."""
+    speeds = config.given_speeds(cluster.topology.num_workers)
+    if speeds is not None and cluster.dense is not None and cluster.interface == cluster.side_interface:
+        cluster.dense.choose_again(speeds)
 
 
 @dataclass(frozen=True)

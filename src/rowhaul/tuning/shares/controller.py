@@ -37,8 +37,9 @@ class ShareController:
     Args:
         training: the run.
         first_batches: reads the ids of the first global batches of the data.
-        links: as measured; None on ranks that do not decide, and where shares are not chosen.
+        links: as measured, the same on all ranks; None where shares are not chosen.
         report: called with lines about the choice.
+        decides: whether this rank decides.
         shared_links: whether dense gradients travel over the same links as rows.
     """
 
@@ -49,11 +50,14 @@ class ShareController:
         links: MeasuredLinks | None,
         report: Report = lambda text: None,
         *,
+        decides: bool = True,
         shared_links: bool = True,
     ) -> None:
         self.decided = False  # the shares of a trial have been chosen
         self._training, self._first_batches, self._links = training, first_batches, links
         self._report, self._shared_links = report, shared_links
+        self._decides = decides and links is not None
+        self._links_of_sums = links  # for which ways to sum were chosen; the same on all ranks
         self._dispatcher = str(training.settings.dispatcher)
         self._prices = training.settings.prices  # in force
         self._num_seen = 0
@@ -75,7 +79,7 @@ class ShareController:
 
     def observe(self, job: Job) -> None:
         """Record an iteration, and decide what follows from it."""
-        if self._links is None or job.measures is None:
+        if not self._decides or job.measures is None:
             return
         now = time.perf_counter()
         seconds = None if self._last is None else now - self._last
@@ -108,6 +112,8 @@ class ShareController:
     def review(self, control: Collective) -> None:
         """Measure the links again; if they or iterations have changed, begin another trial.
 
+        If links have changed, ways to sum are chosen again, too.
+
         A collective call of all ranks, between two segments; ``control`` is the group of all ranks.
         """
         began = time.monotonic()
@@ -116,7 +122,10 @@ class ShareController:
             lambda mover: MeasuredLinks.measure_over(mover.links, control, topology)
         ).wait()
         self._checked_at, self._check_seconds = time.monotonic(), time.monotonic() - began
-        if self._links is None:
+        if self._links_of_sums is not None and links.largest_change(self._links_of_sums) >= CHANGED_LINK:
+            self._links_of_sums = links
+            self._training.runtime.choose_sums_again()
+        if self._links is None or not self._decides:
             return
         changed = links.largest_change(self._links)
         reason, self._wants_review, self._reason = self._reason, False, ""

@@ -14,9 +14,14 @@ FIRST_PATIENCE, MOST_PATIENCE = 40, 20_000  # iterations between a decision and 
 
 
 class Drift:
-    """Watches the seconds per sample of iterations since the last decision."""
+    """Watches the seconds per sample of iterations since the last decision.
 
-    def __init__(self) -> None:
+    Args:
+        slower: how many times as long they must take for another look.
+    """
+
+    def __init__(self, slower: float = SLOWER) -> None:
+        self._slower = slower
         self._patience = FIRST_PATIENCE
         self.decided(changed=True)
 
@@ -45,4 +50,4 @@ class Drift:
             return False
         typical = statistics.median(self._latest)
         self._best = min(self._best, typical)
-        return self._count >= self._patience and typical > SLOWER * self._best
+        return self._count >= self._patience and typical > self._slower * self._best
