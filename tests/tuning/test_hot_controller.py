@@ -69,7 +69,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hot_set_controller, "TURN", 1)
 
 
-def run_kept(cluster: Any, session: Session, told: list[str]) -> tuple[list[tuple[int, int]], list[float]]:
+def run_kept(
+    cluster: Any, session: Session, told: list[str], disturbed_until: int = 0
+) -> tuple[list[tuple[int, int]], list[float]]:
     """Train with a keeper that is asked when it wants to be, and at the end; returns its sets, and losses."""
     cluster.interface = cluster.side_interface = "lo"
     trainer = Trainer(session.config, session.schema)
@@ -86,6 +88,8 @@ def run_kept(cluster: Any, session: Session, told: list[str]) -> tuple[list[tupl
     sizes = [_described(settings.hot)]
     training = distribute(cluster, trainer.model, stream, settings=settings, on_iteration=keeper.observe)
     losses = []
+    if disturbed_until:  # only rank 0 knows
+        keeper.is_disturbed = lambda: cluster.rank == 0 and training.iteration < disturbed_until
     try:
         while training.iteration < STEPS:
             pause = STEPS if keeper.due is None else min(keeper.due, STEPS)
@@ -133,6 +137,21 @@ def test_all_ranks_try_the_rows_that_rank_0_proposes(
     result = next(text for text in told if "as quick as any of those tried" in text)
     assert all(f"{size} " in result for size in (0, 3, 11))
     assert result.startswith(f"hot rows: {sets[-1][0]} on every worker"), "another set stayed than was told"
+
+
+def test_a_trial_of_hot_rows_waits_for_another_trial(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        hot_set_controller, "worth_trying", lambda model, best: [model.predict(size) for size in (0, 3)]
+    )
+    told: list[str] = []
+    results = on_threads(CLUSTER.topology(), lambda cluster: run_kept(cluster, session, told, 5))
+    sets = results[0][0]
+    assert all(sizes == sets for sizes, _ in results), "ranks have different hot rows"
+    assert len(set(sets[:3])) == 1  # at the beginning, and after reviews in iterations 2 and 4
+    assert any("will be tried" in text for text in told)
+    assert any("as quick as any of those tried" in text for text in told)
 
 
 def test_rows_stay_where_nothing_is_worth_a_trial(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

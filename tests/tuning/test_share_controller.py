@@ -244,6 +244,39 @@ def test_chosen_shares_that_are_given_up_later_are_replaced(monkeypatch):
     assert run.active == TWO
 
 
+def test_one_trial_waits_for_another(monkeypatch):
+    run = FakeRun(monkeypatch, {ALL: 3.0, ONE: 2.0, TWO: 1.0}, lambda: [ONE, TWO])
+    disturbed = [True]
+    run.keeper.is_disturbed = lambda: disturbed[0]
+    assert set(run.go(50)) == {ALL}
+    assert run.told == []
+    assert run.keeper.is_trying()  # soon
+    disturbed[0] = False
+    run.go(60)
+    assert run.active == TWO
+    assert not run.keeper.is_trying()
+
+    disturbed[0], run.seconds[TWO] = True, 9.0  # others try something that takes long
+    run.go(200)
+    disturbed[0], run.seconds[TWO] = False, 1.0
+    run.go(200)
+    assert run.active == TWO
+    assert not any("again" in text for text in run.told)
+
+
+def test_a_trial_has_ended_once_rows_are_in_place(monkeypatch):
+    run = FakeRun(monkeypatch, {ALL: 3.0, ONE: 2.0, TWO: 1.0}, lambda: [ONE, TWO])
+    trying = []
+    for _ in range(100):
+        run.go(1)
+        trying.append((run.keeper.is_trying(), run.keeper.decided))
+    until = [decided for _, decided in trying].index(True) + controller.SETTLING
+    assert [one for one, _ in trying] == [True] * until + [False] * (100 - until)
+    run = FakeRun(monkeypatch, {ALL: 3.0}, lambda: 1 / 0)
+    run.go(20)
+    assert not run.keeper.is_trying()
+
+
 def test_a_proposal_that_fails_leaves_the_shares_as_they_are(monkeypatch):
     def fails():
         raise ValueError("no such luck")

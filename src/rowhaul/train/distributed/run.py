@@ -209,6 +209,9 @@ class ClusterSession(loop.Session):
             decides=self.is_leader,
             shared_links=cluster.interface == cluster.side_interface,
         )
+        if self.hot is not None and tries_shares:  # one trial at a time
+            self.hot.is_disturbed = self.shares.is_trying
+            self.shares.is_disturbed = lambda: self.hot is not None and self.hot.is_trying
         # Workers of one host sum in its memory.
         use_links = sum(min(host) < cluster.topology.num_workers for host in cluster.hosts) > 1
         self.sums = SumWatch(self.training, self.log.tell) if use_links and not tries_shares else None

@@ -79,6 +79,9 @@ class HotSetController:
     ) -> None:
         # The iteration after which `review` must be called next.
         self.due: int | None = first + FIRST_REVIEW
+        # Whether another trial is running, which would disturb the times of one of hot rows. Rank 0's answer
+        # counts; None on all ranks: there are no others.
+        self.is_disturbed: Callable[[], bool] | None = None
         self._trial: HotTrial | None = None
         self._was_tried = False
         self._reports: list[str] = []
@@ -109,9 +112,16 @@ class HotSetController:
         hot = within(_WAITING_SECONDS, lambda: broadcast_rows(links, mine), check=self._cluster.failure.check)
         return replace(settings, hot=hot if hot is not None and len(hot) else None)
 
+    @property
+    def is_trying(self) -> bool:
+        """Whether sets are being tried in training."""
+        return self._trial is not None
+
     def observe(self, job: Job) -> None:
         """Record an iteration."""
         self._watch.observe(job)
+        if self.is_disturbed is not None and self.is_disturbed():
+            self._watch.rested()
 
     def review(self, training: DistributedTraining, samples: int) -> bool:
         """Review the replicated rows after ``samples`` samples; return whether they changed.
@@ -122,6 +132,9 @@ class HotSetController:
             return False  # compute is not known yet, or a set is in the middle of its turn
         self.due = None
         if training.settings.sync_mode.name == "bounded":
+            return False
+        if self._must_wait(training):
+            self.due = training.iteration + FIRST_REVIEW
             return False
         if self._trial is not None:
             self._trial.end_turn(self._watch.seconds_since_rest[SKIPPED - 1 :])
@@ -135,6 +148,13 @@ class HotSetController:
                 return False
             self._trial = HotTrial(sets)
         return self._next_turn(training, self._trial)
+
+    def _must_wait(self, training: DistributedTraining) -> bool:
+        """Whether a trial must wait for another one; the same on all ranks."""
+        if self._trial is not None or self.is_disturbed is None:
+            return False
+        mine = int(self.is_disturbed())
+        return bool(training.runtime.in_moves(lambda mover: broadcast_number(mover.links, mine)).wait())
 
     def _next_turn(self, training: DistributedTraining, trial: HotTrial) -> bool:
         """Replicate the set whose turn it is, or the quickest once all were tried."""

@@ -18,7 +18,7 @@ from rowhaul.train.distributed.left_out import workers_text
 from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.transport.base import Collective
 from rowhaul.tuning.shares.candidates import Costs, Measures, propose
-from rowhaul.tuning.shares.drift import Drift
+from rowhaul.tuning.shares.drift import SETTLING, Drift
 from rowhaul.tuning.shares.links import MeasuredLinks
 from rowhaul.tuning.shares.trial import ShareCandidate, ShareTrial
 
@@ -54,6 +54,8 @@ class ShareController:
         shared_links: bool = True,
     ) -> None:
         self.decided = False  # the shares of a trial have been chosen
+        # Whether another trial is running, which would disturb the times of one of shares; rank 0 asks.
+        self.is_disturbed: Callable[[], bool] = lambda: False
         self._training, self._first_batches, self._links = training, first_batches, links
         self._report, self._shared_links = report, shared_links
         self._decides = decides and links is not None
@@ -61,8 +63,10 @@ class ShareController:
         self._dispatcher = str(training.settings.dispatcher)
         self._prices = training.settings.prices  # in force
         self._num_seen = 0
+        self._settled_at: int | None = None  # the iteration from which on rows are in place after a trial
         self._observed: deque[Measures] = deque(maxlen=OBSERVED_ITERATIONS)
         self._costs: Costs | None = None
+        self._has_begun = False  # to try shares
         self._trial: ShareTrial | None = None
         self._chosen: ShareCandidate | None = None
         self._candidates: list[ShareCandidate] = []  # of the last trial
@@ -76,6 +80,10 @@ class ShareController:
     def resume(self) -> None:
         """Start the clock after a pause: the iteration that comes next cannot be timed."""
         self._last = None
+
+    def is_trying(self) -> bool:
+        """Whether shares are being tried in training, will be soon, or were until just now."""
+        return self._decides and (self._settled_at is None or self._num_seen < self._settled_at)
 
     def observe(self, job: Job) -> None:
         """Record an iteration, and decide what follows from it."""
@@ -92,7 +100,9 @@ class ShareController:
             self._give_up(plan.given_up_shares, plan.iteration)
         if self._trial is not None:
             self._try(samples, seconds)
-        elif self._num_seen == SKIPPED_ITERATIONS + OBSERVED_ITERATIONS:
+        elif self.is_disturbed():
+            pass
+        elif not self._has_begun and self._num_seen >= SKIPPED_ITERATIONS + OBSERVED_ITERATIONS:
             self._begin_trial()
         elif self._chosen is not None and seconds is not None and len(plan.worker):
             has_drifted = self._drift.observe(seconds / len(plan.worker))
@@ -104,6 +114,8 @@ class ShareController:
 
         Asked on rank 0 with every plan, in another thread.
         """
+        if self.is_disturbed():
+            return False
         if self._chosen is not None and self._trial is None and min(self._chosen.shares) == 0:
             rest = max(CHECK_SECONDS, self._check_seconds / CHECK_COST)
             self._wants_review |= time.monotonic() - self._checked_at > rest
@@ -158,6 +170,7 @@ class ShareController:
     def _begin_trial(self) -> None:
         """Simulate shares while training waits, and post the first candidate."""
         assert self._links is not None
+        self._has_begun, self._settled_at = True, None
         known = None
         if self._chosen is not None and self._drift.now < float("inf"):
             known = self._chosen, self._drift.now
@@ -171,6 +184,7 @@ class ShareController:
         except Exception as error:  # any shares are correct, only slower
             self._report(f"shares stay as they are: {type(error).__name__}: {error}")
             self._drift.decided(changed=False)
+            self._settled_at = self._num_seen
             return
         self.resume()  # the iteration that waited for this is not typical
         self._trial = ShareTrial(self._candidates, known)
@@ -214,6 +228,7 @@ class ShareController:
 
     def _end_trial(self, trial: ShareTrial) -> None:
         self._trial = None
+        self._settled_at = self._num_seen + SETTLING
         best, before = trial.best(), self._chosen
         self.decided = True
         if best is None:
