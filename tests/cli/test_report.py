@@ -117,6 +117,25 @@ def test_a_cluster_explains_every_byte_that_it_logs(places, log_folder, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # kernels may have to be compiled
+def test_a_worker_without_a_share_is_left_out_and_waits_for_nothing(log_folder, tmp_path):
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "rowhaul", "train", "--data", log_folder, "--out", run, *SMALL]
+    options = ["--epochs", "1", "--workers", "3", "--topology", "colocated", "--shares", "2,0,1"]
+    options += ["--threads", "1", "--explain", "--set", "log_every=4"]
+    done = subprocess.run(
+        list(map(str, [*command, *options])), capture_output=True, text=True, timeout=140, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "worker 1 in 100% of iterations" in done.stdout
+    final = lines_of(run / "explain.jsonl", "detail")[-1]
+    assert [(one["iterations"], one["left_out"]) for one in final["ranks"]] == [(9, 0), (0, 9), (9, 0)]
+    assert not any(final["ranks"][1]["seconds"].values())
+    for line in lines_of(run / "explain.jsonl", "interval"):
+        assert line["ranks"][1]["iterations"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # kernels may have to be compiled
 def test_being_explained_changes_nothing_that_is_learned(log_folder, tmp_path):
     losses = []
     for options in ([], ["--explain"]):

@@ -125,6 +125,28 @@ def test_a_summary_names_ranks_tables_and_reasons():
     assert "1.5 ms an iteration" in text["waited for"]
 
 
+def test_workers_without_a_share_are_named_and_their_waits_are_not_counted():
+    account = explained(30)
+    usual = Findings(account.detail(30))
+    seconds = {"plan": 0.02 * 30, "rows": 0.0}
+    account.reports[2] = RankReport(0, 30, {}, {}, {0: 0.3}, {}, {1: 900})
+    found = Findings(account.detail(30))
+    assert found.left_out == {2: 1.0}
+    assert found.training == [0, 1]
+    assert found.composition == pytest.approx(usual.composition)
+    assert found.link_seconds[0, 2] == pytest.approx(0.01)
+    text = dict(summarise(account.detail(30)))
+    assert text["left out"] == "worker 2 in 100% of iterations"
+    assert "these 2 workers" in text["one machine"].lower()
+    assert not any("Without worker 2" in one.text for one in advise(found))
+
+    account.reports[2] = RankReport(10, 20, {"compute": 0.1, **seconds}, {0: 0.1})
+    found = Findings(account.detail(30))
+    assert found.left_out == {2: pytest.approx(2 / 3)}
+    assert found.composition["plan"] == pytest.approx((2 * 0.03 + 0.6) / 70)
+    assert "left out" not in dict(summarise(explained(30).detail(30)))
+
+
 def test_a_run_without_iterations_has_a_summary():
     account = Account(facts())
     account.reports = [RankReport(0) for _ in range(5)]

@@ -83,10 +83,37 @@ def test_activities_become_spans_of_their_threads():
         _activity.watch(None)
     with doing(Activity.COMPUTING):
         pass  # nobody watches any more
+    assert not recorder.seconds  # until the iteration is over
+    recorder.settle(8, counts=True)
     assert recorder.seconds["step"] > recorder.seconds["dense"] > 0
     assert recorder.seconds["moving"] > 0  # nothing else was going on while rows were awaited
     assert [span.name for span in recorder._moves] == ["wait for the plan"]
     assert [span.name for span in recorder._reads] == ["read data"]
+
+
+def test_iterations_without_a_share_do_not_count():
+    recorder = Recorder()
+    _activity.watch(recorder.ended)
+    try:
+        for recorder.iteration in range(3):
+            recorder._move(Span("rows", "wait for rows", 0.0, 1e12, recorder.iteration, 1))
+            with doing(Activity.AWAITING_ROWS):
+                pass
+            recorder._moves.clear()
+            with doing(Activity.COMPUTING):
+                pass
+    finally:
+        _activity.watch(None)
+    recorder.settle(1, counts=False)
+    assert not recorder.seconds
+    assert not recorder.waited
+    recorder.settle(0, counts=True)
+    once = dict(recorder.seconds), dict(recorder.waited)
+    assert once[0]["step"] > 0
+    assert once[1][1] > 0
+    recorder.settle(0, counts=True)
+    recorder.settle(1, counts=True)
+    assert (dict(recorder.seconds), dict(recorder.waited)) == once
 
 
 def test_waits_outside_of_phases_belong_to_no_iteration():

@@ -68,7 +68,9 @@ class Account:
                 for kind, reason in np.argwhere(moved[..., 0]).tolist()
             ],
             "ranks": [
-                {name: one[name] for name in ("iterations", "seconds")}  # waits, rank by rank, are many
+                {
+                    name: one[name] for name in ("iterations", "left_out", "seconds")
+                }  # waits, rank by rank, are many
                 for one in self._rank_seconds(self._reports_before)
             ],
             "dense_bytes": self._sent("dense_bytes") - self._sent("dense_bytes", self._reports_before),
@@ -165,6 +167,7 @@ class Account:
             found.append(
                 {
                     "iterations": one.iterations - old.iterations,
+                    "left_out": one.left_out - old.left_out,
                     "seconds": _less(one.seconds, old.seconds),
                     "waited": [[peer, s] for peer, s in _less(one.waited, old.waited).items()],
                 }

@@ -49,8 +49,8 @@ def one_machine_seconds(found: Findings) -> float:
 def one_machine_text(found: Findings) -> str:
     """Compare with one machine, in a sentence."""
     alone, now = one_machine_seconds(found), found.iteration_seconds
-    workers = f"these {found.num_workers} workers"
-    if not alone or not now:
+    workers = f"these {len(found.training)} workers"
+    if not alone or not now or len(found.training) < 2:
         return ""
     if alone < now:
         return (
@@ -65,7 +65,7 @@ def one_machine_text(found: Findings) -> str:
 
 def _fewer_workers(found: Findings) -> Iterator[Advice]:
     alone, now = one_machine_seconds(found), found.iteration_seconds
-    if found.num_workers > 1 and alone < now * (1 - _WORTH_SAYING):
+    if len(found.training) > 1 and alone < now * (1 - _WORTH_SAYING):
         yield Advice(
             "one machine",
             now - alone,
@@ -77,11 +77,11 @@ def _fewer_workers(found: Findings) -> Iterator[Advice]:
 
 
 def _leave_one_out(found: Findings) -> Iterator[Advice]:
-    if found.num_workers < 3:
+    if len(found.training) < 3:
         return
     now = found.iteration_seconds
-    slowest = max(range(found.num_workers), key=found.waited_for)
-    extra = found.seconds[slowest]["compute"] / (found.num_workers - 1) if found.seconds else 0.0
+    slowest = max(found.training, key=found.waited_for)
+    extra = found.seconds[slowest]["compute"] / (len(found.training) - 1) if found.seconds else 0.0
     saved = found.waited_for(slowest) - extra
     if saved > now * _WORTH_SAYING:
         yield Advice(

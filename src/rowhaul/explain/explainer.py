@@ -57,6 +57,7 @@ class Explainer:
         self._agreed: deque[tuple[int, float]] = deque(maxlen=_KEPT_TIMES)
         self._begins: deque[float] = deque(maxlen=_REPORTED_PHASES)
         self._arrived: deque[list[bytes]] = deque()  # reports of all ranks, not yet read
+        self._num_trained = self._num_left_out = 0  # iterations of this worker
         self._shown_at: float | None = None
         self._num_intervals = 0
         self._has_failed = False
@@ -71,8 +72,14 @@ class Explainer:
 
     def iterated(self, job: Job) -> None:
         """Add an iteration that is over on this worker."""
-        if job.plan.iteration - self._first >= _STARTING:
+        takes_part = self._runtime.rank in job.plan.summing_workers
+        has_started = job.plan.iteration - self._first >= _STARTING
+        self._recorder.settle(job.plan.iteration, counts=takes_part and has_started)
+        if has_started and takes_part:
             self._recorder.seconds["compute"] += job.seconds["compute"]
+            self._num_trained += 1
+        elif has_started:
+            self._num_left_out += 1
         if self._thread is not None:
             plan = job.plan
             self._pending.append(self._thread.submit(lambda: self._carefully(lambda: self._add(plan))))
@@ -171,8 +178,10 @@ class Explainer:
         if with_spans:
             since = self._begins[0] if self._begins else 0.0
             spans = longest(recorder.spans(since))
+        served = max(0, self._runtime.iteration - self._first - _STARTING)
         return RankReport(
-            iterations=max(0, self._runtime.iteration - self._first - _STARTING),
+            iterations=self._num_trained if self._runtime.trains else served,
+            left_out=self._num_left_out,
             seconds=seconds_of(recorder),
             waited=dict(recorder.waited),
             received=dict(recorder.received),

@@ -65,16 +65,32 @@ class Findings:
         ]
 
     @cached_property
+    def left_out(self) -> dict[int, float]:
+        """Workers that were without a share, and in which part of the iterations."""
+        workers = enumerate(self.detail["ranks"][: self.num_workers])
+        return {
+            rank: out / (out + int(one["iterations"]))
+            for rank, one in workers
+            if (out := one.get("left_out", 0))
+        }
+
+    @cached_property
+    def training(self) -> list[int]:
+        """The workers that took part in most iterations."""
+        return [rank for rank in range(self.num_workers) if self.left_out.get(rank, 0.0) <= 0.5]
+
+    @cached_property
     def composition(self) -> dict[str, float]:
-        """The mean over the workers."""
-        count = max(1, len(self.seconds))
-        return {name: sum(one[name] for one in self.seconds) / count for name in PARTS}
+        """The mean over the workers, each as often as it took part."""
+        ranks = self.detail["ranks"][: self.num_workers]
+        count = max(1, sum(one["iterations"] for one in ranks))
+        return {name: float(sum(one["seconds"].get(name, 0.0) for one in ranks)) / count for name in PARTS}
 
     @cached_property
     def step_cpu_seconds(self) -> list[float]:
         """The processor time of each worker's training thread."""
         return [
-            float(one["seconds"].get("cpu", 0.0)) / max(1, one["iterations"])
+            float(one["seconds"].get("cpu", 0.0)) / max(1, one["iterations"] + one.get("left_out", 0))
             for one in self.detail["ranks"][: self.num_workers]
         ]
 
@@ -93,8 +109,8 @@ class Findings:
         }
 
     def waited_for(self, rank: int) -> float:
-        """Seconds that the other workers waited for a rank's rows, on average."""
-        others = max(1, self.num_workers - (rank < self.num_workers))
+        """Seconds that the other workers that trained waited for a rank's rows, on average."""
+        others = max(1, len(self.training) - (rank in self.training))
         return sum(seconds for (_, peer), seconds in self.waits.items() if peer == rank) / others
 
     @cached_property
@@ -133,7 +149,7 @@ class Findings:
     @cached_property
     def link_seconds(self) -> dict[tuple[int, int], float]:
         """Seconds that a target's moves thread waited for a source: (source, target)."""
-        finished = [max(1, one["iterations"]) for one in self.detail["ranks"]]
+        finished = [max(1, one["iterations"] + one.get("left_out", 0)) for one in self.detail["ranks"]]
         return {(peer, rank): s / finished[rank] for rank, peer, s in self.detail["received"]}
 
     @cached_property

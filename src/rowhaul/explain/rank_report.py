@@ -21,7 +21,8 @@ _SAME_CLOCK = 0.25  # seconds
 class RankReport:
     """The numbers of one rank so far."""
 
-    iterations: int  # that its seconds and bytes are of
+    iterations: int  # that its seconds are of
+    left_out: int = 0  # iterations without a share, beside those: a worker takes no part in them
     seconds: dict[str, float] = field(default_factory=dict)  # of the training thread, by what it did
     waited: dict[int, float] = field(default_factory=dict)  # by training, for the rows of each rank
     received: dict[int, float] = field(default_factory=dict)  # by the moves thread, for the rows of each rank

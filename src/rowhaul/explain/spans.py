@@ -68,8 +68,8 @@ class Recorder:
     Attributes:
         iteration: the next one to train; the owner keeps it.
         counts: whether seconds are added up; spans are always kept.
-        seconds: of the training thread, by name, so far: compute and all its waits.
-        waited: for rows of each rank, by training.
+        seconds: of the training thread, by name, in settled iterations: compute and all its waits.
+        waited: for rows of each rank, by training, in settled iterations.
         received: for rows of each rank, by the moves thread, mostly beside training.
     """
 
@@ -81,6 +81,9 @@ class Recorder:
         self._spans: deque[Span] = deque(maxlen=_KEPT)
         self._moves: deque[Span] = deque(maxlen=_RECENT)
         self._reads: deque[Span] = deque(maxlen=_RECENT)
+        # Of iterations that are not settled: seconds by name, and by the rank whose rows were awaited.
+        self._open: defaultdict[int, defaultdict[str | int, float]] = defaultdict(lambda: defaultdict(float))
+        self._current = -1  # the iteration that training waits for, or computes
         self._cpu_began = 0.0  # of the training thread, when the step began
         self._peers: list[tuple[int, float, float]] = []  # waits of the moves thread since the last phase
 
@@ -124,6 +127,15 @@ class Recorder:
                 self.received[peer] += (last - first) * self.counts
                 self._move(Span(ROWS, WAIT_ROWS, first, last, iteration, peer))
 
+    def settle(self, iteration: int, *, counts: bool) -> None:
+        """Add the seconds of an iteration that is over, or drop them, as of a worker that is left out."""
+        found = self._open.pop(iteration, None)
+        for name, seconds in found.items() if found and counts else ():
+            if isinstance(name, int):
+                self.waited[name] += seconds
+            else:
+                self.seconds[name] += seconds
+
     def spans(self, since: float) -> list[Span]:
         """Return the spans that ended after a moment."""
         return [span for span in list(self._spans) if span.ended > since]
@@ -132,23 +144,27 @@ class Recorder:
         taken = ended - began
         if activity is Activity.COMPUTING:
             self._add(Span(TRAINING, COMPUTE, began, ended, self.iteration - 1))
-            self.seconds["step"] += taken * self.counts
-            self.seconds["cpu"] += (time.thread_time() - self._cpu_began) * self.counts
+            self._count("step", taken)
+            self._count("cpu", time.thread_time() - self._cpu_began)
         elif activity is Activity.AWAITING_ROWS and around is Activity.NOTHING:
             self._add(Span(TRAINING, WAIT_ROWS, began, ended, self.iteration))
-            self._cpu_began = time.thread_time()
+            self._cpu_began, self._current = time.thread_time(), self.iteration
             if self.counts:
                 self._count_wait(self.explain_wait(began, ended))
         elif activity is Activity.WAITING and around is Activity.COMPUTING:
-            self.seconds["dense"] += taken * self.counts
+            self._count("dense", taken)
             self._add(Span(TRAINING, WAIT_DENSE, began, ended, self.iteration))
+
+    def _count(self, name: str | int, seconds: float) -> None:
+        if self.counts:
+            self._open[self._current][name] += seconds
 
     def _count_wait(self, waits: Waits) -> None:
         for peer, seconds in waits.rows.items():
-            self.waited[peer] += seconds
-        self.seconds["plan"] += waits.plan
-        self.seconds["data"] += waits.data
-        self.seconds["moving"] += waits.moving
+            self._count(peer, seconds)
+        self._count("plan", waits.plan)
+        self._count("data", waits.data)
+        self._count("moving", waits.moving)
 
     def explain_wait(self, began: float, ended: float) -> Waits:
         """Say what training waited for in an interval, from what the moves and plans threads did in it."""

@@ -23,6 +23,7 @@ def summarise(detail: Line) -> Facts:
         ("moved", moved_text(found)),
         ("rows, why", reasons_text(found)),
         ("waited for", waits_text(found)),
+        ("left out", left_out_text(found)),
         ("tables", tables_text(found)),
         ("one machine", one_machine_text(found)),
     ]
@@ -82,6 +83,13 @@ def waits_text(found: Findings) -> str:
     worst = [one for one in ranks if found.waited_for(one) >= _LEAST_SHARE * found.iteration_seconds][:3]
     return ", ".join(
         f"{found.roles[one]}: {seconds_text(found.waited_for(one))} an iteration" for one in worst
+    )
+
+
+def left_out_text(found: Findings) -> str:
+    """Name the workers without a share: what they wait for is no part of the other times."""
+    return ", ".join(
+        f"{found.roles[one]} in {part:.0%} of iterations" for one, part in found.left_out.items()
     )
 
 

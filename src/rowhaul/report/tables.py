@@ -109,9 +109,10 @@ def waits(found: Findings) -> str:
     lines = []
     for rank, seconds in enumerate(found.seconds):
         parts = [seconds_text(seconds[name]) for name in PARTS]
-        lines.append(
-            [found.roles[rank], *parts, *(seconds_text(found.waits.get((rank, peer), 0.0)) for peer in peers)]
-        )
+        role = found.roles[rank]
+        if rank in found.left_out:
+            role += f" (left out in {found.left_out[rank]:.0%} of iterations)"
+        lines.append([role, *parts, *(seconds_text(found.waits.get((rank, peer), 0.0)) for peer in peers)])
     return _table(titles, lines, 1)
 
 

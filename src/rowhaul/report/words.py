@@ -8,6 +8,7 @@ from rowhaul._quantities import bytes_text, seconds_text
 from rowhaul.explain.advice import one_machine_text
 from rowhaul.explain.summary import (
     advice_texts,
+    left_out_text,
     moved_text,
     parts_text,
     reasons_text,
@@ -32,6 +33,8 @@ def sentences(run: RunRecord) -> list[str]:
         said.append(f"Rows move because: {why}." if why else "")
         waits = waits_text(found)
         said.append(f"Training waits most for rows of {waits}." if waits else "")
+        left_out = left_out_text(found)
+        said.append(f"Left out, without a share: {left_out}." if left_out else "")
         tables = tables_text(found)
         said.append(f"The tables that move most bytes an iteration: {tables}." if tables else "")
         said += advice_texts(found, _ADVICE)
