@@ -373,7 +373,9 @@ def test_shares_are_proposed_only_where_every_batch_part_fits():
     assert "one machine" in proposed([1e9, 1e9], [1e-3] * 2, cache=int(most / 0.6))
 
 
-def test_later_batches_of_the_trace_must_fit_too():
+@pytest.mark.parametrize("seconds", [0.0, 1e9])  # on a slow machine few batches are simulated
+def test_later_batches_of_the_trace_must_fit_too(seconds, monkeypatch):
+    monkeypatch.setattr(candidates, "SEARCH_SECONDS", seconds)
     wide = IdBatch.from_features([0, 0], np.arange(1000, 1128), np.ones((2, 64), np.int32))
     links, costs = MeasuredLinks((1e9, 1e9), (1e-5,) * 2), candidates.Costs((1e-3, 1e-3), 1000)
     batches = [*trace(20), wide]

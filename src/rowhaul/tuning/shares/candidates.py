@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from rowhaul.errors import ConfigError
 from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.runtime.runtime import MEASURES
 from rowhaul.schedule import IdBatch, Scheduler, ScheduleSettings
+from rowhaul.schedule.directory.distinct import distinct_by_appearance
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.measure import Span, measure
 from rowhaul.simulate.results import Outcome
@@ -122,6 +124,7 @@ class _Search:
         too_many: int | None = None,
     ) -> None:
         self._settings, self._model, self._too_many = settings, model, too_many
+        self._known = list(batches)
         self._most_ids = max(int(np.diff(one.offsets).max(initial=0)) for one in batches)  # of a sample
         self._batch_size = len(batches[0].offsets) - 1
         self._num_workers = settings.topology.num_workers
@@ -194,7 +197,7 @@ class _Search:
         room = 1 if self._settings.cache.unit == "rows" else max(self._settings.sizes.records)
         if (np.array(shares) * self._most_ids * room <= capacities).all():
             return True
-        filled = tuple(int(FILLED * one) for one in capacities.tolist())
+        filled = tuple(int(FILLED / self._growth * one) for one in capacities.tolist())
         cache = replace(self._settings.cache, capacity=filled)
         settings = replace(self._settings, dispatcher=dispatcher, shares=shares, cache=cache)
         scheduler = Scheduler(settings, self._batches)
@@ -204,6 +207,16 @@ class _Search:
         except ConfigError:
             return False
         return True
+
+    @cached_property
+    def _growth(self) -> float:
+        """How many times the rows of any batch simulated the largest batch known has.
+
+        On a slow machine, few batches are simulated.
+        """
+        num_tables = len(self._settings.sizes.values)
+        found = [len(distinct_by_appearance(one.tables, one.keys, num_tables)[1]) for one in self._known]
+        return max(found) / max(max(found[: len(self._batches)]), 1)
 
     def _run(self, dispatcher: str, shares: Shares) -> Outcome:
         settings = replace(self._settings, dispatcher=dispatcher, shares=shares)
