@@ -25,6 +25,8 @@ COLORS = {
     "ESD(0.5)": "goldenrod",
     "ESD(0)": "khaki",
     "joint": "tab:red",
+    "random": "tab:grey",
+    "brute force": "black",
     "LAIA, fast 4 alone": "lightgrey",
 }
 

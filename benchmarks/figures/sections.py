@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from figures.published import Stated
 from figures.reasons import JUDGEMENTS
@@ -44,6 +46,19 @@ class Section:
         parts.append(f"**Reproduced: {JUDGEMENTS[self.key].verdict}.** {JUDGEMENTS[self.key].why}")
         parts.extend(f"![{self.title}]({name})" for name in self.plots)
         return "\n\n".join(parts)
+
+    def keep(self, folder: Path) -> None:
+        """Write what was measured, so that a judgement can change without another run."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{self.key}.json").write_text(json.dumps(asdict(self), indent=1))
+
+    @classmethod
+    def kept(cls, path: Path) -> Section:
+        """Read what `keep` wrote."""
+        fields = json.loads(path.read_text())
+        tables = [Table(**table) for table in fields.pop("tables")]
+        statements = [(Stated(**stated), here) for stated, here in fields.pop("statements")]
+        return cls(**fields, tables=tables, statements=statements)
 
 
 def percent(share: float, digits: int = 1) -> str:

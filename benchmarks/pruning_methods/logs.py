@@ -19,6 +19,7 @@ from rowhaul.nn import Batch
 TEST_SHARE = 0.25
 MOVIELENS_TEST_SHARE = 0.1
 _TEST_BATCH = 8192
+LOGS = 2  # generation of the generated logs: another number when the generator changes
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def folder_of(data: str, samples: int, seed: int) -> Path:
         if not (folder / "manifest.json").exists():
             prepare(movielens_1m(), folder, data, test_share=0)
         return folder
-    folder = CACHE / "pruning" / f"{data}-{samples}-{seed}"
+    folder = CACHE / "pruning" / f"{data}-{samples}-{seed}-{LOGS}"
     if not (folder / "manifest.json").exists():
         generate_folder(data, samples, folder, seed=seed, test_share=TEST_SHARE)
     return folder

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pruning_methods.logs import SOURCES, Log, folder_of, read_log
+from pruning_methods.logs import LOGS, SOURCES, Log, folder_of, read_log
 from pruning_methods.methods import (
     DENSE_RATE,
     Case,
@@ -46,7 +46,8 @@ class Run:
     @property
     def path(self) -> Path:
         """Where its result is kept."""
-        text = json.dumps([_VERSION, asdict(SOURCES[self.data]), DENSE_RATE, asdict(self)], sort_keys=True)
+        what = [_VERSION, LOGS, asdict(SOURCES[self.data]), DENSE_RATE, asdict(self)]
+        text = json.dumps(what, sort_keys=True)
         return FOLDER / f"{self.data}-{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 

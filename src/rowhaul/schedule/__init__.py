@@ -10,6 +10,7 @@ from rowhaul.schedule.dispatch.task import Dispatcher, DispatchTask
 from rowhaul.schedule.lifetimes import Lifetimes, RowPolicy
 from rowhaul.schedule.phases import Phase, phases_of
 from rowhaul.schedule.plan import KIND_NAMES, Kind, Moves, Payload, Plan, Steps
+from rowhaul.schedule.row_states import State
 from rowhaul.schedule.scheduler import Scheduler
 from rowhaul.schedule.settings import CacheSettings, HotRows, ScheduleSettings
 from rowhaul.schedule.sizes import RowSizes, link_prices
