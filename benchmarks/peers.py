@@ -27,7 +27,7 @@ import statistics
 import subprocess
 import tempfile
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from peer_ranks.contenders import AUTO_STEPS, Contender, Setting, contenders
 from peer_ranks.work import write_work
@@ -141,7 +141,9 @@ def compare(setting: Setting, torchrec: str, given: argparse.Namespace) -> None:
                 folder = Path(top) / f"{turn}-{number}"
                 folder.mkdir()
                 try:
-                    results[one.name].append(run(one, setting, work, folder, given.timeout))
+                    found = run(one, setting, work, folder, given.timeout)
+                    results[one.name].append(found)
+                    console.print(f"{one.name}: {found.seconds * 1e3:.0f} ms a step", highlight=False)
                 except (RanksFailedError, subprocess.SubprocessError) as error:
                     console.print(f"{one.name} failed: {error}", markup=False)
     medians = {
@@ -174,6 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--settings", default=",".join(SETTINGS), help="comma-separated")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=60, help="that count, after 30 others")
     parser.add_argument("--only", default="", help="contenders whose name has this in it")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one run")
     given = parser.parse_args()
@@ -181,7 +184,7 @@ def main() -> None:
     print_machine()
     for name in given.settings.split(","):
         try:
-            compare(SETTINGS[name], torchrec, given)
+            compare(replace(SETTINGS[name], steps=given.steps), torchrec, given)
         except TestbedUnavailable as reason:
             console.print(f"skipped: {reason}")
             return
