@@ -62,6 +62,11 @@ class ThreadLinks:
         pass
 
 
+def over(links: ThreadLinks) -> PairwiseCollective:
+    """A collective over links between threads, which have all that it calls."""
+    return PairwiseCollective(links)  # type: ignore[arg-type]  # it names Gloo's, the only ones of the package
+
+
 def on_all_ranks(num_ranks: int, body: Callable[[ThreadLinks], Any]) -> list[Any]:
     network = InProcessNetwork(num_ranks)
 
@@ -153,7 +158,7 @@ def test_a_collective_chooses_one_way_on_all_ranks(num_ranks: int) -> None:
     sizes = (0, 1, 5, 777, 20_011)
 
     def body(links: ThreadLinks) -> tuple[list[bytes], dict[int, SumPlan], list[list[int]]]:
-        collective, found, ends = PairwiseCollective(links), [], []  # type: ignore[arg-type]  # as they are
+        collective, found, ends = over(links), [], []
         for size in sizes * 2:
             values = values_of(links.rank, size, torch.float32)
             collective.sum_in_rank_order(values)
@@ -174,7 +179,7 @@ def test_some_members_sum_among_themselves() -> None:
     members = (0, 2, 3)
 
     def body(links: ThreadLinks) -> list[bytes]:
-        collective, found = PairwiseCollective(links), []  # type: ignore[arg-type]  # as they are
+        collective, found = over(links), []
         for size in (40, 9000):
             everyone = values_of(links.rank, size, torch.float32)
             collective.sum_in_rank_order(everyone)
@@ -197,14 +202,14 @@ def test_some_members_sum_among_themselves() -> None:
             count = len(wanted)
             assert found[count * number : count * (number + 1)] == [one.tobytes() for one in wanted]
     with pytest.raises(ValueError, match=r"rank 1 is not among the members \[0, 2\]"):
-        PairwiseCollective(ThreadLinks(InProcessNetwork(3).links(1))).among((0, 2))  # type: ignore[arg-type]
+        over(ThreadLinks(InProcessNetwork(3).links(1))).among((0, 2))
 
 
 def test_sums_among_many_subsets_take_the_memory_of_one() -> None:
     subsets, size = [(0, 1), (0, 2), (0, 1, 2), (0, 1, 3), (0, 2, 3)], 20_000
 
     def body(links: ThreadLinks) -> tuple[int, int]:
-        collective, held = PairwiseCollective(links), []  # type: ignore[arg-type]  # as they are
+        collective, held = over(links), []
         for members in [tuple(range(4)), *subsets]:
             if links.rank in members:
                 collective.among(members).sum_in_rank_order(values_of(links.rank, size, torch.float32))
@@ -237,7 +242,7 @@ def test_ways_to_sum_are_chosen_again_over_links_that_have_changed(monkeypatch: 
     monkeypatch.setattr(collectives, "candidates", candidates)
 
     def body(links: ThreadLinks) -> list[bytes]:
-        collective, found = PairwiseCollective(links), []  # type: ignore[arg-type]  # as they are
+        collective, found = over(links), []
 
         def add(group: PairwiseCollective) -> None:
             values = values_of(links.rank, size, torch.float32)
