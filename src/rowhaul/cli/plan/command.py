@@ -131,6 +131,7 @@ class _Task:
             write_text(out, render(results))
 
     def _costs(self, compute: str | None, batches: int) -> Costs:
+        from rowhaul._environment import keep_freed_memory
         from rowhaul._quantities import parse_seconds
         from rowhaul.advising import costs
         from rowhaul.advising.predict import planning_seconds
@@ -143,6 +144,7 @@ class _Task:
             trace = Trace.read(config, self.schema, self.data, batches)
             return planning_seconds(trace, config.cluster)
 
+        keep_freed_memory()  # as `train` does, so that page faults are not taken for training
         with counting_bar(self.as_json) as bar:
             task = bar.add_task("measuring", total=4, note="")
 
