@@ -37,6 +37,13 @@ class TableSpec:
     initial_high: float
 
 
+def table_seeds(tables: Sequence[TableSpec], seed: int) -> npt.NDArray[np.uint64]:
+    """Return the seed of each table's rows."""
+    # The name, not the position, so that adding a table does not change the others' rows.
+    seeds = [xxhash.xxh64_intdigest(table.name.encode(), seed=seed & (2**64 - 1)) for table in tables]
+    return np.array(seeds, dtype=np.uint64)
+
+
 class _OneChunk:
     """The rows of an array in the form that kernels find records by."""
 
@@ -59,9 +66,7 @@ class TableGroup:
         self.dim = tables[0].dim
         self.index = KeyIndex(len(tables))
         self.arena = RecordArena(self.dim + optimizer.state_width(self.dim), dtype)
-        # The name, not the position, so that adding a table does not change the others' rows.
-        seeds = [xxhash.xxh64_intdigest(table.name.encode(), seed=seed & (2**64 - 1)) for table in tables]
-        self._seeds = np.array(seeds, dtype=np.uint64)
+        self._seeds = table_seeds(tables, seed)
         self._lows = np.array([table.initial_low for table in tables])
         self._steps = np.array([(table.initial_high - table.initial_low) / 2**24 for table in tables])
 

@@ -1,0 +1,74 @@
+"""Records on a card, in chunks: growing copies nothing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+CHUNK_BYTES = 16 << 20
+
+
+class DeviceArena:
+    """Values and optimizer state of records, by number; each has chunks of ``2**shift``.
+
+    Args:
+        dim: values of a record.
+        state_width: numbers of its state; may be 0.
+        dtype: of both.
+        device: where they are.
+    """
+
+    def __init__(self, dim: int, state_width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.dim, self.state_width, self.dtype, self.device = dim, state_width, dtype, device
+        record_bytes = (dim + state_width) * dtype.itemsize
+        self.shift = max(4, (CHUNK_BYTES // record_bytes).bit_length() - 1)
+        self._values: list[Tensor] = []
+        self._states: list[Tensor] = []
+        self.values_at = self.states_at = torch.zeros(1, dtype=torch.int64, device=device)
+
+    @property
+    def capacity(self) -> int:
+        """Records there is memory for."""
+        return len(self._values) << self.shift
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all chunks."""
+        return sum(one.nbytes for one in (*self._values, *self._states))
+
+    def reserve(self, count: int) -> None:
+        """Allocate memory for so many records in all."""
+        size, before = 1 << self.shift, len(self._values)
+        while self.capacity < count:
+            self._values.append(torch.empty((size, self.dim), dtype=self.dtype, device=self.device))
+            self._states.append(torch.empty((size, self.state_width), dtype=self.dtype, device=self.device))
+        if len(self._values) > before:
+            self.values_at = self._addresses(self._values)
+            self.states_at = self._addresses(self._states)
+
+    def _addresses(self, chunks: list[Tensor]) -> Tensor:
+        return torch.tensor([one.data_ptr() for one in chunks], dtype=torch.int64).to(self.device)
+
+    def read(self, records: Tensor) -> Tensor:
+        """Values, then state, of records, a row each."""
+        out = torch.empty(
+            (len(records), self.dim + self.state_width), dtype=self.dtype, device=self.device
+        )
+        for number, here, places in self._by_chunk(records):
+            out[here, : self.dim] = self._values[number][places]
+            out[here, self.dim :] = self._states[number][places]
+        return out
+
+    def write(self, records: Tensor, contents: Tensor) -> None:
+        """Set records to rows of values and state."""
+        for number, here, places in self._by_chunk(records):
+            self._values[number][places] = contents[here, : self.dim]
+            self._states[number][places] = contents[here, self.dim :]
+
+    def _by_chunk(self, records: Tensor) -> list[tuple[int, Tensor, Tensor]]:
+        chunks = records >> self.shift
+        found = []
+        for number in torch.unique(chunks).tolist():
+            here = torch.nonzero(chunks == number).reshape(-1)
+            found.append((number, here, records[here] & ((1 << self.shift) - 1)))
+        return found

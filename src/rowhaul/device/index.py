@@ -1,0 +1,159 @@
+"""`DeviceIndex`: from (table, key) to the number of a record, on a card; it grows by itself."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from rowhaul.device import index_kernels as kernels
+from rowhaul.device.launch import BLOCK, grid_of
+from rowhaul.errors import RowhaulError
+
+_FULL = 0.8  # the share of places that may be used: beyond, searches get long
+_ROOMY = 0.68  # the share that is used after growing: at 16 bytes a place, 23.5 a key
+_LEAST = 1024
+_MOST_RECORDS = 2**31 - 1
+_RECORD_MASK = (1 << 40) - 1
+
+
+class DeviceIndex:
+    """Numbers of records by (table, key); any 64-bit key.
+
+    How many keys there are is known on the card; the host learns it a little later, and until then goes by an
+    upper bound, so that a step waits for nothing.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._capacity = _LEAST
+        self._places = self._empty_places(_LEAST)
+        secret = secrets.randbits(63)
+        self._facts = torch.tensor([_LEAST, secret, 0, 0], dtype=torch.int64).to(device)
+        self._free = torch.zeros(1, dtype=torch.int64, device=device)
+        self._num_removed = 0  # places that are neither empty nor used
+        self._known = 0  # keys, and records ever numbered, when last heard of
+        self._unheard: deque[tuple[torch.cuda.Event | None, Tensor, int]] = deque()
+
+    def __len__(self) -> int:
+        """Count the keys; waits for the card."""
+        return int((self._places[: self._capacity, 1] >= 0).sum())
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of places and lists."""
+        return self._places.nbytes + self._free.nbytes
+
+    @property
+    def num_records(self) -> int:
+        """Numbers ever handed out; waits for the card."""
+        return int(self._facts[2])
+
+    @property
+    def most_records(self) -> int:
+        """An upper bound of the numbers handed out so far, without waiting."""
+        self._hear()
+        return self._known + sum(count for _, _, count in self._unheard)
+
+    def find(self, keys: Tensor, tables: Tensor) -> Tensor:
+        """Numbers of the records of keys, -1 where there is none."""
+        records = torch.empty(len(keys), dtype=torch.int32, device=self.device)
+        self._find(keys, tables, records, only_missing=False)
+        return records
+
+    def _find(self, keys: Tensor, tables: Tensor, records: Tensor, *, only_missing: bool) -> None:
+        kernels.find[grid_of(len(keys))](
+            keys, tables, self._places, self._facts, records, len(keys), ONLY_MISSING=only_missing, BLOCK=BLOCK
+        )
+
+    def add_missing(self, keys: Tensor, tables: Tensor, records: Tensor) -> Tensor:
+        """Number the keys whose record is -1, which may repeat; `reserve` first.
+
+        Fills in ``records``; returns where each new key is, -1 for ids that are not the one that it was added
+        for: that one's record is to be written.
+        """
+        claimed = torch.empty(len(keys), dtype=torch.int64, device=self.device)
+        grid, count = grid_of(len(keys)), len(keys)
+        kernels.claim[grid](
+            keys, tables, self._places, self._facts, records, claimed, count, BLOCK=BLOCK
+        )
+        kernels.settle[grid](
+            keys, tables, self._places, self._facts, self._free, records, claimed, count, BLOCK=BLOCK
+        )
+        self._find(keys, tables, records, only_missing=True)
+        self._ask(count)
+        return claimed
+
+    def has_room(self, count: int) -> bool:
+        """Whether ``count`` more keys surely fit."""
+        return self.most_records + self._num_removed + count <= _FULL * self._capacity
+
+    def reserve(self, count: int) -> None:
+        """Make room for ``count`` more keys; waits for the card where it must."""
+        if self.has_room(count):
+            return
+        self._known = self.num_records
+        self._unheard.clear()
+        if self._known + count > _MOST_RECORDS:
+            raise RowhaulError(
+                f"{self._known + count:,} rows of one size are more than a card's index numbers "
+                f"({_MOST_RECORDS:,}); spread them over more workers"
+            )
+        if not self.has_room(count):
+            self._grow(int((self._known + count) / _ROOMY) + 1)
+
+    def remove(self, keys: Tensor, tables: Tensor) -> Tensor:
+        """Remove keys, all different; returns the records they had, for others from now on."""
+        records = torch.empty(len(keys), dtype=torch.int64, device=self.device)
+        kernels.remove[grid_of(len(keys))](
+            keys, tables, self._places, self._facts, records, len(keys), BLOCK=BLOCK
+        )
+        freed = records[records >= 0]
+        num_free = max(int(self._facts[3]), 0)
+        self._free = torch.cat([self._free[:num_free], freed, self._free.new_zeros(1)])
+        self._facts[3] = num_free + len(freed)
+        self._num_removed += len(freed)
+        return freed
+
+    def entries(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Tables, keys and records of everything, by table and key."""
+        used = self._places[: self._capacity]
+        used = used[used[:, 1] >= 0]
+        tables, records = used[:, 1] >> 40, used[:, 1] & _RECORD_MASK
+        order = torch.argsort(used[:, 0], stable=True)
+        order = order[torch.argsort(tables[order], stable=True)]
+        return tables[order], used[order, 0], records[order]
+
+    def _grow(self, capacity: int) -> None:
+        old, num_old = self._places, self._capacity
+        self._capacity = max(_LEAST, capacity)
+        self._places = self._empty_places(self._capacity)
+        self._facts[0] = self._capacity
+        kernels.move_places[grid_of(num_old)](old, num_old, self._places, self._facts, BLOCK=BLOCK)
+        self._num_removed = 0
+
+    def _empty_places(self, capacity: int) -> Tensor:
+        """Places without keys, and one behind them that nobody claims."""
+        return torch.full((capacity + 1, 2), -1, dtype=torch.int64, device=self.device)
+
+    def _ask(self, count: int) -> None:
+        """Ask the card how many records there are, after ``count`` ids were added."""
+        if self.device.type != "cuda":
+            self._known = self.num_records
+            return
+        heard = torch.empty(1, dtype=torch.int64, pin_memory=True)
+        heard.copy_(self._facts[2:3], non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._unheard.append((event, heard, count))
+
+    def _hear(self) -> None:
+        """Take the answers that have arrived."""
+        while self._unheard:
+            event, heard, _ = self._unheard[0]
+            if event is None or not event.query():
+                return
+            self._unheard.popleft()
+            self._known = int(heard[0])

@@ -1,0 +1,171 @@
+"""Triton kernels of the index on a card: find, insert, remove; any 64-bit key of any table.
+
+A place is two words of 64 bits side by side: the key, and a *meta* word with the table above and the record
+below. Places are searched one after the other from a hash on (linear probing), up to the first that is empty.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+EMPTY = tl.constexpr(-1)  # a place never used: a search ends here
+REMOVED = tl.constexpr(-2)  # a search goes on
+_CLAIMED = tl.constexpr(-16)  # and below: claimed by an id of the batch that is being inserted
+RECORD_BITS = tl.constexpr(40)
+# Numbers that kernels share, in one array on the card.
+CAPACITY, SECRET, NEXT_RECORD, NUM_FREE = (tl.constexpr(number) for number in range(4))
+_RECORD_MASK = tl.constexpr((1 << 40) - 1)
+
+
+@triton.jit
+def mix(x):
+    """The bijective 64-bit mixer of `rowhaul.store.records`."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def _first_place(key, table, secret, capacity):
+    """Where the search for a key begins; the secret keeps strangers from choosing keys that collide."""
+    hashed = mix(key.to(tl.uint64) ^ mix(secret.to(tl.uint64) + table.to(tl.uint64) * 0x9E3779B97F4A7C15))
+    return (((hashed >> 32) * capacity.to(tl.uint64)) >> 32).to(tl.int64)
+
+
+@triton.jit
+def _following(place, capacity):
+    place += 1
+    return tl.where(place == capacity, 0, place)
+
+
+@triton.jit
+def find(
+    keys, tables, places, facts, records, count,
+    ONLY_MISSING: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the record of each (table, key), -1 where there is none; or only of those that are -1 so far."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    active = at < count
+    if ONLY_MISSING:
+        active = active & (tl.load(records + at, mask=active, other=0) < 0)
+    asked = active
+    key = tl.load(keys + at, mask=active, other=0)
+    table = tl.load(tables + at, mask=active, other=0).to(tl.int64)
+    size = tl.load(facts + CAPACITY)
+    place = _first_place(key, table, tl.load(facts + SECRET), size)
+    found = tl.full((BLOCK,), -1, tl.int32)
+    while tl.max(active.to(tl.int32), axis=0) > 0:
+        known = tl.load(places + 2 * place, mask=active, other=0)
+        meta = tl.load(places + 2 * place + 1, mask=active, other=-1)
+        hit = active & (known == key) & (meta >= 0) & ((meta >> RECORD_BITS) == table)
+        found = tl.where(hit, (meta & _RECORD_MASK).to(tl.int32), found)
+        active = active & (~hit) & (meta != EMPTY)
+        place = _following(place, size)
+    tl.store(records + at, found, mask=asked)
+
+
+@triton.jit
+def claim(
+    keys, tables, places, facts, records, claimed, count,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Claim a place for each new key: one of the ids that name it gets it, and writes where to ``claimed``.
+
+    Ids whose record is known, and those that another id claims for, get -1. A claimed place names its
+    claimer, so that others can compare keys before any is written.
+    """
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    active = inside & (tl.load(records + at, mask=inside, other=0) < 0)
+    key = tl.load(keys + at, mask=inside, other=0)
+    table = tl.load(tables + at, mask=inside, other=0).to(tl.int64)
+    size = tl.load(facts + CAPACITY)
+    place = _first_place(key, table, tl.load(facts + SECRET), size)
+    mine = tl.full((BLOCK,), -1, tl.int64)
+    while tl.max(active.to(tl.int32), axis=0) > 0:
+        # Behind the last place is one that nobody claims, for ids that are done.
+        target = tl.where(active, place, size)
+        expected = tl.where(active, tl.full((BLOCK,), -1, tl.int64), tl.full((BLOCK,), -3, tl.int64))
+        before = tl.atomic_cas(places + 2 * target + 1, expected, -at + _CLAIMED)
+        won = active & (before == EMPTY)
+        mine = tl.where(won, place, mine)
+        by_other = active & (before <= _CLAIMED)
+        other = tl.where(by_other, -before + _CLAIMED, 0)
+        same = by_other & (tl.load(keys + other, mask=by_other, other=0) == key)
+        same = same & (tl.load(tables + other, mask=by_other, other=0).to(tl.int64) == table)
+        active = active & (~won) & (~same)
+        place = _following(place, size)
+    tl.store(claimed + at, mine, mask=inside)
+
+
+@triton.jit
+def settle(
+    keys, tables, places, facts, free, records, claimed, count,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write claimed places: the key, and the number of a record, a free one or a new one.
+
+    Numbers go out in any order: they say where a row is, and nothing that is learned depends on that.
+    """
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    place = tl.load(claimed + at, mask=inside, other=-1)
+    won = place >= 0
+    if tl.max(won.to(tl.int32), axis=0) > 0:
+        zero = tl.zeros((BLOCK,), tl.int64)
+        left = tl.atomic_add(facts + NUM_FREE + zero, zero - 1, mask=won)
+        has_free = won & (left > 0)
+        fresh = tl.atomic_add(facts + NEXT_RECORD + zero, zero + 1, mask=won & (left <= 0))
+        record = tl.where(has_free, tl.load(free + left - 1, mask=has_free, other=0), fresh)
+        table = tl.load(tables + at, mask=won, other=0).to(tl.int64)
+        tl.store(places + 2 * place, tl.load(keys + at, mask=won, other=0), mask=won)
+        tl.store(places + 2 * place + 1, (table << RECORD_BITS) | record, mask=won)
+        tl.store(records + at, record.to(tl.int32), mask=won)
+
+
+@triton.jit
+def move_places(
+    old, num_old, places, facts,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Insert everything that another array of places holds; all keys differ."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < num_old
+    key = tl.load(old + 2 * at, mask=inside, other=0)
+    meta = tl.load(old + 2 * at + 1, mask=inside, other=-1)
+    active = inside & (meta >= 0)
+    size = tl.load(facts + CAPACITY)
+    place = _first_place(key, meta >> RECORD_BITS, tl.load(facts + SECRET), size)
+    while tl.max(active.to(tl.int32), axis=0) > 0:
+        target = tl.where(active, place, size)
+        expected = tl.where(active, tl.full((BLOCK,), -1, tl.int64), tl.full((BLOCK,), -3, tl.int64))
+        before = tl.atomic_cas(places + 2 * target + 1, expected, meta)
+        won = active & (before == EMPTY)
+        tl.store(places + 2 * place, key, mask=won)
+        active = active & (~won)
+        place = _following(place, size)
+
+
+@triton.jit
+def remove(
+    keys, tables, places, facts, records, count,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Remove keys, which differ; writes the records that they had, -1 where there was none."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    active = at < count
+    key = tl.load(keys + at, mask=active, other=0)
+    table = tl.load(tables + at, mask=active, other=0).to(tl.int64)
+    size = tl.load(facts + CAPACITY)
+    place = _first_place(key, table, tl.load(facts + SECRET), size)
+    found = tl.full((BLOCK,), -1, tl.int64)
+    while tl.max(active.to(tl.int32), axis=0) > 0:
+        known = tl.load(places + 2 * place, mask=active, other=0)
+        meta = tl.load(places + 2 * place + 1, mask=active, other=-1)
+        hit = active & (known == key) & (meta >= 0) & ((meta >> RECORD_BITS) == table)
+        found = tl.where(hit, meta & _RECORD_MASK, found)
+        tl.store(places + 2 * place + 1, tl.full((BLOCK,), -2, tl.int64), mask=hit)
+        active = active & (~hit) & (meta != EMPTY)
+        place = _following(place, size)
+    tl.store(records + at, found, mask=at < count)

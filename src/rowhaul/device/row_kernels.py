@@ -1,0 +1,119 @@
+"""Triton kernels over rows: first values, pooling, gradients of weights.
+
+Records are in chunks of ``2**SHIFT``, whose addresses are in an array, so memory grows without copies. Values
+and optimizer state have chunks of their own, which keeps rows aligned. A record ``-1 - k`` is row ``k`` of a
+spare array: one that is not stored.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from rowhaul.device.index_kernels import mix
+
+
+@triton.jit
+def rows_at(addresses, records, SHIFT: tl.constexpr, WIDTH: tl.constexpr, element: tl.constexpr):
+    """Pointers to the first element of records."""
+    size: tl.constexpr = element.primitive_bitwidth // 8
+    chunk = tl.load(addresses + (records >> SHIFT))
+    chunk = tl.multiple_of(chunk, 16)
+    start = chunk + (records & ((1 << SHIFT) - 1)).to(tl.int64) * (WIDTH * size)
+    return start.to(tl.pointer_type(element))
+
+
+@triton.jit
+def write_initial(
+    keys, tables, records, claimed, seeds, lows, steps, values, state, first_state, count,
+    DIM: tl.constexpr, COLUMNS: tl.constexpr, STATE: tl.constexpr, STATE_COLUMNS: tl.constexpr,
+    SHIFT: tl.constexpr, element: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Make the records of ids that have claimed a place: the bits that `rowhaul.store.records` makes."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    new = inside & (tl.load(claimed + at, mask=inside, other=-1) >= 0)
+    if tl.max(new.to(tl.int32), axis=0) > 0:
+        key = tl.load(keys + at, mask=new, other=0).to(tl.uint64)
+        table = tl.load(tables + at, mask=new, other=0).to(tl.int64)
+        record = tl.load(records + at, mask=new, other=0)
+        row_seed = mix(key ^ tl.load(seeds + table, mask=new, other=0).to(tl.uint64))
+        column = tl.arange(0, COLUMNS)
+        pair = (column // 2 + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
+        draw = mix(row_seed[:, None] + pair[None, :])
+        number = tl.where((column % 2 == 0)[None, :], draw >> 40, (draw >> 8) & 0xFFFFFF)
+        low = tl.load(lows + table, mask=new, other=0.0)
+        step = tl.load(steps + table, mask=new, other=0.0)
+        value = low[:, None] + step[:, None] * number.to(tl.float64)
+        row = rows_at(values, record, SHIFT, DIM, element)
+        tl.store(
+            row[:, None] + column[None, :], value.to(element), mask=new[:, None] & (column < DIM)[None, :]
+        )
+        if STATE > 0:
+            column = tl.arange(0, STATE_COLUMNS)
+            row = rows_at(state, record, SHIFT, STATE, element)
+            begin = tl.full((BLOCK, STATE_COLUMNS), 0.0, element) + tl.load(first_state).to(element)
+            tl.store(row[:, None] + column[None, :], begin, mask=new[:, None] & (column < STATE)[None, :])
+
+
+@triton.jit
+def pool(
+    records, offsets, weights, values, spare, columns, is_mean, out, num_bags, num_samples, stride,
+    DIM: tl.constexpr, COLUMNS: tl.constexpr, SHIFT: tl.constexpr, ONE_EACH: tl.constexpr,
+    WEIGHTED: tl.constexpr, BAGS: tl.constexpr,
+):  # fmt: skip
+    """Write the sum or mean of the rows of each bag to its sample's columns."""
+    element: tl.constexpr = out.dtype.element_ty
+    bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
+    inside = bag < num_bags
+    column = tl.arange(0, COLUMNS)
+    in_row = (column < DIM)[None, :]
+    if ONE_EACH:
+        first = bag
+        length = tl.where(inside, 1, 0)
+    else:
+        first = tl.load(offsets + bag, mask=inside, other=0)
+        length = tl.load(offsets + bag + 1, mask=inside, other=0) - first
+    total = tl.zeros((BAGS, COLUMNS), element)
+    for k in range(0, tl.max(length, axis=0)):
+        there = inside & (k < length)
+        record = tl.load(records + first + k, mask=there, other=0)
+        stored = rows_at(values, tl.where(record >= 0, record, 0), SHIFT, DIM, element)
+        row = tl.where(record >= 0, stored, spare + (-1 - record).to(tl.int64) * DIM)
+        one = tl.load(row[:, None] + column[None, :], mask=there[:, None] & in_row, other=0.0)
+        if WEIGHTED:
+            one = one * tl.load(weights + first + k, mask=there, other=0.0)[:, None]
+        total += one
+    feature = bag // num_samples
+    if not ONE_EACH:
+        mean = tl.load(is_mean + feature, mask=inside, other=0) != 0
+        total = total / tl.where(mean & (length > 0), length, 1).to(element)[:, None]
+    start = (bag % num_samples) * stride + tl.load(columns + feature, mask=inside, other=0)
+    tl.store(out + start[:, None] + column[None, :], total, mask=inside[:, None] & in_row)
+
+
+@triton.jit
+def weight_gradients(
+    records, bags, offsets, values, spare, columns, is_mean, gradients, out, count, num_samples, stride,
+    DIM: tl.constexpr, COLUMNS: tl.constexpr, SHIFT: tl.constexpr, ONE_EACH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the gradient of each id's weight: its row times the gradient of its bag."""
+    element: tl.constexpr = out.dtype.element_ty
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    column = tl.arange(0, COLUMNS)
+    mask = inside[:, None] & (column < DIM)[None, :]
+    bag = at if ONE_EACH else tl.load(bags + at, mask=inside, other=0).to(tl.int64)
+    feature = bag // num_samples
+    record = tl.load(records + at, mask=inside, other=0)
+    stored = rows_at(values, tl.where(record >= 0, record, 0), SHIFT, DIM, element)
+    row = tl.where(record >= 0, stored, spare + (-1 - record).to(tl.int64) * DIM)
+    one = tl.load(row[:, None] + column[None, :], mask=mask, other=0.0)
+    start = (bag % num_samples) * stride + tl.load(columns + feature, mask=inside, other=0)
+    gradient = tl.load(gradients + start[:, None] + column[None, :], mask=mask, other=0.0)
+    found = tl.sum(one * gradient, axis=1)
+    if not ONE_EACH:
+        length = tl.load(offsets + bag + 1, mask=inside, other=1) - tl.load(offsets + bag, mask=inside, other=0)
+        mean = tl.load(is_mean + feature, mask=inside, other=0) != 0
+        found = found / tl.where(mean, length, 1).to(element)
+    tl.store(out + at, found, mask=inside)

@@ -1,0 +1,236 @@
+"""`DeviceTables`: tables of one row size on a card: raw keys in, records out, stepped in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rowhaul.device import row_kernels, step_kernels
+from rowhaul.device.arena import DeviceArena
+from rowhaul.device.index import DeviceIndex
+from rowhaul.device.launch import BLOCK, columns_of, grid_of, rows_together
+from rowhaul.device.segments import LONG, PIECE, Segments
+from rowhaul.optim import SGD, Adagrad, Adam, RowOptimizerRule, RowwiseAdagrad
+from rowhaul.store import TableSpec
+from rowhaul.store.tables import table_seeds
+
+_RULES = {
+    SGD: step_kernels.SGD,
+    Adagrad: step_kernels.ADAGRAD,
+    RowwiseAdagrad: step_kernels.ROWWISE,
+    Adam: step_kernels.ADAM,
+}
+_BLOCK_ROWS = 1 << 16  # rows copied at a time when a table is read whole
+
+
+@dataclass(frozen=True)
+class Bags:
+    """Which ids of a batch make which vectors: the bags of the first feature, sample by sample, then the next."""
+
+    num_samples: int
+    num_ids: int
+    offsets: Tensor | None  # bags + 1; None: each bag has one id
+    bags: Tensor | None  # ids: the bag of each
+    columns: Tensor  # features: where their vectors begin
+    is_mean: Tensor  # features
+    weights: Tensor | None = None  # ids
+
+    @property
+    def num_bags(self) -> int:
+        """Features times samples."""
+        return len(self.columns) * self.num_samples
+
+    @property
+    def one_each(self) -> bool:
+        """Whether each bag has one id."""
+        return self.offsets is None
+
+
+class DeviceTables:
+    """Tables of one row size under one row optimizer, on a card."""
+
+    def __init__(
+        self,
+        tables: Sequence[TableSpec],
+        optimizer: RowOptimizerRule,
+        dtype: torch.dtype,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.tables, self.optimizer, self.device = tuple(tables), optimizer, device
+        self.dim, self.dtype = tables[0].dim, dtype
+        self._rule = _RULES[type(optimizer)]
+        self._seeds = torch.from_numpy(table_seeds(tables, seed).view(np.int64)).to(device)
+        lows = np.array([table.initial_low for table in tables])
+        steps = np.array([(table.initial_high - table.initial_low) / 2**24 for table in tables])
+        self._lows, self._steps = (torch.from_numpy(one).to(device) for one in (lows, steps))
+        self._first_state = torch.tensor([optimizer.initial_state], dtype=torch.float64).to(device)
+        self._settings: tuple[float, ...] = ()
+        self._settings_there = torch.zeros(5, dtype=torch.float64).to(device)
+        self._nothing = torch.zeros(1, dtype=dtype).to(device)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget every row."""
+        self.index = DeviceIndex(self.device)
+        self.arena = DeviceArena(
+            self.dim, self.optimizer.state_width(self.dim), self.dtype, self.device
+        )
+        self.arena.reserve(1)  # kernels read some record where there is nothing to read
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of records and index."""
+        return self.arena.allocated_bytes + self.index.allocated_bytes
+
+    # Finding and making rows.
+
+    def find(self, keys: Tensor, tables: Tensor) -> Tensor:
+        """Records of keys, -1 where there is none."""
+        return self.index.find(keys, tables)
+
+    def find_or_make(self, keys: Tensor, tables: Tensor) -> Tensor:
+        """Records of keys; missing ones are made with their first values."""
+        records = self.index.find(keys, tables)
+        if not (self.index.has_room(len(keys)) and self._holds(len(keys))):
+            missing = int((records < 0).sum())  # waits for the card; seldom
+            if not missing:
+                return records
+            self.index.reserve(missing)
+            if not self._holds(missing):
+                self.arena.reserve(self.index.num_records + missing)
+        claimed = self.index.add_missing(keys, tables, records)
+        self._write_initial(keys, tables, records, claimed, self.arena)
+        return records
+
+    def _holds(self, count: int) -> bool:
+        return self.index.most_records + count <= self.arena.capacity
+
+    def _write_initial(
+        self, keys: Tensor, tables: Tensor, records: Tensor, claimed: Tensor, arena: DeviceArena
+    ) -> None:
+        block = max(1, min(BLOCK, rows_together(self.dim)))
+        row_kernels.write_initial[grid_of(len(keys), block)](
+            keys, tables, records, claimed, self._seeds, self._lows, self._steps, arena.values_at, arena.states_at,
+            self._first_state, len(keys),
+            DIM=self.dim, COLUMNS=columns_of(self.dim), STATE=arena.state_width,
+            STATE_COLUMNS=columns_of(arena.state_width), SHIFT=arena.shift, element=_element(self.dtype), BLOCK=block,
+            enable_fp_fusion=False,
+        )  # fmt: skip
+
+    def initial(self, keys: Tensor, tables: Tensor) -> Tensor:
+        """The values that rows would begin with."""
+        made = DeviceArena(self.dim, 0, self.dtype, self.device)
+        made.reserve(len(keys) + 1)
+        records = torch.arange(len(keys), dtype=torch.int32, device=self.device)
+        self._write_initial(keys, tables, records, records.to(torch.int64), made)
+        return made.read(records.to(torch.int64))
+
+    # Pooling.
+
+    def pool(self, records: Tensor, bags: Bags, spare: Tensor | None, out: Tensor) -> None:
+        """Write the sum or mean of each bag to its columns of ``out``."""
+        together = rows_together(self.dim)
+        row_kernels.pool[grid_of(bags.num_bags, together)](
+            records, self._or(bags.offsets), self._or(bags.weights), self.arena.values_at, self._or(spare),
+            bags.columns, bags.is_mean, out, bags.num_bags, bags.num_samples, out.stride(0),
+            DIM=self.dim, COLUMNS=columns_of(self.dim), SHIFT=self.arena.shift, ONE_EACH=bags.one_each,
+            WEIGHTED=bags.weights is not None, BAGS=together,
+        )  # fmt: skip
+
+    def weight_gradients(self, records: Tensor, bags: Bags, spare: Tensor | None, gradients: Tensor) -> Tensor:
+        """Gradients of the ids' weights."""
+        out = torch.empty(bags.num_ids, dtype=self.dtype, device=self.device)
+        together = rows_together(self.dim)
+        row_kernels.weight_gradients[grid_of(bags.num_ids, together)](
+            records, self._or(bags.bags), self._or(bags.offsets), self.arena.values_at, self._or(spare), bags.columns,
+            bags.is_mean, gradients, out, bags.num_ids, bags.num_samples, gradients.stride(0),
+            DIM=self.dim, COLUMNS=columns_of(self.dim), SHIFT=self.arena.shift, ONE_EACH=bags.one_each,
+            BLOCK=together,
+        )  # fmt: skip
+        return out
+
+    # Stepping.
+
+    def step(self, records: Tensor, bags: Bags, gradients: Tensor, lr: float, number: int) -> None:
+        """Sum the gradients of each row that a batch reads, and step it once."""
+        if not bags.num_ids:
+            return
+        segments = Segments(records)
+        settings = self._settings_of(lr, number)
+        arena, together = self.arena, rows_together(self.dim)
+        options = dict(
+            DIM=self.dim, COLUMNS=columns_of(self.dim), ONE_EACH=bags.one_each, WEIGHTED=bags.weights is not None
+        )
+        ids = (
+            segments.ids, self._or(bags.bags), self._or(bags.offsets), self._or(bags.weights), bags.columns,
+            bags.is_mean, gradients, bags.num_samples, gradients.stride(0),
+        )  # fmt: skip
+        step_kernels.step_short[grid_of(bags.num_ids, together)](
+            segments.starts, segments.count, segments.records, *ids, arena.values_at, arena.states_at, settings,
+            RULE=self._rule, SHIFT=arena.shift, LONG=LONG, SEGMENTS=together, **options,
+        )  # fmt: skip
+        if not segments.most_long:
+            return
+        partial = torch.empty((segments.most_pieces, self.dim), dtype=self.dtype, device=self.device)
+        step_kernels.sum_pieces[(segments.most_pieces,)](
+            segments.starts, segments.piece_segments, segments.first_pieces, segments.counters, *ids, partial,
+            PIECE=PIECE, ROWS=min(together, PIECE), **options,
+        )  # fmt: skip
+        step_kernels.step_long[(segments.most_long,)](
+            segments.starts, segments.long_segments, segments.first_pieces, segments.counters, segments.records,
+            partial, arena.values_at, arena.states_at, settings,
+            RULE=self._rule, DIM=self.dim, COLUMNS=columns_of(self.dim), SHIFT=arena.shift, PIECE=PIECE,
+            ROWS=min(together, PIECE),
+        )  # fmt: skip
+
+    def _settings_of(self, lr: float, number: int) -> Tensor:
+        """The rule's scalars of a step, on the card."""
+        settings = self.optimizer.settings(lr, number)
+        if settings != self._settings:
+            self._settings = settings
+            there = torch.tensor([*settings, *[0.0] * (5 - len(settings))], dtype=torch.float64)
+            self._settings_there.copy_(there.pin_memory() if self.device.type == "cuda" else there, non_blocking=True)
+        return self._settings_there
+
+    # Whole tables.
+
+    def num_rows(self, table: int) -> int:
+        """Count the rows of a table."""
+        return int((self.index.entries()[0] == table).sum())
+
+    def blocks(self, table: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
+        """All rows of a table, by key, as blocks of (keys, records) in host memory."""
+        tables, keys, records = self.index.entries()
+        here = tables == table
+        keys, records = keys[here], records[here]
+        for first in range(0, len(keys), _BLOCK_ROWS):
+            some = slice(first, first + _BLOCK_ROWS)
+            yield keys[some].cpu().numpy(), self.arena.read(records[some]).cpu().numpy()
+
+    def load(self, table: int, keys: npt.NDArray[np.int64], contents: npt.NDArray[Any]) -> None:
+        """Set rows of a table, known or not, to the given records; ``keys`` must differ."""
+        there = torch.from_numpy(keys).to(self.device)
+        tables = torch.full((len(keys),), table, dtype=torch.int32, device=self.device)
+        records = self.find_or_make(there, tables).to(torch.int64)
+        self.arena.write(records, torch.from_numpy(np.ascontiguousarray(contents)).to(self.device, self.dtype))
+
+    def remove(self, keys: Tensor, tables: Tensor) -> None:
+        """Forget rows, all different."""
+        self.index.remove(keys, tables)
+
+    def _or(self, tensor: Tensor | None) -> Tensor:
+        """Something to point at where a kernel reads nothing."""
+        return self._nothing if tensor is None else tensor
+
+
+def _element(dtype: torch.dtype) -> Any:
+    import triton.language as tl
+
+    return {torch.float32: tl.float32, torch.float64: tl.float64}[dtype]
