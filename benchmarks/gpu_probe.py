@@ -41,6 +41,23 @@ for kind in ("even","skewed"):
     print(" sort",timed(lambda:torch.sort(rec,stable=True)))
     print(" segments",timed(lambda:Segments(rec)))
     print(" step",timed(lambda:T.step(rec,bags,grad,0.05,1)))
+    import rowhaul.device.tables as tb
+    orig=tb.rows_together
+    for el in (512,1024,2048,4096):
+        tb.rows_together=lambda w,e=None,el=el: max(1,el//64)
+        try: print("  elements",el,"pool",round(timed(lambda:T.pool(rec,bags,None,out)),3),"step",round(timed(lambda:T.step(rec,bags,grad,0.05,1)),3),flush=True)
+        except Exception as e: print(repr(e)[:200])
+    tb.rows_together=orig
+    import rowhaul.device.segments as sg
+    for L in (8,16,64):
+        sg.LONG=tb.LONG=L
+        print("  LONG",L,"step",round(timed(lambda:T.step(rec,bags,grad,0.05,1)),3),flush=True)
+    sg.LONG=tb.LONG=32
+    seg=Segments(rec)
+    from torch.profiler import profile, ProfilerActivity
+    with profile(activities=[ProfilerActivity.CUDA]) as prof:
+        T.find_or_make(keys,tables); T.step(rec,bags,grad,0.05,1); torch.cuda.synchronize()
+    print(prof.key_averages().table(sort_by="cuda_time_total",row_limit=18,max_name_column_width=40)[:6000])
     def whole():
         r=T.find_or_make(keys,tables); T.pool(r,bags,None,out); T.step(r,bags,grad,0.05,1)
     print(" whole",timed(whole))

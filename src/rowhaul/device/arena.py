@@ -24,7 +24,7 @@ class DeviceArena:
         self.shift = max(4, (CHUNK_BYTES // record_bytes).bit_length() - 1)
         self._values: list[Tensor] = []
         self._states: list[Tensor] = []
-        self.values_at = self.states_at = torch.zeros(1, dtype=torch.int64, device=device)
+        self.value_chunks = self.state_chunks = torch.zeros(1, dtype=torch.int64, device=device)
 
     @property
     def capacity(self) -> int:
@@ -43,11 +43,19 @@ class DeviceArena:
             self._values.append(torch.empty((size, self.dim), dtype=self.dtype, device=self.device))
             self._states.append(torch.empty((size, self.state_width), dtype=self.dtype, device=self.device))
         if len(self._values) > before:
-            self.values_at = self._addresses(self._values)
-            self.states_at = self._addresses(self._states)
+            self.value_chunks = self._distances(self._values)
+            self.state_chunks = self._distances(self._states)
 
-    def _addresses(self, chunks: list[Tensor]) -> Tensor:
-        return torch.tensor([one.data_ptr() for one in chunks], dtype=torch.int64).to(self.device)
+    @property
+    def memory(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As kernels take it: where chunks of values are from the first one on, and that; the same of state."""
+        return self.value_chunks, self._values[0], self.state_chunks, self._states[0]
+
+    def _distances(self, chunks: list[Tensor]) -> Tensor:
+        """Elements from the first chunk to each; allocations are aligned to far more than one."""
+        first = chunks[0].data_ptr()
+        distances = [(one.data_ptr() - first) // self.dtype.itemsize for one in chunks]
+        return torch.tensor(distances, dtype=torch.int64).to(self.device)
 
     def read(self, records: Tensor) -> Tensor:
         """Values, then state, of records, a row each."""

@@ -15,6 +15,7 @@ from rowhaul.errors import RowhaulError
 _FULL = 0.8  # the share of places that may be used: beyond, searches get long
 _ROOMY = 0.68  # the share that is used after growing: at 16 bytes a place, 23.5 a key
 _LEAST = 1024
+_BUCKET = 8
 _MOST_RECORDS = 2**31 - 1
 _RECORD_MASK = (1 << 40) - 1
 
@@ -39,7 +40,7 @@ class DeviceIndex:
 
     def __len__(self) -> int:
         """Count the keys; waits for the card."""
-        return int((self._places[: self._capacity, 1] >= 0).sum())
+        return int((self._words() >= 0).sum())
 
     @property
     def allocated_bytes(self) -> int:
@@ -119,24 +120,28 @@ class DeviceIndex:
 
     def entries(self) -> tuple[Tensor, Tensor, Tensor]:
         """Tables, keys and records of everything, by table and key."""
-        used = self._places[: self._capacity]
-        used = used[used[:, 1] >= 0]
-        tables, records = used[:, 1] >> 40, used[:, 1] & _RECORD_MASK
-        order = torch.argsort(used[:, 0], stable=True)
+        used = self._words() >= 0
+        words, keys = self._words()[used], self._places[:-1, 0][used]
+        tables, records = words >> 40, words & _RECORD_MASK
+        order = torch.argsort(keys, stable=True)
         order = order[torch.argsort(tables[order], stable=True)]
-        return tables[order], used[order, 0], records[order]
+        return tables[order], keys[order], records[order]
+
+    def _words(self) -> Tensor:
+        """What places hold beside their keys, bucket by bucket."""
+        return self._places[:-1, 1]
 
     def _grow(self, capacity: int) -> None:
         old, num_old = self._places, self._capacity
-        self._capacity = max(_LEAST, capacity)
+        self._capacity = max(_LEAST, -(-capacity // _BUCKET) * _BUCKET)
         self._places = self._empty_places(self._capacity)
         self._facts[0] = self._capacity
         kernels.move_places[grid_of(num_old)](old, num_old, self._places, self._facts, BLOCK=BLOCK)
         self._num_removed = 0
 
     def _empty_places(self, capacity: int) -> Tensor:
-        """Places without keys, and one behind them that nobody claims."""
-        return torch.full((capacity + 1, 2), -1, dtype=torch.int64, device=self.device)
+        """Buckets of places without keys, and one behind them that nobody claims."""
+        return torch.full((capacity // _BUCKET + 1, 2, _BUCKET), -1, dtype=torch.int64, device=self.device)
 
     def _ask(self, count: int) -> None:
         """Ask the card how many records there are, after ``count`` ids were added."""

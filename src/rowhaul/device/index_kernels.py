@@ -1,7 +1,8 @@
 """Triton kernels of the index on a card: find, insert, remove; any 64-bit key of any table.
 
-A place is two words of 64 bits side by side: the key, and a *meta* word with the table above and the record
-below. Places are searched one after the other from a hash on (linear probing), up to the first that is empty.
+A place is two words of 64 bits: the key, and one with the table above and the record below. Eight places are a
+bucket, their keys and then their words: 128 bytes. Buckets are searched one after the other from a hash on, up to
+the first that has an empty place.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import triton.language as tl
 EMPTY = tl.constexpr(-1)  # a place never used: a search ends here
 REMOVED = tl.constexpr(-2)  # a search goes on
 _CLAIMED = tl.constexpr(-16)  # and below: claimed by an id of the batch that is being inserted
+BUCKET = tl.constexpr(8)
 RECORD_BITS = tl.constexpr(40)
 # Numbers that kernels share, in one array on the card.
 CAPACITY, SECRET, NEXT_RECORD, NUM_FREE = (tl.constexpr(number) for number in range(4))
@@ -27,16 +29,50 @@ def mix(x):
 
 
 @triton.jit
-def _first_place(key, table, secret, capacity):
+def _first_bucket(key, table, secret, capacity):
     """Where the search for a key begins; the secret keeps strangers from choosing keys that collide."""
     hashed = mix(key.to(tl.uint64) ^ mix(secret.to(tl.uint64) + table.to(tl.uint64) * 0x9E3779B97F4A7C15))
-    return (((hashed >> 32) * capacity.to(tl.uint64)) >> 32).to(tl.int64)
+    return (((hashed >> 32) * (capacity // BUCKET).to(tl.uint64)) >> 32).to(tl.int64)
 
 
 @triton.jit
-def _following(place, capacity):
-    place += 1
-    return tl.where(place == capacity, 0, place)
+def _following(one, count):
+    one += 1
+    return tl.where(one == count, 0, one)
+
+
+@triton.jit
+def _key_at(place):
+    return place // BUCKET * (2 * BUCKET) + place % BUCKET
+
+
+@triton.jit
+def _word_at(place):
+    return _key_at(place) + BUCKET
+
+
+@triton.jit
+def _search(key, table, active, places, facts, BLOCK: tl.constexpr):
+    """Return the place of each (table, key), -1 where there is none; and the words there."""
+    size = tl.load(facts + CAPACITY)
+    bucket = _first_bucket(key, table, tl.load(facts + SECRET), size)
+    found = tl.full((BLOCK,), -1, tl.int64)
+    word = tl.full((BLOCK,), -1, tl.int64)
+    slot = tl.arange(0, BUCKET)
+    while tl.max(active.to(tl.int32), axis=0) > 0:
+        # A bucket is a line of the cache: its keys, then its words, all compared at once.
+        at = places + bucket[:, None] * (2 * BUCKET) + slot[None, :]
+        keys = tl.load(at, mask=active[:, None], other=0)
+        words = tl.load(at + BUCKET, mask=active[:, None], other=-1)
+        same = (keys == key[:, None]) & (words >= 0) & ((words >> RECORD_BITS) == table[:, None])
+        which = tl.max(tl.where(same, slot[None, :], -1), axis=1)
+        hit = active & (which >= 0)
+        found = tl.where(hit, bucket * BUCKET + which, found)
+        word = tl.where(hit, tl.max(tl.where(same, words, -1), axis=1), word)
+        ends = tl.max((words == EMPTY).to(tl.int32), axis=1) > 0
+        active = active & (~hit) & (~ends)
+        bucket = _following(bucket, size // BUCKET)
+    return found, word
 
 
 @triton.jit
@@ -45,24 +81,16 @@ def find(
     ONLY_MISSING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the record of each (table, key), -1 where there is none; or only of those that are -1 so far."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    active = at < count
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    asked = at < count
     if ONLY_MISSING:
-        active = active & (tl.load(records + at, mask=active, other=0) < 0)
-    asked = active
-    key = tl.load(keys + at, mask=active, other=0)
-    table = tl.load(tables + at, mask=active, other=0).to(tl.int64)
-    size = tl.load(facts + CAPACITY)
-    place = _first_place(key, table, tl.load(facts + SECRET), size)
-    found = tl.full((BLOCK,), -1, tl.int32)
-    while tl.max(active.to(tl.int32), axis=0) > 0:
-        known = tl.load(places + 2 * place, mask=active, other=0)
-        meta = tl.load(places + 2 * place + 1, mask=active, other=-1)
-        hit = active & (known == key) & (meta >= 0) & ((meta >> RECORD_BITS) == table)
-        found = tl.where(hit, (meta & _RECORD_MASK).to(tl.int32), found)
-        active = active & (~hit) & (meta != EMPTY)
-        place = _following(place, size)
-    tl.store(records + at, found, mask=asked)
+        asked = asked & (tl.load(records + at, mask=asked, other=0) < 0)
+    if (not ONLY_MISSING) or (tl.max(asked.to(tl.int32), axis=0) > 0):
+        key = tl.load(keys + at, mask=asked, other=0)
+        table = tl.load(tables + at, mask=asked, other=0).to(tl.int64)
+        _, word = _search(key, table, asked, places, facts, BLOCK)
+        found = tl.where(word >= 0, word & _RECORD_MASK, -1).to(tl.int32)
+        tl.store(records + at, found, mask=asked)
 
 
 @triton.jit
@@ -78,16 +106,16 @@ def claim(
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     active = inside & (tl.load(records + at, mask=inside, other=0) < 0)
-    key = tl.load(keys + at, mask=inside, other=0)
-    table = tl.load(tables + at, mask=inside, other=0).to(tl.int64)
+    key = tl.load(keys + at, mask=active, other=0)
+    table = tl.load(tables + at, mask=active, other=0).to(tl.int64)
     size = tl.load(facts + CAPACITY)
-    place = _first_place(key, table, tl.load(facts + SECRET), size)
+    place = _first_bucket(key, table, tl.load(facts + SECRET), size) * BUCKET
     mine = tl.full((BLOCK,), -1, tl.int64)
     while tl.max(active.to(tl.int32), axis=0) > 0:
         # Behind the last place is one that nobody claims, for ids that are done.
         target = tl.where(active, place, size)
         expected = tl.where(active, tl.full((BLOCK,), -1, tl.int64), tl.full((BLOCK,), -3, tl.int64))
-        before = tl.atomic_cas(places + 2 * target + 1, expected, -at + _CLAIMED)
+        before = tl.atomic_cas(places + _word_at(target), expected, -at + _CLAIMED)
         won = active & (before == EMPTY)
         mine = tl.where(won, place, mine)
         by_other = active & (before <= _CLAIMED)
@@ -119,8 +147,8 @@ def settle(
         fresh = tl.atomic_add(facts + NEXT_RECORD + zero, zero + 1, mask=won & (left <= 0))
         record = tl.where(has_free, tl.load(free + left - 1, mask=has_free, other=0), fresh)
         table = tl.load(tables + at, mask=won, other=0).to(tl.int64)
-        tl.store(places + 2 * place, tl.load(keys + at, mask=won, other=0), mask=won)
-        tl.store(places + 2 * place + 1, (table << RECORD_BITS) | record, mask=won)
+        tl.store(places + _key_at(place), tl.load(keys + at, mask=won, other=0), mask=won)
+        tl.store(places + _word_at(place), (table << RECORD_BITS) | record, mask=won)
         tl.store(records + at, record.to(tl.int32), mask=won)
 
 
@@ -132,17 +160,17 @@ def move_places(
     """Insert everything that another array of places holds; all keys differ."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < num_old
-    key = tl.load(old + 2 * at, mask=inside, other=0)
-    meta = tl.load(old + 2 * at + 1, mask=inside, other=-1)
-    active = inside & (meta >= 0)
+    key = tl.load(old + _key_at(at), mask=inside, other=0)
+    word = tl.load(old + _word_at(at), mask=inside, other=-1)
+    active = inside & (word >= 0)
     size = tl.load(facts + CAPACITY)
-    place = _first_place(key, meta >> RECORD_BITS, tl.load(facts + SECRET), size)
+    place = _first_bucket(key, word >> RECORD_BITS, tl.load(facts + SECRET), size) * BUCKET
     while tl.max(active.to(tl.int32), axis=0) > 0:
         target = tl.where(active, place, size)
         expected = tl.where(active, tl.full((BLOCK,), -1, tl.int64), tl.full((BLOCK,), -3, tl.int64))
-        before = tl.atomic_cas(places + 2 * target + 1, expected, meta)
+        before = tl.atomic_cas(places + _word_at(target), expected, word)
         won = active & (before == EMPTY)
-        tl.store(places + 2 * place, key, mask=won)
+        tl.store(places + _key_at(place), key, mask=won)
         active = active & (~won)
         place = _following(place, size)
 
@@ -153,19 +181,11 @@ def remove(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Remove keys, which differ; writes the records that they had, -1 where there was none."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    active = at < count
-    key = tl.load(keys + at, mask=active, other=0)
-    table = tl.load(tables + at, mask=active, other=0).to(tl.int64)
-    size = tl.load(facts + CAPACITY)
-    place = _first_place(key, table, tl.load(facts + SECRET), size)
-    found = tl.full((BLOCK,), -1, tl.int64)
-    while tl.max(active.to(tl.int32), axis=0) > 0:
-        known = tl.load(places + 2 * place, mask=active, other=0)
-        meta = tl.load(places + 2 * place + 1, mask=active, other=-1)
-        hit = active & (known == key) & (meta >= 0) & ((meta >> RECORD_BITS) == table)
-        found = tl.where(hit, meta & _RECORD_MASK, found)
-        tl.store(places + 2 * place + 1, tl.full((BLOCK,), -2, tl.int64), mask=hit)
-        active = active & (~hit) & (meta != EMPTY)
-        place = _following(place, size)
-    tl.store(records + at, found, mask=at < count)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    key = tl.load(keys + at, mask=inside, other=0)
+    table = tl.load(tables + at, mask=inside, other=0).to(tl.int64)
+    place, word = _search(key, table, inside, places, facts, BLOCK)
+    hit = inside & (place >= 0)
+    tl.store(places + _word_at(place), tl.full((BLOCK,), -2, tl.int64), mask=hit)
+    tl.store(records + at, tl.where(hit, word & _RECORD_MASK, -1), mask=inside)

@@ -14,20 +14,31 @@ from rowhaul.device.index_kernels import mix
 
 
 @triton.jit
-def rows_at(addresses, records, SHIFT: tl.constexpr, WIDTH: tl.constexpr, element: tl.constexpr):
-    """Pointers to the first element of records."""
-    size: tl.constexpr = element.primitive_bitwidth // 8
-    chunk = tl.load(addresses + (records >> SHIFT))
-    chunk = tl.multiple_of(chunk, 16)
-    start = chunk + (records & ((1 << SHIFT) - 1)).to(tl.int64) * (WIDTH * size)
-    return start.to(tl.pointer_type(element))
+def rows_at(chunks, base, records, SHIFT: tl.constexpr, WIDTH: tl.constexpr):
+    """Pointers to the first element of records; ``chunks`` are distances from ``base`` in elements."""
+    # Chunks are aligned; said so, rows are loaded in words of 16 bytes.
+    chunk = tl.multiple_of(tl.load(chunks + (records >> SHIFT)), 16)
+    return base + (chunk + (records & ((1 << SHIFT) - 1)).to(tl.int64) * WIDTH)
+
+
+@triton.jit
+def _rows_or_spare(
+    chunks, base, spare, records, SHIFT: tl.constexpr, DIM: tl.constexpr, HAS_SPARE: tl.constexpr
+):
+    if HAS_SPARE:
+        stored = rows_at(chunks, base, tl.where(records >= 0, records, 0), SHIFT, DIM)
+        rows = tl.where(records >= 0, stored, spare + (-1 - records).to(tl.int64) * DIM)
+    else:
+        rows = rows_at(chunks, base, records, SHIFT, DIM)
+    return rows
 
 
 @triton.jit
 def write_initial(
-    keys, tables, records, claimed, seeds, lows, steps, values, state, first_state, count,
+    keys, tables, records, claimed, seeds, lows, steps, value_chunks, values, state_chunks, states, first_state,
+    count,
     DIM: tl.constexpr, COLUMNS: tl.constexpr, STATE: tl.constexpr, STATE_COLUMNS: tl.constexpr,
-    SHIFT: tl.constexpr, element: tl.constexpr, BLOCK: tl.constexpr,
+    SHIFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Make the records of ids that have claimed a place: the bits that `rowhaul.store.records` makes."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -45,26 +56,27 @@ def write_initial(
         low = tl.load(lows + table, mask=new, other=0.0)
         step = tl.load(steps + table, mask=new, other=0.0)
         value = low[:, None] + step[:, None] * number.to(tl.float64)
-        row = rows_at(values, record, SHIFT, DIM, element)
+        element: tl.constexpr = values.dtype.element_ty
+        row = rows_at(value_chunks, values, record, SHIFT, DIM)
         tl.store(
             row[:, None] + column[None, :], value.to(element), mask=new[:, None] & (column < DIM)[None, :]
         )
         if STATE > 0:
             column = tl.arange(0, STATE_COLUMNS)
-            row = rows_at(state, record, SHIFT, STATE, element)
+            row = rows_at(state_chunks, states, record, SHIFT, STATE)
             begin = tl.full((BLOCK, STATE_COLUMNS), 0.0, element) + tl.load(first_state).to(element)
             tl.store(row[:, None] + column[None, :], begin, mask=new[:, None] & (column < STATE)[None, :])
 
 
 @triton.jit
 def pool(
-    records, offsets, weights, values, spare, columns, is_mean, out, num_bags, num_samples, stride,
+    records, offsets, weights, chunks, values, spare, columns, is_mean, out, num_bags, num_samples, stride,
     DIM: tl.constexpr, COLUMNS: tl.constexpr, SHIFT: tl.constexpr, ONE_EACH: tl.constexpr,
-    WEIGHTED: tl.constexpr, BAGS: tl.constexpr,
+    WEIGHTED: tl.constexpr, HAS_SPARE: tl.constexpr, BAGS: tl.constexpr,
 ):  # fmt: skip
     """Write the sum or mean of the rows of each bag to its sample's columns."""
     element: tl.constexpr = out.dtype.element_ty
-    bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
+    bag = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
     inside = bag < num_bags
     column = tl.arange(0, COLUMNS)
     in_row = (column < DIM)[None, :]
@@ -78,8 +90,7 @@ def pool(
     for k in range(0, tl.max(length, axis=0)):
         there = inside & (k < length)
         record = tl.load(records + first + k, mask=there, other=0)
-        stored = rows_at(values, tl.where(record >= 0, record, 0), SHIFT, DIM, element)
-        row = tl.where(record >= 0, stored, spare + (-1 - record).to(tl.int64) * DIM)
+        row = _rows_or_spare(chunks, values, spare, record, SHIFT, DIM, HAS_SPARE)
         one = tl.load(row[:, None] + column[None, :], mask=there[:, None] & in_row, other=0.0)
         if WEIGHTED:
             one = one * tl.load(weights + first + k, mask=there, other=0.0)[:, None]
@@ -88,28 +99,28 @@ def pool(
     if not ONE_EACH:
         mean = tl.load(is_mean + feature, mask=inside, other=0) != 0
         total = total / tl.where(mean & (length > 0), length, 1).to(element)[:, None]
-    start = (bag % num_samples) * stride + tl.load(columns + feature, mask=inside, other=0)
+    start = (bag % num_samples).to(tl.int64) * stride + tl.load(columns + feature, mask=inside, other=0)
     tl.store(out + start[:, None] + column[None, :], total, mask=inside[:, None] & in_row)
 
 
 @triton.jit
 def weight_gradients(
-    records, bags, offsets, values, spare, columns, is_mean, gradients, out, count, num_samples, stride,
-    DIM: tl.constexpr, COLUMNS: tl.constexpr, SHIFT: tl.constexpr, ONE_EACH: tl.constexpr, BLOCK: tl.constexpr,
+    records, bags, offsets, chunks, values, spare, columns, is_mean, gradients, out, count, num_samples, stride,
+    DIM: tl.constexpr, COLUMNS: tl.constexpr, SHIFT: tl.constexpr, ONE_EACH: tl.constexpr,
+    HAS_SPARE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of each id's weight: its row times the gradient of its bag."""
     element: tl.constexpr = out.dtype.element_ty
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     column = tl.arange(0, COLUMNS)
     mask = inside[:, None] & (column < DIM)[None, :]
-    bag = at if ONE_EACH else tl.load(bags + at, mask=inside, other=0).to(tl.int64)
+    bag = at if ONE_EACH else tl.load(bags + at, mask=inside, other=0)
     feature = bag // num_samples
     record = tl.load(records + at, mask=inside, other=0)
-    stored = rows_at(values, tl.where(record >= 0, record, 0), SHIFT, DIM, element)
-    row = tl.where(record >= 0, stored, spare + (-1 - record).to(tl.int64) * DIM)
+    row = _rows_or_spare(chunks, values, spare, record, SHIFT, DIM, HAS_SPARE)
     one = tl.load(row[:, None] + column[None, :], mask=mask, other=0.0)
-    start = (bag % num_samples) * stride + tl.load(columns + feature, mask=inside, other=0)
+    start = (bag % num_samples).to(tl.int64) * stride + tl.load(columns + feature, mask=inside, other=0)
     gradient = tl.load(gradients + start[:, None] + column[None, :], mask=mask, other=0.0)
     found = tl.sum(one * gradient, axis=1)
     if not ONE_EACH:

@@ -68,11 +68,11 @@ def _gradients_of(
     DIM: tl.constexpr, COLUMNS: tl.constexpr, ONE_EACH: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
     """The gradients of the ids at some sorted places, a row each."""
-    identity = tl.load(sorted_ids + at, mask=there, other=0).to(tl.int64)
-    bag = identity if ONE_EACH else tl.load(bags + identity, mask=there, other=0).to(tl.int64)
+    identity = tl.load(sorted_ids + at, mask=there, other=0).to(tl.int32)
+    bag = identity if ONE_EACH else tl.load(bags + identity, mask=there, other=0)
     feature = bag // num_samples
     column = tl.arange(0, COLUMNS)
-    start = (bag % num_samples) * stride + tl.load(columns + feature, mask=there, other=0)
+    start = (bag % num_samples).to(tl.int64) * stride + tl.load(columns + feature, mask=there, other=0)
     mask = there[:, None] & (column < DIM)[None, :]
     found = tl.load(gradients + start[:, None] + column[None, :], mask=mask, other=0.0)
     if WEIGHTED:
@@ -85,29 +85,27 @@ def _gradients_of(
 
 
 @triton.jit
-def _step(
-    values, state, record, there, gradient, settings,
+def _stepped(
+    value, state_chunks, states, record, there, gradient, settings,
     RULE: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Step some records, each by its gradient, as `rowhaul.optim.step_kernels` does."""
+    """The values of some records after a step, each by its gradient, as `rowhaul.optim.step_kernels` has them."""
     element: tl.constexpr = gradient.dtype
     column = tl.arange(0, COLUMNS)
     mask = there[:, None] & (column < DIM)[None, :]
     rate, decay = tl.load(settings).to(element), tl.load(settings + 1).to(element)
-    row = rows_at(values, record, SHIFT, DIM, element)[:, None] + column[None, :]
-    value = tl.load(row, mask=mask, other=0.0)
     gradient = gradient + decay * value
     if RULE == SGD:
         value = value - rate * gradient
     if RULE == ADAGRAD:
         eps = tl.load(settings + 2).to(element)
-        squares_at = rows_at(state, record, SHIFT, DIM, element)[:, None] + column[None, :]
+        squares_at = rows_at(state_chunks, states, record, SHIFT, DIM)[:, None] + column[None, :]
         squares = tl.load(squares_at, mask=mask, other=0.0) + gradient * gradient
         tl.store(squares_at, squares, mask=mask)
         value = value - rate * gradient / (tl.sqrt(squares) + eps)
     if RULE == ROWWISE:
         eps = tl.load(settings + 2).to(element)
-        mean_at = rows_at(state, record, SHIFT, 1, element)
+        mean_at = rows_at(state_chunks, states, record, SHIFT, 1)
         gradient = tl.where(mask, gradient, 0.0)
         mean = tl.load(mean_at, mask=there, other=0.0) + tl.sum(gradient * gradient, axis=1) / DIM
         tl.store(mean_at, mean, mask=there)
@@ -115,19 +113,19 @@ def _step(
     if RULE == ADAM:
         eps = tl.load(settings + 2).to(element)
         beta1, beta2 = tl.load(settings + 3).to(element), tl.load(settings + 4).to(element)
-        mean_at = rows_at(state, record, SHIFT, 2 * DIM, element)[:, None] + column[None, :]
+        mean_at = rows_at(state_chunks, states, record, SHIFT, 2 * DIM)[:, None] + column[None, :]
         mean = beta1 * tl.load(mean_at, mask=mask, other=0.0) + (1 - beta1) * gradient
         square = beta2 * tl.load(mean_at + DIM, mask=mask, other=0.0) + (1 - beta2) * gradient * gradient
         tl.store(mean_at, mean, mask=mask)
         tl.store(mean_at + DIM, square, mask=mask)
         value = value - rate * mean / (tl.sqrt(square) + eps)
-    tl.store(row, value, mask=mask)
+    return value
 
 
 @triton.jit
 def step_short(
     starts, num_segments, sorted_records, sorted_ids, bags, offsets, weights, columns, is_mean, gradients,
-    num_samples, stride, values, state, settings,
+    num_samples, stride, value_chunks, values, state_chunks, states, settings,
     RULE: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr, SHIFT: tl.constexpr,
     ONE_EACH: tl.constexpr, WEIGHTED: tl.constexpr, LONG: tl.constexpr, SEGMENTS: tl.constexpr,
 ):  # fmt: skip
@@ -142,14 +140,21 @@ def step_short(
         record = tl.load(sorted_records + first, mask=inside, other=-1)
         there = inside & (length > 0) & (record >= 0)
         length = tl.where(there, length, 0)
+        record = tl.where(there, record, 0)
+        column = tl.arange(0, COLUMNS)
+        row = rows_at(value_chunks, values, record, SHIFT, DIM)[:, None] + column[None, :]
+        mask = there[:, None] & (column < DIM)[None, :]
+        value = tl.load(row, mask=mask, other=0.0)  # while gradients are on their way
         summed = tl.zeros((SEGMENTS, COLUMNS), gradients.dtype.element_ty)
         for k in range(0, tl.max(length, axis=0)):
             summed += _gradients_of(
                 sorted_ids, first + k, k < length, bags, offsets, weights, columns, is_mean, gradients,
                 num_samples, stride, DIM, COLUMNS, ONE_EACH, WEIGHTED,
             )  # fmt: skip
-        record = tl.where(there, record, 0)
-        _step(values, state, record, there, summed, settings, RULE, DIM, COLUMNS, SHIFT)
+        value = _stepped(
+            value, state_chunks, states, record, there, summed, settings, RULE, DIM, COLUMNS, SHIFT
+        )
+        tl.store(row, value, mask=mask)
 
 
 @triton.jit
@@ -179,7 +184,8 @@ def sum_pieces(
 
 @triton.jit
 def step_long(
-    starts, long_segments, first_pieces, counters, sorted_records, partial, values, state, settings,
+    starts, long_segments, first_pieces, counters, sorted_records, partial, value_chunks, values, state_chunks,
+    states, settings,
     RULE: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr, SHIFT: tl.constexpr, PIECE: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -201,4 +207,10 @@ def step_long(
         gradient = tl.sum(summed, axis=0)[None, :]
         one = tl.zeros((1,), tl.int32) + record
         if record >= 0:
-            _step(values, state, one, one >= 0, gradient, settings, RULE, DIM, COLUMNS, SHIFT)
+            row = rows_at(value_chunks, values, one, SHIFT, DIM)[:, None] + column[None, :]
+            mask = (column < DIM)[None, :]
+            value = tl.load(row, mask=mask, other=0.0)
+            value = _stepped(
+                value, state_chunks, states, one, one >= 0, gradient, settings, RULE, DIM, COLUMNS, SHIFT
+            )
+            tl.store(row, value, mask=mask)

@@ -117,10 +117,10 @@ class DeviceTables:
     ) -> None:
         block = max(1, min(BLOCK, rows_together(self.dim)))
         row_kernels.write_initial[grid_of(len(keys), block)](
-            keys, tables, records, claimed, self._seeds, self._lows, self._steps, arena.values_at, arena.states_at,
+            keys, tables, records, claimed, self._seeds, self._lows, self._steps, *arena.memory,
             self._first_state, len(keys),
             DIM=self.dim, COLUMNS=columns_of(self.dim), STATE=arena.state_width,
-            STATE_COLUMNS=columns_of(arena.state_width), SHIFT=arena.shift, element=_element(self.dtype), BLOCK=block,
+            STATE_COLUMNS=columns_of(arena.state_width), SHIFT=arena.shift, BLOCK=block,
             enable_fp_fusion=False,
         )  # fmt: skip
 
@@ -138,10 +138,10 @@ class DeviceTables:
         """Write the sum or mean of each bag to its columns of ``out``."""
         together = rows_together(self.dim)
         row_kernels.pool[grid_of(bags.num_bags, together)](
-            records, self._or(bags.offsets), self._or(bags.weights), self.arena.values_at, self._or(spare),
+            records, self._or(bags.offsets), self._or(bags.weights), *self.arena.memory[:2], self._or(spare),
             bags.columns, bags.is_mean, out, bags.num_bags, bags.num_samples, out.stride(0),
             DIM=self.dim, COLUMNS=columns_of(self.dim), SHIFT=self.arena.shift, ONE_EACH=bags.one_each,
-            WEIGHTED=bags.weights is not None, BAGS=together,
+            WEIGHTED=bags.weights is not None, HAS_SPARE=spare is not None, BAGS=together,
         )  # fmt: skip
 
     def weight_gradients(self, records: Tensor, bags: Bags, spare: Tensor | None, gradients: Tensor) -> Tensor:
@@ -149,10 +149,10 @@ class DeviceTables:
         out = torch.empty(bags.num_ids, dtype=self.dtype, device=self.device)
         together = rows_together(self.dim)
         row_kernels.weight_gradients[grid_of(bags.num_ids, together)](
-            records, self._or(bags.bags), self._or(bags.offsets), self.arena.values_at, self._or(spare), bags.columns,
+            records, self._or(bags.bags), self._or(bags.offsets), *self.arena.memory[:2], self._or(spare), bags.columns,
             bags.is_mean, gradients, out, bags.num_ids, bags.num_samples, gradients.stride(0),
             DIM=self.dim, COLUMNS=columns_of(self.dim), SHIFT=self.arena.shift, ONE_EACH=bags.one_each,
-            BLOCK=together,
+            HAS_SPARE=spare is not None, BLOCK=together,
         )  # fmt: skip
         return out
 
@@ -173,7 +173,7 @@ class DeviceTables:
             bags.is_mean, gradients, bags.num_samples, gradients.stride(0),
         )  # fmt: skip
         step_kernels.step_short[grid_of(bags.num_ids, together)](
-            segments.starts, segments.count, segments.records, *ids, arena.values_at, arena.states_at, settings,
+            segments.starts, segments.count, segments.records, *ids, *arena.memory, settings,
             RULE=self._rule, SHIFT=arena.shift, LONG=LONG, SEGMENTS=together, **options,
         )  # fmt: skip
         if not segments.most_long:
@@ -185,7 +185,7 @@ class DeviceTables:
         )  # fmt: skip
         step_kernels.step_long[(segments.most_long,)](
             segments.starts, segments.long_segments, segments.first_pieces, segments.counters, segments.records,
-            partial, arena.values_at, arena.states_at, settings,
+            partial, *arena.memory, settings,
             RULE=self._rule, DIM=self.dim, COLUMNS=columns_of(self.dim), SHIFT=arena.shift, PIECE=PIECE,
             ROWS=min(together, PIECE),
         )  # fmt: skip
@@ -228,9 +228,3 @@ class DeviceTables:
     def _or(self, tensor: Tensor | None) -> Tensor:
         """Something to point at where a kernel reads nothing."""
         return self._nothing if tensor is None else tensor
-
-
-def _element(dtype: torch.dtype) -> Any:
-    import triton.language as tl
-
-    return {torch.float32: tl.float32, torch.float64: tl.float64}[dtype]
