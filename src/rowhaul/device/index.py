@@ -9,13 +9,17 @@ import torch
 from torch import Tensor
 
 from rowhaul.device import index_kernels as kernels
-from rowhaul.device.launch import BLOCK, grid_of
+from rowhaul.device.launch import grid_of
 from rowhaul.errors import RowhaulError
 
+# Ids a program of one warp: a search goes on until the last of them is found.
+BLOCK = 64
+_ADD_BLOCK = 256
 _FULL = 0.8  # the share of places that may be used: beyond, searches get long
 _ROOMY = 0.68  # the share that is used after growing: at 16 bytes a place, 23.5 a key
 _LEAST = 1024
-_BUCKET = 8
+_MOST_BYTES = 24  # a key, however much room a batch may need
+_PLACE_BYTES = 16
 _MOST_RECORDS = 2**31 - 1
 _RECORD_MASK = (1 << 40) - 1
 
@@ -32,7 +36,7 @@ class DeviceIndex:
         self._capacity = _LEAST
         self._places = self._empty_places(_LEAST)
         secret = secrets.randbits(63)
-        self._facts = torch.tensor([_LEAST, secret, 0, 0], dtype=torch.int64).to(device)
+        self._facts = torch.tensor([_LEAST, secret, 0, 0, 0], dtype=torch.int64).to(device)
         self._free = torch.zeros(1, dtype=torch.int64, device=device)
         self._num_removed = 0  # places that are neither empty nor used
         self._known = 0  # keys, and records ever numbered, when last heard of
@@ -65,50 +69,65 @@ class DeviceIndex:
         return records
 
     def _find(self, keys: Tensor, tables: Tensor, records: Tensor, *, only_missing: bool) -> None:
-        kernels.find[grid_of(len(keys))](
-            keys, tables, self._places, self._facts, records, len(keys), ONLY_MISSING=only_missing, BLOCK=BLOCK
+        kernels.find[grid_of(len(keys), BLOCK)](
+            keys, tables, self._places, self._facts, records, len(keys), ONLY_MISSING=only_missing, BLOCK=BLOCK, num_warps=1
         )
 
-    def add_missing(self, keys: Tensor, tables: Tensor, records: Tensor) -> Tensor:
+    def add_missing(self, keys: Tensor, tables: Tensor, records: Tensor) -> tuple[Tensor, Tensor]:
         """Number the keys whose record is -1, which may repeat; `reserve` first.
 
-        Fills in ``records``; returns where each new key is, -1 for ids that are not the one that it was added
-        for: that one's record is to be written.
+        Fills in ``records``. Returns an id of each new key, whose record is to be written, and how many there are.
         """
-        claimed = torch.empty(len(keys), dtype=torch.int64, device=self.device)
-        grid, count = grid_of(len(keys)), len(keys)
-        kernels.claim[grid](
-            keys, tables, self._places, self._facts, records, claimed, count, BLOCK=BLOCK
-        )
+        count = len(keys)
+        claimed = torch.empty(count, dtype=torch.int64, device=self.device)
+        new = torch.empty(count, dtype=torch.int32, device=self.device)
+        num_new = self._facts[4:5].zero_()
+        options = dict(BLOCK=_ADD_BLOCK)
+        grid = grid_of(count, _ADD_BLOCK)
+        kernels.claim[grid](keys, tables, self._places, self._facts, records, claimed, count, **options)
         kernels.settle[grid](
-            keys, tables, self._places, self._facts, self._free, records, claimed, count, BLOCK=BLOCK
+            keys, tables, self._places, self._facts, self._free, records, claimed, new, count, **options
         )
         self._find(keys, tables, records, only_missing=True)
         self._ask(count)
-        return claimed
+        return new, num_new
 
     def has_room(self, count: int) -> bool:
         """Whether ``count`` more keys surely fit."""
         return self.most_records + self._num_removed + count <= _FULL * self._capacity
 
+    def spare_for(self, count: int) -> bool:
+        """Make room for ``count`` more keys if that is cheap: then nobody needs to know how many are new."""
+        if self.has_room(count):
+            return True
+        self._wait()
+        if (self._known + count) / _FULL * _PLACE_BYTES > _MOST_BYTES * self._known:
+            return False
+        self.reserve(count)
+        return True
+
+    def _wait(self) -> None:
+        """Learn how many records there are."""
+        self._known = self.num_records
+        self._unheard.clear()
+
     def reserve(self, count: int) -> None:
         """Make room for ``count`` more keys; waits for the card where it must."""
         if self.has_room(count):
             return
-        self._known = self.num_records
-        self._unheard.clear()
+        self._wait()
         if self._known + count > _MOST_RECORDS:
             raise RowhaulError(
                 f"{self._known + count:,} rows of one size are more than a card's index numbers "
                 f"({_MOST_RECORDS:,}); spread them over more workers"
             )
         if not self.has_room(count):
-            self._grow(int((self._known + count) / _ROOMY) + 1)
+            self._grow(int(max(self._known / _ROOMY, (self._known + count) / _FULL)) + 1)
 
     def remove(self, keys: Tensor, tables: Tensor) -> Tensor:
         """Remove keys, all different; returns the records they had, for others from now on."""
         records = torch.empty(len(keys), dtype=torch.int64, device=self.device)
-        kernels.remove[grid_of(len(keys))](
+        kernels.remove[grid_of(len(keys), BLOCK)](
             keys, tables, self._places, self._facts, records, len(keys), BLOCK=BLOCK
         )
         freed = records[records >= 0]
@@ -128,20 +147,22 @@ class DeviceIndex:
         return tables[order], keys[order], records[order]
 
     def _words(self) -> Tensor:
-        """What places hold beside their keys, bucket by bucket."""
+        """What places hold beside their keys, place by place."""
         return self._places[:-1, 1]
 
     def _grow(self, capacity: int) -> None:
         old, num_old = self._places, self._capacity
-        self._capacity = max(_LEAST, -(-capacity // _BUCKET) * _BUCKET)
+        self._capacity = max(_LEAST, capacity)
         self._places = self._empty_places(self._capacity)
         self._facts[0] = self._capacity
-        kernels.move_places[grid_of(num_old)](old, num_old, self._places, self._facts, BLOCK=BLOCK)
+        kernels.move_places[grid_of(num_old, _ADD_BLOCK)](
+            old, num_old, self._places, self._facts, BLOCK=_ADD_BLOCK
+        )
         self._num_removed = 0
 
     def _empty_places(self, capacity: int) -> Tensor:
-        """Buckets of places without keys, and one behind them that nobody claims."""
-        return torch.full((capacity // _BUCKET + 1, 2, _BUCKET), -1, dtype=torch.int64, device=self.device)
+        """Places without keys, and one behind them that nobody claims."""
+        return torch.full((capacity + 1, 2), -1, dtype=torch.int64, device=self.device)
 
     def _ask(self, count: int) -> None:
         """Ask the card how many records there are, after ``count`` ids were added."""

@@ -1,8 +1,7 @@
 """Triton kernels of the index on a card: find, insert, remove; any 64-bit key of any table.
 
-A place is two words of 64 bits: the key, and one with the table above and the record below. Eight places are a
-bucket, their keys and then their words: 128 bytes. Buckets are searched one after the other from a hash on, up to
-the first that has an empty place.
+A place is two words of 64 bits: the key, and one with the table above and the record below. Places are searched one
+after the other from a hash on (linear probing), up to the first that is empty.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ import triton.language as tl
 EMPTY = tl.constexpr(-1)  # a place never used: a search ends here
 REMOVED = tl.constexpr(-2)  # a search goes on
 _CLAIMED = tl.constexpr(-16)  # and below: claimed by an id of the batch that is being inserted
-BUCKET = tl.constexpr(8)
 RECORD_BITS = tl.constexpr(40)
 # Numbers that kernels share, in one array on the card.
-CAPACITY, SECRET, NEXT_RECORD, NUM_FREE = (tl.constexpr(number) for number in range(4))
+CAPACITY, SECRET, NEXT_RECORD, NUM_FREE, NUM_NEW = (tl.constexpr(number) for number in range(5))
 _RECORD_MASK = tl.constexpr((1 << 40) - 1)
 
 
@@ -29,50 +27,36 @@ def mix(x):
 
 
 @triton.jit
-def _first_bucket(key, table, secret, capacity):
+def _first_place(key, table, secret, capacity):
     """Where the search for a key begins; the secret keeps strangers from choosing keys that collide."""
     hashed = mix(key.to(tl.uint64) ^ mix(secret.to(tl.uint64) + table.to(tl.uint64) * 0x9E3779B97F4A7C15))
-    return (((hashed >> 32) * (capacity // BUCKET).to(tl.uint64)) >> 32).to(tl.int64)
+    return (((hashed >> 32) * capacity.to(tl.uint64)) >> 32).to(tl.int64)
 
 
 @triton.jit
-def _following(one, count):
-    one += 1
-    return tl.where(one == count, 0, one)
-
-
-@triton.jit
-def _key_at(place):
-    return place // BUCKET * (2 * BUCKET) + place % BUCKET
-
-
-@triton.jit
-def _word_at(place):
-    return _key_at(place) + BUCKET
+def _following(place, capacity):
+    place += 1
+    return tl.where(place == capacity, 0, place)
 
 
 @triton.jit
 def _search(key, table, active, places, facts, BLOCK: tl.constexpr):
-    """Return the place of each (table, key), -1 where there is none; and the words there."""
+    """Return the place of each (table, key), -1 where there is none; and the word there."""
     size = tl.load(facts + CAPACITY)
-    bucket = _first_bucket(key, table, tl.load(facts + SECRET), size)
+    place = _first_place(key, table, tl.load(facts + SECRET), size)
     found = tl.full((BLOCK,), -1, tl.int64)
-    word = tl.full((BLOCK,), -1, tl.int64)
-    slot = tl.arange(0, BUCKET)
+    record = tl.full((BLOCK,), -1, tl.int64)
+    both = tl.arange(0, 2)
     while tl.max(active.to(tl.int32), axis=0) > 0:
-        # A bucket is a line of the cache: its keys, then its words, all compared at once.
-        at = places + bucket[:, None] * (2 * BUCKET) + slot[None, :]
-        keys = tl.load(at, mask=active[:, None], other=0)
-        words = tl.load(at + BUCKET, mask=active[:, None], other=-1)
-        same = (keys == key[:, None]) & (words >= 0) & ((words >> RECORD_BITS) == table[:, None])
-        which = tl.max(tl.where(same, slot[None, :], -1), axis=1)
-        hit = active & (which >= 0)
-        found = tl.where(hit, bucket * BUCKET + which, found)
-        word = tl.where(hit, tl.max(tl.where(same, words, -1), axis=1), word)
-        ends = tl.max((words == EMPTY).to(tl.int32), axis=1) > 0
-        active = active & (~hit) & (~ends)
-        bucket = _following(bucket, size // BUCKET)
-    return found, word
+        # Both words at once: where a first access has brought a line of the cache, the next ones are quick.
+        at = places + 2 * place[:, None] + both[None, :]
+        known, word = tl.split(tl.load(at, mask=active[:, None], other=-1))
+        hit = active & (known == key) & (word >= 0) & ((word >> RECORD_BITS) == table)
+        found = tl.where(hit, place, found)
+        record = tl.where(hit, word & _RECORD_MASK, record)
+        active = active & (~hit) & (word != EMPTY)
+        place = _following(place, size)
+    return found, record
 
 
 @triton.jit
@@ -88,9 +72,8 @@ def find(
     if (not ONLY_MISSING) or (tl.max(asked.to(tl.int32), axis=0) > 0):
         key = tl.load(keys + at, mask=asked, other=0)
         table = tl.load(tables + at, mask=asked, other=0).to(tl.int64)
-        _, word = _search(key, table, asked, places, facts, BLOCK)
-        found = tl.where(word >= 0, word & _RECORD_MASK, -1).to(tl.int32)
-        tl.store(records + at, found, mask=asked)
+        _, record = _search(key, table, asked, places, facts, BLOCK)
+        tl.store(records + at, record.to(tl.int32), mask=asked)
 
 
 @triton.jit
@@ -109,13 +92,13 @@ def claim(
     key = tl.load(keys + at, mask=active, other=0)
     table = tl.load(tables + at, mask=active, other=0).to(tl.int64)
     size = tl.load(facts + CAPACITY)
-    place = _first_bucket(key, table, tl.load(facts + SECRET), size) * BUCKET
+    place = _first_place(key, table, tl.load(facts + SECRET), size)
     mine = tl.full((BLOCK,), -1, tl.int64)
     while tl.max(active.to(tl.int32), axis=0) > 0:
         # Behind the last place is one that nobody claims, for ids that are done.
         target = tl.where(active, place, size)
         expected = tl.where(active, tl.full((BLOCK,), -1, tl.int64), tl.full((BLOCK,), -3, tl.int64))
-        before = tl.atomic_cas(places + _word_at(target), expected, -at + _CLAIMED)
+        before = tl.atomic_cas(places + 2 * target + 1, expected, -at + _CLAIMED)
         won = active & (before == EMPTY)
         mine = tl.where(won, place, mine)
         by_other = active & (before <= _CLAIMED)
@@ -129,10 +112,10 @@ def claim(
 
 @triton.jit
 def settle(
-    keys, tables, places, facts, free, records, claimed, count,
+    keys, tables, places, facts, free, records, claimed, new, count,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write claimed places: the key, and the number of a record, a free one or a new one.
+    """Write claimed places: the key, and the number of a record, a free one or a new one; list their ids.
 
     Numbers go out in any order: they say where a row is, and nothing that is learned depends on that.
     """
@@ -147,9 +130,11 @@ def settle(
         fresh = tl.atomic_add(facts + NEXT_RECORD + zero, zero + 1, mask=won & (left <= 0))
         record = tl.where(has_free, tl.load(free + left - 1, mask=has_free, other=0), fresh)
         table = tl.load(tables + at, mask=won, other=0).to(tl.int64)
-        tl.store(places + _key_at(place), tl.load(keys + at, mask=won, other=0), mask=won)
-        tl.store(places + _word_at(place), (table << RECORD_BITS) | record, mask=won)
+        tl.store(places + 2 * place, tl.load(keys + at, mask=won, other=0), mask=won)
+        tl.store(places + 2 * place + 1, (table << RECORD_BITS) | record, mask=won)
         tl.store(records + at, record.to(tl.int32), mask=won)
+        number = tl.atomic_add(facts + NUM_NEW + zero, zero + 1, mask=won)
+        tl.store(new + number, at.to(tl.int32), mask=won)
 
 
 @triton.jit
@@ -160,17 +145,17 @@ def move_places(
     """Insert everything that another array of places holds; all keys differ."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < num_old
-    key = tl.load(old + _key_at(at), mask=inside, other=0)
-    word = tl.load(old + _word_at(at), mask=inside, other=-1)
+    key = tl.load(old + 2 * at, mask=inside, other=0)
+    word = tl.load(old + 2 * at + 1, mask=inside, other=-1)
     active = inside & (word >= 0)
     size = tl.load(facts + CAPACITY)
-    place = _first_bucket(key, word >> RECORD_BITS, tl.load(facts + SECRET), size) * BUCKET
+    place = _first_place(key, word >> RECORD_BITS, tl.load(facts + SECRET), size)
     while tl.max(active.to(tl.int32), axis=0) > 0:
         target = tl.where(active, place, size)
         expected = tl.where(active, tl.full((BLOCK,), -1, tl.int64), tl.full((BLOCK,), -3, tl.int64))
-        before = tl.atomic_cas(places + _word_at(target), expected, word)
+        before = tl.atomic_cas(places + 2 * target + 1, expected, word)
         won = active & (before == EMPTY)
-        tl.store(places + _key_at(place), key, mask=won)
+        tl.store(places + 2 * place, key, mask=won)
         active = active & (~won)
         place = _following(place, size)
 
@@ -185,7 +170,6 @@ def remove(
     inside = at < count
     key = tl.load(keys + at, mask=inside, other=0)
     table = tl.load(tables + at, mask=inside, other=0).to(tl.int64)
-    place, word = _search(key, table, inside, places, facts, BLOCK)
-    hit = inside & (place >= 0)
-    tl.store(places + _word_at(place), tl.full((BLOCK,), -2, tl.int64), mask=hit)
-    tl.store(records + at, tl.where(hit, word & _RECORD_MASK, -1), mask=inside)
+    place, record = _search(key, table, inside, places, facts, BLOCK)
+    tl.store(places + 2 * place + 1, tl.full((BLOCK,), -2, tl.int64), mask=inside & (place >= 0))
+    tl.store(records + at, record, mask=inside)

@@ -6,12 +6,17 @@ from typing import Any
 
 import triton
 
-BLOCK = 256  # ids a program
+_MOST_PROGRAMS = 2048  # that find their work themselves: some for each processor of a large card
 
 
-def grid_of(count: int, block: int = BLOCK) -> tuple[int]:
+def grid_of(count: int, block: int) -> tuple[int]:
     """As many programs as cover ``count``; at least one."""
     return (max(triton.cdiv(count, block), 1),)
+
+
+def limited(grid: tuple[int]) -> tuple[int]:
+    """As many programs as run at once, where each goes on until all is done."""
+    return (min(grid[0], _MOST_PROGRAMS),)
 
 
 def columns_of(width: int) -> int:

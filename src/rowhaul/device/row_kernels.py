@@ -35,37 +35,36 @@ def _rows_or_spare(
 
 @triton.jit
 def write_initial(
-    keys, tables, records, claimed, seeds, lows, steps, value_chunks, values, state_chunks, states, first_state,
-    count,
+    keys, tables, records, new, num_new, seeds, lows, steps, value_chunks, values, state_chunks, states,
+    first_state,
     DIM: tl.constexpr, COLUMNS: tl.constexpr, STATE: tl.constexpr, STATE_COLUMNS: tl.constexpr,
     SHIFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Make the records of ids that have claimed a place: the bits that `rowhaul.store.records` makes."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    new = inside & (tl.load(claimed + at, mask=inside, other=-1) >= 0)
-    if tl.max(new.to(tl.int32), axis=0) > 0:
-        key = tl.load(keys + at, mask=new, other=0).to(tl.uint64)
-        table = tl.load(tables + at, mask=new, other=0).to(tl.int64)
-        record = tl.load(records + at, mask=new, other=0)
-        row_seed = mix(key ^ tl.load(seeds + table, mask=new, other=0).to(tl.uint64))
+    """Make the records of the ids that are listed as new: the bits that `rowhaul.store.records` makes."""
+    count = tl.load(num_new).to(tl.int32)
+    for block in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
+        number = block + tl.arange(0, BLOCK)
+        inside = number < count
+        at = tl.load(new + number, mask=inside, other=0)
+        key = tl.load(keys + at, mask=inside, other=0).to(tl.uint64)
+        table = tl.load(tables + at, mask=inside, other=0)
+        record = tl.load(records + at, mask=inside, other=0)
+        row_seed = mix(key ^ tl.load(seeds + table, mask=inside, other=0).to(tl.uint64))
         column = tl.arange(0, COLUMNS)
         pair = (column // 2 + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
         draw = mix(row_seed[:, None] + pair[None, :])
-        number = tl.where((column % 2 == 0)[None, :], draw >> 40, (draw >> 8) & 0xFFFFFF)
-        low = tl.load(lows + table, mask=new, other=0.0)
-        step = tl.load(steps + table, mask=new, other=0.0)
-        value = low[:, None] + step[:, None] * number.to(tl.float64)
-        element: tl.constexpr = values.dtype.element_ty
-        row = rows_at(value_chunks, values, record, SHIFT, DIM)
-        tl.store(
-            row[:, None] + column[None, :], value.to(element), mask=new[:, None] & (column < DIM)[None, :]
-        )
+        drawn = tl.where((column % 2 == 0)[None, :], draw >> 40, (draw >> 8) & 0xFFFFFF)
+        low = tl.load(lows + table, mask=inside, other=0.0)
+        step = tl.load(steps + table, mask=inside, other=0.0)
+        value = low[:, None] + step[:, None] * drawn.to(tl.float64)
+        row = rows_at(value_chunks, values, record, SHIFT, DIM)[:, None] + column[None, :]
+        tl.store(row, value.to(values.dtype.element_ty), mask=inside[:, None] & (column < DIM)[None, :])
         if STATE > 0:
             column = tl.arange(0, STATE_COLUMNS)
-            row = rows_at(state_chunks, states, record, SHIFT, STATE)
-            begin = tl.full((BLOCK, STATE_COLUMNS), 0.0, element) + tl.load(first_state).to(element)
-            tl.store(row[:, None] + column[None, :], begin, mask=new[:, None] & (column < STATE)[None, :])
+            row = rows_at(state_chunks, states, record, SHIFT, STATE)[:, None] + column[None, :]
+            begin = tl.zeros((BLOCK, STATE_COLUMNS), tl.float64) + tl.load(first_state)
+            mask = inside[:, None] & (column < STATE)[None, :]
+            tl.store(row, begin.to(states.dtype.element_ty), mask=mask)
 
 
 @triton.jit

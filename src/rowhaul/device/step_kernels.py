@@ -165,8 +165,7 @@ def sum_pieces(
     PIECE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradients of each piece of the long segments."""
-    piece = tl.program_id(0)
-    if piece < tl.load(counters + 1):
+    for piece in range(tl.program_id(0), tl.load(counters + 1), tl.num_programs(0)):
         segment = tl.load(piece_segments + piece)
         number = piece - tl.load(first_pieces + segment)
         first = tl.load(starts + segment) + number * PIECE
@@ -179,7 +178,7 @@ def sum_pieces(
                 sorted_ids, at, at < end, bags, offsets, weights, columns, is_mean, gradients,
                 num_samples, stride, DIM, COLUMNS, ONE_EACH, WEIGHTED,
             )  # fmt: skip
-        tl.store(partial + piece.to(tl.int64) * DIM + column, tl.sum(summed, axis=0), mask=column < DIM)
+        tl.store(partial + piece * DIM + column, tl.sum(summed, axis=0), mask=column < DIM)
 
 
 @triton.jit
@@ -190,8 +189,7 @@ def step_long(
     ROWS: tl.constexpr,
 ):  # fmt: skip
     """Add the pieces of long segments, in order, and step their rows."""
-    number = tl.program_id(0)
-    if number < tl.load(counters):
+    for number in range(tl.program_id(0), tl.load(counters), tl.num_programs(0)):
         segment = tl.load(long_segments + number)
         first = tl.load(starts + segment)
         num_pieces = (tl.load(starts + segment + 1) - first + PIECE - 1) // PIECE
@@ -202,7 +200,7 @@ def step_long(
         for k in range(0, num_pieces, ROWS):
             at = k + tl.arange(0, ROWS)
             mask = (at < num_pieces)[:, None] & (column < DIM)[None, :]
-            row = partial + (piece + at).to(tl.int64)[:, None] * DIM
+            row = partial + (piece + at)[:, None] * DIM
             summed += tl.load(row + column[None, :], mask=mask, other=0.0)
         gradient = tl.sum(summed, axis=0)[None, :]
         one = tl.zeros((1,), tl.int32) + record

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,9 @@ from torch import Tensor
 
 from rowhaul.device import row_kernels, step_kernels
 from rowhaul.device.arena import DeviceArena
+from rowhaul.device.batches import Bags
 from rowhaul.device.index import DeviceIndex
-from rowhaul.device.launch import BLOCK, columns_of, grid_of, rows_together
+from rowhaul.device.launch import columns_of, grid_of, limited, rows_together
 from rowhaul.device.segments import LONG, PIECE, Segments
 from rowhaul.optim import SGD, Adagrad, Adam, RowOptimizerRule, RowwiseAdagrad
 from rowhaul.store import TableSpec
@@ -26,30 +26,8 @@ _RULES = {
     RowwiseAdagrad: step_kernels.ROWWISE,
     Adam: step_kernels.ADAM,
 }
+_SPARE = 0.1  # the share of all records that may be allocated for keys that may be new
 _BLOCK_ROWS = 1 << 16  # rows copied at a time when a table is read whole
-
-
-@dataclass(frozen=True)
-class Bags:
-    """Which ids of a batch make which vectors: the bags of the first feature, sample by sample, then the next."""
-
-    num_samples: int
-    num_ids: int
-    offsets: Tensor | None  # bags + 1; None: each bag has one id
-    bags: Tensor | None  # ids: the bag of each
-    columns: Tensor  # features: where their vectors begin
-    is_mean: Tensor  # features
-    weights: Tensor | None = None  # ids
-
-    @property
-    def num_bags(self) -> int:
-        """Features times samples."""
-        return len(self.columns) * self.num_samples
-
-    @property
-    def one_each(self) -> bool:
-        """Whether each bag has one id."""
-        return self.offsets is None
 
 
 class DeviceTables:
@@ -98,27 +76,32 @@ class DeviceTables:
     def find_or_make(self, keys: Tensor, tables: Tensor) -> Tensor:
         """Records of keys; missing ones are made with their first values."""
         records = self.index.find(keys, tables)
-        if not (self.index.has_room(len(keys)) and self._holds(len(keys))):
-            missing = int((records < 0).sum())  # waits for the card; seldom
+        if not self._has_spare(len(keys)):
+            missing = int((records < 0).sum())  # waits for the card
             if not missing:
                 return records
             self.index.reserve(missing)
-            if not self._holds(missing):
-                self.arena.reserve(self.index.num_records + missing)
-        claimed = self.index.add_missing(keys, tables, records)
-        self._write_initial(keys, tables, records, claimed, self.arena)
+            self.arena.reserve(self.index.most_records + missing)
+        new = self.index.add_missing(keys, tables, records)
+        self._write_initial(keys, tables, records, *new, self.arena)
         return records
 
-    def _holds(self, count: int) -> bool:
-        return self.index.most_records + count <= self.arena.capacity
+    def _has_spare(self, count: int) -> bool:
+        """Whether a batch fits however many of its keys are new; if it costs little, memory is made for that."""
+        if not self.index.spare_for(count):
+            return False
+        needed = self.index.most_records + count
+        if needed > self.arena.capacity and count <= _SPARE * self.index.most_records:
+            self.arena.reserve(needed)
+        return needed <= self.arena.capacity
 
     def _write_initial(
-        self, keys: Tensor, tables: Tensor, records: Tensor, claimed: Tensor, arena: DeviceArena
+        self, keys: Tensor, tables: Tensor, records: Tensor, new: Tensor, num_new: Tensor, arena: DeviceArena
     ) -> None:
-        block = max(1, min(BLOCK, rows_together(self.dim)))
-        row_kernels.write_initial[grid_of(len(keys), block)](
-            keys, tables, records, claimed, self._seeds, self._lows, self._steps, *arena.memory,
-            self._first_state, len(keys),
+        block = rows_together(self.dim)
+        row_kernels.write_initial[limited(grid_of(len(keys), block))](
+            keys, tables, records, new, num_new, self._seeds, self._lows, self._steps, *arena.memory,
+            self._first_state,
             DIM=self.dim, COLUMNS=columns_of(self.dim), STATE=arena.state_width,
             STATE_COLUMNS=columns_of(arena.state_width), SHIFT=arena.shift, BLOCK=block,
             enable_fp_fusion=False,
@@ -129,7 +112,8 @@ class DeviceTables:
         made = DeviceArena(self.dim, 0, self.dtype, self.device)
         made.reserve(len(keys) + 1)
         records = torch.arange(len(keys), dtype=torch.int32, device=self.device)
-        self._write_initial(keys, tables, records, records.to(torch.int64), made)
+        count = torch.tensor([len(keys)], dtype=torch.int64).to(self.device)
+        self._write_initial(keys, tables, records, records, count, made)
         return made.read(records.to(torch.int64))
 
     # Pooling.
@@ -179,11 +163,11 @@ class DeviceTables:
         if not segments.most_long:
             return
         partial = torch.empty((segments.most_pieces, self.dim), dtype=self.dtype, device=self.device)
-        step_kernels.sum_pieces[(segments.most_pieces,)](
+        step_kernels.sum_pieces[limited((segments.most_pieces,))](
             segments.starts, segments.piece_segments, segments.first_pieces, segments.counters, *ids, partial,
             PIECE=PIECE, ROWS=min(together, PIECE), **options,
         )  # fmt: skip
-        step_kernels.step_long[(segments.most_long,)](
+        step_kernels.step_long[limited((segments.most_long,))](
             segments.starts, segments.long_segments, segments.first_pieces, segments.counters, segments.records,
             partial, *arena.memory, settings,
             RULE=self._rule, DIM=self.dim, COLUMNS=columns_of(self.dim), SHIFT=arena.shift, PIECE=PIECE,

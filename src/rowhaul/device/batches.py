@@ -1,0 +1,146 @@
+"""Which ids of a batch belong to which table and vector, on a card."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rowhaul.errors import ConfigError
+from rowhaul.nn.features import FeatureGroup
+from rowhaul.nn.jagged import KeyedJaggedTensor
+
+
+@dataclass(frozen=True)
+class Bags:
+    """Which ids of a batch make which vectors: the bags of the first feature, sample by sample, then the next."""
+
+    num_samples: int
+    num_ids: int
+    offsets: Tensor | None  # bags + 1; None: each bag has one id
+    bags: Tensor | None  # ids: the bag of each
+    columns: Tensor  # features: where their vectors begin
+    is_mean: Tensor  # features
+    weights: Tensor | None = None  # ids
+
+    @property
+    def num_bags(self) -> int:
+        """Features times samples."""
+        return len(self.columns) * self.num_samples
+
+    @property
+    def one_each(self) -> bool:
+        """Whether each bag has one id."""
+        return self.offsets is None
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The ids of a batch that read tables of one row size."""
+
+    keys: Tensor
+    tables: Tensor  # position of each one's table
+    entries: slice | Tensor  # which ids of the batch they are
+    bags: Bags
+
+
+class FeatureBags:
+    """Features over tables of one row size; numbers that every batch shares are on the card.
+
+    Args:
+        groups: of features; their tables are numbered one group after the other.
+        device: the card.
+    """
+
+    def __init__(self, groups: Sequence[FeatureGroup], device: torch.device) -> None:
+        self.device, self.dim, self.dtype = device, groups[0].dim, groups[0].dtype
+        self.features = [name for group in groups for name in group.features]
+        first = np.cumsum([0, *(len(group.specs) for group in groups)])
+        tables = [group.feature_tables + start for group, start in zip(groups, first[:-1], strict=True)]
+        self._tables = self._there(np.concatenate(tables).astype(np.int32))
+        self._columns = self._there(np.concatenate([group.columns for group in groups]))
+        self._is_mean = self._there(np.concatenate([group.is_mean for group in groups]).astype(np.int32))
+        self._tables_of: tuple[int, Tensor] = 0, self._tables[:0]  # of bags of one id, for so many samples
+
+    def of(self, features: KeyedJaggedTensor) -> Ids:
+        """Select a batch's ids."""
+        known = features.keys()
+        absent = [name for name in self.features if name not in known]
+        if absent:
+            raise ConfigError(f"feature {absent[0]!r} is missing; the batch has {', '.join(known)}")
+        positions = [known.index(name) for name in self.features]
+        num_samples, lengths = features.stride(), features.lengths()
+        values, entries = features.values(), slice(0, len(features.values()))
+        if positions != list(range(len(known))):
+            starts = features.offset_per_key()
+            parts = [torch.arange(starts[one], starts[one + 1]) for one in positions]
+            chosen = torch.cat(parts)
+            values, entries = values[chosen.to(values.device)], chosen.to(self.device)
+            lengths = lengths.view(len(known), num_samples)[positions].reshape(-1)
+        keys = self._moved(values.detach().to(torch.int64))
+        if len(values) == len(lengths) and bool((lengths == 1).all()):
+            bags = Bags(num_samples, len(keys), None, None, self._columns, self._is_mean)
+            return Ids(keys, self._tables_of_bags(num_samples), entries, bags)
+        sizes = self._moved(lengths.to(torch.int64))
+        offsets = torch.cat([sizes.new_zeros(1), torch.cumsum(sizes, 0)])
+        bag_of_id = torch.repeat_interleave(
+            torch.arange(len(sizes), dtype=torch.int32, device=self.device), sizes, output_size=len(keys)
+        )
+        tables = self._tables[(bag_of_id // max(num_samples, 1)).to(torch.int64)]
+        bags = Bags(num_samples, len(keys), offsets, bag_of_id, self._columns, self._is_mean)
+        return Ids(keys, tables, entries, bags)
+
+    def _tables_of_bags(self, num_samples: int) -> Tensor:
+        if self._tables_of[0] != num_samples:
+            self._tables_of = num_samples, self._tables.repeat_interleave(num_samples)
+        return self._tables_of[1]
+
+    def _there(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        """Copy to the card; from host memory without waiting."""
+        tensor = tensor.contiguous()
+        if self.device.type == "cuda" and tensor.device.type == "cpu":
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)
+
+
+def joined(passes: Sequence[tuple[Tensor, Bags, Tensor]]) -> tuple[Tensor, Bags, Tensor]:
+    """Several passes over one batch as one: records, bags and gradients, pass after pass."""
+    if len(passes) == 1:
+        return passes[0]
+    num_samples = sum(bags.num_samples for _, bags, _ in passes)
+    numbers, weights, first = [], [], 0
+    for _, bags, gradients in passes:
+        bag = torch.arange(bags.num_ids, device=gradients.device) if bags.bags is None else bags.bags.to(torch.int64)
+        feature = bag // bags.num_samples
+        numbers.append((feature * num_samples + first + bag % bags.num_samples).to(torch.int32))
+        weights.append(_scales(bags, bag, feature, gradients.dtype))
+        first += bags.num_samples
+    records = torch.cat([records for records, _, _ in passes])
+    like = passes[0][1]
+    bags = replace(
+        like,
+        num_samples=num_samples,
+        num_ids=len(records),
+        bags=torch.cat(numbers),
+        offsets=torch.zeros(len(like.columns) * num_samples + 1, dtype=torch.int64, device=records.device),
+        is_mean=torch.zeros_like(like.is_mean),  # means are in the weights
+        weights=torch.cat(weights),
+    )
+    return records, bags, torch.cat([gradients for _, _, gradients in passes])
+
+
+def _scales(bags: Bags, bag: Tensor, feature: Tensor, dtype: torch.dtype) -> Tensor:
+    """What the gradient of each id's bag is multiplied by."""
+    scales = torch.ones(bags.num_ids, dtype=dtype, device=bag.device)
+    if bags.weights is not None:
+        scales = bags.weights
+    if bags.offsets is None:
+        return scales
+    lengths = (bags.offsets[bag + 1] - bags.offsets[bag]).to(dtype)
+    return torch.where(bags.is_mean[feature] != 0, scales / lengths, scales)

@@ -1,0 +1,175 @@
+"""`DeviceRows`: whole rows in the memory of a card, found, pooled and stepped there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rowhaul.device.batches import FeatureBags, Ids, joined
+from rowhaul.device.tables import DeviceTables
+from rowhaul.errors import ConfigError, UnknownKeyError
+from rowhaul.nn.features import FeatureGroup
+from rowhaul.nn.jagged import KeyedJaggedTensor
+from rowhaul.nn.key_counts import KeyCounts
+from rowhaul.nn.local_rows import TablesByName
+from rowhaul.nn.row_source import Floats, Int64s, RowGradients, RowNote
+from rowhaul.optim import RowOptimizerRule
+
+
+class DeviceRead:
+    """One batch's use of tables on a card."""
+
+    def __init__(
+        self, rows: DeviceRows, number: int, ids: Ids, records: Tensor, spare: Tensor | None
+    ) -> None:
+        self.device, self.entries = rows.device, ids.entries
+        self._rows, self._number, self._ids = rows, number, ids
+        self._records, self._spare = records, spare
+        self._cleared = rows.num_clears
+
+    def pool(self, weights: Tensor | None, out: Any) -> None:
+        """Write this group's columns of ``out``."""
+        self._tables.pool(self._records, self._bags(weights), self._spare, torch.as_tensor(out))
+
+    def keep_gradients(self, weights: Tensor | None, pooled_gradients: Any) -> None:
+        """Keep the gradients of vectors for the step, which sums them by row."""
+        if self._cleared != self._rows.num_clears:
+            raise ConfigError("rows were cleared or loaded between forward and backward; run forward again")
+        one = self._records, self._bags(weights), torch.as_tensor(pooled_gradients)
+        self._rows.pending[self._number].append(one)
+
+    def weight_gradients(self, pooled_gradients: Any) -> Any:
+        """Return the gradient of each id's weight."""
+        gradients = torch.as_tensor(pooled_gradients)
+        return self._tables.weight_gradients(self._records, self._ids.bags, self._spare, gradients)
+
+    @property
+    def _tables(self) -> DeviceTables:
+        return self._rows.tables[self._number]
+
+    def _bags(self, weights: Tensor | None) -> Any:
+        if weights is None:
+            return self._ids.bags
+        chosen = weights.detach().to(self._tables.device, self._tables.dtype)[self._ids.entries]
+        return replace(self._ids.bags, weights=chosen.contiguous())
+
+
+class DeviceRows(TablesByName):
+    """All rows of a collection in the memory of a card, created on first sight and stepped there.
+
+    Args:
+        groups: the collection's features.
+        optimizer: of rows.
+        seed: of first values.
+        device: the card.
+    """
+
+    def __init__(
+        self, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int, device: torch.device
+    ) -> None:
+        self.device, self.num_clears = device, 0
+        self.key_counts: KeyCounts | None = None
+        by_dim: dict[int, list[FeatureGroup]] = {}
+        for group in groups:
+            by_dim.setdefault(group.dim, []).append(group)
+        self.features = [FeatureBags(some, device) for some in by_dim.values()]
+        self.tables = [
+            DeviceTables([spec for one in some for spec in one.specs], optimizer, some[0].dtype, seed, device)
+            for some in by_dim.values()
+        ]
+        self.pending: list[list[tuple[Tensor, Any, Tensor]]] = [[] for _ in self.tables]
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes held by rows, optimizer state and index, on the card."""
+        return sum(tables.allocated_bytes for tables in self.tables)
+
+    def read(self, features: KeyedJaggedTensor, *, training: bool, on_unknown: str) -> list[DeviceRead]:
+        """Find the rows of a batch; in training, create those that are new."""
+        return [self._read(number, features, training, on_unknown) for number in range(len(self.tables))]
+
+    def _read(self, number: int, features: KeyedJaggedTensor, training: bool, on_unknown: str) -> DeviceRead:
+        ids, tables = self.features[number].of(features), self.tables[number]
+        if training:
+            return DeviceRead(self, number, ids, tables.find_or_make(ids.keys, ids.tables), None)
+        records = tables.find(ids.keys, ids.tables)
+        absent = torch.nonzero(records < 0).reshape(-1)
+        spare = None
+        if len(absent):
+            spare = self._unknown(tables, ids, absent, on_unknown)
+            records[absent] = -1 - torch.arange(len(absent), dtype=torch.int32, device=self.device)
+        return DeviceRead(self, number, ids, records, spare)
+
+    def _unknown(self, tables: DeviceTables, ids: Ids, absent: Tensor, on_unknown: str) -> Tensor:
+        """Rows for ids that have none."""
+        if on_unknown == "error":
+            name = tables.tables[int(ids.tables[absent[0]])].name
+            raise UnknownKeyError(
+                f"table {name!r}: key {int(ids.keys[absent[0]])} was never trained ({len(absent)} such ids in "
+                "this batch); train on it, or set on_unknown to 'init' or 'default'"
+            )
+        if on_unknown == "default":
+            return torch.zeros((len(absent), tables.dim), dtype=tables.dtype, device=self.device)
+        return tables.initial(ids.keys[absent], ids.tables[absent])
+
+    def step(self, lr: float, number: int) -> None:
+        """Step every row that has gradients."""
+        for tables, pending in zip(self.tables, self.pending, strict=True):
+            if pending:
+                records, bags, gradients = joined(pending)
+                pending.clear()
+                tables.step(records, bags, gradients, lr, number)
+
+    def gradients(self) -> list[RowGradients]:
+        """Return the gradients of vectors that await a step, a row for each sample."""
+        return [
+            RowGradients(np.arange(bags.num_samples), gradients, partial(_names_of, self.features[number]))
+            for number, pending in enumerate(self.pending)
+            for _, bags, gradients in pending
+        ]
+
+    def drop_gradients(self) -> None:
+        """Drop gradients that no step has used."""
+        for pending in self.pending:
+            pending.clear()
+
+    def locate_early(self, features: KeyedJaggedTensor) -> None:
+        """Do nothing: rows are found on the card, in the order of its work."""
+
+    def announce(self, features: KeyedJaggedTensor) -> None:
+        """Do nothing: rows are the same in whatever parts a batch is read."""
+
+    def num_rows(self, table: str) -> int:
+        """Count the rows of a table."""
+        tables, position = self.find_table(table)
+        return int(tables.num_rows(position))
+
+    def rows(self, table: str) -> Iterator[tuple[Int64s, Floats]]:
+        """Yield all rows of a table as blocks of (keys, records) in host memory, by key."""
+        tables, position = self.find_table(table)
+        blocks: Iterator[tuple[Int64s, Floats]] = tables.blocks(position)
+        return blocks
+
+    def clear(self) -> None:
+        """Drop every row and every gradient."""
+        self.drop_gradients()
+        self.num_clears += 1
+        for tables in self.tables:
+            tables.clear()
+
+    def report(self) -> None:
+        """Return nothing: all rows are held, whole."""
+
+    def notes(self) -> list[RowNote]:
+        """Return nothing: rows come and stay."""
+        return []
+
+
+def _names_of(features: FeatureBags, place: int) -> str:
+    return f"sample {place}, features {', '.join(features.features)}"
