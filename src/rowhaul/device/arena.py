@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,9 @@ class DeviceArena:
     """
 
     def __init__(self, dim: int, state_width: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.dim, self.state_width, self.dtype, self.device = dim, state_width, dtype, device
+        self.dim, self.state_width, self.device = dim, state_width, device
+        self.torch_dtype, self.dtype = dtype, np.dtype(str(dtype).removeprefix("torch."))
+        self.width = dim + state_width
         record_bytes = (dim + state_width) * dtype.itemsize
         self.shift = max(4, (CHUNK_BYTES // record_bytes).bit_length() - 1)
         self._values: list[Tensor] = []
@@ -40,8 +43,8 @@ class DeviceArena:
         """Allocate memory for so many records in all."""
         size, before = 1 << self.shift, len(self._values)
         while self.capacity < count:
-            self._values.append(torch.empty((size, self.dim), dtype=self.dtype, device=self.device))
-            self._states.append(torch.empty((size, self.state_width), dtype=self.dtype, device=self.device))
+            self._values.append(torch.empty((size, self.dim), dtype=self.torch_dtype, device=self.device))
+            self._states.append(torch.empty((size, self.state_width), dtype=self.torch_dtype, device=self.device))
         if len(self._values) > before:
             self.value_chunks = self._distances(self._values)
             self.state_chunks = self._distances(self._states)
@@ -59,9 +62,7 @@ class DeviceArena:
 
     def read(self, records: Tensor) -> Tensor:
         """Values, then state, of records, a row each."""
-        out = torch.empty(
-            (len(records), self.dim + self.state_width), dtype=self.dtype, device=self.device
-        )
+        out = torch.empty((len(records), self.dim + self.state_width), dtype=self.torch_dtype, device=self.device)
         for number, here, places in self._by_chunk(records):
             out[here, : self.dim] = self._values[number][places]
             out[here, self.dim :] = self._states[number][places]

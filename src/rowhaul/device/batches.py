@@ -116,7 +116,11 @@ def joined(passes: Sequence[tuple[Tensor, Bags, Tensor]]) -> tuple[Tensor, Bags,
     num_samples = sum(bags.num_samples for _, bags, _ in passes)
     numbers, weights, first = [], [], 0
     for _, bags, gradients in passes:
-        bag = torch.arange(bags.num_ids, device=gradients.device) if bags.bags is None else bags.bags.to(torch.int64)
+        bag = (
+            torch.arange(bags.num_ids, device=gradients.device)
+            if bags.bags is None
+            else bags.bags.to(torch.int64)
+        )
         feature = bag // bags.num_samples
         numbers.append((feature * num_samples + first + bag % bags.num_samples).to(torch.int32))
         weights.append(_scales(bags, bag, feature, gradients.dtype))

@@ -70,7 +70,15 @@ class DeviceIndex:
 
     def _find(self, keys: Tensor, tables: Tensor, records: Tensor, *, only_missing: bool) -> None:
         kernels.find[grid_of(len(keys), BLOCK)](
-            keys, tables, self._places, self._facts, records, len(keys), ONLY_MISSING=only_missing, BLOCK=BLOCK, num_warps=1
+            keys,
+            tables,
+            self._places,
+            self._facts,
+            records,
+            len(keys),
+            ONLY_MISSING=only_missing,
+            BLOCK=BLOCK,
+            num_warps=1,
         )
 
     def add_missing(self, keys: Tensor, tables: Tensor, records: Tensor) -> tuple[Tensor, Tensor]:

@@ -123,7 +123,9 @@ def weight_gradients(
     gradient = tl.load(gradients + start[:, None] + column[None, :], mask=mask, other=0.0)
     found = tl.sum(one * gradient, axis=1)
     if not ONE_EACH:
-        length = tl.load(offsets + bag + 1, mask=inside, other=1) - tl.load(offsets + bag, mask=inside, other=0)
+        length = tl.load(offsets + bag + 1, mask=inside, other=1) - tl.load(
+            offsets + bag, mask=inside, other=0
+        )
         mean = tl.load(is_mean + feature, mask=inside, other=0) != 0
         found = found / tl.where(mean, length, 1).to(element)
     tl.store(out + at, found, mask=inside)

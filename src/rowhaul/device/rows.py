@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,8 +17,9 @@ from rowhaul.errors import ConfigError, UnknownKeyError
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
 from rowhaul.nn.key_counts import KeyCounts
-from rowhaul.nn.local_rows import TablesByName
-from rowhaul.nn.row_source import Floats, Int64s, RowGradients, RowNote
+from rowhaul.nn.local_rows import LocalRows
+from rowhaul.nn.named_rows import NamedRows
+from rowhaul.nn.row_source import RowGradients, RowNote, RowSource
 from rowhaul.optim import RowOptimizerRule
 
 
@@ -60,7 +61,7 @@ class DeviceRead:
         return replace(self._ids.bags, weights=chosen.contiguous())
 
 
-class DeviceRows(TablesByName):
+class DeviceRows(NamedRows):
     """All rows of a collection in the memory of a card, created on first sight and stepped there.
 
     Args:
@@ -84,6 +85,16 @@ class DeviceRows(TablesByName):
             for some in by_dim.values()
         ]
         self.pending: list[list[tuple[Tensor, Any, Tensor]]] = [[] for _ in self.tables]
+
+    def moved_to(
+        self, device: torch.device, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int
+    ) -> RowSource:
+        """Return the same rows in host memory, or on another card."""
+        there: Any = LocalRows(groups, optimizer, seed)
+        if device.type != "cpu":
+            there = DeviceRows(groups, optimizer, seed, device)
+        moved: RowSource = self.copied_into(there)
+        return moved
 
     @property
     def allocated_bytes(self) -> int:
@@ -149,12 +160,6 @@ class DeviceRows(TablesByName):
         """Count the rows of a table."""
         tables, position = self.find_table(table)
         return int(tables.num_rows(position))
-
-    def rows(self, table: str) -> Iterator[tuple[Int64s, Floats]]:
-        """Yield all rows of a table as blocks of (keys, records) in host memory, by key."""
-        tables, position = self.find_table(table)
-        blocks: Iterator[tuple[Int64s, Floats]] = tables.blocks(position)
-        return blocks
 
     def clear(self) -> None:
         """Drop every row and every gradient."""

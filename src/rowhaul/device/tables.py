@@ -57,9 +57,7 @@ class DeviceTables:
     def clear(self) -> None:
         """Forget every row."""
         self.index = DeviceIndex(self.device)
-        self.arena = DeviceArena(
-            self.dim, self.optimizer.state_width(self.dim), self.dtype, self.device
-        )
+        self.arena = DeviceArena(self.dim, self.optimizer.state_width(self.dim), self.dtype, self.device)
         self.arena.reserve(1)  # kernels read some record where there is nothing to read
 
     @property
@@ -128,7 +126,9 @@ class DeviceTables:
             WEIGHTED=bags.weights is not None, HAS_SPARE=spare is not None, BAGS=together,
         )  # fmt: skip
 
-    def weight_gradients(self, records: Tensor, bags: Bags, spare: Tensor | None, gradients: Tensor) -> Tensor:
+    def weight_gradients(
+        self, records: Tensor, bags: Bags, spare: Tensor | None, gradients: Tensor
+    ) -> Tensor:
         """Gradients of the ids' weights."""
         out = torch.empty(bags.num_ids, dtype=self.dtype, device=self.device)
         together = rows_together(self.dim)
@@ -150,7 +150,10 @@ class DeviceTables:
         settings = self._settings_of(lr, number)
         arena, together = self.arena, rows_together(self.dim)
         options = dict(
-            DIM=self.dim, COLUMNS=columns_of(self.dim), ONE_EACH=bags.one_each, WEIGHTED=bags.weights is not None
+            DIM=self.dim,
+            COLUMNS=columns_of(self.dim),
+            ONE_EACH=bags.one_each,
+            WEIGHTED=bags.weights is not None,
         )
         ids = (
             segments.ids, self._or(bags.bags), self._or(bags.offsets), self._or(bags.weights), bags.columns,
@@ -180,10 +183,24 @@ class DeviceTables:
         if settings != self._settings:
             self._settings = settings
             there = torch.tensor([*settings, *[0.0] * (5 - len(settings))], dtype=torch.float64)
-            self._settings_there.copy_(there.pin_memory() if self.device.type == "cuda" else there, non_blocking=True)
+            self._settings_there.copy_(
+                there.pin_memory() if self.device.type == "cuda" else there, non_blocking=True
+            )
         return self._settings_there
 
-    # Whole tables.
+    # Whole tables, as those of this process.
+
+    packing = None  # rows on a card are whole
+    row_dtype = "float32"
+
+    @property
+    def width(self) -> int:
+        """Elements of a record."""
+        return self.arena.width
+
+    def readable(self, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return stored records as numbers: they are."""
+        return stored
 
     def num_rows(self, table: int) -> int:
         """Count the rows of a table."""
@@ -203,7 +220,11 @@ class DeviceTables:
         there = torch.from_numpy(keys).to(self.device)
         tables = torch.full((len(keys),), table, dtype=torch.int32, device=self.device)
         records = self.find_or_make(there, tables).to(torch.int64)
-        self.arena.write(records, torch.from_numpy(np.ascontiguousarray(contents)).to(self.device, self.dtype))
+        self.arena.write(
+            records, torch.from_numpy(np.ascontiguousarray(contents)).to(self.device, self.dtype)
+        )
+
+    load_stored = load
 
     def remove(self, keys: Tensor, tables: Tensor) -> None:
         """Forget rows, all different."""

@@ -20,7 +20,7 @@ from rowhaul.nn.features import FeatureGroup, group_features
 from rowhaul.nn.jagged import KeyedJaggedTensor, KeyedTensor, as_keyed_jagged
 from rowhaul.nn.local_rows import LocalRows
 from rowhaul.nn.pooled import PoolRows
-from rowhaul.nn.row_source import Floats, Int64s, RowReader, RowSettings, RowSource
+from rowhaul.nn.row_source import Floats, Int64s, MovableRows, RowReader, RowSettings, RowSource
 from rowhaul.optim import Adagrad, RowOptimizerRule
 from rowhaul.store.tables import ON_UNKNOWN
 
@@ -36,11 +36,13 @@ class EmbeddingBagCollection(nn.Module):
     Args:
         tables: one configuration a table; all of one data type.
         is_weighted: whether features carry a weight per id.
-        device: where pooled vectors go; rows stay in host memory.
+        device: where pooled vectors go, and whole rows: on a card they are found, pooled and stepped there.
         optimizer: the row optimizer; its state lives in the row's record.
         seed: with table name and key it determines every initial value.
         on_unknown: see above.
         pruning: keep only the useful parts of rows in memory (`rowhaul.pruning.PruneSettings`).
+        row_settings: how rows are held, when not simply whole and in the tables' data type: in fewer bits
+            (`rowhaul.nn.RowPrecision`), or pruned.
 
     Example:
         >>> tables = [EmbeddingBagConfig(embedding_dim=4, name="t", feature_names=["user", "item"])]
@@ -61,22 +63,28 @@ class EmbeddingBagCollection(nn.Module):
         seed: int = 0,
         on_unknown: str = "init",
         pruning: RowSettings | None = None,
+        row_settings: RowSettings | None = None,
     ) -> None:
         super().__init__()
         _check_tables(tables)
         if on_unknown not in ON_UNKNOWN:
             raise ConfigError(f"on_unknown must be one of {', '.join(ON_UNKNOWN)}, got {on_unknown!r}")
         self.optimizer = optimizer if optimizer is not None else Adagrad(lr=0.01)
-        self.seed, self.on_unknown, self.row_settings = seed, on_unknown, pruning
+        if pruning is not None and row_settings is not None:
+            raise ConfigError("both pruning and row_settings say how rows are held; give one of them")
+        self.seed, self.on_unknown = seed, on_unknown
+        self.row_settings = pruning if pruning is not None else row_settings
         self.device = torch.device(device) if device is not None else torch.device("cpu")
         self._configs, self._is_weighted = list(tables), is_weighted
         self._keys, self._dims = _output_names_and_dims(tables)
         self._groups = group_features(tables)
         self._source: RowSource
-        if pruning is None:
+        if self.row_settings is None:
             self._source = LocalRows(self._groups, self.optimizer, seed)
         else:
-            self._source = pruning.make_rows(self._groups, self.optimizer, seed, on_unknown)
+            self._source = self.row_settings.make_rows(self._groups, self.optimizer, seed, on_unknown)
+        if isinstance(self._source, MovableRows) and self._source.device != self.device:
+            self._source = self._source.moved_to(self.device, self._groups, self.optimizer, seed)
         self._reader: RowReader = self._source
         # Backward reaches the rows through this: autograd needs an input that requires a gradient.
         self.anchor = torch.zeros((), requires_grad=True)
@@ -130,8 +138,21 @@ class EmbeddingBagCollection(nn.Module):
         return self._source.rows(table)
 
     def load_rows(self, table: str, keys: Int64s, records: Floats) -> None:
-        """Set rows of a table, creating those it lacks; the inverse of `rows`."""
+        """Set rows of a table, creating those it lacks; the inverse of `rows`, but for rounding."""
         self._source.load_rows(table, keys, records)
+
+    def stored_rows(self, table: str) -> Iterator[tuple[Int64s, Floats]]:
+        """Yield all rows of a table as they are stored: rows in fewer bits as bytes, see `RowPacking`."""
+        return self._stored_source().stored_rows(table)
+
+    def load_stored(self, table: str, keys: Int64s, stored: Floats) -> None:
+        """Set rows of a table to the bit; the inverse of `stored_rows`."""
+        self._stored_source().load_stored(table, keys, stored)
+
+    def _stored_source(self) -> LocalRows:
+        if not isinstance(self._source, LocalRows):
+            raise ConfigError("only rows of this process that are not pruned can be read as they are stored")
+        return self._source
 
     def clear(self) -> None:
         """Drop every row of every table, and gradients that no step has used."""
@@ -183,8 +204,10 @@ class EmbeddingBagCollection(nn.Module):
         self._source.drop_gradients()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        # After model.to("cuda") vectors go there; rows stay in host memory.
+        # After model.to("cuda") whole rows are there; others stay in host memory, and vectors go there.
         self.device = fn(torch.empty(0)).device
+        if isinstance(self._source, MovableRows) and self._source.device != self.device:
+            self.read_from(self._source.moved_to(self.device, self._groups, self.optimizer, self.seed))
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's method has no types
 
     def extra_repr(self) -> str:

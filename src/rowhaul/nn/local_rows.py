@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import torch
 
-from rowhaul.errors import CheckpointError, ConfigError
+from rowhaul.errors import ConfigError
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
 from rowhaul.nn.key_counts import KeyCounts
-from rowhaul.nn.pooled import PooledRead, is_worth_threads
-from rowhaul.nn.row_source import Arrays, Floats, Int64s, RowGradients, RowNote
+from rowhaul.nn.named_rows import NamedRows
+from rowhaul.nn.pooled import PooledRead, is_worth_threads, pooled_read
+from rowhaul.nn.row_source import Floats, Int64s, RowGradients, RowNote, RowSource
 from rowhaul.nn.threads import run_all
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.store import Lookup, TableGroup, TableSpec
 from rowhaul.store.changes import ChangedRows
 from rowhaul.store.distinct import KnownLookup
+from rowhaul.store.packing import PLAIN, RowNames
+from rowhaul.store.row_format import load_named
 
+_ON_A_CARD = "rowhaul.device.rows:DeviceRows"  # loaded where there is one: it needs Triton
 Pending = tuple[Lookup, Floats]
 """Rows that a backward pass has gradients for, and these."""
 
 
-class TableRows:
+class TableRows(NamedRows):
     """Rows in table groups, one for each group of features, with the gradients that await their step.
 
     The common part of sources whose rows are records in this process: `LocalRows` creates and steps them,
@@ -59,7 +65,8 @@ class TableRows:
         lookup = self.look_up(number, ids, training, on_unknown)
         if self.key_counts is not None and not training:
             self.key_counts.add(group.features, ids[1], lookup)
-        return PooledRead(group, arena, lookup, entries, offsets, partial(self._keep, number, arena))
+        keep = partial(self._keep, number, arena)
+        return pooled_read(self.tables[number], group, lookup, entries, offsets, keep)
 
     def look_up(
         self, number: int, ids: tuple[Int64s, Int64s, Int64s], training: bool, on_unknown: str
@@ -105,27 +112,37 @@ class TableRows:
     def report(self) -> None:
         """Return nothing: all rows are held, whole."""
 
-    def find_table(self, name: str) -> tuple[TableGroup, int]:
-        """The group that holds a table, and the table's position in it."""
-        for tables in self.tables:
-            for position, spec in enumerate(tables.tables):
-                if spec.name == name:
-                    return tables, position
-        known = ", ".join(spec.name for tables in self.tables for spec in tables.tables)
-        raise ConfigError(f"no table {name!r}; the tables are {known}")
-
 
 class LocalRows(TableRows):
     """All rows of a collection, created on first sight and stepped here."""
 
-    def __init__(self, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int) -> None:
-        super().__init__(groups, [group.make_tables(optimizer, seed) for group in groups])
+    def __init__(
+        self, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int, row_dtype: str = PLAIN
+    ) -> None:
+        super().__init__(groups, [group.make_tables(optimizer, seed, row_dtype) for group in groups])
         self.changes: ChangedRows | None = None  # tables are numbered group by group
+
+    device = torch.device("cpu")
+
+    def moved_to(
+        self, device: torch.device, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int
+    ) -> RowSource:
+        """Return the same rows on a card; packed rows stay, and so do all without Triton."""
+        if device.type != "cuda" or self.tables[0].packing is not None:
+            return self
+        if find_spec("triton") is None:
+            warnings.warn(
+                "rows stay in host memory, which is slower: Triton is not installed; pip install 'rowhaul[gpu]'",
+                stacklevel=2,
+            )
+            return self
+        there: RowSource = self.copied_into(load_named(_ON_A_CARD)(groups, optimizer, seed, device))
+        return there
 
     def track_changes(self) -> ChangedRows:
         """Note from now on which rows change."""
         if self.changes is None:
-            self.changes = ChangedRows(len(self._table_names()))
+            self.changes = ChangedRows(len(self.table_names()))
         return self.changes
 
     def note_changes(self, group: int, step: int, positions: Int64s, keys: Int64s) -> None:
@@ -149,75 +166,22 @@ class LocalRows(TableRows):
     def _step(self, group: int, lr: float, number: int) -> None:
         taken = self.take_gradients(group)
         if taken is not None:
+            lookup, tables = taken[0], self.tables[group]
+            rows = names_of(lookup) if tables.packing is not None else None
             if self.changes is not None:
-                self.note_changes(group, number, tables_of_keys(taken[0]), taken[0].keys)
-            self.tables[group].update(taken[0].locations, taken[1], lr, number)
+                self.note_changes(group, number, tables_of_keys(lookup), lookup.keys)
+            tables.update(lookup.locations, taken[1], lr, number, rows)
 
     def num_rows(self, table: str) -> int:
         """Count the rows of a table."""
         tables, position = self.find_table(table)
         return int(tables.index.num_keys[position])
 
-    def rows(self, table: str) -> Iterator[tuple[Int64s, Floats]]:
-        """Yield all rows of a table as blocks of (keys, records); a record is values, then state."""
-        tables, position = self.find_table(table)
-        return tables.blocks(position)
-
-    def load_rows(self, table: str, keys: Int64s, records: Floats) -> None:
-        """Set rows of a table, creating those it lacks; the inverse of `rows`."""
-        keys, records = np.asarray(keys), np.asarray(records)
-        self._check_records(table, keys, records)
-        tables, position = self.find_table(table)
-        tables.load(position, np.ascontiguousarray(keys), records)
-
     def clear(self) -> None:
         """Drop every row and every gradient."""
         self.drop_gradients()
         for tables in self.tables:
             tables.clear()
-
-    def state_names(self) -> list[str]:
-        """Name the arrays of `state`."""
-        return [f"{name}.{part}" for name in self._table_names() for part in ("keys", "records")]
-
-    def state(self) -> Arrays:
-        """Return the keys and records of every table."""
-        arrays: Arrays = {}
-        for name in self._table_names():
-            tables, _ = self.find_table(name)
-            blocks = list(self.rows(name))
-            empty = np.empty((0, tables.arena.width), tables.dtype)
-            arrays[f"{name}.keys"] = np.concatenate([np.empty(0, np.int64), *(keys for keys, _ in blocks)])
-            arrays[f"{name}.records"] = np.concatenate([empty, *(records for _, records in blocks)])
-        return arrays
-
-    def load_state(self, arrays: Arrays) -> None:
-        """Replace all rows."""
-        for name in self._table_names():
-            self._check_records(name, arrays[f"{name}.keys"], arrays[f"{name}.records"])
-        self.clear()
-        for name in self._table_names():
-            self.load_rows(name, arrays[f"{name}.keys"], arrays[f"{name}.records"])
-
-    def table_names(self) -> list[str]:
-        """Names of all tables, group by group."""
-        return self._table_names()
-
-    def _table_names(self) -> list[str]:
-        return [spec.name for tables in self.tables for spec in tables.tables]
-
-    def _check_records(self, table: str, keys: npt.NDArray[Any], records: npt.NDArray[Any]) -> None:
-        if keys.dtype != np.int64 or keys.ndim != 1 or len(np.unique(keys)) != len(keys):
-            raise CheckpointError(
-                f"table {table!r}: keys must be different int64 numbers in one dimension, "
-                f"got {keys.dtype} of shape {keys.shape}"
-            )
-        tables, _ = self.find_table(table)
-        if records.shape != (len(keys), tables.arena.width):
-            raise CheckpointError(
-                f"table {table!r}: {len(keys)} keys with records of shape {records.shape}; this model "
-                f"needs {tables.arena.width} elements a record (dim {tables.dim}, {tables.optimizer.name})"
-            )
 
 
 def table_of_row(tables: Sequence[TableSpec], lookup: Lookup, place: int) -> str:
@@ -230,6 +194,11 @@ def tables_of_keys(lookup: Lookup) -> Int64s:
     if isinstance(lookup, KnownLookup):
         return lookup.tables
     return np.repeat(np.arange(len(lookup.starts) - 1), np.diff(lookup.starts))
+
+
+def names_of(lookup: Lookup) -> RowNames:
+    """Return the table and key of each distinct row."""
+    return RowNames(tables_of_keys(lookup), lookup.keys)
 
 
 def summed(parts: Sequence[Pending], num_tables: int) -> Pending:

@@ -14,8 +14,10 @@ from torch import Tensor
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.row_source import RowRead
 from rowhaul.nn.threads import run_all
-from rowhaul.store import Lookup
+from rowhaul.store import Lookup, TableGroup
 from rowhaul.store.arena import RecordArena
+from rowhaul.store.packing import RowPacking
+from rowhaul.store.packing_kernels import pool_packed
 from rowhaul.store.pooling import pool_rows, sum_row_gradients, sum_weight_gradients
 
 Int64s = npt.NDArray[np.int64]
@@ -29,7 +31,7 @@ def is_worth_threads(num_values: int) -> bool:
 
 
 class PooledRead:
-    """A `RowRead` over records in an arena.
+    """A `RowRead` over records in an arena of this process.
 
     Args:
         group: the features.
@@ -39,6 +41,8 @@ class PooledRead:
         offsets: of the bags.
         keep: takes the gradients of the distinct rows.
     """
+
+    device = torch.device("cpu")
 
     def __init__(
         self,
@@ -90,6 +94,49 @@ class PooledRead:
         return np.ascontiguousarray(weights.detach().cpu().to(self.group.dtype).numpy()[self.entries])
 
 
+class PackedRead(PooledRead):
+    """A `RowRead` over packed records; rows that are not stored come unpacked."""
+
+    def __init__(self, packing: RowPacking, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._packing = packing
+
+    def pool(self, weights: Tensor | None, out: Floats) -> None:
+        """Write this group's columns of ``out``."""
+        group = self.group
+        pool_packed(
+            *self._rows(), self.lookup.inverse, self.offsets, group.columns, group.dim, group.is_mean,
+            self.weights_of(weights), out, out.ctypes.data, self._packing.like,
+        )  # fmt: skip
+
+    def weight_gradients(self, pooled_gradients: Floats) -> Floats:
+        """Return the gradient of each id's weight; the rows are unpacked first."""
+        lookup = self.lookup
+        rows = np.empty((len(lookup.locations), self.group.dim), np.float32)
+        stored = lookup.locations >= 0
+        rows[stored] = self._packing.read(self.arena, lookup.locations[stored])[:, : self.group.dim]
+        rows[~stored] = lookup.spare[-1 - lookup.locations[~stored]]
+        unpacked = Lookup(lookup.keys, lookup.starts, lookup.inverse, -1 - np.arange(len(rows)), rows)
+        return PooledRead(
+            self.group, self.arena, unpacked, self.entries, self.offsets, self.keep
+        ).weight_gradients(pooled_gradients)
+
+
+def pooled_read(
+    tables: TableGroup,
+    group: FeatureGroup,
+    lookup: Lookup,
+    entries: slice | Int64s,
+    offsets: Int64s,
+    keep: KeepGradients,
+) -> PooledRead:
+    """Return a `RowRead` over the records of tables, packed or not."""
+    arguments = group, tables.arena, lookup, entries, offsets, keep
+    if tables.packing is not None:
+        return PackedRead(tables.packing, *arguments)
+    return PooledRead(*arguments)
+
+
 class PoolRows(torch.autograd.Function):
     """Pooled vectors forward; on the way back row gradients stay with their source."""
 
@@ -103,8 +150,10 @@ class PoolRows(torch.autograd.Function):
         reads: Sequence[RowRead],
     ) -> Tensor:
         """Vectors of ``shape`` samples × all columns; ``anchor`` only ties the rows into the graph."""
-        out = torch.empty(shape, dtype=dtype)
-        run_all([partial(read.pool, weights, out.numpy()) for read in reads], is_worth_threads(out.numel()))
+        device = reads[0].device
+        out = torch.empty(shape, dtype=dtype, device=device)
+        in_threads = device.type == "cpu" and is_worth_threads(out.numel())
+        run_all([partial(read.pool, weights, _array(out)) for read in reads], in_threads)
         ctx.reads = reads
         # Saved the official way, so that changing the weights or a second backward is noticed.
         ctx.save_for_backward(anchor, weights)
@@ -115,16 +164,28 @@ class PoolRows(torch.autograd.Function):
     def backward(ctx: Any, pooled_gradients: Tensor) -> tuple[Any, ...]:
         """Keep row gradients, return those of the weights."""
         _, weights = ctx.saved_tensors
-        gradients = pooled_gradients.detach().cpu().contiguous().numpy()
+        device = ctx.reads[0].device
+        gradients = pooled_gradients.detach().to(device).contiguous()
         if ctx.needs_input_grad[0]:
+            in_threads = device.type == "cpu" and is_worth_threads(gradients.numel())
             run_all(
-                [partial(read.keep_gradients, weights, gradients) for read in ctx.reads],
-                is_worth_threads(gradients.size),
+                [partial(read.keep_gradients, weights, _array(gradients)) for read in ctx.reads], in_threads
             )
         weight_gradients = None
         if ctx.needs_input_grad[1]:
             weight_gradients = torch.zeros_like(weights)
             for read in ctx.reads:
+                found = read.weight_gradients(_array(gradients))
                 # Not +=: a feature that reads two tables has its entries in a group twice.
-                np.add.at(weight_gradients.numpy(), read.entries, read.weight_gradients(gradients))
+                if isinstance(found, Tensor):
+                    places = torch.arange(len(weights), device=found.device)[read.entries]
+                    found = found.to(weights.device)
+                    weight_gradients.index_put_((places.to(weights.device),), found, accumulate=True)
+                else:
+                    np.add.at(weight_gradients.numpy(), read.entries, found)
         return None, weight_gradients, None, None, None
+
+
+def _array(tensor: Tensor) -> Any:
+    """Return a tensor as row reads take it: NumPy's in host memory, PyTorch's on a card."""
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from rowhaul.nn.jagged import KeyedJaggedTensor
@@ -27,17 +28,21 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 class RowRead(Protocol):
-    """One batch's use of some tables: what forward and backward share."""
+    """One batch's use of some tables: what forward and backward share.
 
-    entries: slice | Int64s  # which ids of the batch it reads
+    Vectors and their gradients are arrays of NumPy where rows are in host memory, and tensors on a card.
+    """
 
-    def pool(self, weights: Tensor | None, out: Floats) -> None:
+    device: torch.device  # where the rows are
+    entries: slice | Any  # which ids of the batch it reads
+
+    def pool(self, weights: Tensor | None, out: Any) -> None:
         """Write the pooled vectors of its features to their columns of ``out``."""
 
-    def keep_gradients(self, weights: Tensor | None, pooled_gradients: Floats) -> None:
-        """Sum gradients per distinct row and keep them for the step."""
+    def keep_gradients(self, weights: Tensor | None, pooled_gradients: Any) -> None:
+        """Keep gradients for the step."""
 
-    def weight_gradients(self, pooled_gradients: Floats) -> Floats:
+    def weight_gradients(self, pooled_gradients: Any) -> Any:
         """Return the gradient of each id's weight."""
 
 
@@ -46,7 +51,7 @@ class RowGradients:
     """Gradients of distinct rows that await a step."""
 
     keys: Int64s
-    values: Floats  # rows x dim
+    values: Any  # rows x dim; a tensor on a card
     table: Callable[[int], str]  # names the table of a row, given its place
 
 
@@ -105,6 +110,18 @@ class RowSource(RowReader, Protocol):
 
     def notes(self) -> list[RowNote]:
         """Return what is worth logging since the last call."""
+
+
+@runtime_checkable
+class MovableRows(Protocol):
+    """A source whose rows can be on another device."""
+
+    device: torch.device
+
+    def moved_to(
+        self, device: torch.device, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int
+    ) -> RowSource:
+        """Return a source with these rows on another device; itself where they cannot be there."""
 
 
 @dataclass(frozen=True)

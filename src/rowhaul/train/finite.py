@@ -73,7 +73,7 @@ def describe(
         return f"the loss is {float(loss)} {when}"
     for one in rows:
         if not is_finite(one.values):
-            place = int(np.flatnonzero(~np.isfinite(one.values).all(axis=1))[0])
+            place = int(torch.nonzero(~torch.isfinite(torch.as_tensor(one.values)).all(dim=1))[0])
             return f"the gradient of row {one.keys[place]} of table {one.table(place)!r} is not finite {when}"
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and not is_finite(parameter.grad):

@@ -1,0 +1,197 @@
+"""Compiled loops of `SlotMap`: who has a slot, who is read how often, who is to get one.
+
+An id is a hash of 64 bits of its table's seed and its key. It may have a slot in two buckets of 8 places;
+there a print of 16 bits of the hash and its table tell it from others (one of some 4,000 ids without a slot
+finds that of another, and shares its row). All numbers are integers, and none depends on the order of rows in
+a batch.
+"""
+
+from __future__ import annotations
+
+from numba import int64, uint8, uint16, uint64
+from numba.extending import register_jitable
+
+from rowhaul._kernels import kernel
+from rowhaul._memory import data_address, prefetch_to_read
+from rowhaul.store.records import mix
+
+BUCKET = 8
+_AHEAD = 16  # rows whose buckets are asked for before they are searched
+_SECOND = uint64(0x9E3779B97F4A7C15)
+_MOST_SLOT, _MOST_CELL = 65535, 255
+NONE = -(1 << 62)
+
+
+@register_jitable
+def _place(hashed, num_buckets):
+    """Return an id's first bucket and its print, which is never 0: that of an empty place."""
+    bucket = int64(((hashed >> uint64(32)) * uint64(num_buckets)) >> uint64(32))
+    mark = uint16(hashed & uint64(0xFFFF))
+    return bucket, uint16(1) if mark == 0 else mark
+
+
+@register_jitable
+def _second(hashed, num_buckets):
+    other = mix(hashed ^ _SECOND) >> uint64(32)
+    return int64((other * uint64(num_buckets)) >> uint64(32))
+
+
+@register_jitable
+def _cells(hashed, width):
+    """Return an id's cell in each of the two rows of the sketch."""
+    one = mix(hashed + _SECOND)
+    first = int64(((one >> uint64(32)) * uint64(width)) >> uint64(32))
+    second = int64(((one & uint64(0xFFFFFFFF)) * uint64(width)) >> uint64(32))
+    return first, second
+
+
+@register_jitable
+def _found_in(bucket, mark, table, marks, owners):
+    """Return an id's slot in a bucket; -1: it is not there."""
+    first = bucket * BUCKET
+    found = int64(-1)
+    for place in range(BUCKET):
+        if marks[first + place] == mark and owners[first + place] == table:
+            found = first + place
+    return found
+
+
+@kernel
+def find_rows(keys, starts, seeds, marks, owners, masks, hashed, rows):
+    """Find the rows of keys, given table by table: a slot, or ``-1 - j`` for shared row ``j`` of a table."""
+    num_buckets = len(marks) // BUCKET
+    marks_at, owners_at = data_address(marks), data_address(owners)
+    for table in range(len(starts) - 1):
+        seed, mask = seeds[table], masks[table]
+        for i in range(starts[table], starts[table + 1]):
+            hashed[i] = mix(uint64(keys[i]) ^ seed)
+        for i in range(starts[table], starts[table + 1]):
+            ahead = i + _AHEAD
+            if ahead < starts[table + 1]:
+                bucket, _ = _place(hashed[ahead], num_buckets)
+                prefetch_to_read(marks_at + bucket * BUCKET * 2)
+                prefetch_to_read(owners_at + bucket * BUCKET)
+            bucket, mark = _place(hashed[i], num_buckets)
+            slot = _found_in(bucket, mark, table, marks, owners)
+            if slot < 0:
+                slot = _found_in(_second(hashed[i], num_buckets), mark, table, marks, owners)
+            # Bits that neither buckets nor prints were taken from.
+            rows[i] = slot if slot >= 0 else -1 - int64((hashed[i] >> uint64(16)) & mask)
+
+
+@kernel
+def count_rows(starts, hashed, rows, accesses, counts, sketch, traffic):
+    """Count the accesses of a batch's distinct rows: of slots there, of all other ids in the sketch."""
+    width = sketch.shape[1]
+    for table in range(len(starts) - 1):
+        for i in range(starts[table], starts[table + 1]):
+            seen = int64(accesses[i])
+            if rows[i] >= 0:
+                counts[rows[i]] = uint16(min(int64(counts[rows[i]]) + seen, _MOST_SLOT))
+            else:
+                traffic[table] += seen
+                first, second = _cells(hashed[i], width)
+                sketch[0, first] = uint8(min(int64(sketch[0, first]) + seen, _MOST_CELL))
+                sketch[1, second] = uint8(min(int64(sketch[1, second]) + seen, _MOST_CELL))
+
+
+@register_jitable
+def _estimate(hashed, sketch):
+    first, second = _cells(hashed, sketch.shape[1])
+    return min(int64(sketch[0, first]), int64(sketch[1, second]))
+
+
+@kernel
+def want_rows(starts, hashed, rows, sketch, wanted, tables, estimates):
+    """List ids without a slot; each bucket of the list keeps those of the highest estimates.
+
+    After `count_rows` of the whole batch. Ties go to the higher hash, so that the order does not matter.
+    """
+    num_buckets = len(wanted) // BUCKET
+    for table in range(len(starts) - 1):
+        for i in range(starts[table], starts[table + 1]):
+            if rows[i] >= 0:
+                continue
+            one, estimate = hashed[i], _estimate(hashed[i], sketch)
+            first = int64(((one >> uint64(32)) * uint64(num_buckets)) >> uint64(32)) * BUCKET
+            least = first
+            for place in range(first, first + BUCKET):
+                if estimates[place] > 0 and wanted[place] == one and tables[place] == table:
+                    least = -1
+                    estimates[place] = max(int64(estimates[place]), estimate)
+                    break
+                if estimates[place] < estimates[least] or (
+                    estimates[place] == estimates[least] and wanted[place] < wanted[least]
+                ):
+                    least = place
+            if least >= 0 and (
+                estimate > estimates[least] or (estimate == estimates[least] and one > wanted[least])
+            ):
+                wanted[least], tables[least], estimates[least] = one, table, estimate
+
+
+@register_jitable
+def _decayed(count, factor, drawn):
+    """Return a count times ``factor`` / 2**32, rounded up or down by a draw of 32 bits."""
+    return (uint64(count) * factor + (drawn & uint64(0xFFFFFFFF))) >> uint64(32)
+
+
+@kernel
+def decay_counts(counts, sketch, factor, salt):
+    """Decay all counts; rounding is a function of the place and the step."""
+    for slot in range(len(counts)):
+        if counts[slot]:
+            counts[slot] = uint16(_decayed(counts[slot], factor, mix(salt + uint64(slot))))
+    for row in range(sketch.shape[0]):
+        other = mix(salt ^ uint64(row + 1))
+        for cell in range(sketch.shape[1]):
+            if sketch[row, cell]:
+                sketch[row, cell] = uint8(_decayed(sketch[row, cell], factor, mix(other + uint64(cell))))
+
+
+@kernel
+def estimate_rows(hashed, sketch, estimates):
+    """Write what the sketch knows of ids."""
+    for i in range(len(hashed)):
+        estimates[i] = _estimate(hashed[i], sketch)
+
+
+@register_jitable
+def _least_in(bucket, counts, marks):
+    """Return the place of a bucket that is empty, or has the lowest count; and that count, -1 if empty."""
+    best, lowest = bucket * BUCKET, int64(1 << 30)
+    for place in range(bucket * BUCKET, bucket * BUCKET + BUCKET):
+        count = int64(-1) if marks[place] == 0 else int64(counts[place])
+        if count < lowest:
+            best, lowest = place, count
+    return best, lowest
+
+
+@kernel
+def give_slots(hashed, tables, estimates, marks, owners, counts, slots, before):
+    """Give slots to ids, in the order given, from emptier or less read places.
+
+    ``slots`` gets each one's slot, -1 without; ``before`` the table that owned it, -1 if it was empty.
+    """
+    num_buckets = len(marks) // BUCKET
+    for i in range(len(hashed)):
+        slots[i], before[i] = -1, -1
+        one, table = hashed[i], tables[i]
+        bucket, mark = _place(one, num_buckets)
+        other = _second(one, num_buckets)
+        if (
+            _found_in(bucket, mark, table, marks, owners) >= 0
+            or _found_in(other, mark, table, marks, owners) >= 0
+        ):
+            continue  # an id that looks the same got one just now
+        place, lowest = _least_in(bucket, counts, marks)
+        place_there, lowest_there = _least_in(other, counts, marks)
+        if lowest_there < lowest:
+            place, lowest = place_there, lowest_there
+        if int64(estimates[i]) <= lowest:
+            continue
+        if marks[place]:
+            before[i] = owners[place]
+        slots[i] = place
+        marks[place], owners[place] = mark, table
+        counts[place] = uint16(estimates[i])
