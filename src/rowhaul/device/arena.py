@@ -23,8 +23,8 @@ class DeviceArena:
         self.dim, self.state_width, self.device = dim, state_width, device
         self.torch_dtype, self.dtype = dtype, np.dtype(str(dtype).removeprefix("torch."))
         self.width = dim + state_width
-        record_bytes = (dim + state_width) * dtype.itemsize
-        self.shift = max(4, (CHUNK_BYTES // record_bytes).bit_length() - 1)
+        self.record_bytes = self.width * dtype.itemsize
+        self.shift = max(4, (CHUNK_BYTES // self.record_bytes).bit_length() - 1)
         self._values: list[Tensor] = []
         self._states: list[Tensor] = []
         self.value_chunks = self.state_chunks = torch.zeros(1, dtype=torch.int64, device=device)
@@ -44,7 +44,9 @@ class DeviceArena:
         size, before = 1 << self.shift, len(self._values)
         while self.capacity < count:
             self._values.append(torch.empty((size, self.dim), dtype=self.torch_dtype, device=self.device))
-            self._states.append(torch.empty((size, self.state_width), dtype=self.torch_dtype, device=self.device))
+            self._states.append(
+                torch.empty((size, self.state_width), dtype=self.torch_dtype, device=self.device)
+            )
         if len(self._values) > before:
             self.value_chunks = self._distances(self._values)
             self.state_chunks = self._distances(self._states)
@@ -62,7 +64,9 @@ class DeviceArena:
 
     def read(self, records: Tensor) -> Tensor:
         """Values, then state, of records, a row each."""
-        out = torch.empty((len(records), self.dim + self.state_width), dtype=self.torch_dtype, device=self.device)
+        out = torch.empty(
+            (len(records), self.dim + self.state_width), dtype=self.torch_dtype, device=self.device
+        )
         for number, here, places in self._by_chunk(records):
             out[here, : self.dim] = self._values[number][places]
             out[here, self.dim :] = self._states[number][places]

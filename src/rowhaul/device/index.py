@@ -38,6 +38,7 @@ class DeviceIndex:
         secret = secrets.randbits(63)
         self._facts = torch.tensor([_LEAST, secret, 0, 0, 0], dtype=torch.int64).to(device)
         self._free = torch.zeros(1, dtype=torch.int64, device=device)
+        self.num_growths = 0
         self._num_removed = 0  # places that are neither empty nor used
         self._known = 0  # keys, and records ever numbered, when last heard of
         self._unheard: deque[tuple[torch.cuda.Event | None, Tensor, int]] = deque()
@@ -97,19 +98,22 @@ class DeviceIndex:
             keys, tables, self._places, self._facts, self._free, records, claimed, new, count, **options
         )
         self._find(keys, tables, records, only_missing=True)
-        self._ask(count)
         return new, num_new
 
     def has_room(self, count: int) -> bool:
         """Whether ``count`` more keys surely fit."""
         return self.most_records + self._num_removed + count <= _FULL * self._capacity
 
-    def spare_for(self, count: int) -> bool:
-        """Make room for ``count`` more keys if that is cheap: then nobody needs to know how many are new."""
+    def spare_for(self, count: int, most_bytes: int) -> bool:
+        """Make room for ``count`` more keys if that takes little: then nobody needs to know how many are new.
+
+        Little is what stays below 24 bytes a key, or ``most_bytes``.
+        """
         if self.has_room(count):
             return True
         self._wait()
-        if (self._known + count) / _FULL * _PLACE_BYTES > _MOST_BYTES * self._known:
+        needed = (self._known + count) / _FULL * _PLACE_BYTES
+        if needed > max(_MOST_BYTES * self._known, most_bytes):
             return False
         self.reserve(count)
         return True
@@ -142,6 +146,7 @@ class DeviceIndex:
         num_free = max(int(self._facts[3]), 0)
         self._free = torch.cat([self._free[:num_free], freed, self._free.new_zeros(1)])
         self._facts[3] = num_free + len(freed)
+        self.num_growths += 1  # the list of free records is another
         self._num_removed += len(freed)
         return freed
 
@@ -160,6 +165,7 @@ class DeviceIndex:
 
     def _grow(self, capacity: int) -> None:
         old, num_old = self._places, self._capacity
+        self.num_growths += 1
         self._capacity = max(_LEAST, capacity)
         self._places = self._empty_places(self._capacity)
         self._facts[0] = self._capacity
@@ -172,8 +178,8 @@ class DeviceIndex:
         """Places without keys, and one behind them that nobody claims."""
         return torch.full((capacity + 1, 2), -1, dtype=torch.int64, device=self.device)
 
-    def _ask(self, count: int) -> None:
-        """Ask the card how many records there are, after ``count`` ids were added."""
+    def ask(self, count: int) -> None:
+        """Ask the card how many records there are, after `add_missing` of ``count`` ids."""
         if self.device.type != "cuda":
             self._known = self.num_records
             return

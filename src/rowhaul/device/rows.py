@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from rowhaul.device.batches import FeatureBags, Ids, joined
 from rowhaul.device.tables import DeviceTables
 from rowhaul.errors import ConfigError, UnknownKeyError
+from rowhaul.nn.early import EarlyLookups
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
 from rowhaul.nn.key_counts import KeyCounts
@@ -75,6 +77,8 @@ class DeviceRows(NamedRows):
         self, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int, device: torch.device
     ) -> None:
         self.device, self.num_clears = device, 0
+        self._early = EarlyLookups[list[Ids]]()
+        self.recorded: KeyedJaggedTensor | None = None  # a batch whose step is being recorded
         self.key_counts: KeyCounts | None = None
         by_dim: dict[int, list[FeatureGroup]] = {}
         for group in groups:
@@ -106,7 +110,9 @@ class DeviceRows(NamedRows):
         return [self._read(number, features, training, on_unknown) for number in range(len(self.tables))]
 
     def _read(self, number: int, features: KeyedJaggedTensor, training: bool, on_unknown: str) -> DeviceRead:
-        ids, tables = self.features[number].of(features), self.tables[number]
+        ids, tables = self._ids_of(number, features), self.tables[number]
+        if features is self.recorded:
+            return DeviceRead(self, number, ids, tables.find_or_make_within(ids.keys, ids.tables), None)
         if training:
             return DeviceRead(self, number, ids, tables.find_or_make(ids.keys, ids.tables), None)
         records = tables.find(ids.keys, ids.tables)
@@ -116,6 +122,10 @@ class DeviceRows(NamedRows):
             spare = self._unknown(tables, ids, absent, on_unknown)
             records[absent] = -1 - torch.arange(len(absent), dtype=torch.int32, device=self.device)
         return DeviceRead(self, number, ids, records, spare)
+
+    def _ids_of(self, number: int, features: KeyedJaggedTensor) -> Ids:
+        found = self._early.get(features)
+        return self.features[number].of(features) if found is None else found[number]
 
     def _unknown(self, tables: DeviceTables, ids: Ids, absent: Tensor, on_unknown: str) -> Tensor:
         """Rows for ids that have none."""
@@ -137,6 +147,52 @@ class DeviceRows(NamedRows):
                 pending.clear()
                 tables.step(records, bags, gradients, lr, number)
 
+    # Recording a step.
+
+    @property
+    def memory_version(self) -> tuple[Any, ...]:
+        """Something that changes when a recorded step must not be replayed any more."""
+        return self.num_clears, *(tables.memory_version for tables in self.tables)
+
+    def can_record(self, features: KeyedJaggedTensor) -> bool:
+        """Whether the step of a batch waits for nothing; makes room for its rows."""
+        ids = self._early.get(features)
+        if ids is None or not all(one.bags.one_each for one in ids) or features.weights_or_none() is not None:
+            return False
+        return all(tables.has_spare(len(one.keys)) for tables, one in zip(self.tables, ids, strict=True))
+
+    def static_copy(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """Return ids of the same shape that stay where they are."""
+        static = KeyedJaggedTensor(
+            features.keys(), features.values(), lengths=features.lengths(), stride=features.stride()
+        )
+        self._early[static] = [replace(one, keys=one.keys.clone()) for one in self._early[features]]
+        return static
+
+    @contextmanager
+    def recording(self, features: KeyedJaggedTensor) -> Iterator[None]:
+        """Record what is done for these ids."""
+        self.recorded = features
+        try:
+            yield
+        finally:
+            self.recorded = None
+
+    def put(self, features: KeyedJaggedTensor, static: KeyedJaggedTensor) -> None:
+        """Copy the ids of a batch to where a recorded step reads them."""
+        for one, there in zip(self._early[features], self._early[static], strict=True):
+            there.keys.copy_(one.keys, non_blocking=True)
+
+    def replayed(self, features: KeyedJaggedTensor) -> None:
+        """Ask how many rows there are."""
+        for tables, ids in zip(self.tables, self._early[features], strict=True):
+            tables.index.ask(len(ids.keys))
+
+    def set_rates(self, lr: float, number: int) -> None:
+        """Put what depends on the step on the card."""
+        for tables in self.tables:
+            tables.set_rates(lr, number)
+
     def gradients(self) -> list[RowGradients]:
         """Return the gradients of vectors that await a step, a row for each sample."""
         return [
@@ -151,7 +207,12 @@ class DeviceRows(NamedRows):
             pending.clear()
 
     def locate_early(self, features: KeyedJaggedTensor) -> None:
-        """Do nothing: rows are found on the card, in the order of its work."""
+        """Send the ids to the card; rows are found there, in the order of its work."""
+        self._early[features] = [one.of(features) for one in self.features]
+
+    def early_ids(self, features: KeyedJaggedTensor) -> list[Ids] | None:
+        """Return the ids of a batch that was announced by `locate_early`."""
+        return self._early.get(features)
 
     def announce(self, features: KeyedJaggedTensor) -> None:
         """Do nothing: rows are the same in whatever parts a batch is read."""

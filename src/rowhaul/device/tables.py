@@ -26,7 +26,8 @@ _RULES = {
     RowwiseAdagrad: step_kernels.ROWWISE,
     Adam: step_kernels.ADAM,
 }
-_SPARE = 0.1  # the share of all records that may be allocated for keys that may be new
+_SPARE = 0.05  # the share of free memory, or of all records, that may be allocated for keys that may be new
+_CHUNK_OF_HOST = 1 << 24  # the same where there is no card
 _BLOCK_ROWS = 1 << 16  # rows copied at a time when a table is read whole
 
 
@@ -61,6 +62,11 @@ class DeviceTables:
         self.arena.reserve(1)  # kernels read some record where there is nothing to read
 
     @property
+    def memory_version(self) -> tuple[int, int]:
+        """Changes when memory that kernels were given is replaced."""
+        return self.index.num_growths, self.arena.capacity
+
+    @property
     def allocated_bytes(self) -> int:
         """Bytes of records and index."""
         return self.arena.allocated_bytes + self.index.allocated_bytes
@@ -74,24 +80,44 @@ class DeviceTables:
     def find_or_make(self, keys: Tensor, tables: Tensor) -> Tensor:
         """Records of keys; missing ones are made with their first values."""
         records = self.index.find(keys, tables)
-        if not self._has_spare(len(keys)):
+        if not self.has_spare(len(keys)):
             missing = int((records < 0).sum())  # waits for the card
             if not missing:
                 return records
             self.index.reserve(missing)
             self.arena.reserve(self.index.most_records + missing)
-        new = self.index.add_missing(keys, tables, records)
-        self._write_initial(keys, tables, records, *new, self.arena)
+        self._make_missing(keys, tables, records)
+        self.index.ask(len(keys))
         return records
 
-    def _has_spare(self, count: int) -> bool:
-        """Whether a batch fits however many of its keys are new; if it costs little, memory is made for that."""
-        if not self.index.spare_for(count):
+    def find_or_make_within(self, keys: Tensor, tables: Tensor) -> Tensor:
+        """The same after `has_spare`, and before `index.ask`: waits for nothing, so that it can be recorded."""
+        records = self.index.find(keys, tables)
+        self._make_missing(keys, tables, records)
+        return records
+
+    def _make_missing(self, keys: Tensor, tables: Tensor, records: Tensor) -> None:
+        new, num_new = self.index.add_missing(keys, tables, records)
+        self._write_initial(keys, tables, records, new, num_new, self.arena)
+
+    def has_spare(self, count: int) -> bool:
+        """Whether a batch fits however many of its keys are new; if it takes little, memory is made for that."""
+        little = self._little()
+        if not self.index.spare_for(count, little):
             return False
         needed = self.index.most_records + count
-        if needed > self.arena.capacity and count <= _SPARE * self.index.most_records:
+        if needed > self.arena.capacity:
+            needed_bytes = (needed - self.arena.capacity) * self.arena.record_bytes
+            if needed_bytes > max(little, _SPARE * self.arena.allocated_bytes):
+                return False
             self.arena.reserve(needed)
-        return needed <= self.arena.capacity
+        return True
+
+    def _little(self) -> int:
+        """Bytes that may be allocated for keys that may be new."""
+        if self.device.type != "cuda":
+            return _CHUNK_OF_HOST
+        return int(_SPARE * torch.cuda.mem_get_info(self.device)[0])
 
     def _write_initial(
         self, keys: Tensor, tables: Tensor, records: Tensor, new: Tensor, num_new: Tensor, arena: DeviceArena
@@ -146,8 +172,9 @@ class DeviceTables:
         """Sum the gradients of each row that a batch reads, and step it once."""
         if not bags.num_ids:
             return
+        self.set_rates(lr, number)
+        settings = self._settings_there
         segments = Segments(records)
-        settings = self._settings_of(lr, number)
         arena, together = self.arena, rows_together(self.dim)
         options = dict(
             DIM=self.dim,
@@ -177,16 +204,15 @@ class DeviceTables:
             ROWS=min(together, PIECE),
         )  # fmt: skip
 
-    def _settings_of(self, lr: float, number: int) -> Tensor:
-        """The rule's scalars of a step, on the card."""
+    def set_rates(self, lr: float, number: int) -> None:
+        """Put the rule's scalars of a step on the card."""
         settings = self.optimizer.settings(lr, number)
         if settings != self._settings:
             self._settings = settings
             there = torch.tensor([*settings, *[0.0] * (5 - len(settings))], dtype=torch.float64)
-            self._settings_there.copy_(
-                there.pin_memory() if self.device.type == "cuda" else there, non_blocking=True
-            )
-        return self._settings_there
+            if self.device.type == "cuda":
+                there = there.pin_memory()
+            self._settings_there.copy_(there, non_blocking=True)
 
     # Whole tables, as those of this process.
 

@@ -8,6 +8,7 @@ take their gradients and step them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -122,6 +123,36 @@ class MovableRows(Protocol):
         self, device: torch.device, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int
     ) -> RowSource:
         """Return a source with these rows on another device; itself where they cannot be there."""
+
+
+@runtime_checkable
+class GraphableRows(Protocol):
+    """A source on a card, all of whose work in a step can be recorded as a graph."""
+
+    @property
+    def memory_version(self) -> Any:
+        """Something that changes when a recorded step must not be replayed any more."""
+
+    def can_record(self, features: KeyedJaggedTensor) -> bool:
+        """Whether the step of a batch waits for nothing; makes room for its rows."""
+
+    def static_copy(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """Return ids of the same shape that stay where they are."""
+
+    def recording(self, features: KeyedJaggedTensor) -> AbstractContextManager[None]:
+        """Record what is done for these ids."""
+
+    def put(self, features: KeyedJaggedTensor, static: KeyedJaggedTensor) -> None:
+        """Copy the ids of a batch to where a recorded step reads them."""
+
+    def replayed(self, features: KeyedJaggedTensor) -> None:
+        """Note that a recorded step was replayed."""
+
+    def set_rates(self, lr: float, number: int) -> None:
+        """Set what depends on the step."""
+
+    def step(self, lr: float, number: int) -> None:
+        """Step every row that has gradients."""
 
 
 @dataclass(frozen=True)

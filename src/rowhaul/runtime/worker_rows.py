@@ -115,9 +115,7 @@ class CachedRows(TableRows):
             self._step(taken.iteration, part.number, part.replicated_locations, some, part.replicated_names)
             first += count * dim
 
-    def _step(
-        self, iteration: int, number: int, locations: Ints, gradients: Floats, rows: RowNames
-    ) -> None:
+    def _step(self, iteration: int, number: int, locations: Ints, gradients: Floats, rows: RowNames) -> None:
         if len(locations):
             rate = self._rates(iteration)
             self._cache.groups[number].update(locations, gradients, rate, iteration + 1, rows)

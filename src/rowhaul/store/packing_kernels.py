@@ -289,7 +289,9 @@ def pool_packed(
                     spare = memory_at(spare_address + (-1 - location) * 4 * dim, dim, out.dtype)
                     for k in range(dim):
                         column = columns[feature] + k
-                        out[sample, column] = spare[k] if is_first else out[sample, column] + factor * spare[k]
+                        out[sample, column] = (
+                            spare[k] if is_first else out[sample, column] + factor * spare[k]
+                        )
             if is_mean[feature] and end - begin > 1:
                 for column in range(columns[feature], columns[feature] + dim):
                     out[sample, column] /= end - begin

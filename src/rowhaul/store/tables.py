@@ -168,7 +168,9 @@ class TableGroup:
     @property
     def gradient_shape(self) -> tuple[int, np.dtype[Any]]:
         """Elements of a gradient as it is sent, and their type."""
-        return (self.dim, self.dtype) if self.packing is None else (self.packing.value_bytes, np.dtype(np.uint8))
+        return (
+            (self.dim, self.dtype) if self.packing is None else (self.packing.value_bytes, np.dtype(np.uint8))
+        )
 
     @property
     def value_bytes(self) -> int:

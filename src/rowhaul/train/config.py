@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
 
@@ -108,6 +109,7 @@ class TrainConfig:
         keep_checkpoints: how many of the newest checkpoints to keep.
         log_every: steps between lines in the log and in TensorBoard.
         threads: PyTorch threads; 0 leaves PyTorch's choice.
+        device: where the model and its rows are: cpu, or a card such as cuda.
         tables: row policies by table, with ``default`` for all others. See `RowPolicy`.
         prune: which part of the rows to keep in memory; by default all.
         cluster: how the run is spread over ranks; by default one process.
@@ -131,6 +133,7 @@ class TrainConfig:
     keep_checkpoints: int = 2
     log_every: int = 20
     threads: int = 0
+    device: str = "cpu"
     tables: dict[str, Any] = field(default_factory=dict)
     prune: PruneConfig = UNPRUNED
     cluster: ClusterConfig = ONE_PROCESS
@@ -199,7 +202,14 @@ class TrainConfig:
             )
         try:
             make: Callable[..., torch.optim.Optimizer] = kind
-            return make(parameters, **{**self.dense.options, "lr": self.dense.lr})
+            options: dict[str, Any] = {**self.dense.options, "lr": self.dense.lr}
+            if parameters and parameters[0].is_cuda and "capturable" in signature(kind).parameters:
+                # So that a step can be recorded and replayed, whatever the rate.
+                options |= {
+                    "lr": torch.tensor(self.dense.lr, device=parameters[0].device),
+                    "capturable": True,
+                }
+            return make(parameters, **options)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"dense: torch.optim.{self.dense.name} rejects its options: {error}") from None
 

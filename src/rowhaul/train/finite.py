@@ -50,10 +50,17 @@ def check_step(
         rows: the gradients of rows.
     """
     gradients = [one.grad for one in parameters if one.grad is not None]
+    if loss.is_cuda and math.isfinite(_sum_of_all([loss, *gradients, *(one.values for one in rows)])):
+        return
     if math.isfinite(loss) and all(is_finite(one.values) for one in rows) and all(map(is_finite, gradients)):
         return
     found = describe(f"at step {step:,}", model, batches, loss, rows)
     raise DivergedError(f"{found}: {ADVICE}")
+
+
+def _sum_of_all(tensors: Sequence[Tensor]) -> Tensor:
+    """Add everything up on the card: to ask once is quicker than to ask for each."""
+    return torch.stack([one.sum(dtype=torch.float64) for one in tensors]).sum()
 
 
 def describe(

@@ -24,6 +24,7 @@ from rowhaul.nn.models import RecommendationModel, build_model
 from rowhaul.train.config import RateSchedule, TrainConfig
 from rowhaul.train.finite import check_step
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
+from rowhaul.train.recording import StepRecorder
 from rowhaul.train.row_lifecycle import RowLifecycle
 
 Progress = Callable[[int, int], None]
@@ -45,10 +46,12 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, schema: Schema) -> None:
         self.config, self.schema = config, schema
-        self.model = make_model(config, schema)
+        self.device = torch.device(config.device)
+        self.model = make_model(config, schema).to(self.device)
         self.rows = RowOptimizer(self.model)
         self._parameters = list(self.model.parameters())
         self.dense = config.dense_optimizer(self._parameters)
+        self._recorder = StepRecorder.of(self)
         self.step = 0  # steps taken
         self.samples = 0  # samples consumed
         self.total_steps = 0  # when known, what the learning rates decay towards
@@ -78,11 +81,16 @@ class Trainer:
         """A batch to train on; rows that can be are looked up already. May run in the loading thread."""
         batch = Batch.from_samples(samples)
         self.collection.locate_early(batch.ids)
-        return batch
+        return self._moved(batch)
+
+    def _moved(self, batch: Batch) -> Batch:
+        """Put a batch where the model is; its ids go by themselves, where rows are there."""
+        return batch if self.device.type == "cpu" else replace(batch.to(self.device), ids=batch.ids)
 
     def train_step(self, batch: Batch) -> float:
         """One step on one global batch; returns its mean loss."""
-        return self.train_parts(batch, [batch])
+        recorded = self._recorder.step(batch) if self._recorder is not None else None
+        return self.train_parts(batch, [batch]) if recorded is None else recorded
 
     def train_parts(self, batch: Batch, parts: Sequence[Batch]) -> float:
         """One step on a global batch that is trained in parts, one after the other; returns its mean loss."""
@@ -103,7 +111,7 @@ class Trainer:
         """
         self.model.train()
         self.set_rates()
-        total = torch.zeros((), dtype=getattr(torch, self.config.precision))
+        total = torch.zeros((), dtype=getattr(torch, self.config.precision), device=self.device)
         for part in parts:
             total += backward(self.model, part)
         loss = step_rows(total)
@@ -148,7 +156,7 @@ class Trainer:
         try:
             with torch.no_grad():
                 for samples in stream:
-                    batch = Batch.from_samples(samples)
+                    batch = self._moved(Batch.from_samples(samples))
                     yield batch, self.model(batch)
                     done += len(batch)
                     progress(done, stream.num_samples)
@@ -180,7 +188,10 @@ class Trainer:
         for group in self.rows.param_groups:
             group["lr"] = self.config.rows.lr * factor
         for group in self.dense.param_groups:
-            group["lr"] = self.config.dense.lr * factor
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(self.config.dense.lr * factor)
+            else:
+                group["lr"] = self.config.dense.lr * factor
 
 
 def make_model(config: TrainConfig, schema: Schema) -> RecommendationModel:

@@ -1,0 +1,245 @@
+"""Rows on a GPU: the sparse step against a copy's bandwidth, and a DLRM's whole step against plain PyTorch.
+
+The peer is what one would write without Rowhaul: `nn.Embedding(sparse=True)` over ids that were indexed
+beforehand, Adagrad for rows, Adam for the rest, all on the card. Rowhaul is given raw keys. Everything runs in
+one process and in turns; medians.
+
+    python benchmarks/gpu.py                 # all, a few minutes on one card
+    python benchmarks/gpu.py --only step     # or: dlrm
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rowhaul.data.samples import Samples
+from rowhaul.data.schema import DenseColumn, IdColumn, LabelColumn, Schema
+from rowhaul.device.batches import Bags
+from rowhaul.device.tables import DeviceTables
+from rowhaul.nn import KeyedTensor
+from rowhaul.nn.models import build_model
+from rowhaul.optim import RowwiseAdagrad
+from rowhaul.store import TableSpec
+from rowhaul.train.config import ModelConfig, OptimizerConfig, TrainConfig
+from rowhaul.train.trainer import Trainer, per_sample_loss
+
+FEATURES, DENSE = 26, 13
+LAYERS = {"bottom": [512, 256], "top": [1024, 512]}
+CARD = torch.device("cuda")
+
+
+def timed(run: Callable[[], object], count: int) -> float:
+    """Milliseconds of one call by the card's clock: the median of some."""
+    run()
+    taken = []
+    for _ in range(count):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        taken.append(begin.elapsed_time(end))
+    return statistics.median(taken)
+
+
+def skewed(random: np.random.Generator, size: int, below: int) -> np.ndarray:
+    """Ids whose logarithm is uniform: the first few are read in every batch."""
+    return (below ** random.random(size)).astype(np.int64) - 1
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second of copying a GiB on the card, read and written."""
+    source = torch.empty(1 << 28, device=CARD)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / timed(lambda: target.copy_(source), 20) * 1e3
+
+
+def sparse_step(dim: int = 64, num_samples: int = 65_536, num_keys: int = 30_000_000) -> None:
+    """Keys to updated rows: find, pool, sum gradients, step."""
+    specs = [TableSpec(f"t{number}", dim, -0.1, 0.1) for number in range(FEATURES)]
+    tables = DeviceTables(specs, RowwiseAdagrad(0.05), torch.float32, 0, CARD)
+    per_table = num_keys // FEATURES
+    for table in range(FEATURES):
+        for first in range(0, per_table, 1 << 20):
+            keys = torch.arange(first, min(first + (1 << 20), per_table), device=CARD) * 7919 + table
+            tables.find_or_make(keys, torch.full((len(keys),), table, dtype=torch.int32, device=CARD))
+    records = len(tables.index)
+    values = records * (dim + 1) * 4
+    print(f"{records:,} rows of {dim}: index {tables.index.allocated_bytes / records:.1f} bytes a key, records "
+          f"{tables.arena.allocated_bytes / values:.2f} of what they need")  # fmt: skip
+    bandwidth = copy_bandwidth()
+    print(f"a copy moves {bandwidth / 1e12:.2f} TB/s")
+    of_id = torch.arange(FEATURES, device=CARD, dtype=torch.int32).repeat_interleave(num_samples)
+    count = FEATURES * num_samples
+    columns = torch.arange(FEATURES, device=CARD) * dim
+    bags = Bags(num_samples, count, None, None, columns, torch.zeros(FEATURES, dtype=torch.int32, device=CARD))
+    out = torch.empty((num_samples, FEATURES * dim), device=CARD)
+    gradients = torch.randn(out.shape, device=CARD)
+    random = np.random.default_rng(0)
+    for name, share_new in (("even", 0.0), ("skewed", 0.0), ("even", 0.02)):
+        draw = random.integers(0, per_table, count) if name == "even" else skewed(random, count, per_table)
+        batches, fresh = [], 0
+        for _ in range(12):
+            keys = torch.from_numpy(draw).to(CARD) * 7919 + of_id
+            if share_new:
+                chosen = torch.rand(count, device=CARD) < share_new
+                new = torch.arange(fresh, fresh + int(chosen.sum()), device=CARD)
+                keys[chosen] = -1 - new
+                fresh += len(new)
+            batches.append(keys)
+        turn = iter(batches * 10)
+
+        def step() -> None:
+            keys = next(turn)
+            found = tables.find_or_make(keys, of_id)
+            tables.pool(found, bags, None, out)
+            tables.step(found, bags, gradients, 0.05, 1)
+
+        if share_new:
+            from torch.profiler import ProfilerActivity, profile
+
+            step(), step()
+            with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as prof:
+                step()
+                torch.cuda.synchronize()
+            print(prof.key_averages().table(sort_by="cuda_time_total", row_limit=12, max_name_column_width=30))
+        moved = count * dim * 4 * 2 + count * dim * 4 + count * (2 * dim + 2) * 4  # at most: rows may repeat
+        taken = timed(step, 11)
+        graph = torch.cuda.CUDAGraph()
+        keys = batches[0].clone()
+        tables.has_spare(count)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            found = tables.find_or_make_within(keys, of_id)
+            tables.pool(found, bags, None, out)
+            tables.step(found, bags, gradients, 0.05, 1)
+        replayed = timed(graph.replay, 20)
+        distinct = len(torch.unique(found))
+        print(f"sparse step, {name} ids ({distinct:,} rows), {share_new:.0%} new: {taken:.2f} ms, recorded "
+              f"{replayed:.2f} ms ({moved / replayed / 1e9 * 1e3 / bandwidth * 1e9:.0%} of the copy's bandwidth)")  # fmt: skip
+
+
+class IndexedTable(nn.Module):
+    """The peer's rows: one table for all features, which is quicker than one each."""
+
+    def __init__(self, names: list[str], num_rows: int, dim: int) -> None:
+        super().__init__()
+        self.names, self.dim = names, dim
+        self.rows = nn.Embedding(num_rows, dim, sparse=True, device=CARD)
+
+    def forward(self, ids: Tensor) -> KeyedTensor:
+        """Vectors of samples x features."""
+        vectors = self.rows(ids)
+        return KeyedTensor(self.names, [self.dim] * len(self.names), vectors.reshape(len(ids), -1))
+
+
+def dlrm(dim: int, num_samples: int, num_keys: int, tf32: bool) -> None:
+    """A whole training step of a DLRM, Rowhaul and plain PyTorch."""
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    random = np.random.default_rng(0)
+    per_table = num_keys // FEATURES
+    names = [f"C{number}" for number in range(FEATURES)]
+    schema = Schema(
+        LabelColumn("label"),
+        tuple(DenseColumn(f"I{number}") for number in range(DENSE)),
+        tuple(IdColumn(name) for name in names),
+    )
+    config = TrainConfig(
+        model=ModelConfig("dlrm", dim, dict(LAYERS)),
+        rows=OptimizerConfig("rowwise_adagrad", 0.05),
+        batch_size=num_samples,
+        device="cuda",
+    )
+    trainer = Trainer(config, schema)
+    batches = []
+    for number in range(8):
+        ids = np.stack([skewed(random, num_samples, per_table) for _ in names])
+        dense = random.random((num_samples, DENSE)).astype(np.float32)
+        labels = (random.random(num_samples) < 0.3).astype(np.float32)
+        batches.append((ids, dense, labels, np.arange(num_samples) + number * num_samples))
+    prepared = [
+        trainer.prepare(
+            Samples(
+                features=tuple(names), values=(ids * 7919 + 5).reshape(-1), lengths=np.ones(ids.shape, np.int32),
+                dense=dense, labels=labels, index=index,
+            )
+        )
+        for ids, dense, labels, index in batches
+    ]  # fmt: skip
+    peer = build_model(
+        "dlrm", tables=schema.tables, num_dense=DENSE, embedding_dim=dim,
+        make_collection=lambda tables: _Placeholder(tables, IndexedTable(names, num_keys, dim)),
+        seed=0, options=dict(LAYERS),
+    ).to(CARD)  # fmt: skip
+    sparse = [one for name, one in peer.named_parameters() if name.endswith("rows.weight")]
+    others = [one for name, one in peer.named_parameters() if not name.endswith("rows.weight")]
+    optimizers = [torch.optim.Adagrad(sparse, 0.05), torch.optim.Adam(others, 0.001)]
+    first = torch.arange(FEATURES, device=CARD) * per_table
+    indexed = [torch.from_numpy(ids.T.copy()).to(CARD) + first for ids, *_ in batches]
+
+    def of_rowhaul(number: int) -> None:
+        trainer.train_step(prepared[number % 8])
+
+    def of_pytorch(number: int) -> None:
+        batch = prepared[number % 8]
+        peer.collection.ids = indexed[number % 8]
+        loss = batch.loss(per_sample_loss(peer(batch), batch))
+        loss.backward()
+        for one in optimizers:
+            one.step()
+            one.zero_grad()
+        loss.item()
+
+    taken: dict[str, list[float]] = {"Rowhaul": [], "PyTorch": []}
+    for turn in range(6):
+        for name, run in (("Rowhaul", of_rowhaul), ("PyTorch", of_pytorch)):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for number in range(24):
+                run(number)
+            torch.cuda.synchronize()
+            if turn:
+                taken[name].append((time.perf_counter() - began) / 24)
+    speeds = {name: num_samples / statistics.median(times) for name, times in taken.items()}
+    print(f"DLRM, dim {dim}, batch {num_samples:,}{', TF32' if tf32 else ''}: Rowhaul {speeds['Rowhaul'] / 1e6:.2f} M "
+          f"samples/s, PyTorch {speeds['PyTorch'] / 1e6:.2f} M: {speeds['Rowhaul'] / speeds['PyTorch']:.2f}x")  # fmt: skip
+
+
+class _Placeholder(nn.Module):
+    """Stands where a model has its collection: reads the ids that were indexed."""
+
+    def __init__(self, tables: list, rows: IndexedTable) -> None:
+        super().__init__()
+        self.tables, self.inner, self.ids = tables, rows, torch.empty(0)
+
+    def embedding_bag_configs(self) -> list:
+        return self.tables
+
+    def forward(self, features: object) -> KeyedTensor:
+        return self.inner(self.ids)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=["step", "dlrm"])
+    chosen = parser.parse_args().only
+    print(torch.cuda.get_device_name(), torch.__version__)
+    if chosen in (None, "step"):
+        sparse_step()
+        torch.cuda.empty_cache()
+    if chosen in (None, "dlrm"):
+        for dim, tf32 in ((16, False), (128, True), (128, False)):
+            for num_samples in (2048, 16_384, 65_536):
+                dlrm(dim, num_samples, 10_000_000 if dim == 128 else 30_000_000, tf32)
+                torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Steps on a card, recorded once and replayed: starting hundreds of small kernels takes longer than they do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rowhaul.nn import Batch
+from rowhaul.nn.row_source import GraphableRows
+from rowhaul.train.finite import ADVICE, DivergedError
+
+if TYPE_CHECKING:
+    from rowhaul.train.trainer import Trainer
+
+_ORDINARY_STEPS = 3  # that prepare the memory of optimizers and libraries
+
+
+class StepRecorder:
+    """Records a step as a CUDA graph, and replays it for batches of the same shape.
+
+    A batch qualifies if each sample has one id a feature, and if there is room for its rows however many are new;
+    all others take an ordinary step. When rows get other memory, the next step is recorded anew.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._batch: Batch | None = None  # what the graph reads
+        self._result: Tensor | None = None  # its loss, and a number that is finite if all gradients are
+        self._version: Any = None
+        self._num_alike = 0  # ordinary steps with batches of one shape
+        self._shape: Any = None
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> StepRecorder | None:
+        """Make one where steps can be recorded."""
+        if trainer.device.type != "cuda" or not isinstance(trainer.collection.source, GraphableRows):
+            return None
+        recordable = all(isinstance(group["lr"], Tensor) for group in trainer.dense.param_groups)
+        return cls(trainer) if recordable else None
+
+    def step(self, batch: Batch) -> float | None:
+        """Take a step, and return its loss; None: take an ordinary one."""
+        trainer, rows = self._trainer, self._trainer.collection.source
+        assert isinstance(rows, GraphableRows)
+        shape = len(batch), batch.global_size, batch.labels is not None
+        if shape != self._shape:
+            self._shape, self._num_alike, self._graph = shape, 0, None
+        if trainer.lifecycle is not None or not rows.can_record(batch.ids):
+            return None
+        if self._num_alike < _ORDINARY_STEPS:
+            self._num_alike += 1
+            return None
+        trainer.model.train()
+        trainer.set_rates()
+        rows.set_rates(trainer.rows.param_groups[0]["lr"], trainer.step + 1)
+        if self._graph is None or self._version != rows.memory_version:
+            self._record(batch)
+        assert self._graph is not None
+        assert self._batch is not None
+        assert self._result is not None
+        rows.put(batch.ids, self._batch.ids)
+        for name in ("dense", "labels", "index"):
+            getattr(self._batch, name).copy_(getattr(batch, name), non_blocking=True)
+        self._graph.replay()
+        rows.replayed(self._batch.ids)
+        loss, check = self._result.tolist()
+        if not torch.isfinite(self._result).all():
+            raise DivergedError(f"the loss is {loss} or a gradient is not finite ({check}): {ADVICE}")
+        for group in trainer.rows.param_groups:
+            group["number"] += 1
+        trainer.step += 1
+        trainer.samples += len(batch)
+        return float(loss)
+
+    def _record(self, batch: Batch) -> None:
+        trainer, rows = self._trainer, self._trainer.collection.source
+        assert isinstance(rows, GraphableRows)
+        self._graph = None
+        self._batch = replace(
+            batch,
+            dense=batch.dense.clone(),
+            labels=None if batch.labels is None else batch.labels.clone(),
+            index=batch.index.clone(),
+            ids=rows.static_copy(batch.ids),
+            losses=[],
+        )
+        trainer.dense.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with rows.recording(self._batch.ids), torch.cuda.graph(graph):
+            from rowhaul.train.trainer import backward
+
+            loss = backward(trainer.model, self._batch)
+            sums = torch._foreach_norm(
+                [one.grad for one in trainer.model.parameters() if one.grad is not None]
+            )
+            self._result = torch.stack([loss, torch.stack(sums).sum().to(loss.dtype)])
+            rows.step(trainer.rows.param_groups[0]["lr"], trainer.step + 1)
+            trainer.dense.step()
+        self._graph, self._version = graph, rows.memory_version
