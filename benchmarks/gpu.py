@@ -102,14 +102,6 @@ def sparse_step(dim: int = 64, num_samples: int = 65_536, num_keys: int = 30_000
             tables.pool(found, bags, None, out)
             tables.step(found, bags, gradients, 0.05, 1)
 
-        if share_new:
-            from torch.profiler import ProfilerActivity, profile
-
-            step(), step()
-            with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as prof:
-                step()
-                torch.cuda.synchronize()
-            print(prof.key_averages().table(sort_by="cuda_time_total", row_limit=12, max_name_column_width=30))
         moved = count * dim * 4 * 2 + count * dim * 4 + count * (2 * dim + 2) * 4  # at most: rows may repeat
         taken = timed(step, 11)
         graph = torch.cuda.CUDAGraph()

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from rowhaul.device import index_kernels as kernels
-from rowhaul.device.launch import grid_of
+from rowhaul.device.launch import grid_of, limited
 from rowhaul.errors import RowhaulError
 
 # Ids a program of one warp: a search goes on until the last of them is found.
 BLOCK = 64
-_ADD_BLOCK = 256
+_LIST_BLOCK = 1024
 _FULL = 0.8  # the share of places that may be used: beyond, searches get long
 _ROOMY = 0.68  # the share that is used after growing: at 16 bytes a place, 23.5 a key
 _LEAST = 1024
@@ -36,7 +36,7 @@ class DeviceIndex:
         self._capacity = _LEAST
         self._places = self._empty_places(_LEAST)
         secret = secrets.randbits(63)
-        self._facts = torch.tensor([_LEAST, secret, 0, 0, 0], dtype=torch.int64).to(device)
+        self._facts = torch.tensor([_LEAST, secret, 0, 0, 0, 0], dtype=torch.int64).to(device)
         self._free = torch.zeros(1, dtype=torch.int64, device=device)
         self.num_growths = 0
         self._num_removed = 0  # places that are neither empty nor used
@@ -66,39 +66,31 @@ class DeviceIndex:
     def find(self, keys: Tensor, tables: Tensor) -> Tensor:
         """Numbers of the records of keys, -1 where there is none."""
         records = torch.empty(len(keys), dtype=torch.int32, device=self.device)
-        self._find(keys, tables, records, only_missing=False)
-        return records
-
-    def _find(self, keys: Tensor, tables: Tensor, records: Tensor, *, only_missing: bool) -> None:
         kernels.find[grid_of(len(keys), BLOCK)](
-            keys,
-            tables,
-            self._places,
-            self._facts,
-            records,
-            len(keys),
-            ONLY_MISSING=only_missing,
-            BLOCK=BLOCK,
-            num_warps=1,
+            keys, tables, self._places, self._facts, records, len(keys), BLOCK=BLOCK, num_warps=1
         )
+        return records
 
     def add_missing(self, keys: Tensor, tables: Tensor, records: Tensor) -> tuple[Tensor, Tensor]:
         """Number the keys whose record is -1, which may repeat; `reserve` first.
 
-        Fills in ``records``. Returns an id of each new key, whose record is to be written, and how many there are.
+        Fills in ``records``. Returns an id of each new key, whose record is to be written, and how many
+        there are.
         """
         count = len(keys)
+        missing, new = torch.empty((2, count), dtype=torch.int32, device=self.device)
         claimed = torch.empty(count, dtype=torch.int64, device=self.device)
-        new = torch.empty(count, dtype=torch.int32, device=self.device)
-        num_new = self._facts[4:5].zero_()
-        options = dict(BLOCK=_ADD_BLOCK)
-        grid = grid_of(count, _ADD_BLOCK)
-        kernels.claim[grid](keys, tables, self._places, self._facts, records, claimed, count, **options)
-        kernels.settle[grid](
-            keys, tables, self._places, self._facts, self._free, records, claimed, new, count, **options
+        self._facts[4:6].zero_()
+        kernels.list_missing[grid_of(count, _LIST_BLOCK)](
+            records, missing, self._facts, count, BLOCK=_LIST_BLOCK
         )
-        self._find(keys, tables, records, only_missing=True)
-        return new, num_new
+        grid = limited(grid_of(count, BLOCK))
+        batch = keys, tables, self._places, self._facts
+        options = {"BLOCK": BLOCK, "num_warps": 1}
+        kernels.claim[grid](*batch, missing, claimed, **options)
+        kernels.settle[grid](*batch, self._free, missing, claimed, records, new, **options)
+        kernels.find_listed[grid](*batch, missing, records, **options)
+        return new, self._facts[4:5]
 
     def has_room(self, count: int) -> bool:
         """Whether ``count`` more keys surely fit."""
@@ -153,7 +145,7 @@ class DeviceIndex:
     def entries(self) -> tuple[Tensor, Tensor, Tensor]:
         """Tables, keys and records of everything, by table and key."""
         used = self._words() >= 0
-        words, keys = self._words()[used], self._places[:-1, 0][used]
+        words, keys = self._words()[used], self._places[: self._capacity, 0][used]
         tables, records = words >> 40, words & _RECORD_MASK
         order = torch.argsort(keys, stable=True)
         order = order[torch.argsort(tables[order], stable=True)]
@@ -161,7 +153,7 @@ class DeviceIndex:
 
     def _words(self) -> Tensor:
         """What places hold beside their keys, place by place."""
-        return self._places[:-1, 1]
+        return self._places[: self._capacity, 1]
 
     def _grow(self, capacity: int) -> None:
         old, num_old = self._places, self._capacity
@@ -169,14 +161,14 @@ class DeviceIndex:
         self._capacity = max(_LEAST, capacity)
         self._places = self._empty_places(self._capacity)
         self._facts[0] = self._capacity
-        kernels.move_places[grid_of(num_old, _ADD_BLOCK)](
-            old, num_old, self._places, self._facts, BLOCK=_ADD_BLOCK
+        kernels.move_places[grid_of(num_old, BLOCK)](
+            old, num_old, self._places, self._facts, BLOCK=BLOCK
         )
         self._num_removed = 0
 
     def _empty_places(self, capacity: int) -> Tensor:
-        """Places without keys, and one behind them that nobody claims."""
-        return torch.full((capacity + 1, 2), -1, dtype=torch.int64, device=self.device)
+        """Places without keys, and some behind them that nobody claims."""
+        return torch.full((capacity + BLOCK, 2), -1, dtype=torch.int64, device=self.device)
 
     def ask(self, count: int) -> None:
         """Ask the card how many records there are, after `add_missing` of ``count`` ids."""

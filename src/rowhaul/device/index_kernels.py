@@ -14,7 +14,7 @@ REMOVED = tl.constexpr(-2)  # a search goes on
 _CLAIMED = tl.constexpr(-16)  # and below: claimed by an id of the batch that is being inserted
 RECORD_BITS = tl.constexpr(40)
 # Numbers that kernels share, in one array on the card.
-CAPACITY, SECRET, NEXT_RECORD, NUM_FREE, NUM_NEW = (tl.constexpr(number) for number in range(5))
+CAPACITY, SECRET, NEXT_RECORD, NUM_FREE, NUM_NEW, NUM_MISSING = (tl.constexpr(number) for number in range(6))
 _RECORD_MASK = tl.constexpr((1 << 40) - 1)
 
 
@@ -62,79 +62,108 @@ def _search(key, table, active, places, facts, BLOCK: tl.constexpr):
 @triton.jit
 def find(
     keys, tables, places, facts, records, count,
-    ONLY_MISSING: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the record of each (table, key), -1 where there is none; or only of those that are -1 so far."""
+    """Write the record of each (table, key), -1 where there is none."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    asked = at < count
-    if ONLY_MISSING:
-        asked = asked & (tl.load(records + at, mask=asked, other=0) < 0)
-    if (not ONLY_MISSING) or (tl.max(asked.to(tl.int32), axis=0) > 0):
-        key = tl.load(keys + at, mask=asked, other=0)
-        table = tl.load(tables + at, mask=asked, other=0).to(tl.int64)
-        _, record = _search(key, table, asked, places, facts, BLOCK)
-        tl.store(records + at, record.to(tl.int32), mask=asked)
+    inside = at < count
+    key = tl.load(keys + at, mask=inside, other=0)
+    table = tl.load(tables + at, mask=inside, other=0).to(tl.int64)
+    _, record = _search(key, table, inside, places, facts, BLOCK)
+    tl.store(records + at, record.to(tl.int32), mask=inside)
+
+
+@triton.jit
+def list_missing(records, missing, facts, count, BLOCK: tl.constexpr):
+    """List the ids that have no record."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    absent = (tl.load(records + at, mask=at < count, other=0) < 0).to(tl.int32)
+    total = tl.sum(absent, axis=0)
+    if total > 0:
+        first = tl.atomic_add(facts + NUM_MISSING, total.to(tl.int64))
+        tl.store(missing + first + tl.cumsum(absent, axis=0) - absent, at, mask=absent > 0)
 
 
 @triton.jit
 def claim(
-    keys, tables, places, facts, records, claimed, count,
+    keys, tables, places, facts, missing, claimed,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Claim a place for each new key: one of the ids that name it gets it, and writes where to ``claimed``.
+    """Claim a place for each key of the missing ids: one of those that name it gets it, and lists where.
 
-    Ids whose record is known, and those that another id claims for, get -1. A claimed place names its
-    claimer, so that others can compare keys before any is written.
+    Ids that another one claims for get -1. A claimed place names its claimer, so that others can compare keys before
+    any is written.
     """
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    active = inside & (tl.load(records + at, mask=inside, other=0) < 0)
-    key = tl.load(keys + at, mask=active, other=0)
-    table = tl.load(tables + at, mask=active, other=0).to(tl.int64)
-    size = tl.load(facts + CAPACITY)
-    place = _first_place(key, table, tl.load(facts + SECRET), size)
-    mine = tl.full((BLOCK,), -1, tl.int64)
-    while tl.max(active.to(tl.int32), axis=0) > 0:
-        # Behind the last place is one that nobody claims, for ids that are done.
-        target = tl.where(active, place, size)
-        expected = tl.where(active, tl.full((BLOCK,), -1, tl.int64), tl.full((BLOCK,), -3, tl.int64))
-        before = tl.atomic_cas(places + 2 * target + 1, expected, -at + _CLAIMED)
-        won = active & (before == EMPTY)
-        mine = tl.where(won, place, mine)
-        by_other = active & (before <= _CLAIMED)
-        other = tl.where(by_other, -before + _CLAIMED, 0)
-        same = by_other & (tl.load(keys + other, mask=by_other, other=0) == key)
-        same = same & (tl.load(tables + other, mask=by_other, other=0).to(tl.int64) == table)
-        active = active & (~won) & (~same)
-        place = _following(place, size)
-    tl.store(claimed + at, mine, mask=inside)
+    count, size = tl.load(facts + NUM_MISSING).to(tl.int32), tl.load(facts + CAPACITY)
+    lane = tl.arange(0, BLOCK)
+    for block in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
+        active = block + lane < count
+        at = tl.load(missing + block + lane, mask=active, other=0)
+        key = tl.load(keys + at, mask=active, other=0)
+        table = tl.load(tables + at, mask=active, other=0).to(tl.int64)
+        place = _first_place(key, table, tl.load(facts + SECRET), size)
+        mine = tl.full((BLOCK,), -1, tl.int64)
+        while tl.max(active.to(tl.int32), axis=0) > 0:
+            # Behind the last place are some that nobody claims, for ids that are done.
+            target = tl.where(active, place, size + lane)
+            expected = tl.where(active, tl.full((BLOCK,), -1, tl.int64), tl.full((BLOCK,), -3, tl.int64))
+            before = tl.atomic_cas(places + 2 * target + 1, expected, -at.to(tl.int64) + _CLAIMED)
+            won = active & (before == EMPTY)
+            mine = tl.where(won, place, mine)
+            by_other = active & (before <= _CLAIMED)
+            other = tl.where(by_other, -before + _CLAIMED, 0)
+            same = by_other & (tl.load(keys + other, mask=by_other, other=0) == key)
+            same = same & (tl.load(tables + other, mask=by_other, other=0).to(tl.int64) == table)
+            active = active & (~won) & (~same)
+            place = _following(place, size)
+        tl.store(claimed + block + lane, mine, mask=block + lane < count)
 
 
 @triton.jit
 def settle(
-    keys, tables, places, facts, free, records, claimed, new, count,
+    keys, tables, places, facts, free, missing, claimed, records, new,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write claimed places: the key, and the number of a record, a free one or a new one; list their ids.
 
     Numbers go out in any order: they say where a row is, and nothing that is learned depends on that.
     """
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    place = tl.load(claimed + at, mask=inside, other=-1)
-    won = place >= 0
-    if tl.max(won.to(tl.int32), axis=0) > 0:
-        zero = tl.zeros((BLOCK,), tl.int64)
-        left = tl.atomic_add(facts + NUM_FREE + zero, zero - 1, mask=won)
-        has_free = won & (left > 0)
-        fresh = tl.atomic_add(facts + NEXT_RECORD + zero, zero + 1, mask=won & (left <= 0))
-        record = tl.where(has_free, tl.load(free + left - 1, mask=has_free, other=0), fresh)
-        table = tl.load(tables + at, mask=won, other=0).to(tl.int64)
-        tl.store(places + 2 * place, tl.load(keys + at, mask=won, other=0), mask=won)
-        tl.store(places + 2 * place + 1, (table << RECORD_BITS) | record, mask=won)
-        tl.store(records + at, record.to(tl.int32), mask=won)
-        number = tl.atomic_add(facts + NUM_NEW + zero, zero + 1, mask=won)
-        tl.store(new + number, at.to(tl.int32), mask=won)
+    count = tl.load(facts + NUM_MISSING).to(tl.int32)
+    lane = tl.arange(0, BLOCK)
+    for block in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
+        inside = block + lane < count
+        place = tl.load(claimed + block + lane, mask=inside, other=-1)
+        won = (place >= 0).to(tl.int64)
+        total = tl.sum(won, axis=0)
+        rank = tl.cumsum(won, axis=0) - won
+        left = tl.atomic_add(facts + NUM_FREE, -total)
+        num_reused = tl.minimum(tl.maximum(left, 0), total)
+        first = tl.atomic_add(facts + NEXT_RECORD, total - num_reused)
+        at = tl.load(missing + block + lane, mask=inside, other=0)
+        reused = tl.load(free + left - 1 - rank, mask=(won > 0) & (rank < num_reused), other=0)
+        record = tl.where(rank < num_reused, reused, first + rank - num_reused)
+        table = tl.load(tables + at, mask=inside, other=0).to(tl.int64)
+        tl.store(places + 2 * place, tl.load(keys + at, mask=inside, other=0), mask=won > 0)
+        tl.store(places + 2 * place + 1, (table << RECORD_BITS) | record, mask=won > 0)
+        tl.store(records + at, record.to(tl.int32), mask=won > 0)
+        tl.store(new + tl.atomic_add(facts + NUM_NEW, total) + rank, at, mask=won > 0)
+
+
+@triton.jit
+def find_listed(
+    keys, tables, places, facts, missing, records,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the records of the missing ids, now that there are some."""
+    count = tl.load(facts + NUM_MISSING).to(tl.int32)
+    lane = tl.arange(0, BLOCK)
+    for block in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
+        inside = block + lane < count
+        at = tl.load(missing + block + lane, mask=inside, other=0)
+        key = tl.load(keys + at, mask=inside, other=0)
+        table = tl.load(tables + at, mask=inside, other=0).to(tl.int64)
+        _, record = _search(key, table, inside, places, facts, BLOCK)
+        tl.store(records + at, record.to(tl.int32), mask=inside)
 
 
 @triton.jit
@@ -151,7 +180,7 @@ def move_places(
     size = tl.load(facts + CAPACITY)
     place = _first_place(key, word >> RECORD_BITS, tl.load(facts + SECRET), size)
     while tl.max(active.to(tl.int32), axis=0) > 0:
-        target = tl.where(active, place, size)
+        target = tl.where(active, place, size + tl.arange(0, BLOCK))
         expected = tl.where(active, tl.full((BLOCK,), -1, tl.int64), tl.full((BLOCK,), -3, tl.int64))
         before = tl.atomic_cas(places + 2 * target + 1, expected, word)
         won = active & (before == EMPTY)
