@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.local_rows import TableRows
@@ -17,7 +17,7 @@ from rowhaul.optim import SGD, RowOptimizerRule
 from rowhaul.runtime.flush import num_flushed_rows
 from rowhaul.runtime.row_memory import Rates, RowMemory
 from rowhaul.runtime.worker_rows import CachedRows
-from rowhaul.schedule import HotRows, IdBatch, RowPolicy, Scheduler, ScheduleSettings, Topology
+from rowhaul.schedule import HotRows, IdBatch, Plan, RowPolicy, Scheduler, ScheduleSettings, Topology
 from rowhaul.schedule.sizes import RowSizes
 from rowhaul.store import TableGroup, TableSpec
 from rowhaul.store.row_format import format_of
@@ -120,6 +120,17 @@ class CopiedRows:
         return sum(group.allocated_bytes for group in self.memory.groups)
 
 
+class MaintainedTraining(Protocol):
+    """What maintenance needs of the training that it is for."""
+
+    settings: ScheduleSettings
+    rates: Rates
+    runtime: Runtime
+
+    def replicate(self, hot: HotRows) -> Plan:
+        """Replicate these rows, and no others; a collective call."""
+
+
 class Upkeep:
     """Maintenance of rows between two segments: none where rows are whole."""
 
@@ -130,9 +141,16 @@ class Upkeep:
         """Iterations before `run` must be called; None: never."""
         return None
 
-    def run(self, runtime: Runtime, topology: Topology) -> list[Any]:
+    def run(self, training: MaintainedTraining) -> list[Any]:
         """Do what is due; a collective call. Returns notes for the log."""
         return []
+
+    def prepare_copies(self, runtime: Runtime) -> None:
+        """Bring to this rank what finds rows that are only read, before `copied_rows`; a collective call."""
+
+    def copied_rows(self, groups: Sequence[FeatureGroup]) -> CopiedRows:
+        """Make a row source for rows that are only read, such as evaluation's."""
+        return self.layout.copied_rows(groups)
 
     def count_rows(self, runtime: Runtime, flushed: RowMemory | None) -> int:
         """Count rows such that the sum over ranks is that of the model; a collective call."""

@@ -107,6 +107,7 @@ def _scored(
     """
     runtime = training.runtime
     training.catch_up()
+    training.upkeep.prepare_copies(runtime)
     flushed, home = training.flushed(), runtime.mover.home
     answers = FlushedRows(home, flushed) if home is not None and flushed is not None else None
     lookups = RowLookups(runtime.rank, training.settings.topology, training.settings.sizes, answers)
@@ -170,7 +171,7 @@ class _Scoring:
 
     def _copied_rows(self) -> CopiedRows:
         collection = self._training.collection
-        rows = self._training.layout.copied_rows(collection.feature_groups)
+        rows = self._training.upkeep.copied_rows(collection.feature_groups)
         if collection.row_settings is None:  # pruned rows cannot be told from those never trained
             rows.source.key_counts = self._keys
         return rows

@@ -1,0 +1,107 @@
+"""The tables of a model with a budget as a cluster has them.
+
+To plans, moves, caches and homes a slot or a shared row is a row like any other, under the key that
+`rowhaul.budget.slots` names it by. Which of them an id reads is resolved before anything is planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rowhaul.budget.maps import SlotMaps
+from rowhaul.budget.settings import BudgetSettings
+from rowhaul.errors import ConfigError
+from rowhaul.runtime.layout import TableLayout, Upkeep
+from rowhaul.schedule import HotRows, IdBatch, RowPolicy, Scheduler, ScheduleSettings, Topology
+from rowhaul.store import TableSpec
+
+
+@dataclass(frozen=True)
+class SlotLayout(TableLayout):
+    """What every rank knows of tables within a budget."""
+
+    budget: BudgetSettings
+
+    def make_maps(self) -> SlotMaps:
+        """Maps of which no id has a slot yet."""
+        return SlotMaps(self.specs, self.seed, self.budget, self.record_bytes)
+
+    def record_bytes(self, dim: int) -> int:
+        """Bytes in memory of a row, with its optimizer state."""
+        table = next(number for number, spec in enumerate(self.specs) if spec.dim == dim)
+        return self.sizes().records[table]
+
+    def schedule_settings(
+        self,
+        config: Any,
+        topology: Topology,
+        *,
+        seed: int = 0,
+        hot: HotRows | None = None,
+        speeds: Sequence[float] | None = None,
+        policies: tuple[RowPolicy, ...] = (),
+    ) -> ScheduleSettings:
+        """Settings of the scheduler; rows are named as the budget names them, hot ones too."""
+        check_cluster(config.sync)
+        settings = super().schedule_settings(config, topology, seed=seed, hot=hot, speeds=speeds)
+        check_policies(policies)
+        return settings
+
+    def make_scheduler(self, settings: ScheduleSettings, ids: Iterable[IdBatch]) -> Scheduler:
+        """Make a scheduler that resolves ids to rows."""
+        from rowhaul.budget.scheduling import SlotScheduler
+
+        return SlotScheduler(settings, self, ids)
+
+    def records_read(self, batches: list[IdBatch]) -> list[IdBatch]:
+        """Return the rows that batches read once these batches have decided who has a slot."""
+        from rowhaul.budget.scheduling import rows_read
+
+        return rows_read(self, batches)
+
+    def make_upkeep(self, *, trains: bool) -> Upkeep:
+        """Make what hands rows over between segments."""
+        from rowhaul.budget.cluster.upkeep import ClusterBudget
+
+        return ClusterBudget(self)
+
+
+def slot_layout(whole: TableLayout, budget: BudgetSettings) -> SlotLayout:
+    """The layout within a budget of tables of whole rows."""
+    return SlotLayout(whole.specs, whole.optimizer, whole.dtype, whole.seed, budget)
+
+
+def check_cluster(sync: str) -> None:
+    """Refuse a cluster's settings that a budget does not go together with."""
+    mode = sync.partition(":")[0]
+    reasons = {
+        "static": "its hot rows stay the same, but rows of a budget change hands",
+        "bounded": "workers may know different versions of a row, but one that changes hands begins with one",
+    }
+    if mode in reasons:
+        raise ConfigError(
+            f"cluster.sync is {sync}, which does not go together with prune.budget: {reasons[mode]}; set it "
+            "to on-demand or full, or leave out prune"
+        )
+
+
+def check_policies(policies: Sequence[RowPolicy]) -> None:
+    """Refuse tables that admit or drop rows."""
+    if not all(policy.keeps_all for policy in policies):
+        raise ConfigError(
+            "prune.budget decides by itself which ids have rows of their own, but tables have policies that "
+            "admit and drop rows; leave out one of them"
+        )
+
+
+def check_schedule(settings: ScheduleSettings, layout: SlotLayout) -> None:
+    """Refuse what a budget does not go together with, and sizes of other rows."""
+    check_cluster(settings.sync_mode.name)
+    check_policies(settings.row_policies)
+    if settings.sizes != layout.sizes():
+        raise ConfigError(
+            f"the schedule's settings are for rows of {settings.sizes}, but tables have {layout.sizes()}: "
+            "take sizes of layout_of(collection).sizes()"
+        )
