@@ -35,6 +35,10 @@ TABLE = {
         {"store", "optim", "schedule", "nn", "runtime", "transport", "checkpoint", "train"},
         {*ARRAYS, "torch", "safetensors"},
     ),
+    "budget": (
+        {"store", "optim", "schedule", "nn", "runtime", "transport", "checkpoint", "train"},
+        {*ARRAYS, "torch", "safetensors"},
+    ),
     "tuning": (
         {
             "schedule",

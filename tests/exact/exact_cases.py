@@ -47,11 +47,11 @@ def optimizers(draw: st.DrawFn, names: Sequence[str] = OPTIMIZERS) -> RowOptimiz
 
 
 @st.composite
-def some_tables(draw: st.DrawFn) -> tuple[EmbeddingBagConfig, ...]:
+def some_tables(draw: st.DrawFn, dims: tuple[int, ...] = (1, 2, 3)) -> tuple[EmbeddingBagConfig, ...]:
     """One to three tables; the first is read by two features."""
     return tuple(
         EmbeddingBagConfig(
-            embedding_dim=draw(st.integers(1, 3)),
+            embedding_dim=draw(st.sampled_from(dims)),
             name=name,
             feature_names=features,
             pooling=draw(st.sampled_from(list(PoolingType))),
@@ -92,15 +92,27 @@ def random_samples(
 
 
 @st.composite
-def cases(draw: st.DrawFn, sync: str, peer_to_peer: bool = False, *, undecided: bool = False) -> Case:
+def cases(
+    draw: st.DrawFn,
+    sync: str,
+    peer_to_peer: bool = False,
+    *,
+    undecided: bool = False,
+    row_dtype: str = "float32",
+) -> Case:
     """All else is drawn; ``undecided``: without control records, whose moment nobody can know."""
-    topology, tables, optimizer = draw(topologies(peer_to_peer)), draw(some_tables()), draw(optimizers())
+    topology, optimizer = draw(topologies(peer_to_peer)), draw(optimizers())
     num_workers = topology.num_workers
-    dtype = draw(st.sampled_from([torch.float64, torch.float64, torch.float32]))
+    if row_dtype == "float32":
+        tables, dtype = (
+            draw(some_tables()), draw(st.sampled_from([torch.float64, torch.float64, torch.float32]))
+        )  # fmt: skip
+    else:  # with and without whole vectors of values
+        tables, dtype = draw(some_tables((2, 3, 8, 21))), torch.float32
     batches = draw(some_batches(tables))
     settings = ScheduleSettings(
         topology=topology,
-        sizes=row_sizes(tables, optimizer, dtype),
+        sizes=row_sizes(tables, optimizer, dtype, row_dtype),
         prices=draw(_numbers(num_workers, 1, 10)),
         cache=CacheSettings(
             1 << 30, draw(st.sampled_from(["rows", "bytes"])), draw(st.sampled_from(POLICIES))
@@ -128,6 +140,7 @@ def cases(draw: st.DrawFn, sync: str, peer_to_peer: bool = False, *, undecided: 
         decisions=decisions,
         seed=draw(st.integers(0, 3)),
         early=draw(st.booleans()),
+        row_dtype=row_dtype,
     )
     if decisions:
         return with_capacity(case, most_capacity(case))

@@ -14,7 +14,9 @@ from training_case import Case, Row, Rows, TinyModel, per_sample_loss
 from naive_lifetimes import Life, NaiveLifetimes
 from rowhaul.data.samples import Samples
 from rowhaul.nn import Batch
+from rowhaul.nn.local_rows import Pending, names_of
 from rowhaul.schedule import HotRows
+from rowhaul.store import TableGroup
 from rowhaul.store.keyed import locate, remove
 
 
@@ -60,7 +62,7 @@ def _train(case: Case, ends: Sequence[int], workers: Sequence[np.ndarray] | None
             loss = batch.loss(per_sample_loss(model(batch), batch))
             loss.backward()
             total += loss.detach()
-        _step_rows(case, model, admission, iteration)
+        _step_rows(case, model, admission, iteration, None if workers is None else workers[iteration])
         for row in admission.forget(iteration):
             _delete_row(case, model, row)
         dense.step()
@@ -112,24 +114,56 @@ class Admission:
                 place += length
         self._lifetimes.see(iteration, Counter(row for rows in named for row in rows))
 
+    def is_hot(self, row: Row) -> bool:
+        return row in self._lifetimes.exempt
+
     def admits(self, rows: Iterable[Row]) -> np.ndarray:
         return np.array([self._lifetimes.knows(row) for row in rows], np.bool_)
 
 
-def _step_rows(case: Case, model: TinyModel, admission: Admission, iteration: int) -> None:
+def _step_rows(
+    case: Case, model: TinyModel, admission: Admission, iteration: int, workers: np.ndarray | None
+) -> None:
     """Step the rows that are admitted; the gradients of the others are dropped."""
     number_of = {table.name: number for number, table in enumerate(case.tables)}
     source = model.rows.source
     for number, tables in enumerate(source.tables):
+        numbers = np.array([number_of[table.name] for table in tables.tables])
+        if tables.packing is not None and workers is not None:
+            parts = source.pending[number]
+            source.pending[number] = _as_sent(case, admission, iteration, tables, numbers, parts, workers)
         taken = source.take_gradients(number)
         if taken is None:
             continue
         lookup, gradients = taken
-        numbers = [number_of[table.name] for table in tables.tables]
-        rows = zip(np.repeat(numbers, np.diff(lookup.starts)).tolist(), lookup.keys.tolist(), strict=True)
-        some = admission.admits(rows)
+        names = names_of(lookup)
+        some = admission.admits(zip(numbers[names.tables].tolist(), lookup.keys.tolist(), strict=True))
         if some.any():
-            tables.update(lookup.locations[some], gradients[some], case.rates(iteration), iteration + 1)
+            rate, these = case.rates(iteration), names.some(some)
+            tables.update(lookup.locations[some], gradients[some], rate, iteration + 1, these)
+
+
+def _as_sent(
+    case: Case,
+    admission: Admission,
+    iteration: int,
+    tables: TableGroup,
+    numbers: np.ndarray,
+    parts: list[Pending],
+    workers: np.ndarray,
+) -> list[Pending]:
+    """Round the gradients that workers send: those of rows that several train, of all if homes step alone."""
+    names = [names_of(lookup) for lookup, _ in parts]
+    rows = [list(zip(numbers[one.tables].tolist(), one.keys.tolist(), strict=True)) for one in names]
+    trainers = Counter(row for some in rows for row in some)
+    every = case.settings.sync_mode.name == "bounded"
+    sent = []
+    for worker, row, name, (lookup, gradients) in zip(np.unique(workers), rows, names, parts, strict=True):
+        travels = np.array([(trainers[one] > 1 or every) and not admission.is_hot(one) for one in row], bool)
+        rounded = tables.pack_gradients(gradients, name, iteration + 1, int(worker))
+        unpacked = tables.unpack_gradients(rounded)
+        sent.append((lookup, np.where(travels[:, None], unpacked, gradients)))
+    return sent
 
 
 def _delete_row(case: Case, model: TinyModel, row: Row) -> None:
@@ -143,7 +177,7 @@ def _trained_rows(case: Case, model: TinyModel, admission: Admission) -> Rows:
     every = {
         (number, int(key)): record
         for number, table in enumerate(case.tables)
-        for keys, records in model.rows.rows(table.name)
+        for keys, records in model.rows.stored_rows(table.name)
         for key, record in zip(keys, records, strict=True)
     }
     return {row: every[row] for row, admitted in zip(every, admission.admits(every), strict=True) if admitted}

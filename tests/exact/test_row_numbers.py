@@ -40,7 +40,7 @@ def test_a_step_on_a_missing_row_is_refused() -> None:
     """Its location, -1, would be made into an address, and another row would learn."""
     memory = RowMemory(TableLayout((TableSpec("t", 2, 0.0, 1.0),), SGD(lr=1), "float64", 0))
     memory.make(np.zeros(3, np.int32), np.arange(3))
-    memory.buffer_gradients(0, np.zeros(1, np.int64), np.array([7]), 0, np.ones((1, 2)))
+    memory.buffer_gradients(0, np.zeros(1, np.int64), np.array([7]), 0, np.ones((1, 2)), 0)
     first = np.zeros(1, np.int32)
     phases = SimpleNamespace(tables=first, keys=np.array([7]))
     steps = DueSteps(row=first, contributors=np.ones(1, np.uint64), trained=first)

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 
 from rowhaul.data.samples import Samples
-from rowhaul.nn import Batch, EmbeddingBagCollection, EmbeddingBagConfig
+from rowhaul.nn import Batch, EmbeddingBagCollection, EmbeddingBagConfig, RowPrecision
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.pruning import PruneSettings
 from rowhaul.schedule import HotRows, IdBatch, Plan, RowSizes, Scheduler, ScheduleSettings
 from rowhaul.schedule.control import Value
+from rowhaul.store.packing import RowPacking
 
 Row = tuple[int, int]  # table, key
 Rows = dict[Row, np.ndarray]  # records
@@ -30,7 +31,7 @@ class TinyModel(torch.nn.Module):
             [replace(table, data_type=dtype) for table in tables],
             optimizer=case.optimizer,
             seed=case.seed,
-            pruning=case.pruning,
+            row_settings=case.pruning or RowPrecision(case.row_dtype),
         )
         width = sum(table.embedding_dim * len(table.feature_names) for table in tables)
         width += case.batches[0].dense.shape[1]
@@ -69,6 +70,7 @@ class Case:
     dense_lr: float = 0.05
     seed: int = 0
     pruning: PruneSettings | None = None
+    row_dtype: str = "float32"
     early: bool = True  # rows at rest move beside the training of the iteration before
 
     def hot_after(self, segment: int) -> HotRows | None:
@@ -98,10 +100,14 @@ class Case:
 
 
 def row_sizes(
-    tables: tuple[EmbeddingBagConfig, ...], optimizer: RowOptimizerRule, dtype: torch.dtype
+    tables: tuple[EmbeddingBagConfig, ...],
+    optimizer: RowOptimizerRule,
+    dtype: torch.dtype,
+    row_dtype: str = "float32",
 ) -> RowSizes:
     dims = [table.embedding_dim for table in tables]
-    return RowSizes(
-        tuple(dim * dtype.itemsize for dim in dims),
-        tuple(optimizer.state_width(dim) * dtype.itemsize for dim in dims),
-    )
+    whole = tuple(dim * dtype.itemsize for dim in dims)
+    state = tuple(optimizer.state_width(dim) * dtype.itemsize for dim in dims)
+    if row_dtype == "float32":
+        return RowSizes(whole, state)
+    return RowSizes(tuple(RowPacking(row_dtype, dim, 0).value_bytes for dim in dims), state, whole)

@@ -8,7 +8,6 @@ import pytest
 
 from rowhaul.checkpoint import CheckpointReader, latest_checkpoint
 from rowhaul.checkpoint.opening import open_checkpoint
-from rowhaul.cli.train import pruning_lines
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.export.export import export
@@ -113,7 +112,7 @@ def test_the_log_and_the_summary_tell_what_was_kept(straight):
     assert [line["step"] for line in told] == list(range(5, 49, 5))
     assert all(sum(line["rows_by_chunks"]) == line["rows"] for line in told)
     assert 0 < told[-1]["dims/user"] <= 6
-    summary = dict(pruning_lines(result))
+    summary = dict(result.pruning.lines())
     assert summary["pruned"].startswith(f"{result.pruning.ratio:.1%} of the values")
     assert f"{result.pruning.rows_by_chunks[3]:,} with 3" in summary["rows by chunks"]
 

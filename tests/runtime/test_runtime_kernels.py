@@ -141,7 +141,7 @@ def test_roles_are_slices_of_all_rows_that_a_worker_trains(seed, num_rows, bound
     states = random.integers(0, len(State), num_rows).astype(np.uint8)
     group_of, position_of = np.array([0, 1, 0, 0]), np.array([1, 0, 0, 2])
     records = random.permutation(num_rows)
-    chosen, positions, locations, roles, order, ordered, starts, copied, here = sort_by_role(
+    chosen, positions, locations, roles, order, ordered, starts, copied, here, *_ = sort_by_role(
         tables, keys, trainers, states, records, 1, bounded, group_of, position_of, 0, 3,
         int(State.REPLICATED), int(State.NOT_ADMITTED),
     )  # fmt: skip

@@ -18,7 +18,7 @@ from rowhaul.store import TableSpec
 def rooms(
     specs: Sequence[TableSpec], settings: BudgetSettings, record_bytes: Callable[[int], int]
 ) -> dict[int, Room]:
-    """What the budget buys for the tables of each row size; ``record_bytes`` are those of a row of some size."""
+    """What the budget buys for tables of each row size; ``record_bytes`` are those of a row of some size."""
     dims = list(dict.fromkeys(spec.dim for spec in specs))
     columns = [sum(spec.dim for spec in specs if spec.dim == dim) for dim in dims]
     counts = [sum(spec.dim == dim for spec in specs) for dim in dims]
@@ -60,7 +60,7 @@ class SlotMaps:
         dims = rooms(specs, settings, record_bytes)
         self.tables = [np.flatnonzero([spec.dim == dim for spec in specs]) for dim in dims]  # by map
         self.maps = [
-            SlotMap([specs[table].name for table in some], seed, settings, room)
+            SlotMap([specs[table].name for table in some.tolist()], seed, settings, room)
             for some, room in zip(self.tables, dims.values(), strict=True)
         ]
 
@@ -109,12 +109,19 @@ class SlotMaps:
         }
 
     def load_state(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Replace everything by what `state` returned."""
-        for number, one in enumerate(self.maps):
-            prefix = f"{number}."
-            one.load_state(
-                {name.removeprefix(prefix): part for name, part in arrays.items() if name.startswith(prefix)}
-            )
+        """Replace everything by what `state` returned; arrays of another budget change nothing."""
+        parts = [
+            {
+                name.partition(".")[2]: part
+                for name, part in arrays.items()
+                if name.partition(".")[0] == str(number)
+            }
+            for number in range(len(self.maps))
+        ]
+        for one, mine in zip(self.maps, parts, strict=True):
+            one.check_state(mine)
+        for one, mine in zip(self.maps, parts, strict=True):
+            one.load_state(mine)
 
     def __iter__(self) -> Iterator[tuple[Int64s, SlotMap]]:
         return zip(self.tables, self.maps, strict=True)

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rowhaul.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rowhaul.nn.features import FeatureGroup
+    from rowhaul.nn.row_source import RowSource
+    from rowhaul.optim import RowOptimizerRule
 
 PERIOD = 200  # steps between two stops, later on
 _GROWTH = 5  # early on, the next stop comes after a fifth of the steps so far: most ids are new then
@@ -23,6 +30,8 @@ class BudgetSettings:
         period: steps between two stops, at which rows change hands.
     """
 
+    row_format: ClassVar[str] = "slots"
+
     bytes: int
     shared: float = 0.04
     decay: float = 0.999
@@ -33,6 +42,17 @@ class BudgetSettings:
         _check(0 < self.shared <= 0.5, "shared", "a share above 0 and at most 0.5", self.shared)
         _check(0 < self.decay <= 1, "decay", "above 0 and at most 1", self.decay)
         _check(self.period >= 1, "period", "at least 1", self.period)
+
+    def make_rows(
+        self, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int, on_unknown: str
+    ) -> RowSource:
+        """Make the rows of a collection in this process; see `rowhaul.nn.row_source.RowSettings`.
+
+        ``on_unknown`` applies to nothing: ids without a row of their own read a shared one.
+        """
+        from rowhaul.budget.rows import BudgetedRows  # settings alone need no torch
+
+        return BudgetedRows(groups, optimizer, seed, self)
 
     def next_stop(self, iteration: int) -> int:
         """Return the first stop after ``iteration`` steps; a cluster reads ahead no further."""

@@ -1,14 +1,14 @@
 """Compiled loops of `SlotMap`: who has a slot, who is read how often, who is to get one.
 
-An id is a hash of 64 bits of its table's seed and its key. It may have a slot in two buckets of 8 places; there a
-print of 16 bits of the hash and its table tell it from others (one of some 4,000 ids without a slot finds that
-of another, and shares its row). All numbers are integers, and none depends on the order of rows in a batch.
+An id is a hash of 64 bits of its table's seed and its key. It may have a slot in two buckets of 8 places;
+there a print of 16 bits of the hash and its table tell it from others (one of some 4,000 ids without a slot
+finds that of another, and shares its row). All numbers are integers, and none depends on the order of rows in
+a batch.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from numba import int64, uint8, uint16, uint32, uint64
+from numba import int64, uint8, uint16, uint64
 from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
@@ -58,7 +58,7 @@ def _found_in(bucket, mark, table, marks, owners):
 
 @kernel
 def find_rows(keys, starts, seeds, marks, owners, masks, hashed, rows):
-    """Find the rows of keys, given table by table: a slot, or ``-1 - j`` for shared row ``j`` of the table."""
+    """Find the rows of keys, given table by table: a slot, or ``-1 - j`` for shared row ``j`` of a table."""
     num_buckets = len(marks) // BUCKET
     marks_at, owners_at = data_address(marks), data_address(owners)
     for table in range(len(starts) - 1):
@@ -105,7 +105,7 @@ def _estimate(hashed, sketch):
 def want_rows(starts, hashed, rows, sketch, wanted, tables, estimates):
     """List ids without a slot; each bucket of the list keeps those of the highest estimates.
 
-    After `count_rows` of the whole batch. Ties go to the higher hash, so what is kept does not depend on the order.
+    After `count_rows` of the whole batch. Ties go to the higher hash, so that the order does not matter.
     """
     num_buckets = len(wanted) // BUCKET
     for table in range(len(starts) - 1):
@@ -158,7 +158,7 @@ def estimate_rows(hashed, sketch, estimates):
 
 @register_jitable
 def _least_in(bucket, counts, marks):
-    """Return the place of a bucket that is empty, or else has the lowest count; and that count, -1 if empty."""
+    """Return the place of a bucket that is empty, or has the lowest count; and that count, -1 if empty."""
     best, lowest = bucket * BUCKET, int64(1 << 30)
     for place in range(bucket * BUCKET, bucket * BUCKET + BUCKET):
         count = int64(-1) if marks[place] == 0 else int64(counts[place])

@@ -1,4 +1,4 @@
-"""`SlotMap`: which ids have a row of their own. Integers that follow from the ids alone, the same on every rank."""
+"""`SlotMap`: which ids have a row of their own: integers that follow from the ids, the same on every rank."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from rowhaul.errors import CheckpointError
 Int64s = npt.NDArray[np.int64]
 Arrays = dict[str, npt.NDArray[Any]]
 _FIRST_DIVISION = 10  # steps before shared rows are divided anew, for the first time
+_WANTED = ("wanted", "wanted_tables", "estimates")
 _WORD = 2**64 - 1
 
 
@@ -42,8 +43,8 @@ class FoundRows:
 class HandOver:
     """Rows that change hands between two steps.
 
-    Rows that are gone end first; then each new row begins with the values that its source, a shared row of the
-    same table, has before anything changes, and with fresh optimizer state. One name may be in both lists.
+    Rows that are gone end first; then each new row begins with the values that its source, a shared row of
+    the same table, has before anything changes, and with fresh optimizer state. A name may be in both lists.
     """
 
     tables: npt.NDArray[np.int32]
@@ -68,15 +69,20 @@ class SlotMap:
         # The name, not the position, so that adding a table does not change where others' ids go.
         seeds = [xxhash.xxh64_intdigest(name.encode(), seed=seed & _WORD) for name in names]
         self._seeds = np.array(seeds, np.uint64)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget every id."""
+        room, num_tables = self.room, len(self._seeds)
         self._marks = np.zeros(room.num_slots, np.uint16)
-        self.owners = np.zeros(room.num_slots, np.uint8 if len(names) <= 256 else np.uint16)
+        self.owners = np.zeros(room.num_slots, np.uint8 if num_tables <= 256 else np.uint16)
         self._counts = np.zeros(room.num_slots, np.uint16)
         self._sketch = np.zeros((SKETCH_ROWS, room.sketch_width), np.uint8)
         self._wanted = np.zeros(room.num_wanted, np.uint64)
         self._wanted_tables = np.zeros(room.num_wanted, self.owners.dtype)
         self._estimates = np.zeros(room.num_wanted, np.uint8)
-        self.shared_sizes: Int64s = _divided(room.num_shared, [1] * len(names))
-        self.traffic = np.zeros(len(names), np.int64)  # reads of shared rows since these were divided
+        self.shared_sizes: Int64s = _divided(room.num_shared, [1] * num_tables)
+        self.traffic = np.zeros(num_tables, np.int64)  # reads of shared rows since these were divided
         self._divided_at = 0
 
     @property
@@ -92,7 +98,7 @@ class SlotMap:
     @property
     def allocated_bytes(self) -> int:
         """Bytes of everything here."""
-        return sum(one.nbytes for one in self.state().values())
+        return sum(one.nbytes for one in self._arrays().values())
 
     def find(self, keys: Int64s, starts: Int64s) -> FoundRows:
         """Find the rows of distinct keys, given table by table; nothing changes, in any thread."""
@@ -102,8 +108,9 @@ class SlotMap:
         return FoundRows(starts, rows, hashed)
 
     def count(self, found: FoundRows, accesses: npt.NDArray[Any]) -> None:
-        """Count the accesses of one global batch; call once for each map and step, with rows as found since `change`."""
+        """Count the accesses of one global batch: once a step, with rows as found since the last `change`."""
         args = found.starts, found.hashed, found.rows
+        accesses = np.ascontiguousarray(accesses, np.int64)
         count_rows(*args, accesses, self._counts, self._sketch, self.traffic)
         want_rows(*args, self._sketch, self._wanted, self._wanted_tables, self._estimates)
 
@@ -160,7 +167,14 @@ class SlotMap:
         return grown_tables, -1 - grown, -1 - sources, shrunk_tables, -1 - shrunk
 
     def state(self) -> Arrays:
-        """Everything, as arrays."""
+        """Everything, as arrays that do not depend on the order of ids in a batch."""
+        # Of the wanted, only who they are does not: here they are in order within each bucket.
+        buckets = np.arange(len(self._wanted)) // BUCKET
+        order = np.lexsort((self._wanted_tables, self._wanted, self._estimates, buckets))
+        wanted = {name: one[order] for name, one in self._arrays().items() if name in _WANTED}
+        return {**self._arrays(), **wanted}
+
+    def _arrays(self) -> Arrays:
         return {
             "marks": self._marks,
             "owners": self.owners,
@@ -174,16 +188,20 @@ class SlotMap:
             "divided_at": np.array([self._divided_at], np.int64),
         }
 
-    def load_state(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Replace everything by what `state` returned; arrays of another budget are refused."""
-        for name, ours in self.state().items():
+    def check_state(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Refuse arrays of another budget."""
+        for name, ours in self._arrays().items():
             given = arrays.get(name)
             if given is None or given.dtype != ours.dtype or given.shape != ours.shape:
+                theirs = "none" if given is None else f"{given.dtype} {given.shape}"
                 raise CheckpointError(
-                    f"the slots of a budget have {name} of {ours.dtype} {ours.shape} here, and "
-                    f"{'none' if given is None else f'{given.dtype} {given.shape}'} in what is loaded: both need "
-                    "the same tables, row size and prune.budget"
+                    f"the slots of a budget have {name} of {ours.dtype} {ours.shape} here, and {theirs} in "
+                    "what is loaded: both need the same tables, row size and prune.budget"
                 )
+
+    def load_state(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Replace everything by what `state` returned."""
+        self.check_state(arrays)
         self._marks, self.owners = arrays["marks"].copy(), arrays["owners"].copy()
         self._counts, self._sketch = arrays["counts"].copy(), arrays["sketch"].reshape(SKETCH_ROWS, -1).copy()
         self._wanted, self._wanted_tables = arrays["wanted"].copy(), arrays["wanted_tables"].copy()

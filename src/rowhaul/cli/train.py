@@ -161,30 +161,6 @@ def train_with_progress(
         )
 
 
-def pruning_lines(result: RunResult) -> list[tuple[str, str]]:
-    """What pruning has left, in a few lines."""
-    report = result.pruning
-    if report is None:
-        return []
-    held = sum(report.rows_by_chunks[1:])
-    by_chunks = ", ".join(f"{count:,} with {chunks}" for chunks, count in enumerate(report.rows_by_chunks))
-    by_values = sorted(report.tables, key=lambda one: one.mean_dims)
-    emptiest, fullest = by_values[0], by_values[-1]
-    return [
-        (
-            "pruned",
-            f"{report.ratio:.1%} of the values: {report.value_bytes / 2**20:,.1f} MiB are left of "
-            f"{report.unpruned_value_bytes / 2**20:,.1f}, in {held:,} of {report.num_rows:,} rows",
-        ),
-        ("rows by chunks", by_chunks),
-        (
-            "values per row",
-            f"from {emptiest.mean_dims:.1f} in {emptiest.name!r} to {fullest.mean_dims:.1f} in "
-            f"{fullest.name!r}, over rows in the index",
-        ),
-    ]
-
-
 def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
     """Print the metrics, the speed and the memory of a run."""
     import resource
@@ -221,7 +197,7 @@ def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
         table.add_row("data", result.note)
     if result.inexact:
         table.add_row("not exact", result.inexact)
-    for name, text in pruning_lines(result):
+    for name, text in result.pruning.lines() if result.pruning is not None else []:
         table.add_row(name, text)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     row_mib, peak_mib = result.row_bytes / 2**20, peak / 2**20

@@ -8,6 +8,7 @@ from rowhaul.nn.embedding import EmbeddingBagCollection
 from rowhaul.nn.exactness import check_trainable, refuse_clipping, refuse_scaler
 from rowhaul.nn.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from rowhaul.nn.optimizer import RowOptimizer
+from rowhaul.nn.packed_rows import RowPrecision
 
 __all__ = [
     "Batch",
@@ -19,6 +20,7 @@ __all__ = [
     "KeyedTensor",
     "PoolingType",
     "RowOptimizer",
+    "RowPrecision",
     "SampleDropout",
     "check_trainable",
     "convert_batch_norm",

@@ -41,6 +41,8 @@ class EmbeddingBagCollection(nn.Module):
         seed: with table name and key it determines every initial value.
         on_unknown: see above.
         pruning: keep only the useful parts of rows in memory (`rowhaul.pruning.PruneSettings`).
+        row_settings: how rows are held, when not simply whole and in the tables' data type: in fewer bits
+            (`rowhaul.nn.RowPrecision`), or pruned.
 
     Example:
         >>> tables = [EmbeddingBagConfig(embedding_dim=4, name="t", feature_names=["user", "item"])]
@@ -61,22 +63,26 @@ class EmbeddingBagCollection(nn.Module):
         seed: int = 0,
         on_unknown: str = "init",
         pruning: RowSettings | None = None,
+        row_settings: RowSettings | None = None,
     ) -> None:
         super().__init__()
         _check_tables(tables)
         if on_unknown not in ON_UNKNOWN:
             raise ConfigError(f"on_unknown must be one of {', '.join(ON_UNKNOWN)}, got {on_unknown!r}")
         self.optimizer = optimizer if optimizer is not None else Adagrad(lr=0.01)
-        self.seed, self.on_unknown, self.row_settings = seed, on_unknown, pruning
+        if pruning is not None and row_settings is not None:
+            raise ConfigError("both pruning and row_settings say how rows are held; give one of them")
+        self.seed, self.on_unknown = seed, on_unknown
+        self.row_settings = pruning if pruning is not None else row_settings
         self.device = torch.device(device) if device is not None else torch.device("cpu")
         self._configs, self._is_weighted = list(tables), is_weighted
         self._keys, self._dims = _output_names_and_dims(tables)
         self._groups = group_features(tables)
         self._source: RowSource
-        if pruning is None:
+        if self.row_settings is None:
             self._source = LocalRows(self._groups, self.optimizer, seed)
         else:
-            self._source = pruning.make_rows(self._groups, self.optimizer, seed, on_unknown)
+            self._source = self.row_settings.make_rows(self._groups, self.optimizer, seed, on_unknown)
         self._reader: RowReader = self._source
         # Backward reaches the rows through this: autograd needs an input that requires a gradient.
         self.anchor = torch.zeros((), requires_grad=True)
@@ -130,8 +136,21 @@ class EmbeddingBagCollection(nn.Module):
         return self._source.rows(table)
 
     def load_rows(self, table: str, keys: Int64s, records: Floats) -> None:
-        """Set rows of a table, creating those it lacks; the inverse of `rows`."""
+        """Set rows of a table, creating those it lacks; the inverse of `rows`, but for rounding."""
         self._source.load_rows(table, keys, records)
+
+    def stored_rows(self, table: str) -> Iterator[tuple[Int64s, Floats]]:
+        """Yield all rows of a table as they are stored: rows in fewer bits as bytes, see `RowPacking`."""
+        return self._stored_source().stored_rows(table)
+
+    def load_stored(self, table: str, keys: Int64s, stored: Floats) -> None:
+        """Set rows of a table to the bit; the inverse of `stored_rows`."""
+        self._stored_source().load_stored(table, keys, stored)
+
+    def _stored_source(self) -> LocalRows:
+        if not isinstance(self._source, LocalRows):
+            raise ConfigError("only rows of this process that are not pruned can be read as they are stored")
+        return self._source
 
     def clear(self) -> None:
         """Drop every row of every table, and gradients that no step has used."""

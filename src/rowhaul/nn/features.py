@@ -13,6 +13,7 @@ from rowhaul.nn.config import EmbeddingBagConfig, PoolingType
 from rowhaul.nn.jagged import KeyedJaggedTensor
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.store import TableGroup, TableSpec
+from rowhaul.store.packing import PLAIN
 
 Int64s = npt.NDArray[np.int64]
 
@@ -36,9 +37,9 @@ class FeatureGroup:
         is_mean = [config.pooling is PoolingType.MEAN for config in configs]
         self.is_mean = np.repeat(np.array(is_mean, dtype=np.bool_), num_features)
 
-    def make_tables(self, optimizer: RowOptimizerRule, seed: int) -> TableGroup:
+    def make_tables(self, optimizer: RowOptimizerRule, seed: int, row_dtype: str = PLAIN) -> TableGroup:
         """Make the group's tables, empty."""
-        return TableGroup(self.specs, optimizer, str(self.dtype).removeprefix("torch."), seed)
+        return TableGroup(self.specs, optimizer, str(self.dtype).removeprefix("torch."), seed, row_dtype)
 
     def ids_of(
         self, features: KeyedJaggedTensor

@@ -13,13 +13,14 @@ from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
 from rowhaul.nn.key_counts import KeyCounts
-from rowhaul.nn.pooled import PooledRead, is_worth_threads
+from rowhaul.nn.pooled import PackedRead, PooledRead, is_worth_threads
 from rowhaul.nn.row_source import Arrays, Floats, Int64s, RowGradients, RowNote
 from rowhaul.nn.threads import run_all
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.store import Lookup, TableGroup, TableSpec
 from rowhaul.store.changes import ChangedRows
 from rowhaul.store.distinct import KnownLookup
+from rowhaul.store.packing import PLAIN, RowNames
 
 Pending = tuple[Lookup, Floats]
 """Rows that a backward pass has gradients for, and these."""
@@ -59,7 +60,10 @@ class TableRows:
         lookup = self.look_up(number, ids, training, on_unknown)
         if self.key_counts is not None and not training:
             self.key_counts.add(group.features, ids[1], lookup)
-        return PooledRead(group, arena, lookup, entries, offsets, partial(self._keep, number, arena))
+        keep, packing = partial(self._keep, number, arena), self.tables[number].packing
+        if packing is not None:
+            return PackedRead(packing, group, arena, lookup, entries, offsets, keep)
+        return PooledRead(group, arena, lookup, entries, offsets, keep)
 
     def look_up(
         self, number: int, ids: tuple[Int64s, Int64s, Int64s], training: bool, on_unknown: str
@@ -118,8 +122,10 @@ class TableRows:
 class LocalRows(TableRows):
     """All rows of a collection, created on first sight and stepped here."""
 
-    def __init__(self, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int) -> None:
-        super().__init__(groups, [group.make_tables(optimizer, seed) for group in groups])
+    def __init__(
+        self, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int, row_dtype: str = PLAIN
+    ) -> None:
+        super().__init__(groups, [group.make_tables(optimizer, seed, row_dtype) for group in groups])
         self.changes: ChangedRows | None = None  # tables are numbered group by group
 
     def track_changes(self) -> ChangedRows:
@@ -149,9 +155,11 @@ class LocalRows(TableRows):
     def _step(self, group: int, lr: float, number: int) -> None:
         taken = self.take_gradients(group)
         if taken is not None:
+            lookup, tables = taken[0], self.tables[group]
+            rows = names_of(lookup) if tables.packing is not None else None
             if self.changes is not None:
-                self.note_changes(group, number, tables_of_keys(taken[0]), taken[0].keys)
-            self.tables[group].update(taken[0].locations, taken[1], lr, number)
+                self.note_changes(group, number, tables_of_keys(lookup), lookup.keys)
+            tables.update(lookup.locations, taken[1], lr, number, rows)
 
     def num_rows(self, table: str) -> int:
         """Count the rows of a table."""
@@ -160,15 +168,26 @@ class LocalRows(TableRows):
 
     def rows(self, table: str) -> Iterator[tuple[Int64s, Floats]]:
         """Yield all rows of a table as blocks of (keys, records); a record is values, then state."""
+        tables, _ = self.find_table(table)
+        return ((keys, tables.readable(stored)) for keys, stored in self.stored_rows(table))
+
+    def stored_rows(self, table: str) -> Iterator[tuple[Int64s, npt.NDArray[Any]]]:
+        """Yield the same as they are stored: packed rows as bytes."""
         tables, position = self.find_table(table)
         return tables.blocks(position)
 
     def load_rows(self, table: str, keys: Int64s, records: Floats) -> None:
-        """Set rows of a table, creating those it lacks; the inverse of `rows`."""
-        keys, records = np.asarray(keys), np.asarray(records)
-        self._check_records(table, keys, records)
+        """Set rows of a table, creating those it lacks; the inverse of `rows`, but for rounding."""
         tables, position = self.find_table(table)
+        keys, records = np.asarray(keys), np.asarray(records)
+        self._check_records(table, keys, records, tables.width)
         tables.load(position, np.ascontiguousarray(keys), records)
+
+    def load_stored(self, table: str, keys: Int64s, stored: npt.NDArray[Any]) -> None:
+        """Set rows of a table, creating those it lacks; the inverse of `stored_rows`."""
+        tables, position = self.find_table(table)
+        self._check_records(table, keys, stored, tables.arena.width)
+        tables.load_stored(position, np.ascontiguousarray(keys), stored)
 
     def clear(self) -> None:
         """Drop every row and every gradient."""
@@ -185,8 +204,8 @@ class LocalRows(TableRows):
         arrays: Arrays = {}
         for name in self._table_names():
             tables, _ = self.find_table(name)
-            blocks = list(self.rows(name))
-            empty = np.empty((0, tables.arena.width), tables.dtype)
+            blocks = list(self.stored_rows(name))
+            empty = np.empty((0, tables.arena.width), tables.arena.dtype)
             arrays[f"{name}.keys"] = np.concatenate([np.empty(0, np.int64), *(keys for keys, _ in blocks)])
             arrays[f"{name}.records"] = np.concatenate([empty, *(records for _, records in blocks)])
         return arrays
@@ -194,10 +213,16 @@ class LocalRows(TableRows):
     def load_state(self, arrays: Arrays) -> None:
         """Replace all rows."""
         for name in self._table_names():
-            self._check_records(name, arrays[f"{name}.keys"], arrays[f"{name}.records"])
+            keys, stored, (tables, _) = arrays[f"{name}.keys"], arrays[f"{name}.records"], self.find_table(name)
+            if tables.packing is not None and stored.dtype != np.uint8:
+                raise CheckpointError(
+                    f"table {name!r}: the rows given are {stored.dtype}, those of this model {tables.row_dtype} "
+                    "with their state, packed into bytes; load them into a model of the same row_dtype"
+                )
+            self._check_records(name, keys, stored, tables.arena.width)
         self.clear()
         for name in self._table_names():
-            self.load_rows(name, arrays[f"{name}.keys"], arrays[f"{name}.records"])
+            self.load_stored(name, arrays[f"{name}.keys"], arrays[f"{name}.records"])
 
     def table_names(self) -> list[str]:
         """Names of all tables, group by group."""
@@ -206,17 +231,20 @@ class LocalRows(TableRows):
     def _table_names(self) -> list[str]:
         return [spec.name for tables in self.tables for spec in tables.tables]
 
-    def _check_records(self, table: str, keys: npt.NDArray[Any], records: npt.NDArray[Any]) -> None:
+    def _check_records(
+        self, table: str, keys: npt.NDArray[Any], records: npt.NDArray[Any], width: int
+    ) -> None:
         if keys.dtype != np.int64 or keys.ndim != 1 or len(np.unique(keys)) != len(keys):
             raise CheckpointError(
                 f"table {table!r}: keys must be different int64 numbers in one dimension, "
                 f"got {keys.dtype} of shape {keys.shape}"
             )
         tables, _ = self.find_table(table)
-        if records.shape != (len(keys), tables.arena.width):
+        if records.shape != (len(keys), width):
+            held = "" if tables.packing is None else f", held as {tables.row_dtype}"
             raise CheckpointError(
                 f"table {table!r}: {len(keys)} keys with records of shape {records.shape}; this model "
-                f"needs {tables.arena.width} elements a record (dim {tables.dim}, {tables.optimizer.name})"
+                f"needs {width} elements a record (dim {tables.dim}, {tables.optimizer.name}{held})"
             )
 
 
@@ -230,6 +258,11 @@ def tables_of_keys(lookup: Lookup) -> Int64s:
     if isinstance(lookup, KnownLookup):
         return lookup.tables
     return np.repeat(np.arange(len(lookup.starts) - 1), np.diff(lookup.starts))
+
+
+def names_of(lookup: Lookup) -> RowNames:
+    """Return the table and key of each distinct row."""
+    return RowNames(tables_of_keys(lookup), lookup.keys)
 
 
 def summed(parts: Sequence[Pending], num_tables: int) -> Pending:

@@ -16,6 +16,8 @@ from rowhaul.nn.row_source import RowRead
 from rowhaul.nn.threads import run_all
 from rowhaul.store import Lookup
 from rowhaul.store.arena import RecordArena
+from rowhaul.store.packing import RowPacking
+from rowhaul.store.packing_kernels import pool_packed
 from rowhaul.store.pooling import pool_rows, sum_row_gradients, sum_weight_gradients
 
 Int64s = npt.NDArray[np.int64]
@@ -88,6 +90,34 @@ class PooledRead:
         if weights is None:
             return np.empty(0, dtype=str(self.group.dtype).removeprefix("torch."))
         return np.ascontiguousarray(weights.detach().cpu().to(self.group.dtype).numpy()[self.entries])
+
+
+class PackedRead(PooledRead):
+    """A `RowRead` over packed records; rows that are not stored come unpacked."""
+
+    def __init__(self, packing: RowPacking, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._packing = packing
+
+    def pool(self, weights: Tensor | None, out: Floats) -> None:
+        """Write this group's columns of ``out``."""
+        group = self.group
+        pool_packed(
+            *self._rows(), self.lookup.inverse, self.offsets, group.columns, group.dim, group.is_mean,
+            self.weights_of(weights), out, out.ctypes.data, self._packing.like,
+        )  # fmt: skip
+
+    def weight_gradients(self, pooled_gradients: Floats) -> Floats:
+        """Return the gradient of each id's weight; the rows are unpacked first."""
+        lookup = self.lookup
+        rows = np.empty((len(lookup.locations), self.group.dim), np.float32)
+        stored = lookup.locations >= 0
+        rows[stored] = self._packing.read(self.arena, lookup.locations[stored])[:, : self.group.dim]
+        rows[~stored] = lookup.spare[-1 - lookup.locations[~stored]]
+        unpacked = Lookup(lookup.keys, lookup.starts, lookup.inverse, -1 - np.arange(len(rows)), rows)
+        return PooledRead(
+            self.group, self.arena, unpacked, self.entries, self.offsets, self.keep
+        ).weight_gradients(pooled_gradients)
 
 
 class PoolRows(torch.autograd.Function):

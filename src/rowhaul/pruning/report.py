@@ -62,6 +62,26 @@ class PruneReport:
         counts[0] += max(0, self.num_rows - int(counts.sum()))
         return tuple(counts.tolist())
 
+    def lines(self) -> list[tuple[str, str]]:
+        """Describe it to people, in a few lines of (title, text)."""
+        held = sum(self.rows_by_chunks[1:])
+        by_chunks = ", ".join(f"{count:,} with {chunks}" for chunks, count in enumerate(self.rows_by_chunks))
+        by_values = sorted(self.tables, key=lambda one: one.mean_dims)
+        emptiest, fullest = by_values[0], by_values[-1]
+        return [
+            (
+                "pruned",
+                f"{self.ratio:.1%} of the values: {self.value_bytes / 2**20:,.1f} MiB are left of "
+                f"{self.unpruned_value_bytes / 2**20:,.1f}, in {held:,} of {self.num_rows:,} rows",
+            ),
+            ("rows by chunks", by_chunks),
+            (
+                "values per row",
+                f"from {emptiest.mean_dims:.1f} in {emptiest.name!r} to {fullest.mean_dims:.1f} in "
+                f"{fullest.name!r}, over rows in the index",
+            ),
+        ]
+
 
 def report_on(groups: Sequence[PrunedTables]) -> PruneReport:
     """Describe what the tables of each row size hold now."""

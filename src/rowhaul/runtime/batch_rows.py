@@ -15,6 +15,7 @@ from rowhaul.runtime.record_kernels import sort_by_role
 from rowhaul.runtime.row_locations import Located
 from rowhaul.schedule.row_states import State
 from rowhaul.store.distinct import KnownRows
+from rowhaul.store.packing import RowNames
 
 Ints = npt.NDArray[np.int64]
 
@@ -33,6 +34,7 @@ class BatchRows:
     # The locations of all replicated rows of the batch in this group, and which of them this worker trains.
     replicated_locations: Ints
     replicated_here: Ints
+    replicated_names: RowNames
 
     def __len__(self) -> int:
         return len(self.rows.keys)
@@ -57,7 +59,7 @@ def batch_rows(located: Located, *, bounded: bool) -> list[BatchRows]:
     assert cache is not None
     found = []
     for number, group in enumerate(cache.groups):
-        keys, tables, locations, roles, order, ordered, starts, copied, here = sort_by_role(
+        keys, tables, locations, roles, order, ordered, starts, copied, here, *names = sort_by_role(
             plan.tables, plan.keys, plan.trainers, plan.states, located.records, located.phases.rank, bounded,
             *cache.places, number, len(group.tables), *_STATES,
         )  # fmt: skip
@@ -73,6 +75,7 @@ def batch_rows(located: Located, *, bounded: bool) -> list[BatchRows]:
                 slice(replicated, rest),
                 copied,
                 here,
+                RowNames(*names),
             )
         )
     return found

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.local_rows import TableRows
 from rowhaul.optim import SGD, RowOptimizerRule
@@ -20,6 +22,7 @@ from rowhaul.runtime.worker_rows import CachedRows
 from rowhaul.schedule import HotRows, IdBatch, Plan, RowPolicy, Scheduler, ScheduleSettings, Topology
 from rowhaul.schedule.sizes import RowSizes
 from rowhaul.store import TableGroup, TableSpec
+from rowhaul.store.packing import PLAIN
 from rowhaul.store.row_format import format_of
 
 if TYPE_CHECKING:
@@ -35,6 +38,12 @@ class TableLayout:
     optimizer: RowOptimizerRule
     dtype: str
     seed: int
+    row_dtype: str = PLAIN  # what values are held and sent in
+
+    @property
+    def row_format(self) -> str:
+        """The format of the rows."""
+        return "whole" if self.row_dtype == PLAIN else self.row_dtype
 
     def sizes(self) -> RowSizes:
         """Bytes of a record of each table, as the rows' format sends it."""
@@ -45,13 +54,16 @@ class TableLayout:
         wire_bytes = format_of(self).wire_bytes
         widths = [(spec.dim, self.optimizer.state_width(spec.dim)) for spec in self.specs]
         values, states = zip(*(wire_bytes(*one, self.dtype) for one in widths), strict=True)
-        return RowSizes(values, states)
+        # Sums over workers are taken in full precision.
+        summed = tuple(spec.dim * np.dtype(self.dtype).itemsize for spec in self.specs)
+        return RowSizes(values, states, summed)
 
     def groups(self) -> list[TableGroup]:
         """Make empty tables, those of one row size together."""
         dims = dict.fromkeys(spec.dim for spec in self.specs)
         together = [[spec for spec in self.specs if spec.dim == dim] for dim in dims]
-        return [TableGroup(specs, self.optimizer, self.dtype, self.seed) for specs in together]
+        how = self.optimizer, self.dtype, self.seed, self.row_dtype
+        return [TableGroup(specs, *how) for specs in together]
 
     def schedule_settings(
         self,
@@ -83,7 +95,7 @@ class TableLayout:
 
     def make_cache(self, groups: Sequence[FeatureGroup]) -> RowMemory:
         """Make a worker's cache: a group of tables for each group of features."""
-        tables = [group.make_tables(self.optimizer, self.seed) for group in groups]
+        tables = [group.make_tables(self.optimizer, self.seed, self.row_dtype) for group in groups]
         return RowMemory(self, tables, makes_rows=False)
 
     def make_upkeep(self, *, trains: bool) -> Upkeep:
@@ -99,7 +111,7 @@ class TableLayout:
     def copied_rows(self, groups: Sequence[FeatureGroup]) -> CopiedRows:
         """Make a row source for rows that are only read, such as evaluation's."""
         values_only = SGD(lr=0.0)
-        tables = [group.make_tables(values_only, self.seed) for group in groups]
+        tables = [group.make_tables(values_only, self.seed, self.row_dtype) for group in groups]
         memory = RowMemory(self, tables, makes_rows=False)
         return CopiedRows(memory, TableRows(groups, memory.groups))
 

@@ -109,8 +109,9 @@ class Mover:
         if self.cache is not None and trained is not None:
             for number, positions, keys, gradients in trained:
                 self.cache.buffer_gradients(
-                    number, positions, keys, self.rank, gradients, accumulate=self._bounded
-                )
+                    number, positions, keys, self.rank, gradients, job.plan.iteration,
+                    accumulate=self._bounded,
+                )  # fmt: skip
         with _timed(job, "push"):
             self._phase(job, Phase.AFTER)
         if self.cache is not None and not self._mode.caches_rows:

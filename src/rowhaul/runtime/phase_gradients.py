@@ -23,6 +23,7 @@ from rowhaul.runtime.record_kernels import (
 from rowhaul.runtime.row_locations import Located, RowLocations
 from rowhaul.runtime.row_memory import MissingRowError, Rates
 from rowhaul.store.keyed import copy_in, copy_out, find_or_add
+from rowhaul.store.packing import RowNames
 from rowhaul.transport.base import Bytes
 
 Ints = npt.NDArray[np.int64]
@@ -90,7 +91,7 @@ def _gradients_among(
         keys, starts, offsets = pick_gradients(
             payloads.kind, payloads.payload, payloads.source, payloads.row, payloads.offsets, kinds, done,
             phases.tables, phases.keys, *memory.places, number, len(group.tables),
-            group.dim * group.dtype.itemsize, group.arena.record_bytes,
+            group.value_bytes, group.arena.record_bytes,
         )  # fmt: skip
         for worker in range(len(starts)):
             first, last = starts[worker, [0, -1]].tolist()
@@ -153,7 +154,11 @@ class PhaseSteps:
                 )
                 taken.append((arena, locations))
             sums = np.empty((len(keys), group.dim), group.dtype)
-            sum_gradients(gradients, sums)
+            if group.packing is None:
+                sum_gradients(gradients, sums)
+            else:
+                group.packing.sum_gradients(gradients, sums)
             for arena, locations in taken:
                 arena.release(locations)
-            memory.apply(group, records, sums, trained, rates)
+            tables = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+            memory.apply(group, records, sums, trained, rates, RowNames(tables, keys))

@@ -242,7 +242,7 @@ def sort_by_role(
 
     Returns keys, positions of tables and records (-1 where not admitted); where each role begins; of the
     admitted rows, table by table, their places among those, their keys, and where each table begins; the
-    records of all replicated rows; and which of these the worker trains.
+    records of all replicated rows; which of these the worker trains; and their positions of tables and keys.
     """
     mask = np.uint64(1) << np.uint64(worker)
     rows, role_of = np.empty(len(tables) + 1, np.int64), np.empty(len(tables), np.int8)
@@ -264,6 +264,7 @@ def sort_by_role(
     locations = np.empty(count, np.int64)
     order, ordered = np.empty(num_admitted + 1, np.int64), np.empty(num_admitted + 1, np.int64)
     copied, here = np.empty(count + 1, np.int64), np.empty(num_admitted - roles[_REPLICATED], np.int64)
+    copied_at, copied_keys = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
     starts = np.zeros(num_tables + 1, np.int64)
     admitted, copy = 0, 0
     for position in range(num_tables):
@@ -276,12 +277,12 @@ def sort_by_role(
             locations[place] = records[r] if role < _NOT_ADMITTED else -1
             order[admitted], ordered[admitted] = place, key
             admitted += role < _NOT_ADMITTED
-            copied[copy] = records[r]
+            copied[copy], copied_at[copy], copied_keys[copy] = records[r], position, key
             if role == _REPLICATED:
                 here[place - roles[_REPLICATED]] = copy
             copy += states[r] == replicated
         starts[position + 1] = admitted
     return (
         chosen[:num_trained], positions[:num_trained], locations[:num_trained], roles, order[:num_admitted],
-        ordered[:num_admitted], starts, copied[:copy], here,
+        ordered[:num_admitted], starts, copied[:copy], here, copied_at[:copy], copied_keys[:copy],
     )  # fmt: skip

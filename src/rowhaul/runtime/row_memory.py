@@ -16,6 +16,7 @@ from rowhaul.runtime.gradient_buffer import GradientBuffer
 from rowhaul.schedule.sizes import RowSizes
 from rowhaul.store import TableGroup
 from rowhaul.store.keyed import locate_or_add, remove
+from rowhaul.store.packing import RowNames
 
 if TYPE_CHECKING:
     from rowhaul.runtime.layout import TableLayout
@@ -94,20 +95,25 @@ class RowMemory:
         gradients: npt.NDArray[Any],
         trained: npt.NDArray[Any],
         rates: Rates,
+        rows: RowNames,
     ) -> None:
         """Take one optimizer step per record, with the rate and number of the iteration it was trained in."""
         if not len(trained):
             return
+        if group.packing is not None:
+            rows = rows._replace(numbers=trained.astype(np.int64) + 1)
         alike: dict[tuple[float, ...], list[int]] = {}
         for iteration in _distinct(trained):
             alike.setdefault(self._settings_of(group, iteration, rates), []).append(iteration)
         for iterations in alike.values():
             rate, number = rates(iterations[0]), iterations[0] + 1
             if len(alike) == 1:
-                group.update(locations, gradients, rate, number)
+                group.update(locations, gradients, rate, number, rows)
             else:
                 some = np.flatnonzero(np.isin(trained, iterations))
-                group.update(locations[some], np.ascontiguousarray(gradients[some]), rate, number)
+                group.update(
+                    locations[some], np.ascontiguousarray(gradients[some]), rate, number, rows.some(some)
+                )
 
     def _settings_of(self, group: TableGroup, iteration: int, rates: Rates) -> tuple[float, ...]:
         """The optimizer's scalars in an iteration; those asked for lately are kept."""
@@ -126,21 +132,25 @@ class RowMemory:
         keys: Ints,
         worker: int,
         gradients: npt.NDArray[Any],
+        iteration: int,
         *,
         accumulate: bool = False,
     ) -> None:
-        """Buffer a worker's gradients until they are pushed; with bounded staleness they accumulate."""
-        buffer = self.buffer(worker, number)
+        """Buffer a worker's gradients of an iteration until they are pushed, as they are sent.
+
+        With bounded staleness they accumulate.
+        """
+        buffer, group, rows = self.buffer(worker, number), self.groups[number], RowNames(positions, keys)
         if not accumulate:
-            buffer.write(positions, keys, gradients)
+            buffer.write(positions, keys, group.pack_gradients(gradients, rows, iteration + 1, worker))
             return
         locations, added = locate_or_add(buffer, positions, keys)
         if len(added) < len(keys):
             old = np.ones(len(keys), np.bool_)
             old[added] = False
             gradients = gradients.copy()
-            gradients[old] = buffer.arena.read(locations[old]) + gradients[old]
-        buffer.arena.write(locations, gradients)
+            gradients[old] = group.unpack_gradients(buffer.arena.read(locations[old])) + gradients[old]
+        buffer.arena.write(locations, group.pack_gradients(gradients, rows, iteration + 1, worker))
 
     def remove(self, tables: npt.NDArray[Any], keys: Ints) -> None:
         """Remove records."""
@@ -179,7 +189,7 @@ class RowMemory:
         """The buffered gradients of a worker, of the tables of a group."""
         if (worker, number) not in self._buffers:
             group = self.groups[number]
-            self._buffers[worker, number] = GradientBuffer(len(group.tables), group.dim, group.dtype)
+            self._buffers[worker, number] = GradientBuffer(len(group.tables), *group.gradient_shape)
         return self._buffers[worker, number]
 
     @property

@@ -24,6 +24,7 @@ from rowhaul.runtime.row_memory import Rates, RowMemory
 from rowhaul.schedule.plan import Plan
 from rowhaul.store import Lookup, TableGroup
 from rowhaul.store.distinct import KnownRows, match_keys
+from rowhaul.store.packing import RowNames
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]
@@ -99,7 +100,8 @@ class CachedRows(TableRows):
         buffered = []
         for part, gradients in taken.parts:
             rows, shared = part.rows, part.own if self._bounded else part.shared
-            self._step(taken.iteration, part.number, rows.locations[part.own], gradients[part.own])
+            names = RowNames(rows.tables[part.own], rows.keys[part.own])
+            self._step(taken.iteration, part.number, rows.locations[part.own], gradients[part.own], names)
             if shared.start < shared.stop:
                 buffered.append((part.number, rows.tables[shared], rows.keys[shared], gradients[shared]))
         return buffered
@@ -110,12 +112,15 @@ class CachedRows(TableRows):
         for part, gradients in taken.parts:
             count, dim = len(part.replicated_locations), gradients.shape[1]
             some = summed[first : first + count * dim].reshape(count, dim)
-            self._step(taken.iteration, part.number, part.replicated_locations, some)
+            self._step(taken.iteration, part.number, part.replicated_locations, some, part.replicated_names)
             first += count * dim
 
-    def _step(self, iteration: int, number: int, locations: Ints, gradients: Floats) -> None:
+    def _step(
+        self, iteration: int, number: int, locations: Ints, gradients: Floats, rows: RowNames
+    ) -> None:
         if len(locations):
-            self._cache.groups[number].update(locations, gradients, self._rates(iteration), iteration + 1)
+            rate = self._rates(iteration)
+            self._cache.groups[number].update(locations, gradients, rate, iteration + 1, rows)
 
     def step(self, lr: float, number: int) -> None:
         """Refuse: other ranks take part in the step."""

@@ -168,6 +168,7 @@ class ScheduleSettings:
             **({"tables_per_row": str(topology.tables_per_row)} if topology.tables_per_row > 1 else {}),
             "sizes.values": _numbers_text(self.sizes.values),
             "sizes.state": _numbers_text(self.sizes.state),
+            "sizes.summed": _numbers_text(self.sizes.summed),
             "prices": _numbers_text(self.prices),
             "cache.capacity": _numbers_text(self.cache.capacities(topology.num_workers)),
             "cache.unit": self.cache.unit,

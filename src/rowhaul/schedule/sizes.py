@@ -17,14 +17,23 @@ MAX_PRICE = 10**9  # sums of prices times bytes stay far from the end of 64-bit 
 
 @dataclass(frozen=True)
 class RowSizes:
-    """Bytes of a row of each table: its values, and the optimizer state that travels with them."""
+    """Bytes of a row of each table: its values, and the optimizer state that travels with them.
+
+    A gradient that is sent takes as many bytes as the values do. In sums over all workers it takes those of
+    ``summed``, by default as many.
+    """
 
     values: tuple[int, ...]
     state: tuple[int, ...]
+    summed: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.values) != len(self.state):
             raise ConfigError(f"{len(self.values)} tables have values, {len(self.state)} a state")
+        if not self.summed:
+            object.__setattr__(self, "summed", self.values)
+        if len(self.summed) != len(self.values):
+            raise ConfigError(f"{len(self.values)} tables have values, {len(self.summed)} a size in sums")
         if any(size < 1 for size in self.values) or any(size < 0 for size in self.state):
             raise ConfigError(f"rows need at least one byte of values and no negative state; got {self}")
 

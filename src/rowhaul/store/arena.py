@@ -163,6 +163,22 @@ class RecordArena:
         return chunk
 
 
+class FixedArena(RecordArena):
+    """As many records as are given, in one piece that neither grows nor shrinks; all are in use."""
+
+    def __init__(self, num_records: int, width: int, dtype: npt.DTypeLike) -> None:
+        super().__init__(width, dtype)
+        self.shift = 62  # every number is in the first chunk
+        try:
+            self._chunks = [self._cut(num_records * self.record_bytes, 1)]
+        except (MemoryError, OSError, OverflowError):
+            raise OutOfMemoryError(
+                f"no memory for {num_records:,} rows of {self.record_bytes} bytes; use a smaller budget"
+            ) from None
+        self._num_used = num_records
+        self.addresses = _addresses(self._chunks)
+
+
 def _addresses(chunks: list[npt.NDArray[np.uint8]]) -> Records:
     return np.array([chunk.ctypes.data for chunk in chunks], dtype=np.int64)
 

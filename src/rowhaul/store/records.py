@@ -23,14 +23,26 @@ def mix(x):
     return x ^ (x >> uint64(31))
 
 
+@register_jitable
+def initial_values(values, dim, row_seed, low, step):
+    """Fill in the initial values of a row: a function of the row's seed and the column.
+
+    ``low + step * k`` with ``k`` a 24-bit integer from a counter-based generator, two to a 64-bit draw. The
+    arithmetic is exact or correctly rounded, so every CPU gets the same bits.
+    """
+    for k in range(0, dim, 2):
+        draw = mix(row_seed + uint64(k // 2 + 1) * uint64(0x9E3779B97F4A7C15))
+        values[k] = low + step * float(draw >> uint64(40))
+        if k + 1 < dim:
+            values[k + 1] = low + step * float((draw >> uint64(8)) & uint64(0xFFFFFF))
+
+
 @kernel
 def write_initial(addresses, shift, width, records, keys, starts, which, seeds, lows, steps, dim, state):
     """Make the records of rows that were never trained; ``which[i]`` is the key of ``records[i]``.
 
-    Values are a function of (seed, table, key, column) alone: ``low + step * k`` with ``k`` a 24-bit
-    integer from a counter-based generator, two to a 64-bit draw. The arithmetic is exact or correctly
-    rounded, so every CPU gets the same bits. The rest of the record is filled with ``state``, whose
-    type is the records'.
+    Values are a function of (seed, table, key, column) alone: see `initial_values`. The rest of the record is
+    filled with ``state``, whose type is the records'.
     """
     table = 0
     for i in range(len(which)):
@@ -39,11 +51,7 @@ def write_initial(addresses, shift, width, records, keys, starts, which, seeds, 
         address = record_address(addresses, shift, width * state.itemsize, records[i])
         record = memory_at(address, width, state.dtype)
         row_seed = mix(uint64(keys[which[i]]) ^ seeds[table])
-        for k in range(0, dim, 2):
-            draw = mix(row_seed + uint64(k // 2 + 1) * uint64(0x9E3779B97F4A7C15))
-            record[k] = lows[table] + steps[table] * float(draw >> uint64(40))
-            if k + 1 < dim:
-                record[k + 1] = lows[table] + steps[table] * float((draw >> uint64(8)) & uint64(0xFFFFFF))
+        initial_values(record, dim, row_seed, lows[table], steps[table])
         for k in range(dim, width):
             record[k] = state[0]
 

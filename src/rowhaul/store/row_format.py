@@ -30,6 +30,9 @@ from rowhaul.store.row_parts import (
 ROW_FORMATS = {
     "whole": "rowhaul.store.whole_rows:WholeRows",
     "chunked": "rowhaul.pruning.format:ChunkedRows",
+    "bfloat16": "rowhaul.store.packed_rows:BFloat16Rows",
+    "float16": "rowhaul.store.packed_rows:Float16Rows",
+    "int8": "rowhaul.store.packed_rows:Int8Rows",
 }
 # What implies a format in manifests that do not name it: facts of a checkpoint, entries of an exported table.
 _IMPLIED_BY = {"pruning": "chunked", "pruned": "chunked"}

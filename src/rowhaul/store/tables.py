@@ -21,6 +21,8 @@ from rowhaul.store.distinct import Lookup, distinct_keys
 from rowhaul.store.index import Int64s, KeyIndex
 from rowhaul.store.keyed import add_absent, find_or_add, locate_or_add
 from rowhaul.store.location import ABSENT
+from rowhaul.store.packing import PLAIN, OneChunk, RowNames, packing_of
+from rowhaul.store.packing_kernels import write_packed_initial
 from rowhaul.store.records import write_initial
 
 _BLOCK_ROWS = 1 << 16  # rows copied at a time when a table is read whole
@@ -37,38 +39,43 @@ class TableSpec:
     initial_high: float
 
 
-class _OneChunk:
-    """The rows of an array in the form that kernels find records by."""
-
-    def __init__(self, rows: npt.NDArray[Any]) -> None:
-        self.addresses = np.array([rows.ctypes.data])
-        self.shift = 62  # every record number is in the first chunk
-        self.width = rows.shape[1]
-
-
 class TableGroup:
     """Tables of equal row size under one row optimizer.
 
+    A *stored* record is what the arena holds: the numbers themselves, or bytes where rows are packed into fewer
+    bits (see `RowPacking`). Stored records are copied, sent and saved as they are.
+
     Lookups that insert nothing may run in several threads; anything else in one at a time.
+
+    Args:
+        tables: names, row size and initial ranges.
+        optimizer: steps the rows.
+        dtype: what values and state are computed in.
+        seed: with a table's name and a key it determines initial values, and how packed values are rounded.
+        row_dtype: what values are stored in: ``float32`` as they are computed, or packed.
     """
 
     def __init__(
-        self, tables: Sequence[TableSpec], optimizer: RowOptimizerRule, dtype: npt.DTypeLike, seed: int
+        self,
+        tables: Sequence[TableSpec],
+        optimizer: RowOptimizerRule,
+        dtype: npt.DTypeLike,
+        seed: int,
+        row_dtype: str = PLAIN,
     ) -> None:
-        self.tables, self.optimizer = tuple(tables), optimizer
+        self.tables, self.optimizer, self.dtype = tuple(tables), optimizer, np.dtype(dtype)
         self.dim = tables[0].dim
         self.index = KeyIndex(len(tables))
-        self.arena = RecordArena(self.dim + optimizer.state_width(self.dim), dtype)
+        self.width = self.dim + optimizer.state_width(self.dim)  # numbers of a record
+        self.packing = packing_of(row_dtype, self.dim, self.width - self.dim, dtype)
+        self.row_dtype = row_dtype
+        stored = (self.width, dtype) if self.packing is None else (self.packing.record_bytes, np.uint8)
+        self.arena = RecordArena(*stored)
         # The name, not the position, so that adding a table does not change the others' rows.
         seeds = [xxhash.xxh64_intdigest(table.name.encode(), seed=seed & (2**64 - 1)) for table in tables]
         self._seeds = np.array(seeds, dtype=np.uint64)
         self._lows = np.array([table.initial_low for table in tables])
         self._steps = np.array([(table.initial_high - table.initial_low) / 2**24 for table in tables])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of values and state."""
-        return self.arena.dtype
 
     @property
     def allocated_bytes(self) -> int:
@@ -135,39 +142,91 @@ class TableGroup:
         self._write_initial(self.arena, locations[new], keys, starts, new)
         return locations
 
-    def update(self, records: Int64s, gradients: npt.NDArray[Any], lr: float, number: int) -> None:
-        """One optimizer step on the given records, which must differ."""
+    def update(
+        self,
+        records: Int64s,
+        gradients: npt.NDArray[Any],
+        lr: float,
+        number: int,
+        rows: RowNames | None = None,
+    ) -> None:
+        """One optimizer step on the given records, which must differ; packed rows have to be named."""
         # Kernels take the gradients' type for that of the records, which they find by address.
         gradients = np.asarray(gradients, dtype=self.dtype)
         self.arena.before_change(records)
-        self.optimizer.step(self.arena, records, gradients, lr, number)
+        if self.packing is None:
+            self.optimizer.step(self.arena, records, gradients, lr, number)
+            return
+        assert rows is not None, "rows in few bits are rounded by table and key"
+        self.packing.step(self.optimizer, self.arena, records, gradients, lr, number, rows, self._seeds)
+
+    @property
+    def gradient_shape(self) -> tuple[int, np.dtype[Any]]:
+        """Elements of a gradient as it is sent, and their type."""
+        return (self.dim, self.dtype) if self.packing is None else (self.packing.value_bytes, np.dtype(np.uint8))
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a stored record's values."""
+        return self.dim * self.dtype.itemsize if self.packing is None else self.packing.value_bytes
+
+    def pack_gradients(
+        self, gradients: npt.NDArray[Any], rows: RowNames, number: int, rank: int
+    ) -> npt.NDArray[Any]:
+        """Gradients of step ``number`` as a rank sends them: as many bytes as the values of a record."""
+        if self.packing is None:
+            return gradients
+        return self.packing.pack_gradients(gradients, rows, number, self._seeds, rank)
+
+    def unpack_gradients(self, sent: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Invert `pack_gradients`, but for the rounding."""
+        return sent if self.packing is None else self.packing.unpack_gradients(sent)
+
+    def read(self, records: Int64s) -> npt.NDArray[Any]:
+        """A copy of records as numbers: values before state."""
+        return self.arena.read(records) if self.packing is None else self.packing.read(self.arena, records)
+
+    def readable(self, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Stored records as numbers."""
+        return stored if self.packing is None else self.packing.readable(stored)
 
     def blocks(self, table: int) -> Iterator[tuple[Int64s, npt.NDArray[Any]]]:
-        """All rows of a table as blocks of (keys, records), values before state in each record."""
+        """All rows of a table as blocks of (keys, stored records), values before state in each record."""
         for keys, records in self.index.blocks(table):
             for first in range(0, len(keys), _BLOCK_ROWS):
                 some = slice(first, first + _BLOCK_ROWS)
                 yield keys[some], self.arena.read(records[some])
 
     def load(self, table: int, keys: Int64s, contents: npt.NDArray[Any]) -> None:
-        """Set rows of a table, known or not, to the given records; ``keys`` must differ."""
+        """Set rows of a table, known or not, to records of numbers; ``keys`` must differ.
+
+        Packed values are rounded as initial values are.
+        """
+        if self.packing is not None:
+            rows = RowNames(np.full(len(keys), table), keys)
+            contents = self.packing.pack(contents, rows, 0, self._seeds)
+        self.load_stored(table, keys, contents)
+
+    def load_stored(self, table: int, keys: Int64s, stored: npt.NDArray[Any]) -> None:
+        """The same for stored records, as `blocks` yields them."""
         starts = np.where(np.arange(len(self.tables) + 1) > table, len(keys), 0)
         locations, _ = find_or_add(self, keys, starts)
-        self.arena.write(locations, contents)
+        self.arena.write(locations, stored)
 
     def clear(self) -> None:
         """Forget every row."""
         self.index = KeyIndex(len(self.tables))
-        self.arena = RecordArena(self.arena.width, self.dtype)
+        self.arena = RecordArena(self.arena.width, self.arena.dtype)
 
     def _write_initial(
         self, memory: RecordMemory, records: Int64s, keys: Int64s, starts: Int64s, which: Int64s
     ) -> None:
-        state = np.array([self.optimizer.initial_state], dtype=self.dtype)
-        write_initial(
-            memory.addresses, memory.shift, memory.width, records, keys, starts, which,
-            self._seeds, self._lows, self._steps, self.dim, state,
-        )  # fmt: skip
+        made = memory.addresses, memory.shift, memory.width, records, keys, starts, which
+        ranges = self._seeds, self._lows, self._steps, self.dim
+        if self.packing is None:
+            write_initial(*made, *ranges, np.array([self.optimizer.initial_state], dtype=self.dtype))
+        else:
+            write_packed_initial(*made, *ranges, np.float32(self.optimizer.initial_state), self.packing.like)
 
     def _unknown_rows(
         self, keys: Int64s, starts: Int64s, absent: Int64s, on_unknown: str
@@ -181,6 +240,8 @@ class TableGroup:
             )
         if on_unknown == "default":
             return np.zeros((len(absent), self.dim), dtype=self.dtype)
-        rows = np.empty((len(absent), self.dim), dtype=self.dtype)
-        self._write_initial(_OneChunk(rows), np.arange(len(absent)), keys, starts, absent)
-        return rows
+        # Packed ones with their state, which is not read.
+        width = self.dim if self.packing is None else self.packing.record_bytes
+        stored = np.empty((len(absent), width), dtype=self.arena.dtype)
+        self._write_initial(OneChunk(stored), np.arange(len(absent)), keys, starts, absent)
+        return np.ascontiguousarray(self.readable(stored)[:, : self.dim])

@@ -62,6 +62,10 @@ keys, values = table["keys"], table["values"]""",
         dtype = block["state"].dtype
         return np.concatenate([block["values"].astype(dtype, copy=False), block["state"]], axis=1)
 
+    def stored(self, block: Arrays, dim: int) -> npt.NDArray[Any]:
+        """Join values and state to records as memory holds them; the inverse of `encode`."""
+        return self.decode(block, dim)
+
     def find(self, file: Any, place: int, dim: int) -> FoundRow:
         """Read one row."""
         values = file.get_slice("values")[place : place + 1][0]

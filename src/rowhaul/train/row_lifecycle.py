@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from rowhaul.nn import EmbeddingBagCollection, KeyedJaggedTensor
 from rowhaul.nn.local_rows import LocalRows, Pending, TableRows
+from rowhaul.nn.packed_rows import row_dtype_of
 from rowhaul.schedule import HotRows, IdBatch, Lifetimes, RowPolicy
 from rowhaul.schedule.directory.distinct import distinct_rows
 from rowhaul.schedule.directory.row_index import RowIndex
@@ -41,7 +42,8 @@ class RowLifecycle(LocalRows):
     """
 
     def __init__(self, collection: EmbeddingBagCollection, policies: Sequence[RowPolicy]) -> None:
-        super().__init__(collection.feature_groups, collection.optimizer, collection.seed)
+        row_dtype = row_dtype_of(collection.row_settings)
+        super().__init__(collection.feature_groups, collection.optimizer, collection.seed, row_dtype)
         self._policies, self._exempt = policies, RowIndex()
         self._is_open = True  # whether training on a new key creates its row
         self.reset()

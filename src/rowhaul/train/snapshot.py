@@ -140,6 +140,8 @@ class _RowsThen:
         number, position = self._places[table]
         return self._groups[number].blocks(position)
 
+    stored_rows = rows  # packed ones are never asked for as numbers
+
     def is_crowded(self) -> bool:
         return any(group.is_crowded for group in self._groups)
 

@@ -25,6 +25,7 @@ from rowhaul.schedule.plan import Kind, Moves, Payload, Plan, Steps
 from rowhaul.schedule.sync import make_sync
 from rowhaul.schedule.topology import Topology
 from rowhaul.store.keyed import locate
+from rowhaul.store.packing import RowNames
 from rowhaul.transport.base import Collective, Links
 
 FIRST_ROWS, GROWTH = 8, 4  # of a trial, for each pair of ranks
@@ -98,7 +99,7 @@ def measure_collectives(
     def sum_up(count: int, number: int) -> tuple[Plan, Callable[[], None]]:
         keys = _keys(num_rows, count * per_rank, number)
         nothing = _moving_plan(topology, keys[:0], values).moves
-        plan = _plan(topology, nothing, len(keys), len(keys) * values)
+        plan = _plan(topology, nothing, len(keys), len(keys) * layout.sizes().summed[0])
         if dense is None or cache is None:
             return plan, lambda: None
         return plan, _summing(cache, dense, keys)
@@ -171,7 +172,8 @@ def _summing(cache: RowMemory, dense: Collective, keys: npt.NDArray[np.int64]) -
         buffer = torch.zeros(part.size, dtype=torch.from_numpy(part).dtype)
         buffer.numpy().reshape(part.shape)[:] = part
         dense.sum_in_rank_order(buffer)
-        group.update(locate(group, positions, keys), buffer.numpy().reshape(part.shape), 0.0, 1)
+        gradients, rows = buffer.numpy().reshape(part.shape), RowNames(positions, keys)
+        group.update(locate(group, positions, keys), gradients, 0.0, 1, rows)
 
     return step
 
@@ -181,7 +183,7 @@ def _buffer_gradients(cache: RowMemory, plan: Plan, rank: int) -> None:
     mine = np.flatnonzero((plan.moves.source == rank) & (plan.moves.kind == Kind.UPDATE_PUSH))
     number, position = cache.place_of(0)
     gradients = np.zeros((len(mine), cache.groups[number].dim), cache.groups[number].dtype)
-    cache.buffer_gradients(number, np.full(len(mine), position), plan.moves.key[mine], rank, gradients)
+    cache.buffer_gradients(number, np.full(len(mine), position), plan.moves.key[mine], rank, gradients, 0)
 
 
 def _moving_plan(topology: Topology, keys: npt.NDArray[np.int64], values: int) -> Plan:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from rowhaul.errors import ConfigError
+from rowhaul.nn.early import EarlyLookups
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
 from rowhaul.nn.local_rows import summed, table_of_row
@@ -135,16 +134,6 @@ class ChunkRead(PooledRead):
             )
 
 
-class _EarlyLookups(WeakKeyDictionary[KeyedJaggedTensor, list[FoundRows]]):
-    """Rows of batches not read yet, found in the thread that loads them; a copy starts empty."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), ()
-
-    def __deepcopy__(self, memo: Any) -> _EarlyLookups:
-        return type(self)()
-
-
 class PrunedRows:
     """Pruned rows of a whole collection in this process.
 
@@ -165,7 +154,7 @@ class PrunedRows:
         self.settings = settings
         self.tables: list[PrunedTables] = []  # by row size
         self.groups: list[PrunedGroup] = []
-        self._early = _EarlyLookups()
+        self._early = EarlyLookups[list[FoundRows]]()
         self._is_announced = False  # whether the rows of the batch at hand are tracked and counted already
         self._noted_at = 0
         dtype = str(features[0].dtype).removeprefix("torch.")

@@ -66,8 +66,8 @@ class BoundedExchange:
         count, replicated_rows, replicated_bytes, self._num_free = refresh(
             step.slots, step.rows, step.trainers, self._index.places, self._seen, self._pending,
             self._free, self._num_free, self._versions, wiring.value_bytes, wiring.state_bytes,
-            wiring.first_store, wiring.num_shards, step.iteration, wiring.look_ahead, moves, lookups, hits,
-            states,
+            wiring.summed_bytes, wiring.first_store, wiring.num_shards, step.iteration, wiring.look_ahead,
+            moves, lookups, hits, states,
         )  # fmt: skip
         count, self._num_free = drop(
             step.slots, step.evicted_from, step.victims, self._index.places, self._seen, self._pending,
@@ -173,7 +173,8 @@ def count_fresh_enough(record, slot, index, seen, versions, staleness):
 @kernel
 def refresh(
     slots, batch_slots, trainers, index, seen, pending, free, num_free, versions,
-    value_bytes, state_bytes, first_store, num_shards, iteration, look_ahead, moves, lookups, hits, states,
+    value_bytes, state_bytes, summed_bytes, first_store, num_shards, iteration, look_ahead, moves, lookups,
+    hits, states,
 ):  # fmt: skip
     """Before training: stale copies push their waiting updates and are pulled again."""
     count = np.int64(0)
@@ -194,7 +195,7 @@ def refresh(
         values, state = value_bytes[record.table], state_bytes[record.table]
         if record.state == REPLICATED:
             replicated_rows += 1
-            replicated_bytes += values
+            replicated_bytes += summed_bytes[record.table]
         if record.state == REPLICATED or record.state == NOT_ADMITTED:
             continue
         if record.base == NOBODY:

@@ -62,8 +62,8 @@ class ExactExchange:
         self._threads.share(
             lambda counter: exchange(
                 step.slots, step.rows, step.trainers, wiring.value_bytes, wiring.state_bytes,
-                wiring.first_store, wiring.num_shards, wiring.peer_to_peer, self._push_after,
-                self._keep_copies, step.iteration, wiring.look_ahead, edges, move_starts, counter,
+                wiring.summed_bytes, wiring.first_store, wiring.num_shards, wiring.peer_to_peer,
+                self._push_after, self._keep_copies, step.iteration, wiring.look_ahead, edges, move_starts, counter,
                 notebook.moves, notebook.steps, notebook.move_rows, notebook.step_rows, notebook.ranks,
                 lookups, hits, states, counts,
             ),
@@ -154,7 +154,7 @@ def flush_home(moves, count, record, home, values, state, ready):
 
 @kernel
 def exchange(
-    slots, batch_slots, trainers, value_bytes, state_bytes, first_store, num_shards,
+    slots, batch_slots, trainers, value_bytes, state_bytes, summed_bytes, first_store, num_shards,
     peer_to_peer, push_after, keep_copies, iteration, look_ahead, edges, move_starts, counter,
     moves, steps, move_rows, step_rows, ranks, lookups, hits, states, counts,
 ):  # fmt: skip
@@ -168,7 +168,7 @@ def exchange(
     chunk = take(counter)
     while chunk < len(edges) - 1:
         count, num_steps, replicated_rows, replicated_bytes = exchange_rows(
-            slots, batch_slots, trainers, value_bytes, state_bytes, first_store, num_shards,
+            slots, batch_slots, trainers, value_bytes, state_bytes, summed_bytes, first_store, num_shards,
             peer_to_peer, push_after, keep_copies, iteration, look_ahead, edges[chunk], edges[chunk + 1],
             moves, move_starts[chunk], steps, move_rows, step_rows, lookups[chunk], hits[chunk], states,
         )  # fmt: skip
@@ -182,7 +182,7 @@ def exchange(
 
 @kernel
 def exchange_rows(
-    slots, batch_slots, trainers, value_bytes, state_bytes, first_store, num_shards,
+    slots, batch_slots, trainers, value_bytes, state_bytes, summed_bytes, first_store, num_shards,
     peer_to_peer, push_after, keep_copies, iteration, look_ahead, begin, end,
     moves, count, steps, move_rows, step_rows, lookups, hits, states,
 ):  # fmt: skip
@@ -213,7 +213,7 @@ def exchange_rows(
         if before == REPLICATED:
             had_it = by
             replicated_rows += 1
-            replicated_bytes += values
+            replicated_bytes += summed_bytes[record.table]
         elif before in (HOME, OWNED):
             had_it = by & record.members
         rest = had_it

@@ -64,6 +64,7 @@ class Wiring:
         self.value_bytes = np.array(sizes.values, np.int64)  # tables
         self.state_bytes = np.array(sizes.state, np.int64)  # tables
         self.record_bytes = self.value_bytes + self.state_bytes
+        self.summed_bytes = np.array(sizes.summed, np.int64)  # tables
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ their own as `RowFormat.cluster_rows`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -144,12 +144,12 @@ class ClusterRows:
         stored = None if mine is None else mine - of_worker
         for number, name in enumerate(self.tables):
             if mover.cache is not None:
-                for keys, records in reader.rows(name, among=of_worker):
+                for keys, records in self._stored(reader, name, of_worker):
                     progressed()
                     sidecar.load(mover.cache, number, keys, records)
             if mover.home is None and hot is None:
                 continue
-            for keys, records in reader.rows(name, among=stored):
+            for keys, records in self._stored(reader, name, stored):
                 progressed()
                 if mover.home is not None:
                     here = np.ones(len(keys), np.bool_)
@@ -160,6 +160,12 @@ class ClusterRows:
                 if mover.cache is not None and hot is not None:
                     held = np.isin(keys, hot.keys[hot.tables == number])
                     sidecar.load(mover.cache, number, keys[held], records[held])
+
+    def _stored(self, reader: CheckpointReader, table: str, among: Container[str] | None) -> Iterator[Rows]:
+        """Yield rows of some files as (keys, records), as memory holds them."""
+        assert isinstance(self.format, WholeRows)
+        for block in reader.blocks(table, among):
+            yield block["keys"], self.format.stored(block, reader.tables[table].dim)
 
     def restore_scheduler(self, scheduler: Scheduler, reader: CheckpointReader) -> None:
         """Complete a scheduler that has been restored; on the same cluster."""

@@ -104,7 +104,7 @@ def read(
             if piece.kind in _WAITING.values():
                 number, position = memory.place_of(piece.table)
                 positions = np.full(len(piece.keys), position)
-                memory.buffer_gradients(number, positions, piece.keys, piece.worker, piece.records)
+                memory.buffer(piece.worker, number).write(positions, piece.keys, piece.records)
             elif piece.kind == _ABSENT:
                 memory.remove(np.full(len(piece.keys), piece.table), piece.keys)
             else:
@@ -112,9 +112,9 @@ def read(
 
 
 def load(memory: RowMemory, table: int, keys: npt.NDArray[np.int64], records: npt.NDArray[Any]) -> None:
-    """Set rows of a table to the given records."""
+    """Set rows of a table to the given records, as memory holds them."""
     number, position = memory.place_of(table)
-    memory.groups[number].load(position, np.ascontiguousarray(keys), records)
+    memory.groups[number].load_stored(position, np.ascontiguousarray(keys), records)
 
 
 def _unflushed(home: RowMemory, flushed: RowMemory) -> Iterator[Piece]:

@@ -1,0 +1,164 @@
+"""Tables of one row size within a budget, in this process: a map of slots, and the records behind it.
+
+Slot ``s`` is record ``s``; the shared rows of all tables come behind the slots, table by table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.budget.slots import FoundRows, Int64s, SlotMap
+from rowhaul.errors import CheckpointError
+from rowhaul.optim import RowOptimizerRule
+from rowhaul.store import Lookup, TableGroup, TableSpec
+from rowhaul.store.arena import FixedArena
+from rowhaul.store.distinct import distinct_keys
+
+_BLOCK_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class FoundIds:
+    """The distinct ids of a batch, table by table, and the rows that they read."""
+
+    keys: Int64s
+    inverse: npt.NDArray[np.int32]  # each id's key
+    found: FoundRows
+    version: int  # of the map that they were found in
+
+
+class SlotTables(TableGroup):
+    """Tables of one row size whose rows are slots and shared rows; the index of keys is not used.
+
+    Args:
+        tables: names, sizes and initial ranges.
+        optimizer: of rows.
+        dtype: of values and state.
+        seed: of first values.
+        slots: which ids have a row of their own.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableSpec],
+        optimizer: RowOptimizerRule,
+        dtype: npt.DTypeLike,
+        seed: int,
+        slots: SlotMap,
+    ) -> None:
+        super().__init__(tables, optimizer, dtype, seed)
+        self.map = slots
+        self.version = 0  # after each change of the map: what was found before is found again
+        self._begin()
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all records, used or not, and of the map."""
+        return self.arena.allocated_bytes + self.map.allocated_bytes
+
+    def find(self, values: Int64s, starts: Int64s, feature_tables: Int64s) -> FoundIds:
+        """Find the rows of a batch, given as to `TableGroup.lookup`; in any thread."""
+        version = self.version
+        keys, key_starts, inverse = self.distinct(values, starts, feature_tables)
+        return FoundIds(keys, inverse, self.map.find(keys, key_starts), version)
+
+    def refresh(self, ids: FoundIds) -> FoundIds:
+        """Find rows again if any have changed hands since."""
+        if ids.version == self.version:
+            return ids
+        return FoundIds(ids.keys, ids.inverse, self.map.find(ids.keys, ids.found.starts), self.version)
+
+    def rows_of(self, ids: FoundIds) -> Lookup:
+        """Locate the distinct rows of ids, of which several may read the same; keys are rows' names."""
+        starts, every = ids.found.starts, np.arange(len(self.tables))
+        rows, row_starts, row_of_key = distinct_keys(ids.found.rows, starts, every, len(every))
+        locations = self.locate(np.repeat(every, np.diff(row_starts)), rows)
+        nothing = np.empty((0, self.dim), self.dtype)
+        return Lookup(rows, row_starts, row_of_key[ids.inverse], locations, nothing)
+
+    def count(self, parts: Sequence[FoundIds]) -> None:
+        """Count the accesses of a whole batch, whose ids come in parts of some tables each, in order."""
+        found = [part.found for part in parts]
+        accesses = [np.bincount(part.inverse, minlength=len(part.keys)) for part in parts]
+        together = FoundRows(
+            np.sum([one.starts for one in found], axis=0),
+            np.concatenate([one.rows for one in found]),
+            np.concatenate([one.hashed for one in found]),
+        )
+        self.map.count(together, np.concatenate(accesses))
+
+    def change(self, now: int) -> None:
+        """After ``now`` steps, which is a stop: hand rows over."""
+        before, first = self.map.shared_sizes, self._first_shared
+        over = self.map.change(now)
+        self.version += 1
+        values = self.arena.read(self.locate(over.tables, over.sources))
+        if self.map.shared_sizes is not before:
+            kept = np.minimum(before, self.map.shared_sizes)
+            tables = np.repeat(np.arange(len(kept)), kept)
+            rows = np.concatenate([-1 - np.arange(count) for count in kept])
+            records = self.arena.read(first[tables] - 1 - rows)
+            self._lay_out()
+            self.arena.write(self.locate(tables, rows), records)
+        self.arena.write(self.locate(over.tables, over.rows), self._fresh(values))
+
+    def _fresh(self, records: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Set the optimizer's state of records to what it begins with."""
+        records[:, self.dim :] = self.optimizer.initial_state
+        return records
+
+    def locate(self, tables: npt.NDArray[Any], rows: Int64s) -> Int64s:
+        """The records of rows."""
+        return np.where(rows >= 0, rows, self._first_shared[tables] - 1 - rows)
+
+    def names(self, table: int) -> Int64s:
+        """The rows of a table in order: shared ones, which are negative, before slots."""
+        taken = self.map.taken
+        own = taken[self.map.owners[taken] == table]
+        return np.concatenate([np.arange(-self.map.shared_sizes[table], 0), own])
+
+    def blocks(self, table: int) -> Iterator[tuple[Int64s, npt.NDArray[Any]]]:
+        """All rows of a table as blocks of (names, records)."""
+        names = self.names(table)
+        for first in range(0, len(names), _BLOCK_ROWS):
+            some = names[first : first + _BLOCK_ROWS]
+            yield some, self.arena.read(self.locate(np.full(len(some), table), some))
+
+    def load(self, table: int, keys: Int64s, contents: npt.NDArray[Any]) -> None:
+        """Set rows of a table that the map knows, by their names."""
+        unknown = np.setdiff1d(keys, self.names(table))
+        if len(unknown):
+            raise CheckpointError(
+                f"table {self.tables[table].name!r}: its map of slots has no row {int(unknown[0])}, and "
+                f"{len(unknown)} such rows are given; rows and map must be of one checkpoint"
+            )
+        self.arena.write(self.locate(np.full(len(keys), table), keys), contents)
+
+    def clear(self) -> None:
+        """Forget every row."""
+        self.map.clear()
+        self.begin()
+
+    def begin(self) -> None:
+        """Make all records of the map anew: shared rows as rows of their names begin, slots of zeros."""
+        self.version += 1
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make records anew: shared rows as rows of their names begin, slots of zeros."""
+        self._lay_out()
+        self.arena = FixedArena(self.map.room.num_records, self.arena.width, self.arena.dtype)
+        sizes = self.map.shared_sizes
+        names = np.concatenate([-1 - np.arange(size) for size in sizes])
+        tables = np.repeat(np.arange(len(sizes)), sizes)
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        self._write_initial(self.arena, self.locate(tables, names), names, starts, np.arange(len(names)))
+
+    def _lay_out(self) -> None:
+        sizes = self.map.shared_sizes
+        self._first_shared: Int64s = self.map.room.num_slots + np.cumsum(sizes) - sizes
