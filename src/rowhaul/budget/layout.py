@@ -70,7 +70,9 @@ class SlotLayout(TableLayout):
 
 def slot_layout(whole: TableLayout, budget: BudgetSettings) -> SlotLayout:
     """The layout within a budget of tables of whole rows."""
-    return SlotLayout(whole.specs, whole.optimizer, whole.dtype, whole.seed, budget)
+    return SlotLayout(
+        whole.specs, whole.optimizer, whole.dtype, whole.seed, budget, row_dtype=whole.row_dtype
+    )
 
 
 def check_cluster(sync: str) -> None:
