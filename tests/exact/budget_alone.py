@@ -5,12 +5,12 @@ The maps decide; ids are replaced by the rows that they read, and at a stop rows
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from oracles import Alone
-from training_case import Case, Row, per_sample_loss
+from training_case import Case, Row, Rows, TinyModel, per_sample_loss
 
 from rowhaul.budget.maps import SlotMaps
 from rowhaul.data.samples import Samples
@@ -22,6 +22,58 @@ from rowhaul.train.distributed.training import layout_of, only_collection
 def train_alone(case: Case, ends: list[int], workers: list[np.ndarray] | None = None) -> Alone:
     """Train whole batches or, where workers are given, the part of each in rank order."""
     return _BudgetAlone(case).run(ends, workers)
+
+
+@dataclass
+class Collected:
+    """What training by an ordinary collection within the budget left, after each of some iterations."""
+
+    rows: list[Rows]
+    scores: list[dict[int, float]]  # of samples that are only read
+
+
+def train_collection(
+    case: Case, ends: list[int], workers: list[np.ndarray], scored: list[Samples]
+) -> Collected:
+    """Train by a collection that knows nothing of a cluster: the parts of each batch in rank order."""
+    model, found = case.model(), Collected([], [])
+    dense = torch.optim.SGD(model.parameters(), lr=case.dense_lr)
+    for iteration in range(max(ends) + 1):
+        for _ in range(ends.count(iteration)):
+            found.rows.append(_rows_of(case, model))
+            found.scores.append(_scores(model, scored))
+        if iteration == max(ends):
+            break
+        samples, worker = case.batches[iteration], workers[iteration]
+        model.rows.announce(Batch.from_samples(samples).ids)
+        for one in np.unique(worker):
+            part = samples.take(np.flatnonzero(worker == one))
+            batch = Batch.from_samples(part, global_size=len(samples))
+            batch.loss(per_sample_loss(model(batch), batch)).backward()
+        model.rows.apply_gradients(case.rates(iteration), iteration + 1)
+        dense.step()
+        dense.zero_grad()
+    return found
+
+
+def _scores(model: TinyModel, scored: list[Samples]) -> dict[int, float]:
+    model.eval()
+    with torch.no_grad():
+        logits = [model(Batch.from_samples(one)).tolist() for one in scored]
+    model.train()
+    every = zip(scored, logits, strict=True)
+    return {
+        index: logit for one, some in every for index, logit in zip(one.index.tolist(), some, strict=True)
+    }
+
+
+def _rows_of(case: Case, model: TinyModel) -> Rows:
+    return {
+        (number, int(key)): record.copy()
+        for number, table in enumerate(case.tables)
+        for keys, records in model.rows.rows(table.name)
+        for key, record in zip(keys, records, strict=True)
+    }
 
 
 class _BudgetAlone:
@@ -39,7 +91,7 @@ class _BudgetAlone:
         dense = torch.optim.SGD(self.model.parameters(), lr=case.dense_lr)
         for iteration in range(max(ends) + 1):
             for _ in range(ends.count(iteration)):
-                alone.rows.append(self._rows())
+                alone.rows.append(_rows_of(case, self.model))
                 alone.dense.append([one.detach().numpy().copy() for one in self.model.parameters()])
             if iteration == max(ends):
                 break
@@ -105,11 +157,3 @@ class _BudgetAlone:
     def _where(self, row: Row, rows=None):
         group, position = (rows or self.model.rows).source.find_table(self.case.tables[row[0]].name)
         return group, np.array([position]), np.array([row[1]])
-
-    def _rows(self) -> dict[Row, np.ndarray]:
-        return {
-            (number, int(key)): record.copy()
-            for number, table in enumerate(self.case.tables)
-            for keys, records in self.model.rows.rows(table.name)
-            for key, record in zip(keys, records, strict=True)
-        }

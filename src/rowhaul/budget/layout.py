@@ -7,20 +7,21 @@ To plans, moves, caches and homes a slot or a shared row is a row like any other
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from rowhaul.budget.maps import SlotMaps
 from rowhaul.budget.settings import BudgetSettings
 from rowhaul.errors import ConfigError
 from rowhaul.runtime.layout import TableLayout, Upkeep
 from rowhaul.schedule import HotRows, IdBatch, RowPolicy, Scheduler, ScheduleSettings, Topology
-from rowhaul.store import TableSpec
 
 
 @dataclass(frozen=True)
 class SlotLayout(TableLayout):
     """What every rank knows of tables within a budget."""
+
+    keeps_hot_rows: ClassVar[bool] = False  # those that change hands leave them
 
     budget: BudgetSettings
 
@@ -45,6 +46,11 @@ class SlotLayout(TableLayout):
     ) -> ScheduleSettings:
         """Settings of the scheduler; rows are named as the budget names them, hot ones too."""
         check_cluster(config.sync)
+        if config.hot_is_auto:
+            raise ConfigError(
+                "cluster.hot_rows is auto, which compares sets of rows on the first batches, but with "
+                "prune.budget rows change hands: give a number of shared rows to replicate, or 0"
+            )
         settings = super().schedule_settings(config, topology, seed=seed, hot=hot, speeds=speeds)
         check_policies(policies)
         return settings
@@ -60,6 +66,12 @@ class SlotLayout(TableLayout):
         from rowhaul.budget.scheduling import rows_read
 
         return rows_read(self, batches)
+
+    def records_at_first(self, batches: Iterable[IdBatch]) -> Iterable[IdBatch]:
+        """Return the rows that batches read as long as no id has a slot: shared ones."""
+        from rowhaul.budget.scheduling import SlotIds
+
+        return map(SlotIds(self, iter(())).read, batches)
 
     def make_upkeep(self, *, trains: bool) -> Upkeep:
         """Make what hands rows over between segments."""

@@ -257,4 +257,3 @@ def _source_plan(scheduler: Scheduler, change: HandOver) -> Plan:
         forgotten_tables=change.gone_tables,
         forgotten_keys=change.gone_rows,
     )
-

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -38,6 +38,10 @@ class TableLayout:
     optimizer: RowOptimizerRule
     dtype: str
     seed: int
+    keeps_hot_rows: ClassVar[bool] = (
+        True  # whether replicated rows stay the same unless somebody changes them
+    )
+
     row_dtype: str = field(default=PLAIN, kw_only=True)  # what values are held and sent in
 
     @property
@@ -91,6 +95,10 @@ class TableLayout:
 
     def records_read(self, batches: list[IdBatch]) -> list[IdBatch]:
         """Return the records that batches of ids read, as far as that can be known before training."""
+        return batches
+
+    def records_at_first(self, batches: Iterable[IdBatch]) -> Iterable[IdBatch]:
+        """Return the records that batches of ids would read when training begins."""
         return batches
 
     def make_cache(self, groups: Sequence[FeatureGroup]) -> RowMemory:

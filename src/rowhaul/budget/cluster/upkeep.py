@@ -168,9 +168,7 @@ def _places_among(
     return index.find(tables, keys)
 
 
-def _begin(
-    home: RowMemory, new: Rows, offsets: npt.NDArray[np.int64], values: npt.NDArray[np.uint8]
-) -> None:
+def _begin(home: RowMemory, new: Rows, offsets: npt.NDArray[np.int64], values: npt.NDArray[np.uint8]) -> None:
     """Make rows with the values at these offsets, and with fresh optimizer state."""
     value_bytes, _ = home.sizes
     for number, places, positions in home.by_group(new.tables):
