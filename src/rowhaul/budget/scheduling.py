@@ -116,8 +116,8 @@ class SlotScheduler(Scheduler):
     def decide(self) -> Plan:
         """At a stop, between two plans: decide which rows change hands; only the maps change.
 
-        The plan's rows are those that begin, and it carries the row that each is a copy of; its forgotten rows
-        are those that end.
+        The plan's rows are those that begin, and it carries the row that each is a copy of; its forgotten
+        rows are those that end.
         """
         self._exhausted = False
         self._change = change = self.ids.change(self.iteration)
@@ -133,8 +133,8 @@ class SlotScheduler(Scheduler):
     def hand_over(self) -> Plan:
         """After `decide`, when no replicated row changes hands: what brings new rows their values.
 
-        First sources are flushed to copies at their homes; then, as second moves, these send them to the homes
-        of the new rows. From now on rows that end are forgotten, and those that begin are at their homes.
+        First sources are flushed to copies at their homes; then, as second moves, these send them to the
+        homes of the new rows. From now on rows that end are forgotten, those that begin are at their homes.
         """
         change, self._change = self._change, None
         assert change is not None

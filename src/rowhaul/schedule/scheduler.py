@@ -181,7 +181,7 @@ class Scheduler:
         self._exhausted = False
 
     def begin_at_home(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> None:
-        """Between two plans: treat rows that nobody holds as trained; the caller makes them at their homes."""
+        """Between two plans: treat rows that nobody holds as trained; the caller makes them at home."""
         self._tracker.directory.mark_trained(tables, keys)
 
     def resize(self, sizes: RowSizes) -> None:

@@ -1,8 +1,9 @@
 """Rows that change hands on a cluster, between two segments: all ranks call it together.
 
-Every host's leader has the maps, read from the same ids, and decides by itself: the same as the others, and as
-one process. What new rows begin with is brought to their homes as a plan says: their sources, wherever their
-latest values are, are flushed to copies, and sent once to every home that needs them. Nothing else moves.
+Every host's leader has the maps, read from the same ids, and decides by itself: the same as the others, and
+as one process. What new rows begin with is brought to their homes as a plan says: their sources, wherever
+their latest values are, are flushed to copies, and sent once to every home that needs them. Nothing else
+moves.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ def keep_within(
     """
     if not all(policy.keeps_all for policy in schedule.row_policies):
         raise ConfigError(
-            "--memory-budget decides itself which ids have rows; leave out --admit-after, --ttl and --max-rows"
+            "--memory-budget decides itself which ids have rows; leave out --admit-after, --ttl and "
+            "--max-rows"
         )
     if schedule.hot is not None:
         raise ConfigError(

@@ -19,8 +19,9 @@ def profile_hot_rows(
 ) -> HotRows | None:
     """Return the ``hot_rows`` most frequent rows of the first batches; the same on every rank.
 
-    A resumed run must keep its hot rows, so counting starts at the beginning of the data. Within a budget they
-    are shared rows: no id has a row of its own then. None with ``hot_rows: auto``: see `HotSetController`.
+    A resumed run must keep its hot rows, so counting starts at the beginning of the data. Within a budget
+    they are shared rows: no id has a row of its own then. None with ``hot_rows: auto``: see
+    `HotSetController`.
     """
     if not config.num_hot_rows:
         return None
