@@ -12,7 +12,18 @@ import numpy.typing as npt
 from rowhaul.budget.room import Room, divide, room_for
 from rowhaul.budget.settings import BudgetSettings
 from rowhaul.budget.slots import Arrays, FoundRows, HandOver, Int64s, SlotMap
+from rowhaul.optim import RowOptimizerRule
 from rowhaul.store import TableSpec
+from rowhaul.store.packing import packing_of
+
+
+def record_bytes(dim: int, optimizer: RowOptimizerRule, dtype: npt.DTypeLike, row_dtype: str) -> int:
+    """Bytes in memory of a row of some size, with its optimizer state."""
+    state_width = optimizer.state_width(dim)
+    packing = packing_of(row_dtype, dim, state_width, dtype)
+    if packing is not None:
+        return packing.record_bytes
+    return (dim + state_width) * np.dtype(dtype).itemsize
 
 
 def rooms(

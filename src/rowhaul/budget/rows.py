@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from rowhaul.budget.maps import SlotMaps
+from rowhaul.budget.maps import SlotMaps, record_bytes
 from rowhaul.budget.report import BudgetReport, note_of, report_on
 from rowhaul.budget.settings import BudgetSettings
 from rowhaul.budget.tables import FoundIds, SlotTables
@@ -19,8 +19,8 @@ from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.nn.early import EarlyLookups
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
-from rowhaul.nn.local_rows import Pending, summed, table_of_row
-from rowhaul.nn.pooled import PooledRead, is_worth_threads
+from rowhaul.nn.local_rows import Pending, names_of, summed, table_of_row
+from rowhaul.nn.pooled import PooledRead, is_worth_threads, pooled_read
 from rowhaul.nn.row_source import Arrays, Floats, Int64s, RowGradients, RowNote
 from rowhaul.nn.threads import run_all
 from rowhaul.optim import RowOptimizerRule
@@ -49,7 +49,7 @@ class SlotGroup:
         """Locate the distinct rows of a batch."""
         ids, entries, offsets = located
         rows, keep = self.tables.rows_of(ids), partial(self._keep, ids.version)
-        return PooledRead(self.features, self.tables.arena, rows, entries, offsets, keep)
+        return pooled_read(self.tables, self.features, rows, entries, offsets, keep)
 
     def _keep(self, version: int, lookup: Lookup, gradients: Floats) -> None:
         if version != self.tables.version:
@@ -65,7 +65,7 @@ class SlotGroup:
             rows, gradients = pending[0]
             if len(pending) > 1:
                 rows, gradients = summed(pending, len(self.tables.tables))
-            self.tables.update(rows.locations, gradients, lr, number)
+            self.tables.update(rows.locations, gradients, lr, number, names_of(rows))
 
 
 class BudgetedRows:
@@ -88,15 +88,13 @@ class BudgetedRows:
         settings: BudgetSettings,
     ) -> None:
         self.settings = settings
-        dtype = np.dtype(str(features[0].dtype).removeprefix("torch."))
+        dtype = str(features[0].dtype).removeprefix("torch.")
         specs = [spec for group in features for spec in group.specs]
-
-        def record_bytes(dim: int) -> int:
-            return dtype.itemsize * (dim + optimizer.state_width(dim))
-
-        self.maps = SlotMaps(specs, seed, settings, record_bytes)
+        size_of = partial(record_bytes, optimizer=optimizer, dtype=dtype, row_dtype=settings.row_dtype)
+        self.maps = SlotMaps(specs, seed, settings, size_of)
+        how = optimizer, dtype, seed
         self.tables = [
-            SlotTables([specs[table] for table in some.tolist()], optimizer, dtype, seed, one)
+            SlotTables([specs[table] for table in some.tolist()], *how, one, settings.row_dtype)
             for some, one in self.maps
         ]
         self.groups: list[SlotGroup] = []
@@ -175,6 +173,11 @@ class BudgetedRows:
 
     def rows(self, table: str) -> Iterator[tuple[Int64s, Floats]]:
         """Yield all rows of a table as blocks of (names, records): slots, and ``-1 - j`` for shared row j."""
+        tables, _ = self.find_table(table)
+        return ((names, tables.readable(stored)) for names, stored in self.stored_rows(table))
+
+    def stored_rows(self, table: str) -> Iterator[tuple[Int64s, Floats]]:
+        """Yield the same as they are stored: packed rows as bytes."""
         tables, position = self.find_table(table)
         return tables.blocks(position)
 
@@ -202,7 +205,7 @@ class BudgetedRows:
         # PyTorch has few operations for unsigned numbers of more than 8 bits, and older ones none.
         arrays: Arrays = {f"{_MAPS}.{name}": _signed(one) for name, one in self.maps.state().items()}
         for table in self.table_names():
-            blocks = list(self.rows(table))
+            blocks = list(self.stored_rows(table))
             arrays[f"{table}.keys"] = np.concatenate([keys for keys, _ in blocks])
             arrays[f"{table}.records"] = np.concatenate([records for _, records in blocks])
         return arrays
@@ -216,7 +219,7 @@ class BudgetedRows:
         self.restore(known)
         for name, (keys, records) in blocks.items():
             tables, position = self.find_table(name)
-            tables.load(position, keys, records)
+            tables.load_stored(position, keys, records)
 
     def restore(self, maps: Arrays) -> None:
         """Drop every row and continue with the state of the maps, once their rows are loaded, too."""
@@ -256,10 +259,12 @@ class BudgetedRows:
 
     def _check_records(self, table: str, keys: Int64s, records: Floats) -> None:
         tables, _ = self.find_table(table)
-        if keys.dtype != np.int64 or records.shape != (len(keys), tables.arena.width):
+        needed = (len(keys), tables.arena.width), tables.arena.dtype
+        if keys.dtype != np.int64 or (records.shape, records.dtype) != needed:
             raise CheckpointError(
-                f"table {table!r}: {len(keys)} rows with records of shape {records.shape}; this model needs "
-                f"{tables.arena.width} elements a record (dim {tables.dim}, {tables.optimizer.name})"
+                f"table {table!r}: {len(keys)} rows with records of {records.dtype} {records.shape}; this "
+                f"model needs {needed[1]} {needed[0]} (dim {tables.dim}, {tables.optimizer.name}, rows in "
+                f"{tables.row_dtype})"
             )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from rowhaul.errors import ConfigError
+from rowhaul.store.packing import PLAIN, check_row_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,20 +30,26 @@ class BudgetSettings:
         shared: the share of them for rows that ids without a row of their own read and train.
         decay: of counts of accesses, by step; above 0 and at most 1.
         period: steps between two stops, at which rows change hands.
+        row_dtype: what values are held in, see `rowhaul.nn.RowPrecision`.
     """
-
-    row_format: ClassVar[str] = "slots"
 
     bytes: int
     shared: float = 0.04
     decay: float = 0.999
     period: int = PERIOD
+    row_dtype: str = PLAIN
 
     def __post_init__(self) -> None:
         _check(self.bytes >= 1, "budget", "bytes, such as 2GiB", self.bytes)
         _check(0 < self.shared <= 0.5, "shared", "a share above 0 and at most 0.5", self.shared)
         _check(0 < self.decay <= 1, "decay", "above 0 and at most 1", self.decay)
         _check(self.period >= 1, "period", "at least 1", self.period)
+        check_row_dtype(self.row_dtype)
+
+    @property
+    def row_format(self) -> str:
+        """The format of the rows, see `rowhaul.store.row_format`."""
+        return "slots" if self.row_dtype == PLAIN else f"slots-{self.row_dtype}"
 
     def make_rows(
         self, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int, on_unknown: str

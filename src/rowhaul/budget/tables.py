@@ -18,6 +18,7 @@ from rowhaul.optim import RowOptimizerRule
 from rowhaul.store import Lookup, TableGroup, TableSpec
 from rowhaul.store.arena import FixedArena
 from rowhaul.store.distinct import distinct_keys
+from rowhaul.store.packing import PLAIN
 
 _BLOCK_ROWS = 1 << 16
 
@@ -41,6 +42,7 @@ class SlotTables(TableGroup):
         dtype: of values and state.
         seed: of first values.
         slots: which ids have a row of their own.
+        row_dtype: what values are held in.
     """
 
     def __init__(
@@ -50,8 +52,9 @@ class SlotTables(TableGroup):
         dtype: npt.DTypeLike,
         seed: int,
         slots: SlotMap,
+        row_dtype: str = PLAIN,
     ) -> None:
-        super().__init__(tables, optimizer, dtype, seed)
+        super().__init__(tables, optimizer, dtype, seed, row_dtype)
         self.map = slots
         self.version = 0  # after each change of the map: what was found before is found again
         self._begin()
@@ -107,10 +110,14 @@ class SlotTables(TableGroup):
             self.arena.write(self.locate(tables, rows), records)
         self.arena.write(self.locate(over.tables, over.rows), self._fresh(values))
 
-    def _fresh(self, records: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _fresh(self, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Set the optimizer's state of records to what it begins with."""
-        records[:, self.dim :] = self.optimizer.initial_state
-        return records
+        state = np.full((len(stored), self.width - self.dim), self.optimizer.initial_state, self.dtype)
+        if self.packing is None:
+            stored[:, self.dim :] = state
+        else:
+            stored[:, self.packing.value_bytes :] = state.view(np.uint8)
+        return stored
 
     def locate(self, tables: npt.NDArray[Any], rows: Int64s) -> Int64s:
         """The records of rows."""
@@ -123,13 +130,13 @@ class SlotTables(TableGroup):
         return np.concatenate([np.arange(-self.map.shared_sizes[table], 0), own])
 
     def blocks(self, table: int) -> Iterator[tuple[Int64s, npt.NDArray[Any]]]:
-        """All rows of a table as blocks of (names, records)."""
+        """All rows of a table as blocks of (names, stored records)."""
         names = self.names(table)
         for first in range(0, len(names), _BLOCK_ROWS):
             some = names[first : first + _BLOCK_ROWS]
             yield some, self.arena.read(self.locate(np.full(len(some), table), some))
 
-    def load(self, table: int, keys: Int64s, contents: npt.NDArray[Any]) -> None:
+    def load_stored(self, table: int, keys: Int64s, stored: npt.NDArray[Any]) -> None:
         """Set rows of a table that the map knows, by their names."""
         unknown = np.setdiff1d(keys, self.names(table))
         if len(unknown):
@@ -137,7 +144,7 @@ class SlotTables(TableGroup):
                 f"table {self.tables[table].name!r}: its map of slots has no row {int(unknown[0])}, and "
                 f"{len(unknown)} such rows are given; rows and map must be of one checkpoint"
             )
-        self.arena.write(self.locate(np.full(len(keys), table), keys), contents)
+        self.arena.write(self.locate(np.full(len(keys), table), keys), stored)
 
     def clear(self) -> None:
         """Forget every row."""

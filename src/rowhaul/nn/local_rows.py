@@ -13,7 +13,7 @@ from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
 from rowhaul.nn.key_counts import KeyCounts
-from rowhaul.nn.pooled import PackedRead, PooledRead, is_worth_threads
+from rowhaul.nn.pooled import PooledRead, is_worth_threads, pooled_read
 from rowhaul.nn.row_source import Arrays, Floats, Int64s, RowGradients, RowNote
 from rowhaul.nn.threads import run_all
 from rowhaul.optim import RowOptimizerRule
@@ -60,10 +60,8 @@ class TableRows:
         lookup = self.look_up(number, ids, training, on_unknown)
         if self.key_counts is not None and not training:
             self.key_counts.add(group.features, ids[1], lookup)
-        keep, packing = partial(self._keep, number, arena), self.tables[number].packing
-        if packing is not None:
-            return PackedRead(packing, group, arena, lookup, entries, offsets, keep)
-        return PooledRead(group, arena, lookup, entries, offsets, keep)
+        keep = partial(self._keep, number, arena)
+        return pooled_read(self.tables[number], group, lookup, entries, offsets, keep)
 
     def look_up(
         self, number: int, ids: tuple[Int64s, Int64s, Int64s], training: bool, on_unknown: str
@@ -213,7 +211,11 @@ class LocalRows(TableRows):
     def load_state(self, arrays: Arrays) -> None:
         """Replace all rows."""
         for name in self._table_names():
-            keys, stored, (tables, _) = arrays[f"{name}.keys"], arrays[f"{name}.records"], self.find_table(name)
+            keys, stored, (tables, _) = (
+                arrays[f"{name}.keys"],
+                arrays[f"{name}.records"],
+                self.find_table(name),
+            )
             if tables.packing is not None and stored.dtype != np.uint8:
                 raise CheckpointError(
                     f"table {name!r}: the rows given are {stored.dtype}, those of this model {tables.row_dtype} "

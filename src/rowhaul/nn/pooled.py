@@ -14,7 +14,7 @@ from torch import Tensor
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.row_source import RowRead
 from rowhaul.nn.threads import run_all
-from rowhaul.store import Lookup
+from rowhaul.store import Lookup, TableGroup
 from rowhaul.store.arena import RecordArena
 from rowhaul.store.packing import RowPacking
 from rowhaul.store.packing_kernels import pool_packed
@@ -118,6 +118,21 @@ class PackedRead(PooledRead):
         return PooledRead(
             self.group, self.arena, unpacked, self.entries, self.offsets, self.keep
         ).weight_gradients(pooled_gradients)
+
+
+def pooled_read(
+    tables: TableGroup,
+    group: FeatureGroup,
+    lookup: Lookup,
+    entries: slice | Int64s,
+    offsets: Int64s,
+    keep: KeepGradients,
+) -> PooledRead:
+    """Return a `RowRead` over the records of tables, packed or not."""
+    arguments = group, tables.arena, lookup, entries, offsets, keep
+    if tables.packing is not None:
+        return PackedRead(tables.packing, *arguments)
+    return PooledRead(*arguments)
 
 
 class PoolRows(torch.autograd.Function):
