@@ -5,11 +5,13 @@ The maps decide; ids are replaced by the rows that they read, and at a stop rows
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from oracles import Alone
+from in_process_cluster import rows_of
+from oracles import Alone, step_rows
 from training_case import Case, Row, Rows, TinyModel, per_sample_loss
 
 from rowhaul.budget.maps import SlotMaps
@@ -71,7 +73,7 @@ def _rows_of(case: Case, model: TinyModel) -> Rows:
     return {
         (number, int(key)): record.copy()
         for number, table in enumerate(case.tables)
-        for keys, records in model.rows.rows(table.name)
+        for keys, records in model.rows.source.stored_rows(table.name)
         for key, record in zip(keys, records, strict=True)
     }
 
@@ -79,7 +81,7 @@ def _rows_of(case: Case, model: TinyModel) -> Rows:
 class _BudgetAlone:
     def __init__(self, case: Case) -> None:
         self.maps: SlotMaps = layout_of(only_collection(case.model())).make_maps()
-        self.budget = case.pruning
+        self.budget, self.hot = case.pruning, rows_of(case.settings.hot)
         self.case = replace(case, pruning=None)
         self.model, self.fresh = self.case.model(), self.case.model().rows
         self.table_of = {
@@ -93,6 +95,8 @@ class _BudgetAlone:
             for _ in range(ends.count(iteration)):
                 alone.rows.append(_rows_of(case, self.model))
                 alone.dense.append([one.detach().numpy().copy() for one in self.model.parameters()])
+                if (hot := case.hot_after(len(alone.rows) - 1)) is not None:
+                    self.hot = rows_of(hot)
             if iteration == max(ends):
                 break
             samples, parts = self._named(case.batches[iteration]), []
@@ -108,12 +112,19 @@ class _BudgetAlone:
                 loss.backward()
                 total += loss.detach()
             alone.losses.append(float(total))
-            self.model.rows.apply_gradients(case.rates(iteration), iteration + 1)
+            step_rows(case, self.model, self, iteration, None if workers is None else workers[iteration])
             dense.step()
             dense.zero_grad()
             if self.budget.is_stop(iteration + 1):
                 self._hand_over(iteration + 1)
         return alone
+
+    def admits(self, rows: Iterable[Row]) -> np.ndarray:
+        """Every row learns."""
+        return np.ones(len(list(rows)), np.bool_)
+
+    def is_hot(self, row: Row) -> bool:
+        return row in self.hot
 
     def _named(self, samples: Samples) -> Samples:
         """The samples with the rows that they read instead of ids; counts them."""
@@ -129,6 +140,8 @@ class _BudgetAlone:
     def _hand_over(self, now: int) -> None:
         change = self.maps.change(now)
         tables = change.tables.tolist()
+        self.hot -= {*zip(change.gone_tables.tolist(), change.gone_rows.tolist(), strict=True)}
+        self.hot -= {*zip(tables, change.rows.tolist(), strict=True)}
         values = [
             self._values((table, source))
             for table, source in zip(tables, change.sources.tolist(), strict=True)
@@ -142,7 +155,7 @@ class _BudgetAlone:
             assert locate(group, *where)[0] < 0
             location = group.make_fresh(*where)
             record = group.arena.read(location)
-            record[0, : group.dim] = some
+            record[0, : len(some)] = some
             group.arena.write(location, record)
 
     def _values(self, row: Row) -> np.ndarray:
@@ -152,7 +165,8 @@ class _BudgetAlone:
         if location[0] < 0:
             group, *where = self._where(row, self.fresh)
             location = group.make_fresh(*where)
-        return group.arena.read(location)[0, : group.dim].copy()
+        num_values = group.dim if group.packing is None else group.packing.value_bytes
+        return group.arena.read(location)[0, :num_values].copy()
 
     def _where(self, row: Row, rows=None):
         group, position = (rows or self.model.rows).source.find_table(self.case.tables[row[0]].name)

@@ -51,6 +51,7 @@ def budgets(draw: st.DrawFn, case: Case) -> BudgetSettings:
         shared,
         draw(st.sampled_from([0.999, 0.5, 0.9, 1.0])),
         draw(st.sampled_from([1, 2, 3, 100])),
+        case.row_dtype,
     )
 
 
@@ -66,7 +67,8 @@ def budget_cases(
     draw: st.DrawFn, sync: str, peer_to_peer: bool, *, undecided: bool = False, hot: bool = False
 ) -> Case:
     """A case of the exact tests with a budget, and none of what that excludes."""
-    case = draw(cases(sync, peer_to_peer, undecided=undecided or hot))
+    row_dtype = draw(st.sampled_from(["float32", "float32", "float32", "int8", "bfloat16"]))
+    case = draw(cases(sync, peer_to_peer, undecided=undecided or hot, row_dtype=row_dtype))
     case = replace(case, settings=replace(case.settings, policies=(), hot=None))
     case = with_capacity(replace(case, pruning=draw(budgets(case))), most_capacity(case))
     if hot:
@@ -118,7 +120,8 @@ def check_against_one_process(case: Case) -> Outcome:
     assert_bit_equal(case, outcome, train_alone(case, ends, outcome.workers))
     if case.dtype is torch.float64:
         assert_close(case, outcome, train_alone(case, ends))
-    check_collection(case, outcome, ends)
+    if case.row_dtype == "float32":  # gradients that are sent are rounded
+        check_collection(case, outcome, ends)
     handed_over = sum((one.handed_over for one in budget_cluster.everyone), Counter())
     for rank in budget_cluster.everyone:
         assert sum(note.num_bytes for note in rank.notes) == handed_over.total()

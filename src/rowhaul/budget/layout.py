@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
-from rowhaul.budget.maps import SlotMaps
+from rowhaul.budget.maps import SlotMaps, record_bytes
 from rowhaul.budget.settings import BudgetSettings
 from rowhaul.errors import ConfigError
 from rowhaul.runtime.layout import TableLayout, Upkeep
@@ -26,13 +27,9 @@ class SlotLayout(TableLayout):
     budget: BudgetSettings
 
     def make_maps(self) -> SlotMaps:
-        """Maps of which no id has a slot yet."""
-        return SlotMaps(self.specs, self.seed, self.budget, self.record_bytes)
-
-    def record_bytes(self, dim: int) -> int:
-        """Bytes in memory of a row, with its optimizer state."""
-        table = next(number for number, spec in enumerate(self.specs) if spec.dim == dim)
-        return self.sizes().records[table]
+        """Maps in which no id has a slot yet."""
+        how = {"optimizer": self.optimizer, "dtype": self.dtype, "row_dtype": self.row_dtype}
+        return SlotMaps(self.specs, self.seed, self.budget, partial(record_bytes, **how))
 
     def schedule_settings(
         self,
@@ -83,7 +80,7 @@ class SlotLayout(TableLayout):
 def slot_layout(whole: TableLayout, budget: BudgetSettings) -> SlotLayout:
     """The layout within a budget of tables of whole rows."""
     return SlotLayout(
-        whole.specs, whole.optimizer, whole.dtype, whole.seed, budget, row_dtype=whole.row_dtype
+        whole.specs, whole.optimizer, whole.dtype, whole.seed, budget, row_dtype=budget.row_dtype
     )
 
 

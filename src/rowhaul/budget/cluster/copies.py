@@ -30,7 +30,7 @@ class CopiedSlots(CopiedRows):
     """
 
     def __init__(self, groups: Sequence[FeatureGroup], layout: SlotLayout, maps: SlotMaps) -> None:
-        tables = [group.make_tables(SGD(lr=0.0), layout.seed) for group in groups]
+        tables = [group.make_tables(SGD(lr=0.0), layout.seed, layout.row_dtype) for group in groups]
         memory = RowMemory(layout, tables, makes_rows=False)
         self._maps = maps
         super().__init__(memory, _ReadSlots(groups, memory, maps))
