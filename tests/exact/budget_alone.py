@@ -83,10 +83,16 @@ class _BudgetAlone:
         self.maps: SlotMaps = layout_of(only_collection(case.model())).make_maps()
         self.budget, self.hot = case.pruning, rows_of(case.settings.hot)
         self.case = replace(case, pruning=None)
-        self.model, self.fresh = self.case.model(), self.case.model().rows
+        self.model = self.case.model()
         self.table_of = {
             name: number for number, table in enumerate(case.tables) for name in table.feature_names
         }
+
+        for tables, one in self.maps:
+            for table, size in zip(tables.tolist(), one.shared_sizes.tolist(), strict=True):
+                for number in range(size):
+                    group, *where = self._where((table, -1 - number))
+                    group.make_fresh(*where)
 
     def run(self, ends: list[int], workers: list[np.ndarray] | None) -> Alone:
         alone, case = Alone([], [], []), self.case
@@ -148,8 +154,7 @@ class _BudgetAlone:
         ]
         for row in zip(change.gone_tables.tolist(), change.gone_rows.tolist(), strict=True):
             group, *where = self._where(row)
-            if locate(group, *where)[0] >= 0:
-                remove(group, *where)
+            remove(group, *where)
         for row, some in zip(zip(tables, change.rows.tolist(), strict=True), values, strict=True):
             group, *where = self._where(row)
             assert locate(group, *where)[0] < 0
@@ -162,12 +167,10 @@ class _BudgetAlone:
         """What a row reads as now."""
         group, *where = self._where(row)
         location = locate(group, *where)
-        if location[0] < 0:
-            group, *where = self._where(row, self.fresh)
-            location = group.make_fresh(*where)
+        assert location[0] >= 0
         num_values = group.dim if group.packing is None else group.packing.value_bytes
         return group.arena.read(location)[0, :num_values].copy()
 
-    def _where(self, row: Row, rows=None):
-        group, position = (rows or self.model.rows).source.find_table(self.case.tables[row[0]].name)
+    def _where(self, row: Row):
+        group, position = self.model.rows.source.find_table(self.case.tables[row[0]].name)
         return group, np.array([position]), np.array([row[1]])

@@ -11,11 +11,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
+
 from rowhaul.budget.maps import SlotMaps, record_bytes
 from rowhaul.budget.settings import BudgetSettings
 from rowhaul.errors import ConfigError
 from rowhaul.runtime.layout import TableLayout, Upkeep
-from rowhaul.schedule import HotRows, IdBatch, RowPolicy, Scheduler, ScheduleSettings, Topology
+from rowhaul.runtime.row_memory import RowMemory
+from rowhaul.schedule import (
+    HotRows,
+    IdBatch,
+    RowPolicy,
+    Scheduler,
+    ScheduleSettings,
+    Topology,
+    homes_of,
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,16 @@ class SlotLayout(TableLayout):
         from rowhaul.budget.scheduling import SlotIds
 
         return map(SlotIds(self, iter(())).read, batches)
+
+    def make_home(self, topology: Topology, rank: int) -> RowMemory:
+        """Make the memory of a rank that stores rows, with the shared rows of which it is the home."""
+        home = super().make_home(topology, rank)
+        for tables, one in self.make_maps():
+            numbers = np.repeat(tables, one.shared_sizes).astype(np.int32)
+            names = np.concatenate([-1 - np.arange(size) for size in one.shared_sizes.tolist()])
+            here = homes_of(numbers, names, topology) == rank
+            home.make(numbers[here], names[here])
+        return home
 
     def make_upkeep(self, *, trains: bool) -> Upkeep:
         """Make what hands rows over between segments."""

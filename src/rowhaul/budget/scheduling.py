@@ -26,7 +26,7 @@ from rowhaul.schedule.plan import Kind, Payload
 from rowhaul.schedule.settings import NO_ROWS
 from rowhaul.schedule.topology import homes_of
 
-_PART = "slots"  # of a saved state
+MAPS = "slots"  # the part of a saved state that is not bound to a cluster
 
 
 class SlotIds:
@@ -157,11 +157,11 @@ class SlotScheduler(Scheduler):
     def export(self) -> Arrays:
         """All that decides later plans."""
         maps = {name: array.copy() for name, array in self.maps.state().items()}
-        return {**super().export(), **named(_PART, maps)}
+        return {**super().export(), **named(MAPS, maps)}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Continue where `export` was called."""
-        prefix = f"{_PART}."
+        prefix = f"{MAPS}."
         self.maps.load_state(
             {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
         )

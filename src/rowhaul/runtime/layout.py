@@ -106,6 +106,10 @@ class TableLayout:
         tables = [group.make_tables(self.optimizer, self.seed, self.row_dtype) for group in groups]
         return RowMemory(self, tables, makes_rows=False)
 
+    def make_home(self, topology: Topology, rank: int) -> RowMemory:
+        """Make the memory of a rank that stores rows, with those that exist before any is read."""
+        return RowMemory(self)
+
     def make_upkeep(self, *, trains: bool) -> Upkeep:
         """Make what maintains rows between segments on this rank."""
         return Upkeep(self)

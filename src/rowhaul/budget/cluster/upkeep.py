@@ -24,7 +24,7 @@ from rowhaul.budget.scheduling import SlotScheduler, staying_hot
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.runtime.flush import flush
 from rowhaul.runtime.layout import CopiedRows, MaintainedTraining, Upkeep
-from rowhaul.runtime.lookups import FlushedRows, Rows, missing_rows
+from rowhaul.runtime.lookups import FlushedRows, Rows
 from rowhaul.runtime.mover import Mover
 from rowhaul.runtime.phases import Payloads, RankPhases
 from rowhaul.runtime.row_memory import Rates, RowMemory
@@ -114,7 +114,7 @@ def hand_over(mover: Mover, plan: Plan, topology: Topology, rates: Rates) -> Non
     sent, received = phases.sent(Phase.LATE_SECOND), phases.received(Phase.LATE_SECOND)
     values = np.empty(0, np.uint8)
     if home is not None and copies is not None:
-        values = _values_of(home, copies, _rows_of(phases, sent))
+        values = FlushedRows(home, copies).look_up(_rows_of(phases, sent))[1]
     arrived = mover.swap(sent, received, values)
     mover.wait_sent()
     assert plan.forgotten_tables is not None
@@ -150,13 +150,6 @@ def _of_phase(moves: Moves, *, second: bool) -> Moves:
 
 def _rows_of(phases: RankPhases, payloads: Payloads) -> Rows:
     return Rows(phases.tables[payloads.row].astype(np.int64), phases.keys[payloads.row])
-
-
-def _values_of(home: RowMemory, copies: RowMemory, rows: Rows) -> npt.NDArray[np.uint8]:
-    """Read the values of rows, back to back: as flushed, as the home has them, or as they begin."""
-    fresh = missing_rows(home, missing_rows(copies, rows))
-    copies.make(fresh.tables, fresh.keys)
-    return FlushedRows(home, copies).look_up(rows)[1]
 
 
 def _places_among(
