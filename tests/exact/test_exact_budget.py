@@ -22,7 +22,7 @@ from training_case import Case
 
 from rowhaul.budget import BudgetSettings
 from rowhaul.budget.room import least_bytes
-from rowhaul.budget.scheduling import SimulatedBudget
+from rowhaul.budget.scheduling import SimulatedBudget, SlotScheduler, staying_hot
 from rowhaul.errors import CacheTooSmallError
 from rowhaul.schedule import HotRows, Plan
 from rowhaul.train.distributed.training import layout_of, only_collection
@@ -176,3 +176,32 @@ def test_the_simulator_moves_what_a_cluster_does(data):
         assert np.array_equal(found.worker, plan.worker)
     for rank in budget_cluster.everyone:
         assert sum(note.num_bytes for note in rank.notes) == between
+
+
+@settings(few, max_examples=6)
+@given(data=st.data())
+def test_a_scheduler_goes_on_from_a_state(data):
+    """Wherever it is saved: before, between and after batches that are read ahead, and at stops."""
+    case = data.draw(budget_cases("on-demand", False, undecided=True))
+    hot = data.draw(st.none() | hot_sets(len(case.tables)))
+    case = with_capacity(replace(case, settings=replace(case.settings, hot=hot)), most_capacity(case))
+    layout, batches = layout_of(only_collection(case.model())), list(case.id_batches())
+    scheduler, plans = SlotScheduler(case.settings, layout, batches), []
+    while True:
+        while not scheduler.fill() and scheduler.ids.must_wait:
+            staying = staying_hot(scheduler.settings.hot, scheduler.decide())
+            if staying is not None:
+                scheduler.replicate(staying)
+            scheduler.hand_over()
+        if data.draw(st.booleans()):
+            again = SlotScheduler(scheduler.settings, layout, batches[len(plans) :])
+            again.restore(scheduler.export())
+            scheduler = again  # whose plans must be those of a scheduler that was never saved
+        if not scheduler.fill():
+            break
+        plans.append(scheduler.plan())
+    expected, _ = simulated(case)
+    for plan, one in zip(plans, expected, strict=True):
+        first = len(one.moves) - len(plan.moves)  # of those that follow what has changed hands
+        moves = one.moves.some(np.arange(len(one.moves)) >= first)
+        assert plan.digest() == replace(one, moves=moves).digest()
