@@ -21,6 +21,7 @@ from rowhaul.store.row_parts import (
     Arrays,
     ExportFile,
     FoundRow,
+    Int64s,
     Lines,
     Merging,
     RowEstimate,
@@ -30,6 +31,10 @@ from rowhaul.store.row_parts import (
 ROW_FORMATS = {
     "whole": "rowhaul.store.whole_rows:WholeRows",
     "chunked": "rowhaul.pruning.format:ChunkedRows",
+    "slots": "rowhaul.budget.format:SlotRows",
+    "slots-bfloat16": "rowhaul.budget.format:BFloat16Slots",
+    "slots-float16": "rowhaul.budget.format:Float16Slots",
+    "slots-int8": "rowhaul.budget.format:Int8Slots",
     "bfloat16": "rowhaul.store.packed_rows:BFloat16Rows",
     "float16": "rowhaul.store.packed_rows:Float16Rows",
     "int8": "rowhaul.store.packed_rows:Int8Rows",
@@ -44,6 +49,7 @@ class RowFormat(ABC):
     name: ClassVar[str]
     constants: ClassVar[tuple[str, ...]] = ()  # arrays of a block that describe all its rows
     has_snapshots: ClassVar[bool] = False  # whether rows can be saved beside training without a copy of all
+    keyed_by_id: ClassVar[bool] = True  # whether keys are ids; otherwise names of rows, see `row_names`
     state_by_row: ClassVar[bool] = True  # whether `decode` returns the optimizer's state
     reading: ClassVar[dict[str, str]]  # Python that reads an exported file, by kind of file
     cluster_rows: ClassVar[str] = "rowhaul.train.distributed.cluster_rows:ClusterRows"
@@ -71,6 +77,10 @@ class RowFormat(ABC):
         """Return whole vectors, with their state where the format keeps it by row."""
 
     # Checkpoints.
+
+    def row_names(self, reader: Any, table: str, ids: Int64s) -> Int64s:
+        """Return the keys of the rows that ids of a checkpoint's table read."""
+        return ids
 
     @abstractmethod
     def find(self, file: Any, place: int, dim: int) -> FoundRow:
