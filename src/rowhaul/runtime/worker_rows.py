@@ -118,16 +118,12 @@ class CachedRows(TableRows):
             self._step(taken.iteration, part.number, part.replicated_locations, some, part.replicated_names)
             first += count * dim
 
-    def _as_sent(
-        self, iteration: int, number: int, gradients: Floats, rows: RowNames, worker: int
-    ) -> Floats:
-        """Round gradients as they will be sent: the worker's copy of a row takes the step that its home takes."""
+    def _as_sent(self, iteration: int, number: int, gradients: Floats, rows: RowNames, worker: int) -> Floats:
+        """Round gradients as they will be sent: the worker's copy of a row steps as its home does."""
         group = self._cache.groups[number]
         return group.unpack_gradients(group.pack_gradients(gradients, rows, iteration + 1, worker))
 
-    def _step(
-        self, iteration: int, number: int, locations: Ints, gradients: Floats, rows: RowNames
-    ) -> None:
+    def _step(self, iteration: int, number: int, locations: Ints, gradients: Floats, rows: RowNames) -> None:
         if len(locations):
             rate = self._rates(iteration)
             self._cache.groups[number].update(locations, gradients, rate, iteration + 1, rows)
