@@ -7,7 +7,7 @@ overrides what differs; the runtime asks the layout and never what kind of rows 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ class TableLayout:
     optimizer: RowOptimizerRule
     dtype: str
     seed: int
-    row_dtype: str = PLAIN  # what values are held and sent in
+    row_dtype: str = field(default=PLAIN, kw_only=True)  # what values are held and sent in
 
     @property
     def row_format(self) -> str:
