@@ -87,6 +87,11 @@ def simulate(
     ),
     prune_chunks: int = typer.Option(4, help="With --prune: chunks of a row."),
     prune_period: int = typer.Option(1000, help="With --prune: iterations between two prunings."),
+    memory_budget: str | None = typer.Option(
+        None,
+        help="Keep rows within this memory, such as 2GiB: ids read most have rows of their own, others "
+        "share some.",
+    ),
     hot: int | None = typer.Option(
         None,
         help="Replicate the N most frequent rows on all workers; default 0; with --sync static: "

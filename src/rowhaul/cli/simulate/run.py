@@ -66,6 +66,13 @@ def run_simulation(given: dict[str, Any]) -> Results:
     schedule, num_rows = _size_caches(schedule, ids, chosen.cache, chosen.hot)
 
     make_scheduler: MakeScheduler = Scheduler
+    dims = dict(zip(ids.tables, options.parse_dims(chosen.dim, ids.tables), strict=True))
+    if chosen.prune is not None and chosen.memory_budget is not None:
+        raise ConfigError("--prune and --memory-budget exclude each other; leave out one of them")
+    if chosen.memory_budget is not None:
+        from rowhaul.cli.simulate.budget import keep_within  # imports PyTorch
+
+        schedule, make_scheduler = keep_within(schedule, dims, chosen.optimizer, chosen.memory_budget)
     if chosen.prune is not None:
         if chosen.row_dtype != PLAIN:
             raise ConfigError(
@@ -74,7 +81,6 @@ def run_simulation(given: dict[str, Any]) -> Results:
             )
         from rowhaul.cli.simulate.pruning import prune  # imports PyTorch
 
-        dims = dict(zip(ids.tables, options.parse_dims(chosen.dim, ids.tables), strict=True))
         how = {"ratio": chosen.prune, "chunks": chosen.prune_chunks, "period": chosen.prune_period}
         schedule, make_scheduler = prune(schedule, dims, chosen.optimizer, **how)
     iterations = min(wanted, available)

@@ -109,6 +109,7 @@ def _scored(
     """
     runtime = training.runtime
     training.catch_up()
+    training.upkeep.prepare_copies(runtime)
     flushed, home = training.flushed(), runtime.mover.home
     answers = FlushedRows(home, flushed) if home is not None and flushed is not None else None
     lookups = RowLookups(runtime.rank, training.settings.topology, training.settings.sizes, answers)
@@ -172,9 +173,10 @@ class _Scoring:
 
     def _copied_rows(self) -> CopiedRows:
         collection = self._training.collection
-        rows = self._training.layout.copied_rows(collection.feature_groups)
-        # Pruned rows cannot be told from those never trained.
-        if isinstance(format_of(collection.row_settings), WholeRows):
+        rows = self._training.upkeep.copied_rows(collection.feature_groups)
+        # Pruned rows cannot be told from those never trained, and shared rows are read by both.
+        format = format_of(collection.row_settings)
+        if isinstance(format, WholeRows) and format.keyed_by_id:
             rows.source.key_counts = self._keys
         return rows
 

@@ -25,7 +25,6 @@ from rowhaul.planning.feed import LeaderFeed
 from rowhaul.planning.planner import Planner
 from rowhaul.runtime.mover import Mover
 from rowhaul.runtime.phase_kernels import sort_moves
-from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule import ScheduleSettings
 from rowhaul.store import snapshot
@@ -88,7 +87,7 @@ def _train(
         trains, failure = rank < topology.num_workers, Failure()
         layout = layout_of(collection)
         cache = layout.make_cache(collection.feature_groups) if trains else None
-        home = RowMemory(layout) if topology.colocated or not trains else None
+        home = layout.make_home(topology, rank) if topology.colocated or not trains else None
         batches = _batches(schema)
         planner = Planner(
             lambda ids: layout.make_scheduler(settings, ids),
