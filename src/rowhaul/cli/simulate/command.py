@@ -36,6 +36,9 @@ def simulate(
     ),
     batch_per_worker: int = typer.Option(128, help="Samples per worker and iteration, if shares are equal."),
     dim: str = typer.Option("512", help="Values in a row: for all tables, or user=64,item=16,..."),
+    row_dtype: str = typer.Option(
+        "float32", help="What rows are held and sent in: float32, bfloat16, float16 or int8."
+    ),
     optimizer: str = typer.Option(
         "sgd", help="sgd, adagrad, rowwise_adagrad or adam; its state travels too."
     ),

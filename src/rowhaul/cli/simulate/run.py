@@ -19,6 +19,7 @@ from rowhaul.simulate.results import Results
 from rowhaul.simulate.run import Progress, Simulation, names_compared
 from rowhaul.simulate.shares import Objective
 from rowhaul.simulate.trace import RememberedTrace
+from rowhaul.store.packing import PLAIN
 
 
 def run_simulation(given: dict[str, Any]) -> Results:
@@ -48,7 +49,9 @@ def run_simulation(given: dict[str, Any]) -> Results:
     policy = RowPolicy(chosen.admit_after, chosen.ttl, chosen.max_rows, chosen.evict)
     schedule = ScheduleSettings(
         topology=topology,
-        sizes=options.row_sizes(options.parse_dims(chosen.dim, ids.tables), chosen.optimizer),
+        sizes=options.row_sizes(
+            options.parse_dims(chosen.dim, ids.tables), chosen.optimizer, chosen.row_dtype
+        ),
         prices=link_prices(model.links.worker_speeds),
         cache=CacheSettings(0, policy=chosen.policy),  # its size may depend on the number of rows
         dispatcher=mechanisms[0],
@@ -71,6 +74,11 @@ def run_simulation(given: dict[str, Any]) -> Results:
 
         schedule, make_scheduler = keep_within(schedule, dims, chosen.optimizer, chosen.memory_budget)
     if chosen.prune is not None:
+        if chosen.row_dtype != PLAIN:
+            raise ConfigError(
+                f"--row-dtype {chosen.row_dtype} and --prune exclude each other: pruned rows are sent in "
+                "float32; leave one of the two out"
+            )
         from rowhaul.cli.simulate.pruning import prune  # imports PyTorch
 
         how = {"ratio": chosen.prune, "chunks": chosen.prune_chunks, "period": chosen.prune_period}

@@ -225,7 +225,7 @@ class DistributedTraining:
             shared.flag()
         self._dense.send_rest()
         began = time.perf_counter()
-        buffered = [] if found else rows.step_own(taken)
+        buffered = [] if found else rows.step_own(taken, self.runtime.rank)
         stepped = time.perf_counter()
         self._dense.wait()
         job.seconds["all_reduce"] += time.perf_counter() - stepped

@@ -143,7 +143,7 @@ def _stamp(config: TrainConfig, schema: Schema) -> Path | None:
     what = (
         config.rows, config.precision, cluster.dispatcher, cluster.sync, cluster.cache_policy,
         bool(cluster.hot_rows), cluster.colocated, cluster.peer_to_peer, config.tables,
-        cluster.look_ahead > 0, config.prune, torch.__version__,
+        cluster.look_ahead > 0, config.prune, config.row_dtype, torch.__version__,
     )  # fmt: skip
     digest = hashlib.blake2b(repr((what, contents)).encode(), digest_size=12).hexdigest()
     return Path(folder) / f"rowhaul-{digest}.compiled"
