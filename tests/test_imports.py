@@ -32,7 +32,7 @@ TABLE = {
     "cluster": ({"transport", "schedule"}, {"numpy", "torch", "psutil"}),
     "database": ({"store", "optim", "transport", "checkpoint", "data"}, {*ARRAYS, "torch"}),
     "pruning": (
-        {"store", "optim", "schedule", "nn", "runtime", "transport", "checkpoint", "train"},
+        {"budget", "store", "optim", "schedule", "nn", "runtime", "transport", "checkpoint", "train"},
         {*ARRAYS, "torch", "safetensors"},
     ),
     "budget": (
@@ -60,7 +60,7 @@ TABLE = {
     "train": (
         {
             *("data", "nn", "optim", "store", "checkpoint", "schedule", "planning", "runtime", "transport"),
-            *("cluster", "tuning", "pruning", "export", "simulate", "monitoring", "explain"),
+            *("cluster", "tuning", "pruning", "budget", "export", "simulate", "monitoring", "explain"),
         },
         {*ARRAYS, "torch", "pyarrow", "yaml", "psutil"},
     ),
@@ -70,7 +70,19 @@ TABLE = {
     ),
     "export": ({"checkpoint", "store", "data", "train"}, {*ARRAYS, "torch", "pyarrow", "safetensors"}),
     "sizing": (
-        {"data", "nn", "optim", "store", "schedule", "runtime", "checkpoint", "tuning", "train", "pruning"},
+        {
+            "data",
+            "nn",
+            "optim",
+            "store",
+            "schedule",
+            "runtime",
+            "checkpoint",
+            "tuning",
+            "train",
+            "pruning",
+            "budget",
+        },
         {"numpy", "torch"},
     ),
     "verify": (
@@ -84,6 +96,7 @@ TABLE = {
                 "transport",
                 "runtime",
                 "pruning",
+                "budget",
                 "export",
                 "sizing",
                 "verify",

@@ -1,12 +1,12 @@
-"""Numbers of few bits inside a kernel, several at a time, by address: float32 on one side, packed on the other.
+"""Numbers of few bits inside a kernel, several at a time, by address: float32 here, packed there.
 
 A number ``like`` selects the packed type by its own: uint16 stands for bfloat16, int16 for float16, int8 for
 int8. An int8 is a share of its row's scale, from -127 to 127.
 
 Packing rounds up or down at random such that the mean is right, by sixteen bits for each number. These are a
-function of the row's seed and the column (`_Lanes.draws`), which a handful of instructions computes for sixteen
-columns. Everything is spelled out in integers and correctly rounded operations: the same bits on every
-processor, in a vector and alone.
+function of the row's seed and the column (`_Lanes.draws`), which a handful of instructions computes for
+sixteen columns. Everything is spelled out in integers and correctly rounded operations: the same bits on
+every processor, in a vector and alone.
 """
 
 from __future__ import annotations

@@ -167,7 +167,8 @@ class Rank:
         self.dense = torch.optim.SGD(self.model.parameters(), lr=case.dense_lr)
         collection = only_collection(self.model)
         cache = layout_of(collection).make_cache(collection.feature_groups) if trains else None
-        home = RowMemory(layout_of(collection)) if topology.colocated or not trains else None
+        layout = layout_of(collection)
+        home = layout.make_home(topology, rank) if topology.colocated or not trains else None
         if cache is not None and case.settings.hot is not None:
             cache.make(case.settings.hot.tables, case.settings.hot.keys)
         failure = Failure()

@@ -62,7 +62,7 @@ def _train(case: Case, ends: Sequence[int], workers: Sequence[np.ndarray] | None
             loss = batch.loss(per_sample_loss(model(batch), batch))
             loss.backward()
             total += loss.detach()
-        _step_rows(case, model, admission, iteration, None if workers is None else workers[iteration])
+        step_rows(case, model, admission, iteration, None if workers is None else workers[iteration])
         for row in admission.forget(iteration):
             _delete_row(case, model, row)
         dense.step()
@@ -121,7 +121,7 @@ class Admission:
         return np.array([self._lifetimes.knows(row) for row in rows], np.bool_)
 
 
-def _step_rows(
+def step_rows(
     case: Case, model: TinyModel, admission: Admission, iteration: int, workers: np.ndarray | None
 ) -> None:
     """Step the rows that are admitted; the gradients of the others are dropped."""

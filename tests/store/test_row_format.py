@@ -198,7 +198,7 @@ def test_sizes_in_memory_and_on_the_wire_are_those_of_the_format():
     assert half.stored(None, [["items"]])["rows"] < whole.stored(None, [["items"]])["rows"]
     assert half.cached(5000) <= whole.cached(5000)
     tables = (TableSpec("items", DIM, -1.0, 1.0),), Adagrad(lr=0.1), "float32", 0
-    assert HalfLayout(*tables).sizes() == RowSizes((2 * DIM,), (4 * DIM,))
+    assert HalfLayout(*tables).sizes() == RowSizes((2 * DIM,), (4 * DIM,), (4 * DIM,))
     assert TableLayout(*tables).sizes() == RowSizes((4 * DIM,), (4 * DIM,))
 
 

@@ -67,7 +67,7 @@ class SlotMaps:
         settings: BudgetSettings,
         record_bytes: Callable[[int], int],
     ) -> None:
-        self.settings = settings
+        self.settings, self.seed = settings, seed
         dims = rooms(specs, settings, record_bytes)
         self.tables = [np.flatnonzero([spec.dim == dim for spec in specs]) for dim in dims]  # by map
         self.maps = [

@@ -1,7 +1,8 @@
 """What a budget buys: rows of their own, shared rows, and the counts that decide who has which.
 
 Per row size: a count-min sketch of the ids without a row, a list of the most wanted among them, shared rows,
-and for the rest rows of their own, each with a place of 5 bytes that finds it and counts its accesses.
+and for the rest rows of their own, each with a place of 5 bytes that finds it and counts its accesses (of 6,
+with more than 256 tables).
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from rowhaul.budget.settings import BudgetSettings
 from rowhaul.errors import ConfigError
 
 BUCKET = 8  # places that an id may take in each of its two buckets
-PLACE_BYTES = 5  # a print of 16 bits, the table that owns the row, a count of 16 bits
-WANTED_BYTES = 11  # a hash of 64 bits, its table, an estimate
+_PLACE_BYTES = 4  # a print and a count of 16 bits; and the table that owns the row
+_WANTED_BYTES = 9  # a hash of 64 bits and an estimate; and the table
+_BYTE_TABLES = 256  # that one byte can tell apart
 SKETCH_SHARE = 0.03
 WANTED_SHARE = 0.02
 SKETCH_ROWS = 2
@@ -30,6 +32,7 @@ class Room:
     sketch_width: int  # cells of each row of the sketch
     num_wanted: int  # a multiple of BUCKET
     record_bytes: int
+    owner_bytes: int = 1  # of what tells tables apart
 
     @property
     def num_records(self) -> int:
@@ -39,8 +42,9 @@ class Room:
     @property
     def map_bytes(self) -> int:
         """Bytes of what finds and chooses rows."""
-        counts = SKETCH_ROWS * self.sketch_width + self.num_wanted * WANTED_BYTES
-        return self.num_slots * PLACE_BYTES + counts
+        wanted = self.num_wanted * (_WANTED_BYTES + self.owner_bytes)
+        places = self.num_slots * (_PLACE_BYTES + self.owner_bytes)
+        return places + wanted + SKETCH_ROWS * self.sketch_width
 
     @property
     def total_bytes(self) -> int:
@@ -55,11 +59,13 @@ def divide(settings: BudgetSettings, columns: Sequence[int], which: int) -> int:
 
 def room_for(settings: BudgetSettings, num_bytes: int, record_bytes: int, num_tables: int) -> Room:
     """Return what ``num_bytes`` buy for tables of one row size."""
+    owner = owner_bytes(num_tables)
     width = max(BUCKET, int(num_bytes * SKETCH_SHARE) // SKETCH_ROWS)
-    num_wanted = max(1, int(num_bytes * WANTED_SHARE) // (WANTED_BYTES * BUCKET)) * BUCKET
+    wanted_bytes = _WANTED_BYTES + owner
+    num_wanted = max(1, int(num_bytes * WANTED_SHARE) // (wanted_bytes * BUCKET)) * BUCKET
     num_shared = max(num_tables, int(num_bytes * settings.shared) // record_bytes)
-    beside = SKETCH_ROWS * width + num_wanted * WANTED_BYTES + num_shared * record_bytes
-    num_slots = max(0, num_bytes - beside) // ((record_bytes + PLACE_BYTES) * BUCKET) * BUCKET
+    beside = SKETCH_ROWS * width + num_wanted * wanted_bytes + num_shared * record_bytes
+    num_slots = max(0, num_bytes - beside) // ((record_bytes + _PLACE_BYTES + owner) * BUCKET) * BUCKET
     if num_slots < BUCKET:
         least = least_bytes(settings, record_bytes, num_tables)
         needed = math.ceil(least * settings.bytes / num_bytes)
@@ -68,10 +74,16 @@ def room_for(settings: BudgetSettings, num_bytes: int, record_bytes: int, num_ta
             f"{record_bytes} bytes, optimizer state included: each needs a shared row, and {BUCKET} ids one "
             f"of their own; give at least {needed:,} bytes, or make rows smaller"
         )
-    return Room(num_slots, num_shared, width, num_wanted, record_bytes)
+    return Room(num_slots, num_shared, width, num_wanted, record_bytes, owner)
+
+
+def owner_bytes(num_tables: int) -> int:
+    """Return how many bytes tell tables apart."""
+    return 1 if num_tables <= _BYTE_TABLES else 2
 
 
 def least_bytes(settings: BudgetSettings, record_bytes: int, num_tables: int) -> int:
     """Return bytes that are surely enough for tables of one row size."""
-    fixed = num_tables * record_bytes + BUCKET * (record_bytes + PLACE_BYTES + WANTED_BYTES + SKETCH_ROWS)
+    beside = _PLACE_BYTES + _WANTED_BYTES + 2 * owner_bytes(num_tables)
+    fixed = num_tables * record_bytes + BUCKET * (record_bytes + beside + SKETCH_ROWS)
     return math.ceil(fixed / (1 - settings.shared - SKETCH_SHARE - WANTED_SHARE))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rowhaul.nn.features import FeatureGroup
     from rowhaul.nn.row_source import RowSource
     from rowhaul.optim import RowOptimizerRule
+    from rowhaul.runtime.layout import TableLayout
 
 PERIOD = 200  # steps between two stops, later on
 _GROWTH = 5  # early on, the next stop comes after a fifth of the steps so far: most ids are new then
@@ -60,6 +61,12 @@ class BudgetSettings:
         from rowhaul.budget.rows import BudgetedRows  # settings alone need no torch
 
         return BudgetedRows(groups, optimizer, seed, self)
+
+    def layout(self, whole: TableLayout) -> TableLayout:
+        """Turn the layout of whole rows into that of rows within this budget, for a cluster."""
+        from rowhaul.budget.layout import slot_layout
+
+        return slot_layout(whole, self)
 
     def next_stop(self, iteration: int) -> int:
         """Return the first stop after ``iteration`` steps; a cluster reads ahead no further."""

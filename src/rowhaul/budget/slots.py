@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from rowhaul.budget.room import BUCKET, SKETCH_ROWS, Room
+from rowhaul.budget.room import BUCKET, SKETCH_ROWS, Room, owner_bytes
 from rowhaul.budget.settings import BudgetSettings
 from rowhaul.budget.slot_kernels import (
     count_rows,
@@ -65,17 +65,30 @@ class SlotMap:
     """
 
     def __init__(self, names: Sequence[str], seed: int, settings: BudgetSettings, room: Room) -> None:
-        self.settings, self.room, self.seed = settings, room, seed
+        self.names, self.settings, self.room, self.seed = tuple(names), settings, room, seed
         # The name, not the position, so that adding a table does not change where others' ids go.
         seeds = [xxhash.xxh64_intdigest(name.encode(), seed=seed & _WORD) for name in names]
-        self._seeds = np.array(seeds, np.uint64)
+        self.seeds = np.array(seeds, np.uint64)  # of the tables' hashes
         self.clear()
+
+    @classmethod
+    def from_state(
+        cls, names: Sequence[str], seed: int, settings: BudgetSettings, arrays: Mapping[str, npt.NDArray[Any]]
+    ) -> SlotMap:
+        """Return the map of a `state`, whatever its size."""
+        sizes = len(arrays["marks"]), int(arrays["shared_sizes"].sum())
+        room = Room(
+            *sizes, len(arrays["sketch"]) // SKETCH_ROWS, len(arrays["wanted"]), 0, owner_bytes(len(names))
+        )
+        made = cls(names, seed, settings, room)
+        made.load_state(arrays)
+        return made
 
     def clear(self) -> None:
         """Forget every id."""
-        room, num_tables = self.room, len(self._seeds)
+        room, num_tables = self.room, len(self.seeds)
         self._marks = np.zeros(room.num_slots, np.uint16)
-        self.owners = np.zeros(room.num_slots, np.uint8 if num_tables <= 256 else np.uint16)
+        self.owners = np.zeros(room.num_slots, np.uint8 if room.owner_bytes == 1 else np.uint16)
         self._counts = np.zeros(room.num_slots, np.uint16)
         self._sketch = np.zeros((SKETCH_ROWS, room.sketch_width), np.uint8)
         self._wanted = np.zeros(room.num_wanted, np.uint64)
@@ -104,7 +117,7 @@ class SlotMap:
         """Find the rows of distinct keys, given table by table; nothing changes, in any thread."""
         hashed, rows = np.empty(len(keys), np.uint64), np.empty(len(keys), np.int64)
         masks = (self.shared_sizes - 1).astype(np.uint64)
-        find_rows(keys, starts, self._seeds, self._marks, self.owners, masks, hashed, rows)
+        find_rows(keys, starts, self.seeds, self._marks, self.owners, masks, hashed, rows)
         return FoundRows(starts, rows, hashed)
 
     def count(self, found: FoundRows, accesses: npt.NDArray[Any]) -> None:

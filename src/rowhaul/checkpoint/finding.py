@@ -25,10 +25,12 @@ def find_rows(
     wanted = np.unique(np.asarray(keys, np.int64))
     found: dict[int, FoundRow] = {}
     entry, format = reader.tables[table], reader.format(table)
+    names = format.row_names(reader, table, wanted)  # several ids may read one row
     for name in entry.files:
         with reader.open(name) as file:
             held: npt.NDArray[np.int64] = file.get_tensor("keys")
-            for place in np.flatnonzero(np.isin(held, wanted)).tolist():
-                found[int(held[place])] = format.find(file, place, entry.dim)
+            for place in np.flatnonzero(np.isin(held, names)).tolist():
+                row = format.find(file, place, entry.dim)
+                found |= dict.fromkeys(wanted[names == held[place]].tolist(), row)
         progress(name)
     return found

@@ -52,6 +52,11 @@ _FLAGS_BY_PANEL: dict[str, dict[str, tuple[str, Any, str]]] = {
         "max_steps": ("max_steps", int, "Stop after this many steps; 0: the end of the data."),
         "seed": ("seed", int, "Seed of rows, dense weights, dropout and shuffling."),
         "precision": ("precision", str, "float32 or float64."),
+        "row_dtype": (
+            "row_dtype",
+            str,
+            "What rows are stored and sent in: float32, bfloat16, float16 or int8.",
+        ),
         "eval_every": ("eval_every", int, "Steps between evaluations; 0: only at the end."),
         "checkpoint_every": ("checkpoint_every", str, "Steps or time (15min, 2h); 0: at the end only."),
         "checkpoints": (

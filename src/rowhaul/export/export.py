@@ -110,7 +110,13 @@ def export(
 
 
 def _layout(reader: CheckpointReader, table: str, with_state: bool, whole_rows: bool) -> ExportFile:
-    make = partial(decoded_file, reader.format(table)) if whole_rows else reader.format(table).export_file
+    format = reader.format(table)
+    if whole_rows and not format.keyed_by_id:
+        raise ConfigError(
+            f"rows of table {table!r} have a budget and are shared by ids: there is no row for every id to "
+            "be written whole. Leave out the option; the export says how to find the row of an id"
+        )
+    make = partial(decoded_file, format) if whole_rows else format.export_file
     return make(reader, table, with_state)
 
 

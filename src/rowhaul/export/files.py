@@ -158,7 +158,7 @@ def _read_parquet(path: Path, layout: ExportFile) -> Iterator[Arrays]:
             for field in batch.schema:
                 column, kind = batch.column(field.name), field.type
                 if not pa.types.is_list(kind) and not pa.types.is_fixed_size_list(kind):
-                    columns["keys"] = column.to_numpy()
+                    columns["keys" if field.name == "key" else field.name] = column.to_numpy()
                     continue
                 flat = column.flatten().to_numpy(zero_copy_only=False)
                 is_fixed = pa.types.is_fixed_size_list(kind)

@@ -19,6 +19,7 @@ from rowhaul.nn.config import EmbeddingBagConfig
 from rowhaul.nn.features import FeatureGroup, group_features
 from rowhaul.nn.jagged import KeyedJaggedTensor, KeyedTensor, as_keyed_jagged
 from rowhaul.nn.local_rows import LocalRows
+from rowhaul.nn.named_rows import NamedRows
 from rowhaul.nn.pooled import PoolRows
 from rowhaul.nn.row_source import Floats, Int64s, MovableRows, RowReader, RowSettings, RowSource
 from rowhaul.optim import Adagrad, RowOptimizerRule
@@ -149,8 +150,8 @@ class EmbeddingBagCollection(nn.Module):
         """Set rows of a table to the bit; the inverse of `stored_rows`."""
         self._stored_source().load_stored(table, keys, stored)
 
-    def _stored_source(self) -> LocalRows:
-        if not isinstance(self._source, LocalRows):
+    def _stored_source(self) -> NamedRows:
+        if not isinstance(self._source, NamedRows):
             raise ConfigError("only rows of this process that are not pruned can be read as they are stored")
         return self._source
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -29,6 +29,8 @@ from rowhaul.store.row_format import load_named
 _ON_A_CARD = "rowhaul.device.rows:DeviceRows"  # loaded where there is one: it needs Triton
 Pending = tuple[Lookup, Floats]
 """Rows that a backward pass has gradients for, and these."""
+RoundParts = Callable[[int, Sequence[Pending], int], list[Pending]]
+"""Given a group's number, its passes and the step's number: see `rowhaul.verify.sent_gradients`."""
 
 
 class TableRows(NamedRows):
@@ -42,6 +44,7 @@ class TableRows(NamedRows):
         self.groups, self.tables = list(groups), list(tables)
         self.pending: list[list[Pending]] = [[] for _ in self.groups]
         self.key_counts: KeyCounts | None = None  # where ids that are read without training are counted
+        self.round_parts: RoundParts | None = None  # how gradients of several passes reach their sum
 
     @property
     def allocated_bytes(self) -> int:
@@ -79,9 +82,11 @@ class TableRows(NamedRows):
             raise ConfigError("rows were cleared or loaded between forward and backward; run forward again")
         self.pending[number].append((lookup, gradients))
 
-    def take_gradients(self, number: int) -> Pending | None:
+    def take_gradients(self, number: int, step: int = 0) -> Pending | None:
         """Remove a group's gradients, summed over backward passes, with the rows they are for."""
         pending, self.pending[number] = self.pending[number], []
+        if self.round_parts is not None and pending:
+            pending = self.round_parts(number, pending, step)
         if len(pending) > 1:
             return summed(pending, len(self.tables[number].tables))
         return pending[0] if pending else None
@@ -164,7 +169,7 @@ class LocalRows(TableRows):
         run_all([partial(self._step, group, lr, number) for group in groups], is_worth_threads(num_values))
 
     def _step(self, group: int, lr: float, number: int) -> None:
-        taken = self.take_gradients(group)
+        taken = self.take_gradients(group, number)
         if taken is not None:
             lookup, tables = taken[0], self.tables[group]
             rows = names_of(lookup) if tables.packing is not None else None

@@ -88,8 +88,9 @@ class NamedRows:
             )
             if tables.packing is not None and stored.dtype != np.uint8:
                 raise CheckpointError(
-                    f"table {name!r}: the rows given are {stored.dtype}, those of this model {tables.row_dtype} "
-                    "with their state, packed into bytes; load them into a model of the same row_dtype"
+                    f"table {name!r}: the rows given are {stored.dtype}, those of this model "
+                    f"{tables.row_dtype} with their state, packed into bytes; load them into a model of the "
+                    "same row_dtype"
                 )
             self._check_records(name, keys, stored, tables.arena.width)
         self.clear()

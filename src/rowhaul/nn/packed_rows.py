@@ -1,13 +1,10 @@
-"""Rows in fewer bits, in this process: how a collection is told, and how packed rows are pooled."""
+"""`RowPrecision`: how a collection is told to hold its rows in fewer bits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
-from torch import Tensor
 
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.local_rows import LocalRows

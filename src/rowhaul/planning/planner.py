@@ -68,8 +68,8 @@ class Planner:
         tables_of_features: the number of the table of each feature; by default each has its own.
         ahead: iterations that may be planned before any is allowed.
         audience: receives all plans, too, as soon as they are made, in the planner's thread.
-        complete: adds data to the samples of a planned batch; ids do not change. Ranks compare the samples
-            without it.
+        complete: adds data to the samples of a planned batch, whose ids are the names of the rows that were
+            planned. Ranks compare the samples without either.
 
     Example:
         >>> planner = Planner(lambda batches: Scheduler(settings, batches), samples, failure)
@@ -194,7 +194,7 @@ class Planner:
             samples = self._window.popleft()
             planned = PlannedBatch(
                 plan=plan,
-                samples=self._complete(samples, plan),
+                samples=self._complete(_as_planned(samples, plan), plan),
                 samples_digest=samples_digest(samples),
                 plan_digest=replace(plan, ids=None).digest(),
                 decision_seconds=seconds,
@@ -205,6 +205,14 @@ class Planner:
             self._audience.end() if planned is None else self._audience.send(planned)
         self._ready.put(planned)
         progressed()
+
+
+def _as_planned(samples: Samples, plan: Plan) -> Samples:
+    """Return samples whose ids are those that were planned: a scheduler may give rows other names."""
+    planned = None if plan.ids is None else plan.ids.by_feature
+    if planned is None or planned.values is samples.values:
+        return samples
+    return replace(samples, values=planned.values)
 
 
 def check_samples(samples: Samples) -> None:

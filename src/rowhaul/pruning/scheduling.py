@@ -267,10 +267,8 @@ class SimulatedPruning(ChunkScheduler):
         """Decide the next iteration."""
         plan = super().plan()
         if self._sent:
-            parts = [*self._sent, plan.moves]
-            columns = zip(*(vars(one).values() for one in parts), strict=True)
-            plan = replace(plan, moves=Moves(*map(np.concatenate, columns)))
-            self._sent = ()
+            first, *others = self._sent
+            plan, self._sent = replace(plan, moves=first.followed_by(*others, plan.moves)), ()
         return plan
 
 

@@ -42,8 +42,10 @@ def replacing_plan(scheduler: Scheduler, hot: HotRows) -> Plan:
         keys=change.entering.keys,
         trainers=np.full(len(fresh), 2**workers - 1, np.uint64),
         states=np.where(fresh, State.FRESH, State.HOME).astype(np.uint8),
-        moves=_followed(flushing.moves, pulls, ~local),
-        local_moves=None if flushing.local_moves is None else _followed(flushing.local_moves, pulls, local),
+        moves=flushing.moves.followed_by(pulls.some(~local)),
+        local_moves=(
+            None if flushing.local_moves is None else flushing.local_moves.followed_by(pulls.some(local))
+        ),
         evicted_from=np.repeat(np.arange(workers, dtype=np.int16), len(change.leaving)),
         evicted_tables=np.tile(change.leaving.tables, workers),
         evicted_keys=np.tile(change.leaving.keys, workers),
@@ -73,11 +75,6 @@ def _pulls(scheduler: Scheduler, change: Replacement, chosen: npt.NDArray[np.boo
         np.zeros(len(row), np.uint8),
         np.ones(len(row), np.uint8),  # second: after the pushes
     )
-
-
-def _followed(first: Moves, pulls: Moves, chosen: npt.NDArray[np.bool_]) -> Moves:
-    columns = zip(vars(first).values(), vars(pulls).values(), strict=True)
-    return Moves(*(np.concatenate([one, other[chosen]]) for one, other in columns))
 
 
 def _are_among(

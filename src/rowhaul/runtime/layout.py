@@ -7,9 +7,9 @@ overrides what differs; the runtime asks the layout and never what kind of rows 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from rowhaul.optim import SGD, RowOptimizerRule
 from rowhaul.runtime.flush import num_flushed_rows
 from rowhaul.runtime.row_memory import Rates, RowMemory
 from rowhaul.runtime.worker_rows import CachedRows
-from rowhaul.schedule import HotRows, IdBatch, RowPolicy, Scheduler, ScheduleSettings, Topology
+from rowhaul.schedule import HotRows, IdBatch, Plan, RowPolicy, Scheduler, ScheduleSettings, Topology
 from rowhaul.schedule.sizes import RowSizes
 from rowhaul.store import TableGroup, TableSpec
 from rowhaul.store.packing import PLAIN
@@ -38,7 +38,11 @@ class TableLayout:
     optimizer: RowOptimizerRule
     dtype: str
     seed: int
-    row_dtype: str = PLAIN  # what values are held and sent in
+    keeps_hot_rows: ClassVar[bool] = (
+        True  # whether replicated rows stay the same unless somebody changes them
+    )
+
+    row_dtype: str = field(default=PLAIN, kw_only=True)  # what values are held and sent in
 
     @property
     def row_format(self) -> str:
@@ -93,10 +97,18 @@ class TableLayout:
         """Return the records that batches of ids read, as far as that can be known before training."""
         return batches
 
+    def records_at_first(self, batches: Iterable[IdBatch]) -> Iterable[IdBatch]:
+        """Return the records that batches of ids would read when training begins."""
+        return batches
+
     def make_cache(self, groups: Sequence[FeatureGroup]) -> RowMemory:
         """Make a worker's cache: a group of tables for each group of features."""
         tables = [group.make_tables(self.optimizer, self.seed, self.row_dtype) for group in groups]
         return RowMemory(self, tables, makes_rows=False)
+
+    def make_home(self, topology: Topology, rank: int) -> RowMemory:
+        """Make the memory of a rank that stores rows, with those that exist before any is read."""
+        return RowMemory(self)
 
     def make_upkeep(self, *, trains: bool) -> Upkeep:
         """Make what maintains rows between segments on this rank."""
@@ -132,6 +144,17 @@ class CopiedRows:
         return sum(group.allocated_bytes for group in self.memory.groups)
 
 
+class MaintainedTraining(Protocol):
+    """What maintenance needs of the training that it is for."""
+
+    settings: ScheduleSettings
+    rates: Rates
+    runtime: Runtime
+
+    def replicate(self, hot: HotRows) -> Plan:
+        """Replicate these rows, and no others; a collective call."""
+
+
 class Upkeep:
     """Maintenance of rows between two segments: none where rows are whole."""
 
@@ -142,9 +165,16 @@ class Upkeep:
         """Iterations before `run` must be called; None: never."""
         return None
 
-    def run(self, runtime: Runtime, topology: Topology) -> list[Any]:
+    def run(self, training: MaintainedTraining) -> list[Any]:
         """Do what is due; a collective call. Returns notes for the log."""
         return []
+
+    def prepare_copies(self, runtime: Runtime) -> None:
+        """Bring to this rank what finds rows that are only read, before `copied_rows`; a collective call."""
+
+    def copied_rows(self, groups: Sequence[FeatureGroup]) -> CopiedRows:
+        """Make a row source for rows that are only read, such as evaluation's."""
+        return self.layout.copied_rows(groups)
 
     def count_rows(self, runtime: Runtime, flushed: RowMemory | None) -> int:
         """Count rows such that the sum over ranks is that of the model; a collective call."""

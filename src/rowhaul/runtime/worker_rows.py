@@ -95,13 +95,16 @@ class CachedRows(TableRows):
         self._known = [None] * len(self.groups)
         return TakenGradients(iteration, parts)
 
-    def step_own(self, taken: TakenGradients) -> TrainedRows:
+    def step_own(self, taken: TakenGradients, worker: int) -> TrainedRows:
         """Step the rows that only this worker trained; return the gradients to buffer."""
         buffered = []
         for part, gradients in taken.parts:
             rows, shared = part.rows, part.own if self._bounded else part.shared
             names = RowNames(rows.tables[part.own], rows.keys[part.own])
-            self._step(taken.iteration, part.number, rows.locations[part.own], gradients[part.own], names)
+            own = gradients[part.own]
+            if self._bounded:
+                own = self._as_sent(taken.iteration, part.number, own, names, worker)
+            self._step(taken.iteration, part.number, rows.locations[part.own], own, names)
             if shared.start < shared.stop:
                 buffered.append((part.number, rows.tables[shared], rows.keys[shared], gradients[shared]))
         return buffered
@@ -114,6 +117,11 @@ class CachedRows(TableRows):
             some = summed[first : first + count * dim].reshape(count, dim)
             self._step(taken.iteration, part.number, part.replicated_locations, some, part.replicated_names)
             first += count * dim
+
+    def _as_sent(self, iteration: int, number: int, gradients: Floats, rows: RowNames, worker: int) -> Floats:
+        """Round gradients as they will be sent: the worker's copy of a row steps as its home does."""
+        group = self._cache.groups[number]
+        return group.unpack_gradients(group.pack_gradients(gradients, rows, iteration + 1, worker))
 
     def _step(self, iteration: int, number: int, locations: Ints, gradients: Floats, rows: RowNames) -> None:
         if len(locations):

@@ -61,6 +61,15 @@ class Moves:
     def __len__(self) -> int:
         return len(self.kind)
 
+    def some(self, chosen: npt.NDArray[np.bool_]) -> Moves:
+        """Select moves."""
+        return Moves(*(column[chosen] for column in vars(self).values()))
+
+    def followed_by(self, *others: Moves) -> Moves:
+        """These moves, then others."""
+        columns = zip(*(vars(one).values() for one in (self, *others)), strict=True)
+        return Moves(*map(np.concatenate, columns))
+
 
 @dataclass(frozen=True)
 class Steps:
@@ -131,6 +140,7 @@ class Plan:
     num_expired: int = 0  # the first of them; the others were over their table's limit
     num_admitted: int = 0  # rows of the batch that are admitted with it
     live: LiveRows | None = None  # where rows are in chunks
+    carried: tuple[npt.NDArray[Any], ...] = ()  # what else a plan of no iteration tells the ranks of a host
     # Bit j set: worker j may train samples, and takes part in sums; worker 0 always does. None: all workers.
     summing: int | None = None
     # Shares of a control record that this iteration gave up for those of the settings, as a cache had no room
@@ -143,14 +153,20 @@ class Plan:
     step_rows: npt.NDArray[np.int32] | None = None
 
     def counts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Rows and bytes moved, kinds x workers, each counted at the worker that `Kind` says."""
+        """Rows and bytes moved, kinds x workers, each counted at the worker that `Kind` says.
+
+        What dedicated stores send to each other is not counted: it crosses no worker's link.
+        """
         moves, shape = self.moves, (len(Kind), self.num_workers)
         at = np.where(moves.kind == Kind.MISS_PULL, moves.target, moves.source)
         cell = moves.kind.astype(np.int64) * self.num_workers + at
+        num_bytes = moves.num_bytes
+        if (between_stores := at >= self.num_workers).any():
+            cell, num_bytes = cell[~between_stores], num_bytes[~between_stores]
         rows = np.bincount(cell, minlength=shape[0] * shape[1])
-        num_bytes = np.zeros(shape[0] * shape[1], np.int64)
-        np.add.at(num_bytes, cell, moves.num_bytes)
-        return rows.reshape(shape), num_bytes.reshape(shape)
+        total = np.zeros(shape[0] * shape[1], np.int64)
+        np.add.at(total, cell, num_bytes)
+        return rows.reshape(shape), total.reshape(shape)
 
     @property
     def summing_workers(self) -> tuple[int, ...]:
@@ -188,7 +204,7 @@ class Plan:
         arrays += [one for one in optional if one is not None]
         if self.live is not None:
             arrays += [one for one in vars(self.live).values() if one is not None]
-        return digest(text, arrays)
+        return digest(text, [*arrays, *self.carried])
 
 
 @dataclass(frozen=True)

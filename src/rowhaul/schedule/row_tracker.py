@@ -96,6 +96,11 @@ class RowTracker:
         placed = self.directory.placed_rows()
         return PlacedRows(placed, self._exchange.owing(placed))
 
+    def placed_among(self, tables: Tables, keys: Keys) -> PlacedRows:
+        """Those of these rows that may not be simply at home, in the order given."""
+        found = self.directory.find(tables, keys)
+        return PlacedRows(found, self._exchange.owing(found))
+
     def states(self, rows: PlacedRows, iteration: int) -> Arrays:
         """The states of some of these rows; see `Scheduler.states`."""
         return self.directory.states(rows.slots, rows.owing, iteration)

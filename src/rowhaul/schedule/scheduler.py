@@ -131,6 +131,10 @@ class Scheduler:
         """
         return self._tracker.states(self._tracker.placed() if rows is None else rows, self.iteration)
 
+    def states_of(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> Arrays:
+        """The same as `states` of those of these rows that are not simply at home, in the order given."""
+        return self._tracker.states(self._tracker.placed_among(tables, keys), self.iteration)
+
     def go_on_at(self, iteration: int, next_record: int) -> None:
         """Before the first plan: continue the iteration and record numbers of an earlier scheduler."""
         if self.iteration > 0:
@@ -175,6 +179,10 @@ class Scheduler:
         """Between two plans: forget rows, which the caller drops; read on if the source had ended."""
         self._tracker.forget(tables, keys, self.iteration)
         self._exhausted = False
+
+    def begin_at_home(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> None:
+        """Between two plans: treat rows that nobody holds as trained; the caller makes them at home."""
+        self._tracker.directory.mark_trained(tables, keys)
 
     def resize(self, sizes: RowSizes) -> None:
         """Between two plans, all rows at home and no batch in the window: change the sizes of rows.

@@ -94,7 +94,7 @@ class Run:
     @property
     def format(self) -> RowFormat:
         """The format of its rows."""
-        return format_of(self.config.prune.settings())
+        return format_of(self.config.row_settings())
 
     @cached_property
     def row_estimate(self) -> RowEstimate:

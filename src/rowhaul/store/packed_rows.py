@@ -1,7 +1,7 @@
-"""Row formats whose values take fewer bits: ``keys``, ``values``, ``scales`` of int8, and ``state`` in float32.
+"""Row formats whose values take fewer bits: ``keys``, ``values``, ``scales`` of int8, ``state`` in float32.
 
-Files hold exactly what memory does. In them bfloat16 values are the upper halves of float32 numbers, as uint16.
-Exports are float32.
+Files hold exactly what memory does. In them bfloat16 values are the upper halves of float32 numbers, as
+uint16. Exports are float32.
 """
 
 from __future__ import annotations
@@ -13,14 +13,20 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.store.packing import Parts, RowPacking
-from rowhaul.store.row_parts import Arrays, ExportFile, FoundRow, Int64s, RowShape
-from rowhaul.store.whole_rows import DecodedFile, WholeEstimate, WholeRows, decoded_file
+from rowhaul.store.row_parts import Arrays, FoundRow, Int64s, RowShape
+from rowhaul.store.whole_rows import WholeEstimate, WholeFile, WholeRows, decoded_file
 
 
 class PackedRows(WholeRows):
     """Values in few bits, then the optimizer's state."""
 
     name: ClassVar[str]
+    replays = True
+
+    @property
+    def exported_as(self) -> str:
+        """The format of exported rows: numbers, not packed."""
+        return "whole"
 
     def packing(self, dim: int, state_width: int) -> RowPacking:
         """Return how rows of a size are packed."""
@@ -74,15 +80,9 @@ class PackedRows(WholeRows):
             for block in reader.blocks(name):
                 collection.load_stored(name, block["keys"], self.stored(block, table.dim))
 
-    def export_file(self, reader: Any, table: str, with_state: bool) -> ExportFile:
+    def export_file(self, reader: Any, table: str, with_state: bool) -> WholeFile:
         """Lay out the export of a checkpoint's table: float32 values."""
         return decoded_file(self, reader, table, with_state)
-
-    def exported_file(self, table: Any) -> ExportFile:
-        """Return the layout of an exported table."""
-        return DecodedFile(
-            "whole", table.num_rows, table.dim, table.state_width, table.dtype, np.dtype(table.dtype), self
-        )
 
     def empty(self, layout: Any, table: str) -> Arrays:
         """Return a block without rows."""
@@ -113,16 +113,16 @@ class PackedRows(WholeRows):
 class BFloat16Rows(PackedRows):
     """Values in bfloat16."""
 
-    name = "bfloat16"
+    name = row_dtype = "bfloat16"
 
 
 class Float16Rows(PackedRows):
     """Values in float16."""
 
-    name = "float16"
+    name = row_dtype = "float16"
 
 
 class Int8Rows(PackedRows):
     """Values in int8, as shares of a scale for each row."""
 
-    name = "int8"
+    name = row_dtype = "int8"

@@ -1,9 +1,9 @@
 """`RowPacking`: rows whose values are stored and sent in fewer bits than they are computed in.
 
 A record holds the values in few bits, filled up to whole words of 4 bytes, then one float32 scale where the
-type needs it (int8), then the optimizer's state in float32. Values are rounded at random, up or down such that
-the mean is right, but not by chance: what is drawn depends on the seed, the table, the key, the step that the
-gradients are of, and the column. So every process that takes the same step gets the same bits.
+type needs it (int8), then the optimizer's state in float32. Values are rounded at random, up or down such
+that the mean is right, but not by chance: what is drawn depends on the seed, the table, the key, the step
+that the gradients are of, and the column. So every process that takes the same step gets the same bits.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RowPacking:
         check_row_dtype(self.row_dtype)
         if self.row_dtype == "int8" and self.dim == 1:
             raise ConfigError(
-                "row_dtype is int8, but a row has a single value, which its scale alone would be larger than; "
+                "row_dtype is int8, but a row has a single value, and its scale alone would take more room; "
                 "use float32, bfloat16 or float16, or a larger embedding_dim"
             )
 
@@ -181,7 +181,8 @@ class RowPacking:
         numbers = np.array([number]) if rows.numbers is None else rows.numbers
         _STEPS[rule.name](
             memory.addresses, memory.shift, self.record_bytes, records, np.ascontiguousarray(gradients),
-            np.array(rule.settings(lr, number), np.float32), rows.tables, rows.keys, numbers, seeds, self.like,
+            np.array(rule.settings(lr, number), np.float32), rows.tables, rows.keys, numbers, seeds,
+            self.like,
         )  # fmt: skip
 
     def split(self, stored: Stored) -> Parts:

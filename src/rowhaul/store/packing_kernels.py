@@ -209,8 +209,8 @@ def step_sgd(
     """Step packed rows, which ``tables`` and ``keys`` name, and round them as of steps ``numbers``."""
     scalars = sgd_scalars(settings, gradients.shape[1])
     _step(
-        sgd_row, scalars, addresses, shift, record_bytes, records, gradients, tables, keys, numbers, seeds,
-        like,
+        sgd_row, scalars, addresses, shift, record_bytes, records, gradients, tables, keys, numbers,
+        seeds, like,
     )  # fmt: skip
 
 
@@ -221,8 +221,8 @@ def step_adagrad(
     """See `step_sgd`."""
     scalars = adagrad_scalars(settings, gradients.shape[1])
     _step(
-        adagrad_row, scalars, addresses, shift, record_bytes, records, gradients, tables, keys, numbers, seeds,
-        like,
+        adagrad_row, scalars, addresses, shift, record_bytes, records, gradients, tables, keys, numbers,
+        seeds, like,
     )  # fmt: skip
 
 
@@ -233,8 +233,8 @@ def step_rowwise_adagrad(
     """See `step_sgd`."""
     scalars = rowwise_adagrad_scalars(settings, gradients.shape[1])
     _step(
-        rowwise_adagrad_row, scalars, addresses, shift, record_bytes, records, gradients, tables, keys, numbers, seeds,
-        like,
+        rowwise_adagrad_row, scalars, addresses, shift, record_bytes, records, gradients, tables, keys,
+        numbers, seeds, like,
     )  # fmt: skip
 
 
@@ -245,8 +245,8 @@ def step_adam(
     """See `step_sgd`."""
     scalars = adam_scalars(settings, gradients.shape[1])
     _step(
-        adam_row, scalars, addresses, shift, record_bytes, records, gradients, tables, keys, numbers, seeds,
-        like,
+        adam_row, scalars, addresses, shift, record_bytes, records, gradients, tables, keys, numbers,
+        seeds, like,
     )  # fmt: skip
 
 

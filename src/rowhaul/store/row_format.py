@@ -21,6 +21,7 @@ from rowhaul.store.row_parts import (
     Arrays,
     ExportFile,
     FoundRow,
+    Int64s,
     Lines,
     Merging,
     RowEstimate,
@@ -30,6 +31,10 @@ from rowhaul.store.row_parts import (
 ROW_FORMATS = {
     "whole": "rowhaul.store.whole_rows:WholeRows",
     "chunked": "rowhaul.pruning.format:ChunkedRows",
+    "slots": "rowhaul.budget.format:SlotRows",
+    "slots-bfloat16": "rowhaul.budget.format:BFloat16Slots",
+    "slots-float16": "rowhaul.budget.format:Float16Slots",
+    "slots-int8": "rowhaul.budget.format:Int8Slots",
     "bfloat16": "rowhaul.store.packed_rows:BFloat16Rows",
     "float16": "rowhaul.store.packed_rows:Float16Rows",
     "int8": "rowhaul.store.packed_rows:Int8Rows",
@@ -44,8 +49,11 @@ class RowFormat(ABC):
     name: ClassVar[str]
     constants: ClassVar[tuple[str, ...]] = ()  # arrays of a block that describe all its rows
     has_snapshots: ClassVar[bool] = False  # whether rows can be saved beside training without a copy of all
+    keyed_by_id: ClassVar[bool] = True  # whether keys are ids; otherwise names of rows, see `row_names`
     state_by_row: ClassVar[bool] = True  # whether `decode` returns the optimizer's state
     reading: ClassVar[dict[str, str]]  # Python that reads an exported file, by kind of file
+    row_dtype: ClassVar[str] = ""  # what values are held in, where rows can be converted from one to another
+    replays: ClassVar[bool] = False  # whether the replay of a cluster's parts is exact where `why_inexact`
     cluster_rows: ClassVar[str] = "rowhaul.train.distributed.cluster_rows:ClusterRows"
 
     def wire_bytes(self, dim: int, state_width: int, dtype: str) -> tuple[int, int]:
@@ -71,6 +79,10 @@ class RowFormat(ABC):
         """Return whole vectors, with their state where the format keeps it by row."""
 
     # Checkpoints.
+
+    def row_names(self, reader: Any, table: str, ids: Int64s) -> Int64s:
+        """Return the keys of the rows that ids of a checkpoint's table read."""
+        return ids
 
     @abstractmethod
     def find(self, file: Any, place: int, dim: int) -> FoundRow:
@@ -131,6 +143,11 @@ class RowFormat(ABC):
     def exported_file(self, table: Any) -> ExportFile:
         """Return the layout that an export's manifest describes (`ExportedTable`)."""
 
+    @property
+    def exported_as(self) -> str:
+        """The format of exported rows."""
+        return self.name
+
     def export_note(self, tables: Sequence[Any]) -> str:
         """Explain exported tables to people; empty: nothing special."""
         return ""
@@ -173,6 +190,14 @@ def row_format(name: str) -> RowFormat:
 def format_of(settings: object) -> RowFormat:
     """Return the format that settings or a layout name as their ``row_format``; whole rows by default."""
     return row_format(getattr(settings, "row_format", "whole"))
+
+
+def convert_hint(path: object, found: str, needed: str) -> str:
+    """Say how a checkpoint's rows can be had in another format; empty where they cannot."""
+    both = row_format(found), row_format(needed)
+    if not all(one.row_dtype for one in both):
+        return ""
+    return f", or convert it: rowhaul ckpt convert {path} --row-dtype {both[1].row_dtype} --out NEW"
 
 
 def implied_format(entries: Mapping[str, Any]) -> str:

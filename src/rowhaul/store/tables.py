@@ -39,18 +39,18 @@ class TableSpec:
     initial_high: float
 
 
-def table_seeds(tables: Sequence[TableSpec], seed: int) -> npt.NDArray[np.uint64]:
-    """Return the seed of each table's rows."""
-    # The name, not the position, so that adding a table does not change the others' rows.
-    seeds = [xxhash.xxh64_intdigest(table.name.encode(), seed=seed & (2**64 - 1)) for table in tables]
-    return np.array(seeds, dtype=np.uint64)
+def table_seeds(names: Sequence[str], seed: int) -> npt.NDArray[np.uint64]:
+    """A seed for each table: by name, not position, so that adding a table does not change others' rows."""
+    return np.array(
+        [xxhash.xxh64_intdigest(name.encode(), seed=seed & (2**64 - 1)) for name in names], np.uint64
+    )
 
 
 class TableGroup:
     """Tables of equal row size under one row optimizer.
 
-    A *stored* record is what the arena holds: the numbers themselves, or bytes where rows are packed into fewer
-    bits (see `RowPacking`). Stored records are copied, sent and saved as they are.
+    A *stored* record is what the arena holds: the numbers themselves, or bytes where rows are packed into
+    fewer bits (see `RowPacking`). Stored records are copied, sent and saved as they are.
 
     Lookups that insert nothing may run in several threads; anything else in one at a time.
 
@@ -78,7 +78,7 @@ class TableGroup:
         self.row_dtype = row_dtype
         stored = (self.width, dtype) if self.packing is None else (self.packing.record_bytes, np.uint8)
         self.arena = RecordArena(*stored)
-        self._seeds = table_seeds(tables, seed)
+        self._seeds = table_seeds([table.name for table in tables], seed)
         self._lows = np.array([table.initial_low for table in tables])
         self._steps = np.array([(table.initial_high - table.initial_low) / 2**24 for table in tables])
 

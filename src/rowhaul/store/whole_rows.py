@@ -24,6 +24,7 @@ class WholeRows(RowFormat):
     """All values of a row, then its optimizer state."""
 
     name = "whole"
+    row_dtype = "float32"
     has_snapshots = True
     reading: ClassVar[dict[str, str]] = {
         "parquet": """import pyarrow.parquet as pq

@@ -20,9 +20,12 @@ from rowhaul.checkpoint import as_place
 from rowhaul.errors import ConfigError
 from rowhaul.monitoring.settings import UNMONITORED, MonitoringConfig
 from rowhaul.nn.exactness import refuse_clipping, refuse_scaler
+from rowhaul.nn.packed_rows import RowPrecision
+from rowhaul.nn.row_source import RowSettings
 from rowhaul.optim import RowOptimizerRule, row_optimizer
 from rowhaul.pruning.config import UNPRUNED, PruneConfig, check_cluster
 from rowhaul.schedule.lifetimes.policy import DEFAULT, RowPolicy, check_policies, policies_by_table
+from rowhaul.store.packing import PLAIN, check_row_dtype
 from rowhaul.store.tables import ON_UNKNOWN
 from rowhaul.train.checkpoint_pace import pace_of
 from rowhaul.train.cluster_config import ONE_PROCESS, ClusterConfig
@@ -102,6 +105,7 @@ class TrainConfig:
         max_steps: stop after this many steps; 0 means the end of the data.
         seed: of rows, dense weights, dropout and shuffling.
         precision: float32 or float64.
+        row_dtype: what the values of rows are stored and sent in: float32, bfloat16, float16 or int8.
         on_unknown: what keys that were never trained read as: init, default or error.
         eval_every: steps between evaluations; 0 evaluates only at the end.
         checkpoint_every: steps between checkpoints, or time, such as ``15min``; 0 saves only at the end.
@@ -126,6 +130,7 @@ class TrainConfig:
     max_steps: int = 0
     seed: int = 0
     precision: str = "float32"
+    row_dtype: str = PLAIN
     on_unknown: str = "init"
     eval_every: int = 0
     checkpoint_every: int | str = "15min"
@@ -145,6 +150,7 @@ class TrainConfig:
         _check(self.threads <= 1024, "threads", "at most 1024", self.threads)
         _check(self.seed < 2**63, "seed", "below 2**63", self.seed)
         _check_choice("precision", self.precision, PRECISIONS)
+        self._check_row_dtype()
         _check_choice("on_unknown", self.on_unknown, ON_UNKNOWN)
         pace_of(self.checkpoint_every)  # or raises
         as_place(self.checkpoints)  # or raises
@@ -162,6 +168,16 @@ class TrainConfig:
             raise ConfigError(
                 "cluster.hot_rows is auto, but tables have policies, from which hot rows are exempt: what is "
                 "learned would depend on measured times. Say how many rows are hot, or leave out the policies"
+            )
+
+    def _check_row_dtype(self) -> None:
+        if self.row_dtype == PLAIN:
+            return
+        check_row_dtype(self.row_dtype, self.precision)
+        if self.prune.settings() is not None:
+            raise ConfigError(
+                f"row_dtype is {self.row_dtype}, but pruned rows are kept in float32: their chunks come and "
+                "go one by one; leave out prune, or set row_dtype to float32"
             )
 
     @classmethod
@@ -185,6 +201,12 @@ class TrainConfig:
     def row_policies(self, tables: Sequence[str]) -> tuple[RowPolicy, ...]:
         """The policy of each of these tables."""
         return policies_by_table(self.tables, tables)
+
+    def row_settings(self) -> RowSettings | None:
+        """How rows are held; None: whole, in the precision of training."""
+        if self.row_dtype != PLAIN:
+            return RowPrecision(self.row_dtype)
+        return self.prune.settings()
 
     def row_rule(self) -> RowOptimizerRule:
         """The row optimizer that ``rows`` describes."""

@@ -86,7 +86,7 @@ def _check_tables(trainer: Trainer, reader: ExportReader) -> None:
                 f"{reader.path} lacks table {config.name!r}, which its model reads; export without --table"
             )
         found = (table.dim, table.dtype, table.format)
-        needed = (config.embedding_dim, trainer.config.precision, _format(trainer).name)
+        needed = (config.embedding_dim, trainer.config.precision, _format(trainer).exported_as)
         if found != needed:
             raise CheckpointError(
                 "{}: table {!r} has rows of {} values in {}, {}; its model needs {} in {}, {}: export again, "

@@ -78,9 +78,9 @@ class RowLifecycle(LocalRows):
             return TableRows.look_up(self, number, ids, training, on_unknown)
         return super().look_up(number, ids, training, on_unknown)
 
-    def take_gradients(self, number: int) -> Pending | None:
+    def take_gradients(self, number: int, step: int = 0) -> Pending | None:
         """Remove a group's gradients, without those of rows that are not admitted."""
-        taken = super().take_gradients(number)
+        taken = super().take_gradients(number, step)
         if taken is None:
             return None
         lookup, gradients = taken

@@ -96,9 +96,10 @@ def _check_same(
     may_change = _MAY_CHANGE + (_MAY_CHANGE_AT_CONSTANT_RATES if config.rates.decay == "constant" else ())
     for name, value in before.to_dict().items():
         if name not in may_change and now[name] != value:
+            convert = f", or rowhaul ckpt convert {where} --row-dtype {now[name]} --out NEW and resume that"
             raise ConfigError(
                 f"{where} was trained with {name} = {value!r}, now it is {now[name]!r}; resume with the "
-                "same value, or start a new run in another --out"
+                f"same value, or start a new run in another --out{convert if name == 'row_dtype' else ''}"
             )
     if schema_before.as_parquet() != schema.as_parquet():
         raise ConfigError(f"{where} was trained with another schema; resume on the same data")

@@ -17,7 +17,7 @@ from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.nn.local_rows import LocalRows
 from rowhaul.schedule.arrays import Saved
 from rowhaul.store.changes import Changes
-from rowhaul.store.row_format import format_of
+from rowhaul.store.row_format import convert_hint, format_of
 from rowhaul.store.snapshot import GroupSnapshot
 from rowhaul.train import saved_lifetimes
 from rowhaul.train.deferred import DeferredWriter, Pace
@@ -218,7 +218,7 @@ def _check_same_model(trainer: Trained, reader: CheckpointReader, tensors: dict[
         if table.format != ours_in.name:
             raise CheckpointError(
                 f"{reader.path} has {table.format} rows, and this model {ours_in.name} ones; use the "
-                "configuration it was trained with"
+                f"configuration it was trained with{convert_hint(reader.path, table.format, ours_in.name)}"
             )
     ours_in.check_loadable(reader, collection)
     ours = {

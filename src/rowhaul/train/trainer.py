@@ -204,7 +204,7 @@ def make_model(config: TrainConfig, schema: Schema) -> RecommendationModel:
             optimizer=config.row_rule(),
             seed=config.seed,
             on_unknown=config.on_unknown,
-            pruning=config.prune.settings(),
+            row_settings=config.row_settings(),
         )
 
     model = build_model(

@@ -77,6 +77,7 @@ class Comparison:
     only_found: int = 0  # rows that only one side has, and that were trained
     only_expected: int = 0
     inexact: str = ""  # why the two may differ by design, see `RowFormat.why_inexact`
+    replays: bool = True  # whether a replay has to be equal all the same
 
     def add(self, lines: Lines) -> npt.NDArray[np.bool_]:
         """Compare more lines; returns which differ."""
@@ -104,7 +105,8 @@ class Comparison:
 def compare(layout: TableLayout, found: Trained, expected: Trained) -> Comparison:
     """Compare two trainings of one model, number by number."""
     format = format_of(layout)
-    comparison = Comparison(inexact=format.why_inexact(layout))
+    inexact = format.why_inexact(layout)
+    comparison = Comparison(inexact=inexact, replays=format.replays or not inexact)
     for table in found.rows:
         lost: Any = False  # by row
         added: Any = False

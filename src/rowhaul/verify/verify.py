@@ -47,6 +47,7 @@ from rowhaul.train.run_folder import CHECKPOINTS
 from rowhaul.train.trainer import Trainer
 from rowhaul.tuning.hot_set.first_rows import profile_hot_rows
 from rowhaul.verify.comparison import Trained
+from rowhaul.verify.sent_gradients import SentGradients
 
 Stepped = Callable[[int], None]
 """Called with the number of steps taken so far."""
@@ -221,13 +222,18 @@ def train_alone(
     trainer, stream = Trainer(config, schema), open_stream(config, schema, data)
     trainer.check_keys(stream)
     trainer.total_steps = min(stream.num_batches, config.max_steps)
-    if trainer.lifecycle is not None:  # hot rows are trained and kept, whatever policies say
+    hot = None
+    if trainer.lifecycle is not None or workers is not None:
         hot = profile_hot_rows(stream, config.cluster, trainer.collection)
+    if trainer.lifecycle is not None:  # hot rows are trained and kept, whatever policies say
         trainer.lifecycle.exempt(hot)
+    sent = SentGradients.of(trainer.collection, hot) if workers is not None else None
     layout, format, losses = layout_of(trainer.collection), format_of(trainer.collection.row_settings), []
     for samples in islice(stream, trainer.total_steps):
         parts = [samples] if workers is None else _parts(samples, workers[trainer.step])
         batches = [Batch.from_samples(part, global_size=len(samples)) for part in parts]
+        if sent is not None and workers is not None:
+            sent.workers = np.unique(workers[trainer.step])
         losses.append(trainer.train_parts(Batch.from_samples(samples), batches))
         stepped(trainer.step)
     blocks = partial(format.blocks, trainer.collection)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
@@ -12,11 +12,14 @@ from rowhaul.cli.progress import progress_bar
 from rowhaul.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rowhaul.checkpoint import CheckpointReader, Place
     from rowhaul.checkpoint.merging import Merged
     from rowhaul.checkpoint.progress import Progress
+    from rowhaul.train import TrainConfig
+
+Made = TypeVar("Made")
 
 
 def merge(
@@ -46,38 +49,57 @@ def merge(
 
 def merge_into_folder(sources: Sequence[CheckpointReader], to: Place, progress: Progress) -> Merged:
     """Merge into a checkpoint, or into a run with one checkpoint if the last source is of a run."""
+    from dataclasses import replace
+
+    from rowhaul.checkpoint.merging import main_source
+    from rowhaul.checkpoint.merging import merge as merge_checkpoints
+
+    merged, path = into_folder(
+        main_source(sources), to, lambda place: merge_checkpoints(sources, place, progress)
+    )
+    return replace(merged, path=path)
+
+
+def into_folder(
+    source: CheckpointReader,
+    to: Place,
+    make: Callable[[Place], Made],
+    config: TrainConfig | None = None,
+) -> tuple[Made, Place]:
+    """Make a checkpoint, or a run with one checkpoint if the source is of a run; also return where it is.
+
+    ``config`` is that of the new run, instead of the source's.
+    """
     import shutil
     from dataclasses import replace
 
     from rowhaul._files import temporary_beside, whole
     from rowhaul.checkpoint.layout import step_folder
     from rowhaul.checkpoint.location import local_path
-    from rowhaul.checkpoint.merging import main_source
-    from rowhaul.checkpoint.merging import merge as merge_checkpoints
     from rowhaul.checkpoint.opening import run_of
     from rowhaul.data.schema import SCHEMA_FILE
     from rowhaul.train.run_data import DATA_FILE
     from rowhaul.train.run_folder import CHECKPOINTS, CONFIG_FILE, saved_settings
 
-    path, last = local_path(to), main_source(sources)
+    path = local_path(to)
     if path is not None and path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"{path} exists and is not empty; choose another folder for the result")
-    settings = saved_settings(last)
+    settings = saved_settings(source)
     if path is None or settings is None or path.resolve().parent.name == CHECKPOINTS:
-        return merge_checkpoints(sources, to, progress)
-    place = Path(CHECKPOINTS) / step_folder(last.facts["step"])
+        return make(to), to
+    place = Path(CHECKPOINTS) / step_folder(source.facts["step"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(temporary_beside(path), ignore_errors=True)  # what a killed merge left
+    shutil.rmtree(temporary_beside(path), ignore_errors=True)  # what a killed command left
     with whole(path) as folder:
-        merged = merge_checkpoints(sources, folder / place, progress)
-        config, schema = settings
+        made = make(folder / place)
+        config = config or settings[0]
         config = config if not config.checkpoints else replace(config, checkpoints="")  # they are here now
         config.write(folder / CONFIG_FILE)
-        schema.write(folder / SCHEMA_FILE)
-        run = run_of(last)
+        settings[1].write(folder / SCHEMA_FILE)
+        run = run_of(source)
         if run is not None and (run / DATA_FILE).is_file():
             shutil.copyfile(run / DATA_FILE, folder / DATA_FILE)
-    return replace(merged, path=path / place)
+    return made, path / place
 
 
 def _print(merged: Merged, sources: Sequence[CheckpointReader], to: Place) -> None:

@@ -36,6 +36,9 @@ def simulate(
     ),
     batch_per_worker: int = typer.Option(128, help="Samples per worker and iteration, if shares are equal."),
     dim: str = typer.Option("512", help="Values in a row: for all tables, or user=64,item=16,..."),
+    row_dtype: str = typer.Option(
+        "float32", help="What rows are held and sent in: float32, bfloat16, float16 or int8."
+    ),
     optimizer: str = typer.Option(
         "sgd", help="sgd, adagrad, rowwise_adagrad or adam; its state travels too."
     ),
@@ -84,6 +87,11 @@ def simulate(
     ),
     prune_chunks: int = typer.Option(4, help="With --prune: chunks of a row."),
     prune_period: int = typer.Option(1000, help="With --prune: iterations between two prunings."),
+    memory_budget: str | None = typer.Option(
+        None,
+        help="Keep rows within this memory, such as 2GiB: ids read most have rows of their own, others "
+        "share some.",
+    ),
     hot: int | None = typer.Option(
         None,
         help="Replicate the N most frequent rows on all workers; default 0; with --sync static: "

@@ -15,6 +15,8 @@ from rowhaul.schedule.sizes import apportion
 from rowhaul.schedule.sync import make_sync
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.links import Links, parse_links
+from rowhaul.store.packing import PLAIN, check_row_dtype
+from rowhaul.store.row_format import row_format
 
 FLOAT_BYTES = 4
 MAX_DIM = 65_536
@@ -141,12 +143,16 @@ def parse_dims(text: str, tables: Sequence[str]) -> tuple[int, ...]:
     return dims
 
 
-def row_sizes(dims: Sequence[int], optimizer: str) -> RowSizes:
-    """Bytes of a row of each table, in float32."""
+def row_sizes(dims: Sequence[int], optimizer: str, row_dtype: str = PLAIN) -> RowSizes:
+    """Bytes of a row of each table, whose values are sent in ``row_dtype``; state is float32."""
+    check_row_dtype(row_dtype)
     rule = row_optimizer(optimizer, lr=0.0)
+    wire_bytes = row_format("whole" if row_dtype == PLAIN else row_dtype).wire_bytes
+    sizes = [wire_bytes(dim, rule.state_width(dim), "float32") for dim in dims]
     return RowSizes(
-        values=tuple(dim * FLOAT_BYTES for dim in dims),
-        state=tuple(rule.state_width(dim) * FLOAT_BYTES for dim in dims),
+        values=tuple(values for values, _ in sizes),
+        state=tuple(state for _, state in sizes),
+        summed=tuple(dim * FLOAT_BYTES for dim in dims),
     )
 
 

@@ -12,13 +12,14 @@ from typing import Any
 from rowhaul.cli.progress import counting_bar
 from rowhaul.cli.simulate import notes, options
 from rowhaul.cli.simulate.data import IdFiles
-from rowhaul.errors import CacheTooSmallError
+from rowhaul.errors import CacheTooSmallError, ConfigError
 from rowhaul.schedule import CacheSettings, RowPolicy, Scheduler, ScheduleSettings, link_prices
 from rowhaul.simulate.measure import MakeScheduler
 from rowhaul.simulate.results import Results
 from rowhaul.simulate.run import Progress, Simulation, names_compared
 from rowhaul.simulate.shares import Objective
 from rowhaul.simulate.trace import RememberedTrace
+from rowhaul.store.packing import PLAIN
 
 
 def run_simulation(given: dict[str, Any]) -> Results:
@@ -48,7 +49,9 @@ def run_simulation(given: dict[str, Any]) -> Results:
     policy = RowPolicy(chosen.admit_after, chosen.ttl, chosen.max_rows, chosen.evict)
     schedule = ScheduleSettings(
         topology=topology,
-        sizes=options.row_sizes(options.parse_dims(chosen.dim, ids.tables), chosen.optimizer),
+        sizes=options.row_sizes(
+            options.parse_dims(chosen.dim, ids.tables), chosen.optimizer, chosen.row_dtype
+        ),
         prices=link_prices(model.links.worker_speeds),
         cache=CacheSettings(0, policy=chosen.policy),  # its size may depend on the number of rows
         dispatcher=mechanisms[0],
@@ -63,10 +66,21 @@ def run_simulation(given: dict[str, Any]) -> Results:
     schedule, num_rows = _size_caches(schedule, ids, chosen.cache, chosen.hot)
 
     make_scheduler: MakeScheduler = Scheduler
+    dims = dict(zip(ids.tables, options.parse_dims(chosen.dim, ids.tables), strict=True))
+    if chosen.prune is not None and chosen.memory_budget is not None:
+        raise ConfigError("--prune and --memory-budget exclude each other; leave out one of them")
+    if chosen.memory_budget is not None:
+        from rowhaul.cli.simulate.budget import keep_within  # imports PyTorch
+
+        schedule, make_scheduler = keep_within(schedule, dims, chosen.optimizer, chosen.memory_budget)
     if chosen.prune is not None:
+        if chosen.row_dtype != PLAIN:
+            raise ConfigError(
+                f"--row-dtype {chosen.row_dtype} and --prune exclude each other: pruned rows are sent in "
+                "float32; leave one of the two out"
+            )
         from rowhaul.cli.simulate.pruning import prune  # imports PyTorch
 
-        dims = dict(zip(ids.tables, options.parse_dims(chosen.dim, ids.tables), strict=True))
         how = {"ratio": chosen.prune, "chunks": chosen.prune_chunks, "period": chosen.prune_period}
         schedule, make_scheduler = prune(schedule, dims, chosen.optimizer, **how)
     iterations = min(wanted, available)

@@ -86,7 +86,9 @@ class ChunkedClusterRows(ClusterRows):
             blocks = [_block(layout, home, flushed, live, table, some)] if len(some) else []
             shard.blocks(spec.name, blocks, spec.dim, 0, layout.dtype, self.format.name)
 
-    def write_scheduler(self, writer: DeferredWriter, training: DistributedTraining, gathered: Any) -> None:
+    def write_scheduler(
+        self, writer: DeferredWriter, training: DistributedTraining, gathered: Any, state: Arrays
+    ) -> None:
         """Write what the map of chunks knows."""
         known = training.runtime.feed.at_rest(_known)
         assert known is not None

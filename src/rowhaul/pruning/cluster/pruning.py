@@ -22,7 +22,7 @@ from rowhaul.pruning.cluster.utility_log import Report, UtilityLog, decode_repor
 from rowhaul.pruning.layout import ChunkLayout
 from rowhaul.pruning.narrowing import best_columns, narrow_rank
 from rowhaul.pruning.scheduling import ChunkScheduler
-from rowhaul.runtime.layout import Upkeep
+from rowhaul.runtime.layout import MaintainedTraining, Upkeep
 from rowhaul.runtime.mover import Job, Mover
 from rowhaul.runtime.phases import RankPhases
 from rowhaul.runtime.row_memory import RowMemory
@@ -81,10 +81,11 @@ class ClusterPruning(Upkeep):
             until = min(until, self.layout.pruning.cold_start - iteration)
         return until
 
-    def run(self, runtime: Runtime, topology: Topology) -> list[PruneNote]:
+    def run(self, training: MaintainedTraining) -> list[PruneNote]:
         """Choose columns and prune, as far as it is time; a collective call."""
+        runtime = training.runtime
         self.narrow(runtime)
-        return [self.prune(runtime, topology)] if self.is_due(runtime) else []
+        return [self.prune(runtime, training.settings.topology)] if self.is_due(runtime) else []
 
     def is_due(self, runtime: Runtime) -> bool:
         """Whether rows are to be pruned now; a collective call."""

@@ -63,8 +63,9 @@ class ExactExchange:
             lambda counter: exchange(
                 step.slots, step.rows, step.trainers, wiring.value_bytes, wiring.state_bytes,
                 wiring.summed_bytes, wiring.first_store, wiring.num_shards, wiring.peer_to_peer,
-                self._push_after, self._keep_copies, step.iteration, wiring.look_ahead, edges, move_starts, counter,
-                notebook.moves, notebook.steps, notebook.move_rows, notebook.step_rows, notebook.ranks,
+                self._push_after, self._keep_copies, step.iteration, wiring.look_ahead, edges, move_starts,
+                counter, notebook.moves, notebook.steps, notebook.move_rows, notebook.step_rows,
+                notebook.ranks,
                 lookups, hits, states, counts,
             ),
             num_chunks,

@@ -210,7 +210,8 @@ class Saved:
         known = saved_lifetimes.read(self._reader, self._rows.tables)
         if not self.differences(scheduler.settings):
             state = self._reader.arrays(f"{SCHEDULE}.safetensors")
-            scheduler.restore({**state, **named(LIFETIMES, known or {})})
+            apart = self._rows.scheduler_state(self._reader)
+            scheduler.restore({**state, **named(LIFETIMES, known or {}), **apart})
             self._rows.restore_scheduler(scheduler, self._reader)
             return
         start = self.start

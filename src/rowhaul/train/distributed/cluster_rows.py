@@ -122,8 +122,13 @@ class ClusterRows:
             snapshot.close()
         self._snapshots.clear()
 
-    def write_scheduler(self, writer: DeferredWriter, training: DistributedTraining, gathered: Any) -> None:
-        """Write what the scheduler knows beside its state, on the rank that writes that."""
+    def write_scheduler(
+        self, writer: DeferredWriter, training: DistributedTraining, gathered: Any, state: Arrays
+    ) -> None:
+        """Write what the scheduler knows beside its state, on the rank that writes that afterwards.
+
+        What has files of its own may be removed from the state; see `scheduler_state`.
+        """
 
     def facts(self, training: DistributedTraining) -> dict[str, Any]:
         """Return what the manifest says of the rows."""
@@ -166,6 +171,10 @@ class ClusterRows:
         assert isinstance(self.format, WholeRows)
         for block in reader.blocks(table, among):
             yield block["keys"], self.format.stored(block, reader.tables[table].dim)
+
+    def scheduler_state(self, reader: CheckpointReader) -> Arrays:
+        """Return the part of a scheduler's state that has files of its own."""
+        return {}
 
     def restore_scheduler(self, scheduler: Scheduler, reader: CheckpointReader) -> None:
         """Complete a scheduler that has been restored; on the same cluster."""

@@ -151,8 +151,8 @@ def _take_scheduler(
     state = training.runtime.feed.at_rest(lambda scheduler: scheduler.export())
     assert state is not None
     known = {name: state.pop(name) for name in list(state) if name.startswith(f"{LIFETIMES}.")}
+    rows.write_scheduler(writer, training, gathered, state)
     writer.arrays(SCHEDULE, state, given=not rows.copies_rows)  # arrays of its own
-    rows.write_scheduler(writer, training, gathered)
     if known:  # for any number of ranks: in a file of its own
         plain = {name.removeprefix(f"{LIFETIMES}."): array for name, array in known.items()}
         saved_lifetimes.write(writer, plain, rows.tables)

@@ -24,6 +24,8 @@ from rowhaul.nn import Batch
 from rowhaul.nn.key_counts import KeyCounts
 from rowhaul.runtime.layout import CopiedRows
 from rowhaul.runtime.lookups import FlushedRows, FoundRows, RowLookups, Rows, missing_rows
+from rowhaul.store.row_format import format_of
+from rowhaul.store.whole_rows import WholeRows
 from rowhaul.train.distributed.gathering import Measured, metrics_of_all, raise_first_error
 from rowhaul.train.distributed.samples import as_samples
 from rowhaul.train.distributed.training import DistributedTraining
@@ -107,6 +109,7 @@ def _scored(
     """
     runtime = training.runtime
     training.catch_up()
+    training.upkeep.prepare_copies(runtime)
     flushed, home = training.flushed(), runtime.mover.home
     answers = FlushedRows(home, flushed) if home is not None and flushed is not None else None
     lookups = RowLookups(runtime.rank, training.settings.topology, training.settings.sizes, answers)
@@ -170,8 +173,10 @@ class _Scoring:
 
     def _copied_rows(self) -> CopiedRows:
         collection = self._training.collection
-        rows = self._training.layout.copied_rows(collection.feature_groups)
-        if collection.row_settings is None:  # pruned rows cannot be told from those never trained
+        rows = self._training.upkeep.copied_rows(collection.feature_groups)
+        # Pruned rows cannot be told from those never trained, and shared rows are read by both.
+        format = format_of(collection.row_settings)
+        if isinstance(format, WholeRows) and format.keyed_by_id:
             rows.source.key_counts = self._keys
         return rows
 

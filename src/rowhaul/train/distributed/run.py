@@ -251,7 +251,8 @@ class ClusterSession(loop.Session):
     def _distribute(self, saved: checkpointing.Saved | None) -> DistributedTraining:
         config, cluster, trainer = self.config, self.cluster, self.trainer
         speeds = self.links.bytes_per_second[: cluster.topology.num_workers] if self.links else None
-        settings = layout_of(trainer.collection).schedule_settings(
+        layout = layout_of(trainer.collection)
+        settings = layout.schedule_settings(
             config.cluster,
             cluster.topology,
             seed=config.seed,
@@ -261,8 +262,10 @@ class ClusterSession(loop.Session):
         )
         if saved is not None and self.links is not None:
             settings = saved.keep_prices(settings)  # measured anew they differ a little, and so would bits
-        if self.hot is not None:
-            settings = saved.keep_hot(settings) if saved is not None else self.hot.first(settings)
+        if saved is not None and (self.hot is not None or not layout.keeps_hot_rows):
+            settings = saved.keep_hot(settings)
+        elif self.hot is not None:
+            settings = self.hot.first(settings)
 
         def rates(iteration: int) -> float:
             return config.rows.lr * rate_factor(config.rates, iteration, trainer.total_steps)

@@ -30,7 +30,7 @@ from rowhaul.planning.rank0_data.sharing import READER, DataReceiver, DataSource
 from rowhaul.planning.sharing import PlanClient, PlanServer
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.mover import Job, Mover
-from rowhaul.runtime.row_memory import Rates, RowMemory
+from rowhaul.runtime.row_memory import Rates
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule import IdBatch, Plan, Scheduler, ScheduleSettings
 from rowhaul.schedule.lifetimes import policies_by_table
@@ -136,7 +136,9 @@ def distribute(
     check_same(cluster, {**version_facts(cluster.is_worker), **facts})
     use_given_links(cluster, config)
     cache = layout.make_cache(collection.feature_groups) if cluster.is_worker else None
-    home = RowMemory(layout) if cluster.topology.colocated or not cluster.is_worker else None
+    home = None
+    if cluster.topology.colocated or not cluster.is_worker:
+        home = layout.make_home(cluster.topology, cluster.rank)
     if cache is not None and settings.hot is not None:
         cache.make(settings.hot.tables, settings.hot.keys)
     runtime = Runtime(

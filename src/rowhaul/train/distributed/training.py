@@ -75,7 +75,7 @@ class DistributedTraining:
         dense_wire: str = EXACT_WIRE,
     ) -> None:
         self.model, self.runtime, self.settings = model, runtime, settings
-        self._rates = rates
+        self.rates = rates
         self.collection = only_collection(model)
         self._on_iteration, self._on_prune = on_iteration, on_prune
         self._job: Job | None = None
@@ -147,8 +147,8 @@ class DistributedTraining:
             raise_first_error(runtime, self.iteration, data.error if isinstance(data, DataSource) else None)
 
     def _maintain_rows(self) -> None:
-        """Prune rows, if that is due."""
-        for note in self.upkeep.run(self.runtime, self.settings.topology):
+        """Prune rows, or hand them over, if that is due."""
+        for note in self.upkeep.run(self):
             self._on_prune(note)
         if self.upkeep.layout is not self.layout:  # the row size has changed
             self.layout = self.upkeep.layout
@@ -162,7 +162,7 @@ class DistributedTraining:
             self._rows = self.layout.cached_rows(
                 self.collection.feature_groups,
                 cache,
-                self._rates,
+                self.rates,
                 self.upkeep,
                 bounded=self.settings.sync_mode.name == "bounded",
             )
@@ -225,7 +225,7 @@ class DistributedTraining:
             shared.flag()
         self._dense.send_rest()
         began = time.perf_counter()
-        buffered = [] if found else rows.step_own(taken)
+        buffered = [] if found else rows.step_own(taken, self.runtime.rank)
         stepped = time.perf_counter()
         self._dense.wait()
         job.seconds["all_reduce"] += time.perf_counter() - stepped
@@ -266,7 +266,7 @@ class DistributedTraining:
         slices = FlushSlices(settings.topology, settings.sizes, records_stay=records_stay)
         flushed = None if home is None else RowMemory(home.layout)
         while len((plan := runtime.feed.share(slices.next)).keys):
-            runtime.in_moves(partial(flush, plan=plan, rates=self._rates, flushed=flushed)).wait()
+            runtime.in_moves(partial(flush, plan=plan, rates=self.rates, flushed=flushed)).wait()
             each(plan)
         return flushed
 

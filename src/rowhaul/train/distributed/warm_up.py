@@ -25,7 +25,6 @@ from rowhaul.planning.feed import LeaderFeed
 from rowhaul.planning.planner import Planner
 from rowhaul.runtime.mover import Mover
 from rowhaul.runtime.phase_kernels import sort_moves
-from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule import ScheduleSettings
 from rowhaul.store import snapshot
@@ -88,7 +87,7 @@ def _train(
         trains, failure = rank < topology.num_workers, Failure()
         layout = layout_of(collection)
         cache = layout.make_cache(collection.feature_groups) if trains else None
-        home = RowMemory(layout) if topology.colocated or not trains else None
+        home = layout.make_home(topology, rank) if topology.colocated or not trains else None
         batches = _batches(schema)
         planner = Planner(
             lambda ids: layout.make_scheduler(settings, ids),
@@ -144,7 +143,7 @@ def _stamp(config: TrainConfig, schema: Schema) -> Path | None:
     what = (
         config.rows, config.precision, cluster.dispatcher, cluster.sync, cluster.cache_policy,
         bool(cluster.hot_rows), cluster.colocated, cluster.peer_to_peer, config.tables,
-        cluster.look_ahead > 0, config.prune, torch.__version__,
+        cluster.look_ahead > 0, config.prune, config.row_dtype, torch.__version__,
     )  # fmt: skip
     digest = hashlib.blake2b(repr((what, contents)).encode(), digest_size=12).hexdigest()
     return Path(folder) / f"rowhaul-{digest}.compiled"

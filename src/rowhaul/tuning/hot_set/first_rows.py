@@ -11,7 +11,7 @@ from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.schedule import HotRows
 from rowhaul.simulate.trace import RowCounter
 from rowhaul.train.cluster_config import ClusterConfig
-from rowhaul.train.distributed.training import tables_of_features
+from rowhaul.train.distributed.training import ids_of, layout_of
 
 
 def profile_hot_rows(
@@ -19,16 +19,19 @@ def profile_hot_rows(
 ) -> HotRows | None:
     """Return the ``hot_rows`` most frequent rows of the first batches; the same on every rank.
 
-    A resumed run must keep its hot rows, so counting starts at the beginning of the data. None with
-    ``hot_rows: auto``: see `HotSetController`.
+    A resumed run must keep its hot rows, so counting starts at the beginning of the data. Within a budget
+    they are shared rows: no id has a row of its own then. None with ``hot_rows: auto``: see
+    `HotSetController`.
     """
     if not config.num_hot_rows:
         return None
     counter = RowCounter(len(collection.embedding_bag_configs()))
     beginning = stream.from_beginning(config.hot_profile * stream.batch_size)
-    for samples in islice(beginning, config.hot_profile):
-        ends = np.cumsum(samples.lengths.sum(axis=1))[:-1]
-        tables = tables_of_features(collection, samples.features)
-        for table, keys in zip(tables, np.split(samples.values, ends), strict=True):
-            counter.add(table, keys)
+    ids = (ids_of(collection, samples) for samples in islice(beginning, config.hot_profile))
+    for read in layout_of(collection).records_at_first(ids):
+        features = read.by_feature
+        assert features is not None
+        keys = np.split(features.values, np.cumsum(features.counts)[:-1])
+        for table, some in zip(features.tables.tolist(), keys, strict=True):
+            counter.add(table, some)
     return counter.most_frequent(config.num_hot_rows)

@@ -1,0 +1,1 @@
+"""A budget over several ranks."""
