@@ -79,7 +79,9 @@ def sparse_step(dim: int = 64, num_samples: int = 65_536, num_keys: int = 30_000
     of_id = torch.arange(FEATURES, device=CARD, dtype=torch.int32).repeat_interleave(num_samples)
     count = FEATURES * num_samples
     columns = torch.arange(FEATURES, device=CARD) * dim
-    bags = Bags(num_samples, count, None, None, columns, torch.zeros(FEATURES, dtype=torch.int32, device=CARD))
+    bags = Bags(
+        num_samples, count, None, None, columns, torch.zeros(FEATURES, dtype=torch.int32, device=CARD)
+    )
     out = torch.empty((num_samples, FEATURES * dim), device=CARD)
     gradients = torch.randn(out.shape, device=CARD)
     random = np.random.default_rng(0)

@@ -71,7 +71,9 @@ def test_vectors_gradients_and_rows_are_those_of_this_process(weighted, one_each
             found = there.state_dict()
             np.testing.assert_array_equal(found[name], array[order])
             records = name.replace(".keys", ".records")
-            torch.testing.assert_close(found[records], here.state_dict()[records][order], rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(
+                found[records], here.state_dict()[records][order], rtol=1e-9, atol=1e-9
+            )
 
 
 @pytest.mark.parametrize("on_unknown", ["init", "default"])

@@ -58,7 +58,9 @@ class ShardWriter:
 
     def tensors(self, group: str, tensors: Mapping[str, Tensor]) -> None:
         """Store tensors under a group's name, for `CheckpointReader.tensors`."""
-        self._write(f"tensors-{group}.safetensors", tensors)
+        self._write(
+            f"tensors-{group}.safetensors", {name: one.detach().cpu() for name, one in tensors.items()}
+        )
         self.written.groups.append(group)
 
     def arrays(self, name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> str:

@@ -65,6 +65,7 @@ _FLAGS_BY_PANEL: dict[str, dict[str, tuple[str, Any, str]]] = {
             "Where checkpoints go: a folder, or a URL such as s3://bucket/run.",
         ),
         "threads": ("threads", int, "PyTorch threads; 0: PyTorch's choice."),
+        "device": ("device", str, "Where the model and its rows are: cpu, or cuda."),
     },
     "Cluster": {
         "workers": ("cluster.workers", int, "Ranks that train; under torchrun: all but the stores."),

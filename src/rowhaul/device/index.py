@@ -161,9 +161,7 @@ class DeviceIndex:
         self._capacity = max(_LEAST, capacity)
         self._places = self._empty_places(self._capacity)
         self._facts[0] = self._capacity
-        kernels.move_places[grid_of(num_old, BLOCK)](
-            old, num_old, self._places, self._facts, BLOCK=BLOCK
-        )
+        kernels.move_places[grid_of(num_old, BLOCK)](old, num_old, self._places, self._facts, BLOCK=BLOCK)
         self._num_removed = 0
 
     def _empty_places(self, capacity: int) -> Tensor:

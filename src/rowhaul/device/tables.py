@@ -45,7 +45,9 @@ class DeviceTables:
         self.tables, self.optimizer, self.device = tuple(tables), optimizer, device
         self.dim, self.dtype = tables[0].dim, dtype
         self._rule = _RULES[type(optimizer)]
-        self._seeds = torch.from_numpy(table_seeds([table.name for table in tables], seed).view(np.int64)).to(device)
+        self._seeds = torch.from_numpy(table_seeds([table.name for table in tables], seed).view(np.int64)).to(
+            device
+        )
         lows = np.array([table.initial_low for table in tables])
         steps = np.array([(table.initial_high - table.initial_low) / 2**24 for table in tables])
         self._lows, self._steps = (torch.from_numpy(one).to(device) for one in (lows, steps))

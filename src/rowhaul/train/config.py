@@ -7,7 +7,6 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
 
@@ -29,6 +28,7 @@ from rowhaul.store.packing import PLAIN, check_row_dtype
 from rowhaul.store.tables import ON_UNKNOWN
 from rowhaul.train.checkpoint_pace import pace_of
 from rowhaul.train.cluster_config import ONE_PROCESS, ClusterConfig
+from rowhaul.train.dense_state import make_recordable
 
 PRECISIONS = ("float32", "float64")
 DECAYS = ("constant", "linear", "cosine")
@@ -156,6 +156,7 @@ class TrainConfig:
         as_place(self.checkpoints)  # or raises
         check_policies(self.tables)
         keeps_all = all(one.keeps_all for one in policies_by_table(self.tables, list(self.tables)))
+        self._check_device(keeps_all)
         if self.prune.settings() is not None:
             if not keeps_all:
                 raise ConfigError(
@@ -169,6 +170,24 @@ class TrainConfig:
                 "cluster.hot_rows is auto, but tables have policies, from which hot rows are exempt: what is "
                 "learned would depend on measured times. Say how many rows are hot, or leave out the policies"
             )
+
+    def _check_device(self, keeps_all: bool) -> None:
+        """Refuse what rows on a card cannot do yet."""
+        kind, _, number = self.device.partition(":")
+        known = kind in ("cpu", "cuda") and (not number or number.isdecimal())
+        _check(known, "device", "cpu, or a card such as cuda or cuda:1", self.device)
+        refused = {
+            "cluster.workers": (self.cluster.workers > 0, "workers keep their caches in host memory"),
+            "prune": (self.prune.settings() is not None, "pruned rows are kept in host memory"),
+            "row_dtype": (self.row_dtype != PLAIN, "rows on a card are held in the precision of training"),
+            "tables": (not keeps_all, "rows on a card are all kept"),
+        }
+        for setting, (given, why) in refused.items():
+            if kind == "cuda" and given:
+                raise ConfigError(
+                    f"device is {self.device}, which does not go together with {setting} yet: {why}; leave out "
+                    "one of them"
+                )
 
     def _check_row_dtype(self) -> None:
         if self.row_dtype == PLAIN:
@@ -234,6 +253,10 @@ class TrainConfig:
             return make(parameters, **options)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"dense: torch.optim.{self.dense.name} rejects its options: {error}") from None
+
+
+def _device_of(parameters: list[torch.nn.Parameter]) -> torch.device:
+    return parameters[0].device if parameters else torch.device("cpu")
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:

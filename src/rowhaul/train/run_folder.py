@@ -43,6 +43,7 @@ _MAY_CHANGE = (
     "log_every",
     "cluster",
     "monitoring",
+    "device",
 )
 _MAY_CHANGE_AT_CONSTANT_RATES = ("epochs", "max_steps")
 

@@ -21,6 +21,7 @@ from rowhaul.store.row_format import convert_hint, format_of
 from rowhaul.store.snapshot import GroupSnapshot
 from rowhaul.train import saved_lifetimes
 from rowhaul.train.deferred import DeferredWriter, Pace
+from rowhaul.train.dense_state import load_portable, portable_state
 from rowhaul.train.trainer import Trainer
 
 
@@ -153,7 +154,7 @@ class _RowsThen:
 def save_dense(trainer: Trained, writer: CheckpointWriter | ShardWriter | DeferredWriter) -> dict[str, Any]:
     """Write all but the rows; returns the facts that go into the manifest."""
     writer.tensors("model", _dense_tensors(trainer.model))
-    optimizer_tensors, optimizer_plain = split_state(trainer.dense.state_dict())
+    optimizer_tensors, optimizer_plain = split_state(portable_state(trainer.dense))
     writer.tensors("dense-optimizer", optimizer_tensors)
     writer.tensors("random", {"torch": torch.get_rng_state()})
     return {
@@ -189,7 +190,7 @@ def restore_dense(trainer: Trained, reader: CheckpointReader) -> None:
     plain, optimizer_tensors = reader.facts["dense_optimizer"], reader.tensors("dense-optimizer")
     random = reader.tensors("random")
     _load_dense(trainer.model, model_tensors)
-    trainer.dense.load_state_dict(join_state(optimizer_tensors, plain))
+    load_portable(trainer.dense, join_state(optimizer_tensors, plain))
     trainer.count_row_steps(reader.facts["row_steps"][0])
     torch.set_rng_state(random["torch"])
     trainer.step, trainer.samples = reader.facts["step"], reader.facts["samples"]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from rowhaul._id_kinds import HEX, INTEGER, TEXT, join_kinds
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
-from rowhaul.errors import DataError
+from rowhaul.errors import ConfigError, DataError
 from rowhaul.nn import Batch, EmbeddingBagCollection, EmbeddingBagConfig, RowOptimizer
 from rowhaul.nn.key_counts import KeyCounts
 from rowhaul.nn.local_rows import TableRows
@@ -46,7 +47,7 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, schema: Schema) -> None:
         self.config, self.schema = config, schema
-        self.device = torch.device(config.device)
+        self.device = usable_device(config.device)
         self.model = make_model(config, schema).to(self.device)
         self.rows = RowOptimizer(self.model)
         self._parameters = list(self.model.parameters())
@@ -192,6 +193,22 @@ class Trainer:
                 group["lr"].fill_(self.config.dense.lr * factor)
             else:
                 group["lr"] = self.config.dense.lr * factor
+
+
+def usable_device(name: str) -> torch.device:
+    """Return a device by its name; refuse a card that is not there, or that rows cannot be on."""
+    device = torch.device(name)
+    if device.type == "cpu":
+        return device
+    num_cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (device.index or 0) >= num_cards:
+        found = f"{num_cards} cards" if num_cards else "no card"
+        raise ConfigError(
+            f"device is {name}, but PyTorch finds {found} here; set device to cpu, or see `rowhaul doctor`"
+        )
+    if find_spec("triton") is None:
+        raise ConfigError(f"device is {name}, which needs Triton: pip install 'rowhaul[gpu]'")
+    return torch.device("cuda", device.index or 0)
 
 
 def make_model(config: TrainConfig, schema: Schema) -> RecommendationModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
@@ -102,7 +103,15 @@ def check_gpu() -> Check:
         warnings.simplefilter("always")
         num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if num_gpus:
-        return Check("GPU", "ok", ", ".join(torch.cuda.get_device_name(number) for number in range(num_gpus)))
+        names = ", ".join(torch.cuda.get_device_name(number) for number in range(num_gpus))
+        if importlib.util.find_spec("triton") is None:
+            fix = "run `pip install 'rowhaul[gpu]'`; without it rows stay in host memory, which is slower"
+            return Check("GPU", "warn", f"{names}; Triton is not installed", fix)
+        return Check(
+            "GPU",
+            "ok",
+            f"{names}; Triton {importlib.metadata.version('triton')}: --device cuda keeps rows there",
+        )
     if complaints:
         fix = "run `nvidia-smi` to see the driver's state"
         return Check("GPU", "warn", f"not usable: {complaints[0].message}", fix)
