@@ -1,8 +1,8 @@
-"""Rows on a GPU: the sparse step against a copy's bandwidth, and a DLRM's whole step against plain PyTorch.
+"""Rows on a GPU: the sparse step against a copy's bandwidth, a DLRM's whole step against plain PyTorch.
 
 The peer is what one would write without Rowhaul: `nn.Embedding(sparse=True)` over ids that were indexed
-beforehand, Adagrad for rows, Adam for the rest, all on the card. Rowhaul is given raw keys. Everything runs in
-one process and in turns; medians.
+beforehand, Adagrad for rows, Adam for the rest, all on the card. Rowhaul is given raw keys. Everything
+runs in one process and in turns; medians.
 
     python benchmarks/gpu.py                 # all, a few minutes on one card
     python benchmarks/gpu.py --only step     # or: dlrm
@@ -31,13 +31,14 @@ from rowhaul.train.config import ModelConfig, OptimizerConfig, TrainConfig
 from rowhaul.train.trainer import Trainer, per_sample_loss
 
 FEATURES, DENSE = 26, 13
-LAYERS = {"bottom": [512, 256], "top": [1024, 512]}
+LAYERS = {"bottom": [], "top": [1024, 512]}
 CARD = torch.device("cuda")
 
 
-def timed(run: Callable[[], object], count: int) -> float:
+def timed(run: Callable[[], object], count: int, *, warm: bool = True) -> float:
     """Milliseconds of one call by the card's clock: the median of some."""
-    run()
+    if warm:
+        run()
     taken = []
     for _ in range(count):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -72,8 +73,10 @@ def sparse_step(dim: int = 64, num_samples: int = 65_536, num_keys: int = 30_000
             tables.find_or_make(keys, torch.full((len(keys),), table, dtype=torch.int32, device=CARD))
     records = len(tables.index)
     values = records * (dim + 1) * 4
-    print(f"{records:,} rows of {dim}: index {tables.index.allocated_bytes / records:.1f} bytes a key, records "
-          f"{tables.arena.allocated_bytes / values:.2f} of what they need")  # fmt: skip
+    index = tables.index.allocated_bytes / records
+    print(
+        f"{records:,} rows of {dim}: {tables.arena.allocated_bytes / values:.2f} of their bytes, and {index:.1f} a key"
+    )
     bandwidth = copy_bandwidth()
     print(f"a copy moves {bandwidth / 1e12:.2f} TB/s")
     of_id = torch.arange(FEATURES, device=CARD, dtype=torch.int32).repeat_interleave(num_samples)
@@ -84,40 +87,53 @@ def sparse_step(dim: int = 64, num_samples: int = 65_536, num_keys: int = 30_000
     )
     out = torch.empty((num_samples, FEATURES * dim), device=CARD)
     gradients = torch.randn(out.shape, device=CARD)
-    random = np.random.default_rng(0)
-    for name, share_new in (("even", 0.0), ("skewed", 0.0), ("even", 0.02)):
-        draw = random.integers(0, per_table, count) if name == "even" else skewed(random, count, per_table)
-        batches, fresh = [], 0
-        for _ in range(12):
-            keys = torch.from_numpy(draw).to(CARD) * 7919 + of_id
-            if share_new:
-                chosen = torch.rand(count, device=CARD) < share_new
-                new = torch.arange(fresh, fresh + int(chosen.sum()), device=CARD)
-                keys[chosen] = -1 - new
-                fresh += len(new)
+    random, num_turns = np.random.default_rng(0), 0
+    for name, share_new in (("even", 0.0), ("skewed", 0.0), ("even", 0.02), ("skewed", 0.02)):
+        batches = []
+        for number in range(12):
+            ids = random.integers(0, per_table, count) if name == "even" else skewed(random, count, per_table)
+            keys = torch.from_numpy(ids).to(CARD) * 7919 + of_id
+            chosen = torch.rand(count, device=CARD) < share_new
+            keys[chosen] = (
+                -1 - torch.arange(int(chosen.sum()), device=CARD) - (len(batches) << 32) - (num_turns << 40)
+            )
             batches.append(keys)
-        turn = iter(batches * 10)
+        num_turns += 1
+        taken, recorded = _step_times(tables, batches, of_id, bags, out, gradients)
+        distinct = len(torch.unique(tables.find(batches[0], of_id)))
+        # What must move: rows to vectors, gradients, rows and their state both ways.
+        moved = 4 * dim * (2 * count + count + 2 * distinct) + 8 * distinct
+        print(
+            f"sparse step, {name} ids ({distinct:,} rows), {share_new:.0%} new: {taken:.2f} ms, recorded "
+            f"{recorded:.2f} ms ({moved / recorded * 1e3 / bandwidth:.0%} of the copy's bandwidth)"
+        )
 
-        def step() -> None:
-            keys = next(turn)
-            found = tables.find_or_make(keys, of_id)
-            tables.pool(found, bags, None, out)
-            tables.step(found, bags, gradients, 0.05, 1)
 
-        moved = count * dim * 4 * 2 + count * dim * 4 + count * (2 * dim + 2) * 4  # at most: rows may repeat
-        taken = timed(step, 11)
-        graph = torch.cuda.CUDAGraph()
-        keys = batches[0].clone()
-        tables.has_spare(count)
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            found = tables.find_or_make_within(keys, of_id)
-            tables.pool(found, bags, None, out)
-            tables.step(found, bags, gradients, 0.05, 1)
-        replayed = timed(graph.replay, 20)
-        distinct = len(torch.unique(found))
-        print(f"sparse step, {name} ids ({distinct:,} rows), {share_new:.0%} new: {taken:.2f} ms, recorded "
-              f"{replayed:.2f} ms ({moved / replayed / 1e9 * 1e3 / bandwidth * 1e9:.0%} of the copy's bandwidth)")  # fmt: skip
+def _step_times(
+    tables: DeviceTables, batches: list[Tensor], of_id: Tensor, bags: Bags, out: Tensor, gradients: Tensor
+) -> tuple[float, float]:
+    """Milliseconds of a step, started kernel by kernel and recorded; each batch is new to the tables."""
+
+    def step(keys: Tensor, find: Callable[[Tensor, Tensor], Tensor]) -> None:
+        found = find(keys, of_id)
+        tables.pool(found, bags, None, out)
+        tables.step(found, bags, gradients, 0.05, 1)
+
+    half = len(batches) // 2
+    turn = iter(batches[:half])
+    taken = timed(lambda: step(next(turn), tables.find_or_make), half - 1)
+    keys = batches[half].clone()
+    tables.has_spare(len(keys) * half)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(keys, tables.find_or_make_within)
+    times = []
+    for one in batches[half:]:
+        keys.copy_(one)
+        times.append(timed(graph.replay, 1, warm=False))
+        tables.index.ask(len(keys))
+    return taken, statistics.median(times)
 
 
 class IndexedTable(nn.Module):
@@ -161,8 +177,8 @@ def dlrm(dim: int, num_samples: int, num_keys: int, tf32: bool) -> None:
     prepared = [
         trainer.prepare(
             Samples(
-                features=tuple(names), values=(ids * 7919 + 5).reshape(-1), lengths=np.ones(ids.shape, np.int32),
-                dense=dense, labels=labels, index=index,
+                features=tuple(names), values=(ids * 7919 + 5).reshape(-1),
+                lengths=np.ones(ids.shape, np.int32), dense=dense, labels=labels, index=index,
             )
         )
         for ids, dense, labels, index in batches
@@ -202,8 +218,9 @@ def dlrm(dim: int, num_samples: int, num_keys: int, tf32: bool) -> None:
             if turn:
                 taken[name].append((time.perf_counter() - began) / 24)
     speeds = {name: num_samples / statistics.median(times) for name, times in taken.items()}
-    print(f"DLRM, dim {dim}, batch {num_samples:,}{', TF32' if tf32 else ''}: Rowhaul {speeds['Rowhaul'] / 1e6:.2f} M "
-          f"samples/s, PyTorch {speeds['PyTorch'] / 1e6:.2f} M: {speeds['Rowhaul'] / speeds['PyTorch']:.2f}x")  # fmt: skip
+    ours, theirs = speeds["Rowhaul"] / 1e6, speeds["PyTorch"] / 1e6
+    what = f"DLRM, dim {dim}, batch {num_samples:,}{', TF32' if tf32 else ''}"
+    print(f"{what}: Rowhaul {ours:.2f} M samples/s, PyTorch {theirs:.2f} M: {ours / theirs:.2f}x")
 
 
 class _Placeholder(nn.Module):

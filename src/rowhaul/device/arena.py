@@ -53,7 +53,7 @@ class DeviceArena:
 
     @property
     def memory(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """As kernels take it: where chunks of values are from the first one on, and that; the same of state."""
+        """As kernels take it: distances of chunks of values, and the first one; the same of state."""
         return self.value_chunks, self._values[0], self.state_chunks, self._states[0]
 
     def _distances(self, chunks: list[Tensor]) -> Tensor:

@@ -16,7 +16,7 @@ from rowhaul.nn.jagged import KeyedJaggedTensor
 
 @dataclass(frozen=True)
 class Bags:
-    """Which ids of a batch make which vectors: the bags of the first feature, sample by sample, then the next."""
+    """Which ids make which vectors: the bags of the first feature, sample by sample, then the next."""
 
     num_samples: int
     num_ids: int

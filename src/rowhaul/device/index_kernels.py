@@ -1,7 +1,7 @@
 """Triton kernels of the index on a card: find, insert, remove; any 64-bit key of any table.
 
-A place is two words of 64 bits: the key, and one with the table above and the record below. Places are searched one
-after the other from a hash on (linear probing), up to the first that is empty.
+A place is two words of 64 bits: the key, and one with the table above and the record below. Places are
+searched one after the other from a hash on (linear probing), up to the first that is empty.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def claim(
 ):  # fmt: skip
     """Claim a place for each key of the missing ids: one of those that name it gets it, and lists where.
 
-    Ids that another one claims for get -1. A claimed place names its claimer, so that others can compare keys before
-    any is written.
+    Ids that another one claims for get -1. A claimed place names its claimer, so that others can compare keys
+    before any is written.
     """
     count, size = tl.load(facts + NUM_MISSING).to(tl.int32), tl.load(facts + CAPACITY)
     lane = tl.arange(0, BLOCK)

@@ -104,7 +104,8 @@ def pool(
 
 @triton.jit
 def weight_gradients(
-    records, bags, offsets, chunks, values, spare, columns, is_mean, gradients, out, count, num_samples, stride,
+    records, bags, offsets, chunks, values, spare, columns, is_mean, gradients, out, count, num_samples,
+    stride,
     DIM: tl.constexpr, COLUMNS: tl.constexpr, SHIFT: tl.constexpr, ONE_EACH: tl.constexpr,
     HAS_SPARE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

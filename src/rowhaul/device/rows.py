@@ -132,8 +132,8 @@ class DeviceRows(NamedRows):
         if on_unknown == "error":
             name = tables.tables[int(ids.tables[absent[0]])].name
             raise UnknownKeyError(
-                f"table {name!r}: key {int(ids.keys[absent[0]])} was never trained ({len(absent)} such ids in "
-                "this batch); train on it, or set on_unknown to 'init' or 'default'"
+                f"table {name!r}: key {int(ids.keys[absent[0]])} was never trained ({len(absent)} such ids "
+                "in this batch); train on it, or set on_unknown to 'init' or 'default'"
             )
         if on_unknown == "default":
             return torch.zeros((len(absent), tables.dim), dtype=tables.dtype, device=self.device)

@@ -38,6 +38,6 @@ class Segments:
         self.piece_segments = torch.empty(self.most_pieces, dtype=torch.int32, device=device)
         self.counters = torch.zeros(2, dtype=torch.int32, device=device)
         step_kernels.list_pieces[grid_of(count, _BLOCK)](
-            self.starts, self.count, self.long_segments, self.first_pieces, self.piece_segments, self.counters,
-            LONG=LONG, PIECE=PIECE, BLOCK=_BLOCK,
+            self.starts, self.count, self.long_segments, self.first_pieces, self.piece_segments,
+            self.counters, LONG=LONG, PIECE=PIECE, BLOCK=_BLOCK,
         )  # fmt: skip

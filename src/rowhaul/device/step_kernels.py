@@ -1,9 +1,9 @@
 """Triton kernels of the sparse step: gradients of a row are summed in a fixed order, then the row steps once.
 
-Ids are sorted by record, stably, so the ids of a row are a *segment* in the order of the batch. A program takes
-several short segments at once; long ones are cut into pieces from their beginning on, whose sums are added in
-order. No float is added atomically: two runs give the same bits. Which place a long segment has in its list may
-differ from run to run; nothing that is added depends on it.
+Ids are sorted by record, stably, so the ids of a row are a *segment* in the order of the batch. A program
+takes several short segments at once; long ones are cut into pieces from their beginning on, whose sums are
+added in order. No float is added atomically: two runs give the same bits. Which place a long segment has in
+its list may differ from run to run; nothing that is added depends on it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def mark_heads(records, heads, count, BLOCK: tl.constexpr):
 
 @triton.jit
 def list_segments(numbers, starts, num_segments, count, BLOCK: tl.constexpr):
-    """Write where segments begin; ``numbers`` counts them up to and with each id. The last one ends at the end."""
+    """Write where segments begin, and where the last one ends; ``numbers`` counts them up to each id."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     number = tl.load(numbers + at, mask=inside, other=0)
@@ -89,7 +89,7 @@ def _stepped(
     value, state_chunks, states, record, there, gradient, settings,
     RULE: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """The values of some records after a step, each by its gradient, as `rowhaul.optim.step_kernels` has them."""
+    """The values of some records after a step by their gradients: see `rowhaul.optim.step_kernels`."""
     element: tl.constexpr = gradient.dtype
     column = tl.arange(0, COLUMNS)
     mask = there[:, None] & (column < DIM)[None, :]
@@ -183,8 +183,8 @@ def sum_pieces(
 
 @triton.jit
 def step_long(
-    starts, long_segments, first_pieces, counters, sorted_records, partial, value_chunks, values, state_chunks,
-    states, settings,
+    starts, long_segments, first_pieces, counters, sorted_records, partial, value_chunks, values,
+    state_chunks, states, settings,
     RULE: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr, SHIFT: tl.constexpr, PIECE: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip

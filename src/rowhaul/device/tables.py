@@ -93,7 +93,7 @@ class DeviceTables:
         return records
 
     def find_or_make_within(self, keys: Tensor, tables: Tensor) -> Tensor:
-        """The same after `has_spare`, and before `index.ask`: waits for nothing, so that it can be recorded."""
+        """The same after `has_spare` and before `index.ask`: it waits for nothing and can be recorded."""
         records = self.index.find(keys, tables)
         self._make_missing(keys, tables, records)
         return records
@@ -103,7 +103,7 @@ class DeviceTables:
         self._write_initial(keys, tables, records, new, num_new, self.arena)
 
     def has_spare(self, count: int) -> bool:
-        """Whether a batch fits however many of its keys are new; if it takes little, memory is made for that."""
+        """Whether a batch fits however many of its keys are new; memory is made for that if it is little."""
         little = self._little()
         if not self.index.spare_for(count, little):
             return False
@@ -161,8 +161,8 @@ class DeviceTables:
         out = torch.empty(bags.num_ids, dtype=self.dtype, device=self.device)
         together = rows_together(self.dim)
         row_kernels.weight_gradients[grid_of(bags.num_ids, together)](
-            records, self._or(bags.bags), self._or(bags.offsets), *self.arena.memory[:2], self._or(spare), bags.columns,
-            bags.is_mean, gradients, out, bags.num_ids, bags.num_samples, gradients.stride(0),
+            records, self._or(bags.bags), self._or(bags.offsets), *self.arena.memory[:2], self._or(spare),
+            bags.columns, bags.is_mean, gradients, out, bags.num_ids, bags.num_samples, gradients.stride(0),
             DIM=self.dim, COLUMNS=columns_of(self.dim), SHIFT=self.arena.shift, ONE_EACH=bags.one_each,
             HAS_SPARE=spare is not None, BLOCK=together,
         )  # fmt: skip
@@ -200,8 +200,8 @@ class DeviceTables:
             PIECE=PIECE, ROWS=min(together, PIECE), **options,
         )  # fmt: skip
         step_kernels.step_long[limited((segments.most_long,))](
-            segments.starts, segments.long_segments, segments.first_pieces, segments.counters, segments.records,
-            partial, *arena.memory, settings,
+            segments.starts, segments.long_segments, segments.first_pieces, segments.counters,
+            segments.records, partial, *arena.memory, settings,
             RULE=self._rule, DIM=self.dim, COLUMNS=columns_of(self.dim), SHIFT=arena.shift, PIECE=PIECE,
             ROWS=min(together, PIECE),
         )  # fmt: skip

@@ -137,7 +137,8 @@ class LocalRows(TableRows):
             return self
         if find_spec("triton") is None:
             warnings.warn(
-                "rows stay in host memory, which is slower: Triton is not installed; pip install 'rowhaul[gpu]'",
+                "rows stay in host memory, which is slower: Triton is not installed; "
+                "pip install 'rowhaul[gpu]'",
                 stacklevel=2,
             )
             return self

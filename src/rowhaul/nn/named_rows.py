@@ -1,4 +1,4 @@
-"""Rows by the name of their table, wherever they are: reading and setting them all, a ``state_dict``'s arrays."""
+"""Rows by the name of their table, wherever they are: reading and setting them, a ``state_dict``'s arrays."""
 
 from __future__ import annotations
 

@@ -185,8 +185,8 @@ class TrainConfig:
         for setting, (given, why) in refused.items():
             if kind == "cuda" and given:
                 raise ConfigError(
-                    f"device is {self.device}, which does not go together with {setting} yet: {why}; leave out "
-                    "one of them"
+                    f"device is {self.device}, which does not go together with {setting} yet: {why}; leave "
+                    "out one of them"
                 )
 
     def _check_row_dtype(self) -> None:
@@ -243,20 +243,11 @@ class TrainConfig:
             )
         try:
             make: Callable[..., torch.optim.Optimizer] = kind
-            options: dict[str, Any] = {**self.dense.options, "lr": self.dense.lr}
-            if parameters and parameters[0].is_cuda and "capturable" in signature(kind).parameters:
-                # So that a step can be recorded and replayed, whatever the rate.
-                options |= {
-                    "lr": torch.tensor(self.dense.lr, device=parameters[0].device),
-                    "capturable": True,
-                }
+            given = {**self.dense.options, "lr": self.dense.lr}
+            options = make_recordable(kind, given, parameters)
             return make(parameters, **options)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"dense: torch.optim.{self.dense.name} rejects its options: {error}") from None
-
-
-def _device_of(parameters: list[torch.nn.Parameter]) -> torch.device:
-    return parameters[0].device if parameters else torch.device("cpu")
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:

@@ -9,11 +9,18 @@ import torch
 from torch import Tensor
 
 
-def make_recordable(kind: type, options: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """On a card, let steps of an optimizer be recorded and replayed at any rate, where it can."""
-    if device.type != "cuda" or "capturable" not in signature(kind).parameters:
+def make_recordable(
+    kind: type, options: dict[str, Any], parameters: list[torch.nn.Parameter]
+) -> dict[str, Any]:
+    """Make steps on a card ones that can be recorded and replayed at any rate, where the optimizer can.
+
+    In float64 it cannot: PyTorch then counts steps, and corrects by them, in float32.
+    """
+    can = "capturable" in signature(kind).parameters
+    if not can or not parameters or not parameters[0].is_cuda or parameters[0].dtype != torch.float32:
         return options
-    return {**options, "lr": torch.tensor(options["lr"], device=device), "capturable": True}
+    rate = torch.tensor(options["lr"], dtype=torch.float64, device=parameters[0].device)
+    return {**options, "lr": rate, "capturable": True}
 
 
 def portable_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Steps on a card, recorded once and replayed: starting hundreds of small kernels takes longer than they do."""
+"""Steps on a card, recorded once and replayed: to start many small kernels takes longer than they do."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _ORDINARY_STEPS = 3  # that prepare the memory of optimizers and libraries
 class StepRecorder:
     """Records a step as a CUDA graph, and replays it for batches of the same shape.
 
-    A batch qualifies if each sample has one id a feature, and if there is room for its rows however many are new;
-    all others take an ordinary step. When rows get other memory, the next step is recorded anew.
+    A batch qualifies if each sample has one id a feature, and if there is room for its rows however many are
+    new; all others take an ordinary step. When rows get other memory, the next step is recorded anew.
     """
 
     def __init__(self, trainer: Trainer) -> None:
