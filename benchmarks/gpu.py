@@ -74,9 +74,8 @@ def sparse_step(dim: int = 64, num_samples: int = 65_536, num_keys: int = 30_000
     records = len(tables.index)
     values = records * (dim + 1) * 4
     index = tables.index.allocated_bytes / records
-    print(
-        f"{records:,} rows of {dim}: {tables.arena.allocated_bytes / values:.2f} of their bytes, and {index:.1f} a key"
-    )
+    share = tables.arena.allocated_bytes / values
+    print(f"{records:,} rows of {dim}: {share:.2f} of their bytes, and {index:.1f} a key")
     bandwidth = copy_bandwidth()
     print(f"a copy moves {bandwidth / 1e12:.2f} TB/s")
     of_id = torch.arange(FEATURES, device=CARD, dtype=torch.int32).repeat_interleave(num_samples)
@@ -87,18 +86,18 @@ def sparse_step(dim: int = 64, num_samples: int = 65_536, num_keys: int = 30_000
     )
     out = torch.empty((num_samples, FEATURES * dim), device=CARD)
     gradients = torch.randn(out.shape, device=CARD)
-    random, num_turns = np.random.default_rng(0), 0
-    for name, share_new in (("even", 0.0), ("skewed", 0.0), ("even", 0.02), ("skewed", 0.02)):
+    random = np.random.default_rng(0)
+    cases = (("even", 0.0), ("skewed", 0.0), ("even", 0.02), ("skewed", 0.02))
+    for turn, (name, share_new) in enumerate(cases):
         batches = []
-        for number in range(12):
+        for _ in range(12):
             ids = random.integers(0, per_table, count) if name == "even" else skewed(random, count, per_table)
             keys = torch.from_numpy(ids).to(CARD) * 7919 + of_id
             chosen = torch.rand(count, device=CARD) < share_new
             keys[chosen] = (
-                -1 - torch.arange(int(chosen.sum()), device=CARD) - (len(batches) << 32) - (num_turns << 40)
+                -1 - torch.arange(int(chosen.sum()), device=CARD) - (len(batches) << 32) - (turn << 40)
             )
             batches.append(keys)
-        num_turns += 1
         taken, recorded = _step_times(tables, batches, of_id, bags, out, gradients)
         distinct = len(torch.unique(tables.find(batches[0], of_id)))
         # What must move: rows to vectors, gradients, rows and their state both ways.

@@ -73,7 +73,8 @@ class FeatureBags:
             raise ConfigError(f"feature {absent[0]!r} is missing; the batch has {', '.join(known)}")
         positions = [known.index(name) for name in self.features]
         num_samples, lengths = features.stride(), features.lengths()
-        values, entries = features.values(), slice(0, len(features.values()))
+        values = features.values()
+        entries: slice | Tensor = slice(0, len(values))
         if positions != list(range(len(known))):
             starts = features.offset_per_key()
             parts = [torch.arange(starts[one], starts[one + 1]) for one in positions]

@@ -80,6 +80,7 @@ class DeviceRows(NamedRows):
         self._early = EarlyLookups[list[Ids]]()
         self.recorded: KeyedJaggedTensor | None = None  # a batch whose step is being recorded
         self.key_counts: KeyCounts | None = None
+        self.tables: list[DeviceTables] = []
         by_dim: dict[int, list[FeatureGroup]] = {}
         for group in groups:
             by_dim.setdefault(group.dim, []).append(group)

@@ -41,7 +41,8 @@ class TableRows(NamedRows):
     """
 
     def __init__(self, groups: Sequence[FeatureGroup], tables: Sequence[TableGroup]) -> None:
-        self.groups, self.tables = list(groups), list(tables)
+        self.groups = list(groups)
+        self.tables: list[TableGroup] = list(tables)
         self.pending: list[list[Pending]] = [[] for _ in self.groups]
         self.key_counts: KeyCounts | None = None  # where ids that are read without training are counted
         self.round_parts: RoundParts | None = None  # how gradients of several passes reach their sum

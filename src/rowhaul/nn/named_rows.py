@@ -24,7 +24,7 @@ class NamedRows:
         """Drop every row and every gradient."""
         raise NotImplementedError
 
-    def copied_into(self, other: NamedRows) -> NamedRows:
+    def copied_into(self, other: Any) -> Any:
         """Copy all rows into a source of the same tables, which is returned."""
         for name in self.table_names():
             for keys, stored in self.stored_rows(name):
@@ -48,7 +48,8 @@ class NamedRows:
     def stored_rows(self, table: str) -> Iterator[tuple[Int64s, npt.NDArray[Any]]]:
         """Yield the same as they are stored: packed rows as bytes."""
         tables, position = self.find_table(table)
-        return tables.blocks(position)
+        blocks: Iterator[tuple[Int64s, npt.NDArray[Any]]] = tables.blocks(position)
+        return blocks
 
     def load_rows(self, table: str, keys: Int64s, records: Floats) -> None:
         """Set rows of a table, creating those it lacks; the inverse of `rows`, but for rounding."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +28,8 @@ class StepRecorder:
     new; all others take an ordinary step. When rows get other memory, the next step is recorded anew.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Trainer, backward: Callable[[Batch], Tensor]) -> None:
+        self._trainer, self._backward = trainer, backward
         self._graph: torch.cuda.CUDAGraph | None = None
         self._batch: Batch | None = None  # what the graph reads
         self._result: Tensor | None = None  # its loss, and a number that is finite if all gradients are
@@ -35,12 +38,12 @@ class StepRecorder:
         self._shape: Any = None
 
     @classmethod
-    def of(cls, trainer: Trainer) -> StepRecorder | None:
-        """Make one where steps can be recorded."""
+    def of(cls, trainer: Trainer, backward: Callable[[Batch], Tensor]) -> StepRecorder | None:
+        """Make one where steps can be recorded; ``backward`` runs a batch's forward and backward pass."""
         if trainer.device.type != "cuda" or not isinstance(trainer.collection.source, GraphableRows):
             return None
         recordable = all(isinstance(group["lr"], Tensor) for group in trainer.dense.param_groups)
-        return cls(trainer) if recordable else None
+        return cls(trainer, backward) if recordable else None
 
     def step(self, batch: Batch) -> float | None:
         """Take a step, and return its loss; None: take an ordinary one."""
@@ -91,14 +94,28 @@ class StepRecorder:
         trainer.dense.zero_grad(set_to_none=True)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with rows.recording(self._batch.ids), torch.cuda.graph(graph):
-            from rowhaul.train.trainer import backward
-
-            loss = backward(trainer.model, self._batch)
-            sums = torch._foreach_norm(
-                [one.grad for one in trainer.model.parameters() if one.grad is not None]
-            )
+        # Other threads go on loading batches; what Python would free meanwhile must not be freed on the card.
+        with (
+            _nothing_collected(),
+            rows.recording(self._batch.ids),
+            torch.cuda.graph(graph, capture_error_mode="thread_local"),
+        ):
+            loss = self._backward(self._batch)
+            sums = [one.grad.sum() for one in trainer.model.parameters() if one.grad is not None]
             self._result = torch.stack([loss, torch.stack(sums).sum().to(loss.dtype)])
             rows.step(trainer.rows.param_groups[0]["lr"], trainer.step + 1)
             trainer.dense.step()
         self._graph, self._version = graph, rows.memory_version
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Keep Python from collecting garbage for a while; first collect what there is."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -52,7 +52,7 @@ class Trainer:
         self.rows = RowOptimizer(self.model)
         self._parameters = list(self.model.parameters())
         self.dense = config.dense_optimizer(self._parameters)
-        self._recorder = StepRecorder.of(self)
+        self._recorder = StepRecorder.of(self, partial(backward, self.model))
         self.step = 0  # steps taken
         self.samples = 0  # samples consumed
         self.total_steps = 0  # when known, what the learning rates decay towards
