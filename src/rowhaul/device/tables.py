@@ -178,12 +178,12 @@ class DeviceTables:
         settings = self._settings_there
         segments = Segments(records)
         arena, together = self.arena, rows_together(self.dim)
-        options = dict(
-            DIM=self.dim,
-            COLUMNS=columns_of(self.dim),
-            ONE_EACH=bags.one_each,
-            WEIGHTED=bags.weights is not None,
-        )
+        options = {
+            "DIM": self.dim,
+            "COLUMNS": columns_of(self.dim),
+            "ONE_EACH": bags.one_each,
+            "WEIGHTED": bags.weights is not None,
+        }
         ids = (
             segments.ids, self._or(bags.bags), self._or(bags.offsets), self._or(bags.weights), bags.columns,
             bags.is_mean, gradients, bags.num_samples, gradients.stride(0),
