@@ -61,8 +61,8 @@ def test_a_card_learns_what_a_cpu_learns(dense):
 
 @needs_card
 def test_two_runs_give_the_same_bits_and_a_checkpoint_goes_on_with_them(tmp_path):
-    first, losses = trained("cuda", 20)
-    second, again = trained("cuda", 20)
+    _, losses = trained("cuda", 20)
+    _, again = trained("cuda", 20)
     assert losses == again
     batches = list(samples(20))
     half = Trainer(config("cuda"), SCHEMA)

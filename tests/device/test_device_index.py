@@ -6,8 +6,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: `pip install rowhaul[gpu]`")
 
-from rowhaul.device.index import DeviceIndex  # noqa: E402  # only with Triton
-from rowhaul.device.launch import runs_interpreted  # noqa: E402  # only with Triton
+from rowhaul.device.index import DeviceIndex
+from rowhaul.device.launch import runs_interpreted
 
 DEVICE = torch.device("cpu" if runs_interpreted() else "cuda")
 FEW, MANY = 200, 400_000  # keys of a batch: interpreted, and on a card

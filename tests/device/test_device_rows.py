@@ -12,8 +12,8 @@ from rowhaul.optim import Adagrad, RowwiseAdagrad
 
 pytest.importorskip("triton", reason="Triton is not installed: `pip install rowhaul[gpu]`")
 
-from rowhaul.device.launch import runs_interpreted  # noqa: E402  # only with Triton
-from rowhaul.device.rows import DeviceRows  # noqa: E402  # only with Triton
+from rowhaul.device.launch import runs_interpreted
+from rowhaul.device.rows import DeviceRows
 
 DEVICE = torch.device("cpu" if runs_interpreted() else "cuda")
 

@@ -60,3 +60,27 @@ def test_rows_begin_and_step_as_in_this_process(rule, dtype):
         order = np.argsort(expected[0])
         np.testing.assert_array_equal(found[0], expected[0][order])
         np.testing.assert_allclose(found[1], expected[1][order], rtol=tolerance, atol=tolerance)
+
+
+def test_rows_read_often_are_summed_in_pieces():
+    """A few rows with more ids than one piece, some with more than a program adds at once, and single ones."""
+    dim, num_samples = 3, 700
+    here, there = tables_of(SGD(1.0), dim, "float64")
+    keys = np.concatenate([np.zeros(600), np.ones(40), np.arange(2, 62), np.full(660, 5), np.arange(6, 46)])
+    flat, of_id = keys.astype(np.int64), np.repeat(np.arange(2), num_samples)
+    random = np.random.default_rng(0)
+    flat = np.concatenate([random.permutation(flat[:num_samples]), random.permutation(flat[num_samples:])])
+    records = here.find_or_make(device(flat), device(of_id.astype(np.int32)))
+    lookup = there.lookup(flat, np.array([0, num_samples, 2 * num_samples]), np.arange(2), insert=True)
+    columns, is_mean = device(np.array([0, dim])), device(np.array([0, 0], np.int32))
+    gradients = random.normal(size=(num_samples, 2 * dim))
+    bags = Bags(num_samples, len(flat), None, None, columns, is_mean)
+    here.step(records, bags, device(gradients), 1.0, 1)
+    summed = np.zeros((len(lookup.keys), dim))
+    np.add.at(summed, lookup.inverse, np.concatenate([gradients[:, :dim], gradients[:, dim:]]))
+    there.update(lookup.locations, summed, 1.0, 1)
+    for table in range(2):
+        found = [np.concatenate(parts) for parts in zip(*here.blocks(table), strict=True)]
+        expected = [np.concatenate(parts) for parts in zip(*there.blocks(table), strict=True)]
+        order = np.argsort(expected[0])
+        np.testing.assert_allclose(found[1], expected[1][order], rtol=1e-9, atol=1e-9)
