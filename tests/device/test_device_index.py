@@ -43,7 +43,7 @@ def test_records_are_those_of_a_dictionary():
 
 
 def test_places_take_few_bytes():
-    index, count = DeviceIndex(DEVICE), 5000 if runs_interpreted() else 3_000_000
+    index, count = DeviceIndex(DEVICE), 1500 if runs_interpreted() else 3_000_000
     keys = torch.arange(count, device=DEVICE)
     tables = torch.zeros(count, dtype=torch.int32, device=DEVICE)
     found = index.find(keys, tables)
