@@ -63,7 +63,7 @@ def test_rows_begin_and_step_as_in_this_process(rule, dtype):
 
 
 def test_rows_read_often_are_summed_in_pieces():
-    """A few rows with more ids than one piece, some with more than a program adds at once, and single ones."""
+    """Some rows with more ids than a piece, some with more than a program adds at once, and single ones."""
     dim, num_samples = 3, 700
     here, there = tables_of(SGD(1.0), dim, "float64")
     keys = np.concatenate([np.zeros(600), np.ones(40), np.arange(2, 62), np.full(660, 5), np.arange(6, 46)])
