@@ -88,13 +88,14 @@ class Session:
         if saved is not None:
             saved.check_same_data(stream)
         trainer.total_steps = self.config.max_steps
-        settings = layout_of(trainer.collection).schedule_settings(
+        layout = layout_of(trainer.collection)
+        settings = layout.schedule_settings(
             self.cluster,
             cluster.topology,
             hot=rows_of_first_table(self.hot) if self.hot else None,
             policies=trainer.policies,
         )
-        if self.replicated and saved is not None:
+        if (self.replicated or not layout.keeps_hot_rows) and saved is not None:
             settings = saved.keep_hot(settings)
         training = distribute(
             cluster,

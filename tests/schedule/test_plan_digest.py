@@ -48,7 +48,8 @@ def example() -> Plan:
 LIVE = LiveRows(
     np.array([0, 0], np.int32), np.array([3, 5]), np.array([0, 1], np.int32), np.array([2, 1], np.int32)
 )
-PLAN = replace(example(), live=LIVE)
+CARRIED = np.array([4, 6])
+PLAN = replace(example(), live=LIVE, carried=(CARRIED,))
 SCALARS = {"iteration": 99, "num_workers": 9, "all_reduce_rows": 9, "all_reduce_bytes": 9}
 SCALARS |= {"num_expired": 99, "num_admitted": 99, "summing": 1, "given_up_shares": (1, 0)}
 
@@ -68,6 +69,8 @@ def test_the_digest_covers_every_field_of_a_plan(field: str) -> None:
         others = [SCALARS[field]]
     elif field == "controls":
         others = [(ControlRecord(0, 1, "shares", (1, 1)),)]
+    elif field == "carried":
+        others = [(), (CARRIED, CARRIED), *((other,) for other in changed(CARRIED))]
     elif field == "ids":
         others = [None, replace(value, keys=value.keys + 1)]
     elif isinstance(value, Moves | Steps | LiveRows):

@@ -36,6 +36,7 @@ class SlotRows(WholeRows):
     keyed_by_id = False
     has_snapshots = False
     reading: ClassVar[dict[str, str]] = READING
+    cluster_rows = "rowhaul.budget.cluster.checkpoint:SlotClusterRows"
 
     def row_names(self, reader: Any, table: str, ids: Int64s) -> Int64s:
         """Return the names of the rows that ids read."""

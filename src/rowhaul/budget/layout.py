@@ -37,6 +37,11 @@ class SlotLayout(TableLayout):
 
     budget: BudgetSettings
 
+    @property
+    def row_format(self) -> str:
+        """The format of the rows."""
+        return self.budget.row_format
+
     def make_maps(self) -> SlotMaps:
         """Maps in which no id has a slot yet."""
         how = {"optimizer": self.optimizer, "dtype": self.dtype, "row_dtype": self.row_dtype}
