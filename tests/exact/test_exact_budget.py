@@ -124,7 +124,7 @@ def check_against_one_process(case: Case) -> Outcome:
         check_collection(case, outcome, ends)
     handed_over = sum((one.handed_over for one in budget_cluster.everyone), Counter())
     for rank in budget_cluster.everyone:
-        assert sum(note.num_bytes for note in rank.notes) == handed_over.total()
+        assert rank.noted_bytes == handed_over.total()
     return outcome
 
 
@@ -175,7 +175,7 @@ def test_the_simulator_moves_what_a_cluster_does(data):
             assert np.array_equal(getattr(found.moves, name)[num_before:], column), name
         assert np.array_equal(found.worker, plan.worker)
     for rank in budget_cluster.everyone:
-        assert sum(note.num_bytes for note in rank.notes) == between
+        assert rank.noted_bytes == between
 
 
 @settings(few, max_examples=6)
