@@ -44,8 +44,8 @@ class SlotLayout(TableLayout):
 
     def make_maps(self) -> SlotMaps:
         """Maps in which no id has a slot yet."""
-        how = {"optimizer": self.optimizer, "dtype": self.dtype, "row_dtype": self.row_dtype}
-        return SlotMaps(self.specs, self.seed, self.budget, partial(record_bytes, **how))
+        size_of = partial(record_bytes, optimizer=self.optimizer, dtype=self.dtype, row_dtype=self.row_dtype)
+        return SlotMaps(self.specs, self.seed, self.budget, size_of)
 
     def schedule_settings(
         self,

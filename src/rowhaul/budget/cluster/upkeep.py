@@ -34,7 +34,6 @@ from rowhaul.schedule.directory.row_index import RowIndex
 from rowhaul.schedule.phases import Phase
 from rowhaul.store.keyed import copy_in
 
-
 _FIRST_NOTE = 10  # steps before the first note; the next ones come each time steps have doubled
 
 
