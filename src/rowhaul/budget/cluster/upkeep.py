@@ -99,7 +99,7 @@ class ClusterBudget(Upkeep):
             return
         plan = runtime.feed.share(_with_maps)
         self._maps, self._maps_of = self._maps or self.layout.make_maps(), stop
-        self._maps.load_state(dict(zip(self._maps.state(), plan.carried, strict=True)))
+        self._maps.find_as(plan.carried)  # the leader's own, which change at the next stop only
 
     def copied_rows(self, groups: Sequence[FeatureGroup]) -> CopiedRows:
         """Make a row source for rows that are only read; after `prepare_copies`."""
@@ -113,7 +113,7 @@ def _budgeted(scheduler: Scheduler) -> SlotScheduler:
 
 
 def _with_maps(scheduler: Scheduler) -> Plan:
-    return _budgeted(scheduler).nothing(tuple(_budgeted(scheduler).maps.state().values()))
+    return _budgeted(scheduler).nothing(_budgeted(scheduler).maps.finding())
 
 
 def hand_over(mover: Mover, plan: Plan, topology: Topology, rates: Rates) -> None:
