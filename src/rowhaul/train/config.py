@@ -176,7 +176,7 @@ class TrainConfig:
             return
         from rowhaul.budget.layout import check_cluster as check_with_budget
 
-        check_with_budget(self.cluster.sync)
+        check_with_budget(self.cluster.sync, self.cluster.hot_rows)
 
     def _check_row_dtype(self) -> None:
         if self.row_dtype in (AUTO, PLAIN):
