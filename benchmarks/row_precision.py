@@ -1,9 +1,9 @@
 """Rows in fewer bits against float32: memory, the time of a step, and what the model has learned.
 
-Memory is what is allocated for rows, optimizer state and index. Time is the processor's, of the sparse part of
-a step in one thread: finding rows, pooling, summing gradients, stepping. All types take turns on the same
-batches of a generated Criteo-like log, in one process. With ``--seeds`` DLRM is trained on such a log once for
-each seed and type, and the differences of AUC from float32, seed by seed, are printed.
+Memory is what is allocated for rows, optimizer state and index. Time is the processor's, of the sparse part
+of a step in one thread: finding rows, pooling, summing gradients, stepping. All types take turns on the same
+batches of a generated Criteo-like log, in one process. With ``--seeds`` DLRM is trained on such a log once
+for each seed and type, and the differences of AUC from float32, seed by seed, are printed.
 
     python benchmarks/row_precision.py [--dim 32] [--batch-size 2048] [--seeds 3]
 """

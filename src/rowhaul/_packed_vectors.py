@@ -4,8 +4,8 @@ A number ``like`` selects the packed type by its own: uint16 stands for bfloat16
 int8. An int8 is a share of its row's scale, from -127 to 127.
 
 Packing rounds up or down at random such that the mean is right, by sixteen bits for each number. These are a
-function of the row's seed and the column (`_Lanes.draws`). Everything is spelled out in integers and correctly
-rounded operations: the same bits on every processor, in a vector and alone.
+function of the row's seed and the column (`_Lanes.draws`). Everything is spelled out in integers and
+correctly rounded operations: the same bits on every processor, in a vector and alone.
 """
 
 from __future__ import annotations
