@@ -251,7 +251,7 @@ def test_a_budget_is_kept_and_used(num_bytes):
     (note,) = collection.source.notes()
     assert note.values["rows"] == collection.source.report().num_own > 0
     assert collection.source.notes() == []
-    assert "have a row of their own" in dict(collection.source.report().lines())["rows"]
+    assert "have a row of their own" in dict(collection.source.report().lines())["own rows"]
 
 
 @pytest.mark.parametrize("budget", PACKED)

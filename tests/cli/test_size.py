@@ -69,15 +69,29 @@ def test_pruning_is_told_beside_what_there_would_be_without(size):
     assert code == 0
     assert out.count("unpruned") == 2  # a column of tables, and a line of ranks
     assert "Pruned: at most" in out
-    code, out, _ = size("--memory-budget", "400KiB", "--json")
+    code, out, _ = size("--memory-budget", "400KiB", "--set", "prune.tail=zeros", "--json")
     assert code == 0
     found = json.loads(out)
     parts = found["ranks"][0]["parts"]
     assert parts["rows"] + parts["index"] <= 400 << 10
     assert found["without_pruning"]["needed"] == found["without_pruning"]["ranks"][0]["total"]
-    code, _, err = size("--memory-budget", "2KiB")
+    code, _, err = size("--memory-budget", "2KiB", "--set", "prune.tail=zeros")
     assert code == 2
     assert "prune.budget is 2,048 bytes, but one batch reads" in err
+
+
+def test_a_budget_is_told_as_what_it_buys(size):
+    code, out, _ = size("--memory-budget", "400KiB", "--memory", "16GiB")
+    assert code == 0
+    assert out.count("unpruned") == 2
+    assert "ids can have a row of their own" in " ".join(out.split())
+    code, out, _ = size("--memory-budget", "400KiB", "--json")
+    assert code == 0
+    parts = json.loads(out)["ranks"][0]["parts"]
+    assert 360 << 10 < parts["rows"] + parts["index"] <= 400 << 10
+    code, _, err = size("--memory-budget", "100b")
+    assert code == 2
+    assert "too few for" in err
 
 
 def test_policies_and_hot_rows_are_told(size):

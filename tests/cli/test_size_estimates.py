@@ -160,7 +160,8 @@ def test_colocated_workers_store_and_cache(described):
 PRUNED = {
     "a ratio": PruneConfig(ratio="80%", period=2, two_dimensions=False),
     "two dimensions": PruneConfig(ratio="90%", period=2, cold_start=3),
-    "a budget": PruneConfig(budget="1.5MiB", period=2),
+    "a budget": PruneConfig(budget="1.5MiB", period=2, tail="zeros"),
+    "a budget with a shared tail": PruneConfig(budget="1.5MiB"),
     "columns alone": PruneConfig(dims=8, cold_start=2, period=3),
 }
 
@@ -197,7 +198,8 @@ def test_a_pruned_cluster_is_told_part_by_part(log, counts):
 
 
 def test_a_budget_that_no_batch_fits_in_is_refused(log, counts):
-    run, _ = describe_run(replace(CONFIG, prune=PruneConfig(budget="100KiB")), SCHEMA, log, counts)
+    prune = PruneConfig(budget="100KiB", tail="zeros")
+    run, _ = describe_run(replace(CONFIG, prune=prune), SCHEMA, log, counts)
     assert run.batch_rows == pytest.approx(6000 + 1000, abs=5)  # every user is new; nearly all items
     with pytest.raises(ConfigError, match=f"one batch reads {run.batch_rows:,} different rows"):
         run.check()

@@ -78,6 +78,21 @@ def test_ranks_prune_and_train_what_one_process_does(logs, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # it starts four processes and trains three times
+def test_ranks_hand_rows_over_as_one_process_does(logs, tmp_path):
+    """With two homes, hot rows, and samples that rank 0 reads for all."""
+    settings = ("--set", "prune.budget=60KiB", "--set", "cluster.hot_rows=20", "--data-from", "rank0")
+    done = run_verify(logs, "--work", str(tmp_path), "--stores", "2", "--steps", "6", *settings, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for kind in KINDS:
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"{kind}  ")]
+        assert "equal to the bit" in line
+    assert "exact: the ranks trained the same model" in done.stdout
+    assert "all reduce" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.fixture(scope="module")
 def pruned_alone(log_folder):
     prune = {"ratio": "50%", "chunks": 2, "period": 2, "two_dimensions": False}

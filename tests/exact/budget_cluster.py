@@ -50,6 +50,11 @@ class BudgetRank(Rank):
         self.notes += notes
         return notes
 
+    @property
+    def noted_bytes(self) -> int:
+        """What notes say was sent, the one that is not logged yet included."""
+        return sum(note.num_bytes for note in (*self.notes, self.training.upkeep.note))
+
 
 everyone: list[BudgetRank] = []  # that were made; for tests that look at them afterwards
 

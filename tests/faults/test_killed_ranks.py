@@ -23,10 +23,24 @@ pytestmark = pytest.mark.slow
 def test_a_killed_rank_is_named_and_the_run_goes_on_to_the_same_bits(
     victim, seed, log, uninterrupted, tmp_path
 ):
+    kill_and_resume(victim, seed, log, tmp_path, uninterrupted)
+
+
+@pytest.mark.timeout(400)
+def test_a_killed_run_within_a_budget_goes_on_to_the_same_bits(log, tmp_path):
+    """Rows change hands after every second step or so, before and after it is killed."""
+    budget = ("--set", "prune.budget=40KiB", "--set", "cluster.hot_rows=10")
+    whole = tmp_path / "whole"
+    subprocess.run(command(log, whole, *budget), check=True, timeout=200, capture_output=True)
+    kill_and_resume("worker 1", 3, log, tmp_path, contents(whole), *budget)
+
+
+def kill_and_resume(victim, seed, log, tmp_path, expected, *more):
+    """Kill a rank some time after the first checkpoint, and resume: the run learns what was expected."""
     out = tmp_path / "run"
     errors = tmp_path / "stderr.txt"
     with errors.open("w") as file:
-        launcher = subprocess.Popen(command(log, out), stdout=subprocess.DEVNULL, stderr=file)
+        launcher = subprocess.Popen(command(log, out, *more), stdout=subprocess.DEVNULL, stderr=file)
     try:
         # Somewhere after the first checkpoint, while later steps are trained or saved.
         wait_for(lambda: latest_checkpoint(out / "checkpoints") is not None, 200)
@@ -42,9 +56,11 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_to_the_same_bits(
     assert code == 2
     assert f"rank {RANKS[victim]} ({victim}) was killed by SIGKILL" in message
     assert not any(process.is_running() for process in ranks.values())
-    resumed = subprocess.run(command(log, out, "--resume"), timeout=250, capture_output=True, text=True)
+    resumed = subprocess.run(
+        command(log, out, "--resume", *more), timeout=250, capture_output=True, text=True
+    )
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     learned = contents(out)
-    assert learned.keys() == uninterrupted.keys()
-    for name, values in uninterrupted.items():
+    assert learned.keys() == expected.keys()
+    for name, values in expected.items():
         assert np.array_equal(learned[name], values), name

@@ -77,7 +77,7 @@ def test_it_is_what_a_share_in_a_configuration_means():
     assert pieces_alone is not None
     assert pieces_alone.num_columns(64) == 0
     assert PruneConfig(ratio="90%", dims=12).settings().num_columns(64) == 12
-    assert PruneConfig(budget="1GiB").settings().num_columns(64) == 0
+    assert PruneConfig(budget="1GiB", tail="zeros").settings().num_columns(64) == 0
     assert PruneConfig().settings() is None
     with pytest.raises(ConfigError, match="two_dimensions"):
         TrainConfig.from_dict({"prune": {"two_dimensions": "often"}})

@@ -1,4 +1,4 @@
-"""Checkpoints of rows within a budget: the same ranks go on with the same bits, others with the same model."""
+"""Checkpoints within a budget: the same ranks go on with the same bits, others with the same model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ PACKED = replace(BUDGET, precision="float32", row_dtype="int8")
 
 # Rows change hands after each of the first ten steps, then after every second one.
 CASES = {
-    "two stores, lfu": ({"cluster": replace(TIGHT, stores=2, cache_policy="lfu")}, 4),
     "co-located, peers": ({"cluster": replace(TIGHT, colocated=True, peer_to_peer=True)}, 11),
-    "hot rows": ({"cluster": TIGHT, "hot": [-1, -2, -3, 0, 5]}, 3),
+    "two stores, hot rows": ({"cluster": replace(TIGHT, stores=2), "hot": [-1, -2, -3, 0, 5]}, 3),
     "full, packed": ({"cluster": replace(TIGHT, sync="full"), "config": PACKED}, 11),
 }
 

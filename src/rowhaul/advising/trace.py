@@ -57,7 +57,7 @@ class Trace:
         if config.cluster.dense_wire == "bfloat16":
             dense //= 2
         whole = SampleStream(data, schema, size, require_label=False).num_batches <= len(found)
-        pruned = config.prune.settings() is not None
+        pruned = config.prune.is_used
         return cls(layout, layout.records_read(found), size, dense, whole, pruned)
 
     def most_frequent(self, count: int) -> HotRows:

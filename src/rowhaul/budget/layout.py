@@ -44,8 +44,8 @@ class SlotLayout(TableLayout):
 
     def make_maps(self) -> SlotMaps:
         """Maps in which no id has a slot yet."""
-        how = {"optimizer": self.optimizer, "dtype": self.dtype, "row_dtype": self.row_dtype}
-        return SlotMaps(self.specs, self.seed, self.budget, partial(record_bytes, **how))
+        size_of = partial(record_bytes, optimizer=self.optimizer, dtype=self.dtype, row_dtype=self.row_dtype)
+        return SlotMaps(self.specs, self.seed, self.budget, size_of)
 
     def schedule_settings(
         self,
@@ -58,12 +58,7 @@ class SlotLayout(TableLayout):
         policies: tuple[RowPolicy, ...] = (),
     ) -> ScheduleSettings:
         """Settings of the scheduler; rows are named as the budget names them, hot ones too."""
-        check_cluster(config.sync)
-        if config.hot_is_auto:
-            raise ConfigError(
-                "cluster.hot_rows is auto, which compares sets of rows on the first batches, but with "
-                "prune.budget rows change hands: give a number of shared rows to replicate, or 0"
-            )
+        check_cluster(config.sync, config.hot_rows)
         settings = super().schedule_settings(config, topology, seed=seed, hot=hot, speeds=speeds)
         check_policies(policies)
         return settings
@@ -110,8 +105,13 @@ def slot_layout(whole: TableLayout, budget: BudgetSettings) -> SlotLayout:
     )
 
 
-def check_cluster(sync: str) -> None:
+def check_cluster(sync: str, hot_rows: int | str = 0) -> None:
     """Refuse a cluster's settings that a budget does not go together with."""
+    if isinstance(hot_rows, str):
+        raise ConfigError(
+            f"cluster.hot_rows is {hot_rows}, which compares sets of rows on the first batches, but with "
+            "prune.budget rows change hands: give a number of shared rows to replicate, or 0"
+        )
     mode = sync.partition(":")[0]
     reasons = {
         "static": "its hot rows stay the same, but rows of a budget change hands",

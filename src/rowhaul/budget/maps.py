@@ -111,6 +111,16 @@ class SlotMaps:
             np.concatenate([part.gone_rows for _, part in parts]),
         )
 
+    def finding(self) -> tuple[npt.NDArray[Any], ...]:
+        """What `find` needs, for `find_as` elsewhere; not copied."""
+        return tuple(array for one in self.maps for array in one.finding().values())
+
+    def find_as(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Find what other maps find, given their `finding`."""
+        rest = iter(arrays)
+        for one in self.maps:
+            one.find_as({name: next(rest) for name in one.finding()})
+
     def state(self) -> Arrays:
         """Everything, as arrays."""
         return {

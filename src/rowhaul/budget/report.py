@@ -52,7 +52,7 @@ class BudgetReport:
         most = max(self.tables, key=lambda one: one.num_own)
         return [
             (
-                "rows",
+                "own rows",
                 f"{self.num_own:,} ids have a row of their own (of {self.num_slots:,} there is room for), "
                 f"{most.num_own:,} of them in table {most.name!r}; all others share {self.num_shared:,}",
             ),

@@ -120,6 +120,14 @@ class SlotMap:
         find_rows(keys, starts, self.seeds, self._marks, self.owners, masks, hashed, rows)
         return FoundRows(starts, rows, hashed)
 
+    def finding(self) -> Arrays:
+        """What `find` needs; not copied."""
+        return {"marks": self._marks, "owners": self.owners, "shared_sizes": self.shared_sizes}
+
+    def find_as(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Find what another map finds, given its `finding`; not copied, and nothing is counted here."""
+        self._marks, self.owners, self.shared_sizes = (arrays[name] for name in self.finding())
+
     def count(self, found: FoundRows, accesses: npt.NDArray[Any]) -> None:
         """Count the accesses of one global batch: once a step, with rows as found since the last `change`."""
         args = found.starts, found.hashed, found.rows

@@ -55,7 +55,7 @@ _FLAGS_BY_PANEL: dict[str, dict[str, tuple[str, Any, str]]] = {
         "row_dtype": (
             "row_dtype",
             str,
-            "What rows are stored and sent in: float32, bfloat16, float16 or int8.",
+            "What rows are stored and sent in: auto, float32, bfloat16, float16 or int8.",
         ),
         "eval_every": ("eval_every", int, "Steps between evaluations; 0: only at the end."),
         "checkpoint_every": ("checkpoint_every", str, "Steps or time (15min, 2h); 0: at the end only."),
@@ -94,7 +94,7 @@ _FLAGS_BY_PANEL: dict[str, dict[str, tuple[str, Any, str]]] = {
         "max_rows": ("tables.default.max_rows", int, "Most rows of a table; see --evict."),
         "evict": ("tables.default.evict", str, "Which rows a full table forgets: lru or lfu."),
         "prune": ("prune.ratio", str, "Share of the rows' values to prune, such as 90%."),
-        "memory_budget": ("prune.budget", str, "Or the memory for rows, such as 2GiB."),
+        "memory_budget": ("prune.budget", str, "Or the memory for all rows, such as 2GiB."),
     },
 }
 FLAGS = {name: flag for flags in _FLAGS_BY_PANEL.values() for name, flag in flags.items()}
@@ -117,10 +117,25 @@ class RunOptions:
 
         ``defaults`` are values of flags that were not given.
         """
+        from rowhaul.train.config import TrainConfig
+
+        return TrainConfig.from_dict(self._given(resumed, **defaults))
+
+    def gives(self, name: str) -> bool:
+        """Whether a setting such as ``model.embedding_dim`` is given, in whatever way."""
+        found: Any = self._given()
+        for part in name.split("."):
+            if not isinstance(found, dict) or part not in found:
+                return False
+            found = found[part]
+        return True
+
+    def _given(self, resumed: dict[str, Any] | None = None, **defaults: Any) -> dict[str, Any]:
+        """Return the settings given, as nested dictionaries."""
         import yaml
 
         from rowhaul._yaml import load_yaml
-        from rowhaul.train.config import TrainConfig, override, read_settings
+        from rowhaul.train.config import override, read_settings
 
         given = read_settings(self.config) if self.config else dict(resumed or {})
         flags = {**defaults, **self.flags}
@@ -136,7 +151,7 @@ class RunOptions:
             except yaml.YAMLError as error:
                 raise ConfigError(f"--set {setting}: the value is not YAML: {error}") from None
             override(given, name.strip(), value)
-        return TrainConfig.from_dict(given)
+        return given
 
     def refuse_cluster_settings(self) -> None:
         """Refuse settings of a cluster where one process trains: they would change nothing.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from rowhaul.cli.progress import (
     TrainingProgress,
     exit_when_interrupted,
     print_stacks_on_request,
+    progress_bar,
 )
 from rowhaul.cli.run import RESUMABLE_DATA, RunOptions, is_first_rank, launch_ranks, with_run_options
 from rowhaul.errors import ConfigError
@@ -78,11 +80,16 @@ def train(
         )
         raise ConfigError(f"{why}: name the Parquet files (--data 'logs/*.parquet')")
     schema = replace(options, data=data).find_schema(run=out if resume else None) if has_data else None
+    decided: list[str] = []
+    if resumed:
+        config = _as_begun(config, resumed)
+    elif schema is not None and not is_launched():
+        config, decided = _fitted(options, config, schema, data)
     if schema is not None and config.cluster.workers and not is_launched():
         check_monitoring(config.monitoring, out)
         if not resume:  # a run that resumes drops what is for another number of workers
             config.cluster.check_workers(config.cluster.workers)
-        launch_ranks(config, schema)
+        launch_ranks(config, schema, [*sys.argv[1:], *decided])
         return
     held_out = eval_data or (remembered.eval_data if remembered else [])
     held_out = (held_out or held_out_beside(data)) if has_data else []
@@ -108,6 +115,37 @@ def train(
             f"  rowhaul predict {out} --data '{example}' --out scores.parquet\n"
             f"  tensorboard --logdir {out}/tensorboard"
         )
+
+
+def _as_begun(config: TrainConfig, resumed: dict[str, Any]) -> TrainConfig:
+    from rowhaul.train.config import TrainConfig
+    from rowhaul.train.fitting import as_fitted
+
+    return as_fitted(config, TrainConfig.from_dict(resumed))
+
+
+def _fitted(
+    options: RunOptions, config: TrainConfig, schema: Any, data: Any
+) -> tuple[TrainConfig, list[str]]:
+    """Decide what a memory budget leaves open; also returns this as options for other ranks."""
+    from rowhaul.pruning.config import parse_share
+    from rowhaul.train.fitting import fitted
+
+    if not config.prune.is_shared:
+        return config, []
+    choose_dim = not options.gives("model.embedding_dim")
+    is_quick = not choose_dim and not parse_share(config.prune.ratio)
+    interrupted = "the ids were not all counted, and nothing was trained"
+    with progress_bar("counting ids", interrupted, quiet=is_quick) as progress:
+        found = fitted(config, schema, data, choose_dim=choose_dim, progress=progress)
+    if found.note:
+        say(f"memory budget: {found.note}")
+    prune = found.config.prune
+    settings = {
+        "model.embedding_dim": found.config.model.embedding_dim,
+        **{f"prune.{name}": getattr(prune, name) for name in ("ratio", "budget", "period", "narrowed_from")},
+    }
+    return found.config, [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
 
 
 def _data_of(run: Path) -> RunData | None:
@@ -164,7 +202,6 @@ def train_with_progress(
 def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
     """Print the metrics, the speed and the memory of a run."""
     import resource
-    import sys
 
     from rowhaul.train.unknown_keys import unknown_text, unknown_warning
 

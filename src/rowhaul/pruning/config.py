@@ -1,4 +1,4 @@
-"""The settings of pruning as people write them: shares in percent, memory in GiB."""
+"""The settings of pruning and of budgets as people write them: shares in percent, memory in GiB."""
 
 from __future__ import annotations
 
@@ -6,20 +6,32 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from rowhaul._quantities import parse_bytes
+from rowhaul.budget import BudgetSettings
 from rowhaul.errors import ConfigError
 from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.settings import PruneRules
+from rowhaul.store.packing import PLAIN
+
+TAILS = ("auto", "zeros", "shared")
+# Rules for chunks, which a shared tail has none of; `period` and `decay` are for both.
+CHUNK_RULES = tuple(one.name for one in fields(PruneRules) if one.name not in ("period", "decay"))
 
 
 @dataclass(frozen=True)
 class PruneConfig(PruneRules):
-    """Which part of the rows is kept in memory; by default all of it. See docs/pruning.md.
+    """Which part of the rows is kept in memory; by default all of it.
 
-    How they are pruned is `PruneRules`.
+    See docs/memory-budget.md, and docs/pruning.md. How chunks of rows are pruned is `PruneRules`.
 
     Args:
         ratio: the share of all values that is pruned, such as 90% or 0.9.
         budget: memory for rows, optimizer state and index, such as 2GiB, instead of a ratio.
+        tail: what ids read that have no row of their own. ``zeros``: chunks of rows are pruned and read as
+            zeros. ``shared``: a row that they share and train. ``auto``: shared where a budget is given and
+            no rule for chunks, zeros otherwise.
+        shared: the share of the budget for such rows.
+        period: steps between two prunings, or two stops at which rows change hands; 0: what suits the tail.
+        narrowed_from: the embedding_dim before it was made smaller to suit the budget; 0: it was not.
         two_dimensions: whether columns are pruned, too, where a ratio is given; they are by default, since
             otherwise the rows that are read and sent most stay whole.
     """
@@ -27,19 +39,82 @@ class PruneConfig(PruneRules):
     ratio: str = "0"
     budget: str = "0"
     two_dimensions: bool = True
+    tail: str = "auto"
+    shared: float = BudgetSettings.shared
+    period: int = 0
+    narrowed_from: int = 0
 
     def __post_init__(self) -> None:
-        self._settings()
+        if self.tail not in TAILS:
+            raise ConfigError(f"prune.tail must be one of {', '.join(TAILS)}, got {self.tail!r}")
+        if self.is_shared:
+            self._check_shared()
+        else:
+            self._check_zeros()
 
-    def settings(self) -> PruneSettings | None:
-        """As the store takes them; None where nothing is pruned."""
-        settings = self._settings()
+    @property
+    def is_shared(self) -> bool:
+        """Whether ids without a row of their own share some."""
+        has_budget = parse_bytes(str(self.budget), "prune.budget") > 0
+        return self.tail == "shared" or (self.tail == "auto" and has_budget and not self._chunk_rules())
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything is pruned, or has a budget."""
+        return self.is_shared or self._pruning() is not None
+
+    def settings(self, row_dtype: str = PLAIN) -> PruneSettings | BudgetSettings | None:
+        """As the store takes them; None where nothing is pruned. ``row_dtype`` is of rows in a budget."""
+        if not self.is_shared:
+            return self._pruning()
+        if parse_share(self.ratio):
+            raise ConfigError(
+                f"prune.ratio {self.ratio} with a shared tail is a share of what all rows would take, so ids "
+                "have to be counted first: `rowhaul train` does it in one process and where it starts the "
+                "ranks itself, `rowhaul.train.fitting.fitted` anywhere; or give a prune.budget"
+            )
+        return self._budget(parse_bytes(str(self.budget), "prune.budget"), row_dtype)
+
+    def _budget(self, num_bytes: int, row_dtype: str = PLAIN) -> BudgetSettings:
+        given: dict[str, Any] = {"decay": self.decay} if self.decay else {}
+        if self.period:
+            given["period"] = self.period
+        return BudgetSettings(num_bytes, self.shared, row_dtype=row_dtype, **given)
+
+    def _pruning(self) -> PruneSettings | None:
+        given = {one.name: getattr(self, one.name) for one in fields(PruneRules)}
+        if not self.period:
+            given["period"] = PruneRules.period
+        ratio, budget = parse_share(self.ratio), parse_bytes(str(self.budget), "prune.budget")
+        settings = PruneSettings(**given, ratio=ratio, budget=budget)
         return settings if settings.ratio or settings.budget or settings.dims else None
 
-    def _settings(self) -> PruneSettings:
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
-        given |= {"ratio": parse_share(self.ratio), "budget": parse_bytes(str(self.budget), "prune.budget")}
-        return PruneSettings(**given)
+    def _chunk_rules(self) -> list[str]:
+        """Name the rules for chunks that are not as they are by default."""
+        rules = [one for one in fields(self) if one.name in CHUNK_RULES]
+        return [one.name for one in rules if getattr(self, one.name) != one.default]
+
+    def _check_shared(self) -> None:
+        if rules := self._chunk_rules():
+            raise ConfigError(
+                f"prune.{rules[0]} is a rule for chunks of rows, which prune.tail shared has none of; leave "
+                "it out, or set prune.tail to zeros"
+            )
+        ratio, budget = parse_share(self.ratio), parse_bytes(str(self.budget), "prune.budget")
+        if not 0 <= ratio < 1 or bool(ratio) == bool(budget):
+            raise ConfigError(
+                f"prune.tail is shared, with a budget of {budget:,} bytes and a ratio of {ratio:g}: give a "
+                "budget, such as 2GiB, or else the share of the memory to save, such as 90%"
+            )
+        self._budget(budget or 1)  # or raises
+
+    def _check_zeros(self) -> None:
+        self._pruning()  # or raises
+        if self.shared != BudgetSettings.shared:
+            raise ConfigError(
+                f"prune.shared is {self.shared:g}, but what is pruned reads as zeros here: it applies to a "
+                "budget with prune.tail shared, without rules for chunks; leave it out"
+            )
 
 
 def parse_share(text: str) -> float:

@@ -102,7 +102,7 @@ class Run:
         config = self.config
         rows = {name: one.rows for name, one in self.kept.items()}
         ids = config.batch_size * self.ids_per_sample
-        return self.format.estimate(self.shape, rows, ids, config.prune.settings())
+        return self.format.estimate(self.shape, rows, ids, config.row_settings())
 
     @cached_property
     def kept(self) -> dict[str, KeptRows]:

@@ -22,7 +22,7 @@ from rowhaul.nn.exactness import refuse_clipping, refuse_scaler
 from rowhaul.nn.packed_rows import RowPrecision
 from rowhaul.nn.row_source import RowSettings
 from rowhaul.optim import RowOptimizerRule, row_optimizer
-from rowhaul.pruning.config import UNPRUNED, PruneConfig, check_cluster
+from rowhaul.pruning.config import CHUNK_RULES, UNPRUNED, PruneConfig, check_cluster
 from rowhaul.schedule.lifetimes.policy import DEFAULT, RowPolicy, check_policies, policies_by_table
 from rowhaul.store.packing import PLAIN, check_row_dtype
 from rowhaul.store.tables import ON_UNKNOWN
@@ -30,6 +30,7 @@ from rowhaul.train.checkpoint_pace import pace_of
 from rowhaul.train.cluster_config import ONE_PROCESS, ClusterConfig
 from rowhaul.train.dense_state import make_recordable
 
+AUTO = "auto"
 PRECISIONS = ("float32", "float64")
 DECAYS = ("constant", "linear", "cosine")
 _LEAST = dict.fromkeys(("batch_size", "epochs", "keep_checkpoints", "log_every"), 1) | dict.fromkeys(
@@ -106,6 +107,7 @@ class TrainConfig:
         seed: of rows, dense weights, dropout and shuffling.
         precision: float32 or float64.
         row_dtype: what the values of rows are stored and sent in: float32, bfloat16, float16 or int8.
+            auto: int8 within a memory budget whose tail is shared, float32 otherwise.
         on_unknown: what keys that were never trained read as: init, default or error.
         eval_every: steps between evaluations; 0 evaluates only at the end.
         checkpoint_every: steps between checkpoints, or time, such as ``15min``; 0 saves only at the end.
@@ -130,7 +132,7 @@ class TrainConfig:
     max_steps: int = 0
     seed: int = 0
     precision: str = "float32"
-    row_dtype: str = PLAIN
+    row_dtype: str = AUTO
     on_unknown: str = "init"
     eval_every: int = 0
     checkpoint_every: int | str = "15min"
@@ -157,14 +159,14 @@ class TrainConfig:
         check_policies(self.tables)
         keeps_all = all(one.keeps_all for one in policies_by_table(self.tables, list(self.tables)))
         self._check_device(keeps_all)
-        if self.prune.settings() is not None:
+        if self.prune.is_used:
             if not keeps_all:
                 raise ConfigError(
                     "prune decides itself which rows to drop, but tables have policies that do so, too; "
                     "leave out one of them"
                 )
             if self.cluster.workers:
-                check_cluster(self.cluster.sync, self.cluster.hot_rows)
+                self._check_cluster()
         if self.cluster.hot_is_auto and not keeps_all:
             raise ConfigError(
                 "cluster.hot_rows is auto, but tables have policies, from which hot rows are exempt: what is "
@@ -178,8 +180,11 @@ class TrainConfig:
         _check(known, "device", "cpu, or a card such as cuda or cuda:1", self.device)
         refused = {
             "cluster.workers": (self.cluster.workers > 0, "workers keep their caches in host memory"),
-            "prune": (self.prune.settings() is not None, "pruned rows are kept in host memory"),
-            "row_dtype": (self.row_dtype != PLAIN, "rows on a card are held in the precision of training"),
+            "prune": (self.prune.is_used, "pruned rows are kept in host memory"),
+            "row_dtype": (
+                self.row_dtype not in (AUTO, PLAIN),
+                "rows on a card are held in the precision of training",
+            ),
             "tables": (not keeps_all, "rows on a card are all kept"),
         }
         for setting, (given, why) in refused.items():
@@ -189,11 +194,20 @@ class TrainConfig:
                     "out one of them"
                 )
 
+    def _check_cluster(self) -> None:
+        """Refuse a cluster that pruning, or a budget, does not go together with."""
+        if not self.prune.is_shared:
+            check_cluster(self.cluster.sync, self.cluster.hot_rows)
+            return
+        from rowhaul.budget.layout import check_cluster as check_with_budget
+
+        check_with_budget(self.cluster.sync, self.cluster.hot_rows)
+
     def _check_row_dtype(self) -> None:
-        if self.row_dtype == PLAIN:
+        if self.row_dtype in (AUTO, PLAIN):
             return
         check_row_dtype(self.row_dtype, self.precision)
-        if self.prune.settings() is not None:
+        if self.prune.is_used and not self.prune.is_shared:
             raise ConfigError(
                 f"row_dtype is {self.row_dtype}, but pruned rows are kept in float32: their chunks come and "
                 "go one by one; leave out prune, or set row_dtype to float32"
@@ -221,11 +235,20 @@ class TrainConfig:
         """The policy of each of these tables."""
         return policies_by_table(self.tables, tables)
 
+    @property
+    def held_in(self) -> str:
+        """The type that the values of rows are stored in."""
+        if self.row_dtype != AUTO:
+            return self.row_dtype
+        # A single value needs a scale as large as itself; what is computed in float64 is wanted exact.
+        suits = self.precision == "float32" and self.model.embedding_dim >= 2
+        return "int8" if self.prune.is_shared and suits else PLAIN
+
     def row_settings(self) -> RowSettings | None:
         """How rows are held; None: whole, in the precision of training."""
-        if self.row_dtype != PLAIN:
-            return RowPrecision(self.row_dtype)
-        return self.prune.settings()
+        if self.prune.is_used:
+            return self.prune.settings(self.held_in)
+        return RowPrecision(self.held_in) if self.held_in != PLAIN else None
 
     def row_rule(self) -> RowOptimizerRule:
         """The row optimizer that ``rows`` describes."""
@@ -268,6 +291,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 
 def _migrate_old_settings(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Move settings of earlier versions to where they belong today."""
+    given = _with_tail(given)
     cluster = given.get("cluster") if isinstance(given, Mapping) else None
     if not isinstance(cluster, Mapping) or "admit_after" not in cluster:
         return given
@@ -277,6 +301,17 @@ def _migrate_old_settings(given: Mapping[str, Any]) -> Mapping[str, Any]:
         tables = moved["tables"] = dict(given.get("tables") or {})
         tables[DEFAULT] = {"admit_after": sightings, **(tables.get(DEFAULT) or {})}
     return moved
+
+
+def _with_tail(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Say that what is pruned reads as zeros where there are rules for chunks.
+
+    Configurations of runs saved before there was a tail have all of them.
+    """
+    prune = given.get("prune") if isinstance(given, Mapping) else None
+    if not isinstance(prune, Mapping) or "tail" in prune or not any(name in prune for name in CHUNK_RULES):
+        return given
+    return {**given, "prune": {**prune, "tail": "zeros"}}
 
 
 def override(given: dict[str, Any], name: str, value: Any) -> None:

@@ -34,22 +34,26 @@ from rowhaul.schedule.directory.row_index import RowIndex
 from rowhaul.schedule.phases import Phase
 from rowhaul.store.keyed import copy_in
 
+_FIRST_NOTE = 10  # steps before the first note; the next ones come each time steps have doubled
 
-@dataclass(frozen=True)
+
+@dataclass
 class HandOverNote:
-    """What changed hands at one stop; the same on all ranks, but for the seconds."""
+    """What changed hands at some stops; the same on all ranks, but for the seconds."""
 
-    iteration: int
-    num_begun: int  # rows
-    num_ended: int
-    num_bytes: int  # sent between ranks
-    seconds: float
+    iteration: int = 0  # of the last stop
+    num_stops: int = 0
+    num_begun: int = 0  # rows
+    num_ended: int = 0
+    num_bytes: int = 0  # sent between ranks
+    seconds: float = 0.0
 
     def text(self) -> str:
         """A line for the log."""
         return (
-            f"rows changed hands after step {self.iteration:,}: {self.num_begun:,} began, "
-            f"{self.num_ended:,} ended; {self.num_bytes:,} bytes were sent ({self.seconds * 1e3:.0f} ms)"
+            f"rows changed hands {self.num_stops:,} times up to step {self.iteration:,}: {self.num_begun:,} "
+            f"began, {self.num_ended:,} ended; {self.num_bytes:,} bytes were sent "
+            f"({self.seconds * 1e3:.0f} ms)"
         )
 
 
@@ -58,6 +62,8 @@ class ClusterBudget(Upkeep):
 
     def __init__(self, layout: SlotLayout) -> None:
         self.layout: SlotLayout = layout
+        self.note = HandOverNote()  # of the stops since the last one that was logged
+        self._next_note = _FIRST_NOTE
         self._maps: SlotMaps | None = None  # to find rows that are only read
         self._maps_of = -1  # the iteration before which rows changed hands last, in these maps
 
@@ -67,19 +73,24 @@ class ClusterBudget(Upkeep):
 
     def run(self, training: MaintainedTraining) -> list[HandOverNote]:
         """Hand rows over; a collective call, at a stop."""
-        began, runtime = time.perf_counter(), training.runtime
+        began, runtime, note = time.perf_counter(), training.runtime, self.note
         change = runtime.feed.share(lambda scheduler: _budgeted(scheduler).decide())
-        num_bytes = 0
         if len(change.keys) or change.num_forgotten:
             staying = staying_hot(training.settings.hot, change)
             if staying is not None:
-                num_bytes += int(training.replicate(staying).moves.num_bytes.sum())
+                note.num_bytes += int(training.replicate(staying).moves.num_bytes.sum())
             plan = runtime.feed.share(lambda scheduler: _budgeted(scheduler).hand_over())
-            num_bytes += int(plan.moves.num_bytes.sum())
+            note.num_bytes += int(plan.moves.num_bytes.sum())
             topology, rates = training.settings.topology, training.rates
             runtime.in_moves(partial(hand_over, plan=plan, topology=topology, rates=rates)).wait()
-        seconds = time.perf_counter() - began
-        return [HandOverNote(runtime.iteration, len(change.keys), change.num_forgotten, num_bytes, seconds)]
+        note.iteration, note.num_stops = runtime.iteration, note.num_stops + 1
+        note.num_begun += len(change.keys)
+        note.num_ended += change.num_forgotten
+        note.seconds += time.perf_counter() - began
+        if note.iteration < self._next_note:
+            return []
+        self.note, self._next_note = HandOverNote(), 2 * note.iteration
+        return [note]
 
     def prepare_copies(self, runtime: Runtime) -> None:
         """Bring the maps from the leaders to all ranks, unless nothing has changed hands; collective."""
@@ -88,7 +99,7 @@ class ClusterBudget(Upkeep):
             return
         plan = runtime.feed.share(_with_maps)
         self._maps, self._maps_of = self._maps or self.layout.make_maps(), stop
-        self._maps.load_state(dict(zip(self._maps.state(), plan.carried, strict=True)))
+        self._maps.find_as(plan.carried)  # the leader's own, which change at the next stop only
 
     def copied_rows(self, groups: Sequence[FeatureGroup]) -> CopiedRows:
         """Make a row source for rows that are only read; after `prepare_copies`."""
@@ -102,7 +113,7 @@ def _budgeted(scheduler: Scheduler) -> SlotScheduler:
 
 
 def _with_maps(scheduler: Scheduler) -> Plan:
-    return _budgeted(scheduler).nothing(tuple(_budgeted(scheduler).maps.state().values()))
+    return _budgeted(scheduler).nothing(_budgeted(scheduler).maps.finding())
 
 
 def hand_over(mover: Mover, plan: Plan, topology: Topology, rates: Rates) -> None:

@@ -102,7 +102,7 @@ class _Task:
         from rowhaul.pruning.config import UNPRUNED
 
         configs = [self.config]
-        if self.config.prune.settings() is not None:
+        if self.config.prune.is_used:
             configs.insert(0, replace(self.config, prune=UNPRUNED))
         traces = [Trace.read(config, self.schema, self.data, batches) for config in configs]
         costs = self._costs(compute, batches)

@@ -23,6 +23,7 @@ from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.memory_snapshot import MemorySnapshot
 from rowhaul.runtime.row_memory import MissingRowError, RowMemory
 from rowhaul.schedule import Plan, Scheduler, homes_of
+from rowhaul.schedule.arrays import Arrays as SchedulerState
 from rowhaul.store.row_format import RowFormat, load_named
 from rowhaul.store.row_parts import Arrays
 from rowhaul.store.whole_rows import WholeRows
@@ -123,7 +124,7 @@ class ClusterRows:
         self._snapshots.clear()
 
     def write_scheduler(
-        self, writer: DeferredWriter, training: DistributedTraining, gathered: Any, state: Arrays
+        self, writer: DeferredWriter, training: DistributedTraining, gathered: Any, state: SchedulerState
     ) -> None:
         """Write what the scheduler knows beside its state, on the rank that writes that afterwards.
 
@@ -172,7 +173,7 @@ class ClusterRows:
         for block in reader.blocks(table, among):
             yield block["keys"], self.format.stored(block, reader.tables[table].dim)
 
-    def scheduler_state(self, reader: CheckpointReader) -> Arrays:
+    def scheduler_state(self, reader: CheckpointReader) -> SchedulerState:
         """Return the part of a scheduler's state that has files of its own."""
         return {}
 
