@@ -167,14 +167,16 @@ def write(options: argparse.Namespace, results: dict[Run, Result]) -> None:
         found = verdicts(study, options.picking, options.judging, budget(options.shares))
         picked, judged = study.on(options.picking), study.on(options.judging)
         studies.append((picked, judged, found))
+        text += [f"## {SOURCES[data].title}", ""]
+        if any(one.ours for one in found):
+            text += [
+                f"AUC in points against the unpruned run of the same seed; {len(options.judging)} seeds judge.",
+                "",
+                verdict_table(judged, found),
+                "",
+            ]
         text += [
-            f"## {SOURCES[data].title}",
-            "",
-            f"AUC in points against the unpruned run of the same seed, {len(options.judging)} seeds that judge.",
-            "",
-            verdict_table(judged, found),
-            "",
-            f"The best of every family on the {len(options.picking)} seeds that pick: AUC and bytes.",
+            f"The best of every family where it is picked: AUC and bytes; {len(options.picking)} seeds pick.",
             "",
             picking_table(picked, options.shares),
             "",

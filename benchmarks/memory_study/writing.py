@@ -37,6 +37,8 @@ def picking_table(study: Study, shares: Sequence[float]) -> str:
     """The best case of every family at every budget, on the seeds that pick."""
     rows = []
     for family in FAMILIES:
+        if not study.cases(family):
+            continue
         cells = [TITLES[family]]
         for share in shares:
             best = study.best(study.cases(family), share)
@@ -70,9 +72,9 @@ def opening(studies: Sequence[tuple[Study, Study, Sequence[Verdict]]]) -> str:
         studies: of each log, on picking seeds and on judging seeds, with the verdicts of the latter.
     """
     lines = [
-        "Changes of AUC in points against rows of 32 that are all kept. Bytes are all that lead from a raw key "
-        "to its row: values, optimizer state, index and what decides who is kept. Try a smaller dimension "
-        "first:",
+        "Changes of AUC in points against rows of 32 that are all kept. Bytes are all that lead from a raw "
+        "key to its row: values, optimizer state, index and what decides who is kept. Try a smaller "
+        "dimension first:",
         "",
         dimension_table([picked for picked, _, _ in studies]),
         "",

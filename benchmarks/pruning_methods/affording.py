@@ -18,13 +18,15 @@ from rowhaul.pruning.pool.collection import PrunedRows
 
 Counts = npt.NDArray[np.int64]
 
-_MANY = 4096  # keys of a table, from which on its index is large
-_INDEX_BYTES, _INDEX_BYTES_OF_MANY = 47, 26
+# What the index takes for a table, and for a key of it: shards of small tables are a third full.
+_TABLE_BYTES, _KEY_BYTES, _KEY_BYTES_OF_MANY = 4352, 47.0, 23.5
+_MANY = 4300
 
 
 def index_bytes(num_keys: Counts | npt.NDArray[np.float64]) -> float:
     """Bytes of an index with so many keys by table."""
-    return float(np.where(num_keys < _MANY, _INDEX_BYTES, _INDEX_BYTES_OF_MANY) @ num_keys)
+    by_key = np.where(num_keys < _MANY, _KEY_BYTES, _KEY_BYTES_OF_MANY)
+    return float(_TABLE_BYTES * len(num_keys) + by_key @ num_keys)
 
 
 def pruned_ratio(
