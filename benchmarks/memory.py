@@ -170,7 +170,7 @@ def write(options: argparse.Namespace, results: dict[Run, Result]) -> None:
         text += [f"## {SOURCES[data].title}", ""]
         if any(one.ours for one in found):
             text += [
-                f"AUC in points against the unpruned run of the same seed; {len(options.judging)} seeds judge.",
+                f"AUC in points against unpruned rows, the same seed; {len(options.judging)} seeds judge.",
                 "",
                 verdict_table(judged, found),
                 "",
