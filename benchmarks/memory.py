@@ -32,7 +32,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from memory_study.contenders import FAMILIES, OURS, budget, name_of
 from memory_study.drawing import draw
 from memory_study.judging import Study, verdicts
-from memory_study.writing import opening, percent, picking_table, verdict_table
+from memory_study.writing import PICTURE, opening, percent, picking_table, verdict_table
 from pruning_methods.logs import SOURCES
 from pruning_methods.runs import FOLDER, Result, Run, results_of
 from report import console, print_machine
@@ -187,7 +187,7 @@ def write(options: argparse.Namespace, results: dict[Run, Result]) -> None:
     path = FOLDER / "memory.md"
     path.write_text(page, encoding="utf-8")
     console.print(page, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{path} and {draw([picked for picked, _, _ in studies], FOLDER / 'memory.png')}")
+    console.print(f"{path} and {draw([picked for picked, _, _ in studies], FOLDER / PICTURE)}")
 
 
 if __name__ == "__main__":

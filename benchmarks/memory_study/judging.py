@@ -80,8 +80,9 @@ class Study:
         )
 
     def best(self, cases: Iterable[Case], share: float) -> Case | None:
-        """The case of highest AUC among those that take no more than a share of the bytes."""
-        within = [case for case in cases if self.share(case) <= share + CHANCE]
+        """The case of highest AUC among those that take no more than a share of the bytes, on all seeds."""
+        whole = [case for case in cases if self.by_case[case].keys() >= self.unpruned.keys()]
+        within = [case for case in whole if self.share(case) <= share + CHANCE]
         return max(within, key=lambda case: self.change(case).mean, default=None)
 
     def best_contender(self, share: float) -> Case | None:

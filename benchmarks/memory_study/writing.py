@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memory_study.contenders import FAMILIES, OURS, TITLES, name_of
-from memory_study.judging import Study, Verdict, log_loss
+from memory_study.judging import Study, Verdict, auc, log_loss
 from pruning_methods.logs import SOURCES
 from pruning_methods.methods import UNIFORM, UNPRUNED, Case
 from pruning_methods.tables import Estimate
 
+PICTURE = "memory.png"
 ENOUGH = 0.001  # AUC that a smaller dimension may lose and still be called enough: 0.1 points
 
 
@@ -24,12 +25,20 @@ def verdict_table(study: Study, verdicts: Sequence[Verdict]) -> str:
             [name_of(best), study.change(best).points(), percent(study.share(best))] if best else ["-"] * 3
         )
         if ours and best:
-            loss = study.difference(ours, best, log_loss)
-            cells += [study.difference(ours, best).points(), hundredths(loss)]
+            cells += [study.difference(ours, best, of).points() for of in (auc, log_loss)]
         else:
             cells += ["-", "-"]
         rows.append(cells)
-    head = ["budget", "ours: AUC", "bytes", "best contender", "AUC", "bytes", "ours − best: AUC", "log loss"]
+    head = [
+        "budget",
+        "ours: AUC",
+        "bytes",
+        "best contender",
+        "AUC",
+        "bytes",
+        "ours − best: AUC",
+        "log loss, in 0.01",
+    ]
     return markdown(head, rows)
 
 
@@ -66,12 +75,14 @@ def dimension_table(studies: Sequence[Study]) -> str:
 
 
 def opening(studies: Sequence[tuple[Study, Study, Sequence[Verdict]]]) -> str:
-    """The beginning of docs/pruning.md: first whether a smaller dimension does, then who is best below it.
+    """The beginning of docs/pruning.md: the frontier, whether a smaller dimension does, who is best below it.
 
     Args:
         studies: of each log, on picking seeds and on judging seeds, with the verdicts of the latter.
     """
     lines = [
+        f"![AUC against the share of all bytes, by method](pictures/{PICTURE})",
+        "",
         "Changes of AUC in points against rows of 32 that are all kept. Bytes are all that lead from a raw "
         "key to its row: values, optimizer state, index and what decides who is kept. Try a smaller "
         "dimension first:",
@@ -123,11 +134,6 @@ def percent(share: float) -> str:
 def points(estimate: Estimate) -> str:
     """A mean in percentage points, with a bound where there is one."""
     return f"{100 * estimate.mean:+.2f}" if estimate.half != estimate.half else estimate.points()
-
-
-def hundredths(estimate: Estimate) -> str:
-    """A difference of log loss, in 0.01."""
-    return points(estimate)
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -29,7 +29,6 @@ CHUNKS = 4
 UNPRUNED, ADAEMBED, FIITED, LINEAR = "unpruned", "AdaEmbed (K = 1)", "FIITED", "FIITED, linear ratios"
 TWO_DIMENSIONS, MIXED, GROWING = "FIITED 2-D", "mixed dimensions", "growing (as ESAPN)"
 METHODS = (UNPRUNED, ADAEMBED, FIITED, LINEAR, TWO_DIMENSIONS, MIXED, GROWING)  # as many values as one says
-PRUNING = (ADAEMBED, FIITED, LINEAR, TWO_DIMENSIONS)  # those that Rowhaul's pruning by a ratio does
 # As few bytes as one says: all rows narrower, ids hashed to rows, and `rowhaul train --memory-budget`.
 UNIFORM, HASHING, BUDGET = "smaller rows", "hashing", "--memory-budget"
 
@@ -90,11 +89,6 @@ class Case:
             return settings
         ratio = pruned_ratio(settings, source.dim, config.row_rule(), log.num_rows, budget)
         return replace(settings, ratio=ratio)
-
-    def reaches(self, dim: int) -> bool:
-        """Whether the method can leave so little: rows of some have a least size."""
-        least = {MIXED: 1 / dim, GROWING: 2 / dim}.get(self.method, 0.0)
-        return 1 - self.ratio >= least
 
 
 class MethodTrainer(Trainer):
