@@ -172,7 +172,9 @@ def _projection_bytes(trainer: Trainer) -> int:
 
 
 def value_bytes(trainer: Trainer) -> int:
-    """Bytes of the values alone that rows hold."""
+    """Bytes of the values alone that rows hold; 0 where a budget is for everything and does not tell."""
+    if trainer.config.prune.settings() is not None:
+        return 0
     collection = trainer.collection
     report = collection.source.report() if isinstance(collection, EmbeddingBagCollection) else None
     if report is not None:
