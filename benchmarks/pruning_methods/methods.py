@@ -15,7 +15,6 @@ from pruning_methods.hashing import HashedRows, hashed_rows
 from pruning_methods.logs import Log, Source
 from pruning_methods.mixed import MixedDimensions, popularity_dims
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, RowOptimizer
-from rowhaul.nn.local_rows import LocalRows
 from rowhaul.nn.models import build_model
 from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.pool.collection import PrunedRows
@@ -153,8 +152,9 @@ def used_bytes(trainer: Trainer) -> int:
     hashed = next((one for one in trainer.model.modules() if isinstance(one, HashedRows)), None)
     if hashed is not None:
         return hashed.allocated_bytes
-    source = getattr(trainer.collection, "source", None)
-    if trainer.config.prune.settings() is not None or not isinstance(source, LocalRows | PrunedRows):
+    source = trainer.collection.source
+    is_budgeted = trainer.config.prune.settings() is not None
+    if is_budgeted or isinstance(trainer.collection, GrowingCollection):  # growing rows lie elsewhere
         return held_bytes(trainer)
     used = _projection_bytes(trainer)
     for tables in source.tables:

@@ -245,6 +245,8 @@ def test_results_are_kept_and_compared_with_the_unpruned_run(tmp_path, monkeypat
     results = dict(map(runs.train_and_keep, wanted))
     assert all(runs.known_result(run) == result for run, result in results.items())
     assert runs.known_result(runs.Run("criteo", 3000, 1, Case(UNPRUNED))) is None
+    for result in results.values():
+        assert result.value_bytes < result.used_bytes <= result.held_bytes
     lines = lines_of(results, "criteo")
     assert [line.case.method for line in lines] == list(METHODS)
     assert lines[0].value_reduction == 1
