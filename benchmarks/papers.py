@@ -6,7 +6,7 @@ Writes papers.md, with every table beside what the paper states, and a plot a fi
 2 cores, `--quick` (fewer samples) about 8 minutes. What the numbers rest on is written at the top of it.
 What was measured is kept beside it: `--only` measures some sections again and keeps the others, and
 `--only ''` writes the page again, after a judgement (figures/reasons.py) has changed. Results of FIITED's
-models are kept where benchmarks/pruning.py keeps its own.
+models are kept where benchmarks/memory.py keeps its own.
 docs/papers.md is that file of a full run without the plots:
 
     grep -v '^!' benchmarks/.cache/papers/papers.md | cat -s > docs/papers.md

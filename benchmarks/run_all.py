@@ -9,7 +9,7 @@ from pathlib import Path
 NOT_BENCHMARKS = {"same_bits.py", "run_all.py", "report.py", "datasets.py", "torchrec_peer.py"}
 MADE_BY_ITSELF = ".venv-torchrec/installed"  # by a benchmark that is run by itself
 NEEDS = {"torchrec_colocated.py": MADE_BY_ITSELF, "peers.py": MADE_BY_ITSELF}
-ARGUMENTS = {"papers.py": ["--quick"], "pruning.py": ["--quick"]}  # whole, they take long
+ARGUMENTS = {"papers.py": ["--quick"], "memory.py": ["--quick"]}  # whole, they take long
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """FIITED's tables 2 and 3 and figures 8 and 11 to 15, redone: models trained on whole small logs.
 
-Results are kept in benchmarks/results/pruning, which benchmarks/pruning.py shares: what was trained once is
+Results are kept in benchmarks/results/memory, which benchmarks/memory.py shares: what was trained once is
 not trained again.
 """
 

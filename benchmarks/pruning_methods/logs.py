@@ -27,6 +27,7 @@ class Source:
     """A data set: its name in tables, its samples if nothing else is said, and how it is trained on.
 
     Learning rates are those with which the unpruned model is best (of 0.005, 0.01, 0.02 and 0.05 for rows).
+    A generated log has a preset; without one it is MovieLens-1M.
     """
 
     title: str
@@ -37,20 +38,40 @@ class Source:
     decay: float = 0.98  # of utilities
     cut: int = 2  # in two dimensions, rows become this many times narrower before any are pruned
     epochs: int = 1
+    preset: str = ""
+    rare_signal: bool = False  # labels hang on rare ids as much as on popular ones
+    is_shuffled: bool = False
 
 
 SOURCES = {
-    "criteo": Source("Criteo-like", 300_000, 32, 1024),
-    "avazu": Source("Avazu-like", 200_000, 32, 1024),
-    "criteo-tb": Source("Terabyte-like", 200_000, 32, 1024),
+    "criteo": Source("Criteo-like", 300_000, 32, 1024, preset="criteo"),
+    "avazu": Source("Avazu-like", 200_000, 32, 1024, preset="avazu"),
+    "criteo-tb": Source("Terabyte-like", 200_000, 32, 1024, preset="criteo-tb"),
     # FIITED's size of rows for MovieLens.
-    "movielens": Source("MovieLens-1M", 1_000_209, 128, 2048, row_rate=0.05, decay=0.999, cut=8),
+    "movielens": Source(
+        "MovieLens-1M", 1_000_209, 128, 2048, row_rate=0.05, decay=0.999, cut=8, is_shuffled=True
+    ),
+    "movielens-shuffled": Source(
+        "MovieLens-1M, shuffled", 1_000_209, 32, 2048, row_rate=0.05, decay=0.999, is_shuffled=True
+    ),
+    "movielens-time": Source("MovieLens-1M, in time order", 1_000_209, 32, 2048, row_rate=0.05, decay=0.999),
+    # Of a preset with few ids, so that each is seen often enough for its signal to be learned.
+    "rare": Source(
+        "rare ids carry signal",
+        400_000,
+        32,
+        2048,
+        row_rate=0.05,
+        decay=0.999,
+        preset="movielens",
+        rare_signal=True,
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Log:
-    """Samples in the order of time, the last quarter held out; of MovieLens, in random order, a tenth."""
+    """Samples, the last quarter held out; of MovieLens, in the order of time or in random order, a tenth."""
 
     schema: Schema
     train: list[Batch]
@@ -66,14 +87,17 @@ class Log:
 
 def folder_of(data: str, samples: int, seed: int) -> Path:
     """Where a data set is, generated or fetched if need be; in one process, before others read it."""
-    if data == "movielens":
-        folder = CACHE / "pruning" / data
+    source = SOURCES[data]
+    if not source.preset:
+        folder = CACHE / "pruning" / "movielens"
         if not (folder / "manifest.json").exists():
-            prepare(movielens_1m(), folder, data, test_share=0)
+            prepare(movielens_1m(), folder, "movielens", test_share=0)
         return folder
     folder = CACHE / "pruning" / f"{data}-{samples}-{seed}-{LOGS}"
     if not (folder / "manifest.json").exists():
-        generate_folder(data, samples, folder, seed=seed, test_share=TEST_SHARE)
+        generate_folder(
+            source.preset, samples, folder, seed=seed, rare_signal=source.rare_signal, test_share=TEST_SHARE
+        )
     return folder
 
 
@@ -82,10 +106,11 @@ def read_log(data: str, samples: int, seed: int) -> Log:
     """Read a data set; a generated one differs from seed to seed, a real one is split by it."""
     source, folder = SOURCES[data], folder_of(data, samples, seed)
     schema = Schema.read(folder / "schema.yaml")
-    if data == "movielens":
-        # In the order of time people come, rate a hundred movies and are never seen again: no method would
-        # have anything to keep. The papers split at random, too.
-        batches = _batches(SampleStream(folder, schema, source.batch_size, shuffle_rows=1 << 21, seed=seed))
+    if not source.preset:
+        # The papers split at random: in the order of time people come, rate a hundred movies and are never
+        # seen again, which leaves no method much to keep.
+        shuffling = {"shuffle_rows": 1 << 21, "seed": seed} if source.is_shuffled else {}
+        batches = _batches(SampleStream(folder, schema, source.batch_size, **shuffling))
         batches = batches[: -(-samples // source.batch_size)]
         num_test = max(1, round(MOVIELENS_TEST_SHARE * len(batches)))
         train, test = batches[:-num_test], batches[-num_test:]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass, fields, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -16,22 +18,33 @@ import torch
 
 from pruning_methods.logs import LOGS, SOURCES, Log, folder_of, read_log
 from pruning_methods.methods import (
+    BUDGET,
     DENSE_RATE,
+    HASHING,
+    PERIOD,
+    UNIFORM,
+    UNPRUNED,
     Case,
     MethodTrainer,
     held_bytes,
     use_one_thread,
+    used_bytes,
     value_bytes,
 )
-from pruning_methods.sampler import Sampler
+from pruning_methods.sampler import BudgetExceededError, Sampler
 from rowhaul._files import write_text
+from rowhaul.errors import ConfigError
+from rowhaul.pruning.config import PruneConfig
 from rowhaul.pruning.pool.collection import PrunedRows
 from rowhaul.train import TrainConfig
 from rowhaul.train.config import ModelConfig, OptimizerConfig
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
 
-FOLDER = Path(__file__).parent.parent / "results" / "pruning"
-_VERSION = 2  # of results: another number when what a run does changes
+FOLDER = Path(__file__).parent.parent / "results" / "memory"
+_VERSION = 3  # of results: another number when what a run does changes
+
+Progress = Callable[[int, int, "Run", "Result"], None]
+"""Called with the runs done, all there are, and the one that is new."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,11 @@ class Run:
     case: Case
 
     @property
+    def unpruned(self) -> Run:
+        """The run whose bytes are all that a share is of."""
+        return replace(self, case=Case(UNPRUNED))
+
+    @property
     def path(self) -> Path:
         """Where its result is kept."""
         what = [_VERSION, LOGS, asdict(SOURCES[self.data]), DENSE_RATE, asdict(self)]
@@ -53,7 +71,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of it; bytes are as allocated at the end, but for the peak."""
+    """What came of it; bytes are those at the end, but for the peak, and as allocated, but for those used."""
 
     auc: float
     log_loss: float
@@ -61,6 +79,7 @@ class Result:
     num_rows: int
     value_bytes: int
     held_bytes: int
+    used_bytes: int
     peak_bytes: int
     num_looks: int
     train_seconds: float  # CPU seconds an iteration
@@ -69,13 +88,23 @@ class Result:
     allocated: int
     chunks_read: int
     ids_read: int
+    refused: str = ""  # why there is no result: the method cannot do with so few bytes
+
+    @classmethod
+    def refusal(cls, reason: str) -> Result:
+        """Of a run that could not be."""
+        numbers = {one.name: math.nan if one.type == "float" else 0 for one in fields(cls)}
+        return cls(**{**numbers, "refused": reason})
 
 
-def config_of(run: Run) -> TrainConfig:
-    """The same for every method."""
-    source = SOURCES[run.data]
+def config_of(run: Run, budget: int = 0) -> TrainConfig:
+    """The same for every method, but for the size of rows and Rowhaul's own budget."""
+    source, case = SOURCES[run.data], run.case
+    narrow = case.dim if case.method in (UNIFORM, HASHING) else 0
+    prune = PruneConfig(budget=f"{budget}b", period=PERIOD) if case.method == BUDGET else PruneConfig()
     return TrainConfig(
-        model=ModelConfig("dlrm", source.dim, {"bottom": [64], "top": [64]}),
+        model=ModelConfig("dlrm", narrow or source.dim, {"bottom": [64], "top": [64]}),
+        prune=prune,
         rows=OptimizerConfig("rowwise_adagrad", source.row_rate),
         dense=OptimizerConfig("Adam", DENSE_RATE),
         batch_size=source.batch_size,
@@ -86,9 +115,11 @@ def config_of(run: Run) -> TrainConfig:
 
 def train(run: Run, log: Log) -> Result:
     """Train and score one run."""
-    trainer = MethodTrainer(config_of(run), log, SOURCES[run.data], run.case)
+    budget = budget_of(run)
+    trainer = MethodTrainer(config_of(run, budget), log, SOURCES[run.data], run.case, budget)
     source = getattr(trainer.collection, "source", None)
-    sampler = Sampler(source if isinstance(source, PrunedRows) else None)
+    most = budget if run.case.method == BUDGET else 0
+    sampler = Sampler(source if isinstance(source, PrunedRows) else None, most)
     seconds = 0.0
     for batch in log.train:
         began = time.process_time()
@@ -105,6 +136,7 @@ def train(run: Run, log: Log) -> Result:
         num_rows=int(log.num_rows.sum()),
         value_bytes=value_bytes(trainer),
         held_bytes=held_bytes(trainer),
+        used_bytes=used_bytes(trainer),
         peak_bytes=sampler.peak_bytes,
         num_looks=sampler.num_looks,
         train_seconds=seconds / len(log.train),
@@ -127,6 +159,16 @@ def score(trainer: MethodTrainer, log: Log) -> MetricValues:
     return metrics.compute()
 
 
+def budget_of(run: Run) -> int:
+    """Bytes that a run may take; 0: whatever its method takes."""
+    if not run.case.share:
+        return 0
+    unpruned = known_result(run.unpruned)
+    if unpruned is None:
+        raise ValueError(f"{run}: its budget is a share of what the unpruned run takes; run that first")
+    return int(run.case.share * unpruned.used_bytes)
+
+
 def known_result(run: Run) -> Result | None:
     """What an earlier run left."""
     if not run.path.exists():
@@ -136,35 +178,50 @@ def known_result(run: Run) -> Result | None:
 
 
 def results_of(
-    runs: Iterable[Run], jobs: int, progress: Callable[[int, int, Run, Result], None]
+    runs: Iterable[Run], jobs: int, progress: Progress, deadline: float = math.inf
 ) -> dict[Run, Result]:
-    """All results, those that are missing computed in ``jobs`` processes; ended early, it goes on later."""
+    """All results, those that are missing computed in ``jobs`` processes; ended early, it goes on later.
+
+    No run begins after the ``deadline`` (of `time.monotonic`); those without a result are left out then.
+    """
     runs = list(dict.fromkeys(runs))
-    results = {run: known for run in runs if (known := known_result(run)) is not None}
-    missing = [run for run in runs if run not in results]
+    needed = list(dict.fromkeys([run.unpruned for run in runs if run.case.share] + runs))
+    results = {run: known for run in needed if (known := known_result(run)) is not None}
+    missing = [run for run in needed if run not in results]
     FOLDER.mkdir(parents=True, exist_ok=True)
-    batches: dict[tuple[str, int, int], list[Run]] = {}
-    for run in missing:  # what uses the same log stays together
-        batches.setdefault((run.data, run.samples, run.seed), []).append(run)
-    for log in batches:
-        folder_of(*log)
+    for log in dict.fromkeys((run.data, run.samples, run.seed) for run in missing):
+        if time.monotonic() < deadline:
+            folder_of(*log)
+    # A budget is a share of what the unpruned run takes, so those come first.
+    waves = [[run for run in missing if bool(run.case.share) is later] for later in (False, True)]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=use_one_thread) as pool:
-        parts = [part for some in batches.values() for part in _parts(some)]
-        for done in as_completed([pool.submit(_train_and_keep, part) for part in parts]):
-            for run, result in done.result():
+        for wave in waves:
+            for run, result in _computed(pool, wave, jobs, deadline):
                 results[run] = result
-                progress(len(results), len(runs), run, result)
-    return {run: results[run] for run in runs}
+                progress(len(results), len(needed), run, result)
+    return {run: results[run] for run in runs if run in results}
 
 
-def _parts(runs: Sequence[Run], size: int = 6) -> list[Sequence[Run]]:
-    return [runs[first : first + size] for first in range(0, len(runs), size)]
+def _computed(
+    pool: ProcessPoolExecutor, runs: Sequence[Run], jobs: int, deadline: float
+) -> Iterator[tuple[Run, Result]]:
+    """Yield results as they come; runs that use the same log are side by side, and each process keeps one."""
+    waiting, running = deque(runs), set()
+    while True:
+        while waiting and len(running) < jobs and time.monotonic() < deadline:
+            running.add(pool.submit(train_and_keep, waiting.popleft()))
+        if not running:
+            return
+        done, running = wait(running, return_when=FIRST_COMPLETED)
+        for one in done:
+            yield one.result()
 
 
-def _train_and_keep(runs: Sequence[Run]) -> list[tuple[Run, Result]]:
-    done = []
-    for run in runs:
+def train_and_keep(run: Run) -> tuple[Run, Result]:
+    """Train a run and write its result."""
+    try:
         result = train(run, read_log(run.data, run.samples, run.seed))
-        write_text(run.path, json.dumps({"run": asdict(run), "result": asdict(result)}, indent=1))
-        done.append((run, result))
-    return done
+    except (ConfigError, BudgetExceededError) as error:
+        result = Result.refusal(str(error))
+    write_text(run.path, json.dumps({"run": asdict(run), "result": asdict(result)}, indent=1))
+    return run, result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rowhaul.errors import RowhaulError
 from rowhaul.nn import Batch
 from rowhaul.pruning.deciding.room import INDEX_BYTES
 from rowhaul.pruning.pool.collection import PrunedRows
@@ -14,11 +15,16 @@ from rowhaul.store.index import KeyIndex
 _EVERY = 10  # steps between counting the chunks that a batch reads
 
 
+class BudgetExceededError(RowhaulError):
+    """More is held than a budget allows."""
+
+
 @dataclass
 class Sampler:
-    """What a run held and did; `look` after every step."""
+    """What a run held and did, and that it never held more than its budget; `look` after every step."""
 
     pruning: PrunedRows | None
+    budget: int = 0  # bytes; 0: any number
     num_looks: int = 0
     peak_bytes: int = 0
     evicted: int = 0  # chunks
@@ -31,13 +37,13 @@ class Sampler:
         """After a step on ``batch``."""
         self.num_looks += 1
         self.peak_bytes = max(self.peak_bytes, held_bytes)
+        if self.budget and held_bytes > self.budget:
+            raise BudgetExceededError(f"{held_bytes:,} bytes are held, {self.budget:,} are allowed")
         if self.pruning is None:
             return
         for tables in self.pruning.tables:
             check_room(tables)
             self._count_moves(tables)
-        budget = self.pruning.settings.budget
-        assert not budget or held_bytes <= budget, f"{held_bytes:,} bytes are held, {budget:,} are allowed"
         if self.num_looks % _EVERY == 0:
             self._count_reads(self.pruning, batch)
 

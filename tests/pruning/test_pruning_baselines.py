@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import pruning_methods.runs as runs
 from pruning_methods.growing import GrowingCollection
+from pruning_methods.hashing import WHOLE, HashedRows, hashed_bytes, hashed_rows
 from pruning_methods.methods import METHODS, UNPRUNED, Case
 from pruning_methods.mixed import MixedDimensions, popularity_dims
 from pruning_methods.sampler import check_room
@@ -130,6 +131,36 @@ def test_popular_tables_have_wider_rows_within_the_share(share):
     assert dims[0] == 32
 
 
+@pytest.mark.parametrize("budget", [30_000, 100_000, 10**6, 10**9])
+def test_hashed_tables_take_what_the_budget_allows_and_small_ones_are_whole(budget):
+    num_ids, record_bytes = np.array([4, 1000, 30_000, 300]), 20
+    rows = hashed_rows(num_ids, record_bytes, budget)
+    assert hashed_bytes(rows, num_ids, record_bytes) <= budget
+    assert [size == WHOLE for size in rows] == [True, False, False, True]
+    assert all(size <= 8 * ids for size, ids in zip(rows, num_ids, strict=True))
+    more = [size if size in (WHOLE, 8 * ids) else size + 1 for size, ids in zip(rows, num_ids, strict=True)]
+    assert more == rows or hashed_bytes(more, num_ids, record_bytes) > budget
+
+
+def test_ids_of_one_hash_share_a_row_and_its_training():
+    hashed = HashedRows(tables(), [3, WHOLE], np.array([1000, 5]), SGD(lr=0.1), seed=1)
+    rows = RowOptimizer(hashed)
+    bags = [[key] for key in range(50)] + [[key % 5] for key in range(50)]
+    numbers = hashed.hashed(batch_of(bags)).values().numpy()
+    assert set(numbers[:50]) == {0, 1, 2}
+    assert numbers[50:].tolist() == [key % 5 for key in range(50)]
+    vectors = hashed(batch_of(bags)).values()
+    loss_of(vectors).backward()
+    rows.step()
+    hashed.eval()
+    vectors = hashed(batch_of(bags)).values()[:, :DIM]
+    for number in range(3):
+        shared = vectors[np.flatnonzero(numbers[:50] == number)]
+        torch.testing.assert_close(shared, shared[:1].expand_as(shared), rtol=0, atol=0)
+    assert len(torch.unique(vectors, dim=0)) == 3
+    assert hashed.allocated_bytes == (3 + 5) * 4 * DIM + 5 * 47
+
+
 def test_growing_rows_are_rows_times_projections():
     growing = GrowingCollection(tables(), optimizer=SGD(lr=0.1), seed=1, share=1.0, period=10**6)
     random = np.random.default_rng(0)
@@ -211,9 +242,11 @@ def test_results_are_kept_and_compared_with_the_unpruned_run(tmp_path, monkeypat
     wanted = [
         runs.Run("criteo", 3000, 0, Case(method, 0.0 if method == UNPRUNED else 0.875)) for method in METHODS
     ]
-    results = dict(runs._train_and_keep(wanted))
+    results = dict(map(runs.train_and_keep, wanted))
     assert all(runs.known_result(run) == result for run, result in results.items())
     assert runs.known_result(runs.Run("criteo", 3000, 1, Case(UNPRUNED))) is None
+    for result in results.values():
+        assert result.value_bytes < result.used_bytes <= result.held_bytes
     lines = lines_of(results, "criteo")
     assert [line.case.method for line in lines] == list(METHODS)
     assert lines[0].value_reduction == 1

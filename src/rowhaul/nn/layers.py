@@ -93,7 +93,8 @@ class _LowerTriangleDots(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, lower: Tensor, pair_of: Tensor) -> Tensor:
         ctx.save_for_backward(vectors, pair_of)
-        square = torch.bmm(vectors, vectors.transpose(1, 2))
+        # A copy, since OpenBLAS (PyTorch's on ARM) multiplies strided batches ten times as slowly.
+        square = torch.bmm(vectors, vectors.transpose(1, 2).contiguous())
         return square.flatten(1).index_select(1, lower)
 
     @staticmethod

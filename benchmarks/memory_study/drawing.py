@@ -1,0 +1,100 @@
+"""The frontier: AUC against the share of all bytes, a panel a log, a line a family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from memory_study.contenders import FAMILIES, OURS, TITLES
+from memory_study.judging import Study
+from pruning_methods.logs import SOURCES
+
+COLORS = {
+    "uniform": "#555555",
+    "hashing": "#d95f02",
+    "adaembed": "#66a61e",
+    "fiited": "#1b9e77",
+    "fiited-2d": "#7570b3",
+    "mixed": "#a6761d",
+    OURS: "#e7298a",
+}
+FINE = [0.02 * 1.05**step for step in range(81)]  # shares from 2 % to 99 %, and all
+LOWEST = -4.0  # points; what loses more is of no use, and would flatten the rest
+_COLUMNS = 3
+
+
+def draw(studies: Sequence[Study], path: Path) -> Path:
+    """Draw all logs and write the picture."""
+    num_columns = min(_COLUMNS, len(studies))
+    num_rows = -(-len(studies) // num_columns)
+    figure, grid = plt.subplots(
+        num_rows, num_columns, figsize=(5.2 * num_columns, 4.0 * num_rows), squeeze=False
+    )
+    places = list(grid.flat)
+    for place in places[len(studies) :]:
+        place.remove()
+    for place, study in zip(places, studies, strict=False):
+        _draw_log(place, study)
+    figure.suptitle("AUC for all bytes from a raw key to its row (higher and further left is better)")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return path
+
+
+def _draw_log(place: Axes, study: Study) -> None:
+    ends: list[tuple[float, float, str]] = []
+    for family in FAMILIES:
+        line = [(100 * share, 100 * change) for share, change in study.frontier(family, [*FINE, 1.0])]
+        shown = [point for point in line if point[1] >= LOWEST]
+        if not shown:
+            continue
+        shares, changes = zip(*shown, strict=True)
+        is_ours = family == OURS
+        place.plot(
+            shares,
+            changes,
+            color=COLORS[family],
+            marker="o",
+            markersize=5 if is_ours else 3,
+            linewidth=2.6 if is_ours else 1.3,
+            zorder=3 if is_ours else 2,
+        )
+        ends.append((shares[0], changes[0], family))
+    place.axhline(0, color="black", linewidth=0.8)
+    place.set_xscale("log")
+    place.set_xlim(1.2, 110)
+    low = min([-0.5, *(change for _, change, _ in ends)])
+    place.set_ylim(max(LOWEST, low) - 0.3, None)
+    place.set_xticks([2, 5, 10, 25, 50, 100], ["2 %", "5 %", "10 %", "25 %", "50 %", "100 %"])
+    place.minorticks_off()
+    place.set_title(SOURCES[study.data].title)
+    place.set_xlabel("share of the unpruned bytes")
+    place.set_ylabel("AUC minus unpruned, points")
+    place.grid(alpha=0.25)
+    _label(place, ends)
+
+
+def _label(place: Axes, ends: Sequence[tuple[float, float, str]]) -> None:
+    """Write each family's name at the left end of its line, names that would overlap apart."""
+    low, high = place.get_ylim()
+    least = 0.055 * (high - low)
+    height = -float("inf")
+    for share, change, family in sorted(ends, key=lambda end: end[1]):
+        height = max(change, height + least)
+        place.annotate(
+            TITLES[family],
+            (share, change),
+            xytext=(share / 1.12, height),
+            ha="right",
+            va="center",
+            fontsize=8,
+            color=COLORS[family],
+            fontweight="bold" if family == OURS else "normal",
+        )
