@@ -4,9 +4,8 @@ A number ``like`` selects the packed type by its own: uint16 stands for bfloat16
 int8. An int8 is a share of its row's scale, from -127 to 127.
 
 Packing rounds up or down at random such that the mean is right, by sixteen bits for each number. These are a
-function of the row's seed and the column (`_Lanes.draws`), which a handful of instructions computes for
-sixteen columns. Everything is spelled out in integers and correctly rounded operations: the same bits on
-every processor, in a vector and alone.
+function of the row's seed and the column (`_Lanes.draws`). Everything is spelled out in integers and
+correctly rounded operations: the same bits on every processor, in a vector and alone.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ BFLOAT16, FLOAT16, INT8 = types.uint16, types.int16, types.int8
 MOST_INT8 = 126.9999
 
 _EIGHT = 8
-_STRIDE, _FACTOR1, _FACTOR2 = 0x9E3779B9, 0x7FEB352D, 0x846CA68B
 
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _FLOAT = ir.FloatType()
@@ -78,24 +76,18 @@ class _Lanes:
         self.store(address, self.b.trunc(bits, _many(element, self.lanes)), element)
 
     def draws(self, seed: Any, column: Any) -> Any:
-        """Thirty-two bits for each lane, for columns ``column`` and eight further on.
+        """Sixteen bits for each lane, from a column on.
 
-        A word is the seed's lower half plus a multiple of a constant, mixed; the upper half comes in between.
+        The upper halves of 32-bit numbers ``first + column * step``, of which the seed gives both: each is
+        uniform and any two columns are independent, as far as those are random, which is what the sum of
+        rounding errors depends on.
         """
         b = self.b
-        # Column 16 * n + k, k below 8, has the lower half of word 8 * n + k; eight columns on, the upper one.
-        number = b.add(b.shl(b.lshr(column, _I64(4)), _I64(3)), b.and_(column, _I64(7)))
-        first = b.add(b.trunc(seed, _I32), b.mul(b.trunc(number, _I32), _I32(_STRIDE)))
-        word = self.all_of(first)
+        first, step = b.trunc(seed, _I32), b.or_(b.trunc(b.lshr(seed, _I64(32)), _I32), _I32(1))
+        word = self.all_of(b.add(first, b.mul(b.trunc(column, _I32), step)))
         if self.lanes > 1:
-            steps = [lane * _STRIDE % (1 << 32) for lane in range(self.lanes)]
-            word = b.add(word, ir.Constant(self.ints, steps))
-        word = b.xor(word, b.lshr(word, self.int32(16)))
-        word = b.mul(word, self.int32(_FACTOR1))
-        word = b.add(word, self.all_of(b.trunc(b.lshr(seed, _I64(32)), _I32)))
-        word = b.xor(word, b.lshr(word, self.int32(15)))
-        word = b.mul(word, self.int32(_FACTOR2))
-        return b.xor(word, b.lshr(word, self.int32(16)))
+            word = b.add(word, b.mul(self.all_of(step), ir.Constant(self.ints, list(range(self.lanes)))))
+        return b.lshr(word, self.int32(16))
 
     # Reading.
 
@@ -105,18 +97,14 @@ class _Lanes:
 
     def read_float16(self, address: Any) -> Any:
         b = self.b
-        bits = b.zext(self.load(address, _I16), self.ints)
-        sign = b.shl(b.and_(bits, self.int32(0x8000)), self.int32(16))
-        size = b.shl(b.and_(bits, self.int32(0x7FFF)), self.int32(13))
-        normal = self.as_float(b.add(size, self.int32(112 << 23)))
-        # Below the smallest normal number: a mantissa without the leading 1, which is added and subtracted.
-        least = self.int32(113 << 23)
-        small = b.fsub(self.as_float(b.add(size, least)), self.as_float(least))
+        bits = b.sext(self.load(address, _I16), self.ints)
+        size = b.and_(b.shl(bits, self.int32(13)), self.int32(0x0FFFE000))
+        # With the exponent of float16, which is 112 below; of small numbers, whose exponent is 0, as well.
+        number = b.fmul(self.as_float(size), self.float32(2.0**112))
         endless = self.as_float(b.or_(size, self.int32(255 << 23)))  # infinity, or no number
-        is_small = b.icmp_signed("<", size, self.int32(1 << 23))
-        is_endless = b.icmp_signed(">=", size, self.int32(31 << 23))
-        found = b.select(is_small, small, b.select(is_endless, endless, normal))
-        return self.as_float(b.or_(self.as_bits(found), sign))
+        number = b.select(b.icmp_signed(">=", size, self.int32(31 << 23)), endless, number)
+        sign = b.and_(bits, self.int32(-(1 << 31)))
+        return self.as_float(b.or_(self.as_bits(number), sign))
 
     def read_int8(self, address: Any) -> Any:
         return self.b.sitofp(self.load(address, _I8), self.floats)
@@ -193,7 +181,7 @@ unpack_eight, unpack_one = _unpacking(_EIGHT, False), _unpacking(1, False)
 add_eight, add_one = _unpacking(_EIGHT, True), _unpacking(1, True)
 
 
-def _packing(lanes: int, times: int) -> Any:
+def _packing(lanes: int) -> Any:
     @intrinsic
     def pack(
         typing_context: Any, target: Any, source: Any, share: Any, seed: Any, column: Any, like: Any
@@ -201,17 +189,10 @@ def _packing(lanes: int, times: int) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             of = _Lanes(builder, lanes)
             target, source, share, seed, column, _ = arguments
-            draws = of.draws(seed, column)
-            if lanes == 1:  # which half it is
-                upper = builder.and_(builder.trunc(column, _I32), _I32(8))
-                draws = builder.lshr(draws, builder.shl(upper, _I32(1)))
-            for time in range(times):
-                numbers = of.load(builder.add(source, _I64(4 * lanes * time)))
-                if like == INT8:
-                    numbers = builder.fmul(numbers, of.all_of(share))
-                some = builder.lshr(draws, of.int32(16)) if time else builder.and_(draws, of.int32(0xFFFF))
-                at = builder.add(target, _I64(like.bitwidth // 8 * lanes * time))
-                _WRITE[like](of, at, numbers, some)
+            numbers = of.load(source)
+            if like == INT8:
+                numbers = builder.fmul(numbers, of.all_of(share))
+            _WRITE[like](of, target, numbers, of.draws(seed, column))
             return context.get_dummy_value()
 
         given = types.int64, types.int64, types.float32, types.uint64, types.int64
@@ -220,9 +201,8 @@ def _packing(lanes: int, times: int) -> Any:
     return pack
 
 
-# Round numbers, times their share of a scale, to an address; ``column`` is the first one's, of sixteen or
-# eight a multiple of sixteen.
-pack_sixteen, pack_eight, pack_one = _packing(_EIGHT, 2), _packing(_EIGHT, 1), _packing(1, 1)
+# Round numbers, times their share of a scale, to an address; ``column`` is the first one's.
+pack_eight, pack_one = _packing(_EIGHT), _packing(1)
 
 
 @intrinsic
@@ -271,11 +251,11 @@ def largest_lane(typing_context: Any, sizes: Any) -> Any:
     """The largest of four sizes, as `larger_four` has them."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bits = _Lanes(builder, FOUR).as_bits(arguments[0])
-        most = builder.extract_element(bits, _I32(0))
-        for lane in range(1, FOUR):
-            other = builder.extract_element(bits, _I32(lane))
-            most = builder.select(builder.icmp_signed(">", other, most), other, most)
-        return builder.bitcast(most, _FLOAT)
+        of = _Lanes(builder, FOUR)
+        bits = of.as_bits(arguments[0])
+        for order in ([2, 3, 0, 1], [1, 0, 3, 2]):
+            other = builder.shuffle_vector(bits, bits, ir.Constant(of.ints, order))
+            bits = builder.select(builder.icmp_signed(">", other, bits), other, bits)
+        return builder.extract_element(of.as_float(bits), _I32(0))
 
     return types.float32(sizes), generate

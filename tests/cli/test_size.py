@@ -89,7 +89,7 @@ def test_a_budget_is_told_as_what_it_buys(size):
     assert code == 0
     parts = json.loads(out)["ranks"][0]["parts"]
     assert 360 << 10 < parts["rows"] + parts["index"] <= 400 << 10
-    code, _, err = size("--memory-budget", "100")
+    code, _, err = size("--memory-budget", "100b")
     assert code == 2
     assert "too few for" in err
 

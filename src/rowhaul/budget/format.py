@@ -35,8 +35,14 @@ class SlotRows(WholeRows):
     name = "slots"
     keyed_by_id = False
     has_snapshots = False
+    row_dtype = ""  # how many rows there are follows from their bytes, so they cannot be converted
     reading: ClassVar[dict[str, str]] = READING
     cluster_rows = "rowhaul.budget.cluster.checkpoint:SlotClusterRows"
+
+    @property
+    def exported_as(self) -> str:
+        """The format of exported rows: numbers, not packed."""
+        return SlotRows.name
 
     def row_names(self, reader: Any, table: str, ids: Int64s) -> Int64s:
         """Return the names of the rows that ids read."""
@@ -165,26 +171,26 @@ class _OneSource:
 class _PackedSlots(SlotRows, PackedRows):
     """Slots and shared rows in fewer bits."""
 
-    row_dtype: ClassVar[str]
+    held_in: ClassVar[str]
 
     def packing(self, dim: int, state_width: int) -> RowPacking:
         """Return how rows of a size are packed."""
-        return RowPacking(self.row_dtype, dim, state_width)
+        return RowPacking(self.held_in, dim, state_width)
 
 
 class BFloat16Slots(_PackedSlots):
     """Values in bfloat16."""
 
-    name, row_dtype = "slots-bfloat16", "bfloat16"
+    name, held_in = "slots-bfloat16", "bfloat16"
 
 
 class Float16Slots(_PackedSlots):
     """Values in float16."""
 
-    name, row_dtype = "slots-float16", "float16"
+    name, held_in = "slots-float16", "float16"
 
 
 class Int8Slots(_PackedSlots):
     """Values in int8."""
 
-    name, row_dtype = "slots-int8", "int8"
+    name, held_in = "slots-int8", "int8"

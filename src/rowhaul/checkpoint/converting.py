@@ -49,6 +49,11 @@ def convert(
     format = row_format("whole" if row_dtype == PLAIN else row_dtype)
     assert isinstance(format, WholeRows)
     for table in reader.tables.values():
+        if not reader.format(table.name).keyed_by_id:
+            raise CheckpointError(
+                f"{reader.path} has rows that have a budget: how many there are follows from the bytes of "
+                "each, so they stay in the type that they were trained in"
+            )
         if not reader.format(table.name).row_dtype:
             raise CheckpointError(
                 f"{reader.path} has {table.format} rows, whose parts come and go one by one: they stay in "

@@ -24,7 +24,6 @@ from rowhaul._packed_vectors import (
     largest_lane,
     pack_eight,
     pack_one,
-    pack_sixteen,
     packed_size,
     unpack_eight,
     unpack_one,
@@ -91,10 +90,11 @@ def _add_packed(target, row, dim, factor, like):
 @register_jitable
 def _largest(values, dim):
     zero = float32(0)
-    sizes, whole = four_times(zero), dim - dim % 4
-    for k in range(0, whole, 4):
+    sizes, others, whole = four_times(zero), four_times(zero), dim - dim % 8
+    for k in range(0, whole, 8):  # two chains take half the time of one
         sizes = larger_four(sizes, load_four(values + 4 * k, zero))
-    most = largest_lane(sizes)
+        others = larger_four(others, load_four(values + 4 * k + 16, zero))
+    most = largest_lane(larger_four(sizes, others))
     for k in range(whole, dim):
         most = larger_one(most, load_one(values + 4 * k, zero))
     return most
@@ -111,14 +111,12 @@ def pack_row(row, values, dim, seed, like):
         if not most < float32(np.inf):  # the row is none, and says so
             store_one(row + filled, float32(np.nan))
             return
-        store_one(row + filled, most / float32(MOST_INT8))
+        store_one(row + filled, most * float32(1 / MOST_INT8))
         share = float32(MOST_INT8) / most if most > float32(_LEAST_SCALED) else float32(0)
-    sixteens, eights = dim - dim % 16, dim - dim % 8
-    for k in range(0, sixteens, 16):
-        pack_sixteen(row + k * size, values + 4 * k, share, seed, k, like)
-    if sixteens < eights:
-        pack_eight(row + sixteens * size, values + 4 * sixteens, share, seed, sixteens, like)
-    for k in range(eights, dim):
+    whole = dim - dim % 8
+    for k in range(0, whole, 8):
+        pack_eight(row + k * size, values + 4 * k, share, seed, k, like)
+    for k in range(whole, dim):
         pack_one(row + k * size, values + 4 * k, share, seed, k, like)
     for at in range(dim * size, filled):  # so that equal rows have equal bytes
         store8(uint64(row + at), uint8(0))

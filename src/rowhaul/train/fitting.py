@@ -86,7 +86,7 @@ def fitted(
         reads = _count(config, schema, data, progress)
         if ratio := parse_share(prune.ratio):
             num_bytes = round((1 - ratio) * _unpruned_bytes(config, reads.num_ids))
-            config = replace(config, prune=replace(prune, ratio="0", budget=str(num_bytes)))
+            config = replace(config, prune=replace(prune, ratio="0", budget=f"{num_bytes}b"))
             notes.append(f"{ratio:.0%} less than {reads.num_ids:,} whole rows are {num_bytes:,} bytes")
         if choose_dim:
             config, note = _narrowed(config, schema, reads)

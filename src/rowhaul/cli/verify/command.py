@@ -36,8 +36,8 @@ def verify(
 ) -> None:
     """Train a few steps on several ranks and in one process, and print the largest difference.
 
-    Takes the options of `rowhaul train`; defaults: --workers 2, --precision float64. Exits with 0 if both
-    trained the same model, with 1 if not.
+    Takes the options of `rowhaul train`; defaults: --workers 2, --precision float64 (float32 with another
+    --row-dtype). Exits with 0 if both trained the same model, with 1 if not.
     """
     from rowhaul.cluster import is_launched
 
@@ -45,7 +45,9 @@ def verify(
         raise ConfigError(f"--steps must be at least 1; got {steps}")
     if work is not None and not work.is_dir():
         raise ConfigError(f"--work {work}: no such folder; make it first, or leave out --work")
-    read = options.read_config(precision=_PRECISION)
+    read = options.read_config()
+    if read.row_dtype == "float32":  # others are trained in float32 only
+        read = options.read_config(precision=_PRECISION)
     cluster = replace(read.cluster, workers=read.cluster.workers or _WORKERS)
     config = replace(read, max_steps=min(steps, read.max_steps or steps), threads=1, cluster=cluster)
     task = _Task(config, options.find_schema(), options.data, work)

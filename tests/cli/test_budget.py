@@ -1,0 +1,151 @@
+"""`--memory-budget`: from the command line to a run that is resumed, looked into, evaluated and exported."""
+
+import json
+
+import pytest
+import yaml
+
+from rowhaul.train import TrainConfig
+
+SMALL = ("--batch-size", "250", "--set", "model.options.top=[16]")
+
+
+@pytest.fixture
+def trained(rowhaul, log_folder, tmp_path):
+    out = tmp_path / "run"
+    code, printed, errors = rowhaul(
+        "train", "--data", f"{log_folder}/*.parquet", "--out", out, "--memory-budget", "8KiB", *SMALL,
+        "--eval-data", log_folder / "test",
+    )  # fmt: skip
+    assert code == 0, errors
+    return out, " ".join(printed.split())
+
+
+def test_rows_become_smaller_and_that_is_said_and_kept(trained, rowhaul, log_folder):
+    out, printed = trained
+    config = TrainConfig.read(out / "config.yaml")
+    dim = config.model.embedding_dim
+    assert config.prune.narrowed_from == 16 > dim
+    assert config.held_in == "int8"
+    assert f"embedding_dim {dim} instead of 16" in printed
+    assert "ids have a row of their own" in printed
+    code, printed, errors = rowhaul("train", "--out", out, "--resume", "--set", "epochs=2")
+    assert code == 0, errors
+    assert "embedding_dim" not in printed
+    assert TrainConfig.read(out / "config.yaml").prune == config.prune
+
+
+def test_a_configuration_file_resumes_what_it_began(rowhaul, log_folder, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({"batch_size": 250, "prune": {"budget": "8KiB"}}))
+    given = ("train", file, "--data", f"{log_folder}/*.parquet", "--out", tmp_path / "run")
+    assert rowhaul(*given)[0] == 0
+    code, _, errors = rowhaul(*given, "--resume", "--set", "epochs=2")
+    assert code == 0, errors
+
+
+def test_what_is_given_stays(rowhaul, log_folder, tmp_path):
+    code, printed, errors = rowhaul(
+        "train", "--data", f"{log_folder}/*.parquet", "--out", tmp_path / "run", "--memory-budget", "8KiB",
+        "--embedding-dim", "16", "--row-dtype", "float32", *SMALL,
+    )  # fmt: skip
+    assert code == 0, errors
+    assert "instead of" not in printed
+    config = TrainConfig.read(tmp_path / "run" / "config.yaml")
+    assert (config.model.embedding_dim, config.held_in) == (16, "float32")
+
+
+def test_a_run_within_a_budget_is_looked_into(trained, rowhaul, log_folder):
+    out, _ = trained
+    code, printed, errors = rowhaul("ckpt", "ls", out)
+    assert code == 0, errors
+    assert "within a budget of 8.0 KiB" in " ".join(printed.split())
+    code, printed, errors = rowhaul("ckpt", "cat", out, "7919", "--table", "user")
+    assert code == 0, errors
+    assert "its own, slot" in printed
+    code, printed, errors = rowhaul("ckpt", "cat", out, "123456789", "--table", "user", "--json")
+    assert code == 0, errors
+    assert json.loads(printed)["rows"][0]["row"] < 0
+    code, _, errors = rowhaul("ckpt", "convert", out, "--row-dtype", "float32", "--out", out.parent / "x")
+    assert code != 0
+    assert "have a budget" in " ".join(errors.split())
+    code, _, errors = rowhaul("ckpt", "merge", out, out, "--to", out.parent / "merged")
+    assert code != 0
+    assert "cannot be merged" in " ".join(errors.split())
+
+
+def test_it_is_evaluated_predicted_and_exported(trained, rowhaul, log_folder, tmp_path):
+    out, printed = trained
+    code, evaluated, errors = rowhaul("evaluate", out, "--data", log_folder / "test")
+    assert code == 0, errors
+    auc = printed.partition("AUC ")[2].split()[0].rstrip(",")
+    assert auc in evaluated
+    code, _, errors = rowhaul("export", out, "--to", tmp_path / "exported")
+    assert code == 0, errors
+    code, _, errors = rowhaul("evaluate", tmp_path / "exported", "--data", log_folder / "test")
+    assert code == 0, errors
+    code, _, errors = rowhaul(
+        "predict", out, "--data", log_folder / "test", "--out", tmp_path / "scores.parquet"
+    )
+    assert code == 0, errors
+
+
+def test_a_ratio_may_have_a_shared_tail(rowhaul, log_folder, tmp_path):
+    code, printed, errors = rowhaul(
+        "train", "--data", f"{log_folder}/*.parquet", "--out", tmp_path / "run", "--prune", "70%",
+        "--set", "prune.tail=shared", *SMALL,
+    )  # fmt: skip
+    assert code == 0, errors
+    assert "70% less than" in printed
+    config = TrainConfig.read(tmp_path / "run" / "config.yaml")
+    assert config.prune.ratio == "0"
+    assert config.prune.budget.endswith("b")
+
+
+def test_rules_for_chunks_mean_zeros_as_they_did():
+    old = {"budget": "2GiB", "ratio": "0", "chunks": 4, "enforcement": 0.05, "period": 1000}
+    config = TrainConfig.from_dict({"prune": old})
+    assert not config.prune.is_shared
+    assert config.row_settings().row_format == "chunked"
+    assert TrainConfig.from_dict({"prune": {"budget": "2GiB"}}).row_settings().row_format == "slots-int8"
+    double = TrainConfig.from_dict({"prune": {"budget": "2GiB"}, "precision": "float64"})
+    assert double.row_settings().row_format == "slots"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["prune.tail=shared", "prune.chunks=2"], "prune.chunks is a rule for chunks"),
+        (["prune.tail=shared"], "give a budget, such as 2GiB"),
+        (["prune.tail=sometimes"], "prune.tail must be one of auto, zeros, shared"),
+        (["prune.shared=0.1"], "prune.shared is 0.1"),
+        (["prune.budget=1KiB", "prune.shared=0.9"], "prune.shared must be a share above 0"),
+        (["prune.budget=100b"], "give at least"),
+        (["prune.budget=1MiB", "tables.default.ttl=10"], "leave out one of them"),
+        (["prune.budget=1MiB", "cluster.workers=2", "cluster.sync=bounded:2"], "cluster.sync is bounded:2"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(settings, message, rowhaul, log_folder, tmp_path):
+    given = [word for one in settings for word in ("--set", one)]
+    code, _, errors = rowhaul("train", "--data", f"{log_folder}/*.parquet", "--out", tmp_path / "run", *given)
+    assert code == 2
+    assert message in " ".join(errors.split())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # it starts three processes, and the machine may be busy
+def test_ranks_take_what_was_decided(rowhaul, log_folder, tmp_path):
+    out = tmp_path / "run"
+    code, _, errors = rowhaul(
+        "train", "--data", f"{log_folder}/*.parquet", "--out", out, "--workers", 2, "--stores", 1,
+        "--memory-budget", "8KiB", *SMALL, "--eval-data", log_folder / "test",
+    )  # fmt: skip
+    assert code == 0, errors
+    config = TrainConfig.read(out / "config.yaml")
+    assert config.prune.narrowed_from == 16
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    (measured,) = (line for line in lines if line["kind"] == "eval")
+    code, printed, errors = rowhaul("evaluate", out, "--data", log_folder / "test")
+    assert code == 0, errors
+    assert f"{measured['auc']:.4f}" in printed

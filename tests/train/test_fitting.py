@@ -1,0 +1,119 @@
+"""What a budget leaves open is decided from the ids of the data, and only that."""
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rowhaul.budget.id_counts import IdCounts
+from rowhaul.budget.settings import PERIOD
+from rowhaul.data.schema import Schema
+from rowhaul.errors import ConfigError
+from rowhaul.pruning.config import PruneConfig
+from rowhaul.train.config import ModelConfig, TrainConfig
+from rowhaul.train.fitting import as_fitted, fitted
+
+SCHEMA = Schema.from_dict({"label": "click", "ids": ["user", "item"]})
+CONFIG = TrainConfig(model=ModelConfig(embedding_dim=32), batch_size=100)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    """20,000 samples of long-tailed ids."""
+    random = np.random.default_rng(0)
+    ids = {name: random.zipf(1.2, 20_000).astype(np.int64) % 10**6 for name in ("user", "item")}
+    path = tmp_path_factory.mktemp("log") / "log.parquet"
+    pq.write_table(pa.table({"click": np.zeros(20_000, np.int8), **ids}), path)
+    return path
+
+
+def with_budget(budget, **given):
+    return replace(CONFIG, prune=PruneConfig(budget=budget), **given)
+
+
+def dim_of(config, log):
+    return fitted(config, SCHEMA, log, choose_dim=True).config.model.embedding_dim
+
+
+def test_smaller_budgets_get_smaller_rows(log):
+    dims = [dim_of(with_budget(budget), log) for budget in ("8KiB", "40KiB", "200KiB", "64MiB")]
+    assert dims == sorted(dims)
+    assert dims[0] == 4
+    assert dims[-1] == 32  # all ids have a row
+    assert len(set(dims)) > 2
+
+
+def test_the_choice_is_written_down_and_said(log):
+    found = fitted(with_budget("40KiB"), SCHEMA, log, choose_dim=True)
+    dim = found.config.model.embedding_dim
+    assert found.config.prune.narrowed_from == 32
+    assert found.note.startswith(f"embedding_dim {dim} instead of 32: so ")
+    assert TrainConfig.from_dict(found.config.to_dict()) == found.config
+    stays = fitted(with_budget("64MiB"), SCHEMA, log, choose_dim=True)
+    assert stays.config.prune.narrowed_from == 0
+    assert "embedding_dim stays 32" in stays.note
+
+
+def test_a_dim_that_was_given_stays(log):
+    found = fitted(with_budget("8KiB"), SCHEMA, log)
+    assert (found.config.model.embedding_dim, found.config.prune.narrowed_from, found.note) == (32, 0, "")
+
+
+def test_a_ratio_with_a_shared_tail_is_of_what_all_rows_would_take(log):
+    config = replace(CONFIG, prune=PruneConfig(ratio="90%", tail="shared"))
+    with pytest.raises(ConfigError, match="ids have to be counted first"):
+        config.row_settings()
+    found = fitted(config, SCHEMA, log).config
+    table = pq.read_table(log)
+    num_ids = sum(len(np.unique(table[name])) for name in ("user", "item"))
+    whole = num_ids * (32 + 1) * 4  # rowwise_adagrad has one number of state
+    assert 0.1 * whole < found.row_settings().bytes < 0.15 * whole + 2000
+    assert found.prune.ratio == "0"
+
+
+@pytest.mark.parametrize(
+    ("given", "period"),
+    [({}, 4), ({"epochs": 3}, 12), ({"max_steps": 100}, 2), ({"batch_size": 1}, PERIOD)],
+)
+def test_the_period_follows_the_length_of_the_run(given, period, log):
+    assert fitted(with_budget("1MiB", **given), SCHEMA, log).config.prune.period == period
+    chosen = replace(CONFIG, prune=PruneConfig(budget="1MiB", period=7), **given)
+    assert fitted(chosen, SCHEMA, log).config.prune.period == 7
+
+
+def test_runs_without_a_shared_tail_stay_as_they_are(log):
+    for prune in (PruneConfig(), PruneConfig(ratio="90%"), PruneConfig(budget="1MiB", tail="zeros")):
+        config = replace(CONFIG, prune=prune)
+        assert fitted(config, SCHEMA, log, choose_dim=True).config is config
+
+
+def test_a_configuration_gets_what_was_decided_before(log):
+    given = with_budget("40KiB")
+    begun = fitted(given, SCHEMA, log, choose_dim=True).config
+    assert as_fitted(given, begun) == begun
+    assert as_fitted(begun, begun) == begun
+    ratio = replace(CONFIG, prune=PruneConfig(ratio="90%", tail="shared"))
+    begun = fitted(ratio, SCHEMA, log, choose_dim=True).config
+    assert as_fitted(ratio, begun) == begun
+    other = replace(given, model=ModelConfig(embedding_dim=8))
+    assert as_fitted(other, begun).model.embedding_dim == 8
+
+
+def test_counts_are_exact_for_a_fair_sample():
+    random = np.random.default_rng(3)
+    keys = random.zipf(1.3, 50_000).astype(np.int64)
+    exact, sampled = IdCounts(), IdCounts(most_ids=700)
+    for some in np.array_split(keys, 7):
+        for found in (exact, sampled):
+            found.add(0, some)
+            found.add(1, -some[::-1].copy())
+    each = np.unique(keys, return_counts=True)[1]
+    expected = np.sort(np.concatenate([each, each]))[::-1]
+    np.testing.assert_array_equal(exact.counts(), expected)
+    assert exact.share == 1
+    counts = sampled.counts()
+    assert 300 < len(counts) <= 700
+    assert len(counts) / sampled.share == pytest.approx(len(expected), rel=0.2)
+    assert np.isin(counts, expected).all()
