@@ -23,7 +23,7 @@ from rowhaul.data.samples import Samples
 from rowhaul.data.schema import DenseColumn, IdColumn, LabelColumn, Schema
 from rowhaul.device.batches import Bags
 from rowhaul.device.tables import DeviceTables
-from rowhaul.nn import KeyedTensor
+from rowhaul.nn import Batch, KeyedTensor
 from rowhaul.nn.models import build_model
 from rowhaul.optim import RowwiseAdagrad
 from rowhaul.store import TableSpec
@@ -135,18 +135,24 @@ def _step_times(
     return taken, statistics.median(times)
 
 
-class IndexedTable(nn.Module):
-    """The peer's rows: one table for all features, which is quicker than one each."""
+class IndexedTables(nn.Module):
+    """The peer's rows: a table for each feature, as most would write it, or one for all, which is quicker."""
 
-    def __init__(self, names: list[str], num_rows: int, dim: int) -> None:
+    def __init__(self, names: list[str], num_rows: int, dim: int, num_tables: int) -> None:
         super().__init__()
         self.names, self.dim = names, dim
-        self.rows = nn.Embedding(num_rows, dim, sparse=True, device=CARD)
+        per_table = num_rows // num_tables
+        self.rows = nn.ModuleList(
+            nn.Embedding(per_table, dim, sparse=True, device=CARD) for _ in range(num_tables)
+        )
 
     def forward(self, ids: Tensor) -> KeyedTensor:
         """Vectors of samples x features."""
-        vectors = self.rows(ids)
-        return KeyedTensor(self.names, [self.dim] * len(self.names), vectors.reshape(len(ids), -1))
+        if len(self.rows) == 1:
+            vectors = self.rows[0](ids).reshape(len(ids), -1)
+        else:
+            vectors = torch.cat([rows(ids[:, number]) for number, rows in enumerate(self.rows)], dim=1)
+        return KeyedTensor(self.names, [self.dim] * len(self.names), vectors)
 
 
 def dlrm(dim: int, num_samples: int, num_keys: int, tf32: bool) -> None:
@@ -182,33 +188,14 @@ def dlrm(dim: int, num_samples: int, num_keys: int, tf32: bool) -> None:
         )
         for ids, dense, labels, index in batches
     ]  # fmt: skip
-    peer = build_model(
-        "dlrm", tables=schema.tables, num_dense=DENSE, embedding_dim=dim,
-        make_collection=lambda tables: _Placeholder(tables, IndexedTable(names, num_keys, dim)),
-        seed=0, options=dict(LAYERS),
-    ).to(CARD)  # fmt: skip
-    sparse = [one for name, one in peer.named_parameters() if name.endswith("rows.weight")]
-    others = [one for name, one in peer.named_parameters() if not name.endswith("rows.weight")]
-    optimizers = [torch.optim.Adagrad(sparse, 0.05), torch.optim.Adam(others, 0.001)]
-    first = torch.arange(FEATURES, device=CARD) * per_table
-    indexed = [torch.from_numpy(ids.T.copy()).to(CARD) + first for ids, *_ in batches]
-
-    def of_rowhaul(number: int) -> None:
-        trainer.train_step(prepared[number % 8])
-
-    def of_pytorch(number: int) -> None:
-        batch = prepared[number % 8]
-        peer.collection.ids = indexed[number % 8]
-        loss = batch.loss(per_sample_loss(peer(batch), batch))
-        loss.backward()
-        for one in optimizers:
-            one.step()
-            one.zero_grad()
-        loss.item()
-
-    taken: dict[str, list[float]] = {"Rowhaul": [], "PyTorch": []}
+    runs = {
+        "Rowhaul": lambda number: trainer.train_step(prepared[number % 8]),
+        "one table": _peer(schema, names, num_keys, dim, 1, prepared, batches),
+        "a table each": _peer(schema, names, num_keys, dim, FEATURES, prepared, batches),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(6):
-        for name, run in (("Rowhaul", of_rowhaul), ("PyTorch", of_pytorch)):
+        for name, run in runs.items():
             torch.cuda.synchronize()
             began = time.perf_counter()
             for number in range(24):
@@ -216,16 +203,53 @@ def dlrm(dim: int, num_samples: int, num_keys: int, tf32: bool) -> None:
             torch.cuda.synchronize()
             if turn:
                 taken[name].append((time.perf_counter() - began) / 24)
-    speeds = {name: num_samples / statistics.median(times) for name, times in taken.items()}
-    ours, theirs = speeds["Rowhaul"] / 1e6, speeds["PyTorch"] / 1e6
+    speeds = {name: num_samples / statistics.median(times) / 1e6 for name, times in taken.items()}
+    ours = speeds.pop("Rowhaul")
+    peers = ", ".join(
+        f"PyTorch ({name}) {speed:.2f} M: {ours / speed:.2f}x" for name, speed in speeds.items()
+    )
     what = f"DLRM, dim {dim}, batch {num_samples:,}{', TF32' if tf32 else ''}"
-    print(f"{what}: Rowhaul {ours:.2f} M samples/s, PyTorch {theirs:.2f} M: {ours / theirs:.2f}x")
+    print(f"{what}: Rowhaul {ours:.2f} M samples/s, {peers}")
+
+
+def _peer(
+    schema: Schema,
+    names: list[str],
+    num_keys: int,
+    dim: int,
+    num_tables: int,
+    prepared: list[Batch],
+    batches: list[tuple[np.ndarray, ...]],
+) -> Callable[[int], None]:
+    """Return a step of plain PyTorch."""
+    model = build_model(
+        "dlrm", tables=schema.tables, num_dense=DENSE, embedding_dim=dim,
+        make_collection=lambda tables: _Placeholder(tables, IndexedTables(names, num_keys, dim, num_tables)),
+        seed=0, options=dict(LAYERS),
+    ).to(CARD)  # fmt: skip
+    sparse = [one for name, one in model.named_parameters() if ".rows." in name]
+    others = [one for name, one in model.named_parameters() if ".rows." not in name]
+    optimizers = [torch.optim.Adagrad(sparse, 0.05), torch.optim.Adam(others, 0.001)]
+    first = torch.arange(FEATURES, device=CARD) * (num_keys // FEATURES) * (num_tables == 1)
+    indexed = [torch.from_numpy(ids.T.copy()).to(CARD) + first for ids, *_ in batches]
+
+    def step(number: int) -> None:
+        batch = prepared[number % 8]
+        model.collection.ids = indexed[number % 8]
+        loss = batch.loss(per_sample_loss(model(batch), batch))
+        loss.backward()
+        for one in optimizers:
+            one.step()
+            one.zero_grad()
+        loss.item()
+
+    return step
 
 
 class _Placeholder(nn.Module):
     """Stands where a model has its collection: reads the ids that were indexed."""
 
-    def __init__(self, tables: list, rows: IndexedTable) -> None:
+    def __init__(self, tables: list, rows: IndexedTables) -> None:
         super().__init__()
         self.tables, self.inner, self.ids = tables, rows, torch.empty(0)
 
