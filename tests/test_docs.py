@@ -21,6 +21,7 @@ CHAINS = [
     ["docs/tutorial.md"],
     ["docs/optimizers.md"],
     ["docs/pruning.md"],
+    ["docs/memory-budget.md"],
     ["docs/row-precision.md"],
     ["docs/your-parquet.md", "docs/checkpoints.md"],
     ["docs/models.md"],

@@ -46,7 +46,7 @@ def verify(
     if work is not None and not work.is_dir():
         raise ConfigError(f"--work {work}: no such folder; make it first, or leave out --work")
     read = options.read_config()
-    if read.row_dtype == "float32":  # others are trained in float32 only
+    if read.row_dtype in ("auto", "float32"):  # others are trained in float32 only
         read = options.read_config(precision=_PRECISION)
     cluster = replace(read.cluster, workers=read.cluster.workers or _WORKERS)
     config = replace(read, max_steps=min(steps, read.max_steps or steps), threads=1, cluster=cluster)
