@@ -84,7 +84,7 @@ TABLE = {
             "pruning",
             "budget",
         },
-        {"numpy", "torch"},
+        {"numpy", "torch", "matplotlib"},
     ),
     "verify": (
         {"checkpoint", "cluster", "data", "nn", "runtime", "schedule", "store", "train", "tuning"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -31,9 +32,22 @@ def size(
     memory: str | None = typer.Option(
         None, help="Memory of a machine, such as 16GiB; default: that of this one."
     ),
+    budgets: str | None = typer.Option(
+        None, help="Train short probes within these budgets, such as 4MiB,16MiB, and compare them."
+    ),
+    probe_steps: int = typer.Option(300, help="Steps of each probe."),
+    eval_data: list[str] = typer.Option(
+        [], help="What probes are scored on; default: test/ beside the data."
+    ),
+    plot: Path | None = typer.Option(None, help="Draw the probes' AUC against memory here, as .png."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Estimate the memory of each table and each worker; exits with 1 if it does not fit."""
+    if budgets is not None:
+        from rowhaul.cli.size.budgets import try_budgets
+
+        try_budgets(options, budgets, probe_steps, eval_data, plot, as_json=as_json)
+        return
     from rowhaul.cli.size.report import print_json, print_report
     from rowhaul.sizing.fit import suggestions
 

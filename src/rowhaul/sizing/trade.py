@@ -1,0 +1,97 @@
+"""What memory buys: short trainings with whole rows and within several budgets, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rowhaul.data.schema import Schema
+from rowhaul.errors import ConfigError
+from rowhaul.train import TrainConfig, train_run
+from rowhaul.train.fitting import fitted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A short training: its budget (0: whole rows), row size, bytes of rows, and how good it is."""
+
+    budget: int
+    dim: int
+    row_bytes: int
+    auc: float
+    log_loss: float
+
+
+def probes(
+    config: TrainConfig,
+    schema: Schema,
+    data: Any,
+    eval_data: Any,
+    budgets: Sequence[int],
+    steps: int,
+    *,
+    choose_dim: bool = True,
+    started: Callable[[str], None] = lambda text: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> list[Probe]:
+    """Train ``steps`` steps with whole rows, then within each budget, from the largest on.
+
+    Args:
+        config: of the run, without pruning.
+        schema: of the data.
+        data: files to train on.
+        eval_data: files that are scored.
+        budgets: in bytes.
+        steps: of each training.
+        choose_dim: whether budgets may have smaller rows.
+        started: called as each begins.
+        should_stop: ends everything.
+    """
+    if config.prune.is_used:
+        raise ConfigError("--budgets tries budgets itself; leave out --prune, --memory-budget and prune")
+    config = replace(config, max_steps=steps, eval_every=0, checkpoint_every=0, checkpoints="")
+    found: list[Probe] = []
+    for budget in (0, *sorted(budgets, reverse=True)):
+        started(f"{budget / _MIB:,.4g} MiB" if budget else "whole rows")
+        tried = config
+        if budget:
+            given = replace(config, prune=replace(config.prune, budget=f"{budget}b"))
+            tried = fitted(given, schema, data, choose_dim=choose_dim).config
+        result = train_run(tried, schema, data, eval_data=eval_data, should_stop=should_stop)
+        if result.metrics is None:
+            return found  # it was stopped
+        metrics, dim = result.metrics, tried.model.embedding_dim
+        found.append(Probe(budget, dim, result.row_bytes, metrics.auc, metrics.log_loss))
+    return found
+
+
+def draw(found: Sequence[Probe], path: Path) -> None:
+    """Draw AUC against the memory of rows."""
+    from matplotlib.figure import Figure
+
+    whole, within = found[0], found[1:]
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    axes.semilogx([one.row_bytes / _MIB for one in within], [one.auc for one in within], "o-", color="C0")
+    for one in within:
+        _label(axes, one, f"{one.budget / _MIB:,.4g} MiB, rows of {one.dim}", below=True)
+    axes.semilogx([whole.row_bytes / _MIB], [whole.auc], "s", color="black")
+    _label(axes, whole, f"all rows, {whole.dim} values each", below=False)
+    axes.set(xlabel="memory of rows, optimizer state and all that finds them (MiB)", ylabel="AUC")
+    axes.margins(x=0.2, y=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+def _label(axes: Axes, one: Probe, text: str, *, below: bool) -> None:
+    offset = (0, -14) if below else (0, 8)
+    axes.annotate(
+        text, (one.row_bytes / _MIB, one.auc), offset, textcoords="offset points", ha="center", fontsize=8
+    )
