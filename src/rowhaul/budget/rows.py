@@ -6,7 +6,7 @@ What concerns all tables, counting and handing rows over, happens between these,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -14,20 +14,24 @@ import numpy as np
 from rowhaul.budget.maps import SlotMaps, record_bytes
 from rowhaul.budget.report import BudgetReport, note_of, report_on
 from rowhaul.budget.settings import BudgetSettings
+from rowhaul.budget.slots import HandOver
 from rowhaul.budget.tables import FoundIds, SlotTables
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.nn.early import EarlyLookups
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
-from rowhaul.nn.local_rows import Pending, names_of, summed, table_of_row
+from rowhaul.nn.local_rows import Pending, RoundParts, names_of, summed, table_of_row
 from rowhaul.nn.pooled import PooledRead, is_worth_threads, pooled_read
 from rowhaul.nn.row_source import Arrays, Floats, Int64s, RowGradients, RowNote
 from rowhaul.nn.threads import run_all
 from rowhaul.optim import RowOptimizerRule
-from rowhaul.store import Lookup
+from rowhaul.store import Lookup, TableGroup
 
 Located = tuple[FoundIds, slice | Int64s, Int64s]
 """The ids of a group with their rows, which ids of the batch they are, and the offsets of their bags."""
+
+RoundGroupParts = Callable[[list[Pending], int], list[Pending]]
+"""Rounds the gradients of a group's parts in a step."""
 
 _MAPS = "budget"  # what names of a map's arrays begin with
 
@@ -58,10 +62,12 @@ class SlotGroup:
             )
         self.pending.append((lookup, gradients))
 
-    def step(self, lr: float, number: int) -> None:
-        """Step the rows that have gradients."""
+    def step(self, lr: float, number: int, round_parts: RoundGroupParts | None) -> None:
+        """Step the rows that have gradients, which may be rounded before parts are summed."""
         if self.pending:
             pending, self.pending = self.pending, []
+            if round_parts is not None:
+                pending = round_parts(pending, number)
             rows, gradients = pending[0]
             if len(pending) > 1:
                 rows, gradients = summed(pending, len(self.tables.tables))
@@ -104,9 +110,16 @@ class BudgetedRows:
                 if group.dim == tables.dim:
                     self.groups.append(SlotGroup(group, tables, first_table))
                     first_table += len(group.specs)
+        self.round_parts: RoundParts | None = None  # how gradients of several passes reach their sum
+        self.on_hand_over: Callable[[SlotTables, HandOver], None] = lambda tables, over: None
         self._early = EarlyLookups[list[Located]]()
         self._is_announced = False  # whether the batch at hand is counted already
         self._changed_at = self._noted_at = 0  # the step of the latest stop, and of the latest noted
+
+    @property
+    def group_tables(self) -> list[TableGroup]:
+        """The tables that each group of features reads."""
+        return [group.tables for group in self.groups]
 
     def locate_early(self, features: KeyedJaggedTensor) -> None:
         """Find the rows of a batch that is read some time later, in any thread."""
@@ -146,11 +159,18 @@ class BudgetedRows:
     def step(self, lr: float, number: int) -> None:
         """Step every row that has gradients; then, at a stop, hand rows over."""
         num_values = sum(gradients.size for group in self.groups for _, gradients in group.pending)
-        run_all([partial(group.step, lr, number) for group in self.groups], is_worth_threads(num_values))
+        rounding = [
+            None if self.round_parts is None else partial(self.round_parts, place)
+            for place in range(len(self.groups))
+        ]
+        steps = [
+            partial(group.step, lr, number, how) for group, how in zip(self.groups, rounding, strict=True)
+        ]
+        run_all(steps, is_worth_threads(num_values))
         self._is_announced = False
         if self.settings.is_stop(number):
             for tables in self.tables:
-                tables.change(number)
+                self.on_hand_over(tables, tables.change(number))
             self._changed_at = number
 
     def gradients(self) -> list[RowGradients]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.budget.slots import FoundRows, Int64s, SlotMap
+from rowhaul.budget.slots import FoundRows, HandOver, Int64s, SlotMap
 from rowhaul.errors import CheckpointError
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.store import Lookup, TableGroup, TableSpec
@@ -95,8 +95,8 @@ class SlotTables(TableGroup):
         )
         self.map.count(together, np.concatenate(accesses))
 
-    def change(self, now: int) -> None:
-        """After ``now`` steps, which is a stop: hand rows over."""
+    def change(self, now: int) -> HandOver:
+        """After ``now`` steps, which is a stop: hand rows over; returns which."""
         before, first = self.map.shared_sizes, self._first_shared
         over = self.map.change(now)
         self.version += 1
@@ -109,6 +109,7 @@ class SlotTables(TableGroup):
             self._lay_out()
             self.arena.write(self.locate(tables, rows), records)
         self.arena.write(self.locate(over.tables, over.rows), self._fresh(values))
+        return over
 
     def _fresh(self, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Set the optimizer's state of records to what it begins with."""

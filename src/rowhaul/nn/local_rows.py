@@ -48,6 +48,11 @@ class TableRows(NamedRows):
         self.round_parts: RoundParts | None = None  # how gradients of several passes reach their sum
 
     @property
+    def group_tables(self) -> list[TableGroup]:
+        """The tables that each group of features reads."""
+        return self.tables
+
+    @property
     def allocated_bytes(self) -> int:
         """Bytes held by rows, optimizer state and index."""
         return sum(tables.allocated_bytes for tables in self.tables)
