@@ -104,8 +104,8 @@ class PruneConfig(PruneRules):
         PruneSettings(ratio=ratio, budget=budget)  # or raises: both, or no share
         if not ratio and not budget:
             raise ConfigError(
-                "prune.tail is shared, but nothing says how much memory there is: give a budget, such as 2GiB, "
-                "or else a ratio, the share of the memory to save, such as 90%"
+                "prune.tail is shared, but nothing says how much memory there is: give a budget (2GiB), "
+                "or else a ratio, the share of the memory to save (90%)"
             )
         self._budget(budget or 1)  # or raises
 
