@@ -240,9 +240,10 @@ def test_states_of_other_budgets_and_rows_are_refused():
         pooled.sum().backward()
 
 
-@pytest.mark.parametrize("num_bytes", [1 << 20, 5_000_000])
-def test_a_budget_is_kept_and_used(num_bytes):
-    collection = make(BudgetSettings(num_bytes), optim.Adagrad(lr=0.1))
+@pytest.mark.parametrize("row_dtype", ["float32", "int8"])
+@pytest.mark.parametrize("num_bytes", [1 << 20, 5_000_000, 4 << 20])
+def test_a_budget_is_kept_and_used(num_bytes, row_dtype):
+    collection = make(BudgetSettings(num_bytes, row_dtype=row_dtype), optim.Adagrad(lr=0.1))
     assert 0.9 * num_bytes <= collection.allocated_bytes <= num_bytes
     report = collection.source.report()
     assert report.allocated_bytes == collection.allocated_bytes

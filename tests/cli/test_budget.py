@@ -116,7 +116,7 @@ def test_rules_for_chunks_mean_zeros_as_they_did():
     ("settings", "message"),
     [
         (["prune.tail=shared", "prune.chunks=2"], "prune.chunks is a rule for chunks"),
-        (["prune.tail=shared"], "give a budget, such as 2GiB"),
+        (["prune.tail=shared"], "give a budget (2GiB)"),
         (["prune.tail=sometimes"], "prune.tail must be one of auto, zeros, shared"),
         (["prune.shared=0.1"], "prune.shared is 0.1"),
         (["prune.budget=1KiB", "prune.shared=0.9"], "prune.shared must be a share above 0"),

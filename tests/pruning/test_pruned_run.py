@@ -148,5 +148,7 @@ def test_settings_that_do_not_fit_are_refused(given, message):
 def test_ratios_and_budgets_are_read_as_people_write_them():
     settings = TrainConfig.from_dict({"prune": {"ratio": "87.5%", "period": 50}}).prune.settings()
     assert (settings.ratio, settings.period) == (0.875, 50)
-    assert TrainConfig.from_dict({"prune": {"budget": "2GiB"}}).prune.settings().budget == 2 << 30
+    assert TrainConfig.from_dict({"prune": {"budget": "2GiB"}}).prune.settings().bytes == 2 << 30
+    zeros = TrainConfig.from_dict({"prune": {"budget": "2GiB", "tail": "zeros"}})
+    assert zeros.prune.settings().budget == 2 << 30
     assert TrainConfig().prune.settings() is None

@@ -17,6 +17,7 @@ from rowhaul.errors import ConfigError
 BUCKET = 8  # places that an id may take in each of its two buckets
 _PLACE_BYTES = 4  # a print and a count of 16 bits; and the table that owns the row
 _WANTED_BYTES = 9  # a hash of 64 bits and an estimate; and the table
+_TABLE_BYTES = 24  # of a table: its shared rows, how often these are read, and little else
 _BYTE_TABLES = 256  # that one byte can tell apart
 SKETCH_SHARE = 0.03
 WANTED_SHARE = 0.02
@@ -65,6 +66,7 @@ def room_for(settings: BudgetSettings, num_bytes: int, record_bytes: int, num_ta
     num_wanted = max(1, int(num_bytes * WANTED_SHARE) // (wanted_bytes * BUCKET)) * BUCKET
     num_shared = max(num_tables, int(num_bytes * settings.shared) // record_bytes)
     beside = SKETCH_ROWS * width + num_wanted * wanted_bytes + num_shared * record_bytes
+    beside += num_tables * _TABLE_BYTES
     num_slots = max(0, num_bytes - beside) // ((record_bytes + _PLACE_BYTES + owner) * BUCKET) * BUCKET
     if num_slots < BUCKET:
         least = least_bytes(settings, record_bytes, num_tables)
@@ -85,5 +87,5 @@ def owner_bytes(num_tables: int) -> int:
 def least_bytes(settings: BudgetSettings, record_bytes: int, num_tables: int) -> int:
     """Return bytes that are surely enough for tables of one row size."""
     beside = _PLACE_BYTES + _WANTED_BYTES + 2 * owner_bytes(num_tables)
-    fixed = num_tables * record_bytes + BUCKET * (record_bytes + beside + SKETCH_ROWS)
+    fixed = num_tables * (record_bytes + _TABLE_BYTES) + BUCKET * (record_bytes + beside + SKETCH_ROWS)
     return math.ceil(fixed / (1 - settings.shared - SKETCH_SHARE - WANTED_SHARE))

@@ -101,10 +101,11 @@ class PruneConfig(PruneRules):
                 "it out, or set prune.tail to zeros"
             )
         ratio, budget = parse_share(self.ratio), parse_bytes(str(self.budget), "prune.budget")
-        if not 0 <= ratio < 1 or bool(ratio) == bool(budget):
+        PruneSettings(ratio=ratio, budget=budget)  # or raises: both, or no share
+        if not ratio and not budget:
             raise ConfigError(
-                f"prune.tail is shared, with a budget of {budget:,} bytes and a ratio of {ratio:g}: give a "
-                "budget, such as 2GiB, or else the share of the memory to save, such as 90%"
+                "prune.tail is shared, but nothing says how much memory there is: give a budget (2GiB), "
+                "or else a ratio, the share of the memory to save (90%)"
             )
         self._budget(budget or 1)  # or raises
 
