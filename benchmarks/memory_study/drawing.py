@@ -1,4 +1,4 @@
-"""The frontier: AUC against the share of all bytes, a panel a log, a line a family."""
+"""The frontier: AUC against the share of all bytes, a panel a log, few lines."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from memory_study.contenders import FAMILIES, OURS, TITLES
+from memory_study.contenders import OURS, TITLES
 from memory_study.judging import Study
 from pruning_methods.logs import SOURCES
 
-COLORS = {
-    "uniform": "#555555",
-    "hashing": "#d95f02",
-    "adaembed": "#66a61e",
-    "fiited": "#1b9e77",
-    "fiited-2d": "#7570b3",
-    "mixed": "#a6761d",
-    OURS: "#e7298a",
+# Families of one idea share a line: more of them could not be told apart.
+LINES = {
+    "smaller rows": (("uniform",), "#555555"),
+    "hashing": (("hashing",), "#d95f02"),
+    "mixed dimensions": (("mixed",), "#a6761d"),
+    "AdaEmbed, FIITED": (("adaembed", "fiited", "fiited-2d"), "#1b9e77"),
+    TITLES[OURS]: ((OURS,), "#7570b3"),
 }
 FINE = [0.02 * 1.05**step for step in range(81)]  # shares from 2 % to 99 %, and all
 LOWEST = -4.0  # points; what loses more is of no use, and would flatten the rest
@@ -50,28 +49,32 @@ def draw(studies: Sequence[Study], path: Path) -> Path:
 
 def _draw_log(place: Axes, study: Study) -> None:
     ends: list[tuple[float, float, str]] = []
-    for family in FAMILIES:
-        line = [(100 * share, 100 * change) for share, change in study.frontier(family, [*FINE, 1.0])]
+    changes_shown = [0.0]
+    for name, (families, color) in LINES.items():
+        cases = [case for family in families for case in study.cases(family)]
+        line = [(100 * share, 100 * change) for share, change in study.frontier(cases, [*FINE, 1.0])]
         shown = [point for point in line if point[1] >= LOWEST]
         if not shown:
             continue
         shares, changes = zip(*shown, strict=True)
-        is_ours = family == OURS
+        is_ours = OURS in families
         place.plot(
             shares,
             changes,
-            color=COLORS[family],
+            color=color,
             marker="o",
             markersize=5 if is_ours else 3,
-            linewidth=2.6 if is_ours else 1.3,
+            linewidth=2.6 if is_ours else 1.4,
             zorder=3 if is_ours else 2,
         )
-        ends.append((shares[0], changes[0], family))
+        ends.append((shares[0], changes[0], name))
+        changes_shown += changes
     place.axhline(0, color="black", linewidth=0.8)
     place.set_xscale("log")
-    place.set_xlim(1.2, 110)
-    low = min([-0.5, *(change for _, change, _ in ends)])
-    place.set_ylim(max(LOWEST, low) - 0.3, None)
+    place.set_xlim(0.5, 110)
+    low, high = min(changes_shown), max(changes_shown)
+    room = 0.1 * max(high - low, 0.2)
+    place.set_ylim(low - room, high + 2 * room)
     place.set_xticks([2, 5, 10, 25, 50, 100], ["2 %", "5 %", "10 %", "25 %", "50 %", "100 %"])
     place.minorticks_off()
     place.set_title(SOURCES[study.data].title)
@@ -82,19 +85,20 @@ def _draw_log(place: Axes, study: Study) -> None:
 
 
 def _label(place: Axes, ends: Sequence[tuple[float, float, str]]) -> None:
-    """Write each family's name at the left end of its line, names that would overlap apart."""
+    """Write each line's name at its left end, names that would overlap above each other."""
     low, high = place.get_ylim()
-    least = 0.055 * (high - low)
+    least = 0.06 * (high - low)
     height = -float("inf")
-    for share, change, family in sorted(ends, key=lambda end: end[1]):
+    for share, change, name in sorted(ends, key=lambda end: end[1]):
         height = max(change, height + least)
+        families, color = LINES[name]
         place.annotate(
-            TITLES[family],
+            name,
             (share, change),
             xytext=(share / 1.12, height),
             ha="right",
             va="center",
-            fontsize=8,
-            color=COLORS[family],
-            fontweight="bold" if family == OURS else "normal",
+            fontsize=9,
+            color=color,
+            fontweight="bold" if OURS in families else "normal",
         )

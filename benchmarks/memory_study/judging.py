@@ -89,9 +89,9 @@ class Study:
         """The best of all families but Rowhaul's own."""
         return self.best((case for case in self.by_case if family_of(case) != OURS), share)
 
-    def frontier(self, family: str, shares: Sequence[float]) -> list[tuple[float, float]]:
-        """Share of the bytes and change of AUC of the best case of a family at each budget, each once."""
-        found = [self.best(self.cases(family), share) for share in shares]
+    def frontier(self, cases: Sequence[Case], shares: Sequence[float]) -> list[tuple[float, float]]:
+        """Share of the bytes and change of AUC of the best case at each budget, each once."""
+        found = [self.best(cases, share) for share in shares]
         points = {(self.share(case), self.change(case).mean) for case in found if case is not None}
         return sorted(points)
 

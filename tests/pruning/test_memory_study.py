@@ -18,6 +18,7 @@ from memory_study.writing import opening, picking_table, verdict_table
 from pruning_methods.affording import affordable, index_bytes, mixed_dims
 from pruning_methods.methods import ADAEMBED, BUDGET, FIITED, HASHING, MIXED, UNIFORM, UNPRUNED, Case
 from pruning_methods.runs import Result, Run
+from pruning_methods.sampler import BudgetExceededError, Sampler
 from rowhaul.errors import ConfigError
 from rowhaul.optim import RowwiseAdagrad
 from rowhaul.store.index import KeyIndex
@@ -127,7 +128,6 @@ def test_runs_keep_to_their_share_of_the_unpruned_bytes(tmp_path, monkeypatch):
         Case(HASHING, dim=8, share=0.25),
         Case(MIXED, share=0.5),
         Case(ADAEMBED, chunks=1, utility="access", share=0.25),
-        *budget([0.5]),
     ]
     for run in [whole, *(replace(whole, case=case) for case in cases)]:
         runs.train_and_keep(run)
@@ -137,9 +137,23 @@ def test_runs_keep_to_their_share_of_the_unpruned_bytes(tmp_path, monkeypatch):
         assert not one.refused, (case, one.refused)
         share = one.used_bytes / unpruned.used_bytes
         assert 0.1 < share <= (case.share or 0.4), case
+    # Through the configuration; what ever holds more than its budget has no result, however little more.
+    ours = runs.train_and_keep(replace(whole, case=budget([0.5])[0]))[1]
+    if ours.refused:
+        assert "bytes are held" in ours.refused
+    else:
+        assert 0.1 < max(ours.used_bytes, ours.peak_bytes) / unpruned.used_bytes <= 0.5
     refused = runs.train_and_keep(replace(whole, case=Case(MIXED, share=0.05)))[1]
     assert "the budget is" in refused.refused
     assert math.isnan(refused.auc)
+
+
+def test_a_byte_above_the_budget_is_noticed():
+    sampler = Sampler(None, budget=100)
+    sampler.look(100, batch=None)
+    with pytest.raises(BudgetExceededError, match="101 bytes are held, 100 are allowed"):
+        sampler.look(101, batch=None)
+    assert sampler.peak_bytes == 101
 
 
 def test_after_the_deadline_no_run_begins(tmp_path, monkeypatch):
