@@ -85,6 +85,7 @@ def draw(found: Sequence[Probe], path: Path) -> None:
     axes.semilogx([whole.row_bytes / _MIB], [whole.auc], "s", color="black")
     _label(axes, whole, f"all rows, {whole.dim} values each", below=False)
     axes.set(xlabel="memory of rows, optimizer state and all that finds them (MiB)", ylabel="AUC")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.margins(x=0.2, y=0.2)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
