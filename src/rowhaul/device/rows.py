@@ -18,7 +18,6 @@ from rowhaul.errors import ConfigError, UnknownKeyError
 from rowhaul.nn.early import EarlyLookups
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
-from rowhaul.nn.key_counts import KeyCounts
 from rowhaul.nn.local_rows import LocalRows
 from rowhaul.nn.named_rows import NamedRows
 from rowhaul.nn.row_source import RowGradients, RowNote, RowSource
@@ -79,7 +78,6 @@ class DeviceRows(NamedRows):
         self.device, self.num_clears = device, 0
         self._early = EarlyLookups[list[Ids]]()
         self.recorded: KeyedJaggedTensor | None = None  # a batch whose step is being recorded
-        self.key_counts: KeyCounts | None = None
         self.tables: list[DeviceTables] = []
         by_dim: dict[int, list[FeatureGroup]] = {}
         for group in groups:
@@ -210,10 +208,6 @@ class DeviceRows(NamedRows):
     def locate_early(self, features: KeyedJaggedTensor) -> None:
         """Send the ids to the card; rows are found there, in the order of its work."""
         self._early[features] = [one.of(features) for one in self.features]
-
-    def early_ids(self, features: KeyedJaggedTensor) -> list[Ids] | None:
-        """Return the ids of a batch that was announced by `locate_early`."""
-        return self._early.get(features)
 
     def announce(self, features: KeyedJaggedTensor) -> None:
         """Do nothing: rows are the same in whatever parts a batch is read."""

@@ -112,7 +112,9 @@ class DeviceTables:
             needed_bytes = (needed - self.arena.capacity) * self.arena.record_bytes
             if needed_bytes > max(little, _SPARE * self.arena.allocated_bytes):
                 return False
-            self.arena.reserve(needed)
+            # Somewhat more, so that the next batches find room: what is recorded ends with its memory.
+            more = min(needed // 4, little // self.arena.record_bytes)
+            self.arena.reserve(needed + more)
         return True
 
     def _little(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -49,7 +50,7 @@ class StepRecorder:
         """Take a step, and return its loss; None: take an ordinary one."""
         trainer, rows = self._trainer, self._trainer.collection.source
         assert isinstance(rows, GraphableRows)
-        shape = len(batch), batch.global_size, batch.labels is not None
+        shape = len(batch), batch.global_size
         if shape != self._shape:
             self._shape, self._num_alike, self._graph = shape, 0, None
         if trainer.lifecycle is not None or not rows.can_record(batch.ids):
@@ -71,8 +72,9 @@ class StepRecorder:
         self._graph.replay()
         rows.replayed(self._batch.ids)
         loss, check = self._result.tolist()
-        if not torch.isfinite(self._result).all():
-            raise DivergedError(f"the loss is {loss} or a gradient is not finite ({check}): {ADVICE}")
+        if not (math.isfinite(loss) and math.isfinite(check)):
+            what = f"the loss is {loss}" if not math.isfinite(loss) else f"a gradient is not finite ({check})"
+            raise DivergedError(f"{what} at step {trainer.step + 1:,}: {ADVICE}")
         for group in trainer.rows.param_groups:
             group["number"] += 1
         trainer.step += 1
