@@ -50,7 +50,7 @@ def figures_2_and_3(quick: bool, out: Path) -> Section:
     run = Run("criteo", samples, 0, Case(UNPRUNED))
     folder_of(run.data, run.samples, run.seed)
     log = read_log(run.data, run.samples, run.seed)
-    trainer = MethodTrainer(config_of(run), log, SOURCES["criteo"], run.case)
+    trainer = MethodTrainer(config_of(run, log), log, SOURCES["criteo"], run.case)
     columns = ColumnSums(trainer.collection, len(log.train))
     for batch in log.train:
         trainer.train_step(batch)

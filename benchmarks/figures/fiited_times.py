@@ -32,7 +32,8 @@ def figure_10(quick: bool, out: Path) -> Section:
     """Processor time of training and of scoring."""
     run = Run("criteo", QUICK_SAMPLES if quick else SOURCES["criteo"].samples, 0, CASES["unpruned"])
     folder_of(run.data, run.samples, run.seed)
-    log, config = read_log(run.data, run.samples, run.seed), config_of(run)
+    log = read_log(run.data, run.samples, run.seed)
+    config = config_of(run, log)
     models = {name: MethodTrainer(config, log, SOURCES["criteo"], case) for name, case in CASES.items()}
 
     threads = torch.get_num_threads()

@@ -78,6 +78,7 @@ class Log:
     test: list[Batch]
     num_rows: npt.NDArray[np.int64]  # distinct ids by table, of the training samples
     num_reads: npt.NDArray[np.int64]  # ids by table
+    counts: npt.NDArray[np.int64]  # of each id of all tables, most first
 
     @property
     def num_samples(self) -> int:
@@ -127,12 +128,12 @@ def _batches(stream: SampleStream) -> list[Batch]:
     return batches
 
 
-def _count(schema: Schema, batches: list[Batch]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """How many different ids the features of each table have, and how many ids in all."""
-    num_rows, num_reads = [], []
+def _count(schema: Schema, batches: list[Batch]) -> tuple[npt.NDArray[np.int64], ...]:
+    """How many different ids each table has, how many ids in all, and how often each is read."""
+    num_rows, num_reads, counts = [], [], []
     for features in schema.tables.values():
         ids = [batch.ids[feature].values().numpy() for batch in batches for feature in features]
-        joined = np.concatenate(ids)
-        num_rows.append(len(np.unique(joined)))
-        num_reads.append(len(joined))
-    return np.array(num_rows), np.array(num_reads)
+        counts.append(np.unique(np.concatenate(ids), return_counts=True)[1])
+        num_rows.append(len(counts[-1]))
+        num_reads.append(int(counts[-1].sum()))
+    return np.array(num_rows), np.array(num_reads), np.sort(np.concatenate(counts))[::-1]

@@ -21,7 +21,6 @@ from pruning_methods.methods import (
     BUDGET,
     DENSE_RATE,
     HASHING,
-    PERIOD,
     UNIFORM,
     UNPRUNED,
     Case,
@@ -38,6 +37,7 @@ from rowhaul.pruning.config import PruneConfig
 from rowhaul.pruning.pool.collection import PrunedRows
 from rowhaul.train import TrainConfig
 from rowhaul.train.config import ModelConfig, OptimizerConfig
+from rowhaul.train.fitting import Reads, fitted_to
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
 
 FOLDER = Path(__file__).parent.parent / "results" / "memory"
@@ -97,12 +97,12 @@ class Result:
         return cls(**{**numbers, "refused": reason})
 
 
-def config_of(run: Run, budget: int = 0) -> TrainConfig:
+def config_of(run: Run, log: Log, budget: int = 0) -> TrainConfig:
     """The same for every method, but for the size of rows and Rowhaul's own budget."""
     source, case = SOURCES[run.data], run.case
     narrow = case.dim if case.method in (UNIFORM, HASHING) else 0
-    prune = PruneConfig(budget=f"{budget}b", period=PERIOD) if case.method == BUDGET else PruneConfig()
-    return TrainConfig(
+    prune = PruneConfig(budget=f"{budget}b") if case.method == BUDGET else PruneConfig()
+    config = TrainConfig(
         model=ModelConfig("dlrm", narrow or source.dim, {"bottom": [64], "top": [64]}),
         prune=prune,
         rows=OptimizerConfig("rowwise_adagrad", source.row_rate),
@@ -111,12 +111,15 @@ def config_of(run: Run, budget: int = 0) -> TrainConfig:
         seed=run.seed,
         on_unknown="default",
     )
+    reads = Reads(log.counts, 1.0, log.num_samples)
+    # As `rowhaul train --memory-budget` does; nothing changes where there is none.
+    return fitted_to(config, log.schema, reads, choose_dim=True).config if case.method == BUDGET else config
 
 
 def train(run: Run, log: Log) -> Result:
     """Train and score one run."""
     budget = budget_of(run)
-    trainer = MethodTrainer(config_of(run, budget), log, SOURCES[run.data], run.case, budget)
+    trainer = MethodTrainer(config_of(run, log, budget), log, SOURCES[run.data], run.case, budget)
     source = getattr(trainer.collection, "source", None)
     most = budget if run.case.method == BUDGET else 0
     sampler = Sampler(source if isinstance(source, PrunedRows) else None, most)

@@ -43,7 +43,7 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class _Reads:
+class Reads:
     """How often ids are read; of a sample of them, most first."""
 
     counts: npt.NDArray[np.int64]
@@ -81,23 +81,30 @@ def fitted(
     """
     if not config.prune.is_shared:
         return Fitted(config)
-    prune, notes = config.prune, []
-    if parse_share(prune.ratio) or choose_dim:
-        reads = _count(config, schema, data, progress)
-        if ratio := parse_share(prune.ratio):
-            num_bytes = round((1 - ratio) * _unpruned_bytes(config, reads.num_ids))
-            config = replace(config, prune=replace(prune, ratio="0", budget=f"{num_bytes}b"))
-            notes.append(f"{ratio:.0%} less than {reads.num_ids:,} whole rows are {num_bytes:,} bytes")
-        if choose_dim:
-            config, note = _narrowed(config, schema, reads)
-            notes.append(note)
-        samples = reads.samples
-    else:
-        samples = _samples(schema, data)
+    if parse_share(config.prune.ratio) or choose_dim:
+        return fitted_to(config, schema, _count(config, schema, data, progress), choose_dim=choose_dim)
+    return Fitted(_paced(config, _samples(schema, data)))
+
+
+def fitted_to(config: TrainConfig, schema: Schema, reads: Reads, *, choose_dim: bool) -> Fitted:
+    """The same, given how often ids are read."""
+    notes = []
+    if ratio := parse_share(config.prune.ratio):
+        num_bytes = round((1 - ratio) * _unpruned_bytes(config, reads.num_ids))
+        config = replace(config, prune=replace(config.prune, ratio="0", budget=f"{num_bytes}b"))
+        notes.append(f"{ratio:.0%} less than {reads.num_ids:,} whole rows are {num_bytes:,} bytes")
+    if choose_dim:
+        config, note = _narrowed(config, schema, reads)
+        notes.append(note)
+    return Fitted(_paced(config, reads.samples), "; ".join(notes))
+
+
+def _paced(config: TrainConfig, samples: int) -> TrainConfig:
+    """Decide how often rows change hands, if that is open."""
     steps = config.epochs * (-(-samples // config.batch_size))
     steps = min(steps, config.max_steps or steps)
-    period = prune.period or max(1, min(PERIOD, steps // STOPS))
-    return Fitted(replace(config, prune=replace(config.prune, period=period)), "; ".join(notes))
+    period = config.prune.period or max(1, min(PERIOD, steps // STOPS))
+    return replace(config, prune=replace(config.prune, period=period))
 
 
 def as_fitted(config: TrainConfig, before: TrainConfig) -> TrainConfig:
@@ -119,7 +126,7 @@ def _samples(schema: Schema, data: Any) -> int:
     return SampleStream(data, ids_only, 1, require_label=False).num_samples
 
 
-def _count(config: TrainConfig, schema: Schema, data: Any, progress: Progress) -> _Reads:
+def _count(config: TrainConfig, schema: Schema, data: Any, progress: Progress) -> Reads:
     ids_only, samples = Schema(label=None, dense=(), ids=schema.ids), _samples(schema, data)
     trained = min(samples, config.max_steps * config.batch_size or samples)
     to_read = min(trained, MOST_SAMPLES)
@@ -129,10 +136,10 @@ def _count(config: TrainConfig, schema: Schema, data: Any, progress: Progress) -
         for column, keys in zip(ids_only.ids, some.ids_of_features(), strict=True):
             found.add(numbers[column.table], np.ascontiguousarray(keys))
         progress(stream.position, to_read)
-    return _Reads(found.counts(), found.share, samples)
+    return Reads(found.counts(), found.share, samples)
 
 
-def _narrowed(config: TrainConfig, schema: Schema, reads: _Reads) -> tuple[TrainConfig, str]:
+def _narrowed(config: TrainConfig, schema: Schema, reads: Reads) -> tuple[TrainConfig, str]:
     """Halve the embedding_dim while that is worth it; also what to say of it."""
     first, served = config.model.embedding_dim, _served(config, schema, reads)
     before = served
@@ -153,7 +160,7 @@ def _narrowed(config: TrainConfig, schema: Schema, reads: _Reads) -> tuple[Train
     )
 
 
-def _served(config: TrainConfig, schema: Schema, reads: _Reads) -> float:
+def _served(config: TrainConfig, schema: Schema, reads: Reads) -> float:
     settings = config.row_settings()
     assert isinstance(settings, BudgetSettings)
     size = record_bytes(config.model.embedding_dim, config.row_rule(), config.precision, settings.row_dtype)
