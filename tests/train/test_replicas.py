@@ -209,6 +209,10 @@ except Exception as error:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)  # processes import and compile on machines that may be busy
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "DEFAULT",
+    reason="PyTorch has one set of instructions for this processor",
+)
 def test_real_processes_with_different_instructions(session, tmp_path):
     """Refused when they start; where the start does not see it, the first comparison does."""
     session.schema.write(session.data / "schema.yaml")
