@@ -7,10 +7,10 @@ import torch
 from rowhaul.optim import SGD, Adagrad, Adam, RowwiseAdagrad
 from rowhaul.store import TableGroup, TableSpec
 
-triton = pytest.importorskip("triton", reason="Triton is not installed: `pip install rowhaul[gpu]`")
+pytest.importorskip("triton", reason="Triton is not installed: `pip install rowhaul[gpu]`")
 
-from rowhaul.device.launch import runs_interpreted  # noqa: E402  # only with Triton
-from rowhaul.device.tables import Bags, DeviceTables  # noqa: E402  # only with Triton
+from rowhaul.device.launch import runs_interpreted
+from rowhaul.device.tables import Bags, DeviceTables
 
 DEVICE = torch.device("cpu" if runs_interpreted() else "cuda")
 RULES = [SGD(0.1), Adagrad(0.1), RowwiseAdagrad(0.1, weight_decay=0.01), Adam(0.1)]

@@ -78,9 +78,10 @@ def test_one_process_and_a_cluster_take_over_from_each_other(session, tmp_path):
     config = replace(BUDGET, checkpoint_every=5)
     chosen = replace(session, config=config, cluster=TIGHT)
     chosen.on_threads(tmp_path / "a")
-    run = lambda folder, **more: train_run(  # noqa: E731  # a one-line helper
-        config, session.schema, session.data, out=folder, **more
-    )
+
+    def run(folder, **more):
+        train_run(config, session.schema, session.data, out=folder, **more)
+
     replace(chosen, save_at=[5], pauses=[5]).on_threads(tmp_path / "b")
     run(tmp_path / "b", resume=True)
     run(tmp_path / "c")

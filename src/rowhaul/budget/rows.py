@@ -21,6 +21,7 @@ from rowhaul.nn.early import EarlyLookups
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
 from rowhaul.nn.local_rows import Pending, RoundParts, names_of, summed, table_of_row
+from rowhaul.nn.named_rows import TablesByName
 from rowhaul.nn.pooled import PooledRead, is_worth_threads, pooled_read
 from rowhaul.nn.row_source import Arrays, Floats, Int64s, RowGradients, RowNote
 from rowhaul.nn.threads import run_all
@@ -74,7 +75,7 @@ class SlotGroup:
             self.tables.update(rows.locations, gradients, lr, number, names_of(rows))
 
 
-class BudgetedRows:
+class BudgetedRows(TablesByName):
     """Rows of a whole collection within a budget, in this process.
 
     There are no unknown ids: one without a row of its own reads a shared row, in training and after it.
@@ -99,7 +100,7 @@ class BudgetedRows:
         size_of = partial(record_bytes, optimizer=optimizer, dtype=dtype, row_dtype=settings.row_dtype)
         self.maps = SlotMaps(specs, seed, settings, size_of)
         how = optimizer, dtype, seed
-        self.tables = [
+        self.tables: list[SlotTables] = [
             SlotTables([specs[table] for table in some.tolist()], *how, one, settings.row_dtype)
             for some, one in self.maps
         ]
@@ -199,7 +200,8 @@ class BudgetedRows:
     def stored_rows(self, table: str) -> Iterator[tuple[Int64s, Floats]]:
         """Yield the same as they are stored: packed rows as bytes."""
         tables, position = self.find_table(table)
-        return tables.blocks(position)
+        blocks: Iterator[tuple[Int64s, Floats]] = tables.blocks(position)
+        return blocks
 
     def load_rows(self, table: str, keys: Int64s, records: Floats) -> None:
         """Refuse: rows within a budget come with the map that finds them."""
@@ -264,18 +266,6 @@ class BudgetedRows:
     def allocated_bytes(self) -> int:
         """Bytes of all records, used or not, and of the maps."""
         return sum(tables.allocated_bytes for tables in self.tables)
-
-    def find_table(self, name: str) -> tuple[SlotTables, int]:
-        """The tables that a table is among, and its position there."""
-        for tables in self.tables:
-            for position, spec in enumerate(tables.tables):
-                if spec.name == name:
-                    return tables, position
-        raise ConfigError(f"no table {name!r}; the tables are {', '.join(self.table_names())}")
-
-    def table_names(self) -> list[str]:
-        """Name all tables."""
-        return [spec.name for tables in self.tables for spec in tables.tables]
 
     def _check_records(self, table: str, keys: Int64s, records: Floats) -> None:
         tables, _ = self.find_table(table)

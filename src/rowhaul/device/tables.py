@@ -256,10 +256,6 @@ class DeviceTables:
 
     load_stored = load
 
-    def remove(self, keys: Tensor, tables: Tensor) -> None:
-        """Forget rows, all different."""
-        self.index.remove(keys, tables)
-
     def _or(self, tensor: Tensor | None) -> Tensor:
         """Something to point at where a kernel reads nothing."""
         return self._nothing if tensor is None else tensor

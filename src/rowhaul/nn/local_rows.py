@@ -15,7 +15,7 @@ from rowhaul.errors import ConfigError
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
 from rowhaul.nn.key_counts import KeyCounts
-from rowhaul.nn.named_rows import NamedRows
+from rowhaul.nn.named_rows import NamedRows, TablesByName
 from rowhaul.nn.pooled import PooledRead, is_worth_threads, pooled_read
 from rowhaul.nn.row_source import Floats, Int64s, RowGradients, RowNote, RowSource
 from rowhaul.nn.threads import run_all
@@ -33,7 +33,7 @@ RoundParts = Callable[[int, Sequence[Pending], int], list[Pending]]
 """Given a group's number, its passes and the step's number: see `rowhaul.verify.sent_gradients`."""
 
 
-class TableRows(NamedRows):
+class TableRows(TablesByName):
     """Rows in table groups, one for each group of features, with the gradients that await their step.
 
     The common part of sources whose rows are records in this process: `LocalRows` creates and steps them,
@@ -124,7 +124,7 @@ class TableRows(NamedRows):
         """Return nothing: all rows are held, whole."""
 
 
-class LocalRows(TableRows):
+class LocalRows(TableRows, NamedRows):
     """All rows of a collection, created on first sight and stepped here."""
 
     def __init__(

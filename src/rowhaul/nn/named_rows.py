@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,24 +13,10 @@ from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.nn.row_source import Arrays, Floats, Int64s
 
 
-class NamedRows:
-    """The part of a row source that all kinds of whole rows share.
-
-    ``tables`` are groups of tables of one row size: `rowhaul.store.TableGroup`, or the same on a card.
-    """
+class TablesByName:
+    """Finds tables by name; ``tables`` are groups of those of one row size."""
 
     tables: list[Any]
-
-    def clear(self) -> None:
-        """Drop every row and every gradient."""
-        raise NotImplementedError
-
-    def copied_into(self, other: Any) -> Any:
-        """Copy all rows into a source of the same tables, which is returned."""
-        for name in self.table_names():
-            for keys, stored in self.stored_rows(name):
-                other.load_stored(name, keys, stored)
-        return other
 
     def find_table(self, name: str) -> tuple[Any, int]:
         """The group that holds a table, and the table's position in it."""
@@ -39,6 +26,25 @@ class NamedRows:
                     return tables, position
         known = ", ".join(spec.name for tables in self.tables for spec in tables.tables)
         raise ConfigError(f"no table {name!r}; the tables are {known}")
+
+    def table_names(self) -> list[str]:
+        """Names of all tables, group by group."""
+        return [spec.name for tables in self.tables for spec in tables.tables]
+
+
+class NamedRows(TablesByName, ABC):
+    """What sources share that hold all rows whole, in `rowhaul.store.TableGroup` or the same on a card."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Drop every row and every gradient."""
+
+    def copied_into(self, other: Any) -> Any:
+        """Copy all rows into a source of the same tables, which is returned."""
+        for name in self.table_names():
+            for keys, stored in self.stored_rows(name):
+                other.load_stored(name, keys, stored)
+        return other
 
     def rows(self, table: str) -> Iterator[tuple[Int64s, Floats]]:
         """Yield all rows of a table as blocks of (keys, records); a record is values, then state."""
@@ -97,10 +103,6 @@ class NamedRows:
         self.clear()
         for name in self.table_names():
             self.load_stored(name, arrays[f"{name}.keys"], arrays[f"{name}.records"])
-
-    def table_names(self) -> list[str]:
-        """Names of all tables, group by group."""
-        return [spec.name for tables in self.tables for spec in tables.tables]
 
     def _check_records(
         self, table: str, keys: npt.NDArray[Any], records: npt.NDArray[Any], width: int
