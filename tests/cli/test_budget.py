@@ -1,6 +1,9 @@
 """`--memory-budget`: from the command line to a run that is resumed, looked into, evaluated and exported."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -149,3 +152,27 @@ def test_ranks_take_what_was_decided(rowhaul, log_folder, tmp_path):
     code, printed, errors = rowhaul("evaluate", out, "--data", log_folder / "test")
     assert code == 0, errors
     assert f"{measured['auc']:.4f}" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # it starts processes, and the machine may be busy
+@pytest.mark.parametrize(
+    "given", [("--memory-budget", "8KiB"), ("--prune", "95%", "--set", "prune.tail=shared")]
+)
+def test_ranks_that_torchrun_has_started_take_what_rank_0_decides(given, trained, log_folder, tmp_path):
+    out = tmp_path / "ranks"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    files = ("--data", f"{log_folder}/*.parquet", "--out", str(out), "--data-from", "rank0")
+    ended = subprocess.run(
+        [*torchrun, "-m", "rowhaul", "train", *files, "--stores", "1", *given, *SMALL],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "memory budget: " in ended.stdout
+    config, alone = TrainConfig.read(out / "config.yaml"), TrainConfig.read(trained[0] / "config.yaml")
+    assert config.prune.period == alone.prune.period
+    if given[0] == "--memory-budget":
+        assert config.prune == alone.prune
+        assert config.model == alone.model
+    else:
+        assert config.prune.ratio == "0"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # PyTorch takes a second to import, and most commands do with
     from rowhaul.train.metrics import MetricValues
 
 EXIT_INTERRUPTED = 130  # as shells report SIGINT
+COUNTING = "counting ids"
 
 Advance = Callable[..., None]
 """Called with what is done, the total and, where there is one, a ``note``."""
@@ -77,6 +78,11 @@ class TrainingProgress:
 
     def __exit__(self, *error: Any) -> None:
         self._bar.__exit__(*error)
+
+    def counting(self, done: int, total: int) -> None:
+        """Show that ids are counted before training begins."""
+        note = COUNTING if done < total else ""
+        self._bar.update(self._task, completed=done, total=total, note=note)
 
     def started(self, samples: int, total_samples: int) -> None:
         """Announce the first step, which may compile kernels."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from rowhaul.cli.monitoring import (
     with_monitoring,
 )
 from rowhaul.cli.progress import (
+    COUNTING,
     EXIT_INTERRUPTED,
     StopOnSignal,
     TrainingProgress,
@@ -80,20 +82,20 @@ def train(
         )
         raise ConfigError(f"{why}: name the Parquet files (--data 'logs/*.parquet')")
     schema = replace(options, data=data).find_schema(run=out if resume else None) if has_data else None
-    decided: list[str] = []
     if resumed:
         config = _as_begun(config, resumed)
     elif schema is not None and not is_launched():
-        config, decided = _fitted(options, config, schema, data)
+        config = _fitted_with_bar(options, config, schema, data)
     if schema is not None and config.cluster.workers and not is_launched():
         check_monitoring(config.monitoring, out)
         if not resume:  # a run that resumes drops what is for another number of workers
             config.cluster.check_workers(config.cluster.workers)
-        launch_ranks(config, schema, [*sys.argv[1:], *decided])
+        launch_ranks(config, schema, [*sys.argv[1:], *_as_options(config)])
         return
     held_out = eval_data or (remembered.eval_data if remembered else [])
     held_out = (held_out or held_out_beside(data)) if has_data else []
-    result = train_with_progress(config, schema, data, out, held_out, resume)
+    fit = partial(_fitted, options, schema, data) if not resumed else None
+    result = train_with_progress(config, schema, data, out, held_out, resume, fit)
     if is_launched() and not is_first_rank():
         return
     if not result.steps_taken:
@@ -124,28 +126,34 @@ def _as_begun(config: TrainConfig, resumed: dict[str, Any]) -> TrainConfig:
     return as_fitted(config, TrainConfig.from_dict(resumed))
 
 
-def _fitted(
-    options: RunOptions, config: TrainConfig, schema: Any, data: Any
-) -> tuple[TrainConfig, list[str]]:
-    """Decide what a memory budget leaves open; also returns this as options for other ranks."""
-    from rowhaul.pruning.config import parse_share
+def _fitted_with_bar(options: RunOptions, config: TrainConfig, schema: Any, data: Any) -> TrainConfig:
+    """Decide what a memory budget leaves open, before there is a bar for training."""
+    interrupted = "the ids were not all counted, and nothing was trained"
+    with progress_bar(COUNTING, interrupted, quiet=not config.prune.is_shared) as progress:
+        return _fitted(options, schema, data, config, progress)
+
+
+def _fitted(options: RunOptions, schema: Any, data: Any, config: TrainConfig, progress: Any) -> TrainConfig:
+    """Decide what a memory budget leaves open, and say it."""
     from rowhaul.train.fitting import fitted
 
-    if not config.prune.is_shared:
-        return config, []
     choose_dim = not options.gives("model.embedding_dim")
-    is_quick = not choose_dim and not parse_share(config.prune.ratio)
-    interrupted = "the ids were not all counted, and nothing was trained"
-    with progress_bar("counting ids", interrupted, quiet=is_quick) as progress:
-        found = fitted(config, schema, data, choose_dim=choose_dim, progress=progress)
+    found = fitted(config, schema, data, choose_dim=choose_dim, progress=progress)
     if found.note:
         say(f"memory budget: {found.note}")
-    prune = found.config.prune
-    settings = {
-        "model.embedding_dim": found.config.model.embedding_dim,
-        **{f"prune.{name}": getattr(prune, name) for name in ("ratio", "budget", "period", "narrowed_from")},
-    }
-    return found.config, [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    return found.config
+
+
+def _as_options(config: TrainConfig) -> list[str]:
+    """What was decided for a memory budget, as options for other ranks."""
+    from rowhaul.train.fitting import decisions
+
+    if not config.prune.is_shared:
+        return []
+    decided = decisions(config)
+    settings = {f"prune.{name}": value for name, value in decided["prune"].items()}
+    settings["model.embedding_dim"] = decided["embedding_dim"]
+    return [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
 
 
 def _data_of(run: Path) -> RunData | None:
@@ -167,9 +175,18 @@ def held_out_beside(data: list[str]) -> list[str]:
 
 
 def train_with_progress(
-    config: TrainConfig, schema: Any, data: Any, out: Path | None, eval_data: Any, resume: bool = False
+    config: TrainConfig,
+    schema: Any,
+    data: Any,
+    out: Path | None,
+    eval_data: Any,
+    resume: bool = False,
+    fit: Callable[..., TrainConfig] | None = None,
 ) -> RunResult:
-    """Train under a progress bar, as one process or as one rank; Ctrl-C stops after the current step."""
+    """Train under a progress bar, as one process or as one rank; Ctrl-C stops after the current step.
+
+    On a rank ``fit``, given the configuration and ``progress``, decides what a memory budget leaves open.
+    """
     from contextlib import nullcontext
 
     from rowhaul._environment import keep_freed_memory, switch_threads_sooner
@@ -180,12 +197,14 @@ def train_with_progress(
     keep_freed_memory()
     if is_launched():
         switch_threads_sooner()
-    train = train_on_cluster if is_launched() else train_run
     shown = TrainingProgress() if is_first_rank() else nullcontext()
     print_stacks_on_request()
     interruptible = exit_when_interrupted("nothing was saved since the last checkpoint")
     watched = monitored(config.monitoring, out)
     with interruptible, StopOnSignal() as should_stop, watched as monitor, shown as listener:
+        counting = listener.counting if listener is not None else None  # only rank 0 counts
+        decide = partial(fit, progress=counting) if fit is not None else None
+        train = partial(train_on_cluster, fit=decide) if is_launched() else train_run
         return train(
             config,
             schema,

@@ -7,7 +7,7 @@ into the run's configuration, from which a resumed run has it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +31,9 @@ MOST_SAMPLES = 10_000_000  # read to count ids, from the first
 STOPS = 50  # in a short run, at least
 _AT_A_TIME = 1 << 16
 
+Fit = Callable[[TrainConfig], TrainConfig]
 Progress = Callable[[int, int], None]
+_DECIDED = ("ratio", "budget", "period", "narrowed_from")  # of prune, besides the model's embedding_dim
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,18 @@ def _paced(config: TrainConfig, samples: int) -> TrainConfig:
     steps = min(steps, config.max_steps or steps)
     period = config.prune.period or max(1, min(PERIOD, steps // STOPS))
     return replace(config, prune=replace(config.prune, period=period))
+
+
+def decisions(config: TrainConfig) -> dict[str, Any]:
+    """Return what `fitted` may have decided, in plain types, for `with_decisions`."""
+    prune = {name: getattr(config.prune, name) for name in _DECIDED}
+    return {"prune": prune, "embedding_dim": config.model.embedding_dim}
+
+
+def with_decisions(config: TrainConfig, decided: Mapping[str, Any]) -> TrainConfig:
+    """Return a configuration with what was decided for another of the same run."""
+    model = replace(config.model, embedding_dim=decided["embedding_dim"])
+    return replace(config, model=model, prune=replace(config.prune, **decided["prune"]))
 
 
 def as_fitted(config: TrainConfig, before: TrainConfig) -> TrainConfig:

@@ -95,25 +95,39 @@ def open_streams_for_all(
     return _opened_by_all(cluster, open_here)
 
 
-def _opened_by_reader(cluster: Cluster, open_here: Callable[[], Streams]) -> Streams:
-    streams, error, text = None, None, ""
+def from_reader(cluster: Cluster, what: str, make: Callable[[], Any]) -> Any:
+    """Return on every rank what rank 0 makes, in plain types; a collective call.
+
+    Raises:
+        Exception: on every rank, what rank 0 raises.
+    """
+    error, text = None, ""
     if cluster.rank == READER:
         try:
-            with doing(Activity.OPENING):
-                streams = open_here()
+            text = json.dumps({"made": make()})
         except Exception as raised:
             error, text = raised, json.dumps({"error": write_report(raised, READER).decode()})
-        else:
-            text = json.dumps([None if one is None else asdict(StreamFacts.of(one)) for one in streams])
-    facts = json.loads(gather_texts(cluster, "sharing facts of the data", text, _OPENING_SECONDS)[READER])
-    if isinstance(facts, dict):
+    answer = json.loads(gather_texts(cluster, what, text, _OPENING_SECONDS)[READER])
+    if "error" in answer:
         wait_until_all_know(cluster)
         if error is None:
-            error = read_report(facts["error"].encode())
-            error.__notes__ = [f"(on rank {READER}, which reads the data for all: --data-from rank0)"]
+            error = read_report(answer["error"].encode())
+            error.__notes__ = [f"(on rank {READER}, which reads the data for all)"]
         raise error
-    if streams is not None:
-        return streams
+    return answer["made"]
+
+
+def _opened_by_reader(cluster: Cluster, open_here: Callable[[], Streams]) -> Streams:
+    opened: list[Streams] = []
+
+    def facts_of_opened() -> list[dict[str, Any] | None]:
+        with doing(Activity.OPENING):
+            opened.append(open_here())
+        return [None if one is None else asdict(StreamFacts.of(one)) for one in opened[0]]
+
+    facts = from_reader(cluster, "sharing facts of the data", facts_of_opened)
+    if opened:
+        return opened[0]
     training, evaluation = (None if one is None else StreamFacts.from_dict(one) for one in facts)
     # A rank without the files reads only these attributes.
     return cast(SampleStream, training), cast("SampleStream | None", evaluation)

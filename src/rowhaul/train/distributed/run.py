@@ -38,6 +38,7 @@ from rowhaul.train.distributed.beside_training import BesideTraining
 from rowhaul.train.distributed.checkpoint_places import check_place
 from rowhaul.train.distributed.data_streams import (
     evaluation_batches,
+    from_reader,
     hot_rows_for_all,
     open_streams_for_all,
     reading_rank,
@@ -49,6 +50,7 @@ from rowhaul.train.distributed.log import ClusterLog
 from rowhaul.train.distributed.resuming import fit_to_workers, what_changed
 from rowhaul.train.distributed.setup import distribute, use_given_links
 from rowhaul.train.distributed.training import DistributedTraining, layout_of
+from rowhaul.train.fitting import Fit, decisions, with_decisions
 from rowhaul.train.loop import Listener, RunResult, ShouldStop
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.run_data import read_contents
@@ -75,10 +77,12 @@ def train_on_cluster(
     listener: Listener | None = None,
     should_stop: ShouldStop = lambda: False,
     monitor: Monitor = NO_MONITOR,
+    fit: Fit | None = None,
 ) -> RunResult:
     """Train as one rank of a cluster; arguments as of `rowhaul.train.train_run`, the same on every rank.
 
-    With ``data_from: rank0`` only rank 0's schema, data and eval_data count; other ranks may give None.
+    With ``data_from: rank0`` only rank 0's schema, data and eval_data count; other ranks may give None. With
+    ``fit`` a new run takes what rank 0 decides by it where its memory budget leaves something open.
     """
     folder = local_folder(out) if out else None
     checkpoints = checkpoints_of(config, folder)
@@ -89,6 +93,10 @@ def train_on_cluster(
     with ExitStack() as stack:
         cluster = stack.enter_context(join_as_configured(config.cluster))
         lock = stack.enter_context(RunLock(folder)) if folder and cluster.rank == 0 else None
+        if fit is not None and config.prune.is_shared:
+            with doing(Activity.READING):
+                decided = from_reader(cluster, "deciding for a memory budget", lambda: decisions(fit(config)))
+            config = with_decisions(config, decided)
         session = ClusterSession(cluster, config, schema, data, folder, eval_data, resume, monitor)
         session.training.runtime.should_stop = should_stop
         if session.explainer is not None and listener is not None and cluster.rank == 0:
