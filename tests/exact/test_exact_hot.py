@@ -24,6 +24,7 @@ from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.links import Link, Links
 from rowhaul.simulate.measure import Span, measure
 from rowhaul.transport.dense.gradients import DenseGradients, SharedGradients
+from slow_cases import mostly_slow
 
 
 @st.composite
@@ -55,7 +56,11 @@ def changing_cases(draw: st.DrawFn, sync: str, peer_to_peer: bool) -> Case:
 
 @pytest.mark.parametrize(
     ("sync", "peer_to_peer"),
-    [("on-demand", False), ("on-demand", True), ("full", False), ("static", False)],
+    mostly_slow(
+        [("on-demand", False), ("on-demand", True), ("full", False), ("static", False)],
+        ("on-demand", False),
+        ("on-demand", True),
+    ),
 )
 @settings(max_examples=6, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(data=st.data())

@@ -7,6 +7,7 @@ from rowhaul.data.schema import Schema
 from rowhaul.nn.models import MODELS
 from rowhaul.train import TrainConfig, train_run
 from rowhaul.train.config import ModelConfig, OptimizerConfig
+from slow_cases import mostly_slow
 
 NUM_ROWS = 60_000
 
@@ -19,7 +20,7 @@ def log(request, tmp_path_factory):
     return folder, Schema.read(folder / "schema.yaml"), best["auc"]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_slow(MODELS, "dlrm"))
 def test_a_model_learns_most_of_what_there_is(name, log):
     folder, schema, best = log
     config = TrainConfig(

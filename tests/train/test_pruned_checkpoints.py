@@ -14,6 +14,7 @@ from rowhaul.pruning.config import PruneConfig
 from rowhaul.train import train_run
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.run_folder import CHECKPOINTS
+from slow_cases import mostly_slow
 
 TIGHT = ClusterConfig(workers=3, cache="70", dispatcher="random")
 PRUNED = replace(CONFIG, prune=PruneConfig(ratio="60%", chunks=3, period=3, decay=0.9))
@@ -52,7 +53,7 @@ def everything(folder, step=STEPS):
     return found
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", mostly_slow(CASES, "co-located, peers", "fewer columns"))
 def test_the_same_cluster_goes_on_with_the_same_bits(case, session, tmp_path):
     cluster, config, saved = CASES[case]
     chosen = replace(session, cluster=cluster, config=config)

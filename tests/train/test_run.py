@@ -20,6 +20,7 @@ from rowhaul.train import TrainConfig, load_trained, train_run
 from rowhaul.train.checkpoint_pace import Pace, pace_of
 from rowhaul.train.config import ModelConfig, OptimizerConfig, RateSchedule
 from save_threads import wait_for_saves
+from slow_cases import mostly_slow
 
 CONFIG = TrainConfig(
     model=ModelConfig(embedding_dim=4, options={"dropout": 0.2}),
@@ -37,7 +38,7 @@ def stop_after(num_steps):
     return lambda: next(calls) >= num_steps
 
 
-@pytest.mark.parametrize("stop_at", [1, 11, 24, 40])
+@pytest.mark.parametrize("stop_at", mostly_slow([1, 11, 24, 40], 1, 24))
 def test_a_stopped_run_resumes_to_the_same_bits(stop_at, tmp_path, log_schema, log_folder):
     straight = train_run(CONFIG, log_schema, log_folder, out=tmp_path / "a", eval_data=log_folder / "test")
     assert straight.step == 2 * 24  # 6,000 samples in batches of 256, twice
