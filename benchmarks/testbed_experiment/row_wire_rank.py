@@ -1,4 +1,4 @@
-"""One rank of `pruning_wire`: the same model unpruned and pruned, in turns, over the same links.
+"""One rank of `row_wire`: the same model with rows held in several ways, in turns, over the same links.
 
 Every rank prints one JSON object at the end; that of rank 0 has the times.
 """
@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -23,9 +24,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from figures.traces import Trace, generated
 from rowhaul._environment import keep_freed_memory, switch_threads_sooner
+from rowhaul.budget import BudgetSettings
 from rowhaul.cluster import join
 from rowhaul.cluster.cluster import Cluster
-from rowhaul.nn import EmbeddingBagCollection
+from rowhaul.nn import EmbeddingBagCollection, RowPrecision
+from rowhaul.nn.row_source import RowSettings
 from rowhaul.optim import row_optimizer
 from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.cluster.pruning import PruneNote
@@ -36,15 +39,21 @@ from rowhaul.train.distributed import distribute
 from testbed_experiment.experiment import Net, global_batches
 from testbed_experiment.rank import bytes_sent
 
+WHOLE = "whole"
+KINDS_OF_ROWS: dict[str, Callable[..., RowSettings]] = {
+    "pruned": PruneSettings,
+    "packed": RowPrecision,
+    "budget": BudgetSettings,
+}
 KINDS = tuple(kind.name.lower().replace("_", " ") for kind in Kind)
 SKIPPED = 2  # iterations at the beginning of a turn: nothing ran beside which their rows could travel
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained, and how it is pruned; ``None`` is not at all."""
+    """What is trained, and the ways to hold its rows: kinds of `KINDS_OF_ROWS`, or whole."""
 
-    prunings: dict[str, dict[str, Any] | None]
+    ways: dict[str, tuple[str, dict[str, Any]]]
     per_worker: int = 128
     num_batches: int = 60  # of the log, trained again and again
     epochs: int = 3
@@ -68,7 +77,7 @@ class Contender:
     cluster: Cluster
     setting: Setting
     trace: Trace
-    pruning: PruneSettings | None
+    rows: RowSettings | None
     seconds: list[float | None] = field(default_factory=list)
     plan_bytes: list[int] = field(default_factory=list)
     kind_bytes: list[list[int]] = field(default_factory=list)  # by kind of move
@@ -83,7 +92,7 @@ class Contender:
         self.model.rows = EmbeddingBagCollection(
             self.model.rows.embedding_bag_configs(),
             optimizer=row_optimizer(setting.optimizer, lr=0.05),
-            pruning=self.pruning,
+            row_settings=self.rows,
         )
         rows = max(int(setting.cache_share * self.trace.num_rows), 2 * 26 * setting.per_worker)
         record = 4 * (setting.dim + self.model.rows.optimizer.state_width(setting.dim))
@@ -132,9 +141,9 @@ class Contender:
         self.kind_bytes.append(by_kind.astype(int).tolist())
         self.report_bytes.append(0)
 
-    def _pruned(self, note: PruneNote) -> None:
+    def _pruned(self, note: Any) -> None:
         self.notes.append(note.text())
-        if self.report_bytes:
+        if self.report_bytes and isinstance(note, PruneNote):
             self.report_bytes[-1] += note.report_bytes
 
 
@@ -149,8 +158,8 @@ def main() -> None:
         log = generated("criteo", max(samples, setting.log_samples))
         trace = replace(log.first(samples), num_rows=log.num_rows)
         contenders = {
-            name: Contender(cluster, setting, trace, None if how is None else PruneSettings(**how))
-            for name, how in setting.prunings.items()
+            name: Contender(cluster, setting, trace, None if kind == WHOLE else KINDS_OF_ROWS[kind](**how))
+            for name, (kind, how) in setting.ways.items()
         }
         for _ in range(0, setting.num_batches * setting.epochs, setting.segment):
             for contender in contenders.values():
