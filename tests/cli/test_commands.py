@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv
 
 from rowhaul import __version__
 
@@ -104,6 +105,27 @@ def test_predict_keeps_columns_beside_the_scores(rowhaul, trained, log_folder, t
     assert code == 2
     assert "did you mean 'item'?" in err
     assert not (tmp_path / "x.parquet").exists()
+
+
+def test_scores_are_written_as_csv_too(rowhaul, trained, log_folder, tmp_path):
+    arguments = ("predict", trained, "--data", log_folder / "test", "--keep", "item")
+    assert rowhaul(*arguments, "--out", tmp_path / "s.csv")[0] == 0
+    assert rowhaul(*arguments, "--out", tmp_path / "s.parquet")[0] == 0
+    written, expected = csv.read_csv(tmp_path / "s.csv"), pq.read_table(tmp_path / "s.parquet")
+    assert written["item"].to_pylist() == expected["item"].to_pylist()
+    assert written["score"].cast(pa.float32()).equals(expected["score"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("s.txt", "written to .parquet or .csv files"), ("nowhere/s.csv", "there is no folder")],
+)
+def test_a_place_where_scores_cannot_be_written_is_named(
+    name, message, rowhaul, trained, log_folder, tmp_path
+):
+    code, _, err = rowhaul("predict", trained, "--data", log_folder / "test", "--out", tmp_path / name)
+    assert code == 2
+    assert message in " ".join(err.split())
 
 
 def test_flags_override_the_file(rowhaul, log_folder, tmp_path):

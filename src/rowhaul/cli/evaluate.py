@@ -68,7 +68,9 @@ def _warn_of_unknown(run: str, by_feature: dict[str, float]) -> None:
 def predict(
     run: str = _RUN,
     data: list[str] = DATA,
-    out: Path = typer.Option(..., "--out", help="Parquet file of scores to write, in the order of the data."),
+    out: Path = typer.Option(
+        ..., "--out", help="Scores to write, a .parquet or .csv file in the order of the data."
+    ),
     keep: str = typer.Option("", help="Columns of the data to copy beside the scores, comma-separated."),
     batch_size: int = _BATCH_SIZE,
     on_unknown: str | None = _ON_UNKNOWN,

@@ -68,7 +68,10 @@ def check_columns(
     and the string "7" are different keys. ``origins`` says what the integers of a column were made from.
     """
     if with_label and schema.label is None:
-        raise DataError("the schema names no label, which training and evaluation need; add `label:` to it")
+        raise DataError(
+            "the schema names no label, which training and evaluation need; name it: --label, or `label:` in "
+            "a schema file"
+        )
     for name in schema.column_names(with_label):
         check_present(name, found.names, path)
     for dense in schema.dense:

@@ -1,12 +1,14 @@
-"""Scores of a trained model as a Parquet file, streamed and visible only when complete."""
+"""Scores of a trained model as a Parquet or CSV file, streamed and visible only when complete."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import torch
 
@@ -20,6 +22,7 @@ from rowhaul.train.loading import load_trained
 from rowhaul.train.trainer import Progress
 
 SCORE = "score"
+_WRITERS = {".parquet": pq.ParquetWriter, ".csv": pa_csv.CSVWriter}
 
 
 def predict_file(
@@ -36,11 +39,11 @@ def predict_file(
 ) -> int:
     """Write one click probability per sample of ``data``, in order; returns how many.
 
-    ``keep`` names columns of the data to copy beside the scores; ``keys`` counts ids never trained.
+    ``out`` is a Parquet or a CSV file, by its suffix. ``keep`` names columns of the data to copy beside the
+    scores; ``keys`` counts ids never trained.
     """
     out = Path(out)
-    if out.exists() and not overwrite:
-        raise DataError(f"{out} exists; choose another file, or replace it (--overwrite)")
+    _check_file(out, overwrite)
     trainer = load_trained(run, on_unknown)
     stream = SampleStream(data, trainer.schema, batch_size, require_label=False)
     if SCORE in keep:
@@ -48,13 +51,24 @@ def predict_file(
     kept = _Columns(stream.files, list(keep))
     schema = kept.schema.append(pa.field(SCORE, pa.float32(), nullable=False))
     done = 0
-    with whole(out) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+    with whole(out) as temporary, _WRITERS[out.suffix](temporary, schema) as writer:
         for _, logits in trainer.score(stream, progress, keys):
             scores = pa.array(torch.sigmoid(logits).to(torch.float32).numpy())
             columns = kept.take(len(scores)).columns if keep else []
             writer.write_table(pa.table([*columns, scores], schema=schema))
             done += len(scores)
     return done
+
+
+def _check_file(out: Path, overwrite: bool) -> None:
+    if out.suffix not in _WRITERS:
+        raise ConfigError(f"scores are written to {' or '.join(_WRITERS)} files; got {out}")
+    if out.exists() and not overwrite:
+        raise DataError(f"{out} exists; choose another file, or replace it (--overwrite)")
+    if not out.parent.is_dir():
+        raise DataError(f"there is no folder {out.parent} to write {out.name} to; make it, or choose another")
+    if not os.access(out.parent, os.W_OK):
+        raise DataError(f"no files can be written to {out.parent} by this user; choose another folder")
 
 
 class _Columns:

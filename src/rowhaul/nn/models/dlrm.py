@@ -50,7 +50,10 @@ class DLRM(RecommendationModel):
         self.bottom = layers.mlp(num_dense, (*options.bottom, self.embedding_dim)) if num_dense else None
         self.dots = PairwiseDots(len(self.features) + (num_dense > 0))
         if not self.dots.num_pairs:
-            raise ConfigError("DLRM needs two vectors to multiply: a second id feature or dense columns")
+            raise ConfigError(
+                "DLRM needs two vectors to multiply: a second id feature or dense columns; with one id "
+                "feature alone take wide_deep, deepfm or dcn (--model)"
+            )
         inputs = self.dots.num_pairs + (self.embedding_dim if num_dense else 0)
         self.top = layers.mlp(inputs, options.top, options.dropout)
         self.out = layers.linear((inputs, *options.top)[-1], 1)
