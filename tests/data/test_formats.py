@@ -305,6 +305,8 @@ def test_csv_that_does_not_fit_its_schema(write):
     schema = Schema.from_dict(CSV_SCHEMA)
     with pytest.raises(DataError, match=r"no column 'user' \(did you mean 'users'\?\)"):
         read("csv", write("log.csv", "users,item,seen,age,rating\n"), schema=schema)
+    with pytest.raises(DataError, match=r"has no ',' but has ';'; .* \(csv: \{delimiter: \";\"\}\)"):
+        read("csv", write("log.csv", "user;item;seen;age;rating\n"), schema=schema)
     with pytest.raises(DataError, match="2 columns called 'item'"):
         read("csv", write("log.csv", "user,item,item,seen,age,rating\n"), schema=schema)
     bad = Schema.from_dict({**CSV_SCHEMA, "csv": {"header": False, "columns": ["user", "item"]}})

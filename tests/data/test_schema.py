@@ -51,3 +51,4 @@ def test_mistakes_are_named(text, message, tmp_path):
     with pytest.raises(DataError) as error:
         Schema.read(path)
     assert message in str(error.value)
+    assert str(path) in str(error.value)

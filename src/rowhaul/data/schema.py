@@ -168,7 +168,12 @@ class Schema:
             raise DataError(f"{path}: no such schema file") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise DataError(f"{path}: not a YAML file: {error}") from None
-        return cls.from_dict(given, str(path))
+        try:
+            return cls.from_dict(given, str(path))
+        except DataError as error:
+            if str(path) in str(error):
+                raise
+            raise DataError(f"{path}: {str(error).removeprefix('schema: ')}") from None
 
     def write(self, path: str | Path) -> None:
         """Write the schema file that `read` reads."""

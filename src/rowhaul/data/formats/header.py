@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def with_header(
     """A file whose first line, or ``names``, names its columns; those not in ``fields`` are skipped."""
     line = first_line(file)
     found = split_header(line.text, delimiter, file) if names is None else names
+    if names is None and len(found) == 1 < len(fields):
+        _check_delimiter(found[0], delimiter, file)
     for name in fields:
         check_present(name, found, file if names is None else "csv: `columns`")
     layout = TextLayout(
@@ -41,6 +44,16 @@ def with_header(
         positive_from=positive_from,
     )
     return TextInput(file, layout, Place(line.next_start, 2) if names is None else Place(line.start, 1))
+
+
+def _check_delimiter(only: str, delimiter: str, file: TextFile) -> None:
+    """Refuse a header of one name that another delimiter would cut into several."""
+    for other in (",", ";", "\t", "|"):
+        if other != delimiter and other in only:
+            raise DataError(
+                f"{file}: its first line has no {delimiter!r} but has {other!r}; say so in the schema "
+                f"(csv: {{delimiter: {json.dumps(other)}}})"
+            )
 
 
 def split_header(line: bytes, delimiter: str, file: TextFile) -> list[str]:
