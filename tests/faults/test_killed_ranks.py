@@ -55,6 +55,7 @@ def kill_and_resume(victim, seed, log, tmp_path, expected, *more):
     message = " ".join(errors.read_text().split())
     assert code == 2
     assert f"rank {RANKS[victim]} ({victim}) was killed by SIGKILL" in message
+    assert f"rowhaul train --resume --out {out}" in message
     assert not any(process.is_running() for process in ranks.values())
     resumed = subprocess.run(
         command(log, out, "--resume", *more), timeout=250, capture_output=True, text=True

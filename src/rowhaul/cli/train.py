@@ -34,7 +34,7 @@ from rowhaul.cli.progress import (
     progress_bar,
 )
 from rowhaul.cli.run import RESUMABLE_DATA, RunOptions, is_first_rank, launch_ranks, with_run_options
-from rowhaul.errors import ConfigError
+from rowhaul.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:
     from rowhaul.train import RunResult, TrainConfig
@@ -90,7 +90,10 @@ def train(
         check_monitoring(config.monitoring, out)
         if not resume:  # a run that resumes drops what is for another number of workers
             config.cluster.check_workers(config.cluster.workers)
-        launch_ranks(config, schema, [*sys.argv[1:], *_as_options(config)])
+        try:
+            launch_ranks(config, schema, [*sys.argv[1:], *_as_options(config)])
+        except ClusterError as error:
+            raise _with_way_on(error, config, out) from None
         return
     held_out = eval_data or (remembered.eval_data if remembered else [])
     held_out = (held_out or held_out_beside(data)) if has_data else []
@@ -154,6 +157,19 @@ def _as_options(config: TrainConfig) -> list[str]:
     settings = {f"prune.{name}": value for name, value in decided["prune"].items()}
     settings["model.embedding_dim"] = decided["embedding_dim"]
     return [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+
+
+def _with_way_on(error: ClusterError, config: TrainConfig, out: Path | None) -> ClusterError:
+    """Add how to continue, if something was saved."""
+    from rowhaul.checkpoint import latest_checkpoint
+    from rowhaul.train.run_folder import checkpoints_of
+
+    checkpoints = checkpoints_of(config, out)
+    saved = latest_checkpoint(checkpoints) if checkpoints is not None else None
+    if saved is None:
+        return error
+    where = f"--out {out}" if out else f"--checkpoints {config.checkpoints} and the same --data"
+    return ClusterError(f"{error}\nTo continue from {saved.name}: rowhaul train --resume {where}")
 
 
 def _data_of(run: Path) -> RunData | None:
