@@ -87,6 +87,10 @@ class Batch:
             index=self.index.to(device, non_blocking=non_blocking),
         )
 
+    def beside(self, device: torch.device) -> Batch:
+        """The same samples for a model on a device; ids stay here, where rows are looked up."""
+        return self if device.type == "cpu" else replace(self.to(device), ids=self.ids)
+
     def __len__(self) -> int:
         return len(self.index)
 

@@ -82,11 +82,11 @@ class Trainer:
         """A batch to train on; rows that can be are looked up already. May run in the loading thread."""
         batch = Batch.from_samples(samples)
         self.collection.locate_early(batch.ids)
-        return self._moved(batch)
+        return self.moved(batch)
 
-    def _moved(self, batch: Batch) -> Batch:
+    def moved(self, batch: Batch) -> Batch:
         """Put a batch where the model is; its ids go by themselves, where rows are there."""
-        return batch if self.device.type == "cpu" else replace(batch.to(self.device), ids=batch.ids)
+        return batch.beside(self.device)
 
     def train_step(self, batch: Batch) -> float:
         """One step on one global batch; returns its mean loss."""
@@ -157,7 +157,7 @@ class Trainer:
         try:
             with torch.no_grad():
                 for samples in stream:
-                    batch = self._moved(Batch.from_samples(samples))
+                    batch = self.moved(Batch.from_samples(samples))
                     yield batch, self.model(batch)
                     done += len(batch)
                     progress(done, stream.num_samples)
