@@ -1,5 +1,7 @@
 """Training on a card: these need one."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -91,4 +93,40 @@ def test_without_a_card_one_line_says_so():
 ])  # fmt: skip
 def test_what_a_card_cannot_do_is_refused(device, given, message):
     with pytest.raises(ConfigError, match=message):
-        config(device, **given)
+        Trainer(config(device, **given), SCHEMA)
+
+
+def run_verify(log_folder, *arguments):
+    command = [sys.executable, "-m", "rowhaul", "verify", "--data", str(log_folder), "--device", "cuda"]
+    command += ["--batch-size", "200", "--steps", "6", "--set", "model.embedding_dim=8", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=250)
+
+
+@needs_card
+@pytest.mark.timeout(300)
+def test_a_card_is_verified_against_a_cpu(log_folder):
+    done = run_verify(log_folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "exact: the card trained the same model as the CPU" in done.stdout
+
+
+@needs_card
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("arguments", [
+    ("--workers", "3", "--stores", "1", "--row-optimizer", "rowwise_adagrad", "--set", "cluster.hot_rows=5"),
+    ("--workers", "2", "--colocated", "--peer-to-peer", "--row-optimizer", "adam"),
+])  # fmt: skip
+def test_workers_on_one_card_train_what_one_process_on_it_does(log_folder, arguments):
+    done = run_verify(log_folder, *arguments, "--cache", "2000", "--share-device")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("equal to the bit") == 4
+    assert "exact: the ranks trained the same model as one process" in done.stdout
+
+
+@needs_card
+@pytest.mark.skipif(torch.cuda.device_count() != 1, reason="needs one card")
+@pytest.mark.timeout(300)
+def test_two_workers_on_one_card_are_refused(log_folder):
+    done = run_verify(log_folder, "--workers", "2")
+    assert done.returncode == 2
+    assert "would share one card" in done.stderr + done.stdout

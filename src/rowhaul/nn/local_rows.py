@@ -215,13 +215,21 @@ def names_of(lookup: Lookup) -> RowNames:
 
 def summed(parts: Sequence[Pending], num_tables: int) -> Pending:
     """Sum the gradients of several passes: each row once, parts added in order."""
+    rows, places = rows_of_parts(parts, num_tables)
+    every = np.concatenate([part for _, part in parts])
+    gradients = np.zeros((len(rows.keys), every.shape[1]), dtype=every.dtype)
+    np.add.at(gradients, np.concatenate(places), every)
+    return rows, gradients
+
+
+def rows_of_parts(parts: Sequence[Pending], num_tables: int) -> tuple[Lookup, list[Int64s]]:
+    """The distinct rows of several passes, and which of them the rows of each pass are."""
     table_of_key = [tables_of_keys(lookup) for lookup, _ in parts]
     rows = np.stack([np.concatenate(table_of_key), np.concatenate([lookup.keys for lookup, _ in parts])])
     distinct, first, where = np.unique(rows, axis=1, return_index=True, return_inverse=True)
-    every = np.concatenate([part for _, part in parts])
-    gradients = np.zeros((len(first), every.shape[1]), dtype=every.dtype)
-    np.add.at(gradients, where.reshape(-1), every)
     starts = np.searchsorted(distinct[0], np.arange(num_tables + 1))
     locations = np.concatenate([lookup.locations for lookup, _ in parts])[first]
     nothing = np.empty(0, dtype=np.int32)
-    return Lookup(np.ascontiguousarray(distinct[1]), starts, nothing, locations, parts[0][0].spare), gradients
+    found = Lookup(np.ascontiguousarray(distinct[1]), starts, nothing, locations, parts[0][0].spare)
+    ends = np.cumsum([len(lookup.keys) for lookup, _ in parts])[:-1]
+    return found, np.split(where.reshape(-1), ends)

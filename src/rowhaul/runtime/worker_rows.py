@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from rowhaul.errors import ConfigError
 from rowhaul.nn.features import FeatureGroup
@@ -89,11 +90,14 @@ class CachedRows(TableRows):
                 if lookup.keys is not part.rows.keys:
                     gradients = gradients[_matched(part, lookup)]
             else:
-                gradients = np.empty((0, self._cache.groups[part.number].dim))
+                gradients = self._no_gradients(self._cache.groups[part.number].dim)
             parts.append((part, gradients))
         self.drop_gradients()
         self._known = [None] * len(self.groups)
         return TakenGradients(iteration, parts)
+
+    def _no_gradients(self, dim: int) -> Floats:
+        return np.empty((0, dim))
 
     def step_own(self, taken: TakenGradients, worker: int) -> TrainedRows:
         """Step the rows that only this worker trained; return the gradients to buffer."""
@@ -195,7 +199,8 @@ class TakenGradients:
             count, dim = len(part.replicated_locations), gradients.shape[1]
             block = out[first : first + count * dim].reshape(count, dim)
             if len(part.replicated_here):
-                block[part.replicated_here] = gradients[part.replicated]
+                # They may be on a card.
+                block[part.replicated_here] = torch.as_tensor(gradients[part.replicated]).cpu().numpy()
             first += count * dim
 
 

@@ -45,9 +45,12 @@ class Trainer:
         >>> trainer.evaluate(SampleStream("data/test/*.parquet", schema, batch_size=8192)).auc
     """
 
-    def __init__(self, config: TrainConfig, schema: Schema) -> None:
+    def __init__(self, config: TrainConfig, schema: Schema, device: torch.device | None = None) -> None:
         self.config, self.schema = config, schema
-        self.device = usable_device(config.device)
+        if device is None:
+            check_policies_on(config)
+            device = usable_device(config.device)
+        self.device = device
         self.model = make_model(config, schema).to(self.device)
         self.rows = RowOptimizer(self.model)
         self._parameters = list(self.model.parameters())
@@ -193,6 +196,17 @@ class Trainer:
                 group["lr"].fill_(self.config.dense.lr * factor)
             else:
                 group["lr"] = self.config.dense.lr * factor
+
+
+def check_policies_on(config: TrainConfig) -> None:
+    """Refuse policies of rows that one process has on a card."""
+    keeps_all = all(one.keeps_all for one in config.row_policies(list(config.tables)))
+    if config.device != "cpu" and not keeps_all:
+        raise ConfigError(
+            f"device is {config.device}, which does not go together with tables yet: in one process all rows "
+            "on a card are kept. Leave out one of them, or train on a cluster (--workers 1), whose caches on "
+            "cards drop rows as policies say"
+        )
 
 
 def usable_device(name: str) -> torch.device:

@@ -228,6 +228,8 @@ def train_alone(
     if trainer.lifecycle is not None:  # hot rows are trained and kept, whatever policies say
         trainer.lifecycle.exempt(hot)
     sent = SentGradients.of(trainer.collection, hot) if workers is not None else None
+    if workers is not None and hasattr(trainer.collection.source, "same_bits"):
+        trainer.collection.source.same_bits = True  # as homes, on CPUs, step rows of workers on cards
     layout, format, losses = layout_of(trainer.collection), format_of(trainer.collection.row_settings), []
     for samples in islice(stream, trainer.total_steps):
         if workers is None:

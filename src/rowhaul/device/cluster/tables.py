@@ -1,0 +1,90 @@
+"""`CardTables`: tables of a worker's cache, whose index is in host memory and whose records are on a card.
+
+Plans name rows by table and key, and are made and followed on the CPU: it knows where every record is. The
+card is given numbers of records.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rowhaul.device.cluster.arena import CardArena
+from rowhaul.device.cluster.messages import Uploads, moved
+from rowhaul.device.tables import DeviceTables
+from rowhaul.nn.features import FeatureGroup
+from rowhaul.optim import RecordMemory, RowOptimizerRule
+from rowhaul.store import TableGroup
+from rowhaul.store.index import Int64s, KeyIndex
+from rowhaul.store.packing import RowNames
+
+
+class CardTables(TableGroup):
+    """The tables of one group of features.
+
+    Args:
+        group: the features.
+        optimizer: of rows.
+        seed: of first values.
+        device: the card.
+        uploads: brings messages there.
+    """
+
+    arena: CardArena
+
+    def __init__(
+        self,
+        group: FeatureGroup,
+        optimizer: RowOptimizerRule,
+        seed: int,
+        device: torch.device,
+        uploads: Uploads,
+    ) -> None:
+        super().__init__(group.specs, optimizer, str(group.dtype).removeprefix("torch."), seed)
+        self.device, self._uploads = device, uploads
+        # What works on records there; its own index stays empty.
+        self.card = DeviceTables(group.specs, optimizer, group.dtype, seed, device)
+        self.arena = self._make_arena()
+
+    def _make_arena(self) -> CardArena:
+        arena = CardArena(self.dim, self.width - self.dim, self.card.dtype, self.device, self._uploads)
+        self.card.arena = arena.card
+        return arena
+
+    def clear(self) -> None:
+        """Forget every row."""
+        self.index = KeyIndex(len(self.tables))
+        self.arena = self._make_arena()
+
+    def update(
+        self,
+        records: Int64s,
+        gradients: npt.NDArray[Any] | Tensor,
+        lr: float,
+        number: int,
+        rows: RowNames | None = None,
+    ) -> None:
+        """One optimizer step on the given records, which must differ; the bits of a CPU."""
+        if isinstance(gradients, np.ndarray):
+            gradients = moved(gradients.astype(self.dtype, copy=False), self.device)
+        if len(records):
+            there = moved(records.astype(np.int32), self.device)
+            self.card.step_rows(there, gradients.contiguous(), lr, number)
+
+    def _write_initial(
+        self, memory: RecordMemory, records: Int64s, keys: Int64s, starts: Int64s, which: Int64s
+    ) -> None:
+        if memory is not self.arena:  # rows that are read and not stored
+            super()._write_initial(memory, records, keys, starts, which)
+        elif len(which):
+            tables = np.searchsorted(starts, which, side="right") - 1
+            self.card.write_initial(
+                moved(keys[which], self.device),
+                moved(tables.astype(np.int32), self.device),
+                moved(records.astype(np.int32), self.device),
+                self.arena.card,
+            )
