@@ -319,8 +319,8 @@ def cluster() -> None:
     apart = max(one.largest for one in plain.kinds.values())
     to_the_bit = "equal to the bit" if replay.is_equal else "DIFFERENT"
     print(
-        f"{WORKERS} workers on one card and a store, {STEPS} steps in float64: {apart:.1e} from one process on "
-        f"it, {to_the_bit} to its replay; {sent:,} bytes sent, {planned:,} planned, hit ratio "
+        f"{WORKERS} workers on one card and a store, {STEPS} steps in float64: {apart:.1e} from one process "
+        f"on it, {to_the_bit} to its replay; {sent:,} bytes sent, {planned:,} planned, hit ratio "
         f"{recorded.hits / recorded.lookups:.0%}"
     )
 
