@@ -1,5 +1,7 @@
 """Training on a card: these need one."""
 
+import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -130,3 +132,29 @@ def test_two_workers_on_one_card_are_refused(log_folder):
     done = run_verify(log_folder, "--workers", "2")
     assert done.returncode == 2
     assert "would share one card" in done.stderr + done.stdout
+
+
+@needs_card
+@pytest.mark.timeout(300)
+def test_workers_with_caches_on_a_card_resume_with_the_same_bits_and_go_on_without_it(log_folder, tmp_path):
+    command = [sys.executable, "-m", "rowhaul", "train", "--data", f"{log_folder}/*.parquet"]
+    command += ["--batch-size", "200", "--set", "model.embedding_dim=8", "--set", "log_every=1"]
+    command += ["--workers", "2", "--stores", "1", "--cache", "2000", "--precision", "float64"]
+    on_card = ["--device", "cuda", "--share-device"]
+
+    def losses(name, *arguments):
+        run = [*command, "--out", str(tmp_path / name), *arguments]
+        done = subprocess.run(run, capture_output=True, text=True, timeout=250)
+        assert done.returncode == 0, done.stdout + done.stderr
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        return {
+            line["step"]: line["loss"] for line in found if line.get("kind", line.get("event")) == "train"
+        }
+
+    whole = losses("whole", *on_card, "--max-steps", "8")
+    losses("half", *on_card, "--max-steps", "4")
+    shutil.copytree(tmp_path / "half", tmp_path / "moved")
+    assert losses("half", *on_card, "--max-steps", "8", "--resume") == whole
+    on_cpu = losses("moved", "--device", "cpu", "--max-steps", "8", "--resume")
+    np.testing.assert_allclose(list(on_cpu.values()), list(whole.values()), rtol=1e-9)

@@ -20,6 +20,7 @@ pytest.importorskip("triton", reason="Triton is not installed: `pip install rowh
 
 from rowhaul.device.cluster.layout import CardLayout
 from rowhaul.device.cluster.messages import Uploads
+from rowhaul.device.cluster.snapshot import CardSnapshot
 from rowhaul.device.cluster.tables import CardTables
 from rowhaul.device.launch import runs_interpreted
 from rowhaul.train.distributed.training import layout_of
@@ -119,3 +120,25 @@ def test_workers_with_caches_on_cards_train_what_one_process_trains(sync, peer_t
     if case.dtype == torch.float64:
         assert_close(case, outcome, plain(case, outcome))
     check_run(case, outcome)
+
+
+def test_a_snapshot_has_the_rows_of_its_moment_with_marks_and_without():
+    there, here = tables_of(Adagrad(0.1), 3, "float32")
+    keys, starts = np.arange(9), np.array([0, 5, 9])
+    records = there.find_or_make(keys, starts)
+    snapshot = CardSnapshot(there)
+    snapshot.mark(np.zeros(2, np.int64), records[[1, 3]])
+    expected = here.arena.read(here.find_or_make(keys, starts))
+    there.update(records, np.ones((9, 3), np.float32), 1.0, 1)  # after the moment
+    found = {
+        (table, marked): dict(zip(*(np.concatenate(one) for one in zip(*blocks, strict=True)), strict=True))
+        for table in range(2)
+        for marked in (False, True)
+        if (blocks := list(snapshot.blocks(table, marked=marked)))
+    }
+    assert {place: set(rows) for place, rows in found.items()} == {
+        (0, False): {0, 2, 4}, (0, True): {1, 3}, (1, False): {5, 6, 7, 8}
+    }  # fmt: skip
+    for rows in found.values():
+        for key, record in rows.items():
+            np.testing.assert_array_equal(record, expected[key])

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rowhaul.cluster.checks import gather_texts
+from rowhaul.cluster.checks import gather_texts, wait_until_all_know
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.waiting import ranks_text
 from rowhaul.errors import ConfigError
@@ -35,7 +35,11 @@ def device_of_rank(cluster: Cluster, config: TrainConfig) -> torch.device:
         found = describe_card(device)
     texts = gather_texts(cluster, "choosing cards", json.dumps(found))
     hosts = [cluster.members[rank].host for rank in range(cluster.num_ranks)]
-    check_cards(hosts, [json.loads(text) for text in texts], may_share=config.cluster.share_device)
+    try:
+        check_cards(hosts, [json.loads(text) for text in texts], may_share=config.cluster.share_device)
+    except ConfigError:
+        wait_until_all_know(cluster)
+        raise
     return device
 
 
