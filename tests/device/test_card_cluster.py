@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 import torch
 from cluster_checks import check_run
-from exact_cases import cases
+from exact_cases import KEYS, cases, changing_rate, random_samples
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from in_process_cluster import Rank, run_cluster
 from oracles import assert_bit_equal, assert_close, plain, replay
+from training_case import Case, row_sizes
 
 from rowhaul.nn import EmbeddingBagConfig, PoolingType
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.optim import SGD, Adagrad, Adam, RowwiseAdagrad
+from rowhaul.schedule import CacheSettings, ScheduleSettings, Topology
 
 pytest.importorskip("triton", reason="Triton is not installed: `pip install rowhaul[gpu]`")
 
@@ -112,7 +114,37 @@ def test_records_go_to_messages_and_back():
 @given(data=st.data())
 def test_workers_with_caches_on_cards_train_what_one_process_trains(sync, peer_to_peer, data):
     """With hot rows, policies, evictions and changing rates: all that cases have."""
-    case = data.draw(cases(sync, peer_to_peer))
+    check_case(data.draw(cases(sync, peer_to_peer)))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("one_kernel_at_a_time")
+@pytest.mark.parametrize("number", range(2))
+def test_peers_step_rows_in_each_others_caches(number):
+    """Rates of Adam differ by iteration, and gradients of several workers meet on a card."""
+    tables = tuple(
+        EmbeddingBagConfig(
+            embedding_dim=dim, name=name, feature_names=[name], weight_init_min=-1.0, weight_init_max=1.0
+        )
+        for name, dim in (("a", 2), ("b", 5))
+    )
+    rule, random = Adam(0.1), np.random.default_rng(number)
+    batches = [random_samples(random, ("a", "b"), 9, KEYS, 2) for _ in range(6)]
+    topology = Topology(3, number, colocated=number == 0, peer_to_peer=True)
+    settings = ScheduleSettings(
+        topology=topology,
+        sizes=row_sizes(tables, rule, torch.float64),
+        prices=(1, 2, 3),
+        cache=CacheSettings(40, "rows", "lru"),
+        dispatcher="round-robin",
+        sync="on-demand",
+        look_ahead=2,
+    )
+    check_case(Case(tables, rule, settings, tuple(batches), rates=changing_rate))
+
+
+def check_case(case):
+    """Train a case with caches on cards; with sums of bags the bits are those of CPUs."""
     case = replace(case, tables=tuple(replace(one, pooling=PoolingType.SUM) for one in case.tables))
     outcome = run_cluster(case, kind=CardRank)
     if runs_interpreted():  # the dense part is on the CPU

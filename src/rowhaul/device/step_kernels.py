@@ -80,7 +80,8 @@ def list_segments(numbers, starts, num_segments, count, BLOCK: tl.constexpr):
     before = tl.load(numbers + at - 1, mask=inside & (at > 0), other=0)
     tl.store(starts + number - 1, at.to(tl.int32), mask=inside & (number != before))
     is_last = inside & (at == count - 1)
-    tl.store(starts + number, tl.zeros((BLOCK,), tl.int32) + count.to(tl.int32), mask=is_last)
+    end = (tl.zeros((BLOCK,), tl.int64) + count).to(tl.int32)  # a count of 1 is no tensor
+    tl.store(starts + number, end, mask=is_last)
     tl.store(num_segments + tl.zeros((BLOCK,), tl.int32), number, mask=is_last)
 
 

@@ -15,8 +15,8 @@ Bytes = npt.NDArray[np.uint8]
 def moved(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     """Copy an array to a card without waiting for it."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if device.type == "cpu":
-        return tensor
+    if device.type == "cpu" or not tensor.numel():
+        return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 

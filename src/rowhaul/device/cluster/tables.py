@@ -6,6 +6,7 @@ card is given numbers of records.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ class CardTables(TableGroup):
         self.device, self._uploads = device, uploads
         # What works on records there; its own index stays empty.
         self.card = DeviceTables(group.specs, optimizer, group.dtype, seed, device)
+        self._stepping = threading.Lock()  # training and moves step rows, at rates of different iterations
         self.arena = self._make_arena()
 
     def _make_arena(self) -> CardArena:
@@ -73,7 +75,8 @@ class CardTables(TableGroup):
             gradients = moved(gradients.astype(self.dtype, copy=False), self.device)
         if len(records):
             there = moved(records.astype(np.int32), self.device)
-            self.card.step_rows(there, gradients.contiguous(), lr, number)
+            with self._stepping:
+                self.card.step_rows(there, gradients.contiguous(), lr, number)
 
     def _write_initial(
         self, memory: RecordMemory, records: Int64s, keys: Int64s, starts: Int64s, which: Int64s
