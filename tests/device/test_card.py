@@ -13,6 +13,7 @@ import torch
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import DenseColumn, IdColumn, LabelColumn, Schema
 from rowhaul.errors import ConfigError
+from rowhaul.pruning.config import PruneConfig
 from rowhaul.train import snapshot
 from rowhaul.train.config import ModelConfig, OptimizerConfig, TrainConfig
 from rowhaul.train.trainer import Trainer
@@ -91,11 +92,11 @@ def test_without_a_card_one_line_says_so():
 @pytest.mark.parametrize(("device", "given", "message"), [
     ("gpu", {}, "device must be cpu, or a card such as cuda"),
     ("cuda", {"row_dtype": "int8"}, "does not go together with row_dtype yet"),
-    ("cuda", {"tables": {"default": {"ttl": 5}}}, "does not go together with tables yet"),
+    ("cuda", {"prune": PruneConfig(ratio="50%")}, "does not go together with prune yet"),
 ])  # fmt: skip
 def test_what_a_card_cannot_do_is_refused(device, given, message):
     with pytest.raises(ConfigError, match=message):
-        Trainer(config(device, **given), SCHEMA)
+        config(device, **given)
 
 
 def run_verify(log_folder, *arguments):

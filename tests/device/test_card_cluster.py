@@ -20,10 +20,9 @@ from rowhaul.schedule import CacheSettings, ScheduleSettings, Topology
 
 pytest.importorskip("triton", reason="Triton is not installed: `pip install rowhaul[gpu]`")
 
-from rowhaul.device.cluster.layout import CardLayout
-from rowhaul.device.cluster.messages import Uploads
-from rowhaul.device.cluster.snapshot import CardSnapshot
-from rowhaul.device.cluster.tables import CardTables
+from rowhaul.device.host_indexed.layout import CardLayout
+from rowhaul.device.host_indexed.messages import Uploads
+from rowhaul.device.host_indexed.tables import CardTables
 from rowhaul.device.launch import runs_interpreted
 from rowhaul.train.distributed.training import layout_of
 
@@ -158,7 +157,7 @@ def test_a_snapshot_has_the_rows_of_its_moment_with_marks_and_without():
     there, here = tables_of(Adagrad(0.1), 3, "float32")
     keys, starts = np.arange(9), np.array([0, 5, 9])
     records = there.find_or_make(keys, starts)
-    snapshot = CardSnapshot(there)
+    snapshot = there.snapshot()
     snapshot.mark(np.zeros(2, np.int64), records[[1, 3]])
     expected = here.arena.read(here.find_or_make(keys, starts))
     there.update(records, np.ones((9, 3), np.float32), 1.0, 1)  # after the moment

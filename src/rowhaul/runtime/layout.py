@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rowhaul.runtime.lookups import Rows
     from rowhaul.runtime.runtime import Runtime
 
-_ON_A_CARD = "rowhaul.device.cluster.layout:CardLayout"  # loaded where there is one: it needs Triton
+_ON_A_CARD = "rowhaul.device.host_indexed.layout:CardLayout"  # loaded where there is one: it needs Triton
 
 
 @dataclass(frozen=True)

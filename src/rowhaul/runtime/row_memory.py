@@ -18,7 +18,6 @@ from rowhaul.schedule.sizes import RowSizes
 from rowhaul.store import TableGroup
 from rowhaul.store.keyed import locate_or_add, remove
 from rowhaul.store.packing import RowNames
-from rowhaul.store.snapshot import GroupSnapshot
 from rowhaul.transport.base import Bytes
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class MissingRowError(RowhaulError):
 class RowMemory:
     """Records by (table, key), and gradients by (worker, table, key).
 
-    This one is in host memory. Another kind (`rowhaul.device.cluster` has them on a card) overrides what
+    This one is in host memory. Another kind (`rowhaul.device.host_indexed` has them on a card) overrides what
     touches the contents of records.
 
     Args:
@@ -237,10 +236,6 @@ class RowMemory:
         else:
             group.packing.sum_gradients(received, sums)
         return sums
-
-    def snapshot(self, group: TableGroup) -> GroupSnapshot:
-        """Take a snapshot of a group."""
-        return GroupSnapshot(group)
 
     @property
     def num_waiting(self) -> int:

@@ -90,14 +90,11 @@ class CachedRows(TableRows):
                 if lookup.keys is not part.rows.keys:
                     gradients = gradients[_matched(part, lookup)]
             else:
-                gradients = self._no_gradients(self._cache.groups[part.number].dim)
+                gradients = np.empty((0, self._cache.groups[part.number].dim))
             parts.append((part, gradients))
         self.drop_gradients()
         self._known = [None] * len(self.groups)
         return TakenGradients(iteration, parts)
-
-    def _no_gradients(self, dim: int) -> Floats:
-        return np.empty((0, dim))
 
     def step_own(self, taken: TakenGradients, worker: int) -> TrainedRows:
         """Step the rows that only this worker trained; return the gradients to buffer."""

@@ -47,15 +47,11 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, schema: Schema, device: torch.device | None = None) -> None:
         self.config, self.schema = config, schema
-        if device is None:
-            check_policies_on(config)
-            device = usable_device(config.device)
-        self.device = device
+        self.device = usable_device(config.device) if device is None else device
         self.model = make_model(config, schema).to(self.device)
         self.rows = RowOptimizer(self.model)
         self._parameters = list(self.model.parameters())
         self.dense = config.dense_optimizer(self._parameters)
-        self._recorder = StepRecorder.of(self, partial(backward, self.model))
         self.step = 0  # steps taken
         self.samples = 0  # samples consumed
         self.total_steps = 0  # when known, what the learning rates decay towards
@@ -63,8 +59,10 @@ class Trainer:
         self.policies = config.row_policies([one.name for one in self.collection.embedding_bag_configs()])
         self.lifecycle: RowLifecycle | None = None  # where policies admit and drop rows
         if not all(one.keeps_all for one in self.policies):
-            self.lifecycle = RowLifecycle(self.collection, self.policies)
+            card = self.device if self.device.type == "cuda" else None
+            self.lifecycle = RowLifecycle(self.collection, self.policies, card)
             self.collection.read_from(self.lifecycle)
+        self._recorder = StepRecorder.of(self, partial(backward, self.model))
 
     @property
     def collection(self) -> EmbeddingBagCollection:
@@ -196,17 +194,6 @@ class Trainer:
                 group["lr"].fill_(self.config.dense.lr * factor)
             else:
                 group["lr"] = self.config.dense.lr * factor
-
-
-def check_policies_on(config: TrainConfig) -> None:
-    """Refuse policies of rows that one process has on a card."""
-    keeps_all = all(one.keeps_all for one in config.row_policies(list(config.tables)))
-    if config.device != "cpu" and not keeps_all:
-        raise ConfigError(
-            f"device is {config.device}, which does not go together with tables yet: in one process all rows "
-            "on a card are kept. Leave out one of them, or train on a cluster (--workers 1), whose caches on "
-            "cards drop rows as policies say"
-        )
 
 
 def usable_device(name: str) -> torch.device:

@@ -49,10 +49,6 @@ def verify(
     read = options.read_config()
     if read.row_dtype in ("auto", "float32"):  # others are trained in float32 only
         read = options.read_config(precision=_PRECISION)
-    if read.device != "cpu":
-        from rowhaul.train.trainer import check_policies_on
-
-        check_policies_on(read)  # one process trains what the ranks do
     is_alone = read.device != "cpu" and not read.cluster.workers and not is_launched()
     workers = 0 if is_alone else read.cluster.workers or _WORKERS
     cluster = replace(read.cluster, workers=workers)

@@ -7,12 +7,9 @@ from dataclasses import dataclass, field, fields
 
 import torch
 
-from rowhaul.device.cluster.memory import CardMemory
-from rowhaul.device.cluster.rows import CardRows
+from rowhaul.device.host_indexed.memory import CardMemory
 from rowhaul.nn.features import FeatureGroup
-from rowhaul.runtime.layout import TableLayout, Upkeep
-from rowhaul.runtime.row_memory import Rates, RowMemory
-from rowhaul.runtime.worker_rows import CachedRows
+from rowhaul.runtime.layout import TableLayout
 
 
 @dataclass(frozen=True)
@@ -29,9 +26,3 @@ class CardLayout(TableLayout):
     def make_cache(self, groups: Sequence[FeatureGroup]) -> CardMemory:
         """Make a worker's cache: a group of tables for each group of features."""
         return CardMemory(self, groups, self.device)
-
-    def cached_rows(
-        self, groups: Sequence[FeatureGroup], cache: RowMemory, rates: Rates, upkeep: Upkeep, *, bounded: bool
-    ) -> CachedRows:
-        """Make the row source of a worker."""
-        return CardRows(groups, cache, rates, bounded=bounded)

@@ -1,7 +1,7 @@
-"""`CardTables`: tables of a worker's cache, whose index is in host memory and whose records are on a card.
+"""`CardTables`: tables whose index is in host memory and whose records are on a card.
 
-Plans name rows by table and key, and are made and followed on the CPU: it knows where every record is. The
-card is given numbers of records.
+What decides on rows, plans or policies, does so on the CPU, by table and key: it knows where every record is.
+The card is given numbers of records.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rowhaul.device.cluster.arena import CardArena
-from rowhaul.device.cluster.messages import Uploads, moved
+from rowhaul.device.host_indexed.arena import CardArena
+from rowhaul.device.host_indexed.messages import Uploads, moved
+from rowhaul.device.host_indexed.reads import CardRead
+from rowhaul.device.host_indexed.snapshot import CardSnapshot
 from rowhaul.device.tables import DeviceTables
 from rowhaul.nn.features import FeatureGroup
+from rowhaul.nn.pooled import KeepGradients
 from rowhaul.optim import RecordMemory, RowOptimizerRule
-from rowhaul.store import TableGroup
+from rowhaul.store import Lookup, TableGroup
 from rowhaul.store.index import Int64s, KeyIndex
 from rowhaul.store.packing import RowNames
 
@@ -32,7 +35,7 @@ class CardTables(TableGroup):
         optimizer: of rows.
         seed: of first values.
         device: the card.
-        uploads: brings messages there.
+        uploads: brings messages there; one of its own by default.
     """
 
     arena: CardArena
@@ -43,10 +46,10 @@ class CardTables(TableGroup):
         optimizer: RowOptimizerRule,
         seed: int,
         device: torch.device,
-        uploads: Uploads,
+        uploads: Uploads | None = None,
     ) -> None:
         super().__init__(group.specs, optimizer, str(group.dtype).removeprefix("torch."), seed)
-        self.device, self._uploads = device, uploads
+        self.device, self._uploads = device, uploads or Uploads(device)
         # What works on records there; its own index stays empty.
         self.card = DeviceTables(group.specs, optimizer, group.dtype, seed, device)
         self._stepping = threading.Lock()  # training and moves step rows, at rates of different iterations
@@ -61,6 +64,21 @@ class CardTables(TableGroup):
         """Forget every row."""
         self.index = KeyIndex(len(self.tables))
         self.arena = self._make_arena()
+
+    def pooled_read(
+        self,
+        group: FeatureGroup,
+        lookup: Lookup,
+        entries: slice | Int64s,
+        offsets: Int64s,
+        keep: KeepGradients,
+    ) -> CardRead:
+        """Return a `RowRead` over these records."""
+        return CardRead(self, group, lookup, entries, offsets, keep)
+
+    def snapshot(self) -> Any:
+        """Copy all rows."""
+        return CardSnapshot(self.tables, self.index, self.arena)
 
     def update(
         self,

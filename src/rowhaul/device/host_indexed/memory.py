@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rowhaul.device.cluster.arena import CardArena
-from rowhaul.device.cluster.messages import Bytes, Uploads, moved, pinned_buffer
-from rowhaul.device.cluster.snapshot import CardSnapshot
-from rowhaul.device.cluster.tables import CardTables
+from rowhaul.device.host_indexed.arena import CardArena
+from rowhaul.device.host_indexed.messages import Bytes, Uploads, moved, pinned_buffer
+from rowhaul.device.host_indexed.tables import CardTables
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.runtime.gradient_buffer import GradientBuffer
 from rowhaul.runtime.phases import Kinds, Payloads, RankPhases
@@ -138,11 +137,6 @@ class CardMemory(RowMemory):
                 gradients, there = gradients.clone(), moved(old, self.device)
                 gradients[there] = buffer.arena.rows(locations[old]) + gradients[there]
         buffer.write(positions, keys, gradients)
-
-    def snapshot(self, group: TableGroup) -> Any:
-        """Copy a group."""
-        assert isinstance(group, CardTables)
-        return CardSnapshot(group)
 
     def _make_buffer(self, group: TableGroup) -> CardGradients:
         assert isinstance(group, CardTables)

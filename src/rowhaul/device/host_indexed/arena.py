@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rowhaul.device.arena import DeviceArena
-from rowhaul.device.cluster import move_kernels
-from rowhaul.device.cluster.messages import Uploads, moved
+from rowhaul.device.host_indexed import move_kernels
+from rowhaul.device.host_indexed.messages import Uploads, moved
 from rowhaul.device.launch import columns_of, grid_of, rows_together
 from rowhaul.store.arena import OutOfMemoryError, RecordArena, Records
 
