@@ -118,28 +118,50 @@ def test_workers_with_caches_on_cards_train_what_one_process_trains(sync, peer_t
 
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("one_kernel_at_a_time")
-@pytest.mark.parametrize("number", range(2))
-def test_peers_step_rows_in_each_others_caches(number):
+@pytest.mark.parametrize("num_stores", [0, 1])
+def test_peers_step_rows_in_each_others_caches(num_stores):
     """Rates of Adam differ by iteration, and gradients of several workers meet on a card."""
+    topology = Topology(3, num_stores, colocated=num_stores == 0, peer_to_peer=True)
+    check_case(small_case(topology, "on-demand"))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("one_kernel_at_a_time")
+def test_gradients_accumulate_on_cards_as_in_host_memory():
+    """With bounded staleness, which no single process replays, workers with cards equal those without."""
+    case = small_case(Topology(3, 1), "bounded:2")
+    found, expected = run_cluster(case, kind=CardRank), run_cluster(case)
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=0, atol=1e-9)
+    assert found.rows().keys() == expected.rows().keys()
+    for row, record in expected.rows().items():
+        np.testing.assert_allclose(found.rows()[row], record, rtol=0, atol=1e-9)
+    check_run(case, found)
+
+
+def small_case(topology, sync):
+    """Two tables, Adam, caches that hold some of the rows."""
     tables = tuple(
         EmbeddingBagConfig(
-            embedding_dim=dim, name=name, feature_names=[name], weight_init_min=-1.0, weight_init_max=1.0
+            embedding_dim=dim,
+            name=name,
+            feature_names=[name],
+            weight_init_min=-1.0,
+            weight_init_max=1.0,
         )
         for name, dim in (("a", 2), ("b", 5))
     )
-    rule, random = Adam(0.1), np.random.default_rng(number)
+    rule, random = Adam(0.1), np.random.default_rng(0)
     batches = [random_samples(random, ("a", "b"), 9, KEYS, 2) for _ in range(6)]
-    topology = Topology(3, number, colocated=number == 0, peer_to_peer=True)
     settings = ScheduleSettings(
         topology=topology,
         sizes=row_sizes(tables, rule, torch.float64),
         prices=(1, 2, 3),
-        cache=CacheSettings(40, "rows", "lru"),
+        cache=CacheSettings(20, "rows", "lru"),
         dispatcher="round-robin",
-        sync="on-demand",
+        sync=sync,
         look_ahead=2,
     )
-    check_case(Case(tables, rule, settings, tuple(batches), rates=changing_rate))
+    return Case(tables, rule, settings, tuple(batches), rates=changing_rate)
 
 
 def check_case(case):

@@ -50,13 +50,13 @@ class CardLocated(Located):
 
     def pack(self, payloads: Payloads, kinds: Kinds, sizes: Sizes, out: Bytes) -> int:
         """Copy records into the buffer of a phase; return a payload whose record is missing, or -1."""
-        return self._move(payloads, kinds, sizes, out, "copy_out")
+        return self._move(payloads, kinds, sizes, CardArena.copy_out, out)
 
     def unpack(self, payloads: Payloads, kinds: Kinds, sizes: Sizes, given: Bytes) -> int:
         """Overwrite records with those received; return a payload whose record is missing, or -1."""
-        return self._move(payloads, kinds, sizes, given, "copy_in")
+        return self._move(payloads, kinds, sizes, CardArena.copy_in, given)
 
-    def _move(self, payloads: Payloads, kinds: Kinds, sizes: Sizes, buffer: Bytes, how: str) -> int:
+    def _move(self, payloads: Payloads, kinds: Kinds, sizes: Sizes, copy: Any, buffer: Bytes) -> int:
         chosen = np.flatnonzero(kinds[payloads.kind] & ((payloads.payload & int(Payload.VALUES)) != 0))
         rows = payloads.row[chosen]
         missing = np.flatnonzero(self.records[rows] < 0)
@@ -67,8 +67,8 @@ class CardLocated(Located):
         has_state = (payloads.payload[chosen] & int(Payload.STATE)) != 0
         lengths = np.where(has_state, record_bytes, value_bytes)
         for number, places, _ in self.memory.by_group(tables):
-            copy = getattr(self.memory.groups[number].arena, how)
-            copy(self.records[rows[places]], lengths[places], payloads.offsets[chosen[places]], buffer)
+            some = self.records[rows[places]], lengths[places], payloads.offsets[chosen[places]]
+            copy(self.memory.groups[number].arena, *some, buffer)
         return -1
 
     def _note(self, number: int, places: Ints, locations: Ints) -> None:
