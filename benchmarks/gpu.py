@@ -298,16 +298,9 @@ def cluster() -> None:
     """Four ranks that share the card, against one process on it: plain, and a replay of the same parts."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        generate = [
-            "generate",
-            "--rows",
-            str(1024 * STEPS),
-            "--test-share",
-            "0",
-            "--out",
-            str(folder / "logs"),
-        ]
-        subprocess.run([sys.executable, "-m", "rowhaul", *generate], check=True, capture_output=True)
+        options = ["--rows", str(1024 * STEPS), "--test-share", "0", "--out", str(folder / "logs")]
+        generate = [sys.executable, "-m", "rowhaul", "generate", *options]
+        subprocess.run(generate, check=True, capture_output=True)
         launch([], WORKERS, 1, command=[sys.executable, __file__, "--rank", name])
         config, schema, logs = cluster_config(), find_schema(folder / "logs"), folder / "logs"
         layout = layout_of(only_collection(make_model(config, schema)))
