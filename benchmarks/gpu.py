@@ -2,23 +2,32 @@
 
 The peer is what one would write without Rowhaul: `nn.Embedding(sparse=True)` over ids that were indexed
 beforehand, Adagrad for rows, Adam for the rest, all on the card. Rowhaul is given raw keys. Everything
-runs in one process and in turns; medians.
+runs in one process and in turns; medians. Last, four ranks and a store train on the card over loopback: it
+shows that they learn what one process there learns, and send the bytes of their plans, and nothing of speed.
 
     python benchmarks/gpu.py                 # all, a few minutes on one card
-    python benchmarks/gpu.py --only step     # or: dlrm
+    python benchmarks/gpu.py --only step     # or: dlrm, cluster
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rowhaul.cluster import launch
+from rowhaul.data.files import find_schema
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import DenseColumn, IdColumn, LabelColumn, Schema
 from rowhaul.device.batches import Bags
@@ -26,9 +35,15 @@ from rowhaul.device.tables import DeviceTables
 from rowhaul.nn import Batch, KeyedTensor
 from rowhaul.nn.models import build_model
 from rowhaul.optim import RowwiseAdagrad
+from rowhaul.runtime.mover import Mover
+from rowhaul.runtime.phases import Payloads
 from rowhaul.store import TableSpec
+from rowhaul.train import ClusterConfig
 from rowhaul.train.config import ModelConfig, OptimizerConfig, TrainConfig
-from rowhaul.train.trainer import Trainer, per_sample_loss
+from rowhaul.train.distributed.training import layout_of, only_collection
+from rowhaul.train.trainer import Trainer, make_model, per_sample_loss
+from rowhaul.verify.comparison import compare
+from rowhaul.verify.verify import Recorded, train_alone, train_and_record
 
 FEATURES, DENSE = 26, 13
 LAYERS = {"bottom": [], "top": [1024, 512]}
@@ -260,10 +275,76 @@ class _Placeholder(nn.Module):
         return self.inner(self.ids)
 
 
+WORKERS, STEPS = 4, 30
+
+
+def cluster_config() -> TrainConfig:
+    """Workers with small caches, so that rows come and go."""
+    return TrainConfig(
+        model=ModelConfig("dlrm", 16, {"bottom": [], "top": [64, 32]}),
+        rows=OptimizerConfig("rowwise_adagrad", 0.05),
+        batch_size=1024,
+        max_steps=STEPS,
+        precision="float64",
+        threads=1,
+        device="cuda",
+        cluster=ClusterConfig(
+            workers=WORKERS, dispatcher="joint", cache="12000", hot_rows=50, share_device=True
+        ),
+    )
+
+
+def cluster() -> None:
+    """Four ranks that share the card, against one process on it: plain, and a replay of the same parts."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        options = ["--rows", str(1024 * STEPS), "--test-share", "0", "--out", str(folder / "logs")]
+        generate = [sys.executable, "-m", "rowhaul", "generate", *options]
+        subprocess.run(generate, check=True, capture_output=True)
+        launch([], WORKERS, 1, command=[sys.executable, __file__, "--rank", name])
+        config, schema, logs = cluster_config(), find_schema(folder / "logs"), folder / "logs"
+        layout = layout_of(only_collection(make_model(config, schema)))
+        recorded = Recorded.read(folder, layout)
+        plain = compare(layout, recorded.trained, train_alone(config, schema, logs))
+        replay = compare(layout, recorded.trained, train_alone(config, schema, logs, recorded.workers))
+        sent = sum(json.loads(path.read_text()) for path in folder.glob("sent-*.json"))
+    planned = sum(size for kind, size in recorded.num_bytes.items() if kind != "all_reduce")
+    apart = max(one.largest for one in plain.kinds.values())
+    to_the_bit = "equal to the bit" if replay.is_equal else "DIFFERENT"
+    print(
+        f"{WORKERS} workers on one card and a store, {STEPS} steps in float64: {apart:.1e} from one process "
+        f"on it, {to_the_bit} to its replay; {sent:,} bytes sent, {planned:,} planned, hit ratio "
+        f"{recorded.hits / recorded.lookups:.0%}"
+    )
+
+
+def train_rank(folder: Path) -> None:
+    """Train as one rank, and write down how many bytes its moves have sent."""
+    sent, phase, swap = [0], Mover._phase, Mover.swap
+
+    def counted(self: Mover, out_going: Payloads, coming: Payloads, out: np.ndarray) -> np.ndarray:
+        sent[0] += sum(out[part].nbytes for peer, part in out_going.messages.items() if peer != self.rank)
+        return swap(self, out_going, coming, out)
+
+    def in_phase(self: Mover, *arguments: object) -> None:  # flushes are not counted
+        Mover.swap = counted
+        phase(self, *arguments)
+        Mover.swap = swap
+
+    Mover._phase = in_phase
+    train_and_record(cluster_config(), find_schema(folder / "logs"), folder / "logs", folder)
+    (folder / f"sent-{os.environ['RANK']}.json").write_text(json.dumps(sent[0]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=["step", "dlrm"])
-    chosen = parser.parse_args().only
+    parser.add_argument("--only", choices=["step", "dlrm", "cluster"])
+    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank is not None:
+        train_rank(arguments.rank)
+        return
+    chosen = arguments.only
     print(torch.cuda.get_device_name(), torch.__version__)
     if chosen in (None, "step"):
         sparse_step()
@@ -273,6 +354,8 @@ def main() -> None:
             for num_samples in (2048, 16_384, 65_536):
                 dlrm(dim, num_samples, 10_000_000 if dim == 128 else 30_000_000, tf32)
                 torch.cuda.empty_cache()
+    if chosen in (None, "cluster"):
+        cluster()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ TABLE = {
     "store": ({"optim"}, ARRAYS),
     "checkpoint": ({"store"}, {*ARRAYS, "torch", "fsspec"}),
     "nn": ({"data", "optim", "store"}, {"numpy", "torch"}),
-    "device": ({"nn", "optim", "store"}, {"numpy", "torch", "triton"}),
+    "device": ({"nn", "optim", "store", "schedule", "runtime"}, {"numpy", "torch", "triton"}),
     "transport": ({"schedule"}, {"numpy", "torch"}),
     "planning": ({"schedule", "transport", "data"}, ARRAYS),
     "runtime": (

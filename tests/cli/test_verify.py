@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rowhaul.cli.verify.report import print_report
+from rowhaul.cli.verify.report import print_devices, print_report
 from rowhaul.data.files import find_schema
 from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.store.row_format import format_of
@@ -346,3 +346,20 @@ def test_bad_input_is_told_before_anything_starts(rowhaul, log_folder, arguments
     assert code == 2
     assert words in " ".join(err.split())
     assert out == ""
+
+
+def test_the_verdict_of_a_card_names_what_differs_from_the_cpu_or_from_run_to_run(alone, capsys):
+    layout, trained = alone
+    config = TrainConfig.from_dict({"max_steps": 3, "precision": "float64", "device": "cuda"})
+    same = compare(layout, trained, trained)
+    assert print_devices(config, trained, same, same)
+    out = capsys.readouterr().out
+    assert "one process on cuda, 3 steps in float64" in out
+    assert "exact: the card trained the same model as the CPU, to 0.0e+00" in out
+    near = compare(layout, corrupted(trained, "item", "values", 7, 0, lambda value: value + 1e-12), trained)
+    assert print_devices(config, trained, near, same)
+    assert not print_devices(config, trained, same, near)
+    assert "1.0e-12 between two runs on the card, at key" in capsys.readouterr().out
+    far = compare(layout, corrupted(trained, "item", "values", 7, 0, lambda value: value + 1e-6), trained)
+    assert not print_devices(config, trained, far, same)
+    assert "1.0e-06 from the CPU, at key" in capsys.readouterr().out

@@ -1,5 +1,9 @@
 """Training on a card: these need one."""
 
+import json
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +13,7 @@ import torch
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import DenseColumn, IdColumn, LabelColumn, Schema
 from rowhaul.errors import ConfigError
+from rowhaul.pruning.config import PruneConfig
 from rowhaul.train import snapshot
 from rowhaul.train.config import ModelConfig, OptimizerConfig, TrainConfig
 from rowhaul.train.trainer import Trainer
@@ -87,8 +92,70 @@ def test_without_a_card_one_line_says_so():
 @pytest.mark.parametrize(("device", "given", "message"), [
     ("gpu", {}, "device must be cpu, or a card such as cuda"),
     ("cuda", {"row_dtype": "int8"}, "does not go together with row_dtype yet"),
-    ("cuda", {"tables": {"default": {"ttl": 5}}}, "does not go together with tables yet"),
+    ("cuda", {"prune": PruneConfig(ratio="50%")}, "does not go together with prune yet"),
 ])  # fmt: skip
 def test_what_a_card_cannot_do_is_refused(device, given, message):
     with pytest.raises(ConfigError, match=message):
         config(device, **given)
+
+
+def run_verify(log_folder, *arguments):
+    command = [sys.executable, "-m", "rowhaul", "verify", "--data", str(log_folder), "--device", "cuda"]
+    command += ["--batch-size", "200", "--steps", "6", "--set", "model.embedding_dim=8", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=250)
+
+
+@needs_card
+@pytest.mark.timeout(300)
+def test_a_card_is_verified_against_a_cpu(log_folder):
+    done = run_verify(log_folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "exact: the card trained the same model as the CPU" in done.stdout
+
+
+@needs_card
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("arguments", [
+    ("--workers", "3", "--stores", "1", "--row-optimizer", "rowwise_adagrad", "--set", "cluster.hot_rows=5"),
+    ("--workers", "2", "--colocated", "--peer-to-peer", "--row-optimizer", "adam"),
+])  # fmt: skip
+def test_workers_on_one_card_train_what_one_process_on_it_does(log_folder, arguments):
+    done = run_verify(log_folder, *arguments, "--cache", "2000", "--share-device")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("equal to the bit") == 4
+    assert "exact: the ranks trained the same model as one process" in done.stdout
+
+
+@needs_card
+@pytest.mark.skipif(torch.cuda.device_count() != 1, reason="needs one card")
+@pytest.mark.timeout(300)
+def test_two_workers_on_one_card_are_refused(log_folder):
+    done = run_verify(log_folder, "--workers", "2")
+    assert done.returncode == 2
+    assert "would share one card" in done.stderr + done.stdout
+
+
+@needs_card
+@pytest.mark.timeout(300)
+def test_workers_with_caches_on_a_card_resume_with_the_same_bits_and_go_on_without_it(log_folder, tmp_path):
+    command = [sys.executable, "-m", "rowhaul", "train", "--data", f"{log_folder}/*.parquet"]
+    command += ["--batch-size", "200", "--set", "model.embedding_dim=8", "--set", "log_every=1"]
+    command += ["--workers", "2", "--stores", "1", "--cache", "2000", "--precision", "float64"]
+    on_card = ["--device", "cuda", "--share-device"]
+
+    def losses(name, *arguments):
+        run = [*command, "--out", str(tmp_path / name), *arguments]
+        done = subprocess.run(run, capture_output=True, text=True, timeout=250)
+        assert done.returncode == 0, done.stdout + done.stderr
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        return {
+            line["step"]: line["loss"] for line in found if line.get("kind", line.get("event")) == "train"
+        }
+
+    whole = losses("whole", *on_card, "--max-steps", "8")
+    losses("half", *on_card, "--max-steps", "4")
+    shutil.copytree(tmp_path / "half", tmp_path / "moved")
+    assert losses("half", *on_card, "--max-steps", "8", "--resume") == whole
+    on_cpu = losses("moved", "--device", "cpu", "--max-steps", "8", "--resume")
+    np.testing.assert_allclose(list(on_cpu.values()), list(whole.values()), rtol=1e-9)

@@ -26,11 +26,12 @@ from watched_parts import (
 
 from rowhaul._threads import Failure
 from rowhaul.data.samples import Samples
-from rowhaul.nn import Batch
+from rowhaul.nn import Batch, EmbeddingBagCollection
 from rowhaul.nn.batch_norm import set_reducer
 from rowhaul.planning.feed import LeaderFeed
 from rowhaul.planning.planner import Planner
 from rowhaul.runtime.flush import flushed_blocks
+from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.mover import Job
 from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule import HotRows, IdBatch, Plan, Scheduler
@@ -163,11 +164,11 @@ class Rank:
         self._network, self._train = network, train
         topology = case.settings.topology
         trains = rank < topology.num_workers
-        self.model = case.model()
+        self.model = self.make_model(case)
         self.dense = torch.optim.SGD(self.model.parameters(), lr=case.dense_lr)
         collection = only_collection(self.model)
-        cache = layout_of(collection).make_cache(collection.feature_groups) if trains else None
-        layout = layout_of(collection)
+        layout = self.layout(collection) if trains else layout_of(collection)
+        cache = layout.make_cache(collection.feature_groups) if trains else None
         home = layout.make_home(topology, rank) if topology.colocated or not trains else None
         if cache is not None and case.settings.hot is not None:
             cache.make(case.settings.hot.tables, case.settings.hot.keys)
@@ -205,6 +206,14 @@ class Rank:
             compare_every=2,
         )
         set_reducer(self.model, self.training.sum_over_workers)
+
+    def make_model(self, case: Case) -> torch.nn.Module:
+        """Make this rank's model."""
+        return case.model()
+
+    def layout(self, collection: EmbeddingBagCollection) -> TableLayout:
+        """The layout of a worker."""
+        return layout_of(collection)
 
     def run(self) -> None:
         try:
@@ -259,7 +268,7 @@ class Rank:
         return AtRest(
             self.runtime.iteration,
             rows,
-            [one.detach().numpy().copy() for one in self.model.parameters()],
+            [one.detach().cpu().numpy().copy() for one in self.model.parameters()],
             set(_rows_held(cache)) if cache is not None else set(),
             {(name, *one) for name, memory in memories for one in _gradients_held(memory)},
             states,

@@ -86,6 +86,7 @@ _FLAGS_BY_PANEL: dict[str, dict[str, tuple[str, Any, str]]] = {
             str,
             "How dense gradients travel: float32, or bfloat16 (not exact).",
         ),
+        "share_device": ("cluster.share_device", bool, "Allow several workers on one card."),
         "secret_file": ("cluster.secret_file", str, "File with the secret that all ranks must prove."),
     },
     "Rows": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -108,44 +108,3 @@ class FeatureBags:
         if self.device.type == "cuda" and tensor.device.type == "cpu":
             tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=True)
-
-
-def joined(passes: Sequence[tuple[Tensor, Bags, Tensor]]) -> tuple[Tensor, Bags, Tensor]:
-    """Several passes over one batch as one: records, bags and gradients, pass after pass."""
-    if len(passes) == 1:
-        return passes[0]
-    num_samples = sum(bags.num_samples for _, bags, _ in passes)
-    numbers, weights, first = [], [], 0
-    for _, bags, gradients in passes:
-        bag = (
-            torch.arange(bags.num_ids, device=gradients.device)
-            if bags.bags is None
-            else bags.bags.to(torch.int64)
-        )
-        feature = bag // bags.num_samples
-        numbers.append((feature * num_samples + first + bag % bags.num_samples).to(torch.int32))
-        weights.append(_scales(bags, bag, feature, gradients.dtype))
-        first += bags.num_samples
-    records = torch.cat([records for records, _, _ in passes])
-    like = passes[0][1]
-    bags = replace(
-        like,
-        num_samples=num_samples,
-        num_ids=len(records),
-        bags=torch.cat(numbers),
-        offsets=torch.zeros(len(like.columns) * num_samples + 1, dtype=torch.int64, device=records.device),
-        is_mean=torch.zeros_like(like.is_mean),  # means are in the weights
-        weights=torch.cat(weights),
-    )
-    return records, bags, torch.cat([gradients for _, _, gradients in passes])
-
-
-def _scales(bags: Bags, bag: Tensor, feature: Tensor, dtype: torch.dtype) -> Tensor:
-    """What the gradient of each id's bag is multiplied by."""
-    scales = torch.ones(bags.num_ids, dtype=dtype, device=bag.device)
-    if bags.weights is not None:
-        scales = bags.weights
-    if bags.offsets is None:
-        return scales
-    lengths = (bags.offsets[bag + 1] - bags.offsets[bag]).to(dtype)
-    return torch.where(bags.is_mean[feature] != 0, scales / lengths, scales)

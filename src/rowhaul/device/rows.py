@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rowhaul.device.batches import FeatureBags, Ids, joined
+from rowhaul.device.batches import FeatureBags, Ids
 from rowhaul.device.tables import DeviceTables
 from rowhaul.errors import ConfigError, UnknownKeyError
 from rowhaul.nn.early import EarlyLookups
@@ -76,6 +76,7 @@ class DeviceRows(NamedRows):
         self, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int, device: torch.device
     ) -> None:
         self.device, self.num_clears = device, 0
+        self.same_bits = False  # whether steps give the bits of a CPU, for replays of a cluster's
         self._early = EarlyLookups[list[Ids]]()
         self.recorded: KeyedJaggedTensor | None = None  # a batch whose step is being recorded
         self.tables: list[DeviceTables] = []
@@ -141,10 +142,22 @@ class DeviceRows(NamedRows):
     def step(self, lr: float, number: int) -> None:
         """Step every row that has gradients."""
         for tables, pending in zip(self.tables, self.pending, strict=True):
-            if pending:
-                records, bags, gradients = joined(pending)
+            if len(pending) > 1 or (pending and self.same_bits):
+                # The gradients of each pass are summed before they are added, as workers and CPUs do.
+                parts = [self._summed(tables, *one) for one in pending]
                 pending.clear()
+                records, gradients = (torch.cat(one) for one in zip(*parts, strict=True))
+                tables.step_rows(records, gradients, lr, number)
+            elif pending:
+                records, bags, gradients = pending.pop()
                 tables.step(records, bags, gradients, lr, number)
+
+    def _summed(
+        self, tables: DeviceTables, records: Tensor, bags: Any, gradients: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The rows that a pass has read, and the sums of their gradients."""
+        distinct, numbers = torch.unique(records, return_inverse=True)
+        return distinct, tables.sum_rows(numbers.to(torch.int32), len(distinct), bags, gradients)
 
     # Recording a step.
 

@@ -13,7 +13,52 @@ import triton.language as tl
 
 from rowhaul.device.row_kernels import rows_at
 
-SGD, ADAGRAD, ROWWISE, ADAM = (tl.constexpr(number) for number in range(4))
+# By `SUM` a row becomes the sum of its gradients.
+SGD, ADAGRAD, ROWWISE, ADAM, SUM = (tl.constexpr(number) for number in range(5))
+
+
+@triton.jit
+def _root(x, SAME_BITS: tl.constexpr):
+    """The square root, correctly rounded where bits count."""
+    if SAME_BITS and x.dtype == tl.float32:
+        return tl.sqrt_rn(x)
+    else:
+        return tl.sqrt(x)
+
+
+@triton.jit
+def _over(x, y, SAME_BITS: tl.constexpr):
+    """The quotient, correctly rounded where bits count."""
+    if SAME_BITS and x.dtype == tl.float32:
+        return tl.div_rn(x, y)
+    else:
+        return x / y
+
+
+@triton.jit
+def _lane(fours, number: tl.constexpr):
+    """One of four columns."""
+    return tl.sum(tl.where(tl.arange(0, 4)[None, :] == number, fours, 0.0), axis=1)
+
+
+@triton.jit
+def _sum_in_fours(squares, DIM: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+    """Sum rows in the order of `rowhaul.optim.step_kernels`: four running sums, joined, then the rest.
+
+    Numbers are picked out by sums whose other terms are 0, which rounds nothing.
+    """
+    total = tl.zeros((ROWS,), squares.dtype)
+    if DIM >= 4:
+        fours = tl.reshape(squares, (ROWS, COLUMNS // 4, 4))
+        four = tl.arange(0, COLUMNS // 4)[None, :, None]
+        sums = tl.zeros((ROWS, 4), squares.dtype)
+        for number in range(DIM // 4):
+            sums += tl.sum(tl.where(four == number, fours, 0.0), axis=1)
+        total = (_lane(sums, 0) + _lane(sums, 1)) + (_lane(sums, 2) + _lane(sums, 3))
+    column = tl.arange(0, COLUMNS)[None, :]
+    for number in range(DIM - DIM % 4, DIM):
+        total += tl.sum(tl.where(column == number, squares, 0.0), axis=1)
+    return total
 
 
 @triton.jit
@@ -35,7 +80,8 @@ def list_segments(numbers, starts, num_segments, count, BLOCK: tl.constexpr):
     before = tl.load(numbers + at - 1, mask=inside & (at > 0), other=0)
     tl.store(starts + number - 1, at.to(tl.int32), mask=inside & (number != before))
     is_last = inside & (at == count - 1)
-    tl.store(starts + number, tl.zeros((BLOCK,), tl.int32) + count.to(tl.int32), mask=is_last)
+    end = (tl.zeros((BLOCK,), tl.int64) + count).to(tl.int32)  # a count of 1 is no tensor
+    tl.store(starts + number, end, mask=is_last)
     tl.store(num_segments + tl.zeros((BLOCK,), tl.int32), number, mask=is_last)
 
 
@@ -88,12 +134,18 @@ def _gradients_of(
 def _stepped(
     value, state_chunks, states, record, there, gradient, settings,
     RULE: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr, SHIFT: tl.constexpr,
+    SAME_BITS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The values of some records after a step by their gradients: see `rowhaul.optim.step_kernels`."""
+    """The values of some records after a step by their gradients: see `rowhaul.optim.step_kernels`.
+
+    With ``SAME_BITS``, and without fused operations, they are the bits of a CPU.
+    """
     element: tl.constexpr = gradient.dtype
     column = tl.arange(0, COLUMNS)
     mask = there[:, None] & (column < DIM)[None, :]
     rate, decay = tl.load(settings).to(element), tl.load(settings + 1).to(element)
+    if RULE == SUM:
+        value = gradient
     gradient = gradient + decay * value
     if RULE == SGD:
         value = value - rate * gradient
@@ -102,14 +154,20 @@ def _stepped(
         squares_at = rows_at(state_chunks, states, record, SHIFT, DIM)[:, None] + column[None, :]
         squares = tl.load(squares_at, mask=mask, other=0.0) + gradient * gradient
         tl.store(squares_at, squares, mask=mask)
-        value = value - rate * gradient / (tl.sqrt(squares) + eps)
+        value = value - _over(rate * gradient, _root(squares, SAME_BITS) + eps, SAME_BITS)
     if RULE == ROWWISE:
         eps = tl.load(settings + 2).to(element)
         mean_at = rows_at(state_chunks, states, record, SHIFT, 1)
         gradient = tl.where(mask, gradient, 0.0)
-        mean = tl.load(mean_at, mask=there, other=0.0) + tl.sum(gradient * gradient, axis=1) / DIM
+        if SAME_BITS:
+            summed = _sum_in_fours(gradient * gradient, DIM, COLUMNS, ROWS)
+        else:
+            summed = tl.sum(gradient * gradient, axis=1)
+        number = tl.zeros((ROWS,), element) + DIM
+        mean = tl.load(mean_at, mask=there, other=0.0) + _over(summed, number, SAME_BITS)
         tl.store(mean_at, mean, mask=there)
-        value = value - (rate / (tl.sqrt(mean) + eps))[:, None] * gradient
+        scale = _over(tl.zeros((ROWS,), element) + rate, _root(mean, SAME_BITS) + eps, SAME_BITS)
+        value = value - scale[:, None] * gradient
     if RULE == ADAM:
         eps = tl.load(settings + 2).to(element)
         beta1, beta2 = tl.load(settings + 3).to(element), tl.load(settings + 4).to(element)
@@ -118,7 +176,7 @@ def _stepped(
         square = beta2 * tl.load(mean_at + DIM, mask=mask, other=0.0) + (1 - beta2) * gradient * gradient
         tl.store(mean_at, mean, mask=mask)
         tl.store(mean_at + DIM, square, mask=mask)
-        value = value - rate * mean / (tl.sqrt(square) + eps)
+        value = value - _over(rate * mean, _root(square, SAME_BITS) + eps, SAME_BITS)
     return value
 
 
@@ -128,6 +186,7 @@ def step_short(
     num_samples, stride, value_chunks, values, state_chunks, states, settings,
     RULE: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr, SHIFT: tl.constexpr,
     ONE_EACH: tl.constexpr, WEIGHTED: tl.constexpr, LONG: tl.constexpr, SEGMENTS: tl.constexpr,
+    SAME_BITS: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradients of short segments, several at once, and step their rows."""
     total = tl.load(num_segments)
@@ -152,8 +211,9 @@ def step_short(
                 num_samples, stride, DIM, COLUMNS, ONE_EACH, WEIGHTED,
             )  # fmt: skip
         value = _stepped(
-            value, state_chunks, states, record, there, summed, settings, RULE, DIM, COLUMNS, SHIFT
-        )
+            value, state_chunks, states, record, there, summed, settings, RULE, DIM, COLUMNS, SHIFT,
+            SAME_BITS, SEGMENTS,
+        )  # fmt: skip
         tl.store(row, value, mask=mask)
 
 
@@ -186,7 +246,7 @@ def step_long(
     starts, long_segments, first_pieces, counters, sorted_records, partial, value_chunks, values,
     state_chunks, states, settings,
     RULE: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr, SHIFT: tl.constexpr, PIECE: tl.constexpr,
-    ROWS: tl.constexpr,
+    ROWS: tl.constexpr, SAME_BITS: tl.constexpr,
 ):  # fmt: skip
     """Add the pieces of long segments, in order, and step their rows."""
     for number in range(tl.program_id(0), tl.load(counters), tl.num_programs(0)):
@@ -209,6 +269,7 @@ def step_long(
             mask = (column < DIM)[None, :]
             value = tl.load(row, mask=mask, other=0.0)
             value = _stepped(
-                value, state_chunks, states, one, one >= 0, gradient, settings, RULE, DIM, COLUMNS, SHIFT
-            )
+                value, state_chunks, states, one, one >= 0, gradient, settings, RULE, DIM, COLUMNS, SHIFT,
+                SAME_BITS, 1,
+            )  # fmt: skip
             tl.store(row, value, mask=mask)

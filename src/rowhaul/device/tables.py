@@ -28,6 +28,7 @@ _RULES = {
 }
 _SPARE = 0.05  # the share of free memory, or of all records, that may be allocated for keys that may be new
 _CHUNK_OF_HOST = 1 << 24  # the same where there is no card
+_ONE_CHUNK = 30  # shift of memory in one piece
 _BLOCK_ROWS = 1 << 16  # rows copied at a time when a table is read whole
 
 
@@ -55,6 +56,8 @@ class DeviceTables:
         self._settings: tuple[float, ...] = ()
         self._settings_there = torch.zeros(5, dtype=torch.float64).to(device)
         self._nothing = torch.zeros(1, dtype=dtype).to(device)
+        self._one_column = torch.zeros(1, dtype=torch.int64, device=device)
+        self._no_mean = torch.zeros(1, dtype=torch.int32, device=device)
         self.clear()
 
     def clear(self) -> None:
@@ -140,14 +143,21 @@ class DeviceTables:
         made = DeviceArena(self.dim, 0, self.dtype, self.device)
         made.reserve(len(keys) + 1)
         records = torch.arange(len(keys), dtype=torch.int32, device=self.device)
-        count = torch.tensor([len(keys)], dtype=torch.int64).to(self.device)
-        self._write_initial(keys, tables, records, records, count, made)
+        self.write_initial(keys, tables, records, made)
         return made.read(records.to(torch.int64))
+
+    def write_initial(self, keys: Tensor, tables: Tensor, records: Tensor, arena: DeviceArena) -> None:
+        """Give records the first values and state of rows."""
+        every = torch.arange(len(keys), dtype=torch.int32, device=self.device)
+        count = torch.full((1,), len(keys), dtype=torch.int64, device=self.device)
+        self._write_initial(keys, tables, records, every, count, arena)
 
     # Pooling.
 
     def pool(self, records: Tensor, bags: Bags, spare: Tensor | None, out: Tensor) -> None:
         """Write the sum or mean of each bag to its columns of ``out``."""
+        if not bags.num_bags:
+            return
         together = rows_together(self.dim)
         row_kernels.pool[grid_of(bags.num_bags, together)](
             records, self._or(bags.offsets), self._or(bags.weights), *self.arena.memory[:2], self._or(spare),
@@ -161,6 +171,8 @@ class DeviceTables:
     ) -> Tensor:
         """Gradients of the ids' weights."""
         out = torch.empty(bags.num_ids, dtype=self.dtype, device=self.device)
+        if not bags.num_ids:
+            return out
         together = rows_together(self.dim)
         row_kernels.weight_gradients[grid_of(bags.num_ids, together)](
             records, self._or(bags.bags), self._or(bags.offsets), *self.arena.memory[:2], self._or(spare),
@@ -172,27 +184,69 @@ class DeviceTables:
 
     # Stepping.
 
-    def step(self, records: Tensor, bags: Bags, gradients: Tensor, lr: float, number: int) -> None:
-        """Sum the gradients of each row that a batch reads, and step it once."""
-        if not bags.num_ids:
-            return
-        self.set_rates(lr, number)
+    def step(
+        self,
+        records: Tensor,
+        bags: Bags,
+        gradients: Tensor,
+        lr: float,
+        number: int,
+        *,
+        same_bits: bool = False,
+    ) -> None:
+        """Sum the gradients of each row that a batch reads, and step it once.
+
+        With ``same_bits`` a step by one gradient a row gives the bits of a CPU, a little slower.
+        """
+        if bags.num_ids:
+            self.set_rates(lr, number)
+            self._reduce(records, bags, gradients, self._rule, self.arena.memory, self.arena.shift, same_bits)
+
+    def step_rows(self, records: Tensor, gradients: Tensor, lr: float, number: int) -> None:
+        """Step records, which may repeat, by the sums of the gradients given for each; a CPU's bits."""
+        self.step(records, self.one_bag_each(len(records)), gradients, lr, number, same_bits=True)
+
+    def sum_rows(self, numbers: Tensor, count: int, bags: Bags, gradients: Tensor) -> Tensor:
+        """Sum the gradients of a batch's ids by their numbers, below ``count``, in the order of a step."""
+        sums = torch.zeros((max(count, 1), self.dim), dtype=self.dtype, device=self.device)
+        if bags.num_ids:
+            first = torch.zeros(1, dtype=torch.int64, device=self.device)
+            memory = first, sums, first, sums
+            self._reduce(numbers, bags, gradients, step_kernels.SUM, memory, _ONE_CHUNK, same_bits=True)
+        return sums[:count]
+
+    def one_bag_each(self, count: int) -> Bags:
+        """Bags of one id each, whose vectors are rows of a matrix."""
+        return Bags(count, count, None, None, self._one_column, self._no_mean)
+
+    def _reduce(
+        self,
+        records: Tensor,
+        bags: Bags,
+        gradients: Tensor,
+        rule: Any,
+        memory: tuple[Tensor, Tensor, Tensor, Tensor],
+        shift: int,
+        same_bits: bool,
+    ) -> None:
+        """Sum gradients by record, and change each record by its sum."""
         settings = self._settings_there
         segments = Segments(records)
-        arena, together = self.arena, rows_together(self.dim)
+        together = rows_together(self.dim)
         options = {
             "DIM": self.dim,
             "COLUMNS": columns_of(self.dim),
             "ONE_EACH": bags.one_each,
             "WEIGHTED": bags.weights is not None,
+            "enable_fp_fusion": not same_bits,
         }
         ids = (
             segments.ids, self._or(bags.bags), self._or(bags.offsets), self._or(bags.weights), bags.columns,
             bags.is_mean, gradients, bags.num_samples, gradients.stride(0),
         )  # fmt: skip
         step_kernels.step_short[grid_of(bags.num_ids, together)](
-            segments.starts, segments.count, segments.records, *ids, *arena.memory, settings,
-            RULE=self._rule, SHIFT=arena.shift, LONG=LONG, SEGMENTS=together, **options,
+            segments.starts, segments.count, segments.records, *ids, *memory, settings,
+            RULE=rule, SHIFT=shift, LONG=LONG, SEGMENTS=together, SAME_BITS=same_bits, **options,
         )  # fmt: skip
         if not segments.most_long:
             return
@@ -203,9 +257,9 @@ class DeviceTables:
         )  # fmt: skip
         step_kernels.step_long[limited((segments.most_long,))](
             segments.starts, segments.long_segments, segments.first_pieces, segments.counters,
-            segments.records, partial, *arena.memory, settings,
-            RULE=self._rule, DIM=self.dim, COLUMNS=columns_of(self.dim), SHIFT=arena.shift, PIECE=PIECE,
-            ROWS=min(together, PIECE),
+            segments.records, partial, *memory, settings,
+            RULE=rule, DIM=self.dim, COLUMNS=columns_of(self.dim), SHIFT=shift, PIECE=PIECE,
+            ROWS=min(together, PIECE), SAME_BITS=same_bits, enable_fp_fusion=not same_bits,
         )  # fmt: skip
 
     def set_rates(self, lr: float, number: int) -> None:

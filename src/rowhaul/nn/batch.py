@@ -87,8 +87,21 @@ class Batch:
             index=self.index.to(device, non_blocking=non_blocking),
         )
 
+    def beside(self, device: torch.device) -> Batch:
+        """The same samples for a model on a device, sent without waiting; ids go by themselves, if at all."""
+        if device.type == "cpu":
+            return self
+        names = [name for name in ("dense", "labels", "index") if getattr(self, name) is not None]
+        moved: dict[str, Any] = {name: _sent(getattr(self, name), device) for name in names}
+        return replace(self, **moved)
+
     def __len__(self) -> int:
         return len(self.index)
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy to a card without waiting; a worker may have no samples."""
+    return tensor.pin_memory().to(device, non_blocking=True) if tensor.numel() else tensor.to(device)
 
 
 def _tensor(array: npt.NDArray[Any]) -> Tensor:

@@ -171,9 +171,9 @@ class LocalRows(TableRows, NamedRows):
 
     def step(self, lr: float, number: int) -> None:
         """Step every row that has gradients."""
-        num_values = sum(gradients.size for pending in self.pending for _, gradients in pending)
-        groups = range(len(self.groups))
-        run_all([partial(self._step, group, lr, number) for group in groups], is_worth_threads(num_values))
+        shapes = [gradients.shape for pending in self.pending for _, gradients in pending]
+        in_threads = self.device.type == "cpu" and is_worth_threads(sum(rows * dim for rows, dim in shapes))
+        run_all([partial(self._step, group, lr, number) for group in range(len(self.groups))], in_threads)
 
     def _step(self, group: int, lr: float, number: int) -> None:
         taken = self.take_gradients(group, number)
@@ -215,13 +215,27 @@ def names_of(lookup: Lookup) -> RowNames:
 
 def summed(parts: Sequence[Pending], num_tables: int) -> Pending:
     """Sum the gradients of several passes: each row once, parts added in order."""
+    rows, places = _rows_of_parts(parts, num_tables)
+    first: Any = parts[0][1]
+    if isinstance(first, torch.Tensor):  # on a card
+        sums: Any = first.new_zeros((len(rows.keys), first.shape[1]))
+        for where, (_, part) in zip(places, parts, strict=True):
+            there = torch.from_numpy(where).to(first.device)
+            sums[there] = sums[there] + part
+        return rows, sums
+    gradients = np.zeros((len(rows.keys), first.shape[1]), dtype=first.dtype)
+    np.add.at(gradients, np.concatenate(places), np.concatenate([part for _, part in parts]))
+    return rows, gradients
+
+
+def _rows_of_parts(parts: Sequence[Pending], num_tables: int) -> tuple[Lookup, list[Int64s]]:
+    """The distinct rows of several passes, and which of them the rows of each pass are."""
     table_of_key = [tables_of_keys(lookup) for lookup, _ in parts]
     rows = np.stack([np.concatenate(table_of_key), np.concatenate([lookup.keys for lookup, _ in parts])])
     distinct, first, where = np.unique(rows, axis=1, return_index=True, return_inverse=True)
-    every = np.concatenate([part for _, part in parts])
-    gradients = np.zeros((len(first), every.shape[1]), dtype=every.dtype)
-    np.add.at(gradients, where.reshape(-1), every)
     starts = np.searchsorted(distinct[0], np.arange(num_tables + 1))
     locations = np.concatenate([lookup.locations for lookup, _ in parts])[first]
     nothing = np.empty(0, dtype=np.int32)
-    return Lookup(np.ascontiguousarray(distinct[1]), starts, nothing, locations, parts[0][0].spare), gradients
+    found = Lookup(np.ascontiguousarray(distinct[1]), starts, nothing, locations, parts[0][0].spare)
+    ends = np.cumsum([len(lookup.keys) for lookup, _ in parts])[:-1]
+    return found, np.split(where.reshape(-1), ends)

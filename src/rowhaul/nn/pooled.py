@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,7 @@ class PooledRead:
         keep: takes the gradients of the distinct rows.
     """
 
-    device = torch.device("cpu")
+    device: torch.device = torch.device("cpu")
 
     def __init__(
         self,
@@ -122,6 +122,21 @@ class PackedRead(PooledRead):
         ).weight_gradients(pooled_gradients)
 
 
+@runtime_checkable
+class PooledTables(Protocol):
+    """Tables that read their records themselves, such as those on a card."""
+
+    def pooled_read(
+        self,
+        group: FeatureGroup,
+        lookup: Lookup,
+        entries: slice | Int64s,
+        offsets: Int64s,
+        keep: KeepGradients,
+    ) -> PooledRead:
+        """Return a `RowRead` over these records."""
+
+
 def pooled_read(
     tables: TableGroup,
     group: FeatureGroup,
@@ -130,7 +145,9 @@ def pooled_read(
     offsets: Int64s,
     keep: KeepGradients,
 ) -> PooledRead:
-    """Return a `RowRead` over the records of tables, packed or not."""
+    """Return a `RowRead` over the records of tables, packed or not, wherever they are."""
+    if isinstance(tables, PooledTables):
+        return tables.pooled_read(group, lookup, entries, offsets, keep)
     arguments = group, tables.arena, lookup, entries, offsets, keep
     if tables.packing is not None:
         return PackedRead(tables.packing, *arguments)

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
+import torch
 
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.local_rows import TableRows
@@ -23,11 +25,13 @@ from rowhaul.schedule import HotRows, IdBatch, Plan, RowPolicy, Scheduler, Sched
 from rowhaul.schedule.sizes import RowSizes
 from rowhaul.store import TableGroup, TableSpec
 from rowhaul.store.packing import PLAIN
-from rowhaul.store.row_format import format_of
+from rowhaul.store.row_format import format_of, load_named
 
 if TYPE_CHECKING:
     from rowhaul.runtime.lookups import Rows
     from rowhaul.runtime.runtime import Runtime
+
+_ON_A_CARD = "rowhaul.device.host_indexed.layout:CardLayout"  # loaded where there is one: it needs Triton
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,13 @@ class TableLayout:
     def records_at_first(self, batches: Iterable[IdBatch]) -> Iterable[IdBatch]:
         """Return the records that batches of ids would read when training begins."""
         return batches
+
+    def on(self, device: torch.device) -> TableLayout:
+        """Return the layout of a worker whose model is on a device: a card caches whole rows."""
+        if device.type == "cpu" or self.row_format != "whole" or find_spec("triton") is None:
+            return self
+        there: TableLayout = load_named(_ON_A_CARD).of(self, device)
+        return there
 
     def make_cache(self, groups: Sequence[FeatureGroup]) -> RowMemory:
         """Make a worker's cache: a group of tables for each group of features."""

@@ -23,7 +23,7 @@ class MemorySnapshot:
         self._groups: list[GroupSnapshot] = []
         try:
             for group in memory.groups:
-                self._groups.append(GroupSnapshot(group))
+                self._groups.append(group.snapshot())
         except BaseException:
             self.close()
             raise

@@ -153,7 +153,9 @@ class Mover:
 
     def swap(self, sent: Payloads, received: Payloads, out: Bytes) -> Bytes:
         """Send the messages in a buffer; return the buffer of those received."""
-        arrived = np.empty(received.num_bytes, np.uint8)
+        memory = self.cache or self.home
+        assert memory is not None
+        arrived = memory.message_buffer(received.num_bytes)
         transfer = self.links.post(
             {peer: arrived[part] for peer, part in received.messages.items() if peer != self.rank},
             {peer: out[part] for peer, part in sent.messages.items() if peer != self.rank},

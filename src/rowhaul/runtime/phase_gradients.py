@@ -13,15 +13,9 @@ import numpy.typing as npt
 
 from rowhaul.runtime.phase_kernels import pick_gradients
 from rowhaul.runtime.phases import FROM_CACHE, TO_CACHE, TO_HOME, DueSteps, Kinds, Payloads
-from rowhaul.runtime.record_kernels import (
-    buffered_rows,
-    note_buffered,
-    note_gradients,
-    steps_of_group,
-    sum_gradients,
-)
+from rowhaul.runtime.record_kernels import buffered_rows, note_gradients, steps_of_group
 from rowhaul.runtime.row_locations import Located, RowLocations
-from rowhaul.runtime.row_memory import MissingRowError, Rates
+from rowhaul.runtime.row_memory import MissingRowError, Rates, RowMemory
 from rowhaul.store.keyed import copy_in, copy_out, find_or_add
 from rowhaul.store.packing import RowNames
 from rowhaul.transport.base import Bytes
@@ -32,20 +26,23 @@ Flags = npt.NDArray[np.uint8]
 
 def pack_payloads(where: RowLocations, sent: Payloads, *, keep_gradients: bool = False) -> Bytes:
     """Write the records and gradients that are sent into a buffer; remove the gradients unless kept."""
-    out = np.empty(sent.num_bytes, np.uint8)
+    out = where.memory.message_buffer(sent.num_bytes)
     if len(sent):
         where.pack(sent, out)
-    cache = where.cache.memory
-    if cache is None or not sent.has_gradients:
-        return out
-    none = np.zeros(len(sent), np.uint8)
-    for number, worker, keys, starts, offsets in _gradients_among(where.cache, sent, FROM_CACHE, none):
-        buffer = cache.buffer(worker, number)
-        locations = cache.take_gradients(worker, number, keys, starts, keep=keep_gradients)
-        copy_out(buffer, locations, np.full(len(keys), buffer.arena.record_bytes), offsets, out)
-        if not keep_gradients:
-            buffer.arena.release(locations)
+        if where.cache.memory is not None and sent.has_gradients:
+            _pack_gradients(where.cache, where.cache.memory, sent, out, keep_gradients)
+        where.memory.finish_packing()
     return out
+
+
+def _pack_gradients(located: Located, cache: RowMemory, sent: Payloads, out: Bytes, keep: bool) -> None:
+    none = np.zeros(len(sent), np.uint8)
+    for number, worker, keys, starts, offsets in _gradients_among(located, sent, FROM_CACHE, none):
+        buffer = cache.buffer(worker, number)
+        locations = cache.take_gradients(worker, number, keys, starts, keep=keep)
+        copy_out(buffer, locations, np.full(len(keys), buffer.arena.record_bytes), offsets, out)
+        if not keep:
+            buffer.arena.release(locations)
 
 
 def unpack_payloads(
@@ -65,7 +62,8 @@ def unpack_payloads(
         due = PhaseSteps(steps, located)
         if received.has_gradients:
             done = np.zeros(len(received), np.uint8)  # gradients that are stepped at once
-            due.note(where, received, kinds, arrived, done)
+            if located.memory.sums_where_received:
+                due.note(where, received, kinds, arrived, done)
             _buffer_gradients(located, received, kinds, arrived, done)
         due.take(rates)
 
@@ -118,7 +116,7 @@ class PhaseSteps:
         step_of_row[steps.row] = np.arange(1, len(steps) + 1, dtype=np.int32)
         note_gradients(
             received.kind, received.payload, received.row, received.source, received.offsets, kinds,
-            step_of_row, steps.contributors, where.phases.tables, where.value_bytes, where.record_bytes,
+            step_of_row, steps.contributors, where.phases.tables, *where.sizes,
             arrived.ctypes.data, done, self._gradients,
         )  # fmt: skip
 
@@ -140,25 +138,17 @@ class PhaseSteps:
                     f"key {int(phases.keys[missing])} of table number {int(phases.tables[missing])} is to be "
                     "stepped and is not there; please report this"
                 )
-            taken = []
+            buffered = []
             for worker in range(int(waiting).bit_length()):
                 if not int(waiting) >> worker & 1:
                     continue
                 places, their_keys, their_starts = buffered_rows(
                     contributors, gradients, keys, starts, worker
                 )
-                arena = memory.buffer(worker, number).arena
                 locations = memory.take_gradients(worker, number, their_keys, their_starts)
-                note_buffered(
-                    arena.addresses, arena.shift, arena.record_bytes, places, locations, worker, gradients
-                )
-                taken.append((arena, locations))
-            sums = np.empty((len(keys), group.dim), group.dtype)
-            if group.packing is None:
-                sum_gradients(gradients, sums)
-            else:
-                group.packing.sum_gradients(gradients, sums)
-            for arena, locations in taken:
-                arena.release(locations)
+                buffered.append((worker, places, locations))
+            sums = memory.sum_gradients(number, gradients, buffered)
+            for worker, _, locations in buffered:
+                memory.buffer(worker, number).arena.release(locations)
             tables = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
             memory.apply(group, records, sums, trained, rates, RowNames(tables, keys))

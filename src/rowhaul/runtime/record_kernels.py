@@ -93,17 +93,13 @@ def mark_absent(trainers, states, mask, records, needed, arrived, absent, fresh,
 
 
 @kernel
-def pack_records(
-    kind, payload, row, offsets, is_from_home, home_at, cache_at, tables, value_bytes, record_bytes,
-    out_address,
-):  # fmt: skip
+def pack_records(kind, payload, row, offsets, is_chosen, at, tables, value_bytes, record_bytes, out_address):
     """Copy records into the buffer of a phase; return a payload whose record is missing, or -1."""
     last = len(kind) - 1
     for i in range(len(kind)):
-        soon = min(i + _AHEAD, last)
-        prefetch_to_read(home_at[row[soon]] if is_from_home[kind[soon]] else cache_at[row[soon]])
-        if payload[i] & _VALUES:
-            address = home_at[row[i]] if is_from_home[kind[i]] else cache_at[row[i]]
+        prefetch_to_read(at[row[min(i + _AHEAD, last)]])
+        if payload[i] & _VALUES and is_chosen[kind[i]]:
+            address = at[row[i]]
             if address == 0:
                 return i
             table = tables[row[i]]

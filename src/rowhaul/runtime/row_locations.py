@@ -6,10 +6,12 @@ once at home; records never move in memory, so every phase and training use the 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.runtime.phases import FROM_HOME, TO_CACHE, TO_HOME, Kinds, Payloads, RankPhases
+from rowhaul.runtime.phases import FROM_CACHE, FROM_HOME, TO_CACHE, TO_HOME, Kinds, Payloads, RankPhases
 from rowhaul.runtime.record_kernels import (
     mark_absent,
     mark_arrivals,
@@ -24,6 +26,8 @@ from rowhaul.schedule.row_states import State
 from rowhaul.transport.base import Bytes
 
 Ints = npt.NDArray[np.int64]
+Sizes = tuple[Ints, Ints]
+"""By table: bytes of a row's values, and of its record."""
 
 _IN_CACHE, _AT_HOME, _ARRIVED, _ABSENT = 1, 2, 4, 8  # bits of each row
 
@@ -65,7 +69,20 @@ class Located:
                 arrived = (needed[places] & _ARRIVED) != 0
                 self._note(number, places, group.make(keys, starts, unwritten=arrived))
 
-    def before_change(self, payloads: Payloads, kinds: Kinds) -> None:
+    def pack(self, payloads: Payloads, kinds: Kinds, sizes: Sizes, out: Bytes) -> int:
+        """Copy records into the buffer of a phase; return a payload whose record is missing, or -1."""
+        return self._copy(pack_records, payloads, kinds, sizes, out)
+
+    def unpack(self, payloads: Payloads, kinds: Kinds, sizes: Sizes, given: Bytes) -> int:
+        """Overwrite records with those received; return a payload whose record is missing, or -1."""
+        self._before_change(payloads, kinds)
+        return self._copy(unpack_records, payloads, kinds, sizes, given)
+
+    def _copy(self, kernel: Any, payloads: Payloads, kinds: Kinds, sizes: Sizes, buffer: Bytes) -> int:
+        columns = payloads.kind, payloads.payload, payloads.row, payloads.offsets, kinds
+        return int(kernel(*columns, self.addresses, self.phases.tables, *sizes, buffer.ctypes.data))
+
+    def _before_change(self, payloads: Payloads, kinds: Kinds) -> None:
         """Call this before records are overwritten by those received: a snapshot may need them first."""
         memory = self.memory
         if memory is None or all(group.arena.keeper is None for group in memory.groups):
@@ -97,10 +114,12 @@ class RowLocations:
 
     def __init__(self, phases: RankPhases, cache: RowMemory | None, home: RowMemory | None) -> None:
         self.phases, self._needed = phases, phases.needed.copy()
-        self.cache, self.home = Located(cache, phases), Located(home, phases)
+        self.cache = Located(None, phases) if cache is None else cache.locate(phases)
+        self.home = Located(None, phases) if home is None else home.locate(phases)
         memory = cache or home
         assert memory is not None
-        self.value_bytes, self.record_bytes = memory.sizes
+        self.memory = memory
+        self.sizes = memory.sizes
 
     def look_up(self) -> None:
         """Locate all rows, again only if rows were removed since."""
@@ -109,17 +128,13 @@ class RowLocations:
 
     def pack(self, payloads: Payloads, out: Bytes) -> None:
         """Write the records that are sent into the buffer of their phase."""
-        missing = pack_records(
-            payloads.kind, payloads.payload, payloads.row, payloads.offsets, FROM_HOME, self.home.addresses,
-            self.cache.addresses, self.phases.tables, self.value_bytes, self.record_bytes, out.ctypes.data,
-        )  # fmt: skip
-        if missing >= 0:
-            raise self._missing(int(payloads.row[missing]))
+        for located, kinds in ((self.home, FROM_HOME), (self.cache, FROM_CACHE)):
+            self._check(payloads, located.pack(payloads, kinds, self.sizes, out))
 
     def unpack_at_home(self, payloads: Payloads, given: Bytes) -> None:
         """Overwrite records at home with those received."""
         if self.home.memory is not None:
-            self._unpack(payloads, TO_HOME, given, self.home)
+            self._check(payloads, self.home.unpack(payloads, TO_HOME, self.sizes, given))
 
     def insert_arrivals(self, arrivals: list[tuple[Payloads, Bytes]]) -> None:
         """Insert received and first-time rows into the cache."""
@@ -134,14 +149,9 @@ class RowLocations:
             raise self._missing(missing)
         cache.insert(needed)
         for payloads, given in arrivals:
-            self._unpack(payloads, TO_CACHE, given, cache)
+            self._check(payloads, cache.unpack(payloads, TO_CACHE, self.sizes, given))
 
-    def _unpack(self, payloads: Payloads, kinds: Kinds, given: Bytes, to: Located) -> None:
-        to.before_change(payloads, kinds)
-        missing = unpack_records(
-            payloads.kind, payloads.payload, payloads.row, payloads.offsets, kinds, to.addresses,
-            self.phases.tables, self.value_bytes, self.record_bytes, given.ctypes.data,
-        )  # fmt: skip
+    def _check(self, payloads: Payloads, missing: int) -> None:
         if missing >= 0:
             raise self._missing(int(payloads.row[missing]))
 

@@ -13,13 +13,17 @@ import numpy.typing as npt
 
 from rowhaul.errors import RowhaulError
 from rowhaul.runtime.gradient_buffer import GradientBuffer
+from rowhaul.runtime.record_kernels import note_buffered, sum_gradients
 from rowhaul.schedule.sizes import RowSizes
 from rowhaul.store import TableGroup
 from rowhaul.store.keyed import locate_or_add, remove
 from rowhaul.store.packing import RowNames
+from rowhaul.transport.base import Bytes
 
 if TYPE_CHECKING:
     from rowhaul.runtime.layout import TableLayout
+    from rowhaul.runtime.phases import RankPhases
+    from rowhaul.runtime.row_locations import Located
 
 _MOST_SETTINGS = 4096  # iterations whose settings are kept
 _FEW_ITERATIONS = 1000  # that are sooner counted than sorted
@@ -27,6 +31,8 @@ _FEW_ITERATIONS = 1000  # that are sooner counted than sorted
 Ints = npt.NDArray[np.int64]
 Rates = Callable[[int], float]
 """The learning rate of rows in an iteration, counted from 0; the same on every rank."""
+Buffered = Sequence[tuple[int, Ints, Ints]]
+"""Gradients that wait in buffers, worker by worker: whose, which sums they belong to, where they are."""
 
 
 class MissingRowError(RowhaulError):
@@ -36,12 +42,17 @@ class MissingRowError(RowhaulError):
 class RowMemory:
     """Records by (table, key), and gradients by (worker, table, key).
 
+    This one is in host memory. Another kind (`rowhaul.device.host_indexed` has them on a card) overrides what
+    touches the contents of records.
+
     Args:
         layout: the tables.
         groups: tables that hold the records; new ones by default.
         makes_rows: whether a missing row is made with its initial values when it is looked up: true of a
             home; in a cache it would be a bug.
     """
+
+    sums_where_received = True  # whether gradients can be summed in the buffers that they arrive in
 
     def __init__(
         self, layout: TableLayout, groups: Sequence[TableGroup] | None = None, *, makes_rows: bool = True
@@ -111,9 +122,7 @@ class RowMemory:
                 group.update(locations, gradients, rate, number, rows)
             else:
                 some = np.flatnonzero(np.isin(trained, iterations))
-                group.update(
-                    locations[some], np.ascontiguousarray(gradients[some]), rate, number, rows.some(some)
-                )
+                group.update(locations[some], gradients[some], rate, number, rows.some(some))
 
     def _settings_of(self, group: TableGroup, iteration: int, rates: Rates) -> tuple[float, ...]:
         """The optimizer's scalars in an iteration; those asked for lately are kept."""
@@ -188,9 +197,45 @@ class RowMemory:
     def buffer(self, worker: int, number: int) -> GradientBuffer:
         """The buffered gradients of a worker, of the tables of a group."""
         if (worker, number) not in self._buffers:
-            group = self.groups[number]
-            self._buffers[worker, number] = GradientBuffer(len(group.tables), *group.gradient_shape)
+            self._buffers[worker, number] = self._make_buffer(self.groups[number])
         return self._buffers[worker, number]
+
+    def _make_buffer(self, group: TableGroup) -> GradientBuffer:
+        return GradientBuffer(len(group.tables), *group.gradient_shape)
+
+    def locate(self, phases: RankPhases) -> Located:
+        """Prepare to locate the rows of a plan."""
+        from rowhaul.runtime.row_locations import Located  # which knows this module
+
+        return Located(self, phases)
+
+    def message_buffer(self, num_bytes: int) -> Bytes:
+        """Memory for the messages of a phase."""
+        return np.empty(num_bytes, np.uint8)
+
+    def finish_packing(self) -> None:
+        """Wait until what was packed is in its buffer."""
+
+    def sum_gradients(self, number: int, received: Ints, buffered: Buffered) -> npt.NDArray[Any]:
+        """Sum gradients of rows of a group in the order of workers.
+
+        Args:
+            number: of the group.
+            received: rows x workers, addresses of gradients that have arrived, 0 where there is none.
+            buffered: those that wait here.
+        """
+        group = self.groups[number]
+        for worker, places, locations in buffered:
+            arena = self.buffer(worker, number).arena
+            note_buffered(
+                arena.addresses, arena.shift, arena.record_bytes, places, locations, worker, received
+            )
+        sums = np.empty((len(received), group.dim), group.dtype)
+        if group.packing is None:
+            sum_gradients(received, sums)
+        else:
+            group.packing.sum_gradients(received, sums)
+        return sums
 
     @property
     def num_waiting(self) -> int:

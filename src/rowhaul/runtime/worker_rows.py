@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from rowhaul.errors import ConfigError
 from rowhaul.nn.features import FeatureGroup
@@ -195,7 +196,8 @@ class TakenGradients:
             count, dim = len(part.replicated_locations), gradients.shape[1]
             block = out[first : first + count * dim].reshape(count, dim)
             if len(part.replicated_here):
-                block[part.replicated_here] = gradients[part.replicated]
+                # They may be on a card.
+                block[part.replicated_here] = torch.as_tensor(gradients[part.replicated]).cpu().numpy()
             first += count * dim
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.errors import RowhaulError
-from rowhaul.store.records import read_records, write_records
+from rowhaul.store.records import gather_bytes, read_records, scatter_bytes, write_records
 
 CHUNK_BYTES = 4 << 20
 # Chunks of a large arena are cut from slabs that Linux backs with huge pages: random steps over a large table
@@ -126,6 +126,22 @@ class RecordArena:
         self.before_change(records)
         contents = np.ascontiguousarray(contents, dtype=self.dtype)
         write_records(self.addresses, self.shift, records, contents)
+
+    def copy_out(
+        self, records: Records, lengths: Records, offsets: Records, out: npt.NDArray[np.uint8]
+    ) -> None:
+        """Copy the first bytes of each record to its offset in ``out``."""
+        gather_bytes(
+            self.addresses, self.shift, self.record_bytes, records, lengths, offsets, out.ctypes.data
+        )
+
+    def copy_in(
+        self, records: Records, lengths: Records, offsets: Records, given: npt.NDArray[np.uint8]
+    ) -> None:
+        """Overwrite the first bytes of each record with those at its offset in ``given``."""
+        scatter_bytes(
+            self.addresses, self.shift, self.record_bytes, records, lengths, offsets, given.ctypes.data
+        )
 
     def before_change(self, records: Records) -> None:
         """Call this before records are changed in place, other than by `write`."""

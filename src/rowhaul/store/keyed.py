@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from rowhaul.store.arena import RecordArena
 from rowhaul.store.index import Int64s, KeyIndex
-from rowhaul.store.records import gather_bytes, scatter_bytes
 
 Tables = npt.NDArray[np.int64]  # position of each row's table in its group
 
@@ -112,20 +111,14 @@ def copy_out(
     records: KeyedRecords, locations: Int64s, lengths: Int64s, offsets: Int64s, out: npt.NDArray[np.uint8]
 ) -> None:
     """Copy the first bytes of each record to its offset in ``out``."""
-    arena = records.arena
-    gather_bytes(
-        arena.addresses, arena.shift, arena.record_bytes, locations, lengths, offsets, out.ctypes.data
-    )
+    records.arena.copy_out(locations, lengths, offsets, out)
 
 
 def copy_in(
     records: KeyedRecords, locations: Int64s, lengths: Int64s, offsets: Int64s, given: npt.NDArray[np.uint8]
 ) -> None:
     """Overwrite the first bytes of each record with those at its offset in ``given``."""
-    arena = records.arena
-    scatter_bytes(
-        arena.addresses, arena.shift, arena.record_bytes, locations, lengths, offsets, given.ctypes.data
-    )
+    records.arena.copy_in(locations, lengths, offsets, given)
 
 
 def _by_table(tables: Tables) -> npt.NDArray[Any] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from rowhaul.store.location import ABSENT
 from rowhaul.store.packing import PLAIN, OneChunk, RowNames, packing_of
 from rowhaul.store.packing_kernels import write_packed_initial
 from rowhaul.store.records import write_initial
+
+if TYPE_CHECKING:
+    from rowhaul.store.snapshot import GroupSnapshot
 
 _BLOCK_ROWS = 1 << 16  # rows copied at a time when a table is read whole
 ON_UNKNOWN = ("init", "default", "error")
@@ -219,6 +222,12 @@ class TableGroup:
         starts = np.where(np.arange(len(self.tables) + 1) > table, len(keys), 0)
         locations, _ = find_or_add(self, keys, starts)
         self.arena.write(locations, stored)
+
+    def snapshot(self) -> GroupSnapshot:
+        """Take a snapshot of all rows, to be read while training goes on."""
+        from rowhaul.store.snapshot import GroupSnapshot  # which knows this module
+
+        return GroupSnapshot(self)
 
     def clear(self) -> None:
         """Forget every row."""

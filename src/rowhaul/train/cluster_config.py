@@ -53,6 +53,7 @@ class ClusterConfig:
         hot_rows: how many of the most frequent rows to replicate on every worker (they are all-reduced);
             auto: as many as a model of the measured cluster finds best, revised at every checkpoint.
         hot_profile: batches at the start of the data that are counted to find them.
+        share_device: whether several workers may train on one card.
         first_touch: create rows never trained before where they are needed, without a transfer.
         data_from: every_host reads the files on each host; rank0 reads them once and distributes the samples.
         dense_wire: how dense gradients travel: float32, as they are, or bfloat16, which is not exact.
@@ -82,6 +83,7 @@ class ClusterConfig:
     links: str = "equal"
     hot_rows: int | str = 0
     hot_profile: int = 100
+    share_device: bool = False
     first_touch: bool = True
     data_from: str = "every_host"
     dense_wire: str = EXACT_WIRE

@@ -158,7 +158,7 @@ class TrainConfig:
         as_place(self.checkpoints)  # or raises
         check_policies(self.tables)
         keeps_all = all(one.keeps_all for one in policies_by_table(self.tables, list(self.tables)))
-        self._check_device(keeps_all)
+        self._check_device()
         if self.prune.is_used:
             if not keeps_all:
                 raise ConfigError(
@@ -173,19 +173,17 @@ class TrainConfig:
                 "learned would depend on measured times. Say how many rows are hot, or leave out the policies"
             )
 
-    def _check_device(self, keeps_all: bool) -> None:
+    def _check_device(self) -> None:
         """Refuse what rows on a card cannot do yet."""
         kind, _, number = self.device.partition(":")
         known = kind in ("cpu", "cuda") and (not number or number.isdecimal())
         _check(known, "device", "cpu, or a card such as cuda or cuda:1", self.device)
         refused = {
-            "cluster.workers": (self.cluster.workers > 0, "workers keep their caches in host memory"),
             "prune": (self.prune.is_used, "pruned rows are kept in host memory"),
             "row_dtype": (
                 self.row_dtype not in (AUTO, PLAIN),
                 "rows on a card are held in the precision of training",
             ),
-            "tables": (not keeps_all, "rows on a card are all kept"),
         }
         for setting, (given, why) in refused.items():
             if kind == "cuda" and given:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from rowhaul.nn import EmbeddingBagCollection, KeyedJaggedTensor
 from rowhaul.nn.local_rows import LocalRows, Pending, TableRows
@@ -23,8 +24,11 @@ from rowhaul.schedule.lifetimes import Status
 from rowhaul.schedule.plan import RowCounts
 from rowhaul.store import Lookup, TableGroup
 from rowhaul.store.keyed import remove
+from rowhaul.store.row_format import load_named
 
 Ints = npt.NDArray[np.int64]
+
+_ON_A_CARD = "rowhaul.device.host_indexed.tables:CardTables"  # loaded where there is one: it needs Triton
 
 
 def table_of_feature(collection: EmbeddingBagCollection) -> dict[str, int]:
@@ -39,11 +43,20 @@ class RowLifecycle(LocalRows):
     Args:
         collection: which is to read its rows from here.
         policies: one for each table, in the collection's order.
+        card: where records are, if not in host memory; rows are found on the CPU all the same.
     """
 
-    def __init__(self, collection: EmbeddingBagCollection, policies: Sequence[RowPolicy]) -> None:
+    def __init__(
+        self,
+        collection: EmbeddingBagCollection,
+        policies: Sequence[RowPolicy],
+        card: torch.device | None = None,
+    ) -> None:
         row_dtype = row_dtype_of(collection.row_settings)
         super().__init__(collection.feature_groups, collection.optimizer, collection.seed, row_dtype)
+        if card is not None:
+            make, how = load_named(_ON_A_CARD), (collection.optimizer, collection.seed, card)
+            self.device, self.tables = card, [make(group, *how) for group in self.groups]
         self._policies, self._exempt = policies, RowIndex()
         self._is_open = True  # whether training on a new key creates its row
         self.reset()
@@ -89,7 +102,7 @@ class RowLifecycle(LocalRows):
             return taken
         starts = np.concatenate([[0], np.cumsum(kept)])[lookup.starts]
         lookup = replace(lookup, keys=lookup.keys[kept], starts=starts, locations=lookup.locations[kept])
-        return lookup, np.ascontiguousarray(gradients[kept])
+        return lookup, gradients[kept]
 
     def end(self, iteration: int) -> None:
         """After the step: drop rows whose time is over."""

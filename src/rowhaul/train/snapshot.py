@@ -132,7 +132,7 @@ class _RowsThen:
         self._groups: list[GroupSnapshot] = []
         try:
             for tables in source.tables:
-                self._groups.append(GroupSnapshot(tables))
+                self._groups.append(tables.snapshot())
         except BaseException:
             self.close()
             raise

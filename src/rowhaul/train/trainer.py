@@ -45,14 +45,13 @@ class Trainer:
         >>> trainer.evaluate(SampleStream("data/test/*.parquet", schema, batch_size=8192)).auc
     """
 
-    def __init__(self, config: TrainConfig, schema: Schema) -> None:
+    def __init__(self, config: TrainConfig, schema: Schema, device: torch.device | None = None) -> None:
         self.config, self.schema = config, schema
-        self.device = usable_device(config.device)
+        self.device = usable_device(config.device) if device is None else device
         self.model = make_model(config, schema).to(self.device)
         self.rows = RowOptimizer(self.model)
         self._parameters = list(self.model.parameters())
         self.dense = config.dense_optimizer(self._parameters)
-        self._recorder = StepRecorder.of(self, partial(backward, self.model))
         self.step = 0  # steps taken
         self.samples = 0  # samples consumed
         self.total_steps = 0  # when known, what the learning rates decay towards
@@ -60,8 +59,10 @@ class Trainer:
         self.policies = config.row_policies([one.name for one in self.collection.embedding_bag_configs()])
         self.lifecycle: RowLifecycle | None = None  # where policies admit and drop rows
         if not all(one.keeps_all for one in self.policies):
-            self.lifecycle = RowLifecycle(self.collection, self.policies)
+            card = self.device if self.device.type == "cuda" else None
+            self.lifecycle = RowLifecycle(self.collection, self.policies, card)
             self.collection.read_from(self.lifecycle)
+        self._recorder = StepRecorder.of(self, partial(backward, self.model))
 
     @property
     def collection(self) -> EmbeddingBagCollection:
@@ -82,11 +83,11 @@ class Trainer:
         """A batch to train on; rows that can be are looked up already. May run in the loading thread."""
         batch = Batch.from_samples(samples)
         self.collection.locate_early(batch.ids)
-        return self._moved(batch)
+        return self.moved(batch)
 
-    def _moved(self, batch: Batch) -> Batch:
+    def moved(self, batch: Batch) -> Batch:
         """Put a batch where the model is; its ids go by themselves, where rows are there."""
-        return batch if self.device.type == "cpu" else replace(batch.to(self.device), ids=batch.ids)
+        return batch.beside(self.device)
 
     def train_step(self, batch: Batch) -> float:
         """One step on one global batch; returns its mean loss."""
@@ -157,7 +158,7 @@ class Trainer:
         try:
             with torch.no_grad():
                 for samples in stream:
-                    batch = self._moved(Batch.from_samples(samples))
+                    batch = self.moved(Batch.from_samples(samples))
                     yield batch, self.model(batch)
                     done += len(batch)
                     progress(done, stream.num_samples)

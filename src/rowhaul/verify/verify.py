@@ -228,13 +228,18 @@ def train_alone(
     if trainer.lifecycle is not None:  # hot rows are trained and kept, whatever policies say
         trainer.lifecycle.exempt(hot)
     sent = SentGradients.of(trainer.collection, hot) if workers is not None else None
+    if workers is not None and hasattr(trainer.collection.source, "same_bits"):
+        trainer.collection.source.same_bits = True  # as homes, on CPUs, step rows of workers on cards
     layout, format, losses = layout_of(trainer.collection), format_of(trainer.collection.row_settings), []
     for samples in islice(stream, trainer.total_steps):
-        parts = [samples] if workers is None else _parts(samples, workers[trainer.step])
-        batches = [Batch.from_samples(part, global_size=len(samples)) for part in parts]
-        if sent is not None and workers is not None:
-            sent.workers = np.unique(workers[trainer.step])
-        losses.append(trainer.train_parts(Batch.from_samples(samples), batches))
+        if workers is None:
+            losses.append(trainer.train_step(trainer.prepare(samples)))
+        else:
+            if sent is not None:
+                sent.workers = np.unique(workers[trainer.step])
+            parts = _parts(samples, workers[trainer.step])
+            batches = [trainer.moved(Batch.from_samples(part, global_size=len(samples))) for part in parts]
+            losses.append(trainer.train_parts(Batch.from_samples(samples), batches))
         stepped(trainer.step)
     blocks = partial(format.blocks, trainer.collection)
     tables = [config.name for config in trainer.collection.embedding_bag_configs()]

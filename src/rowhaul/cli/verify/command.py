@@ -1,4 +1,4 @@
-"""`rowhaul verify`: do several ranks train the same model as one process? Try it on a few steps."""
+"""`rowhaul verify`: do several ranks, or a card, train what one process trains? Try it on a few steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def verify(
     """Train a few steps on several ranks and in one process, and print the largest difference.
 
     Takes the options of `rowhaul train`; defaults: --workers 2, --precision float64 (float32 with another
-    --row-dtype). Exits with 0 if both trained the same model, with 1 if not.
+    --row-dtype). With --device cuda and no --workers, one process on the card is compared with one on the
+    CPU. Exits with 0 if both trained the same model, with 1 if not.
     """
     from rowhaul.cluster import is_launched
 
@@ -48,11 +49,18 @@ def verify(
     read = options.read_config()
     if read.row_dtype in ("auto", "float32"):  # others are trained in float32 only
         read = options.read_config(precision=_PRECISION)
-    cluster = replace(read.cluster, workers=read.cluster.workers or _WORKERS)
+    is_alone = read.device != "cpu" and not read.cluster.workers and not is_launched()
+    workers = 0 if is_alone else read.cluster.workers or _WORKERS
+    cluster = replace(read.cluster, workers=workers)
     config = replace(read, max_steps=min(steps, read.max_steps or steps), threads=1, cluster=cluster)
+    if is_alone:
+        options.refuse_cluster_settings()
     task = _Task(config, options.find_schema(), options.data, work)
     with exit_when_interrupted("temporary files were removed"), _sigterm_like_sigint():
-        is_exact = task.train_and_compare(records) if is_launched() else task.launch_and_compare()
+        if is_alone:
+            is_exact = task.compare_devices()
+        else:
+            is_exact = task.train_and_compare(records) if is_launched() else task.launch_and_compare()
     if not is_exact:
         raise typer.Exit(_NOT_EXACT)
 
@@ -95,14 +103,28 @@ class _Task:
                 raise typer.Exit(EXIT_INTERRUPTED)
             return self._compare(folder) if compares and folder is not None else True
 
-    def _compare(self, folder: Path) -> bool:
-        from rowhaul.cli.verify.report import print_report
+    def compare_devices(self) -> bool:
+        """Train on the card twice and on the CPU once, all in this process."""
+        from rowhaul.cli.verify.report import print_devices
+        from rowhaul.verify.comparison import compare
+
+        on_card = self._train_alone(title="the card")
+        again = compare(self._layout(), self._train_alone(title="the card, again"), on_card)
+        on_cpu = replace(self, config=replace(self.config, device="cpu"))._train_alone(title="the CPU")
+        return print_devices(self.config, on_card, compare(self._layout(), on_card, on_cpu), again)
+
+    def _layout(self) -> Any:
         from rowhaul.train.distributed.training import layout_of, only_collection
         from rowhaul.train.trainer import make_model
+
+        return layout_of(only_collection(make_model(self.config, self.schema)))
+
+    def _compare(self, folder: Path) -> bool:
+        from rowhaul.cli.verify.report import print_report
         from rowhaul.verify.comparison import compare
         from rowhaul.verify.verify import Recorded
 
-        layout = layout_of(only_collection(make_model(self.config, self.schema)))
+        layout = self._layout()
         recorded = Recorded.read(folder, layout)
         plain, replay = compare(layout, recorded.trained, self._train_alone()), None
         cluster = self.config.cluster
@@ -112,11 +134,11 @@ class _Task:
             replay = compare(layout, recorded.trained, self._train_alone(recorded.workers))
         return print_report(self.config, recorded, plain, replay)
 
-    def _train_alone(self, workers: Any = None) -> Any:
+    def _train_alone(self, workers: Any = None, title: str = "") -> Any:
         """Train in this process: whole batches, or the parts that ``workers`` had, one after the other."""
         from rowhaul.verify.verify import train_alone
 
-        title = "one process" if workers is None else "one process, same parts"
+        title = title or ("one process" if workers is None else "one process, same parts")
         with self._bar(title) as stepped:
             return train_alone(self.config, self.schema, self.data, workers, stepped=stepped)
 

@@ -10,7 +10,7 @@ from rowhaul.cli.console import console, counted, facts_table, plain_table, say
 
 if TYPE_CHECKING:
     from rowhaul.train import TrainConfig
-    from rowhaul.verify.comparison import Comparison, Difference
+    from rowhaul.verify.comparison import Comparison, Difference, Trained
     from rowhaul.verify.verify import Recorded
 
 # What is equal to what, and what float32 does.
@@ -36,7 +36,7 @@ def print_report(
     config: TrainConfig, recorded: Recorded, plain: Comparison, replay: Comparison | None
 ) -> bool:
     """Print what was found; returns whether the cluster passed."""
-    _head(config, recorded)
+    _head(config, recorded.trained, _cluster(config, recorded))
     console.print(_differences(plain, replay))
     console.print()
     console.print(_details(recorded, plain))
@@ -47,10 +47,30 @@ def print_report(
     return is_exact
 
 
-def _head(config: TrainConfig, recorded: Recorded) -> None:
+def print_devices(config: TrainConfig, trained: Trained, plain: Comparison, again: Comparison) -> bool:
+    """Print how a card compares with a CPU, and with itself; returns whether it passed."""
+    _head(config, trained, f"one process on {config.device}")
+    console.print(_differences(plain, again, ("from the CPU", "largest value", "second run on the card")))
+    console.print()
+    console.print(_compared(plain, ("the card", "the CPU")))
+    troubles = [
+        f"{name}: {one.largest:.1e} between two runs on the card, at {one.where}"
+        for name, one in again.kinds.items()
+        if not one.is_none
+    ]
+    troubles += _beyond(config, plain, "the CPU")
+    if troubles:
+        say("\n" + "\n  ".join(["NOT exact: the card trained a different model", *troubles]))
+        return False
+    apart = _apart(config, plain)
+    say(f"\nexact: the card trained the same model as the CPU, {apart}, and twice the same to the bit")
+    return True
+
+
+def _head(config: TrainConfig, trained: Trained, where: str) -> None:
     """Print what was trained, and on what."""
-    steps = len(recorded.trained.losses)
-    say(f"\n{_cluster(config, recorded)}, {counted(steps, 'step')} in {config.precision}")
+    steps = len(trained.losses)
+    say(f"\n{where}, {counted(steps, 'step')} in {config.precision}")
     if steps < config.max_steps:
         say(
             f"The data has {counted(steps, 'batch', 'batches')} of {config.batch_size:,} samples, not the "
@@ -71,11 +91,17 @@ def _by_itself(plain: Comparison) -> str:
 def _cluster(config: TrainConfig, recorded: Recorded) -> str:
     cluster = config.cluster
     stores = "co-located" if cluster.colocated else counted(recorded.num_stores, "store")
-    return f"{counted(recorded.num_workers, 'worker')}, {stores}, {recorded.dispatcher}, {cluster.sync}"
+    workers = counted(recorded.num_workers, "worker")
+    if config.device != "cpu":
+        workers += f" on {config.device}"
+    return f"{workers}, {stores}, {recorded.dispatcher}, {cluster.sync}"
 
 
-def _differences(plain: Comparison, replay: Comparison | None) -> Table:
-    titles = ("from one process", "largest value", "replay of the same parts")
+def _differences(
+    plain: Comparison,
+    replay: Comparison | None,
+    titles: tuple[str, ...] = ("from one process", "largest value", "replay of the same parts"),
+) -> Table:
     table = plain_table("largest difference of", *titles)
     replays = {} if replay is None else replay.kinds
     for name in dict.fromkeys([*plain.kinds, *replays]):
@@ -92,20 +118,36 @@ def _replayed(difference: Difference | None) -> str:
 
 
 def _details(recorded: Recorded, plain: Comparison) -> Table:
+    table = _compared(plain, ("the ranks", "one process"))
+    moved = [f"{name.replace('_', ' ')} {size:,}" for name, size in recorded.num_bytes.items() if size]
+    table.add_row("bytes moved", ", ".join(moved) or "none")
+    table.add_row("hit ratio", f"{recorded.hits / max(recorded.lookups, 1):.1%}")
+    return table
+
+
+def _compared(plain: Comparison, sides: tuple[str, str]) -> Table:
+    """How many rows were compared, and where they differ most."""
     table = facts_table()
     first = next(iter(plain.kinds.values()))
     table.add_row("rows compared", f"{first.count:,}")
     table.add_row("largest difference at", first.where or "none")
     one_side = (
-        f"{plain.only_found:,} by the ranks, {plain.only_expected:,} by one process"
+        f"{plain.only_found:,} by {sides[0]}, {plain.only_expected:,} by {sides[1]}"
         if plain.only_found or plain.only_expected
         else "none"
     )
     table.add_row("rows trained on one side only", one_side)
-    moved = [f"{name.replace('_', ' ')} {size:,}" for name, size in recorded.num_bytes.items() if size]
-    table.add_row("bytes moved", ", ".join(moved) or "none")
-    table.add_row("hit ratio", f"{recorded.hits / max(recorded.lookups, 1):.1%}")
     return table
+
+
+def _beyond(config: TrainConfig, plain: Comparison, other: str) -> list[str]:
+    """What differs from another training by more than rounding explains."""
+    tolerances = plain.tolerances(config.precision)
+    return [
+        f"{name}: {one.largest:.1e} from {other}, at {one.where}; rounding explains at most "
+        f"{tolerances[name]:.1e}"
+        for name, one in plain.beyond(config.precision).items()
+    ]
 
 
 def _verdict(config: TrainConfig, plain: Comparison, replay: Comparison | None) -> tuple[bool, str]:
@@ -122,13 +164,7 @@ def _verdict(config: TrainConfig, plain: Comparison, replay: Comparison | None) 
         for name, one in replay.kinds.items()
         if not one.is_none
     ]
-    tolerances = plain.tolerances(config.precision)
-    beyond = plain.beyond(config.precision) if not plain.inexact else {}
-    troubles += [
-        f"{name}: {one.largest:.1e} from one process, at {one.where}; rounding explains at most "
-        f"{tolerances[name]:.1e}"
-        for name, one in beyond.items()
-    ]
+    troubles += _beyond(config, plain, "one process") if not plain.inexact else []
     if troubles:
         return False, "\n  ".join(["NOT exact: the ranks trained a different model", *troubles])
     if plain.inexact:

@@ -165,7 +165,7 @@ class _Scoring:
             found.write_to(waiting.rows.memory)
             following = self._pull_next()
             self.number = waiting.number
-            batch = Batch.from_samples(waiting.samples)
+            batch = Batch.from_samples(waiting.samples).beside(self._training.collection.device)
             with _evaluating(self._training, waiting.rows):
                 logits = self._training.model(batch)
             yield waiting.number, batch, logits, waiting.done

@@ -44,6 +44,7 @@ from rowhaul.train.distributed.data_streams import (
     reading_rank,
     schema_for_all,
 )
+from rowhaul.train.distributed.devices import device_of_rank
 from rowhaul.train.distributed.evaluation import evaluate
 from rowhaul.train.distributed.explaining import explained_facts
 from rowhaul.train.distributed.log import ClusterLog
@@ -153,7 +154,7 @@ class ClusterSession(loop.Session):
         if not resume and self.is_leader:
             check_new_run(folder, checkpoints)
         torch.manual_seed(config.seed)
-        self.trainer = Trainer(config, schema)
+        self.trainer = Trainer(config, schema, device_of_rank(cluster, config))
         saved = None
         if checkpoints and resume:
             with doing(Activity.LOADING):

@@ -135,6 +135,8 @@ def distribute(
     facts |= {"dense_wire": dense_wire, "links": config.links}
     check_same(cluster, {**version_facts(cluster.is_worker), **facts})
     use_given_links(cluster, config)
+    if cluster.is_worker:
+        layout = layout.on(collection.device)
     cache = layout.make_cache(collection.feature_groups) if cluster.is_worker else None
     home = None
     if cluster.topology.colocated or not cluster.is_worker:
@@ -154,6 +156,8 @@ def distribute(
         # Workers of one host have no link to keep busy while they train, and no processor to spare for it.
         early=len(cluster.hosts) > 1 or not cluster.topology.colocated,
     )
+    if collection.device.type == "cuda":  # threads choose their card one by one
+        runtime.in_moves(lambda mover: torch.cuda.set_device(collection.device)).wait()
     if cluster.is_worker:
         set_reducer(model, lambda values: training.sum_over_workers(values))
     training = DistributedTraining(

@@ -31,6 +31,8 @@ from rowhaul.runtime.runtime import Runtime
 from rowhaul.runtime.worker_rows import CachedRows
 from rowhaul.schedule import HotRows, IdBatch, Plan, ScheduleSettings
 from rowhaul.store import TableSpec
+from rowhaul.store.row_format import format_of
+from rowhaul.store.whole_rows import WholeRows
 from rowhaul.train.distributed.divergence import find_nonfinite, raise_diverged
 from rowhaul.train.distributed.gathering import raise_first_error
 from rowhaul.train.distributed.left_out import LeftOut, OnNote
@@ -273,7 +275,8 @@ class DistributedTraining:
     def track_changes(self) -> None:
         """Note from now on which rows change, for `ClusterSnapshot.changed_since`; on every rank."""
         mover, layout = self.runtime.mover, self.layout
-        if type(layout) is not TableLayout:
+        format = format_of(layout)
+        if not isinstance(format, WholeRows) or not format.keyed_by_id:
             raise ConfigError("changes of pruned rows are not tracked; train without prune")
         if mover.home is not None and mover.changes is None:
             mover.changes = ChangedRowsAtHome(mover.rank, self.settings.topology, len(layout.specs))
@@ -338,7 +341,8 @@ class DistributedTraining:
             self._dense.begin(self._rows.replicated_size(job.rows), self.collection.feature_groups[0].dtype)
         mine = part_of(job.samples, job.plan.worker, self.runtime.rank)
         job.num_samples = len(mine)
-        self._batch = Batch.from_samples(mine, global_size=len(job.samples))
+        batch = Batch.from_samples(mine, global_size=len(job.samples))
+        self._batch = batch.beside(self.collection.device)
         return self._batch
 
 

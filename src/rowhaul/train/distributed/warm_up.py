@@ -43,7 +43,7 @@ _SAMPLES, _BATCHES, _KEYS = 64, 6, 40
 
 def compile_kernels(config: TrainConfig, schema: Schema, on_start: Callable[[], None] = lambda: None) -> None:
     """Compile and cache all kernels of a run on this host; call ``on_start`` first if there is work to do."""
-    config = replace(config, cluster=config.cluster.on_hosts(1))
+    config = replace(config, cluster=config.cluster.on_hosts(1), device="cpu")
     stamp = _stamp(config, schema)
     if stamp is not None and stamp.exists():
         return
