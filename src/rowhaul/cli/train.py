@@ -223,6 +223,8 @@ def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
             table.add_row("never trained", unknown_text(metrics.unknown_keys, metrics.unknown_by_feature))
     table.add_row("samples per second", f"{result.samples_per_second:,.0f}")
     table.add_row("trained", f"{result.samples:,} samples in {result.step:,} steps")
+    if result.waits:
+        table.add_row("waits", result.waits)
     if result.row_counts is not None:
         counts = result.row_counts
         table.add_row(

@@ -21,7 +21,9 @@ _LEAST = 1024
 _MOST_BYTES = 24  # a key, however much room a batch may need
 _PLACE_BYTES = 16
 _MOST_RECORDS = 2**31 - 1
-_RECORD_MASK = (1 << 40) - 1
+_RECORD_BITS = 40
+_RECORD_MASK = (1 << _RECORD_BITS) - 1
+_SLICE = 1 << 20  # places moved at a time where memory must not grow
 
 
 class DeviceIndex:
@@ -31,12 +33,12 @@ class DeviceIndex:
     upper bound, so that a step waits for nothing.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, capacity: int = _LEAST) -> None:
         self.device = device
-        self._capacity = _LEAST
-        self._places = self._empty_places(_LEAST)
+        self._capacity = capacity
+        self._places = self._empty_places(capacity)
         secret = secrets.randbits(63)
-        self._facts = torch.tensor([_LEAST, secret, 0, 0, 0, 0], dtype=torch.int64).to(device)
+        self._facts = torch.tensor([capacity, secret, 0, 0, 0, 0], dtype=torch.int64).to(device)
         self._free = torch.zeros(1, dtype=torch.int64, device=device)
         self.num_growths = 0
         self._num_removed = 0  # places that are neither empty nor used
@@ -130,10 +132,7 @@ class DeviceIndex:
 
     def remove(self, keys: Tensor, tables: Tensor) -> Tensor:
         """Remove keys, all different; returns the records they had, for others from now on."""
-        records = torch.empty(len(keys), dtype=torch.int64, device=self.device)
-        kernels.remove[grid_of(len(keys), BLOCK)](
-            keys, tables, self._places, self._facts, records, len(keys), BLOCK=BLOCK
-        )
+        records = self._drop(keys, tables)
         freed = records[records >= 0]
         num_free = max(int(self._facts[3]), 0)
         self._free = torch.cat([self._free[:num_free], freed, self._free.new_zeros(1)])
@@ -141,6 +140,53 @@ class DeviceIndex:
         self.num_growths += 1  # the list of free records is another
         self._num_removed += len(freed)
         return freed
+
+    def _drop(self, keys: Tensor, tables: Tensor) -> Tensor:
+        """Empty the places of keys, and return the records they had."""
+        records = torch.empty(len(keys), dtype=torch.int64, device=self.device)
+        kernels.remove[grid_of(len(keys), BLOCK)](
+            keys, tables, self._places, self._facts, records, len(keys), BLOCK=BLOCK
+        )
+        return records
+
+    # Where the caller numbers records, and there are never more than so many: memory stays as it is.
+
+    def exchange(self, gone: tuple[Tensor, Tensor], keys: Tensor, tables: Tensor, records: Tensor) -> None:
+        """Remove keys with their tables, which are all there, and add others, which are not; all differ."""
+        if len(gone[0]):
+            self._drop(*gone)
+            self._num_removed += len(gone[0])
+            self._known -= len(gone[0])
+        if self._known + self._num_removed + len(keys) > _FULL * self._capacity:
+            self._sweep()
+        self._put(torch.stack([keys, (tables.to(torch.int64) << _RECORD_BITS) | records], dim=1))
+        self._known += len(keys)
+
+    def _put(self, entries: Tensor) -> None:
+        kernels.move_places[grid_of(len(entries), BLOCK)](
+            entries, len(entries), self._places, self._facts, BLOCK=BLOCK
+        )
+
+    def _sweep(self) -> None:
+        """Empty the places of removed keys: all others go through host memory, and in again."""
+        held = torch.empty((self._known, 2), dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        count = 0
+        for first in range(0, self._capacity, _SLICE):
+            some = self._places[first : min(first + _SLICE, self._capacity)]
+            some = some[some[:, 1] >= 0]
+            held[count : count + len(some)].copy_(some)
+            count += len(some)
+        self._places.fill_(-1)
+        for first in range(0, count, _SLICE):
+            self._put(held[first : min(first + _SLICE, count)].to(self.device))
+        self._num_removed = 0
+
+    def clear(self) -> None:
+        """Forget every key."""
+        self._places.fill_(-1)
+        self._facts[2:].zero_()
+        self._known = self._num_removed = 0
+        self._unheard.clear()
 
     def entries(self) -> tuple[Tensor, Tensor, Tensor]:
         """Tables, keys and records of everything, by table and key."""

@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from rowhaul._files import write_text
+from rowhaul._quantities import parse_bytes
 from rowhaul._yaml import load_yaml
 from rowhaul.checkpoint import as_place
 from rowhaul.errors import ConfigError
@@ -116,6 +117,8 @@ class TrainConfig:
         log_every: steps between lines in the log and in TensorBoard.
         threads: PyTorch threads; 0 leaves PyTorch's choice.
         device: where the model and its rows are: cpu, or a card such as cuda.
+        device_memory: bytes of a card that rows may take, such as ``8GiB``: those used last are there, the
+            others in host memory; by default, and with 0, all rows are on the card.
         tables: row policies by table, with ``default`` for all others. See `RowPolicy`.
         prune: which part of the rows to keep in memory; by default all.
         cluster: how the run is spread over ranks; by default one process.
@@ -141,6 +144,7 @@ class TrainConfig:
     log_every: int = 20
     threads: int = 0
     device: str = "cpu"
+    device_memory: str = ""
     tables: dict[str, Any] = field(default_factory=dict)
     prune: PruneConfig = UNPRUNED
     cluster: ClusterConfig = ONE_PROCESS
@@ -178,6 +182,11 @@ class TrainConfig:
         kind, _, number = self.device.partition(":")
         known = kind in ("cpu", "cuda") and (not number or number.isdecimal())
         _check(known, "device", "cpu, or a card such as cuda or cuda:1", self.device)
+        if self.device_bytes and kind != "cuda":
+            raise ConfigError(
+                f"device_memory is {self.device_memory}, but device is {self.device}: it bounds what rows "
+                "take on a card; set device to cuda, or leave it out"
+            )
         refused = {
             "cluster.workers": (self.cluster.workers > 0, "workers keep their caches in host memory"),
             "prune": (self.prune.is_used, "pruned rows are kept in host memory"),
@@ -243,6 +252,11 @@ class TrainConfig:
         # A single value needs a scale as large as itself; what is computed in float64 is wanted exact.
         suits = self.precision == "float32" and self.model.embedding_dim >= 2
         return "int8" if self.prune.is_shared and suits else PLAIN
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of a card that rows may take; 0: as many as they need."""
+        return parse_bytes(self.device_memory, "device_memory") if self.device_memory else 0
 
     def row_settings(self) -> RowSettings | None:
         """How rows are held; None: whole, in the precision of training."""

@@ -1,0 +1,360 @@
+"""`CachedTables`: tables of one row size of which a card holds the rows used last, and host memory all.
+
+A batch is *planned* before it is read: its rows are found on the card, the missing ones get the records of
+rows used longest ago, these go back to host memory, and those are fetched from there. Rows of batches that
+are planned and not finished stay. So plans touch no row that training uses at that time, and training goes on
+beside them. What goes to and from host memory goes through one thread, in the order of plans: a row that was
+written back is read as it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rowhaul.device.arena import DeviceArena
+from rowhaul.device.batches import Ids
+from rowhaul.device.cache_counts import CacheCounts
+from rowhaul.device.cache_size import NUM_STAGED, CacheSize
+from rowhaul.device.copy_kernels import mark_used
+from rowhaul.device.host_tables import HostTables
+from rowhaul.device.index import DeviceIndex
+from rowhaul.device.lanes import Event, Lanes, settle
+from rowhaul.device.launch import grid_of
+from rowhaul.device.staging import StagingRing
+from rowhaul.device.tables import DeviceTables
+from rowhaul.device.victims import Victims
+from rowhaul.optim import RowOptimizerRule
+from rowhaul.store import TableGroup, TableSpec
+
+Int64s = npt.NDArray[np.int64]
+_BLOCK = 1024
+_HOMELESS = -1  # a row that host memory does not have yet
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What a plan brought to the card."""
+
+    ready: Event  # when its rows are there
+    made: Int64s  # rows by table that nobody had before
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where the rows of a batch are, once they are fetched."""
+
+    records: Tensor
+    fetched: Future[Fetched]
+
+
+@dataclass(frozen=True)
+class _Missing:
+    """The distinct rows of a batch that the card lacks, by table and key; and which ids name them."""
+
+    keys: Tensor
+    tables: Tensor
+    ids: Tensor
+    row_of_id: Tensor
+
+
+@dataclass
+class Slots:
+    """What host memory knows of a card's records, by number."""
+
+    keys: Int64s
+    tables: npt.NDArray[np.int32]
+    homes: Int64s  # location in host memory
+    born: Int64s  # the batch that a row without a home was made for
+
+    @classmethod
+    def of(cls, count: int) -> Slots:
+        """Make so many, of no row."""
+        return cls(
+            np.zeros(count, np.int64),
+            np.zeros(count, np.int32),
+            np.full(count, _HOMELESS),
+            np.zeros(count, np.int64),
+        )
+
+
+class CachedTables(DeviceTables):
+    """Tables of one row size; the card holds as many rows as fit into ``num_bytes``.
+
+    Args:
+        tables: names, row size and initial ranges.
+        optimizer: of rows.
+        dtype: of values and state.
+        seed: of first values.
+        device: the card.
+        num_bytes: on the card, for records, index and staging buffers.
+        lanes: streams to work on.
+        hauling: the thread that reads and writes host memory.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableSpec],
+        optimizer: RowOptimizerRule,
+        dtype: torch.dtype,
+        seed: int,
+        device: torch.device,
+        num_bytes: int,
+        lanes: Lanes,
+        hauling: ThreadPoolExecutor,
+    ) -> None:
+        self.host = HostTables(TableGroup(tables, optimizer, str(dtype).removeprefix("torch."), seed))
+        dim, width = tables[0].dim, self.host.group.width
+        self.size = size = CacheSize.within(num_bytes, width * dtype.itemsize)
+        self.num_bytes, self._lanes, self._hauling = num_bytes, lanes, hauling
+        self.index = DeviceIndex(device, size.num_places)
+        self.arena = DeviceArena(dim, width - dim, dtype, device, size.shift)
+        self.arena.reserve(max(size.num_records, 1))
+        self._last_used = torch.zeros(max(size.num_records, 1), dtype=torch.int32, device=device)
+        self._victims = Victims(self._last_used)
+        ring = NUM_STAGED // 2, size.num_staged, width, dtype, device
+        self._leaving, self._arriving = StagingRing(*ring), StagingRing(*ring)
+        self._planned, self._hauled = CacheCounts(), CacheCounts()  # by the two threads
+        super().__init__(tables, optimizer, dtype, seed, device)
+
+    @property
+    def counts(self) -> CacheCounts:
+        """What was done so far."""
+        return self._planned + self._hauled
+
+    def clear(self) -> None:
+        """Forget every row."""
+        self.host.group.clear()
+        self.forget_card()
+
+    def forget_card(self) -> None:
+        """Empty the card."""
+        self.index.clear()
+        self._last_used.zero_()
+        self._victims.clear()
+        self.slots = Slots.of(self.size.num_records)
+        self.num_used = 0  # records that hold a row, from the first on
+        self.num_homeless = np.zeros(len(self.tables), np.int64)  # rows by table that host memory lacks
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes on the card."""
+        rings = self._leaving.allocated_bytes + self._arriving.allocated_bytes
+        return super().allocated_bytes + self._last_used.nbytes + rings
+
+    # Planning, on its own stream.
+
+    def plan(self, ids: Ids, number: int, oldest: int, finished: Callable[[], Event]) -> Plan | None:
+        """Give every row of a batch a record; None if batches from ``oldest`` on leave no room.
+
+        ``finished`` returns an event after all that was done with rows of the batches before that one.
+        """
+        records = self.index.find(ids.keys, ids.tables)
+        self._mark(records, number)
+        ids_missing = torch.nonzero(records < 0).reshape(-1)
+        if not len(ids_missing):
+            self._planned.num_ids += len(records)
+            ready = self._lanes.planning.mark()
+            return Plan(records, self._hauling.submit(self._nothing_fetched, ready))
+        missing = self._missing(ids, ids_missing)
+        num_evicted = max(len(missing.keys) - (self.size.num_records - self.num_used), 0)
+        victims = self._last_used[:0].to(torch.int64)
+        if num_evicted:
+            found = self._victims.take(num_evicted, oldest)
+            if found is None:
+                return None
+            victims = found
+        num_unused = len(missing.keys) - num_evicted
+        unused = torch.arange(self.num_used, self.num_used + num_unused, device=self.device)
+        slots = torch.cat([victims, unused])
+        self.num_used += num_unused
+        gone = self._evict(victims, finished())
+        self.index.exchange(gone, missing.keys, missing.tables, slots)
+        records[missing.ids] = slots[missing.row_of_id].to(torch.int32)
+        self._last_used[slots] = number
+        self._planned.num_ids += len(records)
+        self._planned.num_missing += len(ids_missing)
+        return Plan(records, self._fetch(slots, missing, number))
+
+    def num_pinned(self, oldest: int) -> int:
+        """Count the records that batches from ``oldest`` on use."""
+        return int((self._last_used >= oldest).sum())
+
+    def count_missing(self, ids: Ids) -> int:
+        """Count the rows of a batch that the card lacks."""
+        absent = torch.nonzero(self.index.find(ids.keys, ids.tables) < 0).reshape(-1)
+        return len(self._missing(ids, absent).keys) if len(absent) else 0
+
+    def _mark(self, records: Tensor, number: int) -> None:
+        mark_used[grid_of(len(records), _BLOCK)](records, self._last_used, number, len(records), BLOCK=_BLOCK)
+
+    def _missing(self, ids: Ids, which: Tensor) -> _Missing:
+        keys, tables = ids.keys[which], ids.tables[which]
+        order = torch.argsort(keys, stable=True)
+        order = order[torch.argsort(tables[order], stable=True)]
+        keys, tables = keys[order], tables[order]
+        is_first = torch.ones(len(keys), dtype=torch.bool, device=self.device)
+        is_first[1:] = (keys[1:] != keys[:-1]) | (tables[1:] != tables[:-1])
+        row_of_id = torch.cumsum(is_first, 0) - 1
+        first = torch.nonzero(is_first).reshape(-1)
+        return _Missing(keys[first], tables[first], which[order], row_of_id)
+
+    def _evict(self, victims: Tensor, finished: Event) -> tuple[Tensor, Tensor]:
+        """Send records back to host memory; returns the keys and tables of their rows."""
+        slots = victims.cpu().numpy()
+        keys, tables = self.slots.keys[slots], self.slots.tables[slots]
+        self._lanes.planning.wait(finished)
+        self._write_back(victims, slots, keys, tables)
+        self._planned.bytes_from_card += slots.nbytes
+        self._planned.bytes_to_card += keys.nbytes + tables.nbytes
+        return torch.from_numpy(keys).to(self.device), torch.from_numpy(tables).to(self.device)
+
+    def _write_back(
+        self, records: Tensor, slots: Int64s, keys: Int64s, tables: npt.NDArray[np.int32]
+    ) -> list[Future[None]]:
+        """Copy records to host memory, a staging buffer at a time, and have them written there."""
+        jobs = []
+        for first in range(0, len(slots), self.size.num_staged):
+            some = slice(first, first + self.size.num_staged)
+            staging, count = self._leaving.next(), len(slots[some])
+            self.arena.read(records[some], staging.there[:count])
+            self._lanes.writing.wait(self._lanes.planning.mark())
+            with self._lanes.writing.use():
+                staging.here[:count].copy_(staging.there[:count], non_blocking=True)
+            copied = self._lanes.writing.mark()
+
+            def write(staging: Any = staging, copied: Event = copied, some: slice = some) -> None:
+                settle(copied)
+                self._write(slots[some], keys[some], tables[some], staging.rows(len(slots[some])))
+
+            staging.taken = self._hauling.submit(write)
+            jobs.append(staging.taken)
+        self._planned.num_written += len(slots)
+        self._planned.bytes_from_card += len(slots) * self.arena.record_bytes
+        return jobs
+
+    def _fetch(self, slots: Tensor, missing: _Missing, number: int) -> Future[Fetched]:
+        """Have rows fetched to their records."""
+        listed = torch.stack([slots, missing.keys, missing.tables.to(torch.int64)]).cpu().numpy()
+        self.slots.keys[listed[0]], self.slots.tables[listed[0]] = listed[1], listed[2]
+        self._planned.bytes_from_card += listed.nbytes
+        return self._hauling.submit(
+            self._fetch_listed, listed, slots.to(torch.int32), missing, number, self._lanes.planning.mark()
+        )
+
+    # In the thread that reads and writes host memory.
+
+    def _write(
+        self, slots: Int64s, keys: Int64s, tables: npt.NDArray[np.int32], rows: npt.NDArray[Any]
+    ) -> None:
+        homes, positions = self.slots.homes[slots], tables.astype(np.int64)
+        self.num_homeless -= np.bincount(positions[homes < 0], minlength=len(self.tables))
+        self.slots.homes[slots] = self.host.write(positions, keys, homes, rows)
+
+    def _fetch_listed(
+        self, listed: Int64s, records: Tensor, missing: _Missing, number: int, planned: Event
+    ) -> Fetched:
+        slots, keys, tables = listed
+        locations = self.host.find(tables, keys)
+        known, new = np.flatnonzero(locations >= 0), np.flatnonzero(locations < 0)
+        self.slots.homes[slots] = locations
+        self.slots.born[slots[new]] = number
+        lane = self._lanes.fetching
+        lane.wait(planned)
+        with lane.use():
+            for first in range(0, len(known), self.size.num_staged):
+                some = known[first : first + self.size.num_staged]
+                staging = self._arriving.next()
+                self.host.read(locations[some], staging.rows(len(some)))
+                staging.there[: len(some)].copy_(staging.here[: len(some)], non_blocking=True)
+                self.arena.write(torch.from_numpy(slots[some]).to(self.device), staging.there[: len(some)])
+                staging.used = lane.mark()
+            if len(new):
+                which = torch.from_numpy(new.astype(np.int32)).to(self.device)
+                count = torch.tensor([len(new)]).to(self.device)
+                self._write_initial(missing.keys, missing.tables, records, which, count, self.arena)
+            lane.keep(records, missing.keys, missing.tables)
+        self._hauled.num_fetched += len(known)
+        self._hauled.num_made += len(new)
+        self._hauled.bytes_to_card += len(known) * (self.arena.record_bytes + 8) + 4 * len(new)
+        made = np.bincount(tables[new], minlength=len(self.tables))
+        return Fetched(lane.mark(), made)
+
+    def _nothing_fetched(self, ready: Event) -> Fetched:
+        return Fetched(ready, np.zeros(len(self.tables), np.int64))
+
+    # All rows, while nothing is planned.
+
+    def settle(self, last_read: int) -> None:
+        """Write every row of the card to host memory, but those made for batches after ``last_read``."""
+        held, jobs = self.slots, []
+        with self._lanes.planning.use():
+            for first in range(0, self.num_used, self.size.num_staged):
+                slots = np.arange(first, min(first + self.size.num_staged, self.num_used))
+                slots = slots[self._exists(slots, last_read)]
+                there = torch.from_numpy(slots).to(self.device)
+                jobs += self._write_back(there, slots, held.keys[slots], held.tables[slots])
+        for one in jobs:
+            one.result()
+
+    def _exists(self, slots: Int64s, last_read: int) -> npt.NDArray[np.bool_]:
+        """Whether rows of the card are more than plans: a batch up to ``last_read`` uses them."""
+        known: npt.NDArray[np.bool_] = self.slots.homes[slots] >= 0
+        return known | (self.slots.born[slots] <= last_read)
+
+    def look(self, ids: Ids, last_read: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Copy the values of a batch's rows, wherever they are, without bringing any to the card.
+
+        Returns records as kernels read them from what is returned with them (see `row_kernels`), and the ids
+        that have no row.
+        """
+        records = self.index.find(ids.keys, ids.tables)
+        slots, row_of_id = torch.unique(records, return_inverse=True)
+        listed = slots.cpu().numpy().astype(np.int64)
+        there = listed >= 0
+        there[there] = self._exists(listed[there], last_read)
+        cached = torch.from_numpy(there).to(self.device)
+        values = self.arena.read(torch.where(cached, slots, 0).to(torch.int64))[:, : self.dim]
+        records = -1 - row_of_id.to(torch.int32)
+        elsewhere = torch.nonzero(~cached[row_of_id]).reshape(-1)
+        if not len(elsewhere):
+            return records, values.contiguous(), elsewhere
+        missing = self._missing(ids, elsewhere)
+        found = self.host.find(missing.tables.to(torch.int64).cpu().numpy(), missing.keys.cpu().numpy())
+        known = found >= 0
+        rows = np.zeros((len(found), self.host.group.width), self.host.group.dtype)
+        read = np.empty((int(known.sum()), self.host.group.width), self.host.group.dtype)
+        self.host.read(found[known], read)
+        rows[known] = read
+        records[missing.ids] = (-1 - len(values) - missing.row_of_id).to(torch.int32)
+        more = torch.from_numpy(rows[:, : self.dim]).to(self.device)
+        is_known = torch.from_numpy(known).to(self.device)
+        return records, torch.cat([values, more]), missing.ids[~is_known[missing.row_of_id]]
+
+    # Whole tables: those of host memory, once the card's rows are written there.
+
+    @property
+    def memory_version(self) -> tuple[int, int]:
+        """Never changes: all memory is there from the beginning."""
+        return 0, self.size.num_records
+
+    def num_rows(self, table: int) -> int:
+        """Count the rows of a table."""
+        return int(self.host.group.index.num_keys[table] + self.num_homeless[table])
+
+    def blocks(self, table: int) -> Iterator[tuple[Int64s, npt.NDArray[Any]]]:
+        """All rows of a table as blocks of (keys, records)."""
+        return self.host.group.blocks(table)
+
+    def load(self, table: int, keys: Int64s, contents: npt.NDArray[Any]) -> None:
+        """Set rows of a table in host memory; the card must hold none."""
+        self.host.group.load(table, keys, contents)
+
+    load_stored = load

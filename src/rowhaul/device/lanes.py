@@ -1,0 +1,67 @@
+"""Streams of a card that work side by side; where kernels are interpreted, everything is in order anyway."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+Event = torch.cuda.Event | None
+
+
+class Lane:
+    """One stream of a card.
+
+    Args:
+        device: the card.
+        is_urgent: whether its kernels go before those of others.
+    """
+
+    def __init__(self, device: torch.device, *, is_urgent: bool = False) -> None:
+        self.stream = torch.cuda.Stream(device, -1 if is_urgent else 0) if device.type == "cuda" else None
+
+    def use(self) -> AbstractContextManager[object]:
+        """Put what follows, in this thread, on this stream."""
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    def wait(self, event: Event) -> None:
+        """Let what follows on this stream wait for an event."""
+        if event is not None and self.stream is not None:
+            self.stream.wait_event(event)
+
+    def mark(self) -> Event:
+        """Return an event after all that is on this stream by now."""
+        return None if self.stream is None else self.stream.record_event()
+
+    def keep(self, *tensors: Tensor) -> None:
+        """Keep the memory of tensors of another stream until this one has used them."""
+        if self.stream is not None:
+            for one in tensors:
+                one.record_stream(self.stream)
+
+
+class Lanes:
+    """Beside the stream of training: one that plans, one that fetches rows, one that writes them back."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.planning = Lane(device, is_urgent=True)
+        self.fetching = Lane(device, is_urgent=True)
+        self.writing = Lane(device)
+
+
+def here(device: torch.device) -> Event:
+    """Return an event after all that this thread has started on its stream."""
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+
+def await_here(device: torch.device, event: Event) -> None:
+    """Let what this thread starts from now on wait for an event."""
+    if event is not None:
+        torch.cuda.current_stream(device).wait_event(event)
+
+
+def settle(event: Event) -> None:
+    """Wait for an event in this thread."""
+    if event is not None:
+        event.synchronize()
