@@ -262,6 +262,7 @@ def larger_than_the_cache(dim: int, num_samples: int, num_keys: int, part: int =
             trainer.train_step(batch)
         torch.cuda.synchronize()
         speeds[name] = count * num_samples / (time.perf_counter() - began) / 1e6
+        print(name, round(speeds[name], 3), flush=True)
         batches.close()
         if isinstance(source, CachedRows) and before is not None:
             _print_counts(source.counts - before, count, 4 * width, rows, source)

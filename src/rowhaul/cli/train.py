@@ -178,7 +178,7 @@ def train_with_progress(
     from rowhaul.train.distributed.run import train_on_cluster
 
     keep_freed_memory()
-    if is_launched():
+    if is_launched() or config.device_bytes:
         switch_threads_sooner()
     train = train_on_cluster if is_launched() else train_run
     shown = TrainingProgress() if is_first_rank() else nullcontext()

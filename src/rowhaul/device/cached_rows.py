@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from rowhaul.device.batches import FeatureBags
 from rowhaul.device.cache_counts import CacheCounts
 from rowhaul.device.cache_size import CacheSize
 from rowhaul.device.cached_tables import CachedTables
-from rowhaul.device.lanes import Lanes, await_here, here
+from rowhaul.device.lanes import Lanes, await_here, here, worker
 from rowhaul.device.lookahead import Lookahead, PlannedBatch
 from rowhaul.device.rows import DeviceRead, DeviceRows
 from rowhaul.errors import ConfigError
@@ -54,7 +53,7 @@ class CachedRows(DeviceRows):
     ) -> None:
         self.device_memory = device_memory
         self._lanes = Lanes(device)
-        self._hauling = ThreadPoolExecutor(1, thread_name_prefix="rowhaul-haul")
+        self._hauling = worker(device, "rowhaul-haul")
         self._batches = EarlyLookups[PlannedBatch]()
         self._ahead = Lookahead(self._plan, self._refuse, device)
         self._counted = CacheCounts()
@@ -81,13 +80,16 @@ class CachedRows(DeviceRows):
 
     def locate_early(self, features: KeyedJaggedTensor) -> None:
         """Bring the rows of a batch to the card, as soon as there is room."""
-        self._batches[features] = self._ahead.announce(features)
+        self._announce(features)
+
+    def _announce(self, features: KeyedJaggedTensor) -> PlannedBatch:
+        with self._lanes.planning.use():
+            ids = [one.of(features) for one in self.features]
+        batch = self._batches[features] = self._ahead.announce(ids)
+        return batch
 
     def _plan(self, batch: PlannedBatch) -> bool:
         with self._lanes.planning.use():
-            if not batch.ids:
-                assert batch.features is not None
-                batch.ids = [one.of(batch.features) for one in self.features]
             done = len(batch.records)
             for tables, ids in zip(self.tables[done:], batch.ids[done:], strict=True):
                 oldest = self._ahead.oldest
@@ -118,7 +120,7 @@ class CachedRows(DeviceRows):
         self._is_settled = False
         batch = self._batches.get(features)
         if batch is None or not self._ahead.is_valid(batch):
-            batch = self._batches[features] = self._ahead.announce(features)
+            batch = self._announce(features)
         for passed in self._ahead.acquire(batch, keeps=torch.is_grad_enabled()):
             for tables, fetched in zip(self.tables, passed.fetched, strict=True):
                 tables.num_homeless += fetched.result().made
@@ -194,7 +196,7 @@ class CachedRows(DeviceRows):
         batch = self._batches[features]
         ids = [replace(one) for one in batch.ids]
         records = [one.clone() for one in batch.records]
-        self._batches[static] = PlannedBatch(batch.number, None, ids, records, is_planned=True)
+        self._batches[static] = PlannedBatch(batch.number, ids, records, is_planned=True)
         return static
 
     def put(self, features: KeyedJaggedTensor, static: KeyedJaggedTensor) -> None:

@@ -10,7 +10,7 @@ written back is read as it was written.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,26 +65,6 @@ class _Missing:
     row_of_id: Tensor
 
 
-@dataclass
-class Slots:
-    """What host memory knows of a card's records, by number."""
-
-    keys: Int64s
-    tables: npt.NDArray[np.int32]
-    homes: Int64s  # location in host memory
-    born: Int64s  # the batch that a row without a home was made for
-
-    @classmethod
-    def of(cls, count: int) -> Slots:
-        """Make so many, of no row."""
-        return cls(
-            np.zeros(count, np.int64),
-            np.zeros(count, np.int32),
-            np.full(count, _HOMELESS),
-            np.zeros(count, np.int64),
-        )
-
-
 class CachedTables(DeviceTables):
     """Tables of one row size; the card holds as many rows as fit into ``num_bytes``.
 
@@ -108,7 +88,7 @@ class CachedTables(DeviceTables):
         device: torch.device,
         num_bytes: int,
         lanes: Lanes,
-        hauling: ThreadPoolExecutor,
+        hauling: Executor,
     ) -> None:
         self.host = HostTables(TableGroup(tables, optimizer, str(dtype).removeprefix("torch."), seed))
         dim, width = tables[0].dim, self.host.group.width
@@ -139,7 +119,9 @@ class CachedTables(DeviceTables):
         self.index.clear()
         self._last_used.zero_()
         self._victims.clear()
-        self.slots = Slots.of(self.size.num_records)
+        self._names = np.zeros((self.size.num_records, 2), np.int64)  # key and table by record
+        # Where rows are in host memory; and the batch that a row was made for which is not there yet.
+        self._homes = np.full((self.size.num_records, 2), _HOMELESS)
         self.num_used = 0  # records that hold a row, from the first on
         self.num_homeless = np.zeros(len(self.tables), np.int64)  # rows by table that host memory lacks
 
@@ -165,17 +147,16 @@ class CachedTables(DeviceTables):
             return Plan(records, self._hauling.submit(self._nothing_fetched, ready))
         missing = self._missing(ids, ids_missing)
         num_evicted = max(len(missing.keys) - (self.size.num_records - self.num_used), 0)
-        victims = self._last_used[:0].to(torch.int64)
-        if num_evicted:
-            found = self._victims.take(num_evicted, oldest)
-            if found is None:
-                return None
-            victims = found
         num_unused = len(missing.keys) - num_evicted
-        unused = torch.arange(self.num_used, self.num_used + num_unused, device=self.device)
-        slots = torch.cat([victims, unused])
+        slots = torch.arange(self.num_used, self.num_used + num_unused, device=self.device)
+        gone = missing.keys[:0], missing.tables[:0]
+        if num_evicted:
+            victims = self._victims.take(num_evicted, oldest)
+            if victims is None:
+                return None
+            slots = torch.cat([victims[0], slots])
+            gone = self._evict(*victims, finished())
         self.num_used += num_unused
-        gone = self._evict(victims, finished())
         self.index.exchange(gone, missing.keys, missing.tables, slots)
         records[missing.ids] = slots[missing.row_of_id].to(torch.int32)
         self._last_used[slots] = number
@@ -206,19 +187,17 @@ class CachedTables(DeviceTables):
         first = torch.nonzero(is_first).reshape(-1)
         return _Missing(keys[first], tables[first], which[order], row_of_id)
 
-    def _evict(self, victims: Tensor, finished: Event) -> tuple[Tensor, Tensor]:
+    def _evict(self, victims: Tensor, slots: Int64s, finished: Event) -> tuple[Tensor, Tensor]:
         """Send records back to host memory; returns the keys and tables of their rows."""
-        slots = victims.cpu().numpy()
-        keys, tables = self.slots.keys[slots], self.slots.tables[slots]
+        names = np.ascontiguousarray(self._names[slots].T)
         self._lanes.planning.wait(finished)
-        self._write_back(victims, slots, keys, tables)
+        self._write_back(victims, slots, names)
         self._planned.bytes_from_card += slots.nbytes
-        self._planned.bytes_to_card += keys.nbytes + tables.nbytes
-        return torch.from_numpy(keys).to(self.device), torch.from_numpy(tables).to(self.device)
+        self._planned.bytes_to_card += names.nbytes
+        keys, tables = torch.from_numpy(names).to(self.device)
+        return keys, tables
 
-    def _write_back(
-        self, records: Tensor, slots: Int64s, keys: Int64s, tables: npt.NDArray[np.int32]
-    ) -> list[Future[None]]:
+    def _write_back(self, records: Tensor, slots: Int64s, names: Int64s) -> list[Future[None]]:
         """Copy records to host memory, a staging buffer at a time, and have them written there."""
         jobs = []
         for first in range(0, len(slots), self.size.num_staged):
@@ -232,7 +211,7 @@ class CachedTables(DeviceTables):
 
             def write(staging: Any = staging, copied: Event = copied, some: slice = some) -> None:
                 settle(copied)
-                self._write(slots[some], keys[some], tables[some], staging.rows(len(slots[some])))
+                self._write(slots[some], *names[:, some], staging.rows(len(slots[some])))
 
             staging.taken = self._hauling.submit(write)
             jobs.append(staging.taken)
@@ -243,7 +222,7 @@ class CachedTables(DeviceTables):
     def _fetch(self, slots: Tensor, missing: _Missing, number: int) -> Future[Fetched]:
         """Have rows fetched to their records."""
         listed = torch.stack([slots, missing.keys, missing.tables.to(torch.int64)]).cpu().numpy()
-        self.slots.keys[listed[0]], self.slots.tables[listed[0]] = listed[1], listed[2]
+        self._names[listed[0]] = listed[1:].T
         self._planned.bytes_from_card += listed.nbytes
         return self._hauling.submit(
             self._fetch_listed, listed, slots.to(torch.int32), missing, number, self._lanes.planning.mark()
@@ -251,39 +230,45 @@ class CachedTables(DeviceTables):
 
     # In the thread that reads and writes host memory.
 
-    def _write(
-        self, slots: Int64s, keys: Int64s, tables: npt.NDArray[np.int32], rows: npt.NDArray[Any]
-    ) -> None:
-        homes, positions = self.slots.homes[slots], tables.astype(np.int64)
-        self.num_homeless -= np.bincount(positions[homes < 0], minlength=len(self.tables))
-        self.slots.homes[slots] = self.host.write(positions, keys, homes, rows)
+    def _write(self, slots: Int64s, keys: Int64s, tables: Int64s, rows: npt.NDArray[Any]) -> None:
+        homes = self._homes[slots, 0]
+        homeless = np.flatnonzero(homes < 0)
+        locations = self.host.write(tables, keys, homes, rows)
+        if len(homeless):
+            self._homes[slots[homeless], 0] = locations[homeless]
+            self.num_homeless -= np.bincount(tables[homeless], minlength=len(self.tables))
 
     def _fetch_listed(
         self, listed: Int64s, records: Tensor, missing: _Missing, number: int, planned: Event
     ) -> Fetched:
         slots, keys, tables = listed
-        locations = self.host.find(tables, keys)
-        known, new = np.flatnonzero(locations >= 0), np.flatnonzero(locations < 0)
-        self.slots.homes[slots] = locations
-        self.slots.born[slots[new]] = number
-        lane = self._lanes.fetching
+        homes = np.full((len(slots), 2), number)
+        lane, num_known = self._lanes.fetching, 0
         lane.wait(planned)
         with lane.use():
-            for first in range(0, len(known), self.size.num_staged):
-                some = known[first : first + self.size.num_staged]
+            for first in range(0, len(slots), self.size.num_staged):
+                some = slice(first, first + self.size.num_staged)
                 staging = self._arriving.next()
-                self.host.read(locations[some], staging.rows(len(some)))
-                staging.there[: len(some)].copy_(staging.here[: len(some)], non_blocking=True)
-                self.arena.write(torch.from_numpy(slots[some]).to(self.device), staging.there[: len(some)])
-                staging.used = lane.mark()
+                found, known = self.host.fetch(tables[some], keys[some], staging.rows(len(slots[some])))
+                homes[some, 0] = found
+                if len(known):
+                    staging.there[: len(known)].copy_(staging.here[: len(known)], non_blocking=True)
+                    there = records[some]
+                    if len(known) < len(there):
+                        there = there[torch.from_numpy(known).to(self.device)]
+                    self.arena.write(there, staging.there[: len(known)])
+                    staging.used = lane.mark()
+                    num_known += len(known)
+            self._homes[slots] = homes
+            new = np.flatnonzero(homes[:, 0] < 0)
             if len(new):
                 which = torch.from_numpy(new.astype(np.int32)).to(self.device)
                 count = torch.tensor([len(new)]).to(self.device)
                 self._write_initial(missing.keys, missing.tables, records, which, count, self.arena)
             lane.keep(records, missing.keys, missing.tables)
-        self._hauled.num_fetched += len(known)
+        self._hauled.num_fetched += num_known
         self._hauled.num_made += len(new)
-        self._hauled.bytes_to_card += len(known) * (self.arena.record_bytes + 8) + 4 * len(new)
+        self._hauled.bytes_to_card += num_known * self.arena.record_bytes + 4 * len(new)
         made = np.bincount(tables[new], minlength=len(self.tables))
         return Fetched(lane.mark(), made)
 
@@ -294,20 +279,21 @@ class CachedTables(DeviceTables):
 
     def settle(self, last_read: int) -> None:
         """Write every row of the card to host memory, but those made for batches after ``last_read``."""
-        held, jobs = self.slots, []
+        jobs = []
         with self._lanes.planning.use():
             for first in range(0, self.num_used, self.size.num_staged):
                 slots = np.arange(first, min(first + self.size.num_staged, self.num_used))
                 slots = slots[self._exists(slots, last_read)]
                 there = torch.from_numpy(slots).to(self.device)
-                jobs += self._write_back(there, slots, held.keys[slots], held.tables[slots])
+                jobs += self._write_back(there, slots, np.ascontiguousarray(self._names[slots].T))
         for one in jobs:
             one.result()
 
     def _exists(self, slots: Int64s, last_read: int) -> npt.NDArray[np.bool_]:
         """Whether rows of the card are more than plans: a batch up to ``last_read`` uses them."""
-        known: npt.NDArray[np.bool_] = self.slots.homes[slots] >= 0
-        return known | (self.slots.born[slots] <= last_read)
+        homes = self._homes[slots]
+        exists: npt.NDArray[np.bool_] = (homes[:, 0] >= 0) | (homes[:, 1] <= last_read)
+        return exists
 
     def look(self, ids: Ids, last_read: int) -> tuple[Tensor, Tensor, Tensor]:
         """Copy the values of a batch's rows, wherever they are, without bringing any to the card.
@@ -327,16 +313,15 @@ class CachedTables(DeviceTables):
         if not len(elsewhere):
             return records, values.contiguous(), elsewhere
         missing = self._missing(ids, elsewhere)
-        found = self.host.find(missing.tables.to(torch.int64).cpu().numpy(), missing.keys.cpu().numpy())
-        known = found >= 0
-        rows = np.zeros((len(found), self.host.group.width), self.host.group.dtype)
-        read = np.empty((int(known.sum()), self.host.group.width), self.host.group.dtype)
-        self.host.read(found[known], read)
-        rows[known] = read
-        records[missing.ids] = (-1 - len(values) - missing.row_of_id).to(torch.int32)
-        more = torch.from_numpy(rows[:, : self.dim]).to(self.device)
-        is_known = torch.from_numpy(known).to(self.device)
-        return records, torch.cat([values, more]), missing.ids[~is_known[missing.row_of_id]]
+        rows = np.empty((len(missing.keys), self.host.group.width), self.host.group.dtype)
+        tables, keys = missing.tables.to(torch.int64).cpu().numpy(), missing.keys.cpu().numpy()
+        _, known = self.host.fetch(tables, keys, rows)
+        place = np.full(len(keys), -1)
+        place[known] = np.arange(len(known))
+        places = torch.from_numpy(place).to(self.device)[missing.row_of_id]
+        records[missing.ids] = (-1 - len(values) - places).to(torch.int32)
+        more = torch.from_numpy(rows[: len(known), : self.dim]).to(self.device)
+        return records, torch.cat([values, more]), missing.ids[places < 0]
 
     # Whole tables: those of host memory, once the card's rows are written there.
 

@@ -26,24 +26,25 @@ class HostTables:
 
     def __init__(self, group: TableGroup) -> None:
         self.group = group
+        self._lengths = self._offsets = np.empty(0, np.int64)
 
-    def find(self, tables: Int64s, keys: Int64s) -> Int64s:
-        """Where rows are; -1 for those that are not there."""
+    def fetch(self, tables: Int64s, keys: Int64s, out: npt.NDArray[Any]) -> tuple[Int64s, Int64s]:
+        """Copy the rows that are there to the first rows of ``out``; returns where they are, and which."""
         locations = np.empty(len(keys), np.int64)
+        lengths, offsets, flat = self._layout(len(keys), out)
+        is_empty = not self.group.arena.num_records
 
-        def find(some: slice) -> None:
-            locations[some] = self.group.index.find_each(tables[some], keys[some])
+        def fetch(some: slice) -> None:
+            found = self.group.index.find_each(tables[some], keys[some])
+            locations[some] = found
+            if not is_empty:
+                copy_out(self.group, np.maximum(found, 0), lengths[some], offsets[some], flat)
 
-        _in_parts(find, len(keys))
-        return locations
-
-    def read(self, locations: Int64s, out: npt.NDArray[Any]) -> None:
-        """Copy records to the rows of ``out``."""
-        lengths, offsets, flat = self._layout(len(locations), out)
-        _in_parts(
-            lambda some: copy_out(self.group, locations[some], lengths[some], offsets[some], flat),
-            len(locations),
-        )
+        _in_parts(fetch, len(keys))
+        known = np.flatnonzero(locations >= 0)
+        if len(known) < len(keys):
+            out[: len(known)] = out[known]
+        return locations, known
 
     def write(self, tables: Int64s, keys: Int64s, locations: Int64s, rows: npt.NDArray[Any]) -> Int64s:
         """Set rows; those whose location is -1 are added. Returns where they all are."""
@@ -61,8 +62,10 @@ class HostTables:
 
     def _layout(self, count: int, rows: npt.NDArray[Any]) -> tuple[Int64s, Int64s, npt.NDArray[np.uint8]]:
         """Bytes of rows that lie together: how many each has, where it begins, and they themselves."""
-        size = self.group.arena.record_bytes
-        return np.full(count, size), np.arange(count) * size, rows.view(np.uint8).reshape(-1)
+        if count > len(self._lengths):
+            size = self.group.arena.record_bytes
+            self._lengths, self._offsets = np.full(count, size), np.arange(count) * size
+        return self._lengths[:count], self._offsets[:count], rows.view(np.uint8).reshape(-1)
 
 
 def _in_parts(work: Callable[[slice], None], count: int) -> None:

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
 Event = torch.cuda.Event | None
+
+
+class _AtOnce(Executor):
+    """Does work when it is given: interpreted kernels run in one thread."""
+
+    def submit(self, fn: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*given, **named))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+def worker(device: torch.device, name: str) -> Executor:
+    """Return a thread that does one thing after the other."""
+    return ThreadPoolExecutor(1, thread_name_prefix=name) if device.type == "cuda" else _AtOnce()
 
 
 class Lane:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import torch
@@ -13,8 +13,7 @@ from torch import Tensor
 
 from rowhaul.device.batches import Ids
 from rowhaul.device.cached_tables import Fetched
-from rowhaul.device.lanes import Event, here
-from rowhaul.nn.jagged import KeyedJaggedTensor
+from rowhaul.device.lanes import Event, here, worker
 
 
 @dataclass(eq=False)
@@ -22,8 +21,7 @@ class PlannedBatch:
     """A batch, and where its rows are once it is planned: a part for each size of row."""
 
     number: int  # 0: given up before it was planned
-    features: KeyedJaggedTensor | None  # until it is planned
-    ids: list[Ids] = field(default_factory=list)
+    ids: list[Ids]
     records: list[Tensor] = field(default_factory=list)
     fetched: list[Future[Fetched]] = field(default_factory=list)
     is_planned: bool = False
@@ -49,9 +47,7 @@ class Lookahead:
         device: torch.device,
     ) -> None:
         self._plan, self._refuse, self._device = plan, refuse, device
-        self._thread = (
-            ThreadPoolExecutor(1, thread_name_prefix="rowhaul-plan") if device.type == "cuda" else None
-        )
+        self._thread = worker(device, "rowhaul-plan")
         self.planning = threading.RLock()  # held by who plans, or needs everything to stay as it is
         self._announcing = threading.Lock()
         self._waiting: deque[PlannedBatch] = deque()
@@ -62,10 +58,10 @@ class Lookahead:
         self.last_read = 0
         self.finished: Event = None  # after all that was done with rows of batches before the oldest
 
-    def announce(self, features: KeyedJaggedTensor) -> PlannedBatch:
+    def announce(self, ids: list[Ids]) -> PlannedBatch:
         """Plan a batch that is read later; from any thread."""
         with self._announcing:
-            batch = PlannedBatch(self._next_number, features)
+            batch = PlannedBatch(self._next_number, ids)
             self._next_number += 1
             self._waiting.append(batch)
         self._go_on()
@@ -116,10 +112,7 @@ class Lookahead:
         self.oldest = oldest
 
     def _go_on(self) -> None:
-        if self._thread is None:
-            self._plan_some()
-        else:
-            self._thread.submit(self._plan_some)
+        self._thread.submit(self._plan_some)
 
     def _plan_some(self) -> None:
         """Plan what there is room for."""
@@ -148,5 +141,4 @@ class Lookahead:
             batch.is_planned = True
         except Exception as error:  # raised again where the batch is read
             batch.error = error
-        batch.features = None
         return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,13 +25,15 @@ class Victims:
     def clear(self) -> None:
         """Forget the list."""
         self._records = self._uses = self._last_used[:0]
+        self._here = np.empty(0, np.int64)  # the same records in host memory
 
-    def take(self, count: int, oldest: int) -> Tensor | None:
-        """Return ``count`` records that no batch from ``oldest`` on uses; None if there are not as many.
+    def take(self, count: int, oldest: int) -> tuple[Tensor, npt.NDArray[np.int64]] | None:
+        """Return ``count`` records that no batch from ``oldest`` on uses, on the card and here.
 
-        They count as free from then on.
+        They count as free from then on. None if there are not as many.
         """
         taken: list[tuple[Tensor, Tensor]] = []
+        here: list[npt.NDArray[np.int64]] = []
         while count:
             if not len(self._records) and not self._list(count, oldest):
                 for records, uses in taken:  # as before
@@ -37,12 +41,14 @@ class Victims:
                 return None
             some = self._records[: 2 * count]
             unused = torch.nonzero(self._last_used[some] == self._uses[: len(some)]).reshape(-1)[:count]
-            end = len(some) if len(unused) < count else int(unused[-1]) + 1
+            places = unused.cpu().numpy()
+            end = len(some) if len(places) < count else int(places[-1]) + 1
+            here.append(self._here[places])
             taken.append((some[unused], self._uses[unused]))
             self._last_used[taken[-1][0]] = 0
-            self._records, self._uses = self._records[end:], self._uses[end:]
-            count -= len(unused)
-        return torch.cat([records for records, _ in taken])
+            self._records, self._uses, self._here = self._records[end:], self._uses[end:], self._here[end:]
+            count -= len(places)
+        return torch.cat([records for records, _ in taken]), np.concatenate(here)
 
     def _list(self, count: int, oldest: int) -> bool:
         """List the records used longest ago; False if fewer than ``count`` can go."""
@@ -52,4 +58,5 @@ class Victims:
         self._uses, self._records = torch.topk(uses, most, largest=False, sorted=True)
         listed = int((self._uses < _NEVER).sum())
         self._uses, self._records = self._uses[:listed], self._records[:listed]
+        self._here = self._records.cpu().numpy()
         return listed >= count

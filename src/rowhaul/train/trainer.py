@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,8 +86,14 @@ class Trainer:
         return self._moved(batch)
 
     def _moved(self, batch: Batch) -> Batch:
-        """Put a batch where the model is; its ids go by themselves, where rows are there."""
-        return batch if self.device.type == "cpu" else replace(batch.to(self.device), ids=batch.ids)
+        """Put a batch where the model is, without waiting; its ids go by themselves, where rows are there."""
+        if self.device.type == "cpu":
+            return batch
+        names = [name for name in ("dense", "labels", "index") if getattr(batch, name) is not None]
+        moved: dict[str, Any] = {
+            name: getattr(batch, name).pin_memory().to(self.device, non_blocking=True) for name in names
+        }
+        return replace(batch, **moved)
 
     def train_step(self, batch: Batch) -> float:
         """One step on one global batch; returns its mean loss."""
