@@ -23,10 +23,10 @@ from rowhaul.device.arena import DeviceArena
 from rowhaul.device.batches import Ids
 from rowhaul.device.cache_counts import CacheCounts
 from rowhaul.device.cache_size import NUM_STAGED, CacheSize
-from rowhaul.device.copy_kernels import mark_used
+from rowhaul.device.copy_kernels import list_rows, mark_used
 from rowhaul.device.host_tables import HostTables
 from rowhaul.device.index import DeviceIndex
-from rowhaul.device.lanes import Event, Lanes, settle
+from rowhaul.device.lanes import Event, Lanes, Listener, settle
 from rowhaul.device.launch import grid_of
 from rowhaul.device.staging import StagingRing
 from rowhaul.device.tables import DeviceTables
@@ -36,6 +36,7 @@ from rowhaul.store import TableGroup, TableSpec
 
 Int64s = npt.NDArray[np.int64]
 _BLOCK = 1024
+NUM_NEW, NUM_MISSING = 4, 5  # of the index's facts
 _HOMELESS = -1  # a row that host memory does not have yet
 
 
@@ -98,7 +99,8 @@ class CachedTables(DeviceTables):
         self.arena = DeviceArena(dim, width - dim, dtype, device, size.shift)
         self.arena.reserve(max(size.num_records, 1))
         self._last_used = torch.zeros(max(size.num_records, 1), dtype=torch.int32, device=device)
-        self._victims = Victims(self._last_used)
+        self._listener = Listener(device)
+        self._victims = Victims(self._last_used, self._listener)
         ring = NUM_STAGED // 2, size.num_staged, width, dtype, device
         self._leaving, self._arriving = StagingRing(*ring), StagingRing(*ring)
         self._planned, self._hauled = CacheCounts(), CacheCounts()  # by the two threads
@@ -122,7 +124,8 @@ class CachedTables(DeviceTables):
         self._names = np.zeros((self.size.num_records, 2), np.int64)  # key and table by record
         # Where rows are in host memory; and the batch that a row was made for which is not there yet.
         self._homes = np.full((self.size.num_records, 2), _HOMELESS)
-        self.num_used = 0  # records that hold a row, from the first on
+        self.num_used = 0  # records that have ever held a row
+        self._free = np.empty(0, np.int64)  # those that hold none now
         self.num_homeless = np.zeros(len(self.tables), np.int64)  # rows by table that host memory lacks
 
     @property
@@ -140,29 +143,46 @@ class CachedTables(DeviceTables):
         """
         records = self.index.find(ids.keys, ids.tables)
         self._mark(records, number)
-        ids_missing = torch.nonzero(records < 0).reshape(-1)
-        if not len(ids_missing):
-            self._planned.num_ids += len(records)
+        missing = self.index.list_missing(records)
+        num_missing = int(self._listener.hear(self.index.facts)[NUM_MISSING])
+        self._planned.num_ids += len(records)
+        if not num_missing:
             ready = self._lanes.planning.mark()
             return Plan(records, self._hauling.submit(self._nothing_fetched, ready))
-        missing = self._missing(ids, ids_missing)
-        num_evicted = max(len(missing.keys) - (self.size.num_records - self.num_used), 0)
-        num_unused = len(missing.keys) - num_evicted
-        slots = torch.arange(self.num_used, self.num_used + num_unused, device=self.device)
-        gone = missing.keys[:0], missing.tables[:0]
-        if num_evicted:
-            victims = self._victims.take(num_evicted, oldest)
-            if victims is None:
-                return None
-            slots = torch.cat([victims[0], slots])
-            gone = self._evict(*victims, finished())
-        self.num_used += num_unused
-        self.index.exchange(gone, missing.keys, missing.tables, slots)
-        records[missing.ids] = slots[missing.row_of_id].to(torch.int32)
-        self._last_used[slots] = number
-        self._planned.num_ids += len(records)
-        self._planned.num_missing += len(ids_missing)
-        return Plan(records, self._fetch(slots, missing, number))
+        if not self._make_room(ids, num_missing, oldest, finished):
+            self._planned.num_ids -= len(records)
+            return None
+        self._planned.num_missing += num_missing
+        new = self.index.number_listed(ids.keys, ids.tables, missing, records)
+        self._mark(records, number)
+        listed = torch.empty((3, num_missing), dtype=torch.int64, device=self.device)
+        list_rows[grid_of(num_missing, _BLOCK)](
+            new, self.index.facts[NUM_NEW : NUM_NEW + 1], records, ids.keys, ids.tables, listed, num_missing,
+            BLOCK=_BLOCK,
+        )  # fmt: skip
+        facts, rows = self._listener.hear_each(self.index.facts, listed)
+        num_new = int(facts[NUM_NEW])
+        num_reused = min(num_new, len(self._free))
+        self._free = self._free[: len(self._free) - num_reused]
+        self.num_used += num_new - num_reused
+        return Plan(records, self._fetch(listed[:, :num_new], rows[:, :num_new].copy(), number))
+
+    def _make_room(self, ids: Ids, num_missing: int, oldest: int, finished: Callable[[], Event]) -> bool:
+        """Have a free record for each missing row of a batch; False if there is no room for all of them."""
+        num_free = len(self._free) + self.size.num_records - self.num_used
+        num_keys = self.num_used - len(self._free)
+        if num_missing > num_free:
+            victims = self._victims.take(num_missing - num_free, oldest)
+            if victims is None:  # several ids may name one row: how many rows are they?
+                num_missing = self.count_missing(ids)
+                victims = self._victims.take(max(num_missing - num_free, 0), oldest)
+                if victims is None:
+                    return False
+            num_keys -= len(victims)
+            if len(victims):
+                self._evict(victims, finished())
+        self.index.sweep_for(num_keys, num_missing)
+        return True
 
     def num_pinned(self, oldest: int) -> int:
         """Count the records that batches from ``oldest`` on use."""
@@ -187,15 +207,19 @@ class CachedTables(DeviceTables):
         first = torch.nonzero(is_first).reshape(-1)
         return _Missing(keys[first], tables[first], which[order], row_of_id)
 
-    def _evict(self, victims: Tensor, slots: Int64s, finished: Event) -> tuple[Tensor, Tensor]:
-        """Send records back to host memory; returns the keys and tables of their rows."""
+    def _evict(self, slots: Int64s, finished: Event) -> None:
+        """Send records back to host memory; they are free then."""
         names = np.ascontiguousarray(self._names[slots].T)
+        self._free = np.concatenate([self._free, slots])
+        num_free = len(self._free)
+        told = self._listener.tell(np.concatenate([[num_free], self._free, names.reshape(-1)]))
+        free, (keys, tables) = told[1 : num_free + 1], told[num_free + 1 :].view(2, -1)
+        victims = free[num_free - len(slots) :]
+        self._mark(victims, 0)
         self._lanes.planning.wait(finished)
         self._write_back(victims, slots, names)
-        self._planned.bytes_from_card += slots.nbytes
-        self._planned.bytes_to_card += names.nbytes
-        keys, tables = torch.from_numpy(names).to(self.device)
-        return keys, tables
+        self.index.replace_free(keys, tables, free, told[:1])
+        self._planned.bytes_to_card += told.nbytes
 
     def _write_back(self, records: Tensor, slots: Int64s, names: Int64s) -> list[Future[None]]:
         """Copy records to host memory, a staging buffer at a time, and have them written there."""
@@ -219,14 +243,11 @@ class CachedTables(DeviceTables):
         self._planned.bytes_from_card += len(slots) * self.arena.record_bytes
         return jobs
 
-    def _fetch(self, slots: Tensor, missing: _Missing, number: int) -> Future[Fetched]:
-        """Have rows fetched to their records."""
-        listed = torch.stack([slots, missing.keys, missing.tables.to(torch.int64)]).cpu().numpy()
+    def _fetch(self, there: Tensor, listed: Int64s, number: int) -> Future[Fetched]:
+        """Have rows fetched to their records; both list records, keys and tables."""
         self._names[listed[0]] = listed[1:].T
         self._planned.bytes_from_card += listed.nbytes
-        return self._hauling.submit(
-            self._fetch_listed, listed, slots.to(torch.int32), missing, number, self._lanes.planning.mark()
-        )
+        return self._hauling.submit(self._fetch_listed, there, listed, number, self._lanes.planning.mark())
 
     # In the thread that reads and writes host memory.
 
@@ -238,10 +259,9 @@ class CachedTables(DeviceTables):
             self._homes[slots[homeless], 0] = locations[homeless]
             self.num_homeless -= np.bincount(tables[homeless], minlength=len(self.tables))
 
-    def _fetch_listed(
-        self, listed: Int64s, records: Tensor, missing: _Missing, number: int, planned: Event
-    ) -> Fetched:
+    def _fetch_listed(self, there: Tensor, listed: Int64s, number: int, planned: Event) -> Fetched:
         slots, keys, tables = listed
+        records = there[0]
         homes = np.full((len(slots), 2), number)
         lane, num_known = self._lanes.fetching, 0
         lane.wait(planned)
@@ -253,10 +273,10 @@ class CachedTables(DeviceTables):
                 homes[some, 0] = found
                 if len(known):
                     staging.there[: len(known)].copy_(staging.here[: len(known)], non_blocking=True)
-                    there = records[some]
-                    if len(known) < len(there):
-                        there = there[torch.from_numpy(known).to(self.device)]
-                    self.arena.write(there, staging.there[: len(known)])
+                    chosen = records[some]
+                    if len(known) < len(chosen):
+                        chosen = chosen[torch.from_numpy(known).to(self.device)]
+                    self.arena.write(chosen, staging.there[: len(known)])
                     staging.used = lane.mark()
                     num_known += len(known)
             self._homes[slots] = homes
@@ -264,8 +284,8 @@ class CachedTables(DeviceTables):
             if len(new):
                 which = torch.from_numpy(new.astype(np.int32)).to(self.device)
                 count = torch.tensor([len(new)]).to(self.device)
-                self._write_initial(missing.keys, missing.tables, records, which, count, self.arena)
-            lane.keep(records, missing.keys, missing.tables)
+                self._write_initial(there[1], there[2], records, which, count, self.arena)
+            lane.keep(there)
         self._hauled.num_fetched += num_known
         self._hauled.num_made += len(new)
         self._hauled.bytes_to_card += num_known * self.arena.record_bytes + 4 * len(new)
@@ -283,7 +303,7 @@ class CachedTables(DeviceTables):
         with self._lanes.planning.use():
             for first in range(0, self.num_used, self.size.num_staged):
                 slots = np.arange(first, min(first + self.size.num_staged, self.num_used))
-                slots = slots[self._exists(slots, last_read)]
+                slots = np.setdiff1d(slots[self._exists(slots, last_read)], self._free)
                 there = torch.from_numpy(slots).to(self.device)
                 jobs += self._write_back(there, slots, np.ascontiguousarray(self._names[slots].T))
         for one in jobs:

@@ -57,6 +57,17 @@ def write_records(
 
 
 @triton.jit
+def list_rows(ids, num_ids, records, keys, tables, out, most, BLOCK: tl.constexpr):
+    """Write record, key and table of listed ids to three rows of ``most`` numbers."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < tl.load(num_ids)
+    which = tl.load(ids + at, mask=inside, other=0)
+    tl.store(out + at, tl.load(records + which, mask=inside, other=0).to(tl.int64), mask=inside)
+    tl.store(out + most + at, tl.load(keys + which, mask=inside, other=0), mask=inside)
+    tl.store(out + 2 * most + at, tl.load(tables + which, mask=inside, other=0).to(tl.int64), mask=inside)
+
+
+@triton.jit
 def mark_used(records, last_used, number, count, BLOCK: tl.constexpr):
     """Note the number of a batch for each record that it uses; -1 is none."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

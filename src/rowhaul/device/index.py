@@ -21,8 +21,7 @@ _LEAST = 1024
 _MOST_BYTES = 24  # a key, however much room a batch may need
 _PLACE_BYTES = 16
 _MOST_RECORDS = 2**31 - 1
-_RECORD_BITS = 40
-_RECORD_MASK = (1 << _RECORD_BITS) - 1
+_RECORD_MASK = (1 << 40) - 1
 _SLICE = 1 << 20  # places moved at a time where memory must not grow
 
 
@@ -48,6 +47,10 @@ class DeviceIndex:
     def __len__(self) -> int:
         """Count the keys; waits for the card."""
         return int((self._words() >= 0).sum())
+
+    def num_keys(self, table: int) -> int:
+        """Count the keys of a table; waits for the card."""
+        return int((self._words() >> 40 == table).sum())
 
     @property
     def allocated_bytes(self) -> int:
@@ -79,20 +82,34 @@ class DeviceIndex:
         Fills in ``records``. Returns an id of each new key, whose record is to be written, and how many
         there are.
         """
-        count = len(keys)
-        missing, new = torch.empty((2, count), dtype=torch.int32, device=self.device)
-        claimed = torch.empty(count, dtype=torch.int64, device=self.device)
+        missing = self.list_missing(records)
+        return self.number_listed(keys, tables, missing, records), self._facts[4:5]
+
+    def list_missing(self, records: Tensor) -> Tensor:
+        """List the ids whose record is -1; how many there are is the last of the `facts`."""
+        missing = torch.empty(len(records), dtype=torch.int32, device=self.device)
         self._facts[4:6].zero_()
-        kernels.list_missing[grid_of(count, _LIST_BLOCK)](
-            records, missing, self._facts, count, BLOCK=_LIST_BLOCK
+        kernels.list_missing[grid_of(len(records), _LIST_BLOCK)](
+            records, missing, self._facts, len(records), BLOCK=_LIST_BLOCK
         )
-        grid = limited(grid_of(count, BLOCK))
+        return missing
+
+    def number_listed(self, keys: Tensor, tables: Tensor, missing: Tensor, records: Tensor) -> Tensor:
+        """Number the keys of listed ids; returns an id of each: `facts` says how many."""
+        new = torch.empty_like(missing)
+        claimed = torch.empty(len(missing), dtype=torch.int64, device=self.device)
+        grid = limited(grid_of(len(missing), BLOCK))
         batch = keys, tables, self._places, self._facts
         options = {"BLOCK": BLOCK, "num_warps": 1}
         kernels.claim[grid](*batch, missing, claimed, **options)
         kernels.settle[grid](*batch, self._free, missing, claimed, records, new, **options)
         kernels.find_listed[grid](*batch, missing, records, **options)
-        return new, self._facts[4:5]
+        return new
+
+    @property
+    def facts(self) -> Tensor:
+        """Numbers on the card that kernels share: see `index_kernels`."""
+        return self._facts
 
     def has_room(self, count: int) -> bool:
         """Whether ``count`` more keys surely fit."""
@@ -149,27 +166,28 @@ class DeviceIndex:
         )
         return records
 
-    # Where the caller numbers records, and there are never more than so many: memory stays as it is.
+    # Where there are never more than so many keys: memory stays as it is, and the caller counts.
 
-    def exchange(self, gone: tuple[Tensor, Tensor], keys: Tensor, tables: Tensor, records: Tensor) -> None:
-        """Remove keys with their tables, which are all there, and add others, which are not; all differ."""
-        if len(gone[0]):
-            self._drop(*gone)
-            self._num_removed += len(gone[0])
-            self._known -= len(gone[0])
-        if self._known + self._num_removed + len(keys) > _FULL * self._capacity:
-            self._sweep()
-        self._put(torch.stack([keys, (tables.to(torch.int64) << _RECORD_BITS) | records], dim=1))
-        self._known += len(keys)
+    def replace_free(self, keys: Tensor, tables: Tensor, free: Tensor, num_free: Tensor) -> None:
+        """Remove keys, which are all there and differ; new ones get the last of ``free`` records first."""
+        self._drop(keys, tables)
+        self._num_removed += len(keys)
+        self._free = free
+        self._facts[3:4].copy_(num_free)
+
+    def sweep_for(self, num_keys: int, count: int) -> None:
+        """Empty the places of removed keys, if ``count`` more beside ``num_keys`` need that."""
+        if num_keys + self._num_removed + count > _FULL * self._capacity and self._num_removed:
+            self._sweep(num_keys)
 
     def _put(self, entries: Tensor) -> None:
         kernels.move_places[grid_of(len(entries), BLOCK)](
             entries, len(entries), self._places, self._facts, BLOCK=BLOCK
         )
 
-    def _sweep(self) -> None:
-        """Empty the places of removed keys: all others go through host memory, and in again."""
-        held = torch.empty((self._known, 2), dtype=torch.int64, pin_memory=self.device.type == "cuda")
+    def _sweep(self, num_keys: int) -> None:
+        """Take all keys out, through host memory, and put them in again."""
+        held = torch.empty((num_keys, 2), dtype=torch.int64, pin_memory=self.device.type == "cuda")
         count = 0
         for first in range(0, self._capacity, _SLICE):
             some = self._places[first : min(first + _SLICE, self._capacity)]

@@ -7,6 +7,8 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -68,6 +70,46 @@ class Lanes:
         self.planning = Lane(device, is_urgent=True)
         self.fetching = Lane(device, is_urgent=True)
         self.writing = Lane(device)
+
+
+class Listener:
+    """Brings numbers from a card to host memory, and others there, through memory that it can copy from.
+
+    Whoever waits for pageable memory keeps other threads from starting kernels meanwhile.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._heard = self._told = torch.empty(0, dtype=torch.uint8)
+
+    def hear(self, tensor: Tensor) -> npt.NDArray[Any]:
+        """Return the numbers of a tensor; they are valid until the next call."""
+        return self.hear_each(tensor)[0]
+
+    def hear_each(self, *tensors: Tensor) -> list[npt.NDArray[Any]]:
+        """Return the numbers of each tensor, valid until the next call; waits for the card once."""
+        sizes = [-(-one.nbytes // 8) * 8 for one in tensors]
+        if sum(sizes) > len(self._heard):
+            self._heard = self._pinned(2 * sum(sizes))
+        parts, first = [], 0
+        for one, size in zip(tensors, sizes, strict=True):
+            part = self._heard[first : first + one.nbytes].view(one.dtype).view(one.shape)
+            part.copy_(one, non_blocking=True)
+            parts.append(part.numpy())
+            first += size
+        settle(here(self._device))
+        return parts
+
+    def tell(self, numbers: npt.NDArray[np.int64]) -> Tensor:
+        """Send numbers to the card; call it again only after waiting for something that comes later."""
+        if numbers.nbytes > len(self._told):
+            self._told = self._pinned(2 * numbers.nbytes)
+        told = self._told[: numbers.nbytes].view(torch.int64)
+        told.numpy()[:] = numbers
+        return told.to(self._device, non_blocking=True)
+
+    def _pinned(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
 
 
 def here(device: torch.device) -> Event:

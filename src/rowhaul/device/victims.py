@@ -7,8 +7,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rowhaul.device.lanes import Listener
+
 _LISTED_SHARE = 1 / 32  # of all records: listing looks at all of them, so it is done for many batches at once
 _NEVER = 2**31 - 1
+Int64s = npt.NDArray[np.int64]
 
 
 class Victims:
@@ -16,47 +19,51 @@ class Victims:
 
     Args:
         last_used: by record, the number of the latest batch that uses it; 0: it holds no row.
+        listener: brings numbers from the card.
     """
 
-    def __init__(self, last_used: Tensor) -> None:
-        self._last_used = last_used
+    def __init__(self, last_used: Tensor, listener: Listener) -> None:
+        self._last_used, self._listener = last_used, listener
         self.clear()
 
     def clear(self) -> None:
         """Forget the list."""
-        self._records = self._uses = self._last_used[:0]
-        self._here = np.empty(0, np.int64)  # the same records in host memory
+        self._listed = self._last_used[:0].to(torch.int64)
+        self._records = np.empty(0, np.int64)  # the same in host memory
+        self._uses = np.empty(0, np.int32)  # when they were used, by then
 
-    def take(self, count: int, oldest: int) -> tuple[Tensor, npt.NDArray[np.int64]] | None:
-        """Return ``count`` records that no batch from ``oldest`` on uses, on the card and here.
+    def take(self, count: int, oldest: int) -> Int64s | None:
+        """Return ``count`` records that no batch from ``oldest`` on uses; None if there are not as many.
 
-        They count as free from then on. None if there are not as many.
+        The caller marks them as free.
         """
-        taken: list[tuple[Tensor, Tensor]] = []
-        here: list[npt.NDArray[np.int64]] = []
+        taken = [np.empty(0, np.int64)]
         while count:
-            if not len(self._records) and not self._list(count, oldest):
-                for records, uses in taken:  # as before
-                    self._last_used[records] = uses
+            if not len(self._records) and not self._list(count, oldest, taken):
                 return None
-            some = self._records[: 2 * count]
-            unused = torch.nonzero(self._last_used[some] == self._uses[: len(some)]).reshape(-1)[:count]
-            places = unused.cpu().numpy()
-            end = len(some) if len(places) < count else int(places[-1]) + 1
-            here.append(self._here[places])
-            taken.append((some[unused], self._uses[unused]))
-            self._last_used[taken[-1][0]] = 0
-            self._records, self._uses, self._here = self._records[end:], self._uses[end:], self._here[end:]
+            some = slice(0, 2 * count)
+            now = self._listener.hear(self._last_used[self._listed[some]])
+            places = np.flatnonzero(now == self._uses[some])[:count]
+            end = len(now) if len(places) < count else int(places[-1]) + 1
+            taken.append(self._records[places])
+            self._listed, self._records, self._uses = (
+                self._listed[end:],
+                self._records[end:],
+                self._uses[end:],
+            )
             count -= len(places)
-        return torch.cat([records for records, _ in taken]), np.concatenate(here)
+        return np.concatenate(taken)
 
-    def _list(self, count: int, oldest: int) -> bool:
-        """List the records used longest ago; False if fewer than ``count`` can go."""
+    def _list(self, count: int, oldest: int, taken: list[Int64s]) -> bool:
+        """List the records used longest ago that are not taken; False if fewer than ``count`` can go."""
         can_go = (self._last_used > 0) & (self._last_used < oldest)
+        for records in taken:
+            can_go[torch.from_numpy(records).to(can_go.device)] = False
         uses = torch.where(can_go, self._last_used, _NEVER)
         most = min(len(uses), max(8 * count, int(_LISTED_SHARE * len(uses))))
-        self._uses, self._records = torch.topk(uses, most, largest=False, sorted=True)
-        listed = int((self._uses < _NEVER).sum())
-        self._uses, self._records = self._uses[:listed], self._records[:listed]
-        self._here = self._records.cpu().numpy()
-        return listed >= count
+        found, listed = torch.topk(uses, most, largest=False, sorted=True)
+        self._uses = self._listener.hear(found)
+        self._uses = self._uses[self._uses < _NEVER].copy()
+        self._listed = listed[: len(self._uses)]
+        self._records = self._listener.hear(self._listed).copy()
+        return len(self._records) >= count
