@@ -17,29 +17,39 @@ import statistics
 import time
 from collections.abc import Callable
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gpu_logs import (
+    DENSE,
+    FEATURES,
+    LAYERS,
+    Log,
+    criteo_schema,
+    dlrm_config,
+    keys_of,
+    samples_of,
+    skewed,
+)
+from rowhaul._environment import switch_threads_sooner
 from rowhaul.data.prefetch import prefetch
-from rowhaul.data.samples import Samples
-from rowhaul.data.schema import DenseColumn, IdColumn, LabelColumn, Schema
+from rowhaul.data.schema import Schema
 from rowhaul.device.batches import Bags
 from rowhaul.device.cache_counts import CacheCounts
 from rowhaul.device.cache_size import CacheSize
 from rowhaul.device.cached_rows import CachedRows
+from rowhaul.device.rows import DeviceRows
 from rowhaul.device.tables import DeviceTables
 from rowhaul.nn import Batch, KeyedTensor
 from rowhaul.nn.local_rows import LocalRows
 from rowhaul.nn.models import build_model
 from rowhaul.optim import RowwiseAdagrad
 from rowhaul.store import TableSpec
-from rowhaul.train.config import ModelConfig, OptimizerConfig, TrainConfig
 from rowhaul.train.trainer import Trainer, per_sample_loss
 
-FEATURES, DENSE = 26, 13
-LAYERS = {"bottom": [], "top": [1024, 512]}
 CARD = torch.device("cuda")
 
 
@@ -56,11 +66,6 @@ def timed(run: Callable[[], object], count: int, *, warm: bool = True) -> float:
         torch.cuda.synchronize()
         taken.append(begin.elapsed_time(end))
     return statistics.median(taken)
-
-
-def skewed(random: np.random.Generator, size: int, below: int) -> np.ndarray:
-    """Ids whose logarithm is uniform: the first few are read in every batch."""
-    return (below ** random.random(size)).astype(np.int64) - 1
 
 
 def copy_bandwidth() -> float:
@@ -168,10 +173,10 @@ def dlrm(dim: int, num_samples: int, num_keys: int, tf32: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = tf32
     random = np.random.default_rng(0)
     per_table = num_keys // FEATURES
-    names, schema = _criteo_like()
-    trainer = Trainer(_config(dim, num_samples), schema)
+    names, schema = criteo_schema()
+    trainer = Trainer(dlrm_config(dim, num_samples), schema)
     batches = [np.stack([skewed(random, num_samples, per_table) for _ in names]) for _ in range(8)]
-    prepared = [trainer.prepare(_samples(random, names, ids, number)) for number, ids in enumerate(batches)]
+    prepared = [trainer.prepare(samples_of(random, names, ids, number)) for number, ids in enumerate(batches)]
     runs = {
         "Rowhaul": lambda number: trainer.train_step(prepared[number % 8]),
         "one table": _peer(schema, names, num_keys, dim, 1, prepared, batches),
@@ -230,110 +235,73 @@ def _peer(
     return step
 
 
-def larger_than_the_cache(dim: int, num_samples: int, num_keys: int, part: int = 4) -> None:
+def larger_than_the_cache(dim: int, num_samples: int, log: Log, part: int = 4) -> None:
     """A DLRM with ``part`` times the rows that the card may hold, all made beforehand."""
-    random = np.random.default_rng(0)
-    names, schema = _criteo_like()
-    per_table = num_keys // FEATURES
-    rows, width = per_table * FEATURES, dim + 1
-    memory = CacheSize.for_records(rows // part, 4 * width)
-    num_warm, num_timed = max(2 * rows // part // (8 * num_samples), 30), 60
-    samples = []
-    for number in range(num_warm + num_timed):
-        ids = np.stack([skewed(random, num_samples, per_table) for _ in names])
-        samples.append(_samples(random, names, ids, number))
+    names, schema = criteo_schema()
+    num_rows = sum(map(len, log.rows))
+    memory = CacheSize.for_records(num_rows // part, 4 * (dim + 1))
+    samples = list(log.samples(num_samples))
+    num_timed = len(samples) // 3
     speeds = {}
     for name, device_memory in (("all rows on the card", 0), ("a part", memory), ("host memory", None)):
-        trainer = Trainer(_config(dim, num_samples, str(device_memory or 0) + "b"), schema)
+        trainer = Trainer(dlrm_config(dim, num_samples, f"{device_memory or 0}b"), schema)
         if device_memory is None:
-            source = LocalRows(trainer.collection.feature_groups, RowwiseAdagrad(0.05), 0)
-            trainer.collection.read_from(source)
-            trainer._recorder = None
-        _fill(trainer, names, per_table)
-        batches = prefetch((trainer.prepare(one) for one in samples), 4)
-        few = device_memory is None
-        for batch in islice(batches, 5 if few else num_warm):
-            trainer.train_step(batch)
+            trainer.collection.read_from(
+                LocalRows(trainer.collection.feature_groups, RowwiseAdagrad(0.05), 0)
+            )
+            trainer._recorder = None  # made for the rows that it had
         source = trainer.collection.source
+        _fill(source, names, log.rows)
+        batches = prefetch((trainer.prepare(one) for one in samples), 4)
+        for batch in islice(batches, 5 if device_memory is None else len(samples) - num_timed):
+            trainer.train_step(batch)
         before = source.counts if isinstance(source, CachedRows) else None
         torch.cuda.synchronize()
-        began, count = time.perf_counter(), 10 if few else num_timed
+        began, count = time.perf_counter(), min(num_timed, 10) if device_memory is None else num_timed
         for batch in islice(batches, count):
             trainer.train_step(batch)
         torch.cuda.synchronize()
         speeds[name] = count * num_samples / (time.perf_counter() - began) / 1e6
-        print(name, round(speeds[name], 3), flush=True)
         batches.close()
         if isinstance(source, CachedRows) and before is not None:
-            _print_counts(source.counts - before, count, 4 * width, rows, source)
+            _print_counts(source.counts - before, count, num_rows, source)
         del trainer, batches, source, before, batch
         gc.collect()
         torch.cuda.empty_cache()
     cached, whole, host = speeds["a part"], speeds["all rows on the card"], speeds["host memory"]
     print(
-        f"DLRM, dim {dim}, batch {num_samples:,}, {rows:,} rows, {part} times the cache: {cached:.2f} M "
+        f"{log.name}, dim {dim}, batch {num_samples:,}, {num_rows:,} rows, {part} times the cache: "
+        f"{cached:.2f} M "
         f"samples/s; all rows on the card {whole:.2f} M ({cached / whole:.0%}), rows in host memory "
-        f"{host:.2f} M ({cached / host:.1f}x)"
+        f"{host:.2f} M ({cached / host:.1f}x)",
+        flush=True,
     )
 
 
-def _print_counts(counts: CacheCounts, steps: int, record_bytes: int, rows: int, source: CachedRows) -> None:
+def _print_counts(counts: CacheCounts, steps: int, num_rows: int, source: CachedRows) -> None:
     tables, fetched = source.tables[0], counts.num_fetched / steps
     print(
-        f"cache of {tables.size.num_records:,} of {rows:,} rows, {tables.allocated_bytes / 2**20:,.0f} MiB "
-        f"on the card; hit ratio {counts.hit_ratio:.1%}; a step fetches {fetched:,.0f} rows "
-        f"({record_bytes * fetched / 1e6:.1f} MB) and moves {counts.bytes_to_card / steps / 1e6:.1f} MB to "
-        f"the card and {counts.bytes_from_card / steps / 1e6:.1f} MB back"
+        f"cache of {tables.size.num_records:,} of {num_rows:,} rows, {tables.allocated_bytes / 2**20:,.0f} "
+        f"MiB on the card; hit ratio {counts.hit_ratio:.1%}; a step fetches {fetched:,.0f} rows "
+        f"({tables.arena.record_bytes * fetched / 1e6:.2f} MB) and moves "
+        f"{counts.bytes_to_card / steps / 1e6:.2f} MB to the card and "
+        f"{counts.bytes_from_card / steps / 1e6:.2f} MB back"
     )
 
 
-def _fill(trainer: Trainer, names: list[str], per_table: int) -> None:
+def _fill(source: Any, names: list[str], rows: list[np.ndarray]) -> None:
     """Make all rows beforehand."""
-    source = trainer.collection.source
-    for table in range(len(names)):
-        tables, position = source.find_table(names[table])
-        for first in range(0, per_table, 1 << 20):
-            keys = np.arange(first, min(first + (1 << 20), per_table)) * 7919 + 5
+    for name, ids in zip(names, rows, strict=True):
+        tables, position = source.find_table(name)
+        for first in range(0, len(ids), 1 << 20):
+            keys = keys_of(ids[first : first + (1 << 20)])
             of_id = np.full(len(keys), position)
-            if isinstance(source, CachedRows):
-                tables.host.group.make_fresh(of_id, keys)
-            elif isinstance(source, LocalRows):
-                tables.make_fresh(of_id, keys)
+            if isinstance(source, DeviceRows) and not isinstance(source, CachedRows):
+                there = torch.from_numpy(of_id.astype(np.int32)).to(CARD)
+                tables.find_or_make(torch.from_numpy(keys).to(CARD), there)
             else:
-                tables.find_or_make(
-                    torch.from_numpy(keys).to(CARD), torch.from_numpy(of_id.astype(np.int32)).to(CARD)
-                )
-
-
-def _criteo_like() -> tuple[list[str], Schema]:
-    names = [f"C{number}" for number in range(FEATURES)]
-    schema = Schema(
-        LabelColumn("label"),
-        tuple(DenseColumn(f"I{number}") for number in range(DENSE)),
-        tuple(IdColumn(name) for name in names),
-    )
-    return names, schema
-
-
-def _config(dim: int, num_samples: int, device_memory: str = "") -> TrainConfig:
-    return TrainConfig(
-        model=ModelConfig("dlrm", dim, dict(LAYERS)),
-        rows=OptimizerConfig("rowwise_adagrad", 0.05),
-        batch_size=num_samples,
-        device="cuda",
-        device_memory=device_memory,
-    )
-
-
-def _samples(random: np.random.Generator, names: list[str], ids: np.ndarray, number: int) -> Samples:
-    num_samples = ids.shape[1]
-    return Samples(
-        features=tuple(names), values=(ids * 7919 + 5).reshape(-1),
-        lengths=np.ones(ids.shape, np.int32),
-        dense=random.random((num_samples, DENSE)).astype(np.float32),
-        labels=(random.random(num_samples) < 0.3).astype(np.float32),
-        index=np.arange(num_samples) + number * num_samples,
-    )  # fmt: skip
+                group = tables.host.group if isinstance(source, CachedRows) else tables
+                group.make_fresh(of_id, keys)
 
 
 class _Placeholder(nn.Module):
@@ -359,8 +327,10 @@ def main() -> None:
         sparse_step()
         torch.cuda.empty_cache()
     if chosen in (None, "cache"):
-        for dim, num_samples in ((16, 2048), (16, 16_384), (16, 65_536), (128, 16_384)):
-            larger_than_the_cache(dim, num_samples, 10_000_000 if dim == 128 else 30_000_000)
+        switch_threads_sooner()
+        for log in (Log.skewed(60 * 65_536, 12_000_000), Log.criteo_like(40 * 65_536)):
+            for dim, num_samples in ((16, 16_384), (16, 65_536), (128, 16_384)):
+                larger_than_the_cache(dim, num_samples, log)
     if chosen in (None, "dlrm"):
         for dim, tf32 in ((16, False), (128, True), (128, False)):
             for num_samples in (2048, 16_384, 65_536):

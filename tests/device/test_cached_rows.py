@@ -21,6 +21,7 @@ from rowhaul.device.rows import DeviceRows
 DEVICE = torch.device("cpu" if runs_interpreted() else "cuda")
 NAMES = ["w", "z", "x", "y"]
 SAMPLES, IDS = (6, 120) if runs_interpreted() else (64, 3000)
+COUNT = 10 if runs_interpreted() else 30
 TIGHT = 17_000 if runs_interpreted() else 120_000  # bytes: room for the rows of a batch or two
 
 
@@ -83,9 +84,9 @@ def by_key(rows):
     ],
 )
 def test_bits_do_not_depend_on_the_cache(rule, memory, ahead):
-    expected = trained(collection(0, rule), 14)
+    expected = trained(collection(0, rule), COUNT)
     rows = collection(memory, rule)
-    assert trained(rows, 14, ahead=ahead) == expected
+    assert trained(rows, COUNT, ahead=ahead) == expected
     assert all(tables.allocated_bytes <= tables.num_bytes for tables in rows.source.tables)
     for name in ("a", "b", "c"):
         assert rows.num_rows(name) == sum(table == name for table, _ in expected)
@@ -95,8 +96,8 @@ def test_bits_do_not_depend_on_the_cache(rule, memory, ahead):
 
 def test_rows_are_those_of_this_process_to_rounding():
     here, there = collection(), collection(TIGHT)
-    trained(here, 12)
-    found, expected = trained(there, 12), by_key(here)
+    trained(here, 8)
+    found, expected = trained(there, 8), by_key(here)
     assert found.keys() == expected.keys()
     for row, bits in expected.items():
         np.testing.assert_allclose(
@@ -108,11 +109,11 @@ def test_evaluation_reads_rows_wherever_they_are_and_changes_nothing():
     for on_unknown in ("init", "default"):
         here, there = collection(0, on_unknown=on_unknown), collection(TIGHT, on_unknown=on_unknown)
         for one in (here, there):
-            trained(one, 10)
+            trained(one, 5)
             one.eval()
         later = next(batches(1, seed=9))
         there.locate_early(later)  # rows that are only planned do not count
-        for ids in batches(4, seed=3):
+        for ids in batches(2, seed=3):
             torch.testing.assert_close(there(ids).values(), here(copy.deepcopy(ids)).values(), rtol=0, atol=0)
         there.train()
         assert by_key(there) == by_key(here)

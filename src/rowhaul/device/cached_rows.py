@@ -65,6 +65,8 @@ class CachedRows(DeviceRows):
             self._wanted[group.dim] += len(group.features) * width[group.dim]
         super().__init__(groups, optimizer, seed, device)
         self._looked = [FeatureBags(some, device) for some in self.groups_by_dim(groups)]
+        for lane in self._lanes.all():
+            lane.wait(here(device))  # until all of this is there
 
     def make_tables(
         self, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int
@@ -173,12 +175,12 @@ class CachedRows(DeviceRows):
         """Plan nothing for a while; all rows are where they belong, for this thread's stream."""
         with self._ahead.planning:
             self._hauling.submit(lambda: None).result()  # what was before it is done
-            lanes = self._lanes
-            for lane in (lanes.planning, lanes.fetching, lanes.writing):
+            for lane in self._lanes.all():
                 await_here(self.device, lane.mark())
-            lanes.planning.wait(here(self.device))
+            self._lanes.planning.wait(here(self.device))
             yield
-            lanes.planning.wait(here(self.device))
+            for lane in self._lanes.all():
+                lane.wait(here(self.device))
 
     # Recording a step: it reads records where others are put for each batch.
 

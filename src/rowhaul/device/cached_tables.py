@@ -28,7 +28,7 @@ from rowhaul.device.host_tables import HostTables
 from rowhaul.device.index import DeviceIndex
 from rowhaul.device.lanes import Event, Lanes, Listener, settle
 from rowhaul.device.launch import grid_of
-from rowhaul.device.staging import StagingRing
+from rowhaul.device.staging import Staging, StagingRing
 from rowhaul.device.tables import DeviceTables
 from rowhaul.device.victims import Victims
 from rowhaul.optim import RowOptimizerRule
@@ -232,12 +232,7 @@ class CachedTables(DeviceTables):
             with self._lanes.writing.use():
                 staging.here[:count].copy_(staging.there[:count], non_blocking=True)
             copied = self._lanes.writing.mark()
-
-            def write(staging: Any = staging, copied: Event = copied, some: slice = some) -> None:
-                settle(copied)
-                self._write(slots[some], *names[:, some], staging.rows(len(slots[some])))
-
-            staging.taken = self._hauling.submit(write)
+            staging.taken = self._hauling.submit(self._write, slots[some], names[:, some], staging, copied)
             jobs.append(staging.taken)
         self._planned.num_written += len(slots)
         self._planned.bytes_from_card += len(slots) * self.arena.record_bytes
@@ -251,10 +246,11 @@ class CachedTables(DeviceTables):
 
     # In the thread that reads and writes host memory.
 
-    def _write(self, slots: Int64s, keys: Int64s, tables: Int64s, rows: npt.NDArray[Any]) -> None:
-        homes = self._homes[slots, 0]
+    def _write(self, slots: Int64s, names: Int64s, staging: Staging, copied: Event) -> None:
+        (keys, tables), homes = names, self._homes[slots, 0]
         homeless = np.flatnonzero(homes < 0)
-        locations = self.host.write(tables, keys, homes, rows)
+        settle(copied)
+        locations = self.host.write(tables, keys, homes, staging.rows(len(slots)))
         if len(homeless):
             self._homes[slots[homeless], 0] = locations[homeless]
             self.num_homeless -= np.bincount(tables[homeless], minlength=len(self.tables))

@@ -71,6 +71,10 @@ class Lanes:
         self.fetching = Lane(device, is_urgent=True)
         self.writing = Lane(device)
 
+    def all(self) -> tuple[Lane, ...]:
+        """Return each of them."""
+        return self.planning, self.fetching, self.writing
+
 
 class Listener:
     """Brings numbers from a card to host memory, and others there, through memory that it can copy from.

@@ -73,9 +73,9 @@ def print_report(
     if estimate.card is not None:
         say("")
         console.print(_card(estimate.card), highlight=False)
-        if (has := card_memory()) is not None:
-            fits = "it fits" if estimate.card.total <= has else "it does not fit: see --device-memory"
-            say(f"\nThe card has {bytes_text(has)}: {fits}.")
+        if (card := card_memory()) is not None:
+            fits = "it fits" if estimate.card.total <= card else "it does not fit: see --device-memory"
+            say(f"\nThe card has {bytes_text(card)}: {fits}.")
     where = "It needs" if len(estimate.machines) == 1 else "The fullest machine needs"
     has = f"{bytes_text(estimate.needed)} of {bytes_text(memory)}"
     if estimate.needed <= memory:
