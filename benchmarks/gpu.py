@@ -1,52 +1,57 @@
-"""Rows on a GPU: the sparse step against a copy's bandwidth, a DLRM's whole step against plain PyTorch.
+"""Rows on a GPU: the sparse step against a copy's bandwidth, a DLRM's whole step against plain PyTorch, and
+tables larger than the card's cache against all rows on the card.
 
 The peer is what one would write without Rowhaul: `nn.Embedding(sparse=True)` over ids that were indexed
 beforehand, Adagrad for rows, Adam for the rest, all on the card. Rowhaul is given raw keys. Everything
-runs in one process and in turns; medians. Last, four ranks and a store train on the card over loopback: it
-shows that they learn what one process there learns, and send the bytes of their plans, and nothing of speed.
+runs in one process and in turns; medians. Last, four ranks share the card, which shows that they learn what
+one process there learns.
 
     python benchmarks/gpu.py                 # all, a few minutes on one card
-    python benchmarks/gpu.py --only step     # or: dlrm, cluster
+    python benchmarks/gpu.py --only step     # or: dlrm, cache, cluster
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
+import gc
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rowhaul.cluster import launch
-from rowhaul.data.files import find_schema
-from rowhaul.data.samples import Samples
-from rowhaul.data.schema import DenseColumn, IdColumn, LabelColumn, Schema
+from on_card.cluster import share_card
+from on_card.logs import (
+    DENSE,
+    FEATURES,
+    LAYERS,
+    Log,
+    criteo_schema,
+    dlrm_config,
+    keys_of,
+    samples_of,
+    skewed,
+)
+from rowhaul._environment import switch_threads_sooner
+from rowhaul.data.prefetch import prefetch
+from rowhaul.data.schema import Schema
 from rowhaul.device.batches import Bags
+from rowhaul.device.cache_counts import CacheCounts
+from rowhaul.device.cache_size import CacheSize
+from rowhaul.device.cached_rows import CachedRows
+from rowhaul.device.rows import DeviceRows
 from rowhaul.device.tables import DeviceTables
 from rowhaul.nn import Batch, KeyedTensor
+from rowhaul.nn.local_rows import LocalRows
 from rowhaul.nn.models import build_model
 from rowhaul.optim import RowwiseAdagrad
-from rowhaul.runtime.mover import Mover
-from rowhaul.runtime.phases import Payloads
 from rowhaul.store import TableSpec
-from rowhaul.train import ClusterConfig
-from rowhaul.train.config import ModelConfig, OptimizerConfig, TrainConfig
-from rowhaul.train.distributed.training import layout_of, only_collection
-from rowhaul.train.trainer import Trainer, make_model, per_sample_loss
-from rowhaul.verify.comparison import compare
-from rowhaul.verify.verify import Recorded, train_alone, train_and_record
+from rowhaul.train.trainer import Trainer, per_sample_loss
 
-FEATURES, DENSE = 26, 13
-LAYERS = {"bottom": [], "top": [1024, 512]}
 CARD = torch.device("cuda")
 
 
@@ -63,11 +68,6 @@ def timed(run: Callable[[], object], count: int, *, warm: bool = True) -> float:
         torch.cuda.synchronize()
         taken.append(begin.elapsed_time(end))
     return statistics.median(taken)
-
-
-def skewed(random: np.random.Generator, size: int, below: int) -> np.ndarray:
-    """Ids whose logarithm is uniform: the first few are read in every batch."""
-    return (below ** random.random(size)).astype(np.int64) - 1
 
 
 def copy_bandwidth() -> float:
@@ -175,34 +175,10 @@ def dlrm(dim: int, num_samples: int, num_keys: int, tf32: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = tf32
     random = np.random.default_rng(0)
     per_table = num_keys // FEATURES
-    names = [f"C{number}" for number in range(FEATURES)]
-    schema = Schema(
-        LabelColumn("label"),
-        tuple(DenseColumn(f"I{number}") for number in range(DENSE)),
-        tuple(IdColumn(name) for name in names),
-    )
-    config = TrainConfig(
-        model=ModelConfig("dlrm", dim, dict(LAYERS)),
-        rows=OptimizerConfig("rowwise_adagrad", 0.05),
-        batch_size=num_samples,
-        device="cuda",
-    )
-    trainer = Trainer(config, schema)
-    batches = []
-    for number in range(8):
-        ids = np.stack([skewed(random, num_samples, per_table) for _ in names])
-        dense = random.random((num_samples, DENSE)).astype(np.float32)
-        labels = (random.random(num_samples) < 0.3).astype(np.float32)
-        batches.append((ids, dense, labels, np.arange(num_samples) + number * num_samples))
-    prepared = [
-        trainer.prepare(
-            Samples(
-                features=tuple(names), values=(ids * 7919 + 5).reshape(-1),
-                lengths=np.ones(ids.shape, np.int32), dense=dense, labels=labels, index=index,
-            )
-        )
-        for ids, dense, labels, index in batches
-    ]  # fmt: skip
+    names, schema = criteo_schema()
+    trainer = Trainer(dlrm_config(dim, num_samples), schema)
+    batches = [np.stack([skewed(random, num_samples, per_table) for _ in names]) for _ in range(8)]
+    prepared = [trainer.prepare(samples_of(random, names, ids, number)) for number, ids in enumerate(batches)]
     runs = {
         "Rowhaul": lambda number: trainer.train_step(prepared[number % 8]),
         "one table": _peer(schema, names, num_keys, dim, 1, prepared, batches),
@@ -234,7 +210,7 @@ def _peer(
     dim: int,
     num_tables: int,
     prepared: list[Batch],
-    batches: list[tuple[np.ndarray, ...]],
+    batches: list[np.ndarray],
 ) -> Callable[[int], None]:
     """Return a step of plain PyTorch."""
     model = build_model(
@@ -246,7 +222,7 @@ def _peer(
     others = [one for name, one in model.named_parameters() if ".rows." not in name]
     optimizers = [torch.optim.Adagrad(sparse, 0.05), torch.optim.Adam(others, 0.001)]
     first = torch.arange(FEATURES, device=CARD) * (num_keys // FEATURES) * (num_tables == 1)
-    indexed = [torch.from_numpy(ids.T.copy()).to(CARD) + first for ids, *_ in batches]
+    indexed = [torch.from_numpy(ids.T.copy()).to(CARD) + first for ids in batches]
 
     def step(number: int) -> None:
         batch = prepared[number % 8]
@@ -259,6 +235,75 @@ def _peer(
         loss.item()
 
     return step
+
+
+def larger_than_the_cache(dim: int, num_samples: int, log: Log, part: int = 4) -> None:
+    """A DLRM with ``part`` times the rows that the card may hold, all made beforehand."""
+    names, schema = criteo_schema()
+    num_rows = sum(map(len, log.rows))
+    memory = CacheSize.for_records(num_rows // part, 4 * (dim + 1))
+    samples = list(log.samples(num_samples))
+    num_timed = len(samples) // 3
+    speeds = {}
+    for name, device_memory in (("all rows on the card", 0), ("a part", memory), ("host memory", None)):
+        trainer = Trainer(dlrm_config(dim, num_samples, f"{device_memory or 0}b"), schema)
+        if device_memory is None:
+            trainer.collection.read_from(
+                LocalRows(trainer.collection.feature_groups, RowwiseAdagrad(0.05), 0)
+            )
+            trainer._recorder = None  # made for the rows that it had
+        source = trainer.collection.source
+        _fill(source, names, log.rows)
+        batches = prefetch((trainer.prepare(one) for one in samples), 4)
+        for batch in islice(batches, 5 if device_memory is None else len(samples) - num_timed):
+            trainer.train_step(batch)
+        before = source.counts if isinstance(source, CachedRows) else None
+        torch.cuda.synchronize()
+        began, count = time.perf_counter(), min(num_timed, 10) if device_memory is None else num_timed
+        for batch in islice(batches, count):
+            trainer.train_step(batch)
+        torch.cuda.synchronize()
+        speeds[name] = count * num_samples / (time.perf_counter() - began) / 1e6
+        batches.close()
+        if isinstance(source, CachedRows) and before is not None:
+            _print_counts(source.counts - before, count, num_rows, source)
+        del trainer, batches, source, before, batch
+        gc.collect()
+        torch.cuda.empty_cache()
+    cached, whole, host = speeds["a part"], speeds["all rows on the card"], speeds["host memory"]
+    print(
+        f"{log.name}, dim {dim}, batch {num_samples:,}, {num_rows:,} rows, {part} times the cache: "
+        f"{cached:.2f} M "
+        f"samples/s; all rows on the card {whole:.2f} M ({cached / whole:.0%}), rows in host memory "
+        f"{host:.2f} M ({cached / host:.1f}x)",
+        flush=True,
+    )
+
+
+def _print_counts(counts: CacheCounts, steps: int, num_rows: int, source: CachedRows) -> None:
+    tables, fetched = source.tables[0], counts.num_fetched / steps
+    print(
+        f"cache of {tables.size.num_records:,} of {num_rows:,} rows, {tables.allocated_bytes / 2**20:,.0f} "
+        f"MiB on the card; hit ratio {counts.hit_ratio:.1%}; a step fetches {fetched:,.0f} rows "
+        f"({tables.arena.record_bytes * fetched / 1e6:.2f} MB) and moves "
+        f"{counts.bytes_to_card / steps / 1e6:.2f} MB to the card and "
+        f"{counts.bytes_from_card / steps / 1e6:.2f} MB back"
+    )
+
+
+def _fill(source: Any, names: list[str], rows: list[np.ndarray]) -> None:
+    """Make all rows beforehand."""
+    for name, ids in zip(names, rows, strict=True):
+        tables, position = source.find_table(name)
+        for first in range(0, len(ids), 1 << 20):
+            keys = keys_of(ids[first : first + (1 << 20)])
+            of_id = np.full(len(keys), position)
+            if isinstance(source, DeviceRows) and not isinstance(source, CachedRows):
+                there = torch.from_numpy(of_id.astype(np.int32)).to(CARD)
+                tables.find_or_make(torch.from_numpy(keys).to(CARD), there)
+            else:
+                group = tables.host.group if isinstance(source, CachedRows) else tables
+                group.make_fresh(of_id, keys)
 
 
 class _Placeholder(nn.Module):
@@ -275,87 +320,26 @@ class _Placeholder(nn.Module):
         return self.inner(self.ids)
 
 
-WORKERS, STEPS = 4, 30
-
-
-def cluster_config() -> TrainConfig:
-    """Workers with small caches, so that rows come and go."""
-    return TrainConfig(
-        model=ModelConfig("dlrm", 16, {"bottom": [], "top": [64, 32]}),
-        rows=OptimizerConfig("rowwise_adagrad", 0.05),
-        batch_size=1024,
-        max_steps=STEPS,
-        precision="float64",
-        threads=1,
-        device="cuda",
-        cluster=ClusterConfig(
-            workers=WORKERS, dispatcher="joint", cache="12000", hot_rows=50, share_device=True
-        ),
-    )
-
-
-def cluster() -> None:
-    """Four ranks that share the card, against one process on it: plain, and a replay of the same parts."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        options = ["--rows", str(1024 * STEPS), "--test-share", "0", "--out", str(folder / "logs")]
-        generate = [sys.executable, "-m", "rowhaul", "generate", *options]
-        subprocess.run(generate, check=True, capture_output=True)
-        launch([], WORKERS, 1, command=[sys.executable, __file__, "--rank", name])
-        config, schema, logs = cluster_config(), find_schema(folder / "logs"), folder / "logs"
-        layout = layout_of(only_collection(make_model(config, schema)))
-        recorded = Recorded.read(folder, layout)
-        plain = compare(layout, recorded.trained, train_alone(config, schema, logs))
-        replay = compare(layout, recorded.trained, train_alone(config, schema, logs, recorded.workers))
-        sent = sum(json.loads(path.read_text()) for path in folder.glob("sent-*.json"))
-    planned = sum(size for kind, size in recorded.num_bytes.items() if kind != "all_reduce")
-    apart = max(one.largest for one in plain.kinds.values())
-    to_the_bit = "equal to the bit" if replay.is_equal else "DIFFERENT"
-    print(
-        f"{WORKERS} workers on one card and a store, {STEPS} steps in float64: {apart:.1e} from one process "
-        f"on it, {to_the_bit} to its replay; {sent:,} bytes sent, {planned:,} planned, hit ratio "
-        f"{recorded.hits / recorded.lookups:.0%}"
-    )
-
-
-def train_rank(folder: Path) -> None:
-    """Train as one rank, and write down how many bytes its moves have sent."""
-    sent, phase, swap = [0], Mover._phase, Mover.swap
-
-    def counted(self: Mover, out_going: Payloads, coming: Payloads, out: np.ndarray) -> np.ndarray:
-        sent[0] += sum(out[part].nbytes for peer, part in out_going.messages.items() if peer != self.rank)
-        return swap(self, out_going, coming, out)
-
-    def in_phase(self: Mover, *arguments: object) -> None:  # flushes are not counted
-        Mover.swap = counted
-        phase(self, *arguments)
-        Mover.swap = swap
-
-    Mover._phase = in_phase
-    train_and_record(cluster_config(), find_schema(folder / "logs"), folder / "logs", folder)
-    (folder / f"sent-{os.environ['RANK']}.json").write_text(json.dumps(sent[0]))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=["step", "dlrm", "cluster"])
-    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.rank is not None:
-        train_rank(arguments.rank)
-        return
-    chosen = arguments.only
+    parser.add_argument("--only", choices=["step", "dlrm", "cache", "cluster"])
+    chosen = parser.parse_args().only
     print(torch.cuda.get_device_name(), torch.__version__)
     if chosen in (None, "step"):
         sparse_step()
         torch.cuda.empty_cache()
+    if chosen in (None, "cache"):
+        switch_threads_sooner()
+        for log in (Log.skewed(60 * 65_536, 12_000_000), Log.criteo_like(40 * 65_536)):
+            for dim, num_samples in ((16, 16_384), (16, 65_536), (128, 16_384)):
+                larger_than_the_cache(dim, num_samples, log)
     if chosen in (None, "dlrm"):
         for dim, tf32 in ((16, False), (128, True), (128, False)):
             for num_samples in (2048, 16_384, 65_536):
                 dlrm(dim, num_samples, 10_000_000 if dim == 128 else 30_000_000, tf32)
                 torch.cuda.empty_cache()
     if chosen in (None, "cluster"):
-        cluster()
+        share_card()
 
 
 if __name__ == "__main__":

@@ -40,6 +40,29 @@ def test_json_has_all_numbers(size, log_folder):
     assert found["needed"] == found["ranks"][0]["total"] == sum(found["ranks"][0]["parts"].values())
 
 
+def test_memory_of_a_card_is_counted(size):
+    code, out, _ = size("--json")
+    in_host_memory = json.loads(out)["ranks"][0]["parts"]
+    code, out, _ = size("--device", "cuda", "--json")
+    assert code == 0
+    found = json.loads(out)
+    rows = sum(one["rows"] for one in found["tables"])
+    assert found["card"]["rows"] == rows * (4 + 1) * 4
+    assert found["card"]["index"] == 24 * rows
+    assert found["card"]["dense model"] == in_host_memory["dense model"]
+    assert not {"rows", "index", "step"} & found["ranks"][0]["parts"].keys()
+    code, out, _ = size("--device", "cuda", "--device-memory", "1MiB", "--json")
+    found = json.loads(out)
+    assert found["card"]["rows"] == 1 << 20
+    assert found["ranks"][0]["parts"]["rows"] == in_host_memory["rows"]
+    code, out, _ = size("--device", "cuda", "--device-memory", "1MiB")
+    assert code == 0
+    assert "on the card" in out
+    code, _, err = size("--device-memory", "1MiB")
+    assert code == 2
+    assert "device_memory is 1MiB, but device is cpu" in err
+
+
 def test_what_does_not_fit_is_refused_with_what_would_help(size):
     code, out, _ = size("--memory", "1MiB")
     assert code == 1

@@ -5,11 +5,13 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 
+from rowhaul.data.prefetch import prefetch
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import DenseColumn, IdColumn, LabelColumn, Schema
 from rowhaul.errors import ConfigError
@@ -83,6 +85,28 @@ def test_two_runs_give_the_same_bits_and_a_checkpoint_goes_on_with_them(tmp_path
     np.testing.assert_allclose(on_cpu, losses[10:], rtol=1e-3)
 
 
+@needs_card
+def test_a_cache_of_rows_gives_the_bits_of_all_rows_and_so_does_what_it_saves(tmp_path):
+    _, losses = trained("cuda", 20)
+    batches = list(samples(20))
+    half = Trainer(config("cuda", device_memory="48KiB"), SCHEMA)
+    prepared = prefetch((half.prepare(one) for one in batches), 4)
+    assert [half.train_step(one) for one in islice(prepared, 10)] == losses[:10]
+    taken = snapshot.Snapshot(half)  # written while training goes on
+    assert [half.train_step(one) for one in islice(prepared, 5)] == losses[10:15]
+    taken.write(tmp_path / "step")
+    taken.close()
+    assert [half.train_step(one) for one in prepared] == losses[15:]
+    assert half.collection.source.counts.num_fetched > 0
+    for device, memory in (("cuda", ""), ("cuda", "300KiB"), ("cpu", "")):
+        resumed = Trainer(config(device, device_memory=memory), SCHEMA)
+        snapshot.restore(resumed, tmp_path / "step")
+        found = [resumed.train_step(resumed.prepare(one)) for one in batches[10:]]
+        np.testing.assert_allclose(found, losses[10:], rtol=1e-3 if device == "cpu" else 0)
+    rows = half.collection.num_rows("C0")
+    assert rows == trained("cuda", 20)[0].collection.num_rows("C0")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
 def test_without_a_card_one_line_says_so():
     with pytest.raises(ConfigError, match="PyTorch finds no card here; set device to cpu"):
@@ -91,6 +115,8 @@ def test_without_a_card_one_line_says_so():
 
 @pytest.mark.parametrize(("device", "given", "message"), [
     ("gpu", {}, "device must be cpu, or a card such as cuda"),
+    ("cpu", {"device_memory": "1GiB"}, "device_memory is 1GiB, but device is cpu"),
+    ("cuda", {"device_memory": "much"}, "device_memory: 'much' is not understood"),
     ("cuda", {"row_dtype": "int8"}, "does not go together with row_dtype yet"),
     ("cuda", {"prune": PruneConfig(ratio="50%")}, "does not go together with prune yet"),
 ])  # fmt: skip

@@ -66,6 +66,11 @@ _FLAGS_BY_PANEL: dict[str, dict[str, tuple[str, Any, str]]] = {
         ),
         "threads": ("threads", int, "PyTorch threads; 0: PyTorch's choice."),
         "device": ("device", str, "Where the model and its rows are: cpu, or cuda."),
+        "device_memory": (
+            "device_memory",
+            str,
+            "What rows may take on the card, such as 8GiB, the others in host memory; 0: all are there.",
+        ),
     },
     "Cluster": {
         "workers": ("cluster.workers", int, "Ranks that train; under torchrun: all but the stores."),
@@ -140,6 +145,8 @@ class RunOptions:
 
         given = read_settings(self.config) if self.config else dict(resumed or {})
         flags = {**defaults, **self.flags}
+        if resumed and str(flags.get("device", "")).startswith("cpu"):
+            flags.setdefault("device_memory", "")  # of the card that the run is moved from
         flags |= topology_flag(flags.pop("topology", None), flags.get("colocated"))
         for flag, value in flags.items():
             override(given, FLAGS[flag][0], value)

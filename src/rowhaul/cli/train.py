@@ -211,7 +211,7 @@ def train_with_progress(
     from rowhaul.train.distributed.run import train_on_cluster
 
     keep_freed_memory()
-    if is_launched():
+    if is_launched() or config.device_bytes:
         switch_threads_sooner()
     shown = TrainingProgress() if is_first_rank() else nullcontext()
     print_stacks_on_request()
@@ -258,6 +258,8 @@ def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
             table.add_row("never trained", unknown_text(metrics.unknown_keys, metrics.unknown_by_feature))
     table.add_row("samples per second", f"{result.samples_per_second:,.0f}")
     table.add_row("trained", f"{result.samples:,} samples in {result.step:,} steps")
+    if result.waits:
+        table.add_row("waits", result.waits)
     if result.row_counts is not None:
         counts = result.row_counts
         table.add_row(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
+
+from rowhaul.device import copy_kernels
+from rowhaul.device.launch import columns_of, grid_of, rows_together
 
 CHUNK_BYTES = 16 << 20
 
@@ -17,14 +22,22 @@ class DeviceArena:
         state_width: numbers of its state; may be 0.
         dtype: of both.
         device: where they are.
+        shift: by default, as makes chunks of 16 MiB.
     """
 
-    def __init__(self, dim: int, state_width: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        dim: int,
+        state_width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        shift: int | None = None,
+    ) -> None:
         self.dim, self.state_width, self.device = dim, state_width, device
         self.torch_dtype, self.dtype = dtype, np.dtype(str(dtype).removeprefix("torch."))
         self.width = dim + state_width
         self.record_bytes = self.width * dtype.itemsize
-        self.shift = max(4, (CHUNK_BYTES // self.record_bytes).bit_length() - 1)
+        self.shift = shift_of(self.record_bytes) if shift is None else shift
         self._values: list[Tensor] = []
         self._states: list[Tensor] = []
         self.value_chunks = self.state_chunks = torch.zeros(1, dtype=torch.int64, device=device)
@@ -62,26 +75,26 @@ class DeviceArena:
         distances = [(one.data_ptr() - first) // self.dtype.itemsize for one in chunks]
         return torch.tensor(distances, dtype=torch.int64).to(self.device)
 
-    def read(self, records: Tensor) -> Tensor:
+    def read(self, records: Tensor, out: Tensor | None = None) -> Tensor:
         """Values, then state, of records, a row each."""
-        out = torch.empty(
-            (len(records), self.dim + self.state_width), dtype=self.torch_dtype, device=self.device
-        )
-        for number, here, places in self._by_chunk(records):
-            out[here, : self.dim] = self._values[number][places]
-            out[here, self.dim :] = self._states[number][places]
+        if out is None:
+            out = torch.empty((len(records), self.width), dtype=self.torch_dtype, device=self.device)
+        self._copy(copy_kernels.read_records, records, out)
         return out
 
     def write(self, records: Tensor, contents: Tensor) -> None:
         """Set records to rows of values and state."""
-        for number, here, places in self._by_chunk(records):
-            self._values[number][places] = contents[here, : self.dim]
-            self._states[number][places] = contents[here, self.dim :]
+        self._copy(copy_kernels.write_records, records, contents.contiguous())
 
-    def _by_chunk(self, records: Tensor) -> list[tuple[int, Tensor, Tensor]]:
-        chunks = records >> self.shift
-        found = []
-        for number in torch.unique(chunks).tolist():
-            here = torch.nonzero(chunks == number).reshape(-1)
-            found.append((number, here, records[here] & ((1 << self.shift) - 1)))
-        return found
+    def _copy(self, kernel: Any, records: Tensor, rows: Tensor) -> None:
+        block = rows_together(self.dim)
+        kernel[grid_of(len(records), block)](
+            records, *self.memory, rows, len(records),
+            DIM=self.dim, COLUMNS=columns_of(self.dim), STATE=self.state_width,
+            STATE_COLUMNS=columns_of(self.state_width), SHIFT=self.shift, BLOCK=block,
+        )  # fmt: skip
+
+
+def shift_of(record_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> int:
+    """Return the power of two of the records in a chunk."""
+    return max(4, (chunk_bytes // record_bytes).bit_length() - 1)

@@ -22,6 +22,7 @@ _MOST_BYTES = 24  # a key, however much room a batch may need
 _PLACE_BYTES = 16
 _MOST_RECORDS = 2**31 - 1
 _RECORD_MASK = (1 << 40) - 1
+_SLICE = 1 << 20  # places moved at a time where memory must not grow
 
 
 class DeviceIndex:
@@ -31,12 +32,12 @@ class DeviceIndex:
     upper bound, so that a step waits for nothing.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, capacity: int = _LEAST) -> None:
         self.device = device
-        self._capacity = _LEAST
-        self._places = self._empty_places(_LEAST)
+        self._capacity = capacity
+        self._places = self._empty_places(capacity)
         secret = secrets.randbits(63)
-        self._facts = torch.tensor([_LEAST, secret, 0, 0, 0, 0], dtype=torch.int64).to(device)
+        self._facts = torch.tensor([capacity, secret, 0, 0, 0, 0], dtype=torch.int64).to(device)
         self._free = torch.zeros(1, dtype=torch.int64, device=device)
         self.num_growths = 0
         self._num_removed = 0  # places that are neither empty nor used
@@ -46,6 +47,10 @@ class DeviceIndex:
     def __len__(self) -> int:
         """Count the keys; waits for the card."""
         return int((self._words() >= 0).sum())
+
+    def num_keys(self, table: int) -> int:
+        """Count the keys of a table; waits for the card."""
+        return int((self._words() >> 40 == table).sum())
 
     @property
     def allocated_bytes(self) -> int:
@@ -77,20 +82,34 @@ class DeviceIndex:
         Fills in ``records``. Returns an id of each new key, whose record is to be written, and how many
         there are.
         """
-        count = len(keys)
-        missing, new = torch.empty((2, count), dtype=torch.int32, device=self.device)
-        claimed = torch.empty(count, dtype=torch.int64, device=self.device)
+        missing = self.list_missing(records)
+        return self.number_listed(keys, tables, missing, records), self._facts[4:5]
+
+    def list_missing(self, records: Tensor) -> Tensor:
+        """List the ids whose record is -1; how many there are is the last of the `facts`."""
+        missing = torch.empty(len(records), dtype=torch.int32, device=self.device)
         self._facts[4:6].zero_()
-        kernels.list_missing[grid_of(count, _LIST_BLOCK)](
-            records, missing, self._facts, count, BLOCK=_LIST_BLOCK
+        kernels.list_missing[grid_of(len(records), _LIST_BLOCK)](
+            records, missing, self._facts, len(records), BLOCK=_LIST_BLOCK
         )
-        grid = limited(grid_of(count, BLOCK))
+        return missing
+
+    def number_listed(self, keys: Tensor, tables: Tensor, missing: Tensor, records: Tensor) -> Tensor:
+        """Number the keys of listed ids; returns an id of each: `facts` says how many."""
+        new = torch.empty_like(missing)
+        claimed = torch.empty(len(missing), dtype=torch.int64, device=self.device)
+        grid = limited(grid_of(len(missing), BLOCK))
         batch = keys, tables, self._places, self._facts
         options = {"BLOCK": BLOCK, "num_warps": 1}
         kernels.claim[grid](*batch, missing, claimed, **options)
         kernels.settle[grid](*batch, self._free, missing, claimed, records, new, **options)
         kernels.find_listed[grid](*batch, missing, records, **options)
-        return new, self._facts[4:5]
+        return new
+
+    @property
+    def facts(self) -> Tensor:
+        """Numbers on the card that kernels share: see `index_kernels`."""
+        return self._facts
 
     def has_room(self, count: int) -> bool:
         """Whether ``count`` more keys surely fit."""
@@ -130,10 +149,7 @@ class DeviceIndex:
 
     def remove(self, keys: Tensor, tables: Tensor) -> Tensor:
         """Remove keys, all different; returns the records they had, for others from now on."""
-        records = torch.empty(len(keys), dtype=torch.int64, device=self.device)
-        kernels.remove[grid_of(len(keys), BLOCK)](
-            keys, tables, self._places, self._facts, records, len(keys), BLOCK=BLOCK
-        )
+        records = self._drop(keys, tables)
         freed = records[records >= 0]
         num_free = max(int(self._facts[3]), 0)
         self._free = torch.cat([self._free[:num_free], freed, self._free.new_zeros(1)])
@@ -141,6 +157,54 @@ class DeviceIndex:
         self.num_growths += 1  # the list of free records is another
         self._num_removed += len(freed)
         return freed
+
+    def _drop(self, keys: Tensor, tables: Tensor) -> Tensor:
+        """Empty the places of keys, and return the records they had."""
+        records = torch.empty(len(keys), dtype=torch.int64, device=self.device)
+        kernels.remove[grid_of(len(keys), BLOCK)](
+            keys, tables, self._places, self._facts, records, len(keys), BLOCK=BLOCK
+        )
+        return records
+
+    # Where there are never more than so many keys: memory stays as it is, and the caller counts.
+
+    def replace_free(self, keys: Tensor, tables: Tensor, free: Tensor, num_free: Tensor) -> None:
+        """Remove keys, which are all there and differ; new ones get the last of ``free`` records first."""
+        self._drop(keys, tables)
+        self._num_removed += len(keys)
+        self._free = free
+        self._facts[3:4].copy_(num_free)
+
+    def sweep_for(self, num_keys: int, count: int) -> None:
+        """Empty the places of removed keys, if ``count`` more beside ``num_keys`` need that."""
+        if num_keys + self._num_removed + count > _FULL * self._capacity and self._num_removed:
+            self._sweep(num_keys)
+
+    def _put(self, entries: Tensor) -> None:
+        kernels.move_places[grid_of(len(entries), BLOCK)](
+            entries, len(entries), self._places, self._facts, BLOCK=BLOCK
+        )
+
+    def _sweep(self, num_keys: int) -> None:
+        """Take all keys out, through host memory, and put them in again."""
+        held = torch.empty((num_keys, 2), dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        count = 0
+        for first in range(0, self._capacity, _SLICE):
+            some = self._places[first : min(first + _SLICE, self._capacity)]
+            some = some[some[:, 1] >= 0]
+            held[count : count + len(some)].copy_(some)
+            count += len(some)
+        self._places.fill_(-1)
+        for first in range(0, count, _SLICE):
+            self._put(held[first : min(first + _SLICE, count)].to(self.device))
+        self._num_removed = 0
+
+    def clear(self) -> None:
+        """Forget every key."""
+        self._places.fill_(-1)
+        self._facts[2:].zero_()
+        self._known = self._num_removed = 0
+        self._unheard.clear()
 
     def entries(self) -> tuple[Tensor, Tensor, Tensor]:
         """Tables, keys and records of everything, by table and key."""

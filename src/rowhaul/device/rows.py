@@ -77,26 +77,42 @@ class DeviceRows(NamedRows):
     ) -> None:
         self.device, self.num_clears = device, 0
         self.same_bits = False  # whether steps give the bits of a CPU, for replays of a cluster's
+        self._groups, self._seed = groups, seed
         self._early = EarlyLookups[list[Ids]]()
         self.recorded: KeyedJaggedTensor | None = None  # a batch whose step is being recorded
         self.tables: list[DeviceTables] = []
+        by_dim = self.groups_by_dim(groups)
+        self.features = [FeatureBags(some, device) for some in by_dim]
+        self.tables = [self.make_tables(some, optimizer, seed) for some in by_dim]
+        self.pending: list[list[tuple[Tensor, Any, Tensor]]] = [[] for _ in self.tables]
+
+    @staticmethod
+    def groups_by_dim(groups: Sequence[FeatureGroup]) -> list[list[FeatureGroup]]:
+        """Bring groups of one row size together."""
         by_dim: dict[int, list[FeatureGroup]] = {}
         for group in groups:
             by_dim.setdefault(group.dim, []).append(group)
-        self.features = [FeatureBags(some, device) for some in by_dim.values()]
-        self.tables = [
-            DeviceTables([spec for one in some for spec in one.specs], optimizer, some[0].dtype, seed, device)
-            for some in by_dim.values()
-        ]
-        self.pending: list[list[tuple[Tensor, Any, Tensor]]] = [[] for _ in self.tables]
+        return list(by_dim.values())
+
+    def make_tables(
+        self, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int
+    ) -> DeviceTables:
+        """Make the tables of one row size."""
+        specs = [spec for one in groups for spec in one.specs]
+        return DeviceTables(specs, optimizer, groups[0].dtype, seed, self.device)
 
     def moved_to(
-        self, device: torch.device, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int
+        self,
+        device: torch.device,
+        groups: Sequence[FeatureGroup],
+        optimizer: RowOptimizerRule,
+        seed: int,
+        device_memory: int = 0,
     ) -> RowSource:
         """Return the same rows in host memory, or on another card."""
         there: Any = LocalRows(groups, optimizer, seed)
         if device.type != "cpu":
-            there = DeviceRows(groups, optimizer, seed, device)
+            there = rows_on(device, groups, optimizer, seed, device_memory)
         moved: RowSource = self.copied_into(there)
         return moved
 
@@ -243,6 +259,21 @@ class DeviceRows(NamedRows):
     def notes(self) -> list[RowNote]:
         """Return nothing: rows come and stay."""
         return []
+
+
+def rows_on(
+    device: torch.device,
+    groups: Sequence[FeatureGroup],
+    optimizer: RowOptimizerRule,
+    seed: int,
+    device_memory: int,
+) -> DeviceRows:
+    """Make the rows of a collection on a card: all of them, or within ``device_memory`` bytes if not 0."""
+    if not device_memory:
+        return DeviceRows(groups, optimizer, seed, device)
+    from rowhaul.device.cached_rows import CachedRows  # which derives from these
+
+    return CachedRows(groups, optimizer, seed, device, device_memory)
 
 
 def _names_of(features: FeatureBags, place: int) -> str:

@@ -288,7 +288,7 @@ class DeviceTables:
 
     def num_rows(self, table: int) -> int:
         """Count the rows of a table."""
-        return int((self.index.entries()[0] == table).sum())
+        return self.index.num_keys(table)
 
     def blocks(self, table: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
         """All rows of a table, by key, as blocks of (keys, records) in host memory."""

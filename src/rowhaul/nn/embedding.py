@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rowhaul._quantities import parse_bytes
 from rowhaul.errors import ConfigError
 from rowhaul.nn.config import EmbeddingBagConfig
 from rowhaul.nn.features import FeatureGroup, group_features
@@ -42,6 +43,8 @@ class EmbeddingBagCollection(nn.Module):
         seed: with table name and key it determines every initial value.
         on_unknown: see above.
         pruning: keep only the useful parts of rows in memory (`rowhaul.pruning.PruneSettings`).
+        device_memory: bytes of a card that rows may take, such as ``"8GiB"``: those used last are there, all
+            others in host memory, from where they are fetched; by default all rows are on the card.
         row_settings: how rows are held, when not simply whole and in the tables' data type: in fewer bits
             (`rowhaul.nn.RowPrecision`), or pruned.
 
@@ -65,6 +68,7 @@ class EmbeddingBagCollection(nn.Module):
         on_unknown: str = "init",
         pruning: RowSettings | None = None,
         row_settings: RowSettings | None = None,
+        device_memory: int | str = 0,
     ) -> None:
         super().__init__()
         _check_tables(tables)
@@ -76,6 +80,9 @@ class EmbeddingBagCollection(nn.Module):
         self.seed, self.on_unknown = seed, on_unknown
         self.row_settings = pruning if pruning is not None else row_settings
         self.device = torch.device(device) if device is not None else torch.device("cpu")
+        self.device_memory = (
+            parse_bytes(device_memory, "device_memory") if isinstance(device_memory, str) else device_memory
+        )
         self._configs, self._is_weighted = list(tables), is_weighted
         self._keys, self._dims = _output_names_and_dims(tables)
         self._groups = group_features(tables)
@@ -85,7 +92,7 @@ class EmbeddingBagCollection(nn.Module):
         else:
             self._source = self.row_settings.make_rows(self._groups, self.optimizer, seed, on_unknown)
         if isinstance(self._source, MovableRows) and self._source.device != self.device:
-            self._source = self._source.moved_to(self.device, self._groups, self.optimizer, seed)
+            self._source = self._moved(self._source)
         self._reader: RowReader = self._source
         # Backward reaches the rows through this: autograd needs an input that requires a gradient.
         self.anchor = torch.zeros((), requires_grad=True)
@@ -208,8 +215,11 @@ class EmbeddingBagCollection(nn.Module):
         # After model.to("cuda") whole rows are there; others stay in host memory, and vectors go there.
         self.device = fn(torch.empty(0)).device
         if isinstance(self._source, MovableRows) and self._source.device != self.device:
-            self.read_from(self._source.moved_to(self.device, self._groups, self.optimizer, self.seed))
+            self.read_from(self._moved(self._source))
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's method has no types
+
+    def _moved(self, source: MovableRows) -> RowSource:
+        return source.moved_to(self.device, self._groups, self.optimizer, self.seed, self.device_memory)
 
     def extra_repr(self) -> str:
         """The tables, for ``print(model)``."""

@@ -26,7 +26,7 @@ from rowhaul.store.distinct import KnownLookup
 from rowhaul.store.packing import PLAIN, RowNames
 from rowhaul.store.row_format import load_named
 
-_ON_A_CARD = "rowhaul.device.rows:DeviceRows"  # loaded where there is one: it needs Triton
+_ON_A_CARD = "rowhaul.device.rows:rows_on"  # loaded where there is one: it needs Triton
 Pending = tuple[Lookup, Floats]
 """Rows that a backward pass has gradients for, and these."""
 RoundParts = Callable[[int, Sequence[Pending], int], list[Pending]]
@@ -136,7 +136,12 @@ class LocalRows(TableRows, NamedRows):
     device = torch.device("cpu")
 
     def moved_to(
-        self, device: torch.device, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int
+        self,
+        device: torch.device,
+        groups: Sequence[FeatureGroup],
+        optimizer: RowOptimizerRule,
+        seed: int,
+        device_memory: int = 0,
     ) -> RowSource:
         """Return the same rows on a card; packed rows stay, and so do all without Triton."""
         if device.type != "cuda" or self.tables[0].packing is not None:
@@ -148,7 +153,8 @@ class LocalRows(TableRows, NamedRows):
                 stacklevel=2,
             )
             return self
-        there: RowSource = self.copied_into(load_named(_ON_A_CARD)(groups, optimizer, seed, device))
+        made = load_named(_ON_A_CARD)(device, groups, optimizer, seed, device_memory)
+        there: RowSource = self.copied_into(made)
         return there
 
     def track_changes(self) -> ChangedRows:

@@ -22,6 +22,7 @@ from rowhaul.optim import RowOptimizerRule
 
 if TYPE_CHECKING:
     from rowhaul.nn.features import FeatureGroup
+    from rowhaul.store import TableGroup
 
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]
@@ -120,9 +121,29 @@ class MovableRows(Protocol):
     device: torch.device
 
     def moved_to(
-        self, device: torch.device, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int
+        self,
+        device: torch.device,
+        groups: Sequence[FeatureGroup],
+        optimizer: RowOptimizerRule,
+        seed: int,
+        device_memory: int = 0,
     ) -> RowSource:
-        """Return a source with these rows on another device; itself where they cannot be there."""
+        """Return a source with these rows on another device; itself where they cannot be there.
+
+        ``device_memory`` bounds the bytes that rows take on a card, the others stay in host memory; 0: all
+        are there.
+        """
+
+
+@runtime_checkable
+class CachedOverHost(Protocol):
+    """A source whose rows are in host memory, those used last on a card."""
+
+    def settled_tables(self) -> list[TableGroup]:
+        """Write the card's rows to host memory, and return the tables there."""
+
+    def take_counts(self) -> dict[str, float]:
+        """Return what the cache did since the last call, for a log."""
 
 
 @runtime_checkable

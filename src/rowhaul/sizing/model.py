@@ -6,7 +6,7 @@ backward pass needs are counted, and its optimizer takes a step on zeros.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -40,7 +40,8 @@ class ModelSize:
 
 def measure_model(config: TrainConfig, schema: Schema, samples: Samples) -> ModelSize:
     """Build the model and let ``samples`` go through it; nothing of it is kept."""
-    trainer = Trainer(config, schema)
+    # On a CPU: there may be no card here, and what is counted is the same.
+    trainer = Trainer(replace(config, device="cpu", device_memory=""), schema)
     parameters = list(trainer.model.parameters())
     weights = sum(map(_bytes, [*parameters, *trainer.model.buffers()]))
     per_sample = _kept_bytes(trainer, Batch.from_samples(samples)) / max(len(samples), 1)

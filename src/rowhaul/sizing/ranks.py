@@ -11,6 +11,7 @@ from rowhaul.checkpoint.shard import FILE_BYTES
 from rowhaul.data.stream import PREFETCHED_BATCHES
 from rowhaul.runtime.flush import SLICE_ROWS
 from rowhaul.schedule import RowSizes, Topology
+from rowhaul.sizing.card import beside_cache, holds_all, is_on_card
 from rowhaul.store.footprint import index_bytes, records_bytes
 from rowhaul.store.snapshot import KEPT_SHARE, MARK_BYTES, STATE_BYTES
 from rowhaul.train.run import EVALUATION_BATCH
@@ -68,17 +69,20 @@ class Ranks:
         stores = topology is None or topology.colocated or not trains
         role = "the process" if topology is None else "worker" if trains else "store"
         parts: dict[str, int] = {}
-        if stores:
+        if stores and not holds_all(self.run):
             shards = None if topology is None else topology.num_shards
             parts |= self.rows.stored(shards, self.run.model.groups)
         if topology is not None and trains:
             parts |= self._cached(topology)
+        if self.run.config.device_bytes:
+            parts["card's cache"] = beside_cache(self.run)
         parts["saving"] = self._saving_bytes(parts, trains, stores, reads)
         if topology is not None:
             parts["flushing"] = self._flushing_bytes(topology, stores)
-        parts["dense model"] = self.run.model.dense if trains else self.run.model.weights
-        if trains:
-            parts["step"] = self._step_bytes()
+        if not is_on_card(self.run):
+            parts["dense model"] = self.run.model.dense if trains else self.run.model.weights
+            if trains:
+                parts["step"] = self.step_bytes()
         policies = sum(one.policy_bytes for one in self.run.kept.values())
         if policies and (topology is None or reads):
             parts["policies"] = policies
@@ -102,11 +106,13 @@ class Ranks:
         largest = rows.largest_table(topology.num_shards if topology else 1) if stores else 0
         largest = max(largest, parts.get("cache", 0))
         saving = _SAVED_COPIES * min(FILE_BYTES, largest)
-        if self.run.format.has_snapshots:
+        if self.run.format.has_snapshots and not holds_all(self.run):
             each = STATE_BYTES + (MARK_BYTES if topology else 0) + KEPT_SHARE * rows.record_bytes
             saving += each * sum(held.values())
         else:  # all is copied first
             saving += parts.get("rows", 0) + parts.get("cache", 0)
+        if holds_all(self.run):
+            saving += rows.num_records * rows.record_bytes
         if topology is not None and reads:
             cached = topology.num_workers * self._cached_records(topology)
             saving += _EXPORT_BYTES * min(rows.num_records, cached)
@@ -145,7 +151,7 @@ class Ranks:
             capacity *= rows.records_per_row  # a cache given in rows holds all their records
         return min(capacity, rows.num_records)
 
-    def _step_bytes(self) -> int:
+    def step_bytes(self) -> int:
         """What a step keeps for its backward pass, as much again for gradients, and those of the rows.
 
         Or what an evaluation keeps of a batch, where that is more.

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from rowhaul.data.schema import Schema
 from rowhaul.pruning.config import UNPRUNED
+from rowhaul.sizing.card import CardSize, card_size
 from rowhaul.sizing.model import ModelSize
 from rowhaul.sizing.policies import KeptRows, kept_rows
 from rowhaul.sizing.ranks import Ranks, RankSize
@@ -46,6 +47,7 @@ class SizeEstimate:
     tables: tuple[TableSize, ...]
     ranks: tuple[RankSize, ...]
     machines: tuple[tuple[int, ...], ...]  # ranks of each machine
+    card: CardSize | None = None  # where the model is on one
 
     @property
     def machine_bytes(self) -> tuple[int, ...]:
@@ -134,7 +136,7 @@ class Run:
             TableSize(name, self.kept[name].rows, self.shape.dim, *parts)
             for name, parts in self.row_estimate.tables().items()
         )
-        return SizeEstimate(tables, tuple(sizes), tuple(places))
+        return SizeEstimate(tables, tuple(sizes), tuple(places), card_size(self, ranks.step_bytes()))
 
     @property
     def shape(self) -> RowShape:

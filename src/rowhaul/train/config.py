@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from rowhaul._files import write_text
+from rowhaul._quantities import parse_bytes
 from rowhaul._yaml import load_yaml
 from rowhaul.checkpoint import as_place
 from rowhaul.errors import ConfigError
@@ -116,6 +117,8 @@ class TrainConfig:
         log_every: steps between lines in the log and in TensorBoard.
         threads: PyTorch threads; 0 leaves PyTorch's choice.
         device: where the model and its rows are: cpu, or a card such as cuda.
+        device_memory: bytes of a card that rows may take, such as ``8GiB``: those used last are there, the
+            others in host memory; by default, and with 0, all rows are on the card.
         tables: row policies by table, with ``default`` for all others. See `RowPolicy`.
         prune: which part of the rows to keep in memory; by default all.
         cluster: how the run is spread over ranks; by default one process.
@@ -141,6 +144,7 @@ class TrainConfig:
     log_every: int = 20
     threads: int = 0
     device: str = "cpu"
+    device_memory: str = ""
     tables: dict[str, Any] = field(default_factory=dict)
     prune: PruneConfig = UNPRUNED
     cluster: ClusterConfig = ONE_PROCESS
@@ -158,7 +162,7 @@ class TrainConfig:
         as_place(self.checkpoints)  # or raises
         check_policies(self.tables)
         keeps_all = all(one.keeps_all for one in policies_by_table(self.tables, list(self.tables)))
-        self._check_device()
+        self._check_device(keeps_all)
         if self.prune.is_used:
             if not keeps_all:
                 raise ConfigError(
@@ -173,12 +177,31 @@ class TrainConfig:
                 "learned would depend on measured times. Say how many rows are hot, or leave out the policies"
             )
 
-    def _check_device(self) -> None:
+    def check_ranks(self) -> None:
+        """Refuse what only one process has a use for, on ranks of a cluster."""
+        if self.device_bytes:
+            raise ConfigError(
+                f"device_memory is {self.device_memory}: it bounds the rows of one process on its card. What "
+                "a worker keeps on its card is its cache: set cluster.cache (--cache) instead"
+            )
+
+    def _check_device(self, keeps_all: bool) -> None:
         """Refuse what rows on a card cannot do yet."""
         kind, _, number = self.device.partition(":")
         known = kind in ("cpu", "cuda") and (not number or number.isdecimal())
         _check(known, "device", "cpu, or a card such as cuda or cuda:1", self.device)
+        if self.device_bytes and kind != "cuda":
+            raise ConfigError(
+                f"device_memory is {self.device_memory}, but device is {self.device}: it bounds what rows "
+                "take on a card; set device to cuda, or leave it out"
+            )
+        if self.cluster.workers:
+            self.check_ranks()
         refused = {
+            "tables": (
+                self.device_bytes > 0 and not keeps_all,
+                "with device_memory rows are admitted and dropped by nobody but the cache",
+            ),
             "prune": (self.prune.is_used, "pruned rows are kept in host memory"),
             "row_dtype": (
                 self.row_dtype not in (AUTO, PLAIN),
@@ -241,6 +264,11 @@ class TrainConfig:
         # A single value needs a scale as large as itself; what is computed in float64 is wanted exact.
         suits = self.precision == "float32" and self.model.embedding_dim >= 2
         return "int8" if self.prune.is_shared and suits else PLAIN
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of a card that rows may take; 0: as many as they need."""
+        return parse_bytes(self.device_memory, "device_memory") if self.device_memory else 0
 
     def row_settings(self) -> RowSettings | None:
         """How rows are held; None: whole, in the precision of training."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,9 +59,11 @@ def check_step(
     raise DivergedError(f"{found}: {ADVICE}")
 
 
-def _sum_of_all(tensors: Sequence[Tensor]) -> Tensor:
+def _sum_of_all(tensors: Sequence[Any]) -> Tensor:
     """Add everything up on the card: to ask once is quicker than to ask for each."""
-    return torch.stack([one.sum(dtype=torch.float64) for one in tensors]).sum()
+    there = tensors[0].device
+    sums = [torch.as_tensor(one).sum(dtype=torch.float64).to(there) for one in tensors]
+    return torch.stack(sums).sum()
 
 
 def describe(

@@ -50,7 +50,7 @@ def load_trained(run: str | Place, on_unknown: str | None = None) -> Trainer:
 
 def _serving(config: TrainConfig, schema: Schema, on_unknown: str | None) -> Trainer:
     """Make a trainer without rows, on the CPU: a card that a run had may not be here."""
-    config = replace(config, device="cpu")
+    config = replace(config, device="cpu", device_memory="")
     if on_unknown is not None:
         config = replace(config, on_unknown=on_unknown)
     trainer = Trainer(config, schema)

@@ -64,6 +64,7 @@ class RunResult:
     row_counts: RowCounts | None = None  # of this call, where policies admit and drop rows
     pruning: Any = None  # a report on what is left of rows, where they are pruned
     note: str = ""  # on the data, if there is something to say
+    waits: str = ""  # which of reader and card waits, where there is a card
     inexact: str = ""  # why what was learned depends on the cluster, if it does
 
 
@@ -113,6 +114,11 @@ class Session(Protocol):
     def rest(self, at_checkpoint: bool) -> None:
         """Do what can only be done between iterations."""
         return None
+
+    @property
+    def waits(self) -> str:
+        """Which of reader and card waits for the other, in words; empty where that is not known."""
+        return ""
 
     def evaluate(self) -> MetricValues:
         """Measure the model on the evaluation data."""
@@ -200,6 +206,7 @@ class _Loop:
             row_counts=self._log.row_counts,
             pruning=trainer.collection.source.report(),
             note=session.first_note,
+            waits=session.waits,
         )
 
     def _train_until(self, step: int) -> None:

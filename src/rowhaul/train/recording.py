@@ -34,6 +34,7 @@ class StepRecorder:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._batch: Batch | None = None  # what the graph reads
         self._result: Tensor | None = None  # its loss, and a number that is finite if all gradients are
+        self._heard = torch.empty(2, dtype=getattr(torch, trainer.config.precision), pin_memory=True)
         self._version: Any = None
         self._num_alike = 0  # ordinary steps with batches of one shape
         self._shape: Any = None
@@ -71,7 +72,10 @@ class StepRecorder:
             getattr(self._batch, name).copy_(getattr(batch, name), non_blocking=True)
         self._graph.replay()
         rows.replayed(self._batch.ids)
-        loss, check = self._result.tolist()
+        self._heard.copy_(self._result, non_blocking=True)
+        # To wait for memory that is not pinned would keep other threads from starting kernels.
+        torch.cuda.current_stream().record_event().synchronize()
+        loss, check = self._heard.tolist()
         if not (math.isfinite(loss) and math.isfinite(check)):
             what = f"the loss is {loss}" if not math.isfinite(loss) else f"a gradient is not finite ({check})"
             raise DivergedError(f"{what} at step {trainer.step + 1:,}: {ADVICE}")

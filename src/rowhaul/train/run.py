@@ -21,6 +21,7 @@ from rowhaul.errors import ConfigError
 from rowhaul.explain.alone import AloneExplainer
 from rowhaul.monitoring.monitor import NO_MONITOR, Monitor
 from rowhaul.nn import Batch
+from rowhaul.nn.row_source import CachedOverHost
 from rowhaul.schedule.plan import RowCounts
 from rowhaul.train import loop, snapshot
 from rowhaul.train.config import TrainConfig
@@ -38,6 +39,7 @@ from rowhaul.train.run_folder import (
 from rowhaul.train.run_lock import RunLock
 from rowhaul.train.save_thread import Pacer, SaveThread
 from rowhaul.train.trainer import Trainer
+from rowhaul.train.waits import Waits
 
 EVALUATION_BATCH = 8192
 Streams = tuple[SampleStream, SampleStream | None]  # to train and to evaluate on
@@ -135,6 +137,7 @@ class _Alone(loop.Session):
         self._should_stop = should_stop
         self._batches = stream.prepared(trainer.prepare)
         self._saving = SaveThread()
+        self._waits = Waits()
         config = trainer.config
         explains = config.monitoring.explain
         self.explainer = AloneExplainer(config.log_every, trainer.step, folder) if explains else None
@@ -155,6 +158,7 @@ class _Alone(loop.Session):
         """Yield the next batches, until asked to stop."""
         began = time.perf_counter()
         for batch in islice(self._batches, count):
+            self._waits.loaded(time.perf_counter() - began)
             if self.explainer is not None:
                 self.explainer.loaded(time.perf_counter() - began)
             yield batch
@@ -170,12 +174,20 @@ class _Alone(loop.Session):
         """Take one step."""
         began = time.perf_counter()
         loss = self.trainer.train_step(batch)
+        self._waits.computed(time.perf_counter() - began)
         if self.explainer is not None:
             self.explainer.computed(time.perf_counter() - began)
         return loss
 
+    @property
+    def waits(self) -> str:
+        """Which of reader and card waits, where there is one."""
+        return self._waits.text() if self.trainer.device.type != "cpu" else ""
+
     def finish(self) -> None:
         """Write what was measured."""
+        if self.waits:
+            self.log.note(self.trainer.step, f"waits: {self.waits}")
         if self.explainer is not None:
             self.explainer.finish()
 
@@ -243,6 +255,8 @@ class _Log(TrainingLog):
         collection = self._trainer.collection
         names = [one.name for one in collection.embedding_bag_configs()]
         self.monitor.hold({name: collection.num_rows(name) for name in names})
+        if isinstance(collection.source, CachedOverHost):
+            self.write("device_cache", step, collection.source.take_counts())
         if self.row_counts is not None:
             since, self._counted = self.row_counts - self._counted, self.row_counts
             self.write("tables", step, {name: one / self.every for name, one in since.by_name().items()})

@@ -44,6 +44,7 @@ _MAY_CHANGE = (
     "cluster",
     "monitoring",
     "device",
+    "device_memory",
 )
 _MAY_CHANGE_AT_CONSTANT_RATES = ("epochs", "max_steps")
 

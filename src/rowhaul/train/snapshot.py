@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,9 @@ from rowhaul.checkpoint import CheckpointReader, CheckpointWriter, Place, ShardW
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.nn import EmbeddingBagCollection
 from rowhaul.nn.local_rows import LocalRows
+from rowhaul.nn.row_source import CachedOverHost
 from rowhaul.schedule.arrays import Saved
+from rowhaul.store import TableGroup
 from rowhaul.store.changes import Changes
 from rowhaul.store.row_format import convert_hint, format_of
 from rowhaul.store.snapshot import GroupSnapshot
@@ -78,8 +80,10 @@ class Snapshot:
         self._rows: _RowsThen | None = None
         self._changes: Changes | None = None
         collection, source = trainer.collection, trainer.collection.source
-        if isinstance(source, LocalRows):
-            self._rows = _RowsThen(collection, source)
+        if isinstance(source, CachedOverHost):
+            self._rows = _RowsThen(collection, source.settled_tables())
+        elif isinstance(source, LocalRows):
+            self._rows = _RowsThen(collection, source.tables)
             self._changes = source.changes.seal() if source.changes is not None else None
             self._table_names = source.table_names()
         self._writer = DeferredWriter(copies_rows=self._rows is None)
@@ -121,17 +125,17 @@ class Snapshot:
 class _RowsThen:
     """The rows of a collection as they were, in the form in which a row format asks for them."""
 
-    def __init__(self, collection: EmbeddingBagCollection, source: LocalRows) -> None:
+    def __init__(self, collection: EmbeddingBagCollection, groups: Sequence[TableGroup]) -> None:
         self.optimizer = collection.optimizer
         self.embedding_bag_configs = collection.embedding_bag_configs
         self._places = {
             spec.name: (number, position)
-            for number, tables in enumerate(source.tables)
+            for number, tables in enumerate(groups)
             for position, spec in enumerate(tables.tables)
         }
         self._groups: list[GroupSnapshot] = []
         try:
-            for tables in source.tables:
+            for tables in groups:
                 self._groups.append(tables.snapshot())
         except BaseException:
             self.close()

@@ -223,6 +223,7 @@ def make_model(config: TrainConfig, schema: Schema) -> RecommendationModel:
             seed=config.seed,
             on_unknown=config.on_unknown,
             row_settings=config.row_settings(),
+            device_memory=config.device_bytes,
         )
 
     model = build_model(

@@ -14,6 +14,7 @@ from rowhaul.cli.console import bytes_text, console, plain_table, say
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from rowhaul.sizing.card import CardSize
     from rowhaul.sizing.fit import Suggestion
     from rowhaul.sizing.ranks import RankSize
     from rowhaul.sizing.row_counts import RowCounts
@@ -46,6 +47,8 @@ def print_json(
         "rows_seen": dict(run.rows),
         "suggestions": [asdict(way) for way in ways],
     }
+    if estimate.card is not None:
+        found["card"] = {**estimate.card.parts, "total": estimate.card.total}
     if (without := _without_pruning(run)) is not None:
         parts = {"tables": _with_totals(without.tables), "ranks": _with_totals(without.ranks)}
         found["without_pruning"] = {"needed": without.needed, **parts}
@@ -67,6 +70,12 @@ def print_report(
         say(line)
     say("")
     console.print(_ranks(estimate, without), highlight=False)
+    if estimate.card is not None:
+        say("")
+        console.print(_card(estimate.card), highlight=False)
+        if (card := card_memory()) is not None:
+            fits = "it fits" if estimate.card.total <= card else "it does not fit: see --device-memory"
+            say(f"\nThe card has {bytes_text(card)}: {fits}.")
     where = "It needs" if len(estimate.machines) == 1 else "The fullest machine needs"
     has = f"{bytes_text(estimate.needed)} of {bytes_text(memory)}"
     if estimate.needed <= memory:
@@ -139,6 +148,22 @@ def _ranks(estimate: SizeEstimate, without: SizeEstimate | None) -> Table:
         totals = (without.ranks[group[0].rank].total for group in groups)
         table.add_row("unpruned", *map(bytes_text, totals))
     return table
+
+
+def _card(card: CardSize) -> Table:
+    """A line for each part of what is on the card."""
+    table = plain_table("on the card", "bytes")
+    for name, size in card.parts.items():
+        table.add_row(name, bytes_text(size))
+    table.add_row("all", bytes_text(card.total), style="bold")
+    return table
+
+
+def card_memory() -> int | None:
+    """Bytes of the first card here, if there is one."""
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
 
 
 def _title(group: list[RankSize]) -> str:

@@ -85,6 +85,7 @@ def train_on_cluster(
     With ``data_from: rank0`` only rank 0's schema, data and eval_data count; other ranks may give None. With
     ``fit`` a new run takes what rank 0 decides by it where its memory budget leaves something open.
     """
+    config.check_ranks()
     folder = local_folder(out) if out else None
     checkpoints = checkpoints_of(config, folder)
     if resume and checkpoints is None:

@@ -1,0 +1,133 @@
+"""Streams of a card that work side by side; where kernels are interpreted, everything is in order anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Event = torch.cuda.Event | None
+
+
+class _AtOnce(Executor):
+    """Does work when it is given: interpreted kernels run in one thread."""
+
+    def submit(self, fn: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*given, **named))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+def worker(device: torch.device, name: str) -> Executor:
+    """Return a thread that does one thing after the other."""
+    return ThreadPoolExecutor(1, thread_name_prefix=name) if device.type == "cuda" else _AtOnce()
+
+
+class Lane:
+    """One stream of a card.
+
+    Args:
+        device: the card.
+        is_urgent: whether its kernels go before those of others.
+    """
+
+    def __init__(self, device: torch.device, *, is_urgent: bool = False) -> None:
+        self.stream = torch.cuda.Stream(device, -1 if is_urgent else 0) if device.type == "cuda" else None
+
+    def use(self) -> AbstractContextManager[object]:
+        """Put what follows, in this thread, on this stream."""
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    def wait(self, event: Event) -> None:
+        """Let what follows on this stream wait for an event."""
+        if event is not None and self.stream is not None:
+            self.stream.wait_event(event)
+
+    def mark(self) -> Event:
+        """Return an event after all that is on this stream by now."""
+        return None if self.stream is None else self.stream.record_event()
+
+    def keep(self, *tensors: Tensor) -> None:
+        """Keep the memory of tensors of another stream until this one has used them."""
+        if self.stream is not None:
+            for one in tensors:
+                one.record_stream(self.stream)
+
+
+class Lanes:
+    """Beside the stream of training: one that plans, one that fetches rows, one that writes them back."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.planning = Lane(device, is_urgent=True)
+        self.fetching = Lane(device, is_urgent=True)
+        self.writing = Lane(device)
+
+    def all(self) -> tuple[Lane, ...]:
+        """Return each of them."""
+        return self.planning, self.fetching, self.writing
+
+
+class Listener:
+    """Brings numbers from a card to host memory, and others there, through memory that it can copy from.
+
+    Whoever waits for pageable memory keeps other threads from starting kernels meanwhile.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._heard = self._told = torch.empty(0, dtype=torch.uint8)
+
+    def hear(self, tensor: Tensor) -> npt.NDArray[Any]:
+        """Return the numbers of a tensor; they are valid until the next call."""
+        return self.hear_each(tensor)[0]
+
+    def hear_each(self, *tensors: Tensor) -> list[npt.NDArray[Any]]:
+        """Return the numbers of each tensor, valid until the next call; waits for the card once."""
+        sizes = [-(-one.nbytes // 8) * 8 for one in tensors]
+        if sum(sizes) > len(self._heard):
+            self._heard = self._pinned(2 * sum(sizes))
+        parts, first = [], 0
+        for one, size in zip(tensors, sizes, strict=True):
+            part = self._heard[first : first + one.nbytes].view(one.dtype).view(one.shape)
+            part.copy_(one, non_blocking=True)
+            parts.append(part.numpy())
+            first += size
+        settle(here(self._device))
+        return parts
+
+    def tell(self, numbers: npt.NDArray[np.int64]) -> Tensor:
+        """Send numbers to the card; call it again only after waiting for something that comes later."""
+        if numbers.nbytes > len(self._told):
+            self._told = self._pinned(2 * numbers.nbytes)
+        told = self._told[: numbers.nbytes].view(torch.int64)
+        told.numpy()[:] = numbers
+        return told.to(self._device, non_blocking=True)
+
+    def _pinned(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+
+
+def here(device: torch.device) -> Event:
+    """Return an event after all that this thread has started on its stream."""
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+
+def await_here(device: torch.device, event: Event) -> None:
+    """Let what this thread starts from now on wait for an event."""
+    if event is not None:
+        torch.cuda.current_stream(device).wait_event(event)
+
+
+def settle(event: Event) -> None:
+    """Wait for an event in this thread."""
+    if event is not None:
+        event.synchronize()
