@@ -117,7 +117,7 @@ def split_linear_column(pooled: Tensor, widths: Sequence[int]) -> tuple[Tensor, 
     Returns:
         embeddings: samples x sum(width - 1), and linear weights: samples x features.
     """
-    samples, features = len(pooled), len(widths)
+    samples, features = pooled.shape[0], len(widths)  # not len(): it would fix the size of exported graphs
     if len(set(widths)) == 1:
         blocks = pooled.reshape(samples, features, widths[0])
         embeddings, linear = torch.split_with_sizes(blocks, [widths[0] - 1, 1], dim=2)
