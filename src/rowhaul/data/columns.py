@@ -72,9 +72,9 @@ def check_columns(
     for name in schema.column_names(with_label):
         check_present(name, found.names, path)
     for dense in schema.dense:
-        if not _is_number(found.field(dense.name).type):
+        if not is_number(found.field(dense.name).type):
             raise _wrong_type(path, dense.name, found, "a dense column holds numbers or booleans")
-    if with_label and schema.label is not None and not _is_number(found.field(schema.label.name).type):
+    if with_label and schema.label is not None and not is_number(found.field(schema.label.name).type):
         raise _wrong_type(path, schema.label.name, found, "a label is a number or a boolean")
     kinds = {name: id_kind(found.field(name).type) for name in schema.features}
     for name, kind in kinds.items():
@@ -125,10 +125,15 @@ def decode_dense(rows: pa.RecordBatch, wanted: Sequence[DenseColumn], origin: Or
                 f"{origin.at(row)}: dense column {what.name!r} is {column[row].as_py()}; a finite float32 is "
                 "needed (null for a missing number)"
             )
-        if what.transform == "log1p":
-            numbers = np.log1p(np.maximum(numbers, np.float32(0)))
-        dense[:, position] = numbers
+        dense[:, position] = transformed(numbers, what)
     return dense
+
+
+def transformed(numbers: Float32s, wanted: DenseColumn) -> Float32s:
+    """Apply the transform of a dense column."""
+    if wanted.transform == "log1p":
+        return np.log1p(np.maximum(numbers, np.float32(0)))
+    return numbers
 
 
 def dense_numbers(column: pa.Array) -> tuple[Float32s, Mask]:
@@ -224,10 +229,11 @@ def is_list(kind: pa.DataType) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def _is_number(kind: pa.DataType) -> bool:
+def is_number(kind: pa.DataType) -> bool:
+    """Whether a column of a type can be dense numbers or labels."""
     types = pa.types
     numbers = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_null)
-    return any(is_number(kind) for is_number in numbers)
+    return any(is_one(kind) for is_one in numbers)
 
 
 def check_present(name: str, found: Sequence[str], where: object) -> None:
