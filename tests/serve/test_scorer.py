@@ -102,6 +102,7 @@ def test_hexadecimal_ids_are_read_as_preparing_reads_them():
     found = reader.read({"device": "1f"}, [{"seen": ["ffffffffffffffff", "10"]}, {"seen": None}])
     assert found.bags.ids.tolist() == [31, -1, 16]
     assert found.bags.offsets.tolist() == [0, 1, 3, 3]
+    assert reader.read({"device": 31}, [{"seen": [-1, 16]}]).bags.ids.tolist() == [31, -1, 16]
     with pytest.raises(RequestError, match="'xyz' is no hexadecimal number"):
         reader.read({"device": "xyz"}, [{"seen": None}])
 

@@ -45,18 +45,23 @@ def _parse_arrow(body: bytes) -> tuple[Shared, Candidates]:
         with pa.ipc.open_stream(body) as stream:
             table = stream.read_all()
         table.validate(full=True)  # offsets that point elsewhere would be followed
+        if len(batches := table.to_batches()) == 1:
+            return _shared_of(table), batches[0]  # its columns are in one piece
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BodyError(f"the body is no Arrow stream: {error}") from None
+    return _shared_of(table), table
+
+
+def _shared_of(table: pa.Table) -> Any:
     try:
-        shared = json.loads((table.schema.metadata or {}).get(_SHARED, b"{}"))
+        return json.loads((table.schema.metadata or {}).get(_SHARED, b"{}"))
     except ValueError as error:
         raise RequestError("shared", f"the schema's metadata has no JSON there: {error}") from None
-    return shared, table
 
 
 def num_candidates(candidates: Any) -> int:
     """Count candidates, as far as they can be; what cannot be counted is refused later."""
-    if isinstance(candidates, pa.Table):
+    if isinstance(candidates, pa.Table | pa.RecordBatch):
         return int(candidates.num_rows)
     if isinstance(candidates, dict):
         return max((len(one) for one in candidates.values() if isinstance(one, list)), default=0)

@@ -44,7 +44,7 @@ def _example_id(kind: str | None) -> Any:
 
 
 def _kind_text(kind: str | None) -> str:
-    texts = {TEXT: "string", HEX: "hexadecimal string", None: "integer or string"}
+    texts = {TEXT: "string", HEX: "hexadecimal string or integer", None: "integer or string"}
     return texts.get(kind, "integer") + ", a list of those, or null"
 
 

@@ -25,7 +25,14 @@ Shared = Mapping[str, Any]
 Candidates = Any
 """A mapping for each candidate; or a column for each feature: a mapping of them, or a table of Arrow."""
 
-_NEEDED = {INTEGER: "an integer", UNRECORDED: "an integer", TEXT: "a string", HEX: "a hexadecimal string"}
+# What is needed, by the kind of ids that a model was trained on. A hexadecimal id is also its own number.
+_NEEDED = {
+    INTEGER: "an integer",
+    UNRECORDED: "an integer",
+    TEXT: "a string",
+    HEX: "a hexadecimal string or an integer",
+}
+_TAKEN = {INTEGER: (INTEGER,), UNRECORDED: (INTEGER,), TEXT: (TEXT,), HEX: (TEXT, INTEGER)}
 _HEX = re.compile(r"[0-9a-fA-F]{1,16}")
 
 
@@ -89,13 +96,13 @@ class RequestReader:
         if kind == "":
             needed = _NEEDED.get(trained or "", "an integer or a string")
             raise columns.error(name, 0, f"an id is {needed}, a list of those, or null; got {_shown(column)}")
-        if kind != "null" and trained is not None and (kind == TEXT) != (trained in (TEXT, HEX)):
+        if kind != "null" and trained is not None and kind not in _TAKEN[trained]:
             raise columns.error(
                 name,
                 0,
                 f"the model was trained on {trained} ids; give {_NEEDED[trained]}, got {_shown(column)}",
             )
-        if trained == HEX:
+        if trained == HEX and kind == TEXT:
             column = _unhexed(columns, name, column)
         ids = decode_ids(column)
         if columns.is_shared(name) and ids.offsets is None and len(ids.values) != 1:

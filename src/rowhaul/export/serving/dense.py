@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rowhaul.errors import ConfigError
+from rowhaul.nn.layers import PairwiseDots
 from rowhaul.nn.models import RecommendationModel
 
 
@@ -48,8 +49,10 @@ def export_dense(model: RecommendationModel, kind: str, path: Path) -> None:
     if model.num_dense:
         given.append(torch.zeros(2, model.num_dense, dtype=dtype))
     samples = torch.export.Dim("samples", min=1)
-    was_training = model.training
+    was_training, dots = model.training, [one for one in model.modules() if isinstance(one, PairwiseDots)]
     try:
+        for one in dots:
+            one.in_slices = kind == "onnx"
         with torch.no_grad(), _quietly():
             part = DensePart(model)
             shapes = tuple({0: samples} for _ in given)
@@ -57,6 +60,8 @@ def export_dense(model: RecommendationModel, kind: str, path: Path) -> None:
             EXPORTERS[kind](program, path)
     finally:
         model.train(was_training)
+        for one in dots:
+            one.in_slices = False
 
 
 def _write_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
