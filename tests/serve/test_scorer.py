@@ -61,6 +61,9 @@ def test_no_ids_unknown_ids_and_no_candidates(scorer):
     found = scorer.score_request({}, [one, other])
     assert np.isfinite(found.scores).all()
     assert (found.num_ids, found.num_unknown) == (3, 3)
+    nothing = {"user": None, "item": None, "tags": None, "price": None}
+    assert scorer.score_request(nothing, [{}, {}]).num_ids == 0
+    assert scorer.score_request({}, [nothing, nothing]).num_ids == 0
     assert scorer.score({"user": 1, "item": "x", "tags": [1], "price": 1}, []).shape == (0,)
     assert scorer.score({"user": 1, "item": "x", "tags": [1], "price": 1}, [{}, {}]).shape == (2,)
 
@@ -84,6 +87,7 @@ GOOD = {"item": "a", "tags": [], "price": 1}
         ({"user": 1}, [GOOD, {**GOOD, "price": "9"}], "candidates[1].price", "got a string where"),
         ({"user": 1}, [{**GOOD, "price": 1e40}], "candidates[0].price", "no finite float32"),
         ({"user": 1}, [{**GOOD, "tags": [[1]]}], "candidates[0].tags", "an id is an integer"),
+        ({"user": 1, "item": "\ud800"}, [{"tags": [], "price": 1}], "shared.item", "got a string"),
         ({"user": 1}, [{**GOOD, "user": 1}], "user", "both in shared and in candidates"),
         ({"user": 1}, [3], "candidates[0]", "a mapping of feature names"),
         ({"user": 1}, "all", "candidates", "got a string"),

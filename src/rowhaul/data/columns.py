@@ -121,7 +121,8 @@ def decode_ids(column: pa.Array, seed: int = 0) -> Ids:
             offsets = elements.offsets[offsets]
         return Ids(elements.values, offsets)
     if column.null_count:
-        return Ids(_keys(column.drop_null(), seed), offsets_of(_valid(column)))
+        valid = column.is_valid().to_numpy(zero_copy_only=False)
+        return Ids(_keys(column.drop_null(), seed), offsets_of(valid))
     return Ids(_keys(column, seed), None)
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from rowhaul._id_kinds import HEX, INTEGER, TEXT, UNRECORDED
 from rowhaul.data.columns import Ids, decode_ids, dense_numbers, id_kind, is_number, offsets_of, transformed
+from rowhaul.data.keys import hash_string
 from rowhaul.data.schema import Schema
 from rowhaul.errors import DataError
 from rowhaul.serve.rows import IdBags
@@ -32,7 +33,14 @@ _NEEDED = {
     TEXT: "a string",
     HEX: "a hexadecimal string or an integer",
 }
-_TAKEN = {INTEGER: (INTEGER,), UNRECORDED: (INTEGER,), TEXT: (TEXT,), HEX: (TEXT, INTEGER)}
+_ANY = (INTEGER, TEXT)
+_TAKEN: dict[str | None, tuple[str, ...]] = {
+    INTEGER: (INTEGER,),
+    UNRECORDED: (INTEGER,),
+    TEXT: (TEXT,),
+    HEX: (TEXT, INTEGER),
+}
+_LARGEST = 1e38  # of numbers that are certainly finite as float32
 _HEX = re.compile(r"[0-9a-fA-F]{1,16}")
 
 
@@ -77,6 +85,10 @@ class RequestReader:
         )
         numbers = np.empty((len(columns), len(self._schema.dense)), np.float32)
         for position, wanted in enumerate(self._schema.dense):
+            single = columns.shared.get(wanted.name)
+            if type(single) is float and abs(single) < _LARGEST and wanted.name not in columns.first:
+                numbers[:, position] = transformed(np.array([single], np.float32), wanted)
+                continue
             column = columns.array(wanted.name)
             if not is_number(column.type):
                 raise columns.error(wanted.name, 0, f"a number is needed, got {_shown(column)}")
@@ -91,7 +103,10 @@ class RequestReader:
         return Samples(bags, numbers)
 
     def _ids(self, columns: _Columns, name: str) -> Ids:
-        column, trained = columns.array(name), self._kinds.get(name)
+        trained = self._kinds.get(name)
+        if (single := _single_id(columns, name, trained)) is not None:
+            return single
+        column = columns.array(name)
         kind = id_kind(column.type)
         if kind == "":
             needed = _NEEDED.get(trained or "", "an integer or a string")
@@ -118,7 +133,7 @@ class _Columns:
             raise RequestError(
                 "shared", f"a mapping of feature names to values is needed, got {_kind(shared)}"
             )
-        self._shared: Shared = shared
+        self.shared: Shared = shared
         self._by_column: dict[str, Any] = {}
         self._rows: Sequence[Mapping[str, Any]] | None = None
         if isinstance(candidates, pa.Table | pa.RecordBatch):
@@ -145,17 +160,21 @@ class _Columns:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def first(self) -> Mapping[str, Any]:
+        """The first candidate, or all columns: what has the features that are not shared."""
+        return self._rows[0] if self._rows else self._by_column
+
     def is_shared(self, name: str) -> bool:
         """Whether all candidates share a value."""
-        return name in self._shared
+        return name in self.shared
 
     def array(self, name: str) -> pa.Array:
         """Return a column: one value where it is shared."""
-        first = self._rows[0] if self._rows else self._by_column
-        if name in self._shared:
-            if name in first:
+        if name in self.shared:
+            if name in self.first:
                 raise RequestError(name, "it is given both in shared and in candidates; give it once")
-            return self._converted(name, [self._shared[name]])
+            return self._converted(name, [self.shared[name]])
         if self._rows is None:
             if name not in self._by_column:
                 raise RequestError(name, "it is missing; give it in shared, or for every candidate")
@@ -169,7 +188,7 @@ class _Columns:
 
     def error(self, name: str, place: int, reason: str) -> RequestError:
         """Return an error that names a value."""
-        if name in self._shared:
+        if name in self.shared:
             return RequestError(f"shared.{name}", reason)
         where = f"candidates[{place}].{name}" if self._rows is not None else f"candidates.{name}[{place}]"
         return RequestError(where, reason)
@@ -200,6 +219,18 @@ class _Columns:
         except (pa.ArrowException, OverflowError, TypeError, ValueError):
             place, reason = _first_wrong(values)
             raise self.error(name, place, reason) from None
+
+
+def _single_id(columns: _Columns, name: str, trained: str | None) -> Ids | None:
+    """Return the id of a shared feature where it is plainly right; None: Arrow has to look at it."""
+    value = columns.shared.get(name)
+    if name in columns.first:
+        return None
+    if type(value) is int and INTEGER in _TAKEN.get(trained, _ANY) and -(2**63) <= value < 2**63:
+        return Ids(np.array([value], np.int64), None)
+    if type(value) is str and value.isascii() and trained in (TEXT, None):
+        return Ids(np.array([hash_string(value)], np.int64), None)
+    return None
 
 
 def _first_wrong(values: Sequence[Any]) -> tuple[int, str]:
