@@ -119,10 +119,7 @@ class RequestReader:
             )
         if trained == HEX and kind == TEXT:
             column = _unhexed(columns, name, column)
-        ids = decode_ids(column)
-        if columns.is_shared(name) and ids.offsets is None and len(ids.values) != 1:
-            return Ids(ids.values, np.array([0, len(ids.values)]))
-        return ids
+        return decode_ids(column)
 
 
 class _Columns:
@@ -164,10 +161,6 @@ class _Columns:
     def first(self) -> Mapping[str, Any]:
         """The first candidate, or all columns: what has the features that are not shared."""
         return self._rows[0] if self._rows else self._by_column
-
-    def is_shared(self, name: str) -> bool:
-        """Whether all candidates share a value."""
-        return name in self.shared
 
     def array(self, name: str) -> pa.Array:
         """Return a column: one value where it is shared."""

@@ -24,6 +24,7 @@ from rowhaul.serve.settings import METRICS_FOLDER, ServeSettings
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 2048
+_IDLE_SECONDS = 75  # that a connection is kept: longer than load balancers keep theirs
 _POLL_SECONDS = 0.5  # between two checks of whether to end
 _SHORT_SECONDS = 10.0  # a process that ends sooner would only end again
 
@@ -68,7 +69,12 @@ def serve(settings: ServeSettings, bound: socket.socket) -> None:
 
 
 def _serve_here(settings: ServeSettings, bound: socket.socket) -> None:
-    scorer = Scorer(settings.folder, backend=settings.backend, on_unknown=settings.on_unknown)
+    scorer = Scorer(
+        settings.folder,
+        backend=settings.backend,
+        on_unknown=settings.on_unknown,
+        threads=settings.dense_threads,
+    )
     if scorer.dense.kind == "pt2":
         import torch
 
@@ -78,6 +84,7 @@ def _serve_here(settings: ServeSettings, bound: socket.socket) -> None:
         make_app(scorer, settings),
         log_config=None,
         access_log=False,
+        timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=settings.shutdown_seconds,
     )
     _Server(config).run(sockets=[bound])

@@ -88,9 +88,10 @@ def export_served(
         _write(folder, manifest)
         (folder / README_FILE).write_text(readme(manifest, trainer.schema), encoding="utf-8")
         sync(folder / base)
-        sizes = {str(one.relative_to(folder)): one.stat().st_size for one in sorted(folder.rglob("*.*"))}
+        files = sorted(one for one in folder.rglob("*") if one.is_file())
+        sizes = {str(one.relative_to(folder)): one.stat().st_size for one in files}
     rows = {name: reader.tables[name].num_rows for name in tables}
-    return ServedExport(path, rows, {name: size for name, size in sizes.items() if size}, comparison)
+    return ServedExport(path, rows, sizes, comparison)
 
 
 def _unknown_ids(trainer: Trainer) -> UnknownIds:
