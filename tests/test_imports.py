@@ -75,7 +75,7 @@ TABLE = {
     ),
     "serve": (
         {"data", "store"},
-        {*ARRAYS, "torch", "pyarrow", "prometheus_client", "fastapi", "uvicorn", "onnxruntime"},
+        {*ARRAYS, "torch", "pyarrow", "prometheus_client", "fastapi", "starlette", "uvicorn", "onnxruntime"},
     ),
     "sizing": (
         {

@@ -27,6 +27,8 @@ def test_options_of_tables_do_not_go_with_a_graph(rowhaul, trained, tmp_path):
     code, _, err = rowhaul("export", trained, "--out", tmp_path / "x", "--dense", "onnx", "--state")
     assert (code, "export twice" in " ".join(err.split())) == (2, True)
     assert list(tmp_path.iterdir()) == []
+    code, _, err = rowhaul("export", trained, "--out", "redis://127.0.0.1:1/0", "--dense", "onnx")
+    assert (code, "rows in Redis are whole vectors" in err) == (2, True)
 
 
 def test_a_missing_extra_is_one_line(rowhaul, tmp_path, monkeypatch):

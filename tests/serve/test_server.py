@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -39,11 +40,20 @@ def stop(process):
     return process.returncode, output
 
 
+def leave_early(url):
+    """A client that closes its connection in the middle of a body."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        time.sleep(0.3)
+
+
 def test_a_server_finishes_running_requests_when_it_is_stopped(served_run):
     process, url = start(served_run[1])
     try:
         assert wait_until_up(url)["status"] == "ok"
         assert len(httpx.post(f"{url}/score", json=BODY, timeout=30).json()["scores"]) == 2
+        leave_early(url)
         arriving, answers = threading.Event(), []
 
         def slow_body():
@@ -63,6 +73,7 @@ def test_a_server_finishes_running_requests_when_it_is_stopped(served_run):
         thread.join(30)
         assert answers[0].status_code == 200
         assert code == 0, output
+        assert "Traceback" not in output
         assert "running requests were finished" in output
     finally:
         process.kill()

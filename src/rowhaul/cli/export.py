@@ -51,8 +51,11 @@ def export(
             "--dense writes a folder to serve from, with all rows and without state; --format, --table, "
             "--state and --whole are for tables in files of their own: export twice"
         )
+    is_redis = place.startswith(("redis://", "rediss://", "unix://"))
+    if is_redis and (dense or format != "parquet" or state):
+        raise ConfigError("rows in Redis are whole vectors; leave out --dense, --format and --state")
     reader = open_saved(path)
-    if place.startswith(("redis://", "rediss://", "unix://")):
+    if is_redis:
         _export_to_redis(reader, place, table)
     elif dense:
         _export_served(reader, Path(place), dense)

@@ -11,9 +11,10 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.requests import ClientDisconnect
 
 from rowhaul import __version__
-from rowhaul.errors import RowhaulError, UnknownKeyError
+from rowhaul.errors import RowhaulError
 from rowhaul.serve import bodies
 from rowhaul.serve.metrics import CONTENT_TYPE, ServeMetrics
 from rowhaul.serve.page import docs_page, openapi_request
@@ -22,6 +23,7 @@ from rowhaul.serve.scorer import Scored, Scorer
 from rowhaul.serve.settings import ServeSettings
 
 _RETRY_SECONDS = "1"
+_GONE = 499  # the client has closed the connection; nginx's number for it
 
 
 class RefusedError(Exception):
@@ -59,6 +61,8 @@ class ScoreService:
             response = await self._answer(request)
         except RefusedError as refusal:
             response = refusal.response()
+        except ClientDisconnect:
+            response = Response(status_code=_GONE)  # nobody reads it; it is counted
         finally:
             self._metrics.ended(response.status_code, time.perf_counter() - began)
         return response
@@ -112,15 +116,15 @@ class ScoreService:
             raise RefusedError(400, str(error)) from None
         except RequestError as error:
             raise RefusedError(422, str(error), error.field) from None
-        except (RowhaulError, UnknownKeyError) as error:
+        except RowhaulError as error:  # an unknown id, where that is one
             raise RefusedError(422, str(error)) from None
         self._metrics.scored(len(scored.scores), scored.num_ids, scored.num_unknown)
         return bodies.answer(scored, self.scorer.step, accept)
 
 
-def make_app(scorer: Scorer, settings: ServeSettings, metrics: ServeMetrics | None = None) -> FastAPI:
+def make_app(scorer: Scorer, settings: ServeSettings) -> FastAPI:
     """Return the application that serves a scorer."""
-    counted = metrics if metrics is not None else ServeMetrics()
+    counted = ServeMetrics()
     service = ScoreService(scorer, settings, counted)
 
     @asynccontextmanager
