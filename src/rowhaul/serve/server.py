@@ -69,12 +69,7 @@ def serve(settings: ServeSettings, bound: socket.socket) -> None:
 
 
 def _serve_here(settings: ServeSettings, bound: socket.socket) -> None:
-    scorer = Scorer(
-        settings.folder,
-        backend=settings.backend,
-        on_unknown=settings.on_unknown,
-        threads=settings.dense_threads,
-    )
+    scorer = Scorer(settings.folder, backend=settings.backend, on_unknown=settings.on_unknown)
     if scorer.dense.kind == "pt2":
         import torch
 

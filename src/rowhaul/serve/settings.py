@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from rowhaul.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
-_MOST_DENSE_THREADS = 4
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # variable: where several processes count together
 
 
@@ -54,11 +53,6 @@ class ServeSettings:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.timeout_seconds > 0:
             raise ConfigError(f"timeout_seconds must be more than 0, got {self.timeout_seconds!r}")
-
-    @property
-    def dense_threads(self) -> int:
-        """Threads that one request may use for the dense part, where they have nothing else to do."""
-        return min(_MOST_DENSE_THREADS, len(os.sched_getaffinity(0)))
 
     @property
     def num_threads(self) -> int:
