@@ -6,7 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-NOT_BENCHMARKS = {"same_bits.py", "run_all.py", "report.py", "datasets.py", "torchrec_peer.py"}
+NOT_BENCHMARKS = {
+    "same_bits.py",
+    "run_all.py",
+    "report.py",
+    "datasets.py",
+    "torchrec_peer.py",
+    "serving_peer.py",
+}
 MADE_BY_ITSELF = ".venv-torchrec/installed"  # by a benchmark that is run by itself
 NEEDS = {"torchrec_colocated.py": MADE_BY_ITSELF, "peers.py": MADE_BY_ITSELF}
 ARGUMENTS = {"papers.py": ["--quick"], "memory.py": ["--quick"]}  # whole, they take long

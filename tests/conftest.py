@@ -64,3 +64,14 @@ def log_folder(tmp_path_factory, log_schema):
         pq.write_table(click_log(3000, part), folder / f"part-{part}.parquet", row_group_size=700)
     pq.write_table(click_log(2000, 7), folder / "test" / "part-0.parquet")
     return folder
+
+
+@pytest.fixture(scope="session")
+def served_run(tmp_path_factory, log_folder, log_schema):
+    """A run, and a folder to serve it from with both kinds of graphs; copy what you change."""
+    from served_models import serve, train
+
+    folder = tmp_path_factory.mktemp("served")
+    run = train(folder / "run", log_folder, log_schema)
+    serve(run, folder / "served", dense=("onnx", "pt2"))
+    return run, folder / "served"

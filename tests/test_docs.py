@@ -24,6 +24,7 @@ CHAINS = [
     ["docs/memory-budget.md"],
     ["docs/row-precision.md"],
     ["docs/your-parquet.md", "docs/checkpoints.md"],
+    ["docs/serving.md", "docs/row-file.md"],
     ["docs/models.md"],
     ["docs/data.md"],
     ["docs/generator.md"],

@@ -69,7 +69,14 @@ TABLE = {
         {"cluster", "data", "runtime", "schedule", "simulate", "train"},
         {"numpy", "torch", "matplotlib"},
     ),
-    "export": ({"checkpoint", "store", "data", "train"}, {*ARRAYS, "torch", "pyarrow", "safetensors"}),
+    "export": (
+        {"checkpoint", "store", "data", "train", "nn", "serve"},
+        {*ARRAYS, "torch", "pyarrow", "safetensors", "redis"},
+    ),
+    "serve": (
+        {"data", "store"},
+        {*ARRAYS, "torch", "pyarrow", "prometheus_client", "fastapi", "starlette", "uvicorn", "onnxruntime"},
+    ),
     "sizing": (
         {
             "data",
@@ -99,6 +106,7 @@ TABLE = {
                 "pruning",
                 "budget",
                 "export",
+                "serve",
                 "sizing",
                 "verify",
                 "monitoring",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rowhaul import optim as optim
     from rowhaul import pruning as pruning
     from rowhaul import schedule as schedule
+    from rowhaul import serve as serve
     from rowhaul import simulate as simulate
     from rowhaul import store as store
     from rowhaul import train as train
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from rowhaul.train.distributed import save_checkpoint as save_checkpoint
 
 _EXPORTS = {
-    "": "checkpoint cluster data database errors nn optim pruning schedule simulate store train",
+    "": "checkpoint cluster data database errors nn optim pruning schedule serve simulate store train",
     "data.schema": "Schema",
     "data.stream": "SampleStream",
     "database": "DatabaseBags DenseSum DistributedEmbeddingDatabase EmbeddingDatabase",

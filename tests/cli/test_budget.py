@@ -83,7 +83,7 @@ def test_it_is_evaluated_predicted_and_exported(trained, rowhaul, log_folder, tm
     assert code == 0, errors
     auc = printed.partition("AUC ")[2].split()[0].rstrip(",")
     assert auc in evaluated
-    code, _, errors = rowhaul("export", out, "--to", tmp_path / "exported")
+    code, _, errors = rowhaul("export", out, "--out", tmp_path / "exported")
     assert code == 0, errors
     code, _, errors = rowhaul("evaluate", tmp_path / "exported", "--data", log_folder / "test")
     assert code == 0, errors

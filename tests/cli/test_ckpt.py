@@ -66,7 +66,7 @@ def test_ls_verify_names_the_damaged_file(rowhaul, trained, tmp_path):
     assert code == 2
     assert "1 file of 6 damaged" in out
     assert f"{path} is damaged" in out
-    code, out, err = rowhaul("export", tmp_path / "run", "--to", tmp_path / "x")
+    code, out, err = rowhaul("export", tmp_path / "run", "--out", tmp_path / "x")
     assert code == 2
     assert path.name in err
     assert [one.name for one in tmp_path.iterdir()] == ["run"]
@@ -121,7 +121,7 @@ def test_bad_arguments_of_cat_are_named(rowhaul, trained):
 
 def test_an_exported_model_serves_what_predict_predicts(rowhaul, trained, loaded, log_folder, tmp_path):
     """Rows and weights from the exported files alone, and from the model only its arithmetic."""
-    code, out, _ = rowhaul("export", trained, "--to", tmp_path / "x")
+    code, out, _ = rowhaul("export", trained, "--out", tmp_path / "x")
     assert code == 0
     assert "read back and equal" in out
     manifest = json.loads((tmp_path / "x" / "export.json").read_text())
@@ -185,7 +185,7 @@ def test_ctrl_c_during_an_export_leaves_nothing(tmp_path):
     with CheckpointWriter(tmp_path / "c") as writer:
         rows = np.zeros((num_rows, 16), np.float32)
         writer.table("t", [(np.arange(num_rows), rows)], dim=16, state_width=0, dtype="float32")
-    command = [sys.executable, "-m", "rowhaul", "export", tmp_path / "c", "--to", tmp_path / "x"]
+    command = [sys.executable, "-m", "rowhaul", "export", tmp_path / "c", "--out", tmp_path / "x"]
     process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         began = time.monotonic()
@@ -201,7 +201,7 @@ def test_ctrl_c_during_an_export_leaves_nothing(tmp_path):
 
 
 def test_parquet_of_an_export_is_a_plain_table(rowhaul, trained, tmp_path):
-    assert rowhaul("ckpt", "export", trained, "--to", tmp_path / "x", "--table", "user", "--state")[0] == 0
+    assert rowhaul("ckpt", "export", trained, "--out", tmp_path / "x", "--table", "user", "--state")[0] == 0
     (path,) = (tmp_path / "x" / "tables").iterdir()
     assert pq.read_schema(path).remove_metadata() == pa.schema(
         [

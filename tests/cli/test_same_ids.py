@@ -60,7 +60,7 @@ def test_ids_of_another_kind_are_refused_wherever_they_come(rowhaul, rows, tmp_p
     trained_from_csv(rowhaul, rows, tmp_path, "texts.yaml")
     run, data = tmp_path / "run", ("--data", rows / "log.parquet")
     export = tmp_path / "exported"
-    assert rowhaul("export", run, "--to", export)[0] == 0
+    assert rowhaul("export", run, "--out", export)[0] == 0
     for command in (
         ("evaluate", run, *data),
         ("evaluate", export, *data),

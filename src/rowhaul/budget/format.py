@@ -21,6 +21,7 @@ from rowhaul.errors import CheckpointError
 from rowhaul.store.packed_rows import PackedRows
 from rowhaul.store.packing import RowPacking
 from rowhaul.store.row_parts import Arrays, FoundRow, Int64s, RowShape
+from rowhaul.store.served_rows import ServedRows
 from rowhaul.store.whole_rows import WholeRows
 
 
@@ -135,6 +136,10 @@ class SlotRows(WholeRows):
     def exported_file(self, table: Any) -> Any:
         """Return the layout of an exported table."""
         return exported(self, table)
+
+    def served_rows(self, reader: Any, table: str) -> ServedRows:
+        """Return a checkpoint's table as a file to serve from takes it, with what finds the rows of ids."""
+        return replace(super().served_rows(reader, table), slots=saved.places_of(reader, table))
 
     def export_note(self, tables: Sequence[Any]) -> str:
         """Explain names of rows."""

@@ -12,6 +12,7 @@ from rowhaul.budget.maps import SlotMaps
 from rowhaul.budget.settings import BudgetSettings
 from rowhaul.budget.slots import Int64s, SlotMap
 from rowhaul.errors import CheckpointError
+from rowhaul.store.served_rows import SlotPlaces
 
 FACT = "budget"  # of a checkpoint's facts: how its rows were chosen
 FILE = "budget"  # of the maps
@@ -60,6 +61,22 @@ def saved_map(reader: Any, table: str) -> tuple[SlotMap, int]:
     }
     names = fact["tables"][number]
     return SlotMap.from_state(names, fact["seed"], settings_of(fact), arrays), names.index(table)
+
+
+def places_of(reader: Any, table: str) -> SlotPlaces:
+    """Return what finds the rows of a checkpoint's table in a file to serve from."""
+    found, position = saved_map(reader, table)
+    arrays, shared = found.finding(), found.shared_sizes
+    return SlotPlaces(
+        found.names,
+        arrays["marks"],
+        arrays["owners"],
+        position,
+        int(found.seeds[position]),
+        int(shared[:position].sum()),
+        int(shared[position]),
+        int(shared.sum()),
+    )
 
 
 def names_of_ids(reader: Any, table: str, ids: Int64s) -> Int64s:

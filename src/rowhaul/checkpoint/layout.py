@@ -22,8 +22,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-import xxhash
-
+from rowhaul._manifest import checksum_agrees
 from rowhaul.checkpoint.location import Place, as_place, storage_of
 from rowhaul.errors import CheckpointError, DamagedCheckpointError
 
@@ -31,7 +30,6 @@ MANIFEST_FILE = "manifest.json"
 FORMAT = "rowhaul-checkpoint"
 VERSION = 1
 LAYOUT, SCHEDULE = "layout-", "schedule."  # files that only the cluster that saved can use
-_CHECKSUM = "xxh3"  # of the manifest itself
 _STEP_FOLDER = re.compile(r"step-(\d{9,})")
 
 
@@ -85,18 +83,6 @@ def remove_unfinished(folder: str | Place) -> None:
     storage_of(root).remove_leftovers(root, MANIFEST_FILE)
 
 
-def write_manifest(manifest: Mapping[str, Any]) -> bytes:
-    """Return a manifest as text, with a checksum of its own."""
-    plain = json.loads(json.dumps(manifest))  # as it will be read
-    whole = {**plain, _CHECKSUM: _digest(plain)}
-    return json.dumps(whole, indent=1, ensure_ascii=False).encode()
-
-
-def _digest(manifest: Mapping[str, Any]) -> str:
-    rest = {name: entry for name, entry in manifest.items() if name != _CHECKSUM}
-    return xxhash.xxh3_64_hexdigest(json.dumps(rest, sort_keys=True).encode())
-
-
 def read_manifest(
     path: Place, version: tuple[str, int], entries: Set[str], *, of: str, hint: str, instead: str
 ) -> dict[str, Any]:
@@ -116,7 +102,7 @@ def read_manifest(
         raise DamagedCheckpointError(f"{path} is damaged: {error}; {instead}") from None
     if not isinstance(manifest, dict) or not manifest.keys() >= entries | {"format", "version"}:
         raise DamagedCheckpointError(f"{path} is damaged: entries are missing; {instead}")
-    if manifest.get(_CHECKSUM, "") not in ("", _digest(manifest)):  # older versions wrote none
+    if not checksum_agrees(manifest):  # older versions wrote none
         raise DamagedCheckpointError(f"{path} is damaged: its checksum differs; {instead}")
     if (manifest["format"], manifest["version"]) != version:
         raise CheckpointError(

@@ -8,13 +8,13 @@ from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any
 
+from rowhaul._manifest import write_manifest
 from rowhaul.checkpoint.layout import (
     FORMAT,
     MANIFEST_FILE,
     VERSION,
     TableEntry,
     unfinished_folder,
-    write_manifest,
 )
 from rowhaul.checkpoint.location import Place, as_place, storage_of
 from rowhaul.checkpoint.shard import Shard, ShardWriter

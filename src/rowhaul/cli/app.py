@@ -22,6 +22,7 @@ from rowhaul.cli.plan.command import plan
 from rowhaul.cli.prepare import prepare
 from rowhaul.cli.progress import EXIT_INTERRUPTED, is_interruption
 from rowhaul.cli.report import report
+from rowhaul.cli.serve import serve
 from rowhaul.cli.simulate.command import simulate
 from rowhaul.cli.size.command import size
 from rowhaul.cli.train import train
@@ -34,7 +35,7 @@ EXIT_ERROR = 2
 app = typer.Typer(
     no_args_is_help=True, invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False
 )
-_RUNS = (demo, generate, prepare, train, report, evaluate, predict, export)
+_RUNS = (demo, generate, prepare, train, report, evaluate, predict, export, serve)
 _ALL = (*_RUNS, size, plan, simulate, verify, doctor, netcheck)
 for command in _ALL:
     epilog = "Every option is explained in docs/simulate.md." if command is simulate else None

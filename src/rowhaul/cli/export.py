@@ -3,39 +3,111 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from rowhaul.cli.console import bytes_text, console, counted, plain_table, say
 from rowhaul.cli.progress import progress_bar
 
+if TYPE_CHECKING:
+    from rowhaul.checkpoint import CheckpointReader
+
 
 def export(
     path: str = typer.Argument(
         ..., help="The --out of a `train`: its newest checkpoint; or a checkpoint, folder or URL."
     ),
-    to: Path = typer.Option(..., "--to", help="New folder to write."),
+    out: str | None = typer.Option(None, "--out", help="New folder to write; or redis://HOST/NUMBER."),
+    dense: list[str] = typer.Option(
+        [],
+        "--dense",
+        help="Write a folder that `rowhaul serve` takes: all rows in one file, the rest of the model as a "
+        "graph, onnx or pt2 (torch.export); repeatable.",
+    ),
     format: str = typer.Option("parquet", "--format", help="Of the tables: parquet, safetensors or npz."),
     table: list[str] = typer.Option([], "--table", help="Export only this table; repeatable."),
     state: bool = typer.Option(False, "--state", help="Include the optimizer state of every row."),
     whole: bool = typer.Option(
         False, "--whole", help="Write pruned rows in full, with zeros where pruned, instead of stored chunks."
     ),
+    to: str | None = typer.Option(None, "--to", hidden=True, help="The old name of --out."),
 ) -> None:
     """Write tables as keys and vectors, and dense weights as safetensors; read all back and compare.
 
-    Pruned tables export only stored chunks. `rowhaul evaluate` and `predict` take the folder like a run.
+    Pruned tables export only stored chunks. `rowhaul evaluate` and `predict` take the folder like a run. With
+    --dense: a folder to serve from, whose logits are compared with the model's own.
     """
-    from rowhaul.export.export import export as export_checkpoint
+    from rowhaul.errors import ConfigError
     from rowhaul.train.run_folder import open_saved
 
+    place = out if out is not None else to
+    if place is None:
+        raise ConfigError("export needs --out: the folder to write")
+    if out is None:
+        typer.echo("--to is now called --out, as in the other commands", err=True)
+    if dense and (format != "parquet" or table or state or whole):
+        raise ConfigError(
+            "--dense writes a folder to serve from, with all rows and without state; --format, --table, "
+            "--state and --whole are for tables in files of their own: export twice"
+        )
+    is_redis = place.startswith(("redis://", "rediss://", "unix://"))
+    if is_redis and (dense or format != "parquet" or state):
+        raise ConfigError("rows in Redis are whole vectors; leave out --dense, --format and --state")
     reader = open_saved(path)
+    if is_redis:
+        _export_to_redis(reader, place, table)
+    elif dense:
+        _export_served(reader, Path(place), dense)
+    else:
+        _export_tables(reader, Path(place), format, table, state, whole)
+
+
+def _export_served(reader: CheckpointReader, out: Path, dense: list[str]) -> None:
+    from rowhaul.export.serving.folder import export_served
+
+    with progress_bar("exporting", "nothing was written") as progress:
+        made = export_served(reader, out, dense=dense, progress=progress)
+    shown = plain_table("file", "size")
+    for name, size in made.sizes.items():
+        shown.add_row(name, bytes_text(size))
+    console.print(shown, highlight=False)
+    found = made.comparison
+    largest = ", ".join(f"{value:.1e} ({kind})" for kind, value in found.differences.items())
+    samples = f"{found.num_samples:,} samples {'of the run' if found.is_real else 'made from trained ids'}"
+    say(
+        f"Logits of {samples}, {found.num_unseen:,} unseen ids among them, compared with predict: the "
+        f"largest difference is {largest}."
+    )
+    say(
+        f"Exported {reader.path} to {out}: {counted(sum(made.num_rows.values()), 'row')} of "
+        f"{counted(len(made.num_rows), 'table')}. Serve it: rowhaul serve {out} --port 8080"
+    )
+
+
+def _export_to_redis(reader: CheckpointReader, url: str, tables: list[str]) -> None:
+    from rowhaul.export.redis import export_to_redis
+
+    with progress_bar("exporting", "rows written so far stay in Redis") as progress:
+        made = export_to_redis(reader, url, tables=tables, progress=progress)
+    say(
+        f"Exported {reader.path} to Redis: {counted(made.num_rows, 'row')} of "
+        f"{counted(len(made.tables), 'table')} under {made.prefix}, read back and equal to the bit. "
+        f"GET {made.prefix}about says how to read them."
+    )
+
+
+def _export_tables(
+    reader: CheckpointReader, out: Path, format: str, tables: list[str], state: bool, whole: bool
+) -> None:
+    from rowhaul.export.export import export as export_checkpoint
+
     with progress_bar("exporting", "nothing was written") as progress:
         made = export_checkpoint(
             reader,
-            to,
+            out,
             format=format,
-            tables=table,
+            tables=tables,
             with_state=state,
             whole_rows=whole,
             progress=lambda done, total: progress(done // 2, total // 2),  # written, then read back
@@ -54,8 +126,8 @@ def export(
             f"{counted(left_out, 'more row')} without any stored chunk left out: like every key that is not "
             "in the export, they read as zeros."
         )
-    dense = f" and {counted(len(made.dense), 'dense weight')}" if made.dense else ""
+    weights = f" and {counted(len(made.dense), 'dense weight')}" if made.dense else ""
     say(
-        f"Exported {reader.path} to {to}: {counted(len(made.tables), 'table')}{dense}, read back and equal "
-        f"to the bit. {to}/README.md explains how to read them."
+        f"Exported {reader.path} to {out}: {counted(len(made.tables), 'table')}{weights}, read back and "
+        f"equal to the bit. {out}/README.md explains how to read them."
     )

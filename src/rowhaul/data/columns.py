@@ -26,6 +26,13 @@ Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 
+_INT64 = pa.int64().id
+_VIEWED: dict[int, type[Any]] = {
+    _INT64: np.int64,
+    pa.float32().id: np.float32,
+    pa.float64().id: np.float64,
+}
+
 
 @dataclass(frozen=True)
 class Ids:
@@ -75,9 +82,9 @@ def check_columns(
     for name in schema.column_names(with_label):
         check_present(name, found.names, path)
     for dense in schema.dense:
-        if not _is_number(found.field(dense.name).type):
+        if not is_number(found.field(dense.name).type):
             raise _wrong_type(path, dense.name, found, "a dense column holds numbers or booleans")
-    if with_label and schema.label is not None and not _is_number(found.field(schema.label.name).type):
+    if with_label and schema.label is not None and not is_number(found.field(schema.label.name).type):
         raise _wrong_type(path, schema.label.name, found, "a label is a number or a boolean")
     kinds = {name: id_kind(found.field(name).type) for name in schema.features}
     for name, kind in kinds.items():
@@ -103,6 +110,12 @@ def check_columns(
 
 def decode_ids(column: pa.Array, seed: int = 0) -> Ids:
     """Integers as they are (uint64 by its bits), strings hashed; a null is no id, a list several."""
+    if column.type.id == _INT64:
+        values = _viewed(column, np.int64)
+        if not column.null_count:
+            return Ids(values, None)
+        valid = _valid(column)
+        return Ids(values[valid], offsets_of(valid))
     if is_list(column.type):
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
         elements = decode_ids(column.flatten(), seed)
@@ -128,10 +141,15 @@ def decode_dense(rows: pa.RecordBatch, wanted: Sequence[DenseColumn], origin: Or
                 f"{origin.at(row)}: dense column {what.name!r} is {column[row].as_py()}; a finite float32 is "
                 "needed (null for a missing number)"
             )
-        if what.transform == "log1p":
-            numbers = np.log1p(np.maximum(numbers, np.float32(0)))
-        dense[:, position] = numbers
+        dense[:, position] = transformed(numbers, what)
     return dense
+
+
+def transformed(numbers: Float32s, wanted: DenseColumn) -> Float32s:
+    """Apply the transform of a dense column."""
+    if wanted.transform == "log1p":
+        return np.log1p(np.maximum(numbers, np.float32(0)))
+    return numbers
 
 
 def dense_numbers(column: pa.Array) -> tuple[Float32s, Mask]:
@@ -185,6 +203,9 @@ def _keys(column: pa.Array, seed: int) -> Int64s:
 
 def _numbers(column: pa.Array) -> npt.NDArray[Any]:
     """The numbers of a column, nulls as 0."""
+    if (dtype := _VIEWED.get(column.type.id)) is not None:
+        values = _viewed(column, dtype)
+        return np.where(_valid(column), values, dtype(0)) if column.null_count else values
     if pa.types.is_null(column.type):
         return np.zeros(len(column), np.float32)
     if pa.types.is_decimal(column.type):
@@ -197,6 +218,21 @@ def _numbers(column: pa.Array) -> npt.NDArray[Any]:
     numbers = np.zeros(len(column), column.type.to_pandas_dtype())
     numbers[valid] = column.drop_null().to_numpy(zero_copy_only=False)
     return numbers
+
+
+def _viewed(column: pa.Array, dtype: type[Any]) -> npt.NDArray[Any]:
+    """The values of a column as they lie in memory, whatever is where it is null."""
+    buffer = column.buffers()[1]
+    if buffer is None:
+        return np.zeros(len(column), dtype)
+    return np.frombuffer(buffer, dtype)[column.offset : column.offset + len(column)]
+
+
+def _valid(column: pa.Array) -> Mask:
+    """Where a column is not null, from its bits: Arrow's own functions take many times as long to begin."""
+    end = column.offset + len(column)
+    bits = np.unpackbits(np.frombuffer(column.buffers()[0], np.uint8), count=end, bitorder="little")
+    return bits[column.offset :].astype(np.bool_)
 
 
 def offsets_of(lengths: npt.NDArray[Any]) -> Int64s:
@@ -227,10 +263,11 @@ def is_list(kind: pa.DataType) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def _is_number(kind: pa.DataType) -> bool:
+def is_number(kind: pa.DataType) -> bool:
+    """Whether a column of a type can be dense numbers or labels."""
     types = pa.types
     numbers = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_null)
-    return any(is_number(kind) for is_number in numbers)
+    return any(is_one(kind) for is_one in numbers)
 
 
 def check_present(name: str, found: Sequence[str], where: object) -> None:

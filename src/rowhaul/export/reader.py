@@ -42,7 +42,7 @@ class ExportReader:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        path, hint = self.path / MANIFEST_FILE, "give the --to of a `rowhaul export`"
+        path, hint = self.path / MANIFEST_FILE, "give the --out of a `rowhaul export`"
         manifest = read_manifest(
             path, (FORMAT, VERSION), _ENTRIES, of="export", hint=hint, instead="export again"
         )

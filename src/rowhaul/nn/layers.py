@@ -64,8 +64,12 @@ class LayerFactory:
 
 
 class PairwiseDots(nn.Module):
-    """Dot products of every two of a sample's vectors: the strictly lower triangle, row by row."""
+    """Dot products of every two of a sample's vectors: the strictly lower triangle, row by row.
 
+    ``in_slices`` copies the triangle row by row: ONNX Runtime takes longer to pick its columns one by one.
+    """
+
+    in_slices = False
     lower: Tensor
     pair_of: Tensor
 
@@ -80,8 +84,17 @@ class PairwiseDots(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         """From samples x vectors x dim to samples x pairs."""
+        if self.in_slices:
+            square, size = _products(vectors).flatten(1), vectors.shape[1]
+            return torch.cat([square[:, row * size : row * size + row] for row in range(1, size)], dim=1)
         dots: Tensor = _LowerTriangleDots.apply(vectors, self.lower, self.pair_of)  # type: ignore[no-untyped-call]  # torch's apply has no types
         return dots
+
+
+def _products(vectors: Tensor) -> Tensor:
+    """Dot products of all vectors of a sample."""
+    # A copy, since OpenBLAS (PyTorch's on ARM) multiplies strided batches ten times as slowly.
+    return torch.bmm(vectors, vectors.transpose(1, 2).contiguous())
 
 
 class _LowerTriangleDots(torch.autograd.Function):
@@ -93,9 +106,7 @@ class _LowerTriangleDots(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, lower: Tensor, pair_of: Tensor) -> Tensor:
         ctx.save_for_backward(vectors, pair_of)
-        # A copy, since OpenBLAS (PyTorch's on ARM) multiplies strided batches ten times as slowly.
-        square = torch.bmm(vectors, vectors.transpose(1, 2).contiguous())
-        return square.flatten(1).index_select(1, lower)
+        return _products(vectors).flatten(1).index_select(1, lower)
 
     @staticmethod
     @once_differentiable
@@ -117,7 +128,7 @@ def split_linear_column(pooled: Tensor, widths: Sequence[int]) -> tuple[Tensor, 
     Returns:
         embeddings: samples x sum(width - 1), and linear weights: samples x features.
     """
-    samples, features = len(pooled), len(widths)
+    samples, features = pooled.shape[0], len(widths)  # not len(): it would fix the size of exported graphs
     if len(set(widths)) == 1:
         blocks = pooled.reshape(samples, features, widths[0])
         embeddings, linear = torch.split_with_sizes(blocks, [widths[0] - 1, 1], dim=2)

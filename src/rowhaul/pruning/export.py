@@ -20,6 +20,7 @@ from rowhaul.optim import row_optimizer
 from rowhaul.pruning.deciding.room import RowCut
 from rowhaul.store import row_parts
 from rowhaul.store.row_parts import Arrays, ExportFile, Int64s, Parts
+from rowhaul.store.served_rows import Cut, RecordBlock, ServedRows
 
 _READ_ARRAYS = """
 keys, values, starts, columns = (table[name] for name in ("keys", "values", "starts", "columns"))
@@ -234,6 +235,29 @@ def lay_out(reader: Any, table: str, with_state: bool) -> ChunkedFile:
         num_state=int(by_place @ cut.state_widths),
         rows_left_out=entry.num_rows - num_rows,
     )
+
+
+def served_rows(reader: Any, table: str) -> ServedRows:
+    """Return a checkpoint's table as a file to serve from takes it: a mask, then the stored values."""
+    layout = lay_out(reader, table, with_state=False)
+    cut = Cut(np.array(layout.starts, np.int64), np.array(layout.cut, np.int64))
+
+    def records() -> Iterator[RecordBlock]:
+        for block in layout.blocks(reader.blocks(table)):
+            values = layout.lengths(block)["values"] * np.dtype(layout.dtype).itemsize
+            lengths = cut.mask_bytes + values
+            masks = np.zeros((len(lengths), cut.mask_bytes), np.uint8)
+            masks[:, : block["masks"].shape[1]] = block["masks"]
+            data, is_mask = np.empty(int(lengths.sum()), np.uint8), np.zeros(int(lengths.sum()), np.bool_)
+            is_mask[(np.cumsum(lengths) - lengths)[:, None] + np.arange(cut.mask_bytes)] = True
+            data[is_mask] = masks.reshape(-1)
+            data[~is_mask] = np.ascontiguousarray(block["values"]).view(np.uint8)
+            yield RecordBlock(block["keys"], lengths, data)
+
+    def keys() -> Iterator[Int64s]:
+        return (block.keys for block in records())  # rows that hold nothing are not served
+
+    return ServedRows(layout.dim, layout.dtype, layout.num_rows, 0, keys, records, True, cut)
 
 
 def explain(tables: Sequence[Any]) -> str:

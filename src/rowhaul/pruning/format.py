@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rowhaul.errors import CheckpointError
 from rowhaul.pruning import checkpoint
 from rowhaul.pruning.comparison import aligned, empty_block
-from rowhaul.pruning.export import READING, ChunkedFile, explain, lay_out
+from rowhaul.pruning.export import READING, ChunkedFile, explain, lay_out, served_rows
 from rowhaul.pruning.merging import ChunkMerging
 from rowhaul.pruning.sizing import ChunkEstimate
 from rowhaul.store.row_format import RowFormat
@@ -148,6 +148,7 @@ class ChunkedRows(RowFormat):
     load_export = staticmethod(checkpoint.load_export)
     export_file = staticmethod(lay_out)
     exported_file = staticmethod(ChunkedFile.from_details)
+    served_rows = staticmethod(served_rows)
     export_note = staticmethod(explain)
     empty = staticmethod(empty_block)
     align = aligned

@@ -84,6 +84,15 @@ class PackedRows(WholeRows):
         """Lay out the export of a checkpoint's table: float32 values."""
         return decoded_file(self, reader, table, with_state)
 
+    def served_type(self, dtype: str) -> str:
+        """Name the type of the values in a file to serve from."""
+        return self.packing(2, 0).row_dtype
+
+    def served_values(self, block: Arrays, dim: int) -> npt.NDArray[Any]:
+        """Return packed values, with their scale where they have one."""
+        none = np.empty((len(block["keys"]), 0), np.float32)
+        return self.packing(dim, 0).join(Parts(block["values"], block.get("scales"), none))
+
     def empty(self, layout: Any, table: str) -> Arrays:
         """Return a block without rows."""
         dim = next(spec.dim for spec in layout.specs if spec.name == table)

@@ -79,7 +79,8 @@ def unpack_row(target, row, dim, like):
 
 
 @register_jitable
-def _add_packed(target, row, dim, factor, like):
+def add_packed(target, row, dim, factor, like):
+    """Add the values of a packed row, times a factor, to those at an address."""
     scale, size, whole = _scale_of(row, dim, like), packed_size(like), dim - dim % 8
     for k in range(0, whole, 8):
         add_eight(target + 4 * k, row + k * size, scale, factor, like)
@@ -177,7 +178,7 @@ def sum_packed(gradients, sums, like):
         clear_row(target, dim, float32(0))
         for worker in range(gradients.shape[1]):
             if gradients[s, worker] != 0:
-                _add_packed(target, gradients[s, worker], dim, one, like)
+                add_packed(target, gradients[s, worker], dim, one, like)
 
 
 @register_jitable
@@ -282,7 +283,7 @@ def pool_packed(
                     if is_first:
                         unpack_row(target, row, dim, like)
                     else:
-                        _add_packed(target, row, dim, factor, like)
+                        add_packed(target, row, dim, factor, like)
                 else:
                     spare = memory_at(spare_address + (-1 - location) * 4 * dim, dim, out.dtype)
                     for k in range(dim):

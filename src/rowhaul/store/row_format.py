@@ -27,6 +27,7 @@ from rowhaul.store.row_parts import (
     RowEstimate,
     RowShape,
 )
+from rowhaul.store.served_rows import ServedRows
 
 ROW_FORMATS = {
     "whole": "rowhaul.store.whole_rows:WholeRows",
@@ -147,6 +148,10 @@ class RowFormat(ABC):
     def exported_as(self) -> str:
         """The format of exported rows."""
         return self.name
+
+    @abstractmethod
+    def served_rows(self, reader: Any, table: str) -> ServedRows:
+        """Return a checkpoint's table as a file to serve from takes it."""
 
     def export_note(self, tables: Sequence[Any]) -> str:
         """Explain exported tables to people; empty: nothing special."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from rowhaul.store import row_parts
 from rowhaul.store.footprint import index_bytes, records_bytes
 from rowhaul.store.row_format import RowFormat
 from rowhaul.store.row_parts import Arrays, ExportFile, FoundRow, Int64s, Lines, Parts, RowEstimate, RowShape
+from rowhaul.store.served_rows import RecordBlock, ServedRows, equal_records
 
 
 class WholeRows(RowFormat):
@@ -114,6 +116,26 @@ keys, values = table["keys"], table["values"]""",
     def exported_file(self, table: Any) -> WholeFile:
         """Return the layout of an exported table."""
         return self._file(table, table.state_width)
+
+    def served_rows(self, reader: Any, table: str) -> ServedRows:
+        """Return a checkpoint's table as a file to serve from takes it: its values, without state."""
+        entry = reader.tables[table]
+
+        def records() -> Iterator[RecordBlock]:
+            blocks = reader.blocks(table)
+            return (equal_records(block["keys"], self.served_values(block, entry.dim)) for block in blocks)
+
+        size, _ = self.wire_bytes(entry.dim, 0, entry.dtype)
+        keys = partial(reader.keys, table)
+        return ServedRows(entry.dim, self.served_type(entry.dtype), entry.num_rows, size, keys, records)
+
+    def served_type(self, dtype: str) -> str:
+        """Name the type of the values in a file to serve from, where rows are trained in ``dtype``."""
+        return str(self.value_dtype(dtype))
+
+    def served_values(self, block: Arrays, dim: int) -> npt.NDArray[Any]:
+        """Return what a file to serve from has of each row of a block."""
+        return block["values"]
 
     def _file(self, table: Any, state_width: int) -> WholeFile:
         dtype = self.value_dtype(table.dtype)

@@ -54,6 +54,18 @@ class RecommendationModel(nn.Module):
         """Columns that a row needs for embeddings of this size."""
         return embedding_dim
 
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits, one per sample."""
+        pooled, dense = self.read(batch)
+        return self.logits(pooled, dense, batch.index)
+
+    def logits(self, pooled: Tensor, dense: Tensor, index: Tensor) -> Tensor:
+        """Logits from what `read` returns: the part of a model that has no rows.
+
+        ``index`` are the global indices of the samples, which only dropout reads.
+        """
+        raise NotImplementedError(f"{type(self).__name__} says neither how to make logits nor forward")
+
     def read(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Pooled rows (samples x sum of widths) and dense columns, both of the rows' type."""
         num_dense = batch.dense.shape[1]

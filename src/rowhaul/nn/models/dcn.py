@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from rowhaul.errors import ConfigError
-from rowhaul.nn.batch import Batch
 from rowhaul.nn.layers import LayerFactory
 from rowhaul.nn.models.base import MLPOptions, RecommendationModel
 
@@ -63,11 +62,10 @@ class DeepAndCross(RecommendationModel):
         self.deep = layers.mlp(inputs, options.hidden, options.dropout)
         self.out = layers.linear(inputs + (inputs, *options.hidden)[-1], 1)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def logits(self, pooled: Tensor, dense: Tensor, index: Tensor) -> Tensor:
         """Logits, one per sample."""
-        pooled, dense = self.read(batch)
         inputs = torch.cat([pooled, dense], dim=1)
-        deep = self.deep(inputs, batch.index)
+        deep = self.deep(inputs, index)
         logits: Tensor = self.out(torch.cat([self._crossed(inputs), deep], dim=1)).squeeze(1)
         return logits
 

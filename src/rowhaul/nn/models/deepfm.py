@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from rowhaul.nn.batch import Batch
 from rowhaul.nn.models.base import MLPOptions
 from rowhaul.nn.models.wide_deep import WideAndDeep
 
@@ -31,12 +30,12 @@ class DeepFM(WideAndDeep):
         super().__init__(collection, num_dense, options, seed)
         self.embedding_dim = self.common_width() - 1
 
-    def forward(self, batch: Batch) -> Tensor:
+    def logits(self, pooled: Tensor, dense: Tensor, index: Tensor) -> Tensor:
         """Logits, one per sample."""
-        logits, embeddings = self.wide_and_deep(batch)
+        logits, embeddings = self.wide_and_deep(pooled, dense, index)
         return logits + self._second_order(embeddings)
 
     def _second_order(self, embeddings: Tensor) -> Tensor:
         """Σ_{i<j} ⟨v_i, v_j⟩ = (‖Σ v_i‖² − Σ ‖v_i‖²) / 2, in time linear in the features."""
-        total = embeddings.view(len(embeddings), len(self.features), self.embedding_dim).sum(1)
+        total = embeddings.view(embeddings.shape[0], len(self.features), self.embedding_dim).sum(1)
         return (total.square().sum(1) - embeddings.square().sum(1)) / 2

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from rowhaul.errors import ConfigError
-from rowhaul.nn.batch import Batch
 from rowhaul.nn.layers import LayerFactory, PairwiseDots
 from rowhaul.nn.models.base import RecommendationModel, check_dropout, checked_sizes
 
@@ -58,15 +57,14 @@ class DLRM(RecommendationModel):
         self.top = layers.mlp(inputs, options.top, options.dropout)
         self.out = layers.linear((inputs, *options.top)[-1], 1)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def logits(self, pooled: Tensor, dense: Tensor, index: Tensor) -> Tensor:
         """Logits, one per sample."""
-        pooled, dense = self.read(batch)
-        vectors = pooled.reshape(len(batch), len(self.features), self.embedding_dim)
+        vectors = pooled.reshape(pooled.shape[0], len(self.features), self.embedding_dim)
         if self.bottom is None:
             interactions = self.dots(vectors)
         else:
-            bottom = self.bottom(dense, batch.index)
+            bottom = self.bottom(dense, index)
             dots = self.dots(torch.cat([bottom.unsqueeze(1), vectors], dim=1))
             interactions = torch.cat([bottom, dots], dim=1)
-        logits: Tensor = self.out(self.top(interactions, batch.index)).squeeze(1)
+        logits: Tensor = self.out(self.top(interactions, index)).squeeze(1)
         return logits

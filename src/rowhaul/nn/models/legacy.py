@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rowhaul.nn.batch import Batch
 from rowhaul.nn.layers import LayerFactory
 from rowhaul.nn.models.base import MLPOptions, RecommendationModel
 
@@ -38,9 +37,8 @@ class Legacy(RecommendationModel):
         self.mlp = layers.mlp(inputs, options.hidden, options.dropout)
         self.out = layers.linear((inputs, *options.hidden)[-1], 1)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def logits(self, pooled: Tensor, dense: Tensor, index: Tensor) -> Tensor:
         """Logits, one per sample."""
-        pooled, dense = self.read(batch)
         inputs = torch.cat([pooled, dense], dim=1) if self.use_dense else pooled
-        logits: Tensor = self.out(self.mlp(inputs, batch.index)).squeeze(1)
+        logits: Tensor = self.out(self.mlp(inputs, index)).squeeze(1)
         return logits

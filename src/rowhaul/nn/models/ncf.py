@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from rowhaul.errors import ConfigError
-from rowhaul.nn.batch import Batch
 from rowhaul.nn.layers import LayerFactory
 from rowhaul.nn.models.base import MLPOptions, RecommendationModel
 
@@ -65,12 +64,11 @@ class NeuMF(RecommendationModel):
         """One embedding for the factorisation, one for the MLP."""
         return 2 * embedding_dim
 
-    def forward(self, batch: Batch) -> Tensor:
+    def logits(self, pooled: Tensor, dense: Tensor, index: Tensor) -> Tensor:
         """Logits, one per sample."""
-        pooled, dense = self.read(batch)
         parts = list(torch.split_with_sizes(pooled, self.part_sizes, dim=1))
         second, first = (parts.pop(position) for position in reversed(self.factor_parts))
-        deep = self.mlp(torch.cat([*parts, dense], dim=1), batch.index)
+        deep = self.mlp(torch.cat([*parts, dense], dim=1), index)
         logits: Tensor = self.out(torch.cat([first * second, deep], dim=1)).squeeze(1)
         return logits
 

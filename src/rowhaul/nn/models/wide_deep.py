@@ -7,7 +7,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rowhaul.nn.batch import Batch
 from rowhaul.nn.layers import LayerFactory, split_linear_column
 from rowhaul.nn.models.base import MLPOptions, RecommendationModel
 
@@ -44,15 +43,14 @@ class WideAndDeep(RecommendationModel):
         """The embedding and the linear weight."""
         return embedding_dim + 1
 
-    def forward(self, batch: Batch) -> Tensor:
+    def logits(self, pooled: Tensor, dense: Tensor, index: Tensor) -> Tensor:
         """Logits, one per sample."""
-        return self.wide_and_deep(batch)[0]
+        return self.wide_and_deep(pooled, dense, index)[0]
 
-    def wide_and_deep(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def wide_and_deep(self, pooled: Tensor, dense: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """The linear part plus the MLP's, and the embeddings they read."""
-        pooled, dense = self.read(batch)
         embeddings, linear = split_linear_column(pooled, self.widths)
-        deep = self.deep(torch.cat([embeddings, dense], dim=1), batch.index)
+        deep = self.deep(torch.cat([embeddings, dense], dim=1), index)
         logits: Tensor = self.out(deep).squeeze(1) + linear.sum(1)
         if self.wide is not None:
             logits = logits + self.wide(dense).squeeze(1)

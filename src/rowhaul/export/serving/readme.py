@@ -1,0 +1,66 @@
+"""The page that a served folder explains itself with."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rowhaul.data.schema import Schema
+from rowhaul.serve.page import example_request
+
+
+def readme(manifest: dict[str, Any], schema: Schema) -> str:
+    """Return Markdown on what each file holds and how to use it."""
+    compared, features = manifest["compared"], manifest["features"]
+    largest = ", ".join(f"{value:.1e} ({kind})" for kind, value in compared["largest_differences"].items())
+    body = json.dumps(example_request(schema, manifest["key_kinds"]))
+    inputs = "`pooled` and `numbers`" if manifest["numbers"] else "`pooled`"
+    lines = [
+        "# A model to serve",
+        "",
+        f"Model: {manifest['model']}, trained for {manifest['step']:,} steps on "
+        f"{manifest['samples']:,} samples.",
+        f"Logits of {compared['samples']:,} samples, {compared['unseen_ids']:,} unseen ids among them, were "
+        f"compared with the trained model's: the largest difference is {largest}.",
+        "",
+        "| file | holds |",
+        "|---|---|",
+        "| `served.json` | what is what, with sizes and checksums (XXH3, 64 bits) |",
+        "| `schema.yaml` | the columns of a request |",
+        f"| `{manifest['rows']['file']}` | all rows, in one file to be mapped into memory |",
+        *(
+            f"| `{one['file']}` | {_GRAPHS[kind]}: {inputs} to `logits` |"
+            for kind, one in manifest["dense"].items()
+        ),
+        "",
+        "```",
+        "rowhaul serve . --port 8080",
+        f"curl -d '{body}' -H 'Content-Type: application/json' localhost:8080/score",
+        "```",
+        "",
+        "```python",
+        "from rowhaul.serve import Scorer",
+        "",
+        f'scores = Scorer(".").score(**{body})',
+        "```",
+        "",
+        f"Without Rowhaul: a sample's vector `pooled` has {manifest['width']} columns. Each id feature adds",
+        "the rows of its ids into columns of its own, from the first one named here on. How to find a row in",
+        "the file is described in Rowhaul's docs/row-file.md, with a reader in Python and one in C.",
+        "",
+        "| feature | table | first column |",
+        "|---|---|---|",
+        *(f"| {one['name']} | {one['table']} | {one['column']} |" for one in features),
+    ]
+    if manifest["numbers"]:
+        lines += ["", f"`numbers` has these columns: {', '.join(manifest['numbers'])}.", *_transforms(schema)]
+    lines += ["", "A score is `1 / (1 + exp(-logit))`."]
+    return "\n".join(lines) + "\n"
+
+
+_GRAPHS = {"onnx": "the rest of the model as ONNX", "pt2": "the rest of the model for `torch.export.load`"}
+
+
+def _transforms(schema: Schema) -> list[str]:
+    logs = [column.name for column in schema.dense if column.transform == "log1p"]
+    return [f"Of {', '.join(logs)} the graph expects `log(1 + max(x, 0))`."] if logs else []

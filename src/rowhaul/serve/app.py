@@ -1,0 +1,161 @@
+"""The HTTP application: requests are read in the event loop and scored in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.requests import ClientDisconnect
+
+from rowhaul import __version__
+from rowhaul.errors import RowhaulError
+from rowhaul.serve import bodies
+from rowhaul.serve.metrics import CONTENT_TYPE, ServeMetrics
+from rowhaul.serve.page import docs_page, openapi_request
+from rowhaul.serve.requests import RequestError
+from rowhaul.serve.scorer import Scored, Scorer
+from rowhaul.serve.settings import ServeSettings
+
+_RETRY_SECONDS = "1"
+_GONE = 499  # the client has closed the connection; nginx's number for it
+
+
+class RefusedError(Exception):
+    """A request that is answered by an error: its status, what is wrong, and with which field."""
+
+    def __init__(self, status: int, reason: str, field: str | None = None) -> None:
+        super().__init__(reason)
+        self.status, self.reason, self.field = status, reason, field
+
+    def response(self) -> Response:
+        """Return the answer."""
+        headers = {"Retry-After": _RETRY_SECONDS} if self.status == 503 else None
+        content = {"error": self.reason} | ({"field": self.field} if self.field is not None else {})
+        return JSONResponse(content, self.status, headers)
+
+
+class ScoreService:
+    """Scores requests in threads of this process."""
+
+    def __init__(self, scorer: Scorer, settings: ServeSettings, metrics: ServeMetrics) -> None:
+        self.scorer, self._settings, self._metrics = scorer, settings, metrics
+        self._pool = ThreadPoolExecutor(settings.num_threads, thread_name_prefix="rowhaul-score")
+        self._num_running = 0
+        metrics.model(scorer.step)
+
+    def close(self) -> None:
+        """End the threads, once what they do is done."""
+        self._pool.shutdown()
+
+    async def answer(self, request: Request) -> Response:
+        """Answer one request, and count it."""
+        began, response = time.perf_counter(), Response(status_code=500)
+        self._metrics.began()
+        try:
+            response = await self._answer(request)
+        except RefusedError as refusal:
+            response = refusal.response()
+        except ClientDisconnect:
+            response = Response(status_code=_GONE)  # nobody reads it; it is counted
+        finally:
+            self._metrics.ended(response.status_code, time.perf_counter() - began)
+        return response
+
+    async def _answer(self, request: Request) -> Response:
+        if self._num_running >= self._settings.max_waiting:
+            raise RefusedError(503, f"{self._num_running} requests are running or waiting; try again later")
+        self._num_running += 1
+        try:
+            body = await self._in_time(self._body(request), 408, "the body did not arrive")
+            headers = request.headers.get("content-type", ""), request.headers.get("accept", "")
+            loop = asyncio.get_running_loop()
+            scoring = loop.run_in_executor(self._pool, self._score, body, *headers)
+            content, kind = await self._in_time(scoring, 503, "it was not scored")
+        finally:
+            self._num_running -= 1
+        return Response(content, media_type=kind)
+
+    async def _in_time(self, work: Awaitable[Any], status: int, what: str) -> Any:
+        try:
+            return await asyncio.wait_for(work, self._settings.timeout_seconds)
+        except TimeoutError:
+            raise RefusedError(status, f"{what} within {self._settings.timeout_seconds:g} seconds") from None
+
+    async def _body(self, request: Request) -> bytes:
+        most = self._settings.max_body_bytes
+        too_large = RefusedError(
+            413, f"the body has more than {most:,} bytes; send fewer candidates at a time"
+        )
+        if int(request.headers.get("content-length", "0")) > most:
+            raise too_large
+        pieces, size = [], 0
+        async for piece in request.stream():
+            pieces.append(piece)
+            size += len(piece)
+            if size > most:
+                raise too_large
+        return b"".join(pieces)
+
+    def _score(self, body: bytes, content_type: str, accept: str) -> tuple[bytes, str]:
+        """Read, score and answer a request, in a thread."""
+        try:
+            shared, candidates = bodies.parse(body, content_type)
+            count, most = bodies.num_candidates(candidates), self._settings.max_candidates
+            if count > most:
+                raise RefusedError(
+                    413, f"{count:,} candidates, and {most:,} are allowed in a request", "candidates"
+                )
+            scored: Scored = self.scorer.score_request(shared, candidates)
+        except bodies.BodyError as error:
+            raise RefusedError(400, str(error)) from None
+        except RequestError as error:
+            raise RefusedError(422, str(error), error.field) from None
+        except RowhaulError as error:  # an unknown id, where that is one
+            raise RefusedError(422, str(error)) from None
+        self._metrics.scored(len(scored.scores), scored.num_ids, scored.num_unknown)
+        return bodies.answer(scored, self.scorer.step, accept)
+
+
+def make_app(scorer: Scorer, settings: ServeSettings) -> FastAPI:
+    """Return the application that serves a scorer."""
+    counted = ServeMetrics()
+    service = ScoreService(scorer, settings, counted)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()
+
+    # FastAPI's own pages load their scripts from the internet; /docs here needs none.
+    app = FastAPI(title="Rowhaul", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    about = {"model": scorer.folder.model, "step": scorer.step, "dense": scorer.dense.kind}
+    page = docs_page(scorer.folder, settings)
+
+    async def score(request: Request) -> Response:
+        """Score the candidates of one request."""
+        return await service.answer(request)
+
+    async def healthz() -> dict[str, Any]:
+        """Say what is served."""
+        return {"status": "ok", **about}
+
+    async def exposed_metrics() -> Response:
+        """Return the metrics of all processes."""
+        return Response(counted.text(), media_type=CONTENT_TYPE)
+
+    async def docs() -> Response:
+        """Explain requests."""
+        return HTMLResponse(page)
+
+    app.post("/score", openapi_extra=openapi_request(scorer.folder), response_class=Response)(score)
+    app.get("/healthz")(healthz)
+    app.get("/metrics", include_in_schema=False)(exposed_metrics)
+    for path in ("/", "/docs"):
+        app.get(path, include_in_schema=False)(docs)
+    return app

@@ -1,0 +1,90 @@
+"""The part of a model without rows, as a graph: by ONNX Runtime, or by PyTorch."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.errors import CheckpointError, ConfigError
+from rowhaul.serve.folder import ServedFolder
+
+Floats = npt.NDArray[Any]
+BACKENDS = ("auto", "onnx", "pt2")
+
+
+class DenseGraph(Protocol):
+    """Computes logits; any number of threads may call it."""
+
+    kind: str
+
+    def __call__(self, pooled: Floats, numbers: Floats) -> Floats:
+        """Return a logit for each sample, given samples x vectors and samples x numbers."""
+
+
+def open_dense(folder: ServedFolder, backend: str = "auto", threads: int = 1) -> DenseGraph:
+    """Open a graph of a folder; ``auto``: ONNX where it is there and ONNX Runtime is installed."""
+    if backend not in BACKENDS:
+        raise ConfigError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    kinds = folder.dense_kinds
+    if backend == "auto":
+        backend = "onnx" if "onnx" in kinds and (has_onnxruntime() or "pt2" not in kinds) else "pt2"
+    if backend not in kinds:
+        raise CheckpointError(
+            f"{folder.path} has no {backend} graph, only {', '.join(kinds)}; export with --dense {backend}"
+        )
+    path, has_numbers = folder.dense(backend), bool(folder.schema.dense)
+    if backend == "onnx":
+        return OnnxGraph(path, has_numbers, threads)
+    return TorchGraph(path, has_numbers)
+
+
+def has_onnxruntime() -> bool:
+    """Whether ONNX Runtime is installed."""
+    return find_spec("onnxruntime") is not None
+
+
+class OnnxGraph:
+    """A graph run by ONNX Runtime."""
+
+    kind = "onnx"
+
+    def __init__(self, path: Path, has_numbers: bool, threads: int) -> None:
+        if not has_onnxruntime():
+            raise ConfigError(f"{path} needs ONNX Runtime: pip install 'rowhaul[serve]'")
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # other requests need it
+        options.log_severity_level = 3
+        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self._has_numbers = has_numbers
+
+    def __call__(self, pooled: Floats, numbers: Floats) -> Floats:
+        """Return a logit for each sample."""
+        given = {"pooled": pooled, "numbers": numbers} if self._has_numbers else {"pooled": pooled}
+        logits: Floats = self._session.run(None, given)[0]
+        return logits
+
+
+class TorchGraph:
+    """A graph run by PyTorch."""
+
+    kind = "pt2"
+
+    def __init__(self, path: Path, has_numbers: bool) -> None:
+        import torch
+
+        self._torch, self._has_numbers = torch, has_numbers
+        self._module = torch.export.load(path).module()
+
+    def __call__(self, pooled: Floats, numbers: Floats) -> Floats:
+        """Return a logit for each sample."""
+        given = (pooled, numbers) if self._has_numbers else (pooled,)
+        with self._torch.inference_mode():
+            logits = self._module(*(self._torch.from_numpy(one) for one in given))
+        return np.asarray(logits.numpy())

@@ -1,0 +1,77 @@
+"""What a server counts, for Prometheus; several processes add up where they share a folder.
+
+prometheus-client decides by the variable PROMETHEUS_MULTIPROC_DIR, when it is imported, whether numbers are
+kept in files there: whoever starts several processes sets it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from rowhaul.serve.settings import METRICS_FOLDER
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_SECONDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+
+
+class ServeMetrics:
+    """Counts of requests, candidates and ids, and how long requests took."""
+
+    def __init__(self) -> None:
+        self._registry = own = CollectorRegistry()
+        self._requests = Counter(
+            "rowhaul_serve_requests", "Requests answered, by status.", ["status"], registry=own
+        )
+        self._candidates = Counter("rowhaul_serve_candidates", "Candidates scored.", registry=own)
+        self._ids = Counter("rowhaul_serve_ids", "Ids looked up.", registry=own)
+        self._unknown = Counter("rowhaul_serve_unknown_ids", "Ids looked up that have no row.", registry=own)
+        self._seconds = Histogram(
+            "rowhaul_serve_request_seconds",
+            "Time from a request's header to its answer, of /score.",
+            buckets=_SECONDS,
+            registry=own,
+        )
+        self._running = Gauge(
+            "rowhaul_serve_requests_running",
+            "Requests that are being scored or wait for it.",
+            multiprocess_mode="livesum",
+            registry=own,
+        )
+        self._step = Gauge(
+            "rowhaul_serve_model_step",
+            "Training steps behind the model.",
+            multiprocess_mode="min",
+            registry=own,
+        )
+
+    def model(self, step: int) -> None:
+        """Note the model that is served."""
+        self._step.set(step)
+
+    def began(self) -> None:
+        """Count a request that begins."""
+        self._running.inc()
+
+    def ended(self, status: int, seconds: float) -> None:
+        """Count a request that was answered."""
+        self._running.dec()
+        self._requests.labels(str(status)).inc()
+        self._seconds.observe(seconds)
+
+    def scored(self, candidates: int, ids: int, unknown: int) -> None:
+        """Count what was scored."""
+        self._candidates.inc(candidates)
+        self._ids.inc(ids)
+        self._unknown.inc(unknown)
+
+    def text(self) -> bytes:
+        """Return everything as Prometheus reads it, of all processes."""
+        registry = self._registry
+        if METRICS_FOLDER in os.environ:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # it has no types
+        return generate_latest(registry)

@@ -1,0 +1,269 @@
+"""What a request says: shared features and candidates become ids and numbers, each value checked.
+
+Values are read as `predict` reads a Parquet file: a null is no id, a list several, strings are hashed,
+missing numbers are 0. Other columns than the schema's are not looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rowhaul._id_kinds import HEX, INTEGER, TEXT, UNRECORDED
+from rowhaul.data.columns import Ids, decode_ids, dense_numbers, id_kind, is_number, offsets_of, transformed
+from rowhaul.data.keys import hash_string
+from rowhaul.data.schema import Schema
+from rowhaul.errors import DataError
+from rowhaul.serve.rows import IdBags
+
+Shared = Mapping[str, Any]
+Candidates = Any
+"""A mapping for each candidate; or a column for each feature: a mapping of them, or a table of Arrow."""
+
+# What is needed, by the kind of ids that a model was trained on. A hexadecimal id is also its own number.
+_NEEDED = {
+    INTEGER: "an integer",
+    UNRECORDED: "an integer",
+    TEXT: "a string",
+    HEX: "a hexadecimal string or an integer",
+}
+_ANY = (INTEGER, TEXT)
+_TAKEN: dict[str | None, tuple[str, ...]] = {
+    INTEGER: (INTEGER,),
+    UNRECORDED: (INTEGER,),
+    TEXT: (TEXT,),
+    HEX: (TEXT, INTEGER),
+}
+_LARGEST = 1e38  # of numbers that are certainly finite as float32
+_HEX = re.compile(r"[0-9a-fA-F]{1,16}")
+
+
+class RequestError(DataError):
+    """A request that cannot be scored: carries the ``field`` that is wrong."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field, self.reason = field, reason
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What to score."""
+
+    bags: IdBags
+    numbers: npt.NDArray[np.float32]  # samples x dense columns
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+class RequestReader:
+    """Reads requests of one schema; ``key_kinds`` says what ids its model was trained on."""
+
+    def __init__(self, schema: Schema, key_kinds: Mapping[str, str]) -> None:
+        self._schema, self._kinds = schema, key_kinds
+
+    def read(self, shared: Shared, candidates: Candidates) -> Samples:
+        """Return the samples of a request."""
+        columns = _Columns(shared, candidates)
+        parts = [self._ids(columns, name) for name in self._schema.features]
+        lengths = [
+            np.ones(len(one.values), np.int64) if one.offsets is None else np.diff(one.offsets)
+            for one in parts
+        ]
+        bags = IdBags(
+            np.concatenate([one.values for one in parts]),
+            offsets_of(np.concatenate(lengths)),
+            offsets_of(np.array(list(map(len, lengths)))),
+            len(columns),
+        )
+        numbers = np.empty((len(columns), len(self._schema.dense)), np.float32)
+        for position, wanted in enumerate(self._schema.dense):
+            single = columns.shared.get(wanted.name)
+            if type(single) is float and abs(single) < _LARGEST and wanted.name not in columns.first:
+                numbers[:, position] = transformed(np.array([single], np.float32), wanted)
+                continue
+            column = columns.array(wanted.name)
+            if not is_number(column.type):
+                raise columns.error(wanted.name, 0, f"a number is needed, got {_shown(column)}")
+            found, finite = dense_numbers(column)
+            if not finite.all():
+                place = int(np.argmin(finite))
+                given = column[place].as_py()
+                raise columns.error(
+                    wanted.name, place, f"{given} is no finite float32; give null for a missing number"
+                )
+            numbers[:, position] = transformed(found, wanted)
+        return Samples(bags, numbers)
+
+    def _ids(self, columns: _Columns, name: str) -> Ids:
+        trained = self._kinds.get(name)
+        if (single := _single_id(columns, name, trained)) is not None:
+            return single
+        column = columns.array(name)
+        kind = id_kind(column.type)
+        if kind == "":
+            needed = _NEEDED.get(trained or "", "an integer or a string")
+            raise columns.error(name, 0, f"an id is {needed}, a list of those, or null; got {_shown(column)}")
+        if kind != "null" and trained is not None and kind not in _TAKEN[trained]:
+            raise columns.error(
+                name,
+                0,
+                f"the model was trained on {trained} ids; give {_NEEDED[trained]}, got {_shown(column)}",
+            )
+        if trained == HEX and kind == TEXT:
+            column = _unhexed(columns, name, column)
+        return decode_ids(column)
+
+
+class _Columns:
+    """The columns of a request, wherever they are."""
+
+    def __init__(self, shared: Shared, candidates: Candidates) -> None:
+        if not isinstance(shared, Mapping):
+            raise RequestError(
+                "shared", f"a mapping of feature names to values is needed, got {_kind(shared)}"
+            )
+        self.shared: Shared = shared
+        self._by_column: dict[str, Any] = {}
+        self._rows: Sequence[Mapping[str, Any]] | None = None
+        if isinstance(candidates, pa.Table | pa.RecordBatch):
+            self._by_column = dict(zip(candidates.schema.names, candidates.columns, strict=True))
+            self._count = int(candidates.num_rows)
+        elif isinstance(candidates, Mapping):
+            self._by_column = dict(candidates)
+            self._count = self._checked_lengths()
+        elif isinstance(candidates, Sequence) and not isinstance(candidates, str | bytes):
+            self._rows, self._count = candidates, len(candidates)
+            for place, one in enumerate(candidates):
+                if not isinstance(one, Mapping):
+                    raise RequestError(
+                        f"candidates[{place}]",
+                        f"a mapping of feature names to values is needed, got {_kind(one)}",
+                    )
+        else:
+            raise RequestError(
+                "candidates",
+                "a list with a mapping for each candidate, or a mapping with a list for each feature, is "
+                f"needed; got {_kind(candidates)}",
+            )
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def first(self) -> Mapping[str, Any]:
+        """The first candidate, or all columns: what has the features that are not shared."""
+        return self._rows[0] if self._rows else self._by_column
+
+    def array(self, name: str) -> pa.Array:
+        """Return a column: one value where it is shared."""
+        if name in self.shared:
+            if name in self.first:
+                raise RequestError(name, "it is given both in shared and in candidates; give it once")
+            return self._converted(name, [self.shared[name]])
+        if self._rows is None:
+            if name not in self._by_column:
+                raise RequestError(name, "it is missing; give it in shared, or for every candidate")
+            return self._converted(name, self._by_column[name])
+        try:
+            return self._converted(name, [one[name] for one in self._rows])
+        except KeyError:
+            place = next(place for place, one in enumerate(self._rows) if name not in one)
+            reason = "it is missing; give it in shared, or for every candidate (null: no value)"
+            raise self.error(name, place, reason) from None
+
+    def error(self, name: str, place: int, reason: str) -> RequestError:
+        """Return an error that names a value."""
+        if name in self.shared:
+            return RequestError(f"shared.{name}", reason)
+        where = f"candidates[{place}].{name}" if self._rows is not None else f"candidates.{name}[{place}]"
+        return RequestError(where, reason)
+
+    def _checked_lengths(self) -> int:
+        lengths = {name: len(one) for name, one in self._by_column.items() if hasattr(one, "__len__")}
+        for name, one in self._by_column.items():
+            if name not in lengths or isinstance(one, str | bytes | Mapping):
+                raise RequestError(
+                    f"candidates.{name}",
+                    f"a list with a value for each candidate is needed, got {_kind(one)}",
+                )
+        if len(set(lengths.values())) > 1:
+            (first, count), *others = lengths.items()
+            name, other = next(one for one in others if one[1] != count)
+            raise RequestError(
+                f"candidates.{name}", f"it has {other:,} values, and {first} has {count:,}; all need as many"
+            )
+        return next(iter(lengths.values()), 0)
+
+    def _converted(self, name: str, values: Any) -> pa.Array:
+        if isinstance(values, pa.ChunkedArray):
+            return values.combine_chunks()
+        if isinstance(values, pa.Array):
+            return values
+        try:
+            return pa.array(values)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError):
+            place, reason = _first_wrong(values)
+            raise self.error(name, place, reason) from None
+
+
+def _single_id(columns: _Columns, name: str, trained: str | None) -> Ids | None:
+    """Return the id of a shared feature where it is plainly right; None: Arrow has to look at it."""
+    value = columns.shared.get(name)
+    if name in columns.first:
+        return None
+    if type(value) is int and INTEGER in _TAKEN.get(trained, _ANY) and -(2**63) <= value < 2**63:
+        return Ids(np.array([value], np.int64), None)
+    if type(value) is str and value.isascii() and trained in (TEXT, None):
+        return Ids(np.array([hash_string(value)], np.int64), None)
+    return None
+
+
+def _first_wrong(values: Sequence[Any]) -> tuple[int, str]:
+    """Find the first value that Arrow cannot take, or that is not like those before it."""
+    for place in range(len(values)):
+        try:
+            pa.array(values[: place + 1])
+        except OverflowError:
+            return place, f"{values[place]!r} does not fit into 64 bits"
+        except (pa.ArrowException, TypeError, ValueError):
+            before = "" if place == 0 else " where the values before it are of another type"
+            return place, f"got {_kind(values[place])}{before}"
+    return 0, "the values are not of one type"
+
+
+def _unhexed(columns: _Columns, name: str, column: pa.Array) -> pa.Array:
+    """Read hexadecimal text as 64-bit numbers, by their bits."""
+
+    def number(text: str, place: int) -> int:
+        if not _HEX.fullmatch(text):
+            raise columns.error(name, place, f"{text!r} is no hexadecimal number of up to 16 digits")
+        value = int(text, 16)
+        return value - (1 << 64) if value >> 63 else value
+
+    def numbers(given: Any, place: int) -> Any:
+        if isinstance(given, list):
+            return [number(one, place) for one in given if one is not None]
+        return None if given is None else number(given, place)
+
+    read = [numbers(given, place) for place, given in enumerate(column.to_pylist())]
+    is_list = any(isinstance(one, list) for one in read)
+    return pa.array(read, pa.list_(pa.int64()) if is_list else pa.int64())
+
+
+def _shown(column: pa.Array) -> str:
+    value = next((one.as_py() for one in column if one.is_valid), None)
+    return repr(value) if len(repr(value)) < 60 else str(column.type)
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "a mapping", list: "a list", str: "a string", type(None): "null", bool: "true or false"}
+    names |= {int: "an integer", float: "a number"}
+    return names.get(type(value), type(value).__name__)

@@ -1,0 +1,151 @@
+"""The file that rows are served from: mapped into memory, so that opening it reads next to nothing.
+
+All numbers are little-endian; every part begins at a multiple of 64 bytes. The file begins with 8 numbers of
+8 bytes (`HEADER`), then come 32 of them for each table (`FIELDS`, the rest zeros), then the tables' names.
+
+Rows that are found by key are grouped into buckets by a hash of the key. Bucket ``b`` has the rows
+``starts[b]`` to ``starts[b + 1]``; ``keys`` has their keys, in order within a bucket. Record ``i`` is at
+``records_at + i * record_bytes`` or, where records differ in size (``record_bytes`` is 0), at
+``records_at + offsets[i]``. Rows that ids share (`rowhaul.budget`) are found by slot instead.
+
+docs/row-file.md describes it for readers in other languages. A published change of some rows can be a file of
+the same kind, looked up before this one.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from rowhaul.errors import CheckpointError
+
+MAGIC = int.from_bytes(b"RowhaulR", "little")
+VERSION = 1
+HEADER = ("magic", "version", "num_tables", "file_bytes", "step", "header_bytes", "reserved", "checksum")
+FIELDS = (
+    *("name_at", "name_bytes", "dim", "value_type", "record_bytes", "num_rows", "records_at"),
+    *("finds_by", "hash_seed", "num_buckets"),
+    *("starts_at", "keys_at", "offsets_at"),  # found by key
+    *("num_chunks", "chunk_starts_at", "columns_at", "num_columns"),  # rows in chunks
+    *("marks_at", "owners_at", "owner_bytes", "position", "first_shared", "num_shared"),  # found by slot
+    *("unknown", "initial_seed", "initial_low", "initial_step"),  # the last two are float64
+)
+ENTRY = 32  # numbers of a table
+ALIGN = 64
+VALUE_TYPES = ("float32", "float64", "bfloat16", "float16", "int8")
+BY_KEY, BY_SLOT = 0, 1
+UNKNOWN = ("default", "init", "error")  # what ids without a row read: zeros, first values, or nothing
+BUCKET_ROWS = 4  # rows of a bucket, on average
+SLOTS = 8  # of a bucket of slots
+FIELD = {name: place for place, name in enumerate(FIELDS)}
+
+_INSTEAD = "export again"
+
+
+class RowFile:
+    """An open file of rows.
+
+    Args:
+        path: of the file.
+        expected: its checksum of the header, where a manifest knows it.
+
+    Raises:
+        CheckpointError: the file is missing, cut off, damaged, or no such file.
+    """
+
+    def __init__(self, path: str | Path, expected: str | None = None) -> None:
+        self.path = Path(path)
+        try:
+            with self.path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is missing; {_INSTEAD}") from None
+        except ValueError:  # an empty file cannot be mapped
+            raise CheckpointError(f"{path} is empty; {_INSTEAD}") from None
+        self.data: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+        self._check(expected)
+        words = self.data[: self._header["header_bytes"]].view(np.int64)
+        first, count = len(HEADER), self._header["num_tables"]
+        self.entries: npt.NDArray[np.int64] = (
+            words[first : first + ENTRY * count].reshape(count, ENTRY).copy()
+        )
+        self.tables: dict[str, int] = {self._name(entry): row for row, entry in enumerate(self.entries)}
+
+    @property
+    def address(self) -> int:
+        """Where the file begins in memory."""
+        return int(self.data.ctypes.data)
+
+    @property
+    def step(self) -> int:
+        """Training steps behind these rows."""
+        return int(self._header["step"])
+
+    def field(self, table: str, name: str) -> int:
+        """Return a number of a table's entry."""
+        return int(self.entries[self.tables[table], FIELD[name]])
+
+    def value_type(self, table: str) -> str:
+        """Return what a table's values are stored in."""
+        return VALUE_TYPES[self.field(table, "value_type")]
+
+    def _name(self, entry: npt.NDArray[np.int64]) -> str:
+        begin, size = int(entry[FIELD["name_at"]]), int(entry[FIELD["name_bytes"]])
+        return self.data[begin : begin + size].tobytes().decode("utf-8")
+
+    def _check(self, expected: str | None) -> None:
+        size, least = len(self.data), 8 * len(HEADER)
+        if size < least:
+            raise CheckpointError(f"{self.path} is damaged: it has {size:,} bytes; {_INSTEAD}")
+        values = self.data[:least].view(np.uint64).tolist()
+        self._header = dict(zip(HEADER, values, strict=True))
+        if self._header["magic"] != MAGIC:
+            raise CheckpointError(f"{self.path} is no file of rows to serve from; {_INSTEAD}")
+        if self._header["version"] != VERSION:
+            raise CheckpointError(
+                f"{self.path}: version {self._header['version']}, but this Rowhaul reads version {VERSION}; "
+                f"{_INSTEAD}"
+            )
+        if self._header["file_bytes"] != size:
+            raise CheckpointError(
+                f"{self.path} is damaged: it has {size:,} bytes, and its header says "
+                f"{self._header['file_bytes']:,}; {_INSTEAD}"
+            )
+        if not least <= self._header["header_bytes"] <= size:
+            raise CheckpointError(f"{self.path} is damaged: its header does not fit; {_INSTEAD}")
+        found = header_checksum(self.data[: self._header["header_bytes"]])
+        if found != self._header["checksum"]:
+            raise CheckpointError(f"{self.path} is damaged: its header has another checksum; {_INSTEAD}")
+        if expected is not None and expected != f"{found:016x}":
+            raise CheckpointError(
+                f"{self.path} belongs to another export: its header has the checksum {found:016x}, the "
+                f"manifest says {expected}; {_INSTEAD}"
+            )
+
+
+def header_checksum(header: npt.NDArray[np.uint8]) -> int:
+    """Return XXH3 (64 bits) of a header but for the checksum in it."""
+    place = 8 * HEADER.index("checksum")
+    digest = xxhash.xxh3_64(header[:place].tobytes())
+    digest.update(header[place + 8 :].tobytes())
+    return digest.intdigest()
+
+
+def entry_of(numbers: Mapping[str, int | float]) -> npt.NDArray[np.uint64]:
+    """Return the entry of a table, given its numbers by name; those left out are 0."""
+    entry = np.zeros(ENTRY, np.uint64)
+    for name, value in numbers.items():
+        word: Any = np.float64(value).view(np.uint64) if isinstance(value, float) else value
+        entry[FIELD[name]] = word
+    return entry
+
+
+def aligned(place: int) -> int:
+    """Return the next place at which a part may begin."""
+    return -(-place // ALIGN) * ALIGN

@@ -1,0 +1,111 @@
+"""`MappedRows`: pooled vectors straight from a mapped file of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.errors import CheckpointError, ConfigError, UnknownKeyError
+from rowhaul.serve.lookup_kernels import locate_rows, pool_packed, pool_whole
+from rowhaul.serve.row_file import FIELD, UNKNOWN, RowFile
+from rowhaul.store.packing import RowPacking
+
+Int64s = npt.NDArray[np.int64]
+Floats = npt.NDArray[Any]
+
+
+class ServedFeature(NamedTuple):
+    """An id feature: the table that it reads, and where its vector begins."""
+
+    name: str
+    table: str
+    column: int
+
+
+@dataclass(frozen=True)
+class IdBags:
+    """The ids of some samples, feature by feature.
+
+    Bag ``b`` holds ``ids[offsets[b]:offsets[b + 1]]``; the bags of feature ``f`` begin at ``first_bags[f]``.
+    A feature has a bag for each sample or, where all samples share it, one.
+    """
+
+    ids: Int64s
+    offsets: Int64s
+    first_bags: Int64s
+    num_samples: int
+
+
+class MappedRows:
+    """The rows of some features in a mapped file; any number of threads may read.
+
+    Args:
+        file: the file.
+        features: in the order that ids come in.
+        width: columns of all vectors together.
+        on_unknown: what ids without a row read (``default``, ``init`` or ``error``) instead of what the file
+            says; pruned rows read as zeros whatever is asked for, and shared rows are always there.
+    """
+
+    def __init__(
+        self, file: RowFile, features: Sequence[ServedFeature], width: int, on_unknown: str | None = None
+    ) -> None:
+        if on_unknown is not None and on_unknown not in UNKNOWN:
+            raise ConfigError(f"on_unknown must be one of {', '.join(UNKNOWN)}, got {on_unknown!r}")
+        for one in features:
+            if one.table not in file.tables:
+                known = ", ".join(file.tables)
+                raise CheckpointError(
+                    f"{file.path} has no table {one.table!r}, which feature {one.name!r} reads; its tables "
+                    f"are {known}: export again"
+                )
+        self.file, self.features, self.width = file, tuple(features), width
+        types = {file.value_type(one.table) for one in features}
+        if len(types) > 1:
+            raise CheckpointError(f"{file.path} has values of {' and '.join(sorted(types))}; export again")
+        (self.value_type,) = types
+        self.dtype = np.dtype("float64" if self.value_type == "float64" else "float32")
+        self._tables = np.array([file.tables[one.table] for one in features], np.int64)
+        self._columns = np.array([one.column for one in features], np.int64)
+        entries = file.entries
+        self._ranges = np.ascontiguousarray(entries[:, [FIELD["initial_low"], FIELD["initial_step"]]]).view(
+            np.float64
+        )
+        self._unknown = entries[:, FIELD["unknown"]].copy()
+        if on_unknown is not None:
+            self._unknown[entries[:, FIELD["num_chunks"]] == 0] = UNKNOWN.index(on_unknown)
+
+    def pool(self, bags: IdBags) -> tuple[Floats, Int64s]:
+        """Return pooled vectors, samples x width, and how many ids of each feature have no row."""
+        num_features = len(self.features)
+        found, num_unknown = np.empty(len(bags.ids), np.int64), np.empty(num_features, np.int64)
+        out = np.empty((bags.num_samples, self.width), self.dtype)
+        starts = bags.offsets[bags.first_bags]
+        base, entries = self.file.address, self.file.entries
+        locate_rows(base, entries, self._tables, starts, bags.ids, found, num_unknown)
+        if num_unknown.any():
+            self._refuse(bags.ids, starts, found, num_unknown)
+        if bags.num_samples:
+            where = base, entries, self._tables, self._columns, bags.first_bags, self._ranges, self._unknown
+            given = bags.ids, bags.offsets, found, out, bags.num_samples
+            if self.value_type in ("float32", "float64"):
+                pool_whole(*where, *given)
+            else:
+                pool_packed(*where, *given, RowPacking(self.value_type, 2, 0).like)
+        return out, num_unknown
+
+    def _refuse(self, ids: Int64s, starts: Int64s, found: Int64s, num_unknown: Int64s) -> None:
+        """Raise an error where an id without a row is one."""
+        for feature, (one, table) in enumerate(zip(self.features, self._tables.tolist(), strict=True)):
+            if num_unknown[feature] and self._unknown[table] == UNKNOWN.index("error"):
+                some = slice(int(starts[feature]), int(starts[feature + 1]))
+                key = int(ids[some][found[some] == 0][0])
+                raise UnknownKeyError(
+                    f"feature {one.name!r}: key {key} of table {one.table!r} was never trained "
+                    f"({int(num_unknown[feature])} such ids in this request); train on it, or serve with "
+                    "on_unknown init or default"
+                )

@@ -1,0 +1,146 @@
+"""Serving over HTTP until a signal ends it, in one process or in several that share a port and the rows."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from prometheus_client.multiprocess import mark_process_dead
+
+from rowhaul.errors import ConfigError
+from rowhaul.serve.app import make_app
+from rowhaul.serve.scorer import Scorer
+from rowhaul.serve.settings import METRICS_FOLDER, ServeSettings
+
+_log = logging.getLogger(__name__)
+_BACKLOG = 2048
+_IDLE_SECONDS = 75  # that a connection is kept: longer than load balancers keep theirs
+_POLL_SECONDS = 0.5  # between two checks of whether to end
+_SHORT_SECONDS = 10.0  # a process that ends sooner would only end again
+
+
+def bind(settings: ServeSettings) -> socket.socket:
+    """Open the port.
+
+    Raises:
+        ConfigError: it cannot be had.
+    """
+    try:
+        family, _, _, _, place = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(place)
+        bound.listen(_BACKLOG)
+    except socket.gaierror:
+        raise ConfigError(
+            f"{settings.host!r} is no address of this machine; give --host another one"
+        ) from None
+    except OSError as error:
+        why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror}"
+        raise ConfigError(f"port {settings.port} of {settings.host} {why}; give --port another one") from None
+    return bound
+
+
+def url_of(bound: socket.socket) -> str:
+    """Return where a bound port is reached."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(settings: ServeSettings, bound: socket.socket) -> None:
+    """Serve on a bound port until SIGTERM or SIGINT; running requests are finished.
+
+    Several processes count together where PROMETHEUS_MULTIPROC_DIR names a folder.
+    """
+    if settings.workers == 1:
+        _serve_here(settings, bound)
+    else:
+        _Processes(settings, bound).run()
+
+
+def _serve_here(settings: ServeSettings, bound: socket.socket) -> None:
+    scorer = Scorer(settings.folder, backend=settings.backend, on_unknown=settings.on_unknown)
+    if scorer.dense.kind == "pt2":
+        import torch
+
+        torch.set_num_threads(1)  # requests are what is spread over threads
+    scorer.warm_up()
+    config = uvicorn.Config(
+        make_app(scorer, settings),
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=_IDLE_SECONDS,
+        timeout_graceful_shutdown=settings.shutdown_seconds,
+    )
+    _Server(config).run(sockets=[bound])
+
+
+class _Server(uvicorn.Server):
+    """A server that ends as a program does that has done what it was told: uvicorn's dies by the signal."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop; a second Ctrl-C does not wait for running requests."""
+        super().handle_exit(sig, frame)
+        self._captured_signals.clear()
+
+
+class _Processes:
+    """Processes on one port; one that dies is replaced."""
+
+    def __init__(self, settings: ServeSettings, bound: socket.socket) -> None:
+        self._settings, self._socket = settings, bound
+        self._context = multiprocessing.get_context("spawn")
+        self._began: dict[SpawnProcess, float] = {}
+        self._is_stopping = False
+
+    def run(self) -> None:
+        """Start all, replace those that die, and end them when told to."""
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            for _ in range(self._settings.workers):
+                self._start()
+            while not self._is_stopping:
+                wait([one.sentinel for one in self._began], _POLL_SECONDS)
+                self._replace_dead()
+        finally:
+            for one in self._began:
+                one.terminate()
+            for one in self._began:
+                one.join(self._settings.shutdown_seconds + 5)
+                one.kill()
+                one.join()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: Any) -> None:
+        self._is_stopping = True
+
+    def _start(self) -> None:
+        process = self._context.Process(target=_serve_here, args=(self._settings, self._socket))
+        process.start()
+        self._began[process] = time.monotonic()
+
+    def _replace_dead(self) -> None:
+        for process in [one for one in self._began if not one.is_alive()]:
+            lived = time.monotonic() - self._began.pop(process)
+            if self._is_stopping:
+                return
+            if METRICS_FOLDER in os.environ and process.pid is not None:
+                mark_process_dead(process.pid)  # type: ignore[no-untyped-call]  # it has no types
+            if lived < _SHORT_SECONDS:
+                raise ConfigError(
+                    f"a server process ended after {lived:.1f} s with exit code {process.exitcode}; see its "
+                    "message above"
+                )
+            _log.warning("server process %s ended with exit code %s; replaced", process.pid, process.exitcode)
+            self._start()

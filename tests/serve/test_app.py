@@ -1,0 +1,177 @@
+"""The server: what it answers to good and bad requests, and that it stays up."""
+
+import asyncio
+import json
+import threading
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from rowhaul.serve import Scorer
+from rowhaul.serve.app import make_app
+from rowhaul.serve.bodies import ARROW
+from rowhaul.serve.settings import ServeSettings
+
+GOOD = {
+    "shared": {"user": 7919},
+    "candidates": [
+        {"item": "item-1", "tags": [1, 2], "price": 0.5},
+        {"item": "new", "tags": None, "price": 1},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def scorer(served_run):
+    return Scorer(served_run[1])
+
+
+def client_of(scorer, **settings):
+    app = make_app(scorer, ServeSettings(str(scorer.folder.path), **settings))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
+def ask(scorer, method, path, *, settings=None, **request):
+    """One request in this process."""
+
+    async def run():
+        async with client_of(scorer, **(settings or {})) as client:
+            return await client.request(method, path, **request)
+
+    return asyncio.run(run())
+
+
+def test_json_is_scored_as_by_the_scorer(scorer):
+    answer = ask(scorer, "POST", "/score", json=GOOD)
+    assert answer.status_code == 200
+    assert answer.json()["step"] == scorer.step
+    assert np.allclose(answer.json()["scores"], scorer.score(**GOOD), atol=1e-7)
+    columns = {name: [one[name] for one in GOOD["candidates"]] for name in ("item", "tags", "price")}
+    again = ask(scorer, "POST", "/score", json={"shared": GOOD["shared"], "candidates": columns})
+    assert again.json() == answer.json()
+
+
+def test_arrow_is_scored_and_answered(scorer):
+    table = pa.Table.from_pylist(GOOD["candidates"]).replace_schema_metadata(
+        {"shared": json.dumps(GOOD["shared"])}
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    headers = {"Content-Type": ARROW, "Accept": ARROW}
+    answer = ask(scorer, "POST", "/score", content=sink.getvalue().to_pybytes(), headers=headers)
+    assert answer.headers["content-type"] == ARROW
+    found = pa.ipc.open_stream(answer.content).read_all()
+    assert np.array_equal(found["score"].to_numpy(), scorer.score(**GOOD))
+    assert found.schema.metadata[b"step"] == str(scorer.step).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "said"),
+    [
+        (b"click", {}, 400, "the body is no JSON"),
+        (b"[" * 100_000, {}, 400, "the body is no JSON"),
+        (b"[1]", {}, 400, "must be a mapping"),
+        (b"\x00\xff", {}, 400, "the body is no JSON"),
+        (b"nonsense", {"Content-Type": ARROW}, 400, "the body is no Arrow stream"),
+        (b"{}", {}, 422, "candidates: it is missing"),
+        (b'{"candidates": [], "user": 3}', {}, 422, "only shared and candidates are known"),
+        (b'{"candidates": [{}]}', {}, 422, "candidates[0].user: it is missing"),
+    ],
+)
+def test_bad_bodies_are_named(scorer, body, headers, status, said):
+    answer = ask(scorer, "POST", "/score", content=body, headers=headers)
+    assert answer.status_code == status
+    assert said in answer.json()["error"]
+
+
+def test_a_wrong_field_is_named(scorer):
+    wrong = {**GOOD, "candidates": [GOOD["candidates"][0], {**GOOD["candidates"][1], "price": "cheap"}]}
+    answer = ask(scorer, "POST", "/score", json=wrong)
+    assert answer.status_code == 422
+    assert answer.json()["field"] == "candidates[1].price"
+
+
+def test_requests_have_limits(scorer):
+    million = b'{"candidates": {"item": [' + b"1," * 999_999 + b"1]}}"
+    answer = ask(scorer, "POST", "/score", content=million)
+    assert (answer.status_code, answer.json()["field"]) == (413, "candidates")
+    assert "1,000,000 candidates, and 10,000 are allowed" in answer.json()["error"]
+    settings = {"max_body_bytes": 1000}
+    answer = ask(scorer, "POST", "/score", content=million, settings=settings)
+    assert (answer.status_code, "more than 1,000 bytes" in answer.json()["error"]) == (413, True)
+
+    async def pieces():
+        for _ in range(100):
+            yield b" " * 100
+
+    answer = ask(scorer, "POST", "/score", content=pieces(), settings=settings)  # without a length
+    assert answer.status_code == 413
+
+
+def test_unknown_ids_are_an_error_where_that_is_asked_for(served_run):
+    strict = Scorer(served_run[1], on_unknown="error")
+    answer = ask(strict, "POST", "/score", json=GOOD)
+    assert answer.status_code == 422
+    assert "feature 'item'" in answer.json()["error"]
+
+
+def test_a_slow_request_is_given_up_and_too_many_are_turned_away(scorer, monkeypatch):
+    released = threading.Event()
+    monkeypatch.setattr(scorer, "score_request", lambda shared, candidates: released.wait(20))
+
+    async def run():
+        async with client_of(scorer, max_waiting=2, timeout_seconds=0.3, threads=1) as client:
+            waiting = [asyncio.create_task(client.post("/score", json=GOOD)) for _ in range(2)]
+            await asyncio.sleep(0.1)
+            turned_away = await client.post("/score", json=GOOD)
+            healthy = await client.get("/healthz")  # the event loop is free
+            return turned_away, healthy, [await one for one in waiting]
+
+    try:
+        turned_away, healthy, late = asyncio.run(run())
+    finally:
+        released.set()
+    assert (turned_away.status_code, turned_away.headers["retry-after"]) == (503, "1")
+    assert healthy.json()["status"] == "ok"
+    assert [one.status_code for one in late] == [503, 503]
+    assert "it was not scored within 0.3 seconds" in late[0].json()["error"]
+
+
+def test_a_body_that_does_not_come_is_given_up(scorer):
+    async def pieces():
+        yield b'{"candidates"'
+        await asyncio.sleep(30)
+
+    answer = ask(scorer, "POST", "/score", content=pieces(), settings={"timeout_seconds": 0.2})
+    assert (answer.status_code, "did not arrive" in answer.json()["error"]) == (408, True)
+
+
+def test_what_is_counted(scorer):
+    async def run():
+        async with client_of(scorer) as client:
+            for body in (GOOD, GOOD, {"candidates": [{}]}):
+                await client.post("/score", json=body)
+            return (await client.get("/metrics")).text
+
+    lines = dict(line.rsplit(" ", 1) for line in asyncio.run(run()).splitlines() if not line.startswith("#"))
+    assert lines['rowhaul_serve_requests_total{status="200"}'] == "2.0"
+    assert lines['rowhaul_serve_requests_total{status="422"}'] == "1.0"
+    assert lines["rowhaul_serve_candidates_total"] == "4.0"
+    assert lines["rowhaul_serve_ids_total"] == "10.0"
+    assert lines["rowhaul_serve_unknown_ids_total"] == "2.0"
+    assert lines["rowhaul_serve_request_seconds_count"] == "3.0"
+    assert lines["rowhaul_serve_requests_running"] == "0.0"
+    assert lines["rowhaul_serve_model_step"] == f"{scorer.step}.0"
+
+
+def test_the_page_needs_no_internet_and_openapi_has_an_example_that_works(scorer):
+    page = ask(scorer, "GET", "/docs").text
+    assert "http://" not in page
+    assert "https://" not in page
+    assert all(name in page for name in ("user", "item", "tags", "price"))
+    described = ask(scorer, "GET", "/openapi.json").json()["paths"]["/score"]["post"]["requestBody"]
+    example = described["content"]["application/json"]["schema"]["example"]
+    assert len(scorer.score(**example)) == 2

@@ -1,0 +1,108 @@
+"""A real server process: it finishes running requests when told to stop, and several share a port."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+
+BODY = {"shared": {"user": 7919, "item": "item-1", "tags": [1], "price": 0.5}, "candidates": [{}] * 2}
+
+
+def start(folder, *options):
+    """A server on a free port; returns its process and URL."""
+    command = [sys.executable, "-m", "rowhaul", "serve", str(folder), "--port", "0", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    line = process.stdout.readline()
+    found = re.search(r"(http://\S+)/docs", line)
+    assert found, line + process.communicate(timeout=60)[0]
+    return process, found.group(1)
+
+
+def wait_until_up(url):
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            return httpx.get(f"{url}/healthz", timeout=5).json()
+        except httpx.HTTPError:
+            time.sleep(0.1)
+    raise AssertionError("the server did not come up")
+
+
+def stop(process):
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    return process.returncode, output
+
+
+def leave_early(url):
+    """A client that closes its connection in the middle of a body."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        time.sleep(0.3)
+
+
+def test_a_server_finishes_running_requests_when_it_is_stopped(served_run):
+    process, url = start(served_run[1])
+    try:
+        assert wait_until_up(url)["status"] == "ok"
+        assert len(httpx.post(f"{url}/score", json=BODY, timeout=30).json()["scores"]) == 2
+        leave_early(url)
+        arriving, answers = threading.Event(), []
+
+        def slow_body():
+            yield b'{"shared": {"user": 1, "item": "x", "tags": [], "price": 1},'
+            arriving.set()
+            time.sleep(1.5)
+            yield b'"candidates": [{}]}'
+
+        def ask():
+            answers.append(httpx.post(f"{url}/score", content=slow_body(), timeout=30))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        arriving.wait(20)
+        time.sleep(0.3)
+        code, output = stop(process)
+        thread.join(30)
+        assert answers[0].status_code == 200
+        assert code == 0, output
+        assert "Traceback" not in output
+        assert "running requests were finished" in output
+    finally:
+        process.kill()
+
+
+@pytest.mark.slow
+def test_processes_share_a_port_count_together_and_are_replaced(served_run):
+    process, url = start(served_run[1], "--workers", "2")
+    try:
+        wait_until_up(url)
+        for _ in range(40):
+            with httpx.Client() as client:  # a new connection: any process may get it
+                assert client.post(f"{url}/score", json=BODY, timeout=30).status_code == 200
+        text = httpx.get(f"{url}/metrics", timeout=30).text
+        assert 'rowhaul_serve_requests_total{status="200"} 40.0' in text
+        assert "rowhaul_serve_candidates_total 80.0" in text
+        code, _ = stop(process)
+        assert code == 0
+    finally:
+        process.kill()
+
+
+def test_bad_starts_are_one_line(served_run, tmp_path):
+    def said(*arguments):
+        command = [sys.executable, "-m", "rowhaul", "serve", *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+        return " ".join(done.stderr.split())
+
+    assert "is no folder to serve from" in said(tmp_path)
+    assert "port must be from 1 to 65535" in said(served_run[1], "--port", "70000")
