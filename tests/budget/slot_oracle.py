@@ -40,10 +40,15 @@ class SlowBudget:
         return self.rows[table, self.name_of(table, key)][0]
 
     def count(self, ids):
-        """One batch: a list of (table, key), as often as it reads them."""
+        """Before a batch is read: a list of (table, key), as often as it reads them. New slots are rows."""
         each, accesses = np.unique(np.array(ids, np.int64).reshape(-1, 2), axis=0, return_counts=True)
         starts = np.searchsorted(each[:, 0], np.arange(len(self.specs) + 1))
-        self.maps.count(self.maps.find(np.ascontiguousarray(each[:, 1]), starts, accesses))
+        batch = self.maps.find(np.ascontiguousarray(each[:, 1]), starts, accesses, seat=True)
+        for (tables, _), seated in zip(self.maps, batch.seated, strict=True):
+            for table, slot in zip(tables[seated.tables].tolist(), seated.slots.tolist(), strict=True):
+                assert (table, slot) not in self.rows
+                self.rows[table, slot] = self.first(table, slot)
+        self.maps.count(batch)
 
     def step(self, gradients, lr, number):
         """Take {(table, name): gradient}; then hand rows over if it is time."""

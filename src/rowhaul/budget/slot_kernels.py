@@ -79,6 +79,51 @@ def find_rows(keys, starts, seeds, marks, owners, masks, hashed, rows):
             rows[i] = slot if slot >= 0 else -1 - int64((hashed[i] >> uint64(16)) & mask)
 
 
+@register_jitable
+def _empty_in(bucket, marks):
+    """Return how many places of a bucket nobody has."""
+    num_empty = 0
+    for place in range(bucket * BUCKET, bucket * BUCKET + BUCKET):
+        num_empty += marks[place] == 0
+    return num_empty
+
+
+@kernel
+def list_newcomers(starts, hashed, rows, marks, newcomers, tables):
+    """List ids without a slot where a bucket of theirs has an empty place, and tables; return how many."""
+    num_buckets = len(marks) // BUCKET
+    count = 0
+    for table in range(len(starts) - 1):
+        for i in range(starts[table], starts[table + 1]):
+            if rows[i] < 0:
+                bucket, _ = _place(hashed[i], num_buckets)
+                if _empty_in(bucket, marks) or _empty_in(_second(hashed[i], num_buckets), marks):
+                    newcomers[count], tables[count] = i, table
+                    count += 1
+    return count
+
+
+@kernel
+def seat_newcomers(hashed, tables, marks, owners, counts, slots, is_new):
+    """Give ids, in the order given, an empty place in the emptier of their buckets: ``slots`` where new."""
+    num_buckets = len(marks) // BUCKET
+    for i in range(len(hashed)):
+        is_new[i] = False
+        first, mark = _place(hashed[i], num_buckets)
+        second = _second(hashed[i], num_buckets)
+        if (
+            _found_in(first, mark, tables[i], marks, owners) >= 0
+            or _found_in(second, mark, tables[i], marks, owners) >= 0
+        ):
+            continue  # an id that looks the same took one just now
+        bucket = first if _empty_in(first, marks) >= _empty_in(second, marks) else second
+        for place in range(bucket * BUCKET, bucket * BUCKET + BUCKET):
+            if marks[place] == 0:
+                marks[place], owners[place], counts[place] = mark, tables[i], 0
+                slots[i], is_new[i] = place, True
+                break
+
+
 @kernel
 def count_rows(starts, hashed, rows, accesses, counts, sketch, traffic):
     """Count the accesses of a batch's distinct rows: of slots there, of all other ids in the sketch."""
