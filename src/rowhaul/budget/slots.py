@@ -13,6 +13,7 @@ import xxhash
 
 from rowhaul.budget.room import BUCKET, SKETCH_ROWS, Room, owner_bytes
 from rowhaul.budget.settings import BudgetSettings
+from rowhaul.budget.sharing import divided, masks, shared_rows
 from rowhaul.budget.slot_kernels import (
     count_rows,
     decay_counts,
@@ -107,7 +108,7 @@ class SlotMap:
         self._wanted = np.zeros(room.num_wanted, np.uint64)
         self._wanted_tables = np.zeros(room.num_wanted, self.owners.dtype)
         self._estimates = np.zeros(room.num_wanted, np.uint8)
-        self.shared_sizes: Int64s = _divided(room.num_shared, [1] * num_tables)
+        self.shared_sizes: Int64s = divided(room.num_shared, [1] * num_tables)
         self.traffic = np.zeros(num_tables, np.int64)  # reads of shared rows since these were divided
         self._divided_at = 0
         self._num_empty = room.num_slots
@@ -130,8 +131,8 @@ class SlotMap:
     def find(self, keys: Int64s, starts: Int64s) -> FoundRows:
         """Find the rows of distinct keys, given table by table; nothing changes, in any thread."""
         hashed, rows = np.empty(len(keys), np.uint64), np.empty(len(keys), np.int64)
-        masks = (self.shared_sizes - 1).astype(np.uint64)
-        find_rows(keys, starts, self.seeds, self._marks, self.owners, masks, hashed, rows)
+        shared = self.shared_sizes, masks(self.shared_sizes).astype(np.uint64)
+        find_rows(keys, starts, self.seeds, self._marks, self.owners, *shared, hashed, rows)
         return FoundRows(starts, rows, hashed)
 
     def seat(self, found: FoundRows, accesses: npt.NDArray[Any]) -> Seated:
@@ -174,7 +175,8 @@ class SlotMap:
         """Count the accesses of one global batch: once a step, with rows as found since the last `change`."""
         args = found.starts, found.hashed, found.rows
         accesses = np.ascontiguousarray(accesses, np.int64)
-        count_rows(*args, accesses, self._counts, self._sketch, self.traffic)
+        before = np.empty(len(found.rows), np.int64)
+        count_rows(*args, accesses, self._counts, self._sketch, self.traffic, before)
         want_rows(*args, self._sketch, self._wanted, self._wanted_tables, self._estimates)
 
     def change(self, now: int) -> HandOver:
@@ -184,8 +186,7 @@ class SlotMap:
         salt = xxhash.xxh64_intdigest(struct.pack("<qQ", now, self.seed & _WORD))
         decay_counts(self._counts, self._sketch, np.uint64(base**gap >> 32 * (gap - 1)), np.uint64(salt))
         tables, slots, before, hashed = self._give()
-        masks = self.shared_sizes - 1
-        sources = -1 - ((hashed >> np.uint64(16)) & masks[tables].astype(np.uint64)).astype(np.int64)
+        sources = -1 - shared_rows((hashed >> np.uint64(16)).astype(np.int64), self.shared_sizes[tables])
         had_owner = before >= 0
         self._num_empty -= len(slots) - int(had_owner.sum())
         grown_tables, grown, grown_from, shrunk_tables, shrunk = self._divide(now)
@@ -214,20 +215,20 @@ class SlotMap:
         return tables[last], slots[last], before[first], hashed[last]
 
     def _divide(self, now: int) -> tuple[Int64s, Int64s, Int64s, Int64s, Int64s]:
-        """Divide shared rows by the traffic of the ids that read them, each time steps have doubled.
+        """Divide shared rows anew, by who has read them since, each time steps have doubled.
 
-        Sizes are powers of two: of a table that gets more, new rows begin as those that their ids have read.
+        Of a table that gets more, new rows begin as those that their ids have read.
         Returns tables and names of new rows, their sources, and tables and names of rows that are gone.
         """
         nothing = np.empty(0, np.int64)
         if now < max(_FIRST_DIVISION, 2 * self._divided_at) or not self.traffic.any():
             return nothing, nothing, nothing, nothing, nothing
-        old, new = self.shared_sizes, _divided(self.room.num_shared, self.traffic.tolist())
+        old, new = self.shared_sizes, divided(self.room.num_shared, self.traffic.tolist())
         self.shared_sizes, self._divided_at = new, now
         self.traffic = np.zeros_like(self.traffic)
         grown_tables, grown = _numbers_from_to(old, new)
         shrunk_tables, shrunk = _numbers_from_to(new, old)
-        sources = grown & (old[grown_tables] - 1)
+        sources = shared_rows(grown, old[grown_tables])
         return grown_tables, -1 - grown, -1 - sources, shrunk_tables, -1 - shrunk
 
     def state(self, unseated: Sequence[Seated] = ()) -> Arrays:
@@ -276,13 +277,6 @@ class SlotMap:
         self._estimates, self.traffic = arrays["estimates"].copy(), arrays["traffic"].copy()
         self.shared_sizes, self._divided_at = arrays["shared_sizes"].copy(), int(arrays["divided_at"][0])
         self._num_empty = len(self._marks) - self.num_taken
-
-
-def _divided(count: int, weights: Sequence[int]) -> Int64s:
-    """Divide ``count`` rows by weight into powers of two, at least one each and no more than there are."""
-    total = max(sum(weights), 1)
-    spare = count - len(weights)
-    return np.array([1 << ((1 + spare * one // total).bit_length() - 1) for one in weights], np.int64)
 
 
 def _numbers_from_to(first: Int64s, end: Int64s) -> tuple[Int64s, Int64s]:
