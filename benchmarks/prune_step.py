@@ -1,5 +1,8 @@
 """The sparse part of a step, pruned against unpruned: rows beyond the caches, K = 2, 4, 8 chunks a row.
 
+Also within a memory budget, as `rowhaul train --memory-budget` holds rows, of as many bytes as the ratio
+leaves of whole rows with their index: in float32 and in int8 (``--chunks none`` for these alone).
+
 Ids are those of the Criteo-like log, as in `sparse_step.py`, or with ``--skew`` drawn by one power law from
 equal tables. Tables are filled with all their rows first, more than a gigabyte unpruned, and trained until
 pruning has found the useful ones and the index is as full as it gets between two prunings. What is timed is
@@ -7,10 +10,10 @@ reading the rows of a batch, the way back of its gradients and the row optimizer
 the sides take turns in one process.
 
 Rows can be looked up in the thread that loads batches: ``CPU`` counts that, ``thread`` is what is left for
-the training thread. The pruning itself comes every 1,000 steps by default; its share at that rate is in all
-speed-ups.
+the training thread. The pruning itself comes every 1,000 steps by default, a stop of a budget every 200; its
+share at that rate is in all speed-ups.
 
-    python benchmarks/prune_step.py [--ratio 0.99] [--skew 0.8] [--dim 32] [--rows 10000000]
+    python benchmarks/prune_step.py [--ratio 0.99] [--chunks 2,4] [--skew 0.8] [--dim 32] [--rows 10000000]
 """
 
 from __future__ import annotations
@@ -30,10 +33,15 @@ import torch
 
 from prune_ids import Ids, by_power_law, criteo_like
 from report import console, print_machine, print_table
+from rowhaul.budget import BudgetSettings
+from rowhaul.budget.maps import record_bytes
+from rowhaul.budget.rows import BudgetedRows
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, RowOptimizer
 from rowhaul.optim import row_optimizer
 from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.pool.collection import PrunedRows
+from rowhaul.store.footprint import index_bytes
+from rowhaul.store.packing import PLAIN
 
 PERIOD = 1000  # the default number of steps between prunings
 AHEAD = 3  # batches between the look-up of a batch and its step, where it is early
@@ -45,7 +53,11 @@ class Side:
     """A collection and its optimizer, stepped with gradients that are given."""
 
     def __init__(
-        self, name: str, options: argparse.Namespace, ids: Ids, pruning: PruneSettings | None
+        self,
+        name: str,
+        options: argparse.Namespace,
+        ids: Ids,
+        pruning: PruneSettings | BudgetSettings | None,
     ) -> None:
         self.name = name
         configs = [
@@ -87,10 +99,16 @@ class Side:
         self.thread.append(time.thread_time() - began)
 
     def prune(self) -> None:
-        """Prune now, and not again."""
-        assert isinstance(self.collection.source, PrunedRows)
-        began = time.process_time()
-        for tables in self.collection.source.tables:
+        """Prune now, and not again; of a budget, decide once who has rows, at its usual pace afterwards."""
+        source, began = self.collection.source, time.process_time()
+        if isinstance(source, BudgetedRows):
+            stop = source.settings.next_stop(self.rows.param_groups[0]["number"])
+            for slots in source.tables:
+                slots.change(stop)
+            self.pruning_seconds = (time.process_time() - began) * PERIOD / source.settings.period
+            return
+        assert isinstance(source, PrunedRows)
+        for tables in source.tables:
             tables.prune()
             object.__setattr__(tables.settings, "period", 1 << 40)
         self.pruning_seconds = time.process_time() - began
@@ -166,7 +184,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ratio", type=float, default=0.99)
-    parser.add_argument("--chunks", default="2,4,8")
+    parser.add_argument("--chunks", default="2,4,8", help="of a row, or none: budgets alone")
     parser.add_argument("--dim", type=int, default=32)
     parser.add_argument("--rows", type=int, default=10_000_000, help="of all tables together")
     parser.add_argument("--batch-size", type=int, default=2048)
@@ -184,9 +202,14 @@ def main() -> None:
     else:
         ids = criteo_like(options.rows, options.batch_size)
     sides = [Side("unpruned", options, ids, None)]
-    for chunks in map(int, options.chunks.split(",")):
-        pruning = PruneSettings(ratio=options.ratio, chunks=chunks, period=20, utility=options.utility)
+    for chunks in [] if options.chunks == "none" else options.chunks.split(","):
+        pruning = PruneSettings(ratio=options.ratio, chunks=int(chunks), period=20, utility=options.utility)
         sides.append(Side(f"K = {chunks}", options, ids, pruning))
+    rule = row_optimizer(options.optimizer, lr=0.02)
+    whole = options.rows * record_bytes(options.dim, rule, "float32", PLAIN) + index_bytes(options.rows)
+    for held_in in (PLAIN, "int8"):
+        budget = BudgetSettings(round((1 - options.ratio) * whole), row_dtype=held_in)
+        sides.append(Side(f"budget, {held_in}", options, ids, budget))
     gradient = torch.randn(FILLED, options.dim * len(ids.features)) * 1e-3
     fill_and_warm(sides, ids, gradient, options.warm)
     distinct = measure(sides, ids, gradient, options.steps)

@@ -139,7 +139,7 @@ class _BudgetAlone:
         pairs = np.stack([tables, samples.values], axis=1).astype(np.int64)
         distinct, inverse, counts = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
         starts = np.searchsorted(distinct[:, 0], np.arange(len(self.case.tables) + 1))
-        batch = self.maps.find(np.ascontiguousarray(distinct[:, 1]), starts, counts)
+        batch = self.maps.find(np.ascontiguousarray(distinct[:, 1]), starts, counts, seat=True)
         self.maps.count(batch)
         return replace(samples, values=batch.rows[inverse.reshape(-1)])
 

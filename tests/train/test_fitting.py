@@ -40,7 +40,7 @@ def dim_of(config, log):
 def test_smaller_budgets_get_smaller_rows(log):
     dims = [dim_of(with_budget(budget), log) for budget in ("8KiB", "40KiB", "200KiB", "64MiB")]
     assert dims == sorted(dims)
-    assert dims[0] == 4
+    assert dims[0] == 2
     assert dims[-1] == 32  # all ids have a row
     assert len(set(dims)) > 2
 
@@ -49,11 +49,23 @@ def test_the_choice_is_written_down_and_said(log):
     found = fitted(with_budget("40KiB"), SCHEMA, log, choose_dim=True)
     dim = found.config.model.embedding_dim
     assert found.config.prune.narrowed_from == 32
-    assert found.note.startswith(f"embedding_dim {dim} instead of 32: so ")
+    assert found.note.startswith(f"embedding_dim {dim} instead of 32, in {found.config.row_dtype}: so ")
     assert TrainConfig.from_dict(found.config.to_dict()) == found.config
     stays = fitted(with_budget("64MiB"), SCHEMA, log, choose_dim=True)
     assert stays.config.prune.narrowed_from == 0
     assert "embedding_dim stays 32" in stays.note
+
+
+def test_precision_and_shared_rows_follow_the_budget(log):
+    budgets = [with_budget(one) for one in ("8KiB", "200KiB", "300KiB", "64MiB")]
+    found = [fitted(one, SCHEMA, log, choose_dim=True).config for one in budgets]
+    assert "bfloat16" in [one.row_dtype for one in found[1:-1]]
+    assert found[-1].row_dtype == "float32"  # all ids have a row
+    assert found[0].prune.shared > found[-1].prune.shared == 0.04
+    chosen = with_budget("1MiB", row_dtype="int8")
+    assert fitted(chosen, SCHEMA, log, choose_dim=True).config.row_dtype == "int8"
+    exact = with_budget("1MiB", precision="float64")
+    assert fitted(exact, SCHEMA, log, choose_dim=True).config.row_dtype == "auto"
 
 
 def test_a_dim_that_was_given_stays(log):

@@ -33,7 +33,8 @@ def mix(x):
 def vectors(ids):
     hashed = mix(np.asarray(ids, np.int64).view(np.uint64) ^ np.uint64(seed))
     mark = np.maximum(hashed & np.uint64(0xFFFF), np.uint64(1))
-    rows = -1 - ((hashed >> np.uint64(16)) & np.uint64(num_shared - 1)).astype(np.int64)
+    rest, most = (hashed >> np.uint64(16)).astype(np.int64), (1 << (num_shared - 1).bit_length()) - 1
+    rows = -1 - np.where(rest & most < num_shared, rest & most, rest & most >> 1)
     for one in (mix(hashed ^ np.uint64(0x9E3779B97F4A7C15)), hashed):  # the second bucket, the first
         bucket = ((one >> np.uint64(32)) * np.uint64(num_buckets)) >> np.uint64(32)
         for place in range(8):

@@ -76,7 +76,7 @@ class SlotLayout(TableLayout):
         return rows_read(self, batches)
 
     def records_at_first(self, batches: Iterable[IdBatch]) -> Iterable[IdBatch]:
-        """Return the rows that batches read as long as no id has a slot: shared ones."""
+        """Return the rows that batches read if they are the first: empty slots, then shared rows."""
         from rowhaul.budget.scheduling import SlotIds
 
         return map(SlotIds(self, iter(())).read, batches)

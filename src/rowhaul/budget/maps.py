@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rowhaul.budget.room import Room, divide, room_for
 from rowhaul.budget.settings import BudgetSettings
-from rowhaul.budget.slots import Arrays, FoundRows, HandOver, Int64s, SlotMap
+from rowhaul.budget.slots import Arrays, FoundRows, HandOver, Int64s, Seated, SlotMap
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.store import TableSpec
 from rowhaul.store.packing import packing_of
@@ -48,6 +48,7 @@ class Batch:
     accesses: npt.NDArray[Any]
     found: tuple[FoundRows, ...]  # by map
     places: tuple[Int64s, ...]  # by map: which of the distinct ids are its
+    seated: tuple[Seated, ...] = ()  # by map: slots that ids of this batch are the first to have
 
 
 class SlotMaps:
@@ -80,9 +81,12 @@ class SlotMaps:
         """Bytes of all maps."""
         return sum(one.allocated_bytes for one in self.maps)
 
-    def find(self, keys: Int64s, starts: Int64s, accesses: npt.NDArray[Any]) -> Batch:
-        """Find the rows of a batch's distinct ids, given table by table."""
-        found, places = [], []
+    def find(self, keys: Int64s, starts: Int64s, accesses: npt.NDArray[Any], *, seat: bool = False) -> Batch:
+        """Find the rows of a batch's distinct ids, given table by table.
+
+        Before a global batch is trained on, ``seat`` those without a slot where one is empty.
+        """
+        found, places, seated = [], [], []
         rows = np.empty(len(keys), np.int64)
         lengths = np.diff(starts)
         of_table = np.repeat(np.arange(len(lengths)), lengths)
@@ -90,10 +94,15 @@ class SlotMaps:
             mine = np.isin(of_table, tables) if len(self.maps) > 1 else np.ones(len(keys), np.bool_)
             here = np.flatnonzero(mine)
             own_starts = np.concatenate([[0], np.cumsum(lengths[tables])]).astype(np.int64)
-            found.append(one.find(keys[here], own_starts))
-            rows[here] = found[-1].rows
+            mine_found = one.find(keys[here], own_starts)
+            if seat:
+                seated.append(one.seat(mine_found, accesses[here]))
+                if len(seated[-1].slots):
+                    mine_found = one.find(keys[here], own_starts)
+            found.append(mine_found)
+            rows[here] = mine_found.rows
             places.append(here)
-        return Batch(of_table, rows, accesses, tuple(found), tuple(places))
+        return Batch(of_table, rows, accesses, tuple(found), tuple(places), tuple(seated))
 
     def count(self, batch: Batch) -> None:
         """Count the accesses of a global batch: once for each step."""
@@ -111,9 +120,19 @@ class SlotMaps:
             np.concatenate([part.gone_rows for _, part in parts]),
         )
 
-    def finding(self) -> tuple[npt.NDArray[Any], ...]:
-        """What `find` needs, for `find_as` elsewhere; not copied."""
-        return tuple(array for one in self.maps for array in one.finding().values())
+    def finding(self, ahead: Iterable[Batch] = ()) -> tuple[npt.NDArray[Any], ...]:
+        """What `find` needs, for `find_as` elsewhere, before the batches ``ahead``."""
+        unseated = self._seated(ahead)
+        return tuple(
+            array
+            for one, seated in zip(self.maps, unseated, strict=True)
+            for array in one.finding(seated).values()
+        )
+
+    def _seated(self, batches: Iterable[Batch]) -> list[list[Seated]]:
+        """What ids of batches took, by map."""
+        batches = list(batches)
+        return [[batch.seated[number] for batch in batches] for number in range(len(self.maps))]
 
     def find_as(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
         """Find what other maps find, given their `finding`."""
@@ -121,12 +140,13 @@ class SlotMaps:
         for one in self.maps:
             one.find_as({name: next(rest) for name in one.finding()})
 
-    def state(self) -> Arrays:
-        """Everything, as arrays."""
+    def state(self, ahead: Iterable[Batch] = ()) -> Arrays:
+        """Everything, as arrays, before the batches ``ahead``, which are read but not counted yet."""
+        unseated = self._seated(ahead)
         return {
             f"{number}.{name}": array
             for number, one in enumerate(self.maps)
-            for name, array in one.state().items()
+            for name, array in one.state(unseated[number]).items()
         }
 
     def load_state(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:

@@ -127,15 +127,15 @@ class BudgetedRows(TablesByName):
         self._early[features] = [group.locate(features) for group in self.groups]
 
     def announce(self, features: KeyedJaggedTensor) -> None:
-        """Count a batch that is then read in parts, before the next step."""
-        self._count(self._located(features))
+        """Begin a batch that is then read in parts, before the next step."""
+        self._begin_batch(self._located(features))
         self._is_announced = True
 
     def read(self, features: KeyedJaggedTensor, *, training: bool, on_unknown: str) -> list[PooledRead]:
-        """Find the rows of a batch; in training, count who reads them."""
+        """Find the rows of a batch; in training, give empty slots to new ids, and count who reads them."""
         located = self._located(features)
         if training and not self._is_announced:
-            self._count(located)
+            located = self._begin_batch(located)
         pairs = zip(self.groups, located, strict=True)
         return run_all([partial(group.read, one) for group, one in pairs], self._is_large(features))
 
@@ -152,10 +152,14 @@ class BudgetedRows(TablesByName):
         widths = [group.features.dim * len(group.features.features) for group in self.groups]
         return is_worth_threads(features.stride() * sum(widths))
 
-    def _count(self, located: Sequence[Located]) -> None:
-        pairs = list(zip(self.groups, located, strict=True))
+    def _begin_batch(self, located: list[Located]) -> list[Located]:
+        located = list(located)
         for tables in self.tables:
-            tables.count([one[0] for group, one in pairs if group.tables is tables])
+            mine = [place for place, group in enumerate(self.groups) if group.tables is tables]
+            begun = tables.begin_batch([located[place][0] for place in mine])
+            for place, ids in zip(mine, begun, strict=True):
+                located[place] = (ids, *located[place][1:])
+        return located
 
     def step(self, lr: float, number: int) -> None:
         """Step every row that has gradients; then, at a stop, hand rows over."""

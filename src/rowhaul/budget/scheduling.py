@@ -1,7 +1,8 @@
 """A scheduler of rows within a budget: ids come in, the rows that they read are planned.
 
-Rows do not change hands between two stops, so batches are read no further ahead than the next one. They are
-counted when they are planned, in order: a saved state is that before the batches of the window.
+Rows do not change hands between two stops, so batches are read no further ahead than the next one. Their new
+ids take empty slots when they are read, and they are counted when they are planned, both in order. A saved
+state is that before the batches of the window: what their ids took is left out of it, and taken again.
 """
 
 from __future__ import annotations
@@ -58,14 +59,14 @@ class SlotIds:
         return self.next_batch >= self.layout.budget.next_stop(self._changed_at)
 
     def read(self, ids: IdBatch) -> IdBatch:
-        """Name the rows that the next batch reads."""
+        """Name the rows that the next batch reads, once its new ids have the slots that are empty."""
         given = ids.by_feature
         if given is None:
             tables, keys = ids.tables, ids.keys
         else:  # feature by feature, as workers have their samples
             tables, keys = np.repeat(given.tables, given.counts), given.values
         named_by, distinct, starts, counts = distinct_by_appearance(tables, keys, len(self.layout.specs))
-        batch = self.maps.find(distinct, starts, counts)
+        batch = self.maps.find(distinct, starts, counts, seat=True)
         self._unplanned.append(batch)
         self.next_batch += 1
         rows = batch.rows[named_by]
@@ -76,6 +77,14 @@ class SlotIds:
     def count_next(self) -> None:
         """Count the accesses of the next batch to be planned."""
         self.maps.count(self._unplanned.popleft())
+
+    def finding(self) -> tuple[npt.NDArray[Any], ...]:
+        """What finds rows before the next batch to be planned, copied."""
+        return tuple(array.copy() for array in self.maps.finding(self._unplanned))
+
+    def state(self) -> Arrays:
+        """The maps before the next batch to be planned, copied."""
+        return {name: array.copy() for name, array in self.maps.state(self._unplanned).items()}
 
     def change(self, now: int) -> HandOver:
         """After ``now`` steps: decide which rows change hands, and read on."""
@@ -156,8 +165,7 @@ class SlotScheduler(Scheduler):
 
     def export(self) -> Arrays:
         """All that decides later plans."""
-        maps = {name: array.copy() for name, array in self.maps.state().items()}
-        return {**super().export(), **named(MAPS, maps)}
+        return {**super().export(), **named(MAPS, self.ids.state())}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Continue where `export` was called."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rowhaul.optim import RowOptimizerRule
     from rowhaul.runtime.layout import TableLayout
 
+MOST_SHARED = 0.9  # of a budget
 PERIOD = 200  # steps between two stops, later on
 _GROWTH = 5  # early on, the next stop comes after a fifth of the steps so far: most ids are new then
 _WHERE = "prune"  # names settings in messages, as the configuration file has them
@@ -41,7 +42,12 @@ class BudgetSettings:
 
     def __post_init__(self) -> None:
         _check(self.bytes >= 1, "budget", "bytes, such as 2GiB", self.bytes)
-        _check(0 < self.shared <= 0.5, "shared", "a share above 0 and at most 0.5", self.shared)
+        _check(
+            0 < self.shared <= MOST_SHARED,
+            "shared",
+            f"a share above 0 and at most {MOST_SHARED}",
+            self.shared,
+        )
         _check(0 < self.decay <= 1, "decay", "above 0 and at most 1", self.decay)
         _check(self.period >= 1, "period", "at least 1", self.period)
         check_row_dtype(self.row_dtype)

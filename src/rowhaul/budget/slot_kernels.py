@@ -56,13 +56,23 @@ def _found_in(bucket, mark, table, marks, owners):
     return found
 
 
+@register_jitable
+def _shared_row(bits, size, mask):
+    """Return one of ``size`` shared rows; ``mask`` + 1 is the least power of two that is not below ``size``.
+
+    As in linear hashing: when there is one more, ids move to it from one other, and no more move.
+    """
+    row = bits & mask
+    return int64(row if row < size else bits & (mask >> uint64(1)))
+
+
 @kernel
-def find_rows(keys, starts, seeds, marks, owners, masks, hashed, rows):
+def find_rows(keys, starts, seeds, marks, owners, sizes, masks, hashed, rows):
     """Find the rows of keys, given table by table: a slot, or ``-1 - j`` for shared row ``j`` of a table."""
     num_buckets = len(marks) // BUCKET
     marks_at, owners_at = data_address(marks), data_address(owners)
     for table in range(len(starts) - 1):
-        seed, mask = seeds[table], masks[table]
+        seed, size, mask = seeds[table], uint64(sizes[table]), masks[table]
         for i in range(starts[table], starts[table + 1]):
             hashed[i] = mix(uint64(keys[i]) ^ seed)
         for i in range(starts[table], starts[table + 1]):
@@ -76,13 +86,72 @@ def find_rows(keys, starts, seeds, marks, owners, masks, hashed, rows):
             if slot < 0:
                 slot = _found_in(_second(hashed[i], num_buckets), mark, table, marks, owners)
             # Bits that neither buckets nor prints were taken from.
-            rows[i] = slot if slot >= 0 else -1 - int64((hashed[i] >> uint64(16)) & mask)
+            rows[i] = slot if slot >= 0 else -1 - _shared_row(hashed[i] >> uint64(16), size, mask)
+
+
+@register_jitable
+def _empty_in(bucket, marks):
+    """Return how many places of a bucket nobody has."""
+    num_empty = 0
+    for place in range(bucket * BUCKET, bucket * BUCKET + BUCKET):
+        num_empty += marks[place] == 0
+    return num_empty
 
 
 @kernel
-def count_rows(starts, hashed, rows, accesses, counts, sketch, traffic):
-    """Count the accesses of a batch's distinct rows: of slots there, of all other ids in the sketch."""
+def list_newcomers(starts, hashed, rows, marks, newcomers, tables):
+    """List ids without a slot where a bucket of theirs has an empty place, and tables; return how many."""
+    num_buckets = len(marks) // BUCKET
+    count = 0
+    for table in range(len(starts) - 1):
+        for i in range(starts[table], starts[table + 1]):
+            if rows[i] < 0:
+                bucket, _ = _place(hashed[i], num_buckets)
+                if _empty_in(bucket, marks) or _empty_in(_second(hashed[i], num_buckets), marks):
+                    newcomers[count], tables[count] = i, table
+                    count += 1
+    return count
+
+
+@kernel
+def seat_newcomers(hashed, tables, marks, owners, counts, slots, is_new):
+    """Give ids, in the order given, an empty place in the emptier of their buckets: ``slots`` where new."""
+    num_buckets = len(marks) // BUCKET
+    for i in range(len(hashed)):
+        is_new[i] = False
+        first, mark = _place(hashed[i], num_buckets)
+        second = _second(hashed[i], num_buckets)
+        if (
+            _found_in(first, mark, tables[i], marks, owners) >= 0
+            or _found_in(second, mark, tables[i], marks, owners) >= 0
+        ):
+            continue  # an id that looks the same took one just now
+        bucket = first if _empty_in(first, marks) >= _empty_in(second, marks) else second
+        for place in range(bucket * BUCKET, bucket * BUCKET + BUCKET):
+            if marks[place] == 0:
+                marks[place], owners[place], counts[place] = mark, tables[i], 0
+                slots[i], is_new[i] = place, True
+                break
+
+
+@register_jitable
+def _estimate(hashed, sketch):
+    first, second = _cells(hashed, sketch.shape[1])
+    return min(int64(sketch[0, first]), int64(sketch[1, second]))
+
+
+@kernel
+def count_rows(starts, hashed, rows, accesses, counts, sketch, traffic, estimates):
+    """Count the accesses of a batch's distinct rows: of slots there, of all other ids in the sketch.
+
+    A cell grows no further than an id of the batch needs that had the least there before (a conservative
+    update): most cells have several ids, and sums of them would let rare ones look popular. ``estimates``
+    is room for what was there before, of every id, so that the order does not matter.
+    """
     width = sketch.shape[1]
+    for i in range(len(rows)):
+        if rows[i] < 0:
+            estimates[i] = _estimate(hashed[i], sketch)
     for table in range(len(starts) - 1):
         for i in range(starts[table], starts[table + 1]):
             seen = int64(accesses[i])
@@ -90,15 +159,10 @@ def count_rows(starts, hashed, rows, accesses, counts, sketch, traffic):
                 counts[rows[i]] = uint16(min(int64(counts[rows[i]]) + seen, _MOST_SLOT))
             else:
                 traffic[table] += seen
+                needed = min(estimates[i] + seen, _MOST_CELL)
                 first, second = _cells(hashed[i], width)
-                sketch[0, first] = uint8(min(int64(sketch[0, first]) + seen, _MOST_CELL))
-                sketch[1, second] = uint8(min(int64(sketch[1, second]) + seen, _MOST_CELL))
-
-
-@register_jitable
-def _estimate(hashed, sketch):
-    first, second = _cells(hashed, sketch.shape[1])
-    return min(int64(sketch[0, first]), int64(sketch[1, second]))
+                sketch[0, first] = uint8(max(int64(sketch[0, first]), needed))
+                sketch[1, second] = uint8(max(int64(sketch[1, second]), needed))
 
 
 @kernel
@@ -169,7 +233,7 @@ def _least_in(bucket, counts, marks):
 
 @kernel
 def give_slots(hashed, tables, estimates, marks, owners, counts, slots, before):
-    """Give slots to ids, in the order given, from emptier or less read places.
+    """Give slots to ids, in the order given, from empty places, or those that are clearly read less.
 
     ``slots`` gets each one's slot, -1 without; ``before`` the table that owned it, -1 if it was empty.
     """
@@ -188,7 +252,8 @@ def give_slots(hashed, tables, estimates, marks, owners, counts, slots, before):
         place_there, lowest_there = _least_in(other, counts, marks)
         if lowest_there < lowest:
             place, lowest = place_there, lowest_there
-        if int64(estimates[i]) <= lowest:
+        # A quarter more: counts that are about equal would hand a row to and fro, and it learns nothing.
+        if int64(estimates[i]) <= lowest + (lowest >> 2):
             continue
         if marks[place]:
             before[i] = owners[place]

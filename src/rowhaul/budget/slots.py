@@ -13,12 +13,15 @@ import xxhash
 
 from rowhaul.budget.room import BUCKET, SKETCH_ROWS, Room, owner_bytes
 from rowhaul.budget.settings import BudgetSettings
+from rowhaul.budget.sharing import divided, masks, shared_rows
 from rowhaul.budget.slot_kernels import (
     count_rows,
     decay_counts,
     estimate_rows,
     find_rows,
     give_slots,
+    list_newcomers,
+    seat_newcomers,
     want_rows,
 )
 from rowhaul.errors import CheckpointError
@@ -37,6 +40,17 @@ class FoundRows:
     starts: Int64s  # tables + 1
     rows: Int64s
     hashed: npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Seated:
+    """Slots that were empty and are rows from now on, which begin as any row of their table and name does."""
+
+    tables: Int64s
+    slots: Int64s
+
+
+NOBODY = Seated(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 @dataclass(frozen=True)
@@ -94,9 +108,10 @@ class SlotMap:
         self._wanted = np.zeros(room.num_wanted, np.uint64)
         self._wanted_tables = np.zeros(room.num_wanted, self.owners.dtype)
         self._estimates = np.zeros(room.num_wanted, np.uint8)
-        self.shared_sizes: Int64s = _divided(room.num_shared, [1] * num_tables)
+        self.shared_sizes: Int64s = divided(room.num_shared, [1] * num_tables)
         self.traffic = np.zeros(num_tables, np.int64)  # reads of shared rows since these were divided
         self._divided_at = 0
+        self._num_empty = room.num_slots
 
     @property
     def num_taken(self) -> int:
@@ -116,13 +131,41 @@ class SlotMap:
     def find(self, keys: Int64s, starts: Int64s) -> FoundRows:
         """Find the rows of distinct keys, given table by table; nothing changes, in any thread."""
         hashed, rows = np.empty(len(keys), np.uint64), np.empty(len(keys), np.int64)
-        masks = (self.shared_sizes - 1).astype(np.uint64)
-        find_rows(keys, starts, self.seeds, self._marks, self.owners, masks, hashed, rows)
+        shared = self.shared_sizes, masks(self.shared_sizes).astype(np.uint64)
+        find_rows(keys, starts, self.seeds, self._marks, self.owners, *shared, hashed, rows)
         return FoundRows(starts, rows, hashed)
 
-    def finding(self) -> Arrays:
-        """What `find` needs; not copied."""
-        return {"marks": self._marks, "owners": self.owners, "shared_sizes": self.shared_sizes}
+    def seat(self, found: FoundRows, accesses: npt.NDArray[Any]) -> Seated:
+        """Give the ids of one global batch that have no slot those that are empty; rows are as just found.
+
+        If there are too few, those get one that the batch reads most. Ids that look the same share one, so
+        rows have to be found again wherever any were taken.
+        """
+        if not self._num_empty:
+            return NOBODY
+        places, tables = np.empty(len(found.rows), np.int64), np.empty(len(found.rows), np.int64)
+        count = list_newcomers(found.starts, found.hashed, found.rows, self._marks, places, tables)
+        places, tables = places[:count], tables[:count]
+        hashed = found.hashed[places]
+        order = np.lexsort((tables, hashed, -np.asarray(accesses, np.int64)[places]))
+        slots, is_new = np.empty(count, np.int64), np.empty(count, np.bool_)
+        args = self._marks, self.owners, self._counts
+        seat_newcomers(hashed[order], tables[order], *args, slots, is_new)
+        self._num_empty -= int(is_new.sum())
+        return Seated(tables[order][is_new], slots[is_new])
+
+    def finding(self, unseated: Sequence[Seated] = ()) -> Arrays:
+        """What `find` needs, as if some had not been seated; not copied where there are none."""
+        marks, owners = self._places(unseated)
+        return {"marks": marks, "owners": owners, "shared_sizes": self.shared_sizes}
+
+    def _places(self, unseated: Sequence[Seated]) -> tuple[npt.NDArray[np.uint16], npt.NDArray[Any]]:
+        if not any(len(one.slots) for one in unseated):
+            return self._marks, self.owners
+        marks, owners = self._marks.copy(), self.owners.copy()
+        for one in unseated:
+            marks[one.slots], owners[one.slots] = 0, 0
+        return marks, owners
 
     def find_as(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Find what another map finds, given its `finding`; not copied, and nothing is counted here."""
@@ -132,7 +175,8 @@ class SlotMap:
         """Count the accesses of one global batch: once a step, with rows as found since the last `change`."""
         args = found.starts, found.hashed, found.rows
         accesses = np.ascontiguousarray(accesses, np.int64)
-        count_rows(*args, accesses, self._counts, self._sketch, self.traffic)
+        before = np.empty(len(found.rows), np.int64)
+        count_rows(*args, accesses, self._counts, self._sketch, self.traffic, before)
         want_rows(*args, self._sketch, self._wanted, self._wanted_tables, self._estimates)
 
     def change(self, now: int) -> HandOver:
@@ -142,9 +186,9 @@ class SlotMap:
         salt = xxhash.xxh64_intdigest(struct.pack("<qQ", now, self.seed & _WORD))
         decay_counts(self._counts, self._sketch, np.uint64(base**gap >> 32 * (gap - 1)), np.uint64(salt))
         tables, slots, before, hashed = self._give()
-        masks = self.shared_sizes - 1
-        sources = -1 - ((hashed >> np.uint64(16)) & masks[tables].astype(np.uint64)).astype(np.int64)
+        sources = -1 - shared_rows((hashed >> np.uint64(16)).astype(np.int64), self.shared_sizes[tables])
         had_owner = before >= 0
+        self._num_empty -= len(slots) - int(had_owner.sum())
         grown_tables, grown, grown_from, shrunk_tables, shrunk = self._divide(now)
         return HandOver(
             np.concatenate([tables, grown_tables]).astype(np.int32),
@@ -171,29 +215,33 @@ class SlotMap:
         return tables[last], slots[last], before[first], hashed[last]
 
     def _divide(self, now: int) -> tuple[Int64s, Int64s, Int64s, Int64s, Int64s]:
-        """Divide shared rows by the traffic of the ids that read them, each time steps have doubled.
+        """Divide shared rows anew, by who has read them since, each time steps have doubled.
 
-        Sizes are powers of two: of a table that gets more, new rows begin as those that their ids have read.
+        Of a table that gets more, new rows begin as those that their ids have read.
         Returns tables and names of new rows, their sources, and tables and names of rows that are gone.
         """
         nothing = np.empty(0, np.int64)
         if now < max(_FIRST_DIVISION, 2 * self._divided_at) or not self.traffic.any():
             return nothing, nothing, nothing, nothing, nothing
-        old, new = self.shared_sizes, _divided(self.room.num_shared, self.traffic.tolist())
+        old, new = self.shared_sizes, divided(self.room.num_shared, self.traffic.tolist())
         self.shared_sizes, self._divided_at = new, now
         self.traffic = np.zeros_like(self.traffic)
         grown_tables, grown = _numbers_from_to(old, new)
         shrunk_tables, shrunk = _numbers_from_to(new, old)
-        sources = grown & (old[grown_tables] - 1)
+        sources = shared_rows(grown, old[grown_tables])
         return grown_tables, -1 - grown, -1 - sources, shrunk_tables, -1 - shrunk
 
-    def state(self) -> Arrays:
-        """Everything, as arrays that do not depend on the order of ids in a batch."""
+    def state(self, unseated: Sequence[Seated] = ()) -> Arrays:
+        """Everything, as arrays that do not depend on the order of ids in a batch.
+
+        Some may be left out that were seated and not counted yet.
+        """
         # Of the wanted, only who they are does not: here they are in order within each bucket.
         buckets = np.arange(len(self._wanted)) // BUCKET
         order = np.lexsort((self._wanted_tables, self._wanted, self._estimates, buckets))
         wanted = {name: one[order] for name, one in self._arrays().items() if name in _WANTED}
-        return {**self._arrays(), **wanted}
+        marks, owners = self._places(unseated)
+        return {**self._arrays(), **wanted, "marks": marks, "owners": owners}
 
     def _arrays(self) -> Arrays:
         return {
@@ -228,13 +276,7 @@ class SlotMap:
         self._wanted, self._wanted_tables = arrays["wanted"].copy(), arrays["wanted_tables"].copy()
         self._estimates, self.traffic = arrays["estimates"].copy(), arrays["traffic"].copy()
         self.shared_sizes, self._divided_at = arrays["shared_sizes"].copy(), int(arrays["divided_at"][0])
-
-
-def _divided(count: int, weights: Sequence[int]) -> Int64s:
-    """Divide ``count`` rows by weight into powers of two, at least one each and no more than there are."""
-    total = max(sum(weights), 1)
-    spare = count - len(weights)
-    return np.array([1 << ((1 + spare * one // total).bit_length() - 1) for one in weights], np.int64)
+        self._num_empty = len(self._marks) - self.num_taken
 
 
 def _numbers_from_to(first: Int64s, end: Int64s) -> tuple[Int64s, Int64s]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.budget.slots import FoundRows, HandOver, Int64s, SlotMap
+from rowhaul.budget.slots import FoundRows, HandOver, Int64s, Seated, SlotMap
 from rowhaul.errors import CheckpointError
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.store import Lookup, TableGroup, TableSpec
@@ -30,7 +30,8 @@ class FoundIds:
     keys: Int64s
     inverse: npt.NDArray[np.int32]  # each id's key
     found: FoundRows
-    version: int  # of the map that they were found in
+    version: int  # of the rows behind the map that they were found in
+    num_seated: int  # by that map so far
 
 
 class SlotTables(TableGroup):
@@ -57,6 +58,7 @@ class SlotTables(TableGroup):
         super().__init__(tables, optimizer, dtype, seed, row_dtype)
         self.map = slots
         self.version = 0  # after each change of the map: what was found before is found again
+        self.num_seated = 0  # ids that took an empty slot: what was found before is found again, too
         self._begin()
 
     @property
@@ -66,15 +68,16 @@ class SlotTables(TableGroup):
 
     def find(self, values: Int64s, starts: Int64s, feature_tables: Int64s) -> FoundIds:
         """Find the rows of a batch, given as to `TableGroup.lookup`; in any thread."""
-        version = self.version
+        version = self.version, self.num_seated
         keys, key_starts, inverse = self.distinct(values, starts, feature_tables)
-        return FoundIds(keys, inverse, self.map.find(keys, key_starts), version)
+        return FoundIds(keys, inverse, self.map.find(keys, key_starts), *version)
 
     def refresh(self, ids: FoundIds) -> FoundIds:
-        """Find rows again if any have changed hands since."""
-        if ids.version == self.version:
+        """Find rows again if any have changed hands, or were taken, since."""
+        version = self.version, self.num_seated
+        if (ids.version, ids.num_seated) == version:
             return ids
-        return FoundIds(ids.keys, ids.inverse, self.map.find(ids.keys, ids.found.starts), self.version)
+        return FoundIds(ids.keys, ids.inverse, self.map.find(ids.keys, ids.found.starts), *version)
 
     def rows_of(self, ids: FoundIds) -> Lookup:
         """Locate the distinct rows of ids, of which several may read the same; keys are rows' names."""
@@ -84,16 +87,27 @@ class SlotTables(TableGroup):
         nothing = np.empty((0, self.dim), self.dtype)
         return Lookup(rows, row_starts, row_of_key[ids.inverse], locations, nothing)
 
-    def count(self, parts: Sequence[FoundIds]) -> None:
-        """Count the accesses of a whole batch, whose ids come in parts of some tables each, in order."""
-        found = [part.found for part in parts]
+    def begin_batch(self, parts: Sequence[FoundIds]) -> list[FoundIds]:
+        """Before a whole batch is read: give its ids empty slots, and count its accesses.
+
+        Its ids come, as just found, in parts of some tables each, in order, and return with their rows.
+        """
+        parts = list(parts)
         accesses = [np.bincount(part.inverse, minlength=len(part.keys)) for part in parts]
-        together = FoundRows(
-            np.sum([one.starts for one in found], axis=0),
-            np.concatenate([one.rows for one in found]),
-            np.concatenate([one.hashed for one in found]),
-        )
-        self.map.count(together, np.concatenate(accesses))
+        seated = self.map.seat(_together(parts), np.concatenate(accesses))
+        if len(seated.slots):
+            self.num_seated += len(seated.slots)
+            self._make(seated)
+            parts = [self.refresh(part) for part in parts]
+        self.map.count(_together(parts), np.concatenate(accesses))
+        return parts
+
+    def _make(self, seated: Seated) -> None:
+        """Make the rows of slots that were empty."""
+        order = np.argsort(seated.tables, kind="stable")
+        starts = np.searchsorted(seated.tables[order], np.arange(len(self.tables) + 1))
+        names = seated.slots[order]
+        self._write_initial(self.arena, names, names, starts, np.arange(len(names)))
 
     def change(self, now: int) -> HandOver:
         """After ``now`` steps, which is a stop: hand rows over; returns which."""
@@ -170,3 +184,12 @@ class SlotTables(TableGroup):
     def _lay_out(self) -> None:
         sizes = self.map.shared_sizes
         self._first_shared: Int64s = self.map.room.num_slots + np.cumsum(sizes) - sizes
+
+
+def _together(parts: Sequence[FoundIds]) -> FoundRows:
+    found = [part.found for part in parts]
+    return FoundRows(
+        np.sum([one.starts for one in found], axis=0),
+        np.concatenate([one.rows for one in found]),
+        np.concatenate([one.hashed for one in found]),
+    )

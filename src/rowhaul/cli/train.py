@@ -155,7 +155,7 @@ def _as_options(config: TrainConfig) -> list[str]:
         return []
     decided = decisions(config)
     settings = {f"prune.{name}": value for name, value in decided["prune"].items()}
-    settings["model.embedding_dim"] = decided["embedding_dim"]
+    settings |= {"model.embedding_dim": decided["embedding_dim"], "row_dtype": decided["row_dtype"]}
     return [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
 
 

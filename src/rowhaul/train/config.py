@@ -108,7 +108,8 @@ class TrainConfig:
         seed: of rows, dense weights, dropout and shuffling.
         precision: float32 or float64.
         row_dtype: what the values of rows are stored and sent in: float32, bfloat16, float16 or int8.
-            auto: int8 within a memory budget whose tail is shared, float32 otherwise.
+            auto: within a memory budget whose tail is shared what suits the ids where these are counted, and
+            int8 where they are not; float32 otherwise.
         on_unknown: what keys that were never trained read as: init, default or error.
         eval_every: steps between evaluations; 0 evaluates only at the end.
         checkpoint_every: steps between checkpoints, or time, such as ``15min``; 0 saves only at the end.

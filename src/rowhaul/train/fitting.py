@@ -1,12 +1,14 @@
-"""What a run with a memory budget is given that its user did not decide: a row size, and how often rows move.
+"""What a run with a memory budget is given that its user did not decide: rows' size, precision, and more.
 
-Within a budget smaller rows are more rows. The ids of the data are counted before the run begins, and the
-embedding_dim is halved while that lets noticeably more reads find a row of their own. The choice is written
-into the run's configuration, from which a resumed run has it.
+Within a budget smaller rows are more rows. The ids of the data are counted before the run begins, and of all
+sizes and precisions of rows the one is taken that is expected to lose least: by rows that are smaller, and by
+reads that find no row of their own. The choice is written into the run's configuration, from which a resumed
+run has it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,20 +22,27 @@ from rowhaul.budget.room import room_for
 from rowhaul.budget.settings import PERIOD, BudgetSettings
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
+from rowhaul.errors import ConfigError
 from rowhaul.pruning.config import parse_share
 from rowhaul.store.footprint import index_bytes
 from rowhaul.store.packing import PLAIN
-from rowhaul.train.config import TrainConfig
+from rowhaul.train.config import AUTO, TrainConfig
 
-LEAST_DIM = 4
-WORTH_HALVING = 0.015  # of the reads of repeated ids that find a row of their own
+LEAST_DIM = 2
+# What is lost, in points of AUC: as measured on MovieLens-1M and a log whose rare ids carry signal.
+_HALVING = 0.2  # by rows of half the values
+_PRECISION = {PLAIN: 0.0, "bfloat16": 0.03, "int8": 0.1}
+_READS = 30.0  # if all reads of repeated ids shared rows; of ids that have few reads, or come late, ...
+_IDS = 0.05  # ... so much more, of the share of the ids
+# More rows are shared where more than a few reads do: of the budget, by their share.
+_FEW_READS, _SHARED_BY_READS, _MOST_SHARED = 0.04, 6.0, 0.5
 MOST_SAMPLES = 10_000_000  # read to count ids, from the first
 STOPS = 50  # in a short run, at least
 _AT_A_TIME = 1 << 16
 
 Fit = Callable[[TrainConfig], TrainConfig]
 Progress = Callable[[int, int], None]
-_DECIDED = ("ratio", "budget", "period", "narrowed_from")  # of prune, besides the model's embedding_dim
+_DECIDED = ("ratio", "budget", "period", "shared", "narrowed_from")  # of prune
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,12 @@ class Reads:
         """The share of the reads of repeated ids that find a row of their own, if those read most do."""
         repeated = self.counts[self.counts > 1]
         served = repeated[: int(num_slots * self.share)]
-        return float(served.sum() / max(repeated.sum(), 1))
+        return float(served.sum() / max(repeated.sum(), 1)) if len(repeated) else 1.0
+
+    def without(self, num_slots: int) -> float:
+        """The share of the repeated ids that have no row of their own then."""
+        num_repeated = int(np.count_nonzero(self.counts > 1))
+        return max(0.0, 1 - int(num_slots * self.share) / max(num_repeated, 1))
 
 
 def fitted(
@@ -72,13 +86,14 @@ def fitted(
     choose_dim: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Fitted:
-    """Decide what a budget leaves open: its bytes where it is a ratio, the row size, the period.
+    """Decide what a budget leaves open: its bytes where it is a ratio, how rows are held, the period.
 
     Args:
         config: with a budget whose tail is shared; any other stays as it is.
         schema: whose id columns are read.
         data: files as `SampleStream` takes them.
-        choose_dim: whether the embedding_dim may become smaller.
+        choose_dim: whether the embedding_dim may become smaller; then `row_dtype` and `prune.shared` are
+            chosen as well, where they are as by default.
         progress: called with the samples read and all that are.
     """
     if not config.prune.is_shared:
@@ -112,13 +127,14 @@ def _paced(config: TrainConfig, samples: int) -> TrainConfig:
 def decisions(config: TrainConfig) -> dict[str, Any]:
     """Return what `fitted` may have decided, in plain types, for `with_decisions`."""
     prune = {name: getattr(config.prune, name) for name in _DECIDED}
-    return {"prune": prune, "embedding_dim": config.model.embedding_dim}
+    return {"prune": prune, "embedding_dim": config.model.embedding_dim, "row_dtype": config.row_dtype}
 
 
 def with_decisions(config: TrainConfig, decided: Mapping[str, Any]) -> TrainConfig:
     """Return a configuration with what was decided for another of the same run."""
     model = replace(config.model, embedding_dim=decided["embedding_dim"])
-    return replace(config, model=model, prune=replace(config.prune, **decided["prune"]))
+    prune = replace(config.prune, **decided["prune"])
+    return replace(config, model=model, prune=prune, row_dtype=decided["row_dtype"])
 
 
 def as_fitted(config: TrainConfig, before: TrainConfig) -> TrainConfig:
@@ -132,7 +148,10 @@ def as_fitted(config: TrainConfig, before: TrainConfig) -> TrainConfig:
     model = config.model
     if theirs.narrowed_from == model.embedding_dim:
         model = replace(model, embedding_dim=before.model.embedding_dim)
-    return replace(config, prune=prune, model=model)
+    if mine.shared == BudgetSettings.shared:
+        prune = replace(prune, shared=theirs.shared)
+    row_dtype = before.row_dtype if config.row_dtype == AUTO else config.row_dtype
+    return replace(config, prune=prune, model=model, row_dtype=row_dtype)
 
 
 def _samples(schema: Schema, data: Any) -> int:
@@ -154,31 +173,57 @@ def _count(config: TrainConfig, schema: Schema, data: Any, progress: Progress) -
 
 
 def _narrowed(config: TrainConfig, schema: Schema, reads: Reads) -> tuple[TrainConfig, str]:
-    """Halve the embedding_dim while that is worth it; also what to say of it."""
-    first, served = config.model.embedding_dim, _served(config, schema, reads)
-    before = served
-    while config.model.embedding_dim % 2 == 0 and config.model.embedding_dim // 2 >= LEAST_DIM:
-        model = replace(config.model, embedding_dim=config.model.embedding_dim // 2)
-        smaller = replace(config, model=model)
-        if _served(smaller, schema, reads) < served + WORTH_HALVING:
-            break
-        config, served = smaller, _served(smaller, schema, reads)
-    dim = config.model.embedding_dim
-    of_ids = f"of the reads of ids that come more than once, of {reads.num_ids:,} ids"
-    if dim == first:
-        return config, f"embedding_dim stays {dim}: {served:.1%} {of_ids}, find a row of their own"
-    config = replace(config, prune=replace(config.prune, narrowed_from=first))
-    return config, (
-        f"embedding_dim {dim} instead of {first}: so {served:.1%} {of_ids}, find a row of their own instead "
-        f"of {before:.1%}"
+    """Choose how rows are held, and how many are shared; also what to say of it."""
+    first = config.model.embedding_dim
+    best = min(_ways(config), key=lambda one: _expected_loss(one, first, schema, reads))
+    slots, dim = _num_slots(best, schema), best.model.embedding_dim
+    if best.prune.shared == BudgetSettings.shared:
+        more = _SHARED_BY_READS * (1 - reads.served(slots) - _FEW_READS)
+        shared = round(min(_MOST_SHARED, best.prune.shared + max(0.0, more)), 2)
+        best = replace(best, prune=replace(best.prune, shared=shared))
+        slots = _num_slots(best, schema)
+    found = (
+        f"in {best.held_in}: so {reads.served(slots):.1%} of the reads of ids that come more than once, of "
+        f"{reads.num_ids:,} ids, find a row of their own; {best.prune.shared:.0%} of the budget is shared"
     )
+    if dim == first:
+        return best, f"embedding_dim stays {dim}, {found}"
+    best = replace(best, prune=replace(best.prune, narrowed_from=first))
+    before = reads.served(_num_slots(config, schema))
+    return best, f"embedding_dim {dim} instead of {first}, {found} (instead of {before:.1%})"
 
 
-def _served(config: TrainConfig, schema: Schema, reads: Reads) -> float:
+def _ways(config: TrainConfig) -> list[TrainConfig]:
+    """All ways to hold rows: with no more values than configured, in each precision unless that is, too."""
+    dims, dim = [config.model.embedding_dim], config.model.embedding_dim
+    while dim % 2 == 0 and dim // 2 >= LEAST_DIM:
+        dim //= 2
+        dims.append(dim)
+    is_open = config.row_dtype == AUTO and config.precision == "float32"
+    return [
+        replace(config, model=replace(config.model, embedding_dim=one), row_dtype=held_in)
+        for one in dims
+        for held_in in (_PRECISION if is_open else [config.row_dtype])
+        if not (held_in == "int8" and one == 1)
+    ]
+
+
+def _expected_loss(config: TrainConfig, first_dim: int, schema: Schema, reads: Reads) -> float:
+    """Points of AUC against whole rows of ``first_dim``; infinite where the budget is too small for any."""
+    try:
+        slots = _num_slots(config, schema)
+    except ConfigError:
+        return math.inf
+    halvings = math.log2(first_dim / config.model.embedding_dim)
+    unserved = 1 - reads.served(slots) + _IDS * reads.without(slots)
+    return _HALVING * halvings + _PRECISION.get(config.held_in, 0.0) + _READS * unserved
+
+
+def _num_slots(config: TrainConfig, schema: Schema) -> int:
     settings = config.row_settings()
     assert isinstance(settings, BudgetSettings)
     size = record_bytes(config.model.embedding_dim, config.row_rule(), config.precision, settings.row_dtype)
-    return reads.served(room_for(settings, settings.bytes, size, len(schema.tables)).num_slots)
+    return room_for(settings, settings.bytes, size, len(schema.tables)).num_slots
 
 
 def _unpruned_bytes(config: TrainConfig, num_ids: int) -> int:

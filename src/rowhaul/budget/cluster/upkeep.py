@@ -65,7 +65,7 @@ class ClusterBudget(Upkeep):
         self.note = HandOverNote()  # of the stops since the last one that was logged
         self._next_note = _FIRST_NOTE
         self._maps: SlotMaps | None = None  # to find rows that are only read
-        self._maps_of = -1  # the iteration before which rows changed hands last, in these maps
+        self._maps_of = -1  # the iteration that these maps find rows before
 
     def until_next(self, iteration: int) -> int:
         """Iterations before rows change hands next; at least one."""
@@ -93,13 +93,12 @@ class ClusterBudget(Upkeep):
         return [note]
 
     def prepare_copies(self, runtime: Runtime) -> None:
-        """Bring the maps from the leaders to all ranks, unless nothing has changed hands; collective."""
-        stop = self.layout.budget.last_stop(runtime.iteration + 1)
-        if self._maps is not None and self._maps_of == stop:
+        """Bring the maps from the leaders to all ranks, unless they are there already; collective."""
+        if self._maps is not None and self._maps_of == runtime.iteration:
             return
         plan = runtime.feed.share(_with_maps)
-        self._maps, self._maps_of = self._maps or self.layout.make_maps(), stop
-        self._maps.find_as(plan.carried)  # the leader's own, which change at the next stop only
+        self._maps, self._maps_of = self._maps or self.layout.make_maps(), runtime.iteration
+        self._maps.find_as(plan.carried)
 
     def copied_rows(self, groups: Sequence[FeatureGroup]) -> CopiedRows:
         """Make a row source for rows that are only read; after `prepare_copies`."""
@@ -113,7 +112,7 @@ def _budgeted(scheduler: Scheduler) -> SlotScheduler:
 
 
 def _with_maps(scheduler: Scheduler) -> Plan:
-    return _budgeted(scheduler).nothing(_budgeted(scheduler).maps.finding())
+    return _budgeted(scheduler).nothing(_budgeted(scheduler).ids.finding())
 
 
 def hand_over(mover: Mover, plan: Plan, topology: Topology, rates: Rates) -> None:

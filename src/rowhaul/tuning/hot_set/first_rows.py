@@ -20,7 +20,7 @@ def profile_hot_rows(
     """Return the ``hot_rows`` most frequent rows of the first batches; the same on every rank.
 
     A resumed run must keep its hot rows, so counting starts at the beginning of the data. Within a budget
-    they are shared rows: no id has a row of its own then. None with ``hot_rows: auto``: see
+    they are rows as these batches read them when training begins with them. None with ``hot_rows: auto``: see
     `HotSetController`.
     """
     if not config.num_hot_rows:
