@@ -67,6 +67,16 @@ def _slot_in(bucket, mark, table, base):
 
 
 @register_jitable
+def _shared_row(bits, size):
+    """Return which of ``size`` shared rows bits of a hash name, as `rowhaul.budget.sharing` does."""
+    mask = size - uint64(1)  # becomes one less than the least power of two that is not below the size
+    for shift in (1, 2, 4, 8, 16):
+        mask |= mask >> uint64(shift)
+    row = bits & mask
+    return int64(row if row < size else bits & (mask >> uint64(1)))
+
+
+@register_jitable
 def _row_of_id(hashed, table, base):
     """The row that an id reads where ids share rows: its own, or one of those after all slots."""
     num_buckets = table[_NUM_BUCKETS]
@@ -77,7 +87,7 @@ def _row_of_id(hashed, table, base):
         slot = _slot_in(bucket_of(mix(hashed ^ _SECOND), num_buckets), mark, table, base)
     if slot >= 0:
         return slot
-    shared = int64((hashed >> uint64(16)) & uint64(table[_NUM_SHARED] - 1))
+    shared = _shared_row(hashed >> uint64(16), uint64(table[_NUM_SHARED]))
     return num_buckets * SLOTS + table[_FIRST_SHARED] + shared
 
 
