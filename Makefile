@@ -38,6 +38,7 @@ test: lint
 	$(PYTEST) -n 3 -m 'not slow'
 
 test-all: $(STAMP)
+	@testbed/install_redis.sh
 	$(PYTEST) -n 2 -m slow
 
 bench: $(STAMP)

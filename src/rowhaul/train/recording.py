@@ -35,6 +35,7 @@ class StepRecorder:
         self._batch: Batch | None = None  # what the graph reads
         self._result: Tensor | None = None  # its loss, and a number that is finite if all gradients are
         self._version: Any = None
+        self._scores: tuple[Tensor, Tensor] | None = None  # labels and logits, for progressive validation
         self._num_alike = 0  # ordinary steps with batches of one shape
         self._shape: Any = None
 
@@ -70,6 +71,9 @@ class StepRecorder:
         for name in ("dense", "labels", "index"):
             getattr(self._batch, name).copy_(getattr(batch, name), non_blocking=True)
         self._graph.replay()
+        if trainer.progressive is not None and self._scores is not None:
+            # The next replay writes to the same memory.
+            trainer.progressive.add(*(one.clone() for one in self._scores))
         rows.replayed(self._batch.ids)
         loss, check = self._result.tolist()
         if not (math.isfinite(loss) and math.isfinite(check)):
@@ -103,6 +107,7 @@ class StepRecorder:
             torch.cuda.graph(graph, capture_error_mode="thread_local"),
         ):
             loss = self._backward(self._batch)
+            self._scores = trainer.progressive.recorded() if trainer.progressive is not None else None
             sums = [one.grad.sum() for one in trainer.model.parameters() if one.grad is not None]
             self._result = torch.stack([loss, torch.stack(sums).sum().to(loss.dtype)])
             rows.step(trainer.rows.param_groups[0]["lr"], trainer.step + 1)
