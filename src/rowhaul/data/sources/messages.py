@@ -1,7 +1,7 @@
 """JSON objects, one a sample, to columns; those that cannot be trained on are told apart, with the reason.
 
-Arrow parses many messages at once and without Python's lock. Where it stumbles over one of them, or finds a
-null, which may be a missing field, Python looks at every message by itself.
+Arrow parses many messages at once and without Python's lock. Where it stumbles over one of them, or may have
+found a missing field, Python looks at every message by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
-from rowhaul._id_kinds import INTEGER, TEXT
+from rowhaul._id_kinds import HEX, INTEGER, TEXT, UNRECORDED
 from rowhaul.data.block import Block
 from rowhaul.data.columns import Origin, decode_dense, decode_ids, decode_label, dense_numbers, label_numbers
 from rowhaul.data.schema import IdColumn, Schema
@@ -27,7 +27,8 @@ from rowhaul.errors import DataError
 
 _SHOWN = 2000  # characters of a message that is set aside
 _LARGEST = float(np.finfo(np.float32).max)
-_ARROW = {INTEGER: pa.int64(), TEXT: pa.string()}
+_ARROW = {INTEGER: pa.int64(), HEX: pa.int64(), TEXT: pa.string()}
+_KINDS = {"integer": INTEGER, "hex": HEX, "string": TEXT}  # by type in a schema; hex ids are sent as numbers
 _NOWHERE = Origin(Path("message"), 0)  # every value is checked before it is decoded
 
 Fields = Mapping[str, Any]
@@ -58,13 +59,10 @@ class MessageDecoder:
         if schema.label is None:
             raise DataError("the schema names no label, which training needs; add `label:` to it")
         for column in schema.ids:
-            if column.type == "hex":
-                raise DataError(
-                    f"column {column.name!r} is of type hex, which is read from files only; send its ids as "
-                    "integers, or as strings and with `type: string`"
-                )
+            if kinds.get(column.name) == UNRECORDED:
+                del kinds[column.name]
             if column.type != "auto":
-                kinds.setdefault(column.name, INTEGER if column.type == "integer" else TEXT)
+                kinds.setdefault(column.name, _KINDS[column.type])
         self._schema, self._kinds, self._label = schema, kinds, schema.label
         self._columns = schema.column_names()
         self._in_lists: dict[str, bool] = {}  # by feature, as in the messages before
@@ -102,11 +100,13 @@ class MessageDecoder:
         if len(table) != len(messages) or not len(table):
             return None
         rows: pa.RecordBatch = table.to_batches()[0]
-        has_nulls = any(column.null_count for column in rows.columns)
-        if has_nulls or any(
-            self._in_lists[name] and rows.column(name).flatten().null_count for name in self._schema.features
-        ):
-            return None
+        for name in self._columns:
+            column = rows.column(name)
+            # Arrow reads a field that is missing as null: every message must name it.
+            if column.null_count and text.count(json.dumps(name).encode() + b":") != len(messages):
+                return None
+            if self._in_lists.get(name) and column.flatten().null_count:
+                return None
         usable = label_numbers(rows.column(self._label.name), self._label)[1].all() and all(
             dense_numbers(rows.column(one.name))[1].all() for one in self._schema.dense
         )
@@ -191,7 +191,7 @@ class MessageDecoder:
                 needed = "a 64-bit integer, a string, a list of those or null is needed"
                 raise ValueError(f"id field {column.name!r} is {_short(given)}; {needed}")
             kind = kind or found
-            if found != kind:
+            if found != kind and not (found == INTEGER and kind == HEX):
                 raise ValueError(
                     f"id field {column.name!r} is {_short(given)}, but so far it has {kind} ids, which are "
                     "different keys; send all as one type"
