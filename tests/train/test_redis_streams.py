@@ -16,6 +16,7 @@ from test_trainer import state_bytes
 
 from click_logs import click_log
 from redis_server import RedisServer
+from rowhaul.checkpoint import latest_checkpoint
 from rowhaul.checkpoint.opening import open_checkpoint
 from rowhaul.data.schema import Schema
 from rowhaul.errors import ConfigError, DataError
@@ -26,7 +27,7 @@ from rowhaul.train.stream_config import StreamConfig
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 FILES = TrainConfig(model=ModelConfig(embedding_dim=4), batch_size=256, checkpoint_every=3)
 CONFIG = replace(FILES, stream=StreamConfig(stop_when_idle="0.5s"))
-SAMPLES = 6000
+SAMPLES, KILLS = 6000, 5
 
 
 @pytest.fixture
@@ -137,28 +138,41 @@ def test_a_stream_without_the_fields_of_the_schema_is_an_error(server, tmp_path,
         train_run(CONFIG, log_schema, "redis://localhost", out=tmp_path / "third")
 
 
+def newest_step(run):
+    newest = latest_checkpoint(run / "checkpoints") if (run / "checkpoints").exists() else None
+    return int(newest.name.removeprefix("step-")) if newest is not None else 0
+
+
 def test_random_kills_of_trainer_and_server_end_in_the_same_bits(server, expected, tmp_path, log_schema):
-    """The producer goes on throughout; whatever was not saved is learned again, and nothing twice."""
+    """Samples come in while both are killed; what was not saved is learned again, and nothing twice."""
     rows, bits = expected
     log_schema.write(tmp_path / "schema.yaml")
-    chance = random.Random(int(os.environ.get("KILL_SEED", "1")))
-    producer = threading.Thread(target=send, args=(server.client, "clicks", rows))
-    producer.start()
+    chance, run = random.Random(int(os.environ.get("KILL_SEED", "1"))), tmp_path / "run"
     common = [sys.executable, "-m", "rowhaul", "train", "--data", server.url("clicks"), "--schema"]
-    common += [str(tmp_path / "schema.yaml"), "--out", str(tmp_path / "run"), "--batch-size", "256"]
-    common += ["--embedding-dim", "4", "--checkpoint-every", "3"]
-    for number in range(6):
-        resume = ["--resume"] if (tmp_path / "run" / "config.yaml").exists() else []
+    common += [str(tmp_path / "schema.yaml"), "--out", str(run), "--batch-size", "256"]
+    common += ["--embedding-dim", "4", "--checkpoint-every", "2", "--threads", "1"]
+    for number in range(KILLS):
+        last = SAMPLES * (number + 1) // (KILLS + 1) // 7 * 7  # whole entries
+        producer = threading.Thread(target=send, args=(server.client, "clicks", rows[:last], 7))
+        producer.start()
+        before, resume = newest_step(run), ["--resume"] if (run / "config.yaml").exists() else []
         trainer = subprocess.Popen([*common, *resume], stdout=subprocess.DEVNULL)
-        time.sleep(chance.uniform(5, 12))
         if number % 2:
+            time.sleep(chance.uniform(0, 8))
             server.kill()
-            time.sleep(chance.uniform(0.1, 1))
+            time.sleep(chance.uniform(0.1, 2))
             server.start()
-            time.sleep(chance.uniform(0, 2))
+        end = time.monotonic() + 60
+        while newest_step(run) == before:
+            assert trainer.poll() is None
+            assert time.monotonic() < end, "nothing is saved"
+            time.sleep(0.02)
+        time.sleep(chance.uniform(0, 0.3))
         trainer.send_signal(signal.SIGKILL)
         trainer.wait()
-    producer.join()
-    train_run(CONFIG, log_schema, server.url("clicks"), out=tmp_path / "run", resume=True)
-    assert state_bytes(load_trained(tmp_path / "run")) == bits
-    assert open_checkpoint(tmp_path / "run").facts["samples"] == SAMPLES
+        producer.join()
+    send(server.client, "clicks", rows, 7)
+    config = replace(CONFIG, checkpoint_every=2, threads=1)
+    train_run(config, log_schema, server.url("clicks"), out=run, resume=True)
+    assert open_checkpoint(run).facts["samples"] == SAMPLES
+    assert state_bytes(load_trained(run)) == bits

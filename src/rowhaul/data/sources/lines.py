@@ -60,9 +60,19 @@ class LinesSource:
 
     def _wait(self) -> bytes | None:
         """Return what has come, empty at the end, or None for nothing yet."""
-        if not select.select([self._descriptor], [], [], POLL_SECONDS)[0]:
-            return None
-        return os.read(self._descriptor, _READ_BYTES)
+        parts: list[bytes] = []
+        # A pipe holds little at a time, and many lines together are decoded faster.
+        while sum(map(len, parts)) < _READ_BYTES:
+            wait = 0.0 if parts else POLL_SECONDS
+            if not select.select([self._descriptor], [], [], wait)[0]:
+                break
+            read = os.read(self._descriptor, _READ_BYTES)
+            if not read and not parts:
+                return b""
+            if not read:
+                break  # the end, which is there the next time, too
+            parts.append(read)
+        return b"".join(parts) if parts else None
 
 
 def _name(first: int, place: int) -> str:
