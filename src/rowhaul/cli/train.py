@@ -89,7 +89,7 @@ def train(
     )
     is_stream = stream_of(data, follow) is not None
     if is_stream:
-        check_streamable(config)
+        check_streamable(config, is_rank=is_launched())
     decided: list[str] = []
     if resumed:
         config = _as_begun(config, resumed)

@@ -26,8 +26,8 @@ SET_ASIDE_FILE = "set_aside.jsonl"
 _POSITION, _SOURCE = "stream_position", "stream"  # facts of a checkpoint
 
 
-def check_streamable(config: TrainConfig) -> None:
-    """Refuse settings that need to know the end of the data, or to read it twice."""
+def check_streamable(config: TrainConfig, is_rank: bool = False) -> None:
+    """Refuse settings that need to know the end of the data, or to read it twice, and ranks of a cluster."""
     refused = {
         "epochs": (config.epochs != 1, "a stream is read once"),
         "shuffle_rows": (config.shuffle_rows > 0, "samples are learned from in the order in which they come"),
@@ -37,7 +37,7 @@ def check_streamable(config: TrainConfig) -> None:
         ),
         "prune": (config.prune.is_shared, "a memory budget is fitted to ids that are counted beforehand"),
         "cluster.workers": (
-            config.cluster.workers > 0,
+            is_rank or config.cluster.workers > 0,
             "a cluster plans ahead on batches that all ranks know, and has no way yet to wait for samples "
             "together",
         ),
