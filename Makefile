@@ -37,9 +37,9 @@ PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 test: lint
 	$(PYTEST) -n 3 -m 'not slow'
 
-# Rows are written to a real Redis in one of them; without it that one is skipped, and says so.
+# Some need a real Redis; without it they are skipped, and say so.
 test-all: $(STAMP)
-	@command -v redis-server > /dev/null || test "$$(id -u)" != 0 || apt-get install -y redis-server > /dev/null 2>&1 || true
+	@testbed/install_redis.sh
 	$(PYTEST) -n 2 -m slow
 
 bench: $(STAMP)

@@ -30,6 +30,7 @@ CHAINS = [
     ["docs/generator.md"],
     ["docs/scheduling.md"],
     ["docs/tables-that-grow.md"],
+    ["docs/online.md"],
     ["docs/simulate.md"],
     ["docs/what-moves-and-why.md"],
     ["docs/hot-rows.md"],

@@ -16,7 +16,7 @@ SHARED = {"errors", "__version__", *(path.stem for path in SOURCE.glob("_[a-z]*.
 ARRAYS = {"numpy", "numba", "xxhash"}
 # What each room may import: other rooms, then third parties. The core comes first, features after it.
 TABLE = {
-    "data": (set(), {*ARRAYS, "pyarrow", "yaml"}),
+    "data": (set(), {*ARRAYS, "pyarrow", "yaml", "redis"}),
     "optim": (set(), ARRAYS),
     "schedule": (set(), ARRAYS),
     "simulate": ({"schedule"}, {"numpy", "matplotlib"}),

@@ -14,6 +14,7 @@ from rowhaul.data.schema import Schema
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.run import train_on_cluster
 from rowhaul.train.metrics import MetricValues
+from rowhaul.train.progressive import ProgressiveValues
 
 
 class Clock:
@@ -33,6 +34,9 @@ class Clock:
         """Do nothing."""
 
     def evaluated(self, step: int, metrics: MetricValues) -> None:
+        """Do nothing."""
+
+    def scored(self, step: int, values: ProgressiveValues) -> None:
         """Do nothing."""
 
     def noted(self, text: str) -> None:

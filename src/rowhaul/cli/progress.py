@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, Task, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from rowhaul.cli.console import console, facts_table, say
 from rowhaul.cluster import is_launched
 
 if TYPE_CHECKING:  # PyTorch takes a second to import, and most commands do without
     from rowhaul.train.metrics import MetricValues
+    from rowhaul.train.progressive import ProgressiveValues
 
 EXIT_INTERRUPTED = 130  # as shells report SIGINT
 COUNTING = "counting ids"
@@ -40,7 +42,7 @@ def progress_bar(
 
 def counting_bar(quiet: bool = False, as_share: bool = False) -> Bar:
     """A bar over a known number of things, or over a share of the input where it is not known."""
-    counts = TextColumn("{task.completed:,.0f} of {task.total:,.0f}")
+    counts = _Counts("")
     # Narrow enough for a terminal of 80 columns; nothing is cut off.
     return Bar(
         TextColumn("{task.description}", markup=False),
@@ -51,6 +53,14 @@ def counting_bar(quiet: bool = False, as_share: bool = False) -> Bar:
         console=console,
         disable=quiet,
     )
+
+
+class _Counts(TextColumn):
+    """What is done, and of how many where that is known."""
+
+    def render(self, task: Task) -> Text:
+        """Format the numbers."""
+        return Text(f"{task.completed:,.0f}" + (f" of {task.total:,.0f}" if task.total else ""))
 
 
 class Bar(Progress):
@@ -85,7 +95,7 @@ class TrainingProgress:
         self._bar.update(self._task, completed=done, total=total, note=note)
 
     def started(self, samples: int, total_samples: int) -> None:
-        """Announce the first step, which may compile kernels."""
+        """Announce the first step, which may compile kernels; a stream has a total of 0."""
         note = "first step (kernels compile once)"
         self._bar.update(self._task, total=total_samples, completed=samples, note=note)
 
@@ -106,6 +116,10 @@ class TrainingProgress:
             f"on {metrics.num_samples:,} samples"
         )
         self._bar.update(self._task, note="")
+
+    def scored(self, step: int, values: ProgressiveValues) -> None:
+        """Print a line above the bar."""
+        say(f"step {step:,}: {values.text()}")
 
     def noted(self, text: str) -> None:
         """Print a line above the bar."""

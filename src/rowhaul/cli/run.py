@@ -27,7 +27,10 @@ TOPOLOGIES = ("stores", "colocated")
 CONFIG = typer.Argument(None, help="YAML or TOML settings; none are needed for the defaults.")
 DATA = typer.Option(..., "--data", help="Parquet files, a folder or a glob; repeatable.")
 RESUMABLE_DATA = typer.Option(
-    [], "--data", help="Parquet files, a folder or a glob; repeatable. A resumed run knows them."
+    [],
+    "--data",
+    help="Parquet files, a folder or a glob; repeatable. Or a stream: a folder with --follow, - for lines of "
+    "JSON, redis://host/stream. A resumed run knows them.",
 )
 SCHEMA = typer.Option(None, "--schema", help="Schema file; default: schema.yaml beside the data.")
 FEATURES = typer.Option(None, "--features", help="Id columns, comma-separated, of data without a schema.")
@@ -93,6 +96,11 @@ _FLAGS_BY_PANEL: dict[str, dict[str, tuple[str, Any, str]]] = {
         ),
         "share_device": ("cluster.share_device", bool, "Allow several workers on one card."),
         "secret_file": ("cluster.secret_file", str, "File with the secret that all ranks must prove."),
+    },
+    "Streams": {
+        "follow": ("stream.follow", bool, "Go on with files that appear in the folder --data."),
+        "max_wait": ("stream.max_wait", str, "Cut a batch that has waited so long (5s); not repeatable."),
+        "stop_when_idle": ("stream.stop_when_idle", str, "End when nothing has come for so long (10s)."),
     },
     "Rows": {
         "admit_after": ("tables.default.admit_after", int, "Admit a row at its N-th sighting."),
@@ -192,14 +200,20 @@ class RunOptions:
                 "cluster's configuration file in one process"
             )
 
-    def find_schema(self, require_label: bool = True, run: Path | None = None) -> Schema:
+    def find_schema(
+        self, require_label: bool = True, run: Path | None = None, follow: bool = False
+    ) -> Schema:
         """The schema given, or that of the run to resume, or the one beside the data."""
         from rowhaul.data.files import find_schema
         from rowhaul.data.schema import SCHEMA_FILE, Schema
+        from rowhaul.data.sources.opening import find_stream_schema, stream_of
 
         if run is not None and not self.schema and not self.features and (run / SCHEMA_FILE).is_file():
             return Schema.read(run / SCHEMA_FILE)
         columns = self.features.split(",") if self.features else None
+        given = stream_of(self.data, follow)
+        if given is not None and not self.schema and not columns:
+            return find_stream_schema(given)
         return find_schema(self.data, self.schema, columns, self.label, require_label=require_label)
 
 

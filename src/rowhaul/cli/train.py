@@ -61,7 +61,9 @@ def train(
     """Train a model on Parquet files, evaluate it and save it; with --workers, over several processes."""
     from rowhaul.checkpoint.location import local_folder
     from rowhaul.cluster import is_launched
+    from rowhaul.data.sources.opening import stream_of
     from rowhaul.train.run_folder import settings_to_resume
+    from rowhaul.train.run_stream import check_streamable
 
     out = local_folder(out) if out is not None else None
     resumed = settings_to_resume(out, options.flags.get("checkpoints")) if resume else None
@@ -81,7 +83,15 @@ def train(
             else "there is nothing to train on"
         )
         raise ConfigError(f"{why}: name the Parquet files (--data 'logs/*.parquet')")
-    schema = replace(options, data=data).find_schema(run=out if resume else None) if has_data else None
+    follow = config.stream.follow
+    schema = (
+        replace(options, data=data).find_schema(run=out if resume else None, follow=follow)
+        if has_data
+        else None
+    )
+    is_stream = stream_of(data, follow) is not None
+    if is_stream:
+        check_streamable(config, is_rank=is_launched())
     if resumed:
         config = _as_begun(config, resumed)
     elif schema is not None and not is_launched():
@@ -96,7 +106,7 @@ def train(
             raise _with_way_on(error, config, out) from None
         return
     held_out = eval_data or (remembered.eval_data if remembered else [])
-    held_out = (held_out or held_out_beside(data)) if has_data else []
+    held_out = (held_out or ([] if is_stream else held_out_beside(data))) if has_data else []
     fit = partial(_fitted, options, schema, data) if not resumed else None
     result = train_with_progress(config, schema, data, out, held_out, resume, fit)
     if is_launched() and not is_first_rank():

@@ -68,13 +68,14 @@ def rechunk(blocks: Iterable[Block], size: int) -> Iterator[Block]:
             num_waiting += last - first
             first = last
             if num_waiting == size:
-                yield _join(pieces)
+                yield join(pieces)
                 pieces, num_waiting = [], 0
     if pieces:
-        yield _join(pieces)
+        yield join(pieces)
 
 
-def _join(blocks: Sequence[Block]) -> Block:
+def join(blocks: Sequence[Block]) -> Block:
+    """The samples of several blocks, in order."""
     if len(blocks) == 1:
         return blocks[0]
     labels = [block.labels for block in blocks if block.labels is not None]

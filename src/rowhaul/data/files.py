@@ -59,7 +59,7 @@ def find_schema(
             ids=tuple(IdColumn(name) for name in features),
         )
     folders = sorted({path.parent for path in expand_files(files)})
-    by_path = {path: Schema.read(path) for path in map(_schema_beside, folders) if path is not None}
+    by_path = {path: Schema.read(path) for path in map(schema_beside, folders) if path is not None}
     if not by_path:
         columns = (
             "columns and the label (--features a,b --label y)"
@@ -90,24 +90,25 @@ def _expand(item: str | Path) -> list[Path]:
             raise DataError(
                 f"the folder {path} holds no *.parquet file; name the folder the Parquet files are in"
             )
-        return sorted(inside, key=_natural)
+        return sorted(inside, key=natural_order)
     if path.exists():
         return [path]
     if not glob.has_magic(str(item)):
         raise DataError(f"no such file: {item} (working directory: {Path.cwd()})")
     matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
-    matched_files = sorted((match for match in matches if match.is_file()), key=_natural)
+    matched_files = sorted((match for match in matches if match.is_file()), key=natural_order)
     if not matched_files:
         raise DataError(f"the glob {str(item)!r} matches no file (working directory: {Path.cwd()})")
     return matched_files
 
 
-def _natural(path: Path) -> list[str | int]:
-    """Sort key under which runs of digits compare as numbers."""
+def natural_order(path: Path) -> list[str | int]:
+    """Return a sort key under which runs of digits compare as numbers."""
     return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", str(path))]
 
 
-def _schema_beside(folder: Path) -> Path | None:
+def schema_beside(folder: Path) -> Path | None:
+    """The schema file in a folder, or in the one above it."""
     for candidate in (folder, folder.resolve().parent):
         if (candidate / SCHEMA_FILE).is_file():
             return candidate / SCHEMA_FILE

@@ -30,6 +30,14 @@ _EVALUATION = {
     "num_samples": "Samples of the last evaluation.",
     "step": "Step of the last evaluation.",
 }
+_PROGRESSIVE = {
+    "auc": "Area under the ROC curve of the last window, each sample scored before it was learned from.",
+    "log_loss": "Log loss of the last window of progressive validation.",
+    "calibration": "Predicted over observed clicks of the last window of progressive validation.",
+    "base_rate": "Share of clicks in the last window of progressive validation.",
+    "num_samples": "Samples of the last window of progressive validation.",
+    "step": "Step at which the last window of progressive validation ended.",
+}
 
 
 class RunCollector(Collector):
@@ -104,10 +112,14 @@ class RunCollector(Collector):
             yield _gauge(f"checkpoint_{name}", help, [((), value)] if run.checkpoints else [])
 
     def _evaluation(self) -> Iterator[Metric]:
-        values = self._monitor.evaluation
-        for name, help in _EVALUATION.items():
-            name_here = name.removeprefix("num_")
-            yield _gauge(f"evaluation_{name_here}", help, [((), values[name])] if name in values else [])
+        run = self._monitor
+        for kind, values, helps in (
+            ("evaluation", run.evaluation, _EVALUATION),
+            ("progressive", run.progressive, _PROGRESSIVE),
+        ):
+            for name, help in helps.items():
+                name_here = name.removeprefix("num_")
+                yield _gauge(f"{kind}_{name_here}", help, [((), values[name])] if name in values else [])
 
     def _ranks(self) -> Iterator[Metric]:
         run = self._monitor

@@ -71,6 +71,9 @@ class Monitor:
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """An evaluation is done."""
 
+    def scored(self, step: int, values: Mapping[str, float]) -> None:
+        """A window of progressive validation has ended."""
+
     @contextmanager
     def saving(self, step: int) -> Iterator[None]:
         """Enclose saving a checkpoint that training waits for."""

@@ -32,6 +32,7 @@ class RunMonitor(Monitor):
         self.num_steps, self.total_steps, self.total_samples = 0, 0, 0
         self.loss = self.samples_per_second = self.last_step_time = float("nan")
         self.evaluation: dict[str, float] = {}
+        self.progressive: dict[str, float] = {}  # the last window
         self.rows: dict[str, int] = {}  # by table
         self.checkpoints, self.checkpoint_failures = 0, 0
         self.checkpoint_step, self.checkpoint_time, self.checkpoint_seconds = 0, 0.0, 0.0  # of the last one
@@ -132,6 +133,10 @@ class RunMonitor(Monitor):
         """Keep the metrics of an evaluation."""
         self.evaluation = {"step": step, **values}
         self._progress()
+
+    def scored(self, step: int, values: Mapping[str, float]) -> None:
+        """Keep the metrics of a window."""
+        self.progressive = {"step": step, **values}
 
     @contextmanager
     def saving(self, step: int) -> Iterator[None]:

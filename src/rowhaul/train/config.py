@@ -30,6 +30,8 @@ from rowhaul.store.tables import ON_UNKNOWN
 from rowhaul.train.checkpoint_pace import pace_of
 from rowhaul.train.cluster_config import ONE_PROCESS, ClusterConfig
 from rowhaul.train.dense_state import make_recordable
+from rowhaul.train.progressive import AUTO_WINDOW, MOST_SAMPLES
+from rowhaul.train.stream_config import NO_STREAM, StreamConfig
 
 AUTO = "auto"
 PRECISIONS = ("float32", "float64")
@@ -116,6 +118,8 @@ class TrainConfig:
         checkpoints: the folder or URL of checkpoints; by default a folder of the run.
         keep_checkpoints: how many of the newest checkpoints to keep.
         log_every: steps between lines in the log and in TensorBoard.
+        progressive_window: samples that progressive validation measures together; 0: none. auto: none for
+            files, 100,000 for streams. See `rowhaul.train.progressive`.
         threads: PyTorch threads; 0 leaves PyTorch's choice.
         device: where the model and its rows are: cpu, or a card such as cuda.
         device_memory: bytes of a card that rows may take, such as ``8GiB``: those used last are there, the
@@ -123,6 +127,7 @@ class TrainConfig:
         tables: row policies by table, with ``default`` for all others. See `RowPolicy`.
         prune: which part of the rows to keep in memory; by default all.
         cluster: how the run is spread over ranks; by default one process.
+        stream: how a stream is read, where the data is one.
         monitoring: how the run can be watched; by default by its log and TensorBoard only.
     """
 
@@ -143,12 +148,14 @@ class TrainConfig:
     checkpoints: str = ""
     keep_checkpoints: int = 2
     log_every: int = 20
+    progressive_window: int | str = AUTO
     threads: int = 0
     device: str = "cpu"
     device_memory: str = ""
     tables: dict[str, Any] = field(default_factory=dict)
     prune: PruneConfig = UNPRUNED
     cluster: ClusterConfig = ONE_PROCESS
+    stream: StreamConfig = NO_STREAM
     monitoring: MonitoringConfig = UNMONITORED
 
     def __post_init__(self) -> None:
@@ -160,6 +167,9 @@ class TrainConfig:
         self._check_row_dtype()
         _check_choice("on_unknown", self.on_unknown, ON_UNKNOWN)
         pace_of(self.checkpoint_every)  # or raises
+        window = self.progressive_window
+        is_window = window == AUTO or (isinstance(window, int) and 0 <= window <= MOST_SAMPLES)
+        _check(is_window, "progressive_window", f"auto or 0 to {MOST_SAMPLES:,} samples", window)
         as_place(self.checkpoints)  # or raises
         check_policies(self.tables)
         keeps_all = all(one.keeps_all for one in policies_by_table(self.tables, list(self.tables)))
@@ -270,6 +280,12 @@ class TrainConfig:
     def device_bytes(self) -> int:
         """Bytes of a card that rows may take; 0: as many as they need."""
         return parse_bytes(self.device_memory, "device_memory") if self.device_memory else 0
+
+    def scored_window(self, is_stream: bool) -> int:
+        """Samples that progressive validation measures together; 0: none."""
+        if self.progressive_window == AUTO:
+            return AUTO_WINDOW if is_stream else 0
+        return int(self.progressive_window)
 
     def row_settings(self) -> RowSettings | None:
         """How rows are held; None: whole, in the precision of training."""

@@ -18,6 +18,7 @@ from rowhaul.monitoring.monitor import NO_MONITOR, Monitor
 from rowhaul.nn.row_source import RowNote
 from rowhaul.schedule.plan import RowCounts
 from rowhaul.train.metrics import MetricValues
+from rowhaul.train.progressive import ProgressiveValues
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -117,6 +118,13 @@ class TrainingLog:
         self.event("evaluation", step, f"AUC {metrics.auc:.4f}, log loss {metrics.log_loss:.4f}", **numbers)
         if step not in self._evaluated:
             self.write("eval", step, numbers, unknown_by_feature=by_feature)
+
+    def scored(self, step: int, values: ProgressiveValues) -> None:
+        """A window of progressive validation."""
+        numbers = values.by_name()
+        self.monitor.scored(step, numbers)
+        self.event("progressive", step, values.text(), **numbers)
+        self.write("progressive", step, numbers)
 
     def write(self, kind: str, step: int, values: dict[str, float], **more: Any) -> None:
         """Numbers of a kind, which TensorBoard shows too, and more for the line alone."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rowhaul.checkpoint import Place
+from rowhaul.data.sources.live import UNKNOWN_END, LiveStream
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError
 from rowhaul.monitoring.monitor import EVALUATING, TRAINING
@@ -19,8 +20,10 @@ from rowhaul.schedule.plan import RowCounts
 from rowhaul.train.checkpoint_pace import pace_of
 from rowhaul.train.log import TrainingLog
 from rowhaul.train.metrics import MetricValues
+from rowhaul.train.progressive import ProgressiveValues, Scores
 from rowhaul.train.run_data import data_facts, write_contents
 from rowhaul.train.run_folder import drop_old_checkpoints, run_facts
+from rowhaul.train.run_stream import acknowledging
 from rowhaul.train.trainer import Trainer
 
 Saved = Callable[[Exception | None], None]
@@ -31,7 +34,7 @@ class Listener(Protocol):
     """Follows a run, for a progress bar."""
 
     def started(self, samples: int, total_samples: int) -> None:
-        """Training begins at ``samples`` of ``total_samples``."""
+        """Training begins at ``samples`` of ``total_samples``; 0: of a stream, whose end is not known."""
 
     def stepped(self, samples: int, loss: float) -> None:
         """A step is done; ``samples`` counts all so far."""
@@ -41,6 +44,9 @@ class Listener(Protocol):
 
     def evaluated(self, step: int, metrics: MetricValues) -> None:
         """An evaluation is done."""
+
+    def scored(self, step: int, values: ProgressiveValues) -> None:
+        """A window of progressive validation has ended."""
 
     def noted(self, text: str) -> None:
         """Something happened that a person should know."""
@@ -80,6 +86,7 @@ class Session(Protocol):
         contents_folder: where this process keeps digests of the training data that it reads; None: nowhere.
         first_note: what to note in the log at the start, if anything.
         stopped: whether the run was asked to stop.
+        tell: notes something in the log, and to the listener; set by the loop.
         should_save: says whether the clock asks for a checkpoint; set by the loop, asked on the leader.
         save_due: whether `batches` has ended early for a checkpoint.
         finished: whether the data is used up.
@@ -87,12 +94,13 @@ class Session(Protocol):
 
     trainer: Trainer
     log: TrainingLog
-    stream: SampleStream
+    stream: SampleStream | LiveStream
     evaluation: SampleStream | None
     is_leader: bool = True
     contents_folder: Path | None = None
     first_note: str = ""
     stopped: bool = False
+    tell: Callable[[str], None] = staticmethod(lambda text: None)
     should_save: Callable[[], bool] = staticmethod(lambda: False)
     save_due: bool = False
     finished: bool = False
@@ -122,6 +130,10 @@ class Session(Protocol):
 
     def evaluate(self) -> MetricValues:
         """Measure the model on the evaluation data."""
+
+    def gather_scores(self, mine: Scores) -> Scores:
+        """Gather on the leader what the forward passes of training gave to the samples of all processes."""
+        return mine
 
     def save(self, checkpoints: Place, facts: dict[str, Any]) -> None:
         """Save a checkpoint of this step, once the one that is under way is complete."""
@@ -159,17 +171,22 @@ class _Loop:
         self._under_way = 0  # the step of a save beside training that nothing was heard of; 0: none
         # Of saves that have ended: the step, the error, and what kept old checkpoints from being removed.
         self._outcomes: deque[tuple[int, Exception | None, Exception | None]] = deque()
-        session.should_save = self._is_save_overdue
+        self._evaluated_step = -1  # the last
+        session.should_save, session.tell = self._is_save_overdue, self._tell
 
     def run(self, notes: Sequence[str]) -> RunResult:
         session, trainer, config = self._session, self._trainer, self._config
         total, metrics = trainer.total_steps, None
-        whole = config.epochs * session.stream.num_samples
         last = trainer.samples + (total - trainer.step) * config.batch_size
+        has_end = total < UNKNOWN_END
+        if not isinstance(session.stream, LiveStream):
+            last = min(last, config.epochs * session.stream.num_samples)
+        known_last, known_total = (last, total) if has_end else (0, 0)
         if self._listener:
-            self._listener.started(trainer.samples, min(whole, last))
-        self._log.monitor.started(trainer.step, trainer.samples, total, min(whole, last))
-        self._log.event("start", trainer.step, f"training from step {trainer.step:,} to {total:,}")
+            self._listener.started(trainer.samples, known_last)
+        self._log.monitor.started(trainer.step, trainer.samples, known_total, known_last)
+        until = f"to {total:,}" if has_end else "on"
+        self._log.event("start", trainer.step, f"training from step {trainer.step:,} {until}")
         with self._log:
             for note in notes:
                 self._tell(note)
@@ -178,15 +195,17 @@ class _Loop:
                 self._log.note(trainer.step, session.first_note)
             while trainer.step < total and not session.finished:
                 self._train_until(self._next_pause())
+                self._score(at_end=False)
                 if session.stopped:
                     break
                 if trainer.step < total:
-                    if self._is_due(config.eval_every):
+                    if self._is_due(config.eval_every) and trainer.step != self._evaluated_step:
                         metrics = self._evaluate()
                     # What a session does at checkpoints may change bits later on, so not at the clock's.
                     session.rest(self._is_due(self._pace.steps))
                     if self._is_due(self._pace.steps) or session.save_due:
                         self._save_beside()
+            self._score(at_end=True)
             interrupted = session.stopped and trainer.step < total
             self._save()  # before an evaluation that might fail
             if not interrupted:
@@ -224,8 +243,10 @@ class _Loop:
         """The step after which there is something else to do, counted from the beginning of the run."""
         step = self._trainer.step
         every = [one for one in (self._config.eval_every, self._pace.steps) if one]
-        regular = ((step // one + 1) * one for one in every)
-        return min(self._trainer.total_steps, *regular, *self._session.pauses(), 1 << 62)
+        pauses = [(step // one + 1) * one for one in every] + self._session.pauses()
+        if (progressive := self._trainer.progressive) is not None:
+            pauses.append(step + progressive.steps_left(self._trainer.samples, self._config.batch_size))
+        return min(self._trainer.total_steps, *pauses, 1 << 62)
 
     def _is_due(self, every: int) -> bool:
         return bool(every) and self._trainer.step % every == 0
@@ -233,6 +254,20 @@ class _Loop:
     def _is_save_overdue(self) -> bool:
         by_clock = self._checkpoints is not None and self._pace.seconds > 0
         return by_clock and time.monotonic() - self._saved_at >= self._pace.seconds
+
+    def _score(self, at_end: bool) -> None:
+        """Report a window of progressive validation that has ended, or is cut off by the end of the run."""
+        progressive, samples = self._trainer.progressive, self._trainer.samples
+        if progressive is None:
+            return
+        if not progressive.is_due(samples) and not (at_end and progressive.began < samples):
+            return
+        scores = self._session.gather_scores(progressive.take(samples))
+        if self._session.is_leader:
+            values = scores.values()
+            self._log.scored(self._trainer.step, values)
+            if self._listener:
+                self._listener.scored(self._trainer.step, values)
 
     def _evaluate(self) -> MetricValues | None:
         session = self._session
@@ -242,6 +277,7 @@ class _Loop:
             self._listener.evaluating(session.evaluation.num_samples)
         self._log.monitor.begin(EVALUATING)
         metrics = session.evaluate()
+        self._evaluated_step = self._trainer.step
         if session.is_leader:
             self._log.evaluation(self._trainer.step, metrics)
         if self._listener:
@@ -252,7 +288,7 @@ class _Loop:
         """Save the last checkpoint, and wait until it is complete."""
         if self._checkpoints is None:
             return
-        step = self._trainer.step
+        step, acknowledge = self._trainer.step, acknowledging(self._session.stream)
         self._keep_contents()
         try:
             with self._log.monitor.saving(step):
@@ -260,6 +296,7 @@ class _Loop:
         except CheckpointError as error:
             self._tell_outcomes()
             raise CheckpointError(f"{error}; of the checkpoints before, {self._newest()}") from error
+        acknowledge()
         self._drop_old(step, None)
         self._tell_outcomes()
 
@@ -272,7 +309,7 @@ class _Loop:
         try:
             # Checkpoints that are asked for by step are all there; one more by the clock can be left out.
             waits = self._is_due(self._pace.steps)
-            done = partial(self._end_save, time.monotonic(), step)
+            done = partial(self._end_save, time.monotonic(), step, acknowledging(self._session.stream))
             if self._session.save_beside(self._checkpoints, self._facts(), done, waits=waits):
                 self._under_way = step
             elif self._under_way:
@@ -280,7 +317,7 @@ class _Loop:
                 self._tell(f"{busy}; there is none of step {step:,}")
                 self._under_way = 0  # once is enough
         except CheckpointError as error:
-            self._end_save(self._saved_at, step, error)
+            self._end_save(self._saved_at, step, lambda: None, error)
         self._tell_outcomes()
 
     def _facts(self) -> dict[str, Any]:
@@ -288,15 +325,19 @@ class _Loop:
 
     def _keep_contents(self) -> None:
         """Keep digests of what was read so far; without them only less is noticed when the run resumes."""
-        if self._session.contents_folder is not None:
+        folder, stream = self._session.contents_folder, self._session.stream
+        if folder is not None and not isinstance(stream, LiveStream):
             try:
-                write_contents(self._session.contents_folder, self._session.stream)
+                write_contents(folder, stream)
             except OSError as error:
                 self._tell(f"digests of the data cannot be kept: {error}")
 
-    def _end_save(self, began: float, step: int, error: Exception | None) -> None:
+    def _end_save(
+        self, began: float, step: int, acknowledge: Callable[[], None], error: Exception | None
+    ) -> None:
         """Count a save beside training, in the thread that has saved."""
         if error is None:
+            acknowledge()
             self._log.monitor.saved(step, time.monotonic() - began)
         else:
             self._log.monitor.save_failed(step)

@@ -36,6 +36,7 @@ class StepRecorder:
         self._result: Tensor | None = None  # its loss, and a number that is finite if all gradients are
         self._heard = torch.empty(2, dtype=getattr(torch, trainer.config.precision), pin_memory=True)
         self._version: Any = None
+        self._scores: tuple[Tensor, Tensor] | None = None  # labels and logits, for progressive validation
         self._num_alike = 0  # ordinary steps with batches of one shape
         self._shape: Any = None
 
@@ -71,6 +72,9 @@ class StepRecorder:
         for name in ("dense", "labels", "index"):
             getattr(self._batch, name).copy_(getattr(batch, name), non_blocking=True)
         self._graph.replay()
+        if trainer.progressive is not None and self._scores is not None:
+            # The next replay writes to the same memory.
+            trainer.progressive.add(*(one.clone() for one in self._scores))
         rows.replayed(self._batch.ids)
         self._heard.copy_(self._result, non_blocking=True)
         # To wait for memory that is not pinned would keep other threads from starting kernels.
@@ -107,6 +111,7 @@ class StepRecorder:
             torch.cuda.graph(graph, capture_error_mode="thread_local"),
         ):
             loss = self._backward(self._batch)
+            self._scores = trainer.progressive.recorded() if trainer.progressive is not None else None
             sums = [one.grad.sum() for one in trainer.model.parameters() if one.grad is not None]
             self._result = torch.stack([loss, torch.stack(sums).sum().to(loss.dtype)])
             rows.step(trainer.rows.param_groups[0]["lr"], trainer.step + 1)

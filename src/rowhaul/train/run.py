@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import nullcontext
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from rowhaul.checkpoint.choosing import Chosen, choose
 from rowhaul.checkpoint.layout import step_folder
 from rowhaul.checkpoint.location import local_folder, storage_of
 from rowhaul.data.schema import Schema
+from rowhaul.data.sources.live import Idle, LiveStream
+from rowhaul.data.sources.opening import stream_of
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
 from rowhaul.explain.alone import AloneExplainer
@@ -37,6 +38,7 @@ from rowhaul.train.run_folder import (
     checkpoints_of,
 )
 from rowhaul.train.run_lock import RunLock
+from rowhaul.train.run_stream import check_streamable, keep_set_aside, open_stream
 from rowhaul.train.save_thread import Pacer, SaveThread
 from rowhaul.train.trainer import Trainer
 from rowhaul.train.waits import Waits
@@ -73,11 +75,7 @@ def train_run(
         chosen = _begin(folder, checkpoints, config, schema, resume)
         trainer = Trainer(config, schema)
         reader = _restore(trainer, chosen) if chosen is not None else None
-        stream, evaluation = open_streams(config, schema, data, eval_data, trainer.samples)
-        trainer.expect(stream, evaluation)
-        extended = check_same_data(reader, stream, config) if reader is not None else ""
-        if folder and reader is not None:
-            read_contents(folder, stream, verify=True)
+        stream, evaluation, extended = _open_data(trainer, reader, data, eval_data, folder)
         if folder:
             begin_folder(folder, config, schema, data, eval_data)
         notes = [lock.note] if lock is not None and lock.note else []
@@ -105,6 +103,25 @@ def _begin(
     return chosen
 
 
+def _open_data(
+    trainer: Trainer, reader: CheckpointReader | None, data: Any, eval_data: Any, folder: Path | None
+) -> tuple[SampleStream | LiveStream, SampleStream | None, str]:
+    """Open the data of a run, compare it with the checkpoint's; returns also what to note of it."""
+    config, schema, given = trainer.config, trainer.schema, stream_of(data, trainer.config.stream.follow)
+    if given is None:
+        files, evaluation = open_streams(config, schema, data, eval_data, trainer.samples)
+        trainer.expect(files, evaluation)
+        extended = check_same_data(reader, files, config) if reader is not None else ""
+        if folder and reader is not None:
+            read_contents(folder, files, verify=True)
+        return files, evaluation, extended
+    check_streamable(config)
+    stream = open_stream(config, schema, given, reader, trainer.samples, trainer.key_kinds)
+    evaluation = SampleStream(eval_data, schema, EVALUATION_BATCH) if eval_data else None
+    trainer.expect(stream, evaluation)
+    return stream, evaluation, ""
+
+
 def open_streams(config: TrainConfig, schema: Schema, data: Any, eval_data: Any, start: int) -> Streams:
     """Open the files to train on, from sample ``start``, and those to evaluate on."""
     stream = SampleStream(
@@ -125,7 +142,7 @@ class _Alone(loop.Session):
     def __init__(
         self,
         trainer: Trainer,
-        stream: SampleStream,
+        stream: SampleStream | LiveStream,
         evaluation: SampleStream | None,
         folder: Path | None,
         should_stop: ShouldStop,
@@ -135,7 +152,8 @@ class _Alone(loop.Session):
         self.log = _Log(folder, trainer, monitor)
         self.contents_folder = folder
         self._should_stop = should_stop
-        self._batches = stream.prepared(trainer.prepare)
+        self._batches: Generator[Batch | Idle, None, None] = stream.prepared(trainer.prepare)
+        self._saved_step = trainer.step  # when a save by the clock was last asked for
         self._saving = SaveThread()
         self._waits = Waits()
         config = trainer.config
@@ -151,24 +169,44 @@ class _Alone(loop.Session):
         else:  # the user wants to leave at once
             self._saving.close()
         self._batches.close()
+        if isinstance(self.stream, LiveStream):
+            self.stream.source.close()
         if self.explainer is not None:
             self.explainer.close()
 
     def batches(self, count: int) -> Iterator[Batch]:
         """Yield the next batches, until asked to stop."""
         began = time.perf_counter()
-        for batch in islice(self._batches, count):
-            self._waits.loaded(time.perf_counter() - began)
-            if self.explainer is not None:
-                self.explainer.loaded(time.perf_counter() - began)
-            yield batch
-            if self.trainer.step < self.trainer.total_steps:
-                self.stopped, self.save_due = self._should_stop(), self.should_save()
-                if self.stopped or self.save_due:
-                    return
-            count -= 1
-            began = time.perf_counter()
-        self.finished = count > 0
+        while count > 0:
+            batch = next(self._batches, None)
+            if isinstance(self.stream, LiveStream):
+                self._report(self.stream)
+            if batch is None:
+                self.finished = True
+                return
+            if not isinstance(batch, Idle):
+                self._waits.loaded(time.perf_counter() - began)
+                if self.explainer is not None:
+                    self.explainer.loaded(time.perf_counter() - began)
+                yield batch
+                count -= 1
+                began = time.perf_counter()
+            if self.trainer.step < self.trainer.total_steps and self._is_asked():
+                return
+
+    def _is_asked(self) -> bool:
+        """Look whether the run is to stop, or to be saved; not twice after one step."""
+        self.stopped = self._should_stop()
+        self.save_due = self.trainer.step > self._saved_step and self.should_save()
+        if self.save_due:
+            self._saved_step = self.trainer.step
+        return self.stopped or self.save_due
+
+    def _report(self, stream: LiveStream) -> None:
+        """Tell what happened in a stream."""
+        for note in stream.news():
+            self.tell(note)
+        keep_set_aside(self.contents_folder, stream)
 
     def train(self, batch: Batch) -> float:
         """Take one step."""

@@ -20,9 +20,12 @@ from rowhaul._files import write_text
 from rowhaul._yaml import load_yaml
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.data.contents import FileFacts, first_difference
+from rowhaul.data.sources.live import LiveStream
+from rowhaul.data.sources.opening import is_address
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError
 from rowhaul.train.config import TrainConfig
+from rowhaul.train.run_stream import stream_facts
 
 DATA_FILE, CONTENTS_FILE = "data.yaml", "contents.json"
 FILES_FACT = "data_files"  # of a checkpoint
@@ -51,7 +54,8 @@ def remembered_data(folder: Path) -> RunData | None:
         given = load_yaml(path.read_text(encoding="utf-8"))
         start = given["working_directory"]
         data, eval_data = (
-            [os.path.join(start, one) for one in given[name]] for name in ("data", "eval_data")
+            [one if is_address(one) else os.path.join(start, one) for one in given[name]]
+            for name in ("data", "eval_data")
         )
     except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is damaged ({error}); name the data: --data, --eval-data") from None
@@ -65,8 +69,10 @@ def _as_list(given: Any) -> list[str]:
     return [os.path.expanduser(one) for one in map(str, one_or_more)]
 
 
-def data_facts(stream: SampleStream) -> dict[str, Any]:
+def data_facts(stream: SampleStream | LiveStream) -> dict[str, Any]:
     """What a checkpoint keeps of the data it was trained on."""
+    if isinstance(stream, LiveStream):
+        return stream_facts(stream)
     files = [asdict(one) for one in stream.file_facts]
     return {"samples_per_epoch": stream.num_samples, "data": stream.fingerprint, FILES_FACT: files}
 
@@ -78,6 +84,11 @@ def check_same_data(reader: CheckpointReader, stream: SampleStream, config: Trai
     Returns what to note of that, empty if nothing has changed.
     """
     facts = reader.facts
+    if "data" not in facts:
+        raise CheckpointError(
+            f"{reader.path} was trained on a stream; resume it on that (--follow for a folder), or start a "
+            "new run"
+        )
     if facts["data"] == stream.fingerprint and FILES_FACT not in facts:
         return ""
     if FILES_FACT not in facts:

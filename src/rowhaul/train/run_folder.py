@@ -7,6 +7,7 @@
       data.yaml  contents.json     the files, see `rowhaul.train.run_data`
       metrics.jsonl                one line every ``log_every`` steps and for each evaluation
       tensorboard/                 the same for TensorBoard
+      set_aside.jsonl              of a stream, see `rowhaul.train.run_stream`
       explain.jsonl                what moved and why, what waited; see `rowhaul.explain.explain_file`
       checkpoints/step-000001000/  see `rowhaul.checkpoint.layout`; elsewhere with ``checkpoints``
       logs/                        of each rank, where they are asked for
@@ -41,6 +42,8 @@ _MAY_CHANGE = (
     "checkpoints",
     "keep_checkpoints",
     "log_every",
+    "progressive_window",
+    "stream",
     "cluster",
     "monitoring",
     "device",

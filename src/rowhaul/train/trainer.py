@@ -16,6 +16,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from rowhaul._id_kinds import HEX, INTEGER, TEXT, join_kinds
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
+from rowhaul.data.sources.live import LiveStream
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError, DataError
 from rowhaul.nn import Batch, EmbeddingBagCollection, EmbeddingBagConfig, RowOptimizer
@@ -25,6 +26,7 @@ from rowhaul.nn.models import RecommendationModel, build_model
 from rowhaul.train.config import RateSchedule, TrainConfig
 from rowhaul.train.finite import check_step
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
+from rowhaul.train.progressive import Progressive
 from rowhaul.train.recording import StepRecorder
 from rowhaul.train.row_lifecycle import RowLifecycle
 
@@ -52,6 +54,7 @@ class Trainer:
         self.rows = RowOptimizer(self.model)
         self._parameters = list(self.model.parameters())
         self.dense = config.dense_optimizer(self._parameters)
+        self.progressive: Progressive | None = None  # scores of the samples before they are learned from
         self.step = 0  # steps taken
         self.samples = 0  # samples consumed
         self.total_steps = 0  # when known, what the learning rates decay towards
@@ -62,7 +65,7 @@ class Trainer:
             card = self.device if self.device.type == "cuda" else None
             self.lifecycle = RowLifecycle(self.collection, self.policies, card)
             self.collection.read_from(self.lifecycle)
-        self._recorder = StepRecorder.of(self, partial(backward, self.model))
+        self._recorder = StepRecorder.of(self, self._backward)
 
     @property
     def collection(self) -> EmbeddingBagCollection:
@@ -115,13 +118,16 @@ class Trainer:
         self.set_rates()
         total = torch.zeros((), dtype=getattr(torch, self.config.precision), device=self.device)
         for part in parts:
-            total += backward(self.model, part)
+            total += self._backward(part)
         loss = step_rows(total)
         self.dense.step()
         self.dense.zero_grad()
         self.step += 1
         self.samples += num_samples
         return loss
+
+    def _backward(self, part: Batch) -> Tensor:
+        return backward(self.model, part, self.progressive)
 
     def _step_rows(self, parts: Sequence[Batch], loss: Tensor) -> float:
         rows = self.collection.source.gradients()
@@ -167,7 +173,7 @@ class Trainer:
             if isinstance(rows, TableRows):
                 rows.key_counts = None
 
-    def check_keys(self, stream: SampleStream) -> None:
+    def check_keys(self, stream: SampleStream | LiveStream) -> None:
         """Refuse ids of another type than those trained on: they would all be unknown keys."""
         for name, kind in stream.key_kinds.items():
             trained = self.key_kinds.setdefault(name, kind)
@@ -178,11 +184,14 @@ class Trainer:
                     f"(from CSV: prepare it with `type: {_TYPES[trained]}` in the schema)"
                 )
 
-    def expect(self, stream: SampleStream, evaluation: SampleStream | None) -> None:
+    def expect(self, stream: SampleStream | LiveStream, evaluation: SampleStream | None) -> None:
         """Train on this data to its end, or to ``max_steps``; refuse ids of another type than before."""
-        for one in (stream, evaluation) if evaluation else (stream,):
-            self.check_keys(one)
+        self.check_keys(stream)
+        if evaluation is not None:
+            self.check_keys(evaluation)
         self.total_steps = min(self.step + stream.num_batches, self.config.max_steps or sys.maxsize)
+        window = self.config.scored_window(isinstance(stream, LiveStream))
+        self.progressive = Progressive(window, self.samples) if window else None
 
     def set_rates(self) -> None:
         """Give both optimizers the learning rates of the step that comes next."""
@@ -238,9 +247,16 @@ def make_model(config: TrainConfig, schema: Schema) -> RecommendationModel:
     return model.to(dtype)
 
 
-def backward(model: nn.Module, batch: Batch) -> Tensor:
-    """Run forward and backward on one part of a global batch; returns its part of the mean loss."""
-    loss = batch.loss(per_sample_loss(model(batch), batch))
+def backward(model: nn.Module, batch: Batch, progressive: Progressive | None = None) -> Tensor:
+    """Run forward and backward on one part of a global batch; returns its part of the mean loss.
+
+    ``progressive`` is given the scores that the model had for it.
+    """
+    logits = model(batch)
+    if progressive is not None:
+        assert batch.labels is not None
+        progressive.add(batch.labels, logits)
+    loss = batch.loss(per_sample_loss(logits, batch))
     loss.backward()
     return loss.detach()
 

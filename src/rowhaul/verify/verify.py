@@ -43,6 +43,7 @@ from rowhaul.train.distributed import checkpointing
 from rowhaul.train.distributed.run import ClusterSession, join_as_configured
 from rowhaul.train.distributed.training import layout_of
 from rowhaul.train.metrics import MetricValues
+from rowhaul.train.progressive import ProgressiveValues
 from rowhaul.train.run_folder import CHECKPOINTS
 from rowhaul.train.trainer import Trainer
 from rowhaul.tuning.hot_set.first_rows import profile_hot_rows
@@ -144,6 +145,9 @@ class _Losses:
         pass
 
     def evaluated(self, step: int, metrics: MetricValues) -> None:
+        pass
+
+    def scored(self, step: int, values: ProgressiveValues) -> None:
         pass
 
     def noted(self, text: str) -> None:

@@ -14,6 +14,7 @@ from rowhaul._activity import Activity, doing
 from rowhaul.errors import ClusterError, DataError
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
+from rowhaul.train.progressive import Scores
 from rowhaul.transport import base
 from rowhaul.transport.base import Bytes, Links
 from rowhaul.transport.remote_errors import read_report, write_report
@@ -32,6 +33,16 @@ class Measured(BinaryMetrics):
             raise DataError("evaluation needs labels; read the stream with require_label=True")
         self.update(labels, logits)
         self._numbers.append(number)
+
+    def add_scores(self, number: int, scores: Scores) -> None:
+        """Add samples that are scored already."""
+        self._labels.append(scores.labels)
+        self._logits.append(scores.logits)
+        self._numbers.append(number)
+
+    def scores(self) -> Scores:
+        """All samples, in the order in which they were added."""
+        return Scores(np.concatenate(self._labels), np.concatenate(self._logits))
 
     @property
     def size(self) -> tuple[int, int]:
@@ -102,6 +113,20 @@ def _gather(links: Links, rank: int, measured: Measured, sizes: list[tuple[int, 
             measured.add_bytes(sizes[worker][0], data)
     elif rank < len(sizes):
         links.post({}, {0: measured.to_bytes()}).wait_sent()
+
+
+def scores_of_all(runtime: Runtime, num_workers: int, mine: Scores) -> Scores:
+    """Gather all workers' scores on rank 0, in order of rank; a collective call between two segments."""
+    measured = Measured()
+    measured.add_scores(runtime.rank, mine)
+    every = runtime.in_control(
+        lambda control: control.all_gather(np.array(measured.size, np.int64).view(np.uint8))
+    ).wait()
+    sizes = [(int(batches), int(samples)) for batches, samples in np.ascontiguousarray(every).view(np.int64)][
+        :num_workers
+    ]
+    runtime.in_moves(lambda mover: _gather(mover.links, runtime.rank, measured, sizes)).wait()
+    return measured.scores()
 
 
 def raise_first_error(runtime: Runtime, number: int, error: Exception | None) -> None:

@@ -47,6 +47,7 @@ from rowhaul.train.distributed.data_streams import (
 from rowhaul.train.distributed.devices import device_of_rank
 from rowhaul.train.distributed.evaluation import evaluate
 from rowhaul.train.distributed.explaining import explained_facts
+from rowhaul.train.distributed.gathering import scores_of_all
 from rowhaul.train.distributed.log import ClusterLog
 from rowhaul.train.distributed.resuming import fit_to_workers, what_changed
 from rowhaul.train.distributed.setup import distribute, use_given_links
@@ -54,6 +55,7 @@ from rowhaul.train.distributed.training import DistributedTraining, layout_of
 from rowhaul.train.fitting import Fit, decisions, with_decisions
 from rowhaul.train.loop import Listener, RunResult, ShouldStop
 from rowhaul.train.metrics import MetricValues
+from rowhaul.train.progressive import Scores
 from rowhaul.train.run_data import read_contents
 from rowhaul.train.run_folder import begin_folder, check_new_run, check_same_run, checkpoints_of, is_empty
 from rowhaul.train.run_lock import RunLock
@@ -359,6 +361,10 @@ class ClusterSession(loop.Session):
         assert self.evaluation is not None
         with doing(Activity.EVALUATING), evaluation_batches(self.training, self.evaluation) as batches:
             return evaluate(self.training, batches)
+
+    def gather_scores(self, mine: Scores) -> Scores:
+        """Gather the scores of all workers on rank 0."""
+        return scores_of_all(self.training.runtime, self.cluster.topology.num_workers, mine)
 
     def save(self, checkpoints: Place, facts: dict[str, Any]) -> None:
         """Save a checkpoint of this step, with the other ranks."""

@@ -1,0 +1,1 @@
+"""Sources of samples without a known end: a folder that grows, lines of JSON, Redis Streams."""

@@ -1,0 +1,150 @@
+"""A folder in which Parquet files appear, read in the natural order of their names.
+
+A file must appear complete (written elsewhere on the same disk, then renamed), and with a name that sorts
+after those that were read already (``part-10`` after ``part-9``): the position is then a name and a row,
+however many files there were before, which may be removed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rowhaul._id_kinds import join_kinds
+from rowhaul.data.block import Block
+from rowhaul.data.files import natural_order
+from rowhaul.data.parquet import ParquetRows
+from rowhaul.data.schema import Schema
+from rowhaul.data.sources.source import POLL_SECONDS, Chunk, Position, SetAside
+from rowhaul.errors import DataError
+
+_SETTLING_SECONDS = 10.0  # a file that is not whole and was changed so recently may still be written
+
+
+class FolderSource:
+    """Follows a folder; see `Source`."""
+
+    patience = 3
+
+    def __init__(self, folder: str | Path, schema: Schema, kinds: dict[str, str]) -> None:
+        self._folder = Path(folder).expanduser()
+        if not self._folder.is_dir():
+            raise DataError(
+                f"{folder}: no such folder to follow; create it, or name the folder files appear in"
+            )
+        self.name, self.kinds, self.notes = str(self._folder), dict(kinds), deque[str]()
+        self._schema = schema
+        self._seen: set[str] = set()  # names, so that one that comes late is noticed
+
+    def read(self, position: Position | None) -> Iterator[Chunk | None]:
+        """Yield the rows of files, in order."""
+        current = position["file"] if position else ""
+        if position and position["rows"] < position["of"]:
+            yield from self._read_file(self._folder / current, position)
+        self._seen = {name for name in self._names() if not _is_after(name, current)}
+        while True:
+            names = self._names()
+            for name in names:
+                if name not in self._seen and not _is_after(name, current):
+                    why = f"its name sorts before {current}, which was read already"
+                    yield _nothing_but(SetAside(str(self._folder / name), why))
+            self._seen |= {name for name in names if not _is_after(name, current)}
+            following = next((name for name in names if _is_after(name, current)), None)
+            if following is None:
+                time.sleep(POLL_SECONDS)
+                yield None
+                continue
+            yield from self._read_file(self._folder / following, None)
+            current = following
+            self._seen.add(current)
+
+    def saved(self, position: Position) -> None:
+        """Do nothing: files stay."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _names(self) -> list[str]:
+        found = (one for one in self._folder.glob("*.parquet") if not one.name.startswith((".", "_")))
+        return [one.name for one in sorted(found, key=natural_order) if one.is_file()]
+
+    def _read_file(self, path: Path, position: Position | None) -> Iterator[Chunk | None]:
+        """Yield a file's rows, from a position within it; a file that cannot be trained on is set aside."""
+        while True:
+            try:
+                rows = ParquetRows([path], self._schema, with_label=True)
+                self._check_kinds(rows.key_kinds)
+                break
+            except DataError as error:
+                if position is not None:  # a part of it is trained
+                    raise
+                if not _may_still_be_written(path):
+                    yield _nothing_but(SetAside(str(path), str(error)))
+                    return
+            time.sleep(POLL_SECONDS)
+            yield None
+        facts = rows.file_facts[0]
+        first = position["rows"] if position else 0
+        if position and position["footer"] != facts.footer:
+            raise DataError(
+                f"{path} has changed since {first:,} of its rows were trained; restore it, or start a new run"
+            )
+        for group in rows.row_groups:
+            if group.first_row + group.num_rows <= first:
+                continue
+            row = max(first, group.first_row)
+            blocks = rows.read(group, skip=row - group.first_row)
+            while True:
+                try:
+                    block = next(blocks, None)
+                except DataError as error:
+                    why = f"{error}; rows from {row:,} on are left out"
+                    yield _nothing_but(SetAside(str(path), why))
+                    return
+                if block is None:
+                    break
+                yield Chunk(block, partial(_after, path.name, facts.rows, facts.footer, row))
+                row += len(block)
+
+    def _check_kinds(self, found: dict[str, str]) -> None:
+        for name, kind in found.items():
+            before = self.kinds.get(name, kind)
+            joined = join_kinds(before, kind)
+            if joined is None:
+                raise DataError(
+                    f"id column {name!r} holds {kind} ids, but {before} ids so far, which are different keys"
+                )
+            self.kinds[name] = joined
+
+
+def _after(name: str, num_rows: int, footer: str, first: int, count: int) -> Position:
+    return {"file": name, "rows": first + count, "of": num_rows, "footer": footer}
+
+
+def _is_after(name: str, other: str) -> bool:
+    return not other or natural_order(Path(name)) > natural_order(Path(other))
+
+
+def _may_still_be_written(path: Path) -> bool:
+    try:
+        if time.time() - path.stat().st_mtime >= _SETTLING_SECONDS:
+            return False
+        with pq.ParquetFile(path):
+            return False  # whole, so waiting will not mend it
+    except FileNotFoundError:
+        return False
+    except (pa.ArrowException, OSError):
+        return True
+
+
+def _nothing_but(one: SetAside) -> Chunk:
+    """A chunk without samples."""
+    nothing = Block((), np.empty((0, 0), np.float32), None)
+    return Chunk(nothing, lambda count: {}, [(0, one)])

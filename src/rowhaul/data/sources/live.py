@@ -1,0 +1,178 @@
+"""`LiveStream`: the samples of a `Source` in batches, cut by count alone unless asked otherwise.
+
+A batch is full, however its samples arrived, so that reading the same samples again gives the same batches.
+Only the last batch before the end is shorter, and those that ``max_wait`` cuts, which are counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rowhaul.data.block import Block, join
+from rowhaul.data.contents import FileFacts
+from rowhaul.data.prefetch import prefetch
+from rowhaul.data.samples import Samples
+from rowhaul.data.schema import Schema
+from rowhaul.data.sources.source import Position, SetAside, Source
+from rowhaul.errors import DataError
+
+PREFETCHED_BATCHES = 4
+UNKNOWN_END = 1 << 60  # batches of a stream whose end is not known
+_TOLD_ONE_BY_ONE, _TOLD_EVERY = 10, 1000  # of what is set aside
+
+Prepared = TypeVar("Prepared")
+
+
+class Idle:
+    """Yielded in place of a batch while there are too few samples for one."""
+
+
+IDLE = Idle()
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A batch, and the position after it."""
+
+    samples: Samples
+    position: Position
+    kinds: dict[str, str]
+
+
+class LiveStream:
+    """The samples of a source in batches of the global batch size, with the attributes of `SampleStream`.
+
+    Args:
+        source: where they come from.
+        schema: what they mean.
+        batch_size: samples in a batch, over all workers.
+        position: of an earlier run: what `position` was after its last batch.
+        samples: trained by that run.
+        kinds: of the ids trained on before; grows with what is read.
+        max_wait: cut a batch when its first sample has waited so many seconds; 0: never.
+        stop_when_idle: end when nothing has come for so many seconds; 0: never.
+    """
+
+    num_samples = 0  # of an epoch: there is none
+    num_batches = UNKNOWN_END
+
+    def __init__(
+        self,
+        source: Source,
+        schema: Schema,
+        batch_size: int,
+        *,
+        position: Position | None = None,
+        samples: int = 0,
+        kinds: dict[str, str] | None = None,
+        max_wait: float = 0.0,
+        stop_when_idle: float = 0.0,
+    ) -> None:
+        self.source, self.schema, self.batch_size = source, schema, batch_size
+        self.position: Position = position or {"source": None, "set_aside": 0, "early_cuts": 0}
+        self.key_kinds = {} if kinds is None else kinds
+        self.set_aside: deque[SetAside] = deque()  # not reported yet
+        self._samples, self._max_wait, self._stop_when_idle = samples, max_wait, stop_when_idle
+        self._num_aside, self._num_early = self.position["set_aside"], self.position["early_cuts"]
+        self._barren = 0  # set aside before the first sample
+
+    @property
+    def files(self) -> list[str]:
+        """The source, for messages."""
+        return [self.source.name]
+
+    @property
+    def file_facts(self) -> list[FileFacts]:
+        """None: the position says what was read."""
+        return []
+
+    @property
+    def fingerprint(self) -> str:
+        """The source."""
+        return self.source.name
+
+    def prepared(self, prepare: Callable[[Samples], Prepared]) -> Generator[Prepared | Idle, None, None]:
+        """Apply ``prepare`` to every batch, ahead of use, in the thread that reads; `IDLE` if none is due."""
+        made = ((cut, None if isinstance(cut, Idle) else prepare(cut.samples)) for cut in self._cuts())
+        for cut, one in prefetch(made, PREFETCHED_BATCHES):
+            if isinstance(cut, Idle) or one is None:
+                yield IDLE
+                continue
+            self.position = cut.position
+            self.key_kinds.update(cut.kinds)
+            yield one
+
+    def saved(self, position: Position) -> None:
+        """Take note that a checkpoint holds everything up to a position."""
+        if position["source"] is not None:
+            self.source.saved(position["source"])
+
+    def news(self) -> list[str]:
+        """Return lines on what happened since the last call: what was set aside, and notes of the source."""
+        return [self.source.notes.popleft() for _ in range(len(self.source.notes))]
+
+    def _cuts(self) -> Iterator[_Cut | Idle]:
+        pieces: list[Block] = []
+        count, began, heard = 0, 0.0, time.monotonic()
+        position: Position | None = None  # after the samples in pieces
+        for chunk in self.source.read(self.position["source"]):
+            now = time.monotonic()
+            if chunk is None:
+                if self._stop_when_idle and now - heard >= self._stop_when_idle:
+                    break
+                if count and self._max_wait and now - began >= self._max_wait:
+                    yield self._cut(pieces, position, early=True)
+                    pieces, count, heard = [], 0, time.monotonic()
+                yield IDLE
+                continue
+            heard, first, aside = now, 0, deque(chunk.set_aside)
+            while first < len(chunk.block):
+                if not count:
+                    began = time.monotonic()
+                last = min(len(chunk.block), first + self.batch_size - count)
+                while aside and aside[0][0] < last:
+                    self._put_aside(aside.popleft()[1])
+                pieces.append(chunk.block.cut(first, last))
+                count, first, position = count + last - first, last, chunk.after(last)
+                if count == self.batch_size:
+                    yield self._cut(pieces, position, early=False)
+                    pieces, count, heard = [], 0, time.monotonic()
+            for _, one in aside:
+                self._put_aside(one)
+            if count and self._max_wait and time.monotonic() - began >= self._max_wait:
+                yield self._cut(pieces, position, early=True)
+                pieces, count, heard = [], 0, time.monotonic()
+        if count:
+            yield self._cut(pieces, position, early=False)
+
+    def _cut(self, pieces: list[Block], position: Position | None, early: bool) -> _Cut:
+        block = join(pieces)
+        samples = block.to_samples(self.schema.features, self._samples)
+        self._samples += len(block)
+        self._barren = -1
+        if early:
+            self._num_early += 1
+            if self._num_early == 1:
+                self.source.notes.append(
+                    f"a batch was cut at {len(block):,} of {self.batch_size:,} samples after "
+                    f"{self._max_wait:g}s (--max-wait): a replay may cut elsewhere, and learn other bits"
+                )
+        counts: dict[str, Any] = {"set_aside": self._num_aside, "early_cuts": self._num_early}
+        return _Cut(samples, {"source": position, **counts}, dict(self.source.kinds))
+
+    def _put_aside(self, one: SetAside) -> None:
+        self._num_aside += 1
+        self.set_aside.append(one)
+        if self._num_aside <= _TOLD_ONE_BY_ONE or self._num_aside % _TOLD_EVERY == 0:
+            self.source.notes.append(f"set aside ({self._num_aside:,} so far): {one.where}: {one.why}")
+        if self._barren >= 0:
+            self._barren += 1
+            if self._barren >= self.source.patience and not self._samples:
+                raise DataError(
+                    f"{self.source.name} does not fit the schema: of its first {self._barren:,} messages or "
+                    f"files none can be trained on; the last, {one.where}: {one.why}"
+                )

@@ -1,0 +1,207 @@
+"""JSON objects, one a sample, to columns; those that cannot be trained on are told apart, with the reason.
+
+Arrow parses many messages at once and without Python's lock. Where it stumbles over one of them, or may have
+found a missing field, Python looks at every message by itself.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pj
+
+from rowhaul._id_kinds import HEX, INTEGER, TEXT, UNRECORDED
+from rowhaul.data.block import Block
+from rowhaul.data.columns import Origin, decode_dense, decode_ids, decode_label, dense_numbers, label_numbers
+from rowhaul.data.schema import IdColumn, Schema
+from rowhaul.data.sources.source import SetAside
+from rowhaul.errors import DataError
+
+_SHOWN = 2000  # characters of a message that is set aside
+_LARGEST = float(np.finfo(np.float32).max)
+_ARROW = {INTEGER: pa.int64(), HEX: pa.int64(), TEXT: pa.string()}
+_KINDS = {"integer": INTEGER, "hex": HEX, "string": TEXT}  # by type in a schema; hex ids are sent as numbers
+_NOWHERE = Origin(Path("message"), 0)  # every value is checked before it is decoded
+
+Fields = Mapping[str, Any]
+Message = bytes | Fields  # JSON, or an object as it would be after parsing
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """The samples of some messages.
+
+    ``places`` are the numbers of the messages they are from; what was set aside has the number of samples
+    before it.
+    """
+
+    block: Block
+    places: Sequence[int]
+    set_aside: Sequence[tuple[int, SetAside]]
+
+
+class MessageDecoder:
+    """Turns messages into samples.
+
+    The ids of a feature are all integers or all strings: as the schema says, or as the first one is.
+    ``kinds`` are those known before; it grows.
+    """
+
+    def __init__(self, schema: Schema, kinds: dict[str, str]) -> None:
+        if schema.label is None:
+            raise DataError("the schema names no label, which training needs; add `label:` to it")
+        for column in schema.ids:
+            if kinds.get(column.name) == UNRECORDED:
+                del kinds[column.name]
+            if column.type != "auto":
+                kinds.setdefault(column.name, _KINDS[column.type])
+        self._schema, self._kinds, self._label = schema, kinds, schema.label
+        self._columns = schema.column_names()
+        self._in_lists: dict[str, bool] = {}  # by feature, as in the messages before
+
+    def decode(self, messages: Sequence[Message], where: Callable[[int], str]) -> Decoded:
+        """Decode messages; ``where`` names one of them, by number."""
+        rows = self._parsed_together(messages)
+        if rows is not None:
+            return Decoded(self._block(rows), range(len(messages)), ())
+        good: list[Fields] = []
+        places: list[int] = []
+        bad: list[tuple[int, SetAside]] = []
+        for number, message in enumerate(messages):
+            try:
+                good.append(self._checked(message))
+                places.append(number)
+            except ValueError as error:
+                shown = message.decode(errors="replace") if isinstance(message, bytes) else repr(message)
+                bad.append((len(good), SetAside(where(number), str(error), shown[:_SHOWN])))
+        return Decoded(self._block(self._as_rows(good)), places, bad)
+
+    def _parsed_together(self, messages: Sequence[Message]) -> pa.RecordBatch | None:
+        """Parse messages like those before them; None: they are not all, or one needs a closer look."""
+        if not self._in_lists or not messages or not isinstance(messages[0], bytes):
+            return None
+        text = b"\n".join(messages)  # type: ignore[arg-type]  # of one source all are
+        if text.count(b"\n") != len(messages) - 1 or b"\n\n" in text:
+            return None
+        wanted = pj.ParseOptions(explicit_schema=self._arrow_schema(), unexpected_field_behavior="ignore")
+        options = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)
+        try:
+            table = pj.read_json(io.BytesIO(text), options, wanted).combine_chunks()
+        except pa.ArrowException:
+            return None
+        if len(table) != len(messages) or not len(table):
+            return None
+        rows: pa.RecordBatch = table.to_batches()[0]
+        for name in self._columns:
+            column = rows.column(name)
+            # Arrow reads a field that is missing as null: every message must name it.
+            if column.null_count and text.count(json.dumps(name).encode() + b":") != len(messages):
+                return None
+            if self._in_lists.get(name) and column.flatten().null_count:
+                return None
+        usable = label_numbers(rows.column(self._label.name), self._label)[1].all() and all(
+            dense_numbers(rows.column(one.name))[1].all() for one in self._schema.dense
+        )
+        return rows if usable else None
+
+    def _arrow_schema(self) -> pa.Schema:
+        fields = [(name, pa.float64()) for name in self._columns if name not in self._in_lists]
+        for name, in_lists in self._in_lists.items():
+            kind = _ARROW[self._kinds[name]]
+            fields.append((name, pa.list_(kind) if in_lists else kind))
+        return pa.schema(fields)
+
+    def _as_rows(self, messages: Sequence[Fields]) -> pa.RecordBatch:
+        """Checked messages as columns."""
+        arrays = []
+        for name in self._columns:
+            values = [one[name] for one in messages]
+            if name not in self._schema.features:
+                arrays.append(pa.array([None if one is None else float(one) for one in values], pa.float64()))
+                continue
+            in_lists = any(isinstance(one, list) for one in values)
+            kind = _ARROW[self._kinds.get(name, INTEGER)]
+            if in_lists:
+                values = [one if isinstance(one, list) or one is None else [one] for one in values]
+            arrays.append(pa.array(values, pa.list_(kind) if in_lists else kind))
+            if name in self._kinds and messages:
+                self._in_lists[name] = in_lists
+        if len(self._in_lists) < len(self._schema.ids):
+            self._in_lists.clear()  # not all are known yet
+        return pa.record_batch(arrays, self._columns)
+
+    def _block(self, rows: pa.RecordBatch) -> Block:
+        return Block(
+            ids=tuple(decode_ids(rows.column(name)) for name in self._schema.features),
+            dense=decode_dense(rows, self._schema.dense, _NOWHERE),
+            labels=decode_label(rows.column(self._label.name), self._label, _NOWHERE),
+        )
+
+    def _checked(self, message: Message) -> Fields:
+        """Parse one message and check every value; raises a ValueError that says what is wrong."""
+        if isinstance(message, bytes):
+            try:
+                fields = json.loads(message)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"not JSON ({error})") from None
+        else:
+            fields = message
+        if not isinstance(fields, Mapping):
+            raise ValueError(f"not a JSON object with a field for each column, but {type(fields).__name__}")
+        missing = [name for name in self._columns if name not in fields]
+        if missing:
+            has = ", ".join(map(str, fields))[:200] or "no field"
+            raise ValueError(
+                f"no field {', '.join(map(repr, missing))} (null for a missing value); it has {has}"
+            )
+        self._check_label(fields[self._label.name])
+        for dense in self._schema.dense:
+            value = fields[dense.name]
+            if value is not None and not (_is_number(value) and abs(value) <= _LARGEST):
+                raise ValueError(f"dense field {dense.name!r} is {_short(value)}; a number or null is needed")
+        kinds = {column.name: self._id_kind(column, fields[column.name]) for column in self._schema.ids}
+        for name, kind in kinds.items():  # all are good
+            if kind is not None:
+                self._kinds.setdefault(name, kind)
+        return fields
+
+    def _check_label(self, value: Any) -> None:
+        name, least = self._label.name, self._label.positive_from
+        if not _is_number(value) or (least is None and value not in (0, 1)):
+            needed = "0 or 1 is needed" if least is None else "a number is needed"
+            raise ValueError(f"label {name!r} is {_short(value)}; {needed}")
+
+    def _id_kind(self, column: IdColumn, given: Any) -> str | None:
+        """Check the ids of a feature; returns what they are, None where there are none."""
+        kind = self._kinds.get(column.name)
+        for one in given if isinstance(given, list) else () if given is None else (given,):
+            if isinstance(one, str):
+                found = TEXT
+            elif isinstance(one, int) and not isinstance(one, bool) and -(1 << 63) <= one < 1 << 63:
+                found = INTEGER
+            else:
+                needed = "a 64-bit integer, a string, a list of those or null is needed"
+                raise ValueError(f"id field {column.name!r} is {_short(given)}; {needed}")
+            kind = kind or found
+            if found != kind and not (found == INTEGER and kind == HEX):
+                raise ValueError(
+                    f"id field {column.name!r} is {_short(given)}, but so far it has {kind} ids, which are "
+                    "different keys; send all as one type"
+                )
+        return kind
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:60]

@@ -1,0 +1,219 @@
+"""Redis Streams, read through a consumer group.
+
+An entry has a field ``json`` with a JSON object, or with several of them, one a line; or a field for each
+column, as text. The checkpoint's position rules: the group is set to it at the start, and to the last entry
+read after Redis was away, so that entries that were delivered, but are not in the model, are delivered again.
+Entries are acknowledged once a checkpoint holds them, so those pending are what a crash would deliver again.
+Only one run may read a group.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from rowhaul._id_kinds import TEXT
+from rowhaul.data.schema import Schema
+from rowhaul.data.sources.messages import Message, MessageDecoder
+from rowhaul.data.sources.source import POLL_SECONDS, Chunk, Position
+from rowhaul.errors import ConfigError, DataError
+
+SCHEMES = ("redis", "rediss")
+DEFAULT_GROUP, _CONSUMER = "rowhaul", "trainer"
+_JSON = b"json"
+_ENTRIES = 1000  # asked for at a time
+_ACKNOWLEDGED = 1000  # at a time
+_RETRY_SECONDS = 0.5
+_SOCKET_SECONDS = 10.0
+_BEGINNING = "0-0"
+
+
+class RedisSource:
+    """Reads ``redis://[user:password@]host[:port]/[database/]stream[?group=name]``; see `Source`."""
+
+    patience = 100
+
+    def __init__(self, url: str, schema: Schema, kinds: dict[str, str]) -> None:
+        try:
+            import redis
+            from redis.backoff import NoBackoff
+            from redis.retry import Retry
+        except ImportError:
+            raise ConfigError("redis:// needs a client: pip install 'rowhaul[redis]'") from None
+        self._away = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError)
+        self._refused = redis.exceptions.ResponseError
+        address = urlsplit(url)
+        database, _, stream = unquote(address.path.strip("/")).rpartition("/")
+        if not address.hostname or not stream or (database and not database.isdecimal()):
+            raise ConfigError(f"{url}: expected redis://host[:port]/stream, or redis://host/database/stream")
+        options = parse_qs(address.query)
+        if unknown := sorted(set(options) - {"group"}):
+            raise ConfigError(f"{url}: {unknown[0]!r} is not an option; known is group")
+        self._stream, self._group = stream, options.get("group", [DEFAULT_GROUP])[0]
+        self.name = f"{address.scheme}://{address.hostname}:{address.port or 6379}/{address.path.strip('/')}"
+        self.kinds, self.notes = dict(kinds), deque[str]()
+        self._schema, self._decoder = schema, MessageDecoder(schema, self.kinds)
+        self._separators = {one.name: one.separator for one in schema.ids if one.separator}
+        self._saved = _BEGINNING  # up to here entries may be acknowledged
+        self._delivered: deque[str] = deque()  # and not acknowledged yet
+        self._server: Any = redis.Redis(
+            host=address.hostname,
+            port=address.port or 6379,
+            db=int(database or 0),
+            username=unquote(address.username) if address.username else None,
+            password=unquote(address.password) if address.password else None,
+            ssl=address.scheme == "rediss",
+            socket_timeout=_SOCKET_SECONDS,
+            socket_connect_timeout=_SOCKET_SECONDS,
+            # A read whose answer was lost has delivered its entries: asking again would leave them out.
+            retry=Retry(NoBackoff(), 0),
+        )
+
+    def read(self, position: Position | None) -> Iterator[Chunk | None]:
+        """Yield entries as they come; while Redis is away, wait for it."""
+        last, skip = (position["id"], position["lines"]) if position else (_BEGINNING, 0)
+        self._saved = last
+        is_joined, is_away = False, False
+        while True:
+            try:
+                if not is_joined:
+                    self._join(last)
+                    is_joined = True
+                self._acknowledge()
+                wait = int(POLL_SECONDS * 1000)
+                read = self._server.xreadgroup(self._group, _CONSUMER, {self._stream: ">"}, _ENTRIES, wait)
+            except self._away as error:
+                if not is_away:
+                    self.notes.append(f"{self.name} is away ({error}); waiting for it")
+                is_joined, is_away = False, True
+                time.sleep(_RETRY_SECONDS)
+                yield None
+                continue
+            except self._refused as error:
+                if "NOGROUP" in str(error):  # the stream or its group was removed: begin it anew
+                    is_joined = False
+                    yield None
+                    continue
+                raise DataError(f"{self.name}: {error}") from None
+            if is_away:
+                self.notes.append(f"{self.name} is back")
+                is_away = False
+            entries = read[0][1] if read else []
+            if not entries:
+                yield None
+                continue
+            yield self._chunk(last, skip, entries)
+            last, skip = entries[-1][0].decode(), 0
+
+    def saved(self, position: Position) -> None:
+        """Acknowledge what a checkpoint holds, when the reading thread comes round to it."""
+        self._saved = position["id"]
+
+    def close(self) -> None:
+        """Acknowledge what is saved, if Redis is there, and disconnect."""
+        try:
+            self._acknowledge()
+            self._server.close()
+        except (*self._away, self._refused):
+            pass  # done at the next start
+
+    def _join(self, last: str) -> None:
+        """Deliver everything after an entry, again where it was delivered before."""
+        try:
+            self._server.xgroup_create(self._stream, self._group, id=last, mkstream=True)
+        except self._refused as error:
+            if "BUSYGROUP" not in str(error):
+                raise DataError(f"{self.name}: {error}") from None
+            self._server.xgroup_setid(self._stream, self._group, last)
+            self._acknowledge_before()
+        removed = self._server.xinfo_stream(self._stream).get("max-deleted-entry-id")
+        if removed is not None and last != _BEGINNING and _number(removed.decode()) > _number(last):
+            self.notes.append(
+                f"{self.name}: entries up to {removed.decode()} were removed from the stream, but the model "
+                f"has learned up to {last} only: some may be lost"
+            )
+
+    def _acknowledge_before(self) -> None:
+        """Acknowledge what was saved, but not acknowledged before a crash."""
+        while True:
+            pending = self._server.xpending_range(
+                self._stream, self._group, min="-", max=self._saved, count=_ACKNOWLEDGED
+            )
+            if not pending:
+                return
+            self._server.xack(self._stream, self._group, *(one["message_id"] for one in pending))
+
+    def _acknowledge(self) -> None:
+        saved = _number(self._saved)
+        while self._delivered and _number(self._delivered[0]) <= saved:
+            first = [self._delivered[place] for place in range(min(_ACKNOWLEDGED, len(self._delivered)))]
+            done = [one for one in first if _number(one) <= saved]
+            self._server.xack(self._stream, self._group, *done)
+            for _ in done:
+                self._delivered.popleft()
+
+    def _chunk(self, last: str, skip: int, entries: list[tuple[bytes, Mapping[bytes, bytes]]]) -> Chunk:
+        """Decode entries; the first ``skip`` lines of the first one are in the model already."""
+        messages: list[Message] = []
+        origins: list[tuple[str, str, int, int]] = []  # the entry before, this one, line, lines
+        for number, (id_bytes, fields) in enumerate(entries):
+            entry = id_bytes.decode()
+            self._delivered.append(entry)
+            found: list[Message] = [self._as_object(fields)] if _JSON not in fields else []
+            found += fields[_JSON].strip().split(b"\n") if _JSON in fields else []
+            for line in range(skip if number == 0 else 0, len(found)):
+                messages.append(found[line])
+                origins.append((last, entry, line + 1, len(found)))
+            last = entry
+        decoded = self._decoder.decode(messages, lambda place: f"entry {origins[place][1]}")
+        return Chunk(decoded.block, partial(_after, origins, decoded.places), decoded.set_aside)
+
+    def _as_object(self, fields: Mapping[bytes, bytes]) -> dict[str, Any]:
+        """Fields of text as values; what is no number stays text, which is then refused."""
+        texts = {
+            name.decode(errors="replace"): value.decode(errors="replace") for name, value in fields.items()
+        }
+        found: dict[str, Any] = dict(texts)
+        for name in self._schema.column_names():
+            if name not in texts:
+                continue
+            if name not in self._schema.features:
+                found[name] = _as_number(texts[name])
+            elif name in self._separators:
+                parts = texts[name].split(self._separators[name]) if texts[name] else []
+                found[name] = [self._as_id(name, part) for part in parts]
+            else:
+                found[name] = self._as_id(name, texts[name]) if texts[name] else None
+        return found
+
+    def _as_id(self, name: str, text: str) -> int | str:
+        if self.kinds.get(name) == TEXT:
+            return text
+        try:
+            return int(text)
+        except ValueError:
+            return text  # refused where ids are integers
+
+
+def _as_number(text: str) -> float | str | None:
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _number(entry: str) -> tuple[int, int]:
+    """An entry's id as numbers, which compare."""
+    milliseconds, _, sequence = entry.partition("-")
+    return int(milliseconds), int(sequence or 0)
+
+
+def _after(origins: list[tuple[str, str, int, int]], places: Sequence[int], count: int) -> Position:
+    before, entry, line, lines = origins[places[count - 1]]
+    return {"id": entry, "lines": 0} if line == lines else {"id": before, "lines": line}

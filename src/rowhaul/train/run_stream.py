@@ -1,0 +1,106 @@
+"""The stream of a run: opening it where a checkpoint has left off, and what the run keeps of it.
+
+::
+
+    run/set_aside.jsonl   messages and files that could not be trained on, with the reason
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rowhaul.checkpoint import CheckpointReader
+from rowhaul.data.schema import Schema
+from rowhaul.data.sources.live import LiveStream
+from rowhaul.data.sources.opening import open_source
+from rowhaul.data.stream import SampleStream
+from rowhaul.errors import CheckpointError, ConfigError
+from rowhaul.train.config import TrainConfig
+
+SET_ASIDE_FILE = "set_aside.jsonl"
+_POSITION, _SOURCE = "stream_position", "stream"  # facts of a checkpoint
+
+
+def check_streamable(config: TrainConfig, is_rank: bool = False) -> None:
+    """Refuse settings that need to know the end of the data, or to read it twice, and ranks of a cluster."""
+    refused = {
+        "epochs": (config.epochs != 1, "a stream is read once"),
+        "shuffle_rows": (config.shuffle_rows > 0, "samples are learned from in the order in which they come"),
+        "rates.decay": (
+            config.rates.decay != "constant" and not config.max_steps,
+            "rates decay towards an end, which a stream has only with max_steps",
+        ),
+        "prune": (config.prune.is_shared, "a memory budget is fitted to ids that are counted beforehand"),
+        "cluster.workers": (
+            is_rank or config.cluster.workers > 0,
+            "a cluster plans ahead on batches that all ranks know, and has no way yet to wait for samples "
+            "together",
+        ),
+    }
+    for name, (given, why) in refused.items():
+        if given:
+            raise ConfigError(f"{name} does not go together with a stream: {why}; leave out one of them")
+
+
+def open_stream(
+    config: TrainConfig,
+    schema: Schema,
+    given: str,
+    reader: CheckpointReader | None,
+    samples: int,
+    kinds: dict[str, str],
+) -> LiveStream:
+    """Open a stream, where the checkpoint has left off if there is one; ``kinds`` grows with what is read."""
+    position = None
+    if reader is not None:
+        if _POSITION not in reader.facts:
+            raise CheckpointError(
+                f"{reader.path} was trained on files, and says nothing of a position in {given}; resume it "
+                "on its files, or start a new run"
+            )
+        position = reader.facts[_POSITION]
+    source = open_source(given, schema, kinds)
+    if reader is not None and reader.facts[_SOURCE] != type(source).__name__:
+        raise CheckpointError(
+            f"{reader.path} was trained on another kind of stream ({reader.facts[_SOURCE]}) than {given} "
+            f"({type(source).__name__}), where its position means nothing; resume it on its own"
+        )
+    return LiveStream(
+        source,
+        schema,
+        config.batch_size,
+        position=position,
+        samples=samples,
+        kinds=kinds,
+        max_wait=config.stream.max_wait_seconds,
+        stop_when_idle=config.stream.idle_seconds,
+    )
+
+
+def stream_facts(stream: LiveStream) -> dict[str, Any]:
+    """What a checkpoint keeps of a stream."""
+    return {_POSITION: stream.position, _SOURCE: type(stream.source).__name__}
+
+
+def acknowledging(stream: SampleStream | LiveStream) -> Callable[[], None]:
+    """Return what to call when a checkpoint of this moment is complete."""
+    return partial(stream.saved, stream.position) if isinstance(stream, LiveStream) else _nothing
+
+
+def _nothing() -> None:
+    """Files need not be told."""
+
+
+def keep_set_aside(folder: Path | None, stream: LiveStream) -> None:
+    """Append what was set aside to a file of the run's folder."""
+    if not stream.set_aside:
+        return
+    taken = [stream.set_aside.popleft() for _ in range(len(stream.set_aside))]
+    if folder is not None:
+        with (folder / SET_ASIDE_FILE).open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(one)) + "\n" for one in taken)

@@ -1,0 +1,178 @@
+"""Learning from Redis Streams, with a real server: exactly once, whatever is killed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pyarrow.parquet as pq
+import pytest
+from test_trainer import state_bytes
+
+from click_logs import click_log
+from redis_server import RedisServer
+from rowhaul.checkpoint import latest_checkpoint
+from rowhaul.checkpoint.opening import open_checkpoint
+from rowhaul.data.schema import Schema
+from rowhaul.errors import ConfigError, DataError
+from rowhaul.train import TrainConfig, load_trained, train_run
+from rowhaul.train.config import ModelConfig
+from rowhaul.train.stream_config import StreamConfig
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+FILES = TrainConfig(model=ModelConfig(embedding_dim=4), batch_size=256, checkpoint_every=3)
+CONFIG = replace(FILES, stream=StreamConfig(stop_when_idle="0.5s"))
+SAMPLES, KILLS = 6000, 5
+
+
+@pytest.fixture
+def server(tmp_path):
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    server = RedisServer(folder)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory, log_schema):
+    """The samples, and the bits of a run over them in a file."""
+    folder, table = tmp_path_factory.mktemp("log"), click_log(SAMPLES, 3)
+    pq.write_table(table, folder / "part-0.parquet")
+    train_run(FILES, log_schema, folder, out=folder / "run")
+    return table.to_pylist(), state_bytes(load_trained(folder / "run"))
+
+
+def send(client, stream, rows, at_once=1):
+    """Add entries with explicit ids, so that an entry that was added already is not added again."""
+    import redis
+
+    for number in range(0, len(rows), at_once):
+        lines = "\n".join(json.dumps(row) for row in rows[number : number + at_once])
+        while True:
+            try:
+                client.xadd(stream, {"json": lines}, id=f"{number + 1}-1")
+                break
+            except redis.exceptions.ConnectionError:
+                time.sleep(0.05)  # it is down, or has answered nothing
+            except redis.exceptions.ResponseError as error:
+                if "equal or smaller" in str(error):  # it was added, but the answer was lost
+                    break
+                raise
+
+
+@pytest.mark.parametrize("at_once", [1, 7])
+def test_a_stream_is_learned_as_a_file(at_once, server, expected, tmp_path, log_schema):
+    rows, bits = expected
+    send(server.client, "clicks", rows, at_once)
+    result = train_run(CONFIG, log_schema, server.url("clicks"), out=tmp_path / "run")
+    assert result.samples == SAMPLES
+    assert state_bytes(load_trained(tmp_path / "run")) == bits
+    (group,) = server.client.xinfo_groups("clicks")
+    assert (group["name"], group["pending"], group["lag"]) == (b"rowhaul", 0, 0)
+
+
+def test_fields_as_columns_poisoned_entries_and_a_stop_in_between(server, expected, tmp_path, log_schema):
+    rows, bits = expected
+    schema = Schema.from_dict(
+        {"label": "click", "dense": ["price"], "ids": ["user", "item", {"name": "tags", "separator": " "}]}
+    )
+    pipe = server.client.pipeline()
+    for number, row in enumerate(rows):
+        pipe.xadd("clicks", {**row, "price": repr(row["price"]), "tags": " ".join(map(str, row["tags"]))})
+        if number % 1000 == 10:
+            pipe.xadd("clicks", {**row, "tags": "1", "price": "cheap"})
+            pipe.xadd("clicks", {"json": '{"click": 1}'})
+    pipe.execute()
+    calls = iter(range(1, 10**6))
+    train_run(
+        CONFIG, schema, server.url("0/clicks"), out=tmp_path / "run", should_stop=lambda: next(calls) > 8
+    )
+    (group,) = server.client.xinfo_groups("clicks")
+    assert group["pending"] > 0  # delivered ahead of training
+    train_run(CONFIG, schema, server.url("0/clicks"), out=tmp_path / "run", resume=True)
+    assert state_bytes(load_trained(tmp_path / "run")) == bits
+    assert open_checkpoint(tmp_path / "run").facts["stream_position"]["set_aside"] == 12
+    reasons = (tmp_path / "run" / "set_aside.jsonl").read_text()
+    assert "dense field 'price' is 'cheap'" in reasons
+    assert "no field 'price', 'user', 'item', 'tags'" in reasons
+
+
+def test_a_server_that_goes_away_and_comes_back(server, expected, tmp_path, log_schema):
+    rows, bits = expected
+    send(server.client, "clicks", rows[:3000])
+
+    def disturb():
+        time.sleep(1.0)
+        server.kill()
+        time.sleep(1.5)
+        server.start()
+        send(server.client, "clicks", rows)
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    config = replace(CONFIG, stream=StreamConfig(stop_when_idle="6s"))
+    train_run(config, log_schema, server.url("clicks"), out=tmp_path / "run")
+    thread.join()
+    assert state_bytes(load_trained(tmp_path / "run")) == bits
+    notes = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert "is away" in notes
+    assert "is back" in notes
+
+
+def test_a_stream_without_the_fields_of_the_schema_is_an_error(server, tmp_path, log_schema):
+    for _ in range(200):
+        server.client.xadd("clicks", {"user": "1", "clicked": "1"})
+    with pytest.raises(DataError, match="does not fit the schema: of its first 100 messages"):
+        train_run(CONFIG, log_schema, server.url("clicks"), out=tmp_path / "run")
+    server.client.set("text", "no stream")
+    with pytest.raises(DataError, match="WRONGTYPE"):
+        train_run(CONFIG, log_schema, server.url("text"), out=tmp_path / "other")
+    with pytest.raises(ConfigError, match="expected redis://host"):
+        train_run(CONFIG, log_schema, "redis://localhost", out=tmp_path / "third")
+
+
+def newest_step(run):
+    newest = latest_checkpoint(run / "checkpoints") if (run / "checkpoints").exists() else None
+    return int(newest.name.removeprefix("step-")) if newest is not None else 0
+
+
+def test_random_kills_of_trainer_and_server_end_in_the_same_bits(server, expected, tmp_path, log_schema):
+    """Samples come in while both are killed; what was not saved is learned again, and nothing twice."""
+    rows, bits = expected
+    log_schema.write(tmp_path / "schema.yaml")
+    chance, run = random.Random(int(os.environ.get("KILL_SEED", "1"))), tmp_path / "run"
+    common = [sys.executable, "-m", "rowhaul", "train", "--data", server.url("clicks"), "--schema"]
+    common += [str(tmp_path / "schema.yaml"), "--out", str(run), "--batch-size", "256"]
+    common += ["--embedding-dim", "4", "--checkpoint-every", "2", "--threads", "1"]
+    for number in range(KILLS):
+        last = SAMPLES * (number + 1) // (KILLS + 1) // 7 * 7  # whole entries
+        producer = threading.Thread(target=send, args=(server.client, "clicks", rows[:last], 7))
+        producer.start()
+        before, resume = newest_step(run), ["--resume"] if (run / "config.yaml").exists() else []
+        trainer = subprocess.Popen([*common, *resume], stdout=subprocess.DEVNULL)
+        if number % 2:
+            time.sleep(chance.uniform(0, 8))
+            server.kill()
+            time.sleep(chance.uniform(0.1, 2))
+            server.start()
+        end = time.monotonic() + 60
+        while newest_step(run) == before:
+            assert trainer.poll() is None
+            assert time.monotonic() < end, "nothing is saved"
+            time.sleep(0.02)
+        time.sleep(chance.uniform(0, 0.3))
+        trainer.send_signal(signal.SIGKILL)
+        trainer.wait()
+        producer.join()
+    send(server.client, "clicks", rows, 7)
+    config = replace(CONFIG, checkpoint_every=2, threads=1)
+    train_run(config, log_schema, server.url("clicks"), out=run, resume=True)
+    assert open_checkpoint(run).facts["samples"] == SAMPLES
+    assert state_bytes(load_trained(run)) == bits
