@@ -50,7 +50,7 @@ PARTS = {
     "dense sum": [f"{_SUM}.{name}" for name in _SUMMING],
     "own samples": ["train.distributed.training:DistributedTraining._part"],
     "log": [
-        "train.distributed.run:ClusterSession.iterated",
+        "train.distributed.session:ClusterSession.iterated",
         "train.log:TrainingLog.stepped",
         "runtime.runtime:Runtime.note_measures",
     ],

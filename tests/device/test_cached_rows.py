@@ -77,7 +77,7 @@ def by_key(rows):
 @pytest.mark.parametrize(
     ("rule", "memory", "ahead"),
     [
-        (RowwiseAdagrad(0.1), TIGHT, 0),
+        pytest.param(RowwiseAdagrad(0.1), TIGHT, 0, marks=pytest.mark.slow),
         (RowwiseAdagrad(0.1), 2 * TIGHT, 3),
         (RowwiseAdagrad(0.1), 40 * TIGHT, 2),
         (Adam(0.05), 2 * TIGHT, 1),

@@ -17,6 +17,7 @@ from rowhaul.nn import EmbeddingBagConfig, PoolingType
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.optim import SGD, Adagrad, Adam, RowwiseAdagrad
 from rowhaul.schedule import CacheSettings, ScheduleSettings, Topology
+from slow_cases import mostly_slow
 
 pytest.importorskip("triton", reason="Triton is not installed: `pip install rowhaul[gpu]`")
 
@@ -101,7 +102,10 @@ def test_records_go_to_messages_and_back():
 @pytest.mark.usefixtures("one_kernel_at_a_time")
 @pytest.mark.parametrize(
     ("sync", "peer_to_peer"),
-    [("on-demand", False), ("on-demand", True), ("full", False), ("static", False), ("bounded:0", False)],
+    mostly_slow(
+        [("on-demand", False), ("on-demand", True), ("full", False), ("static", False), ("bounded:0", False)],
+        ("on-demand", True),
+    ),
 )
 @settings(
     max_examples=2,

@@ -18,7 +18,8 @@ from rowhaul.runtime.mover import Job
 from rowhaul.runtime.runtime import MEASURES
 from rowhaul.train import loop
 from rowhaul.train.config import TrainConfig
-from rowhaul.train.distributed.run import ClusterSession, join_as_configured
+from rowhaul.train.distributed.run import join_as_configured
+from rowhaul.train.distributed.session import ClusterSession
 
 
 class _CountedRun(ClusterSession):

@@ -40,7 +40,8 @@ from rowhaul.store.row_parts import Arrays
 from rowhaul.train import loop
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed import checkpointing
-from rowhaul.train.distributed.run import ClusterSession, join_as_configured
+from rowhaul.train.distributed.run import join_as_configured
+from rowhaul.train.distributed.session import ClusterSession
 from rowhaul.train.distributed.training import layout_of
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.progressive import ProgressiveValues
