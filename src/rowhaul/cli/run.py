@@ -149,7 +149,7 @@ class RunOptions:
         import yaml
 
         from rowhaul._yaml import load_yaml
-        from rowhaul.train.config import override, read_settings
+        from rowhaul.train.settings import override, read_settings
 
         given = read_settings(self.config) if self.config else dict(resumed or {})
         flags = {**defaults, **self.flags}

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import difflib
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Any
 
 import torch
 import yaml
 
 from rowhaul._files import write_text
 from rowhaul._quantities import parse_bytes
-from rowhaul._yaml import load_yaml
 from rowhaul.checkpoint import as_place
 from rowhaul.errors import ConfigError
 from rowhaul.monitoring.settings import UNMONITORED, MonitoringConfig
-from rowhaul.nn.exactness import refuse_clipping, refuse_scaler
 from rowhaul.nn.packed_rows import RowPrecision
 from rowhaul.nn.row_source import RowSettings
 from rowhaul.optim import RowOptimizerRule, row_optimizer
-from rowhaul.pruning.config import CHUNK_RULES, UNPRUNED, PruneConfig, check_cluster
-from rowhaul.schedule.lifetimes.policy import DEFAULT, RowPolicy, check_policies, policies_by_table
+from rowhaul.pruning.config import UNPRUNED, PruneConfig, check_cluster
+from rowhaul.schedule.lifetimes.policy import RowPolicy, check_policies, policies_by_table
 from rowhaul.store.packing import PLAIN, check_row_dtype
 from rowhaul.store.tables import ON_UNKNOWN
 from rowhaul.train.checkpoint_pace import pace_of
 from rowhaul.train.cluster_config import ONE_PROCESS, ClusterConfig
 from rowhaul.train.dense_state import make_recordable
 from rowhaul.train.progressive import AUTO_WINDOW, MOST_SAMPLES
+from rowhaul.train.settings import migrated, read_settings, updated
 from rowhaul.train.stream_config import NO_STREAM, StreamConfig
 
 AUTO = "auto"
@@ -248,7 +244,7 @@ class TrainConfig:
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> TrainConfig:
         """Build from nested dictionaries, as read from a file; unknown names are refused."""
-        return _updated(cls(), _migrate_old_settings(given), "")
+        return updated(cls(), migrated(given))
 
     @classmethod
     def read(cls, path: str | Path) -> TrainConfig:
@@ -314,102 +310,3 @@ class TrainConfig:
             return make(parameters, **options)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"dense: torch.optim.{self.dense.name} rejects its options: {error}") from None
-
-
-def read_settings(path: str | Path) -> dict[str, Any]:
-    """The contents of a YAML or TOML file as nested dictionaries."""
-    path = Path(path)
-    try:
-        if path.suffix == ".toml":
-            return tomllib.loads(path.read_text(encoding="utf-8"))
-        given = load_yaml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such configuration file") from None
-    except (yaml.YAMLError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid YAML or TOML: {error}") from None
-    if given is not None and not isinstance(given, dict):
-        raise ConfigError(f"{path}: expected settings by name, got {type(given).__name__}")
-    return given or {}
-
-
-def _migrate_old_settings(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Move settings of earlier versions to where they belong today."""
-    given = _with_tail(given)
-    cluster = given.get("cluster") if isinstance(given, Mapping) else None
-    if not isinstance(cluster, Mapping) or "admit_after" not in cluster:
-        return given
-    moved: dict[str, Any] = {**given, "cluster": dict(cluster)}
-    sightings = moved["cluster"].pop("admit_after")
-    if sightings != 1:
-        tables = moved["tables"] = dict(given.get("tables") or {})
-        tables[DEFAULT] = {"admit_after": sightings, **(tables.get(DEFAULT) or {})}
-    return moved
-
-
-def _with_tail(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Say that what is pruned reads as zeros where there are rules for chunks.
-
-    Configurations of runs saved before there was a tail have all of them.
-    """
-    prune = given.get("prune") if isinstance(given, Mapping) else None
-    if not isinstance(prune, Mapping) or "tail" in prune or not any(name in prune for name in CHUNK_RULES):
-        return given
-    return {**given, "prune": {**prune, "tail": "zeros"}}
-
-
-def override(given: dict[str, Any], name: str, value: Any) -> None:
-    """Set a dotted name such as ``model.embedding_dim`` in nested dictionaries."""
-    *outer, last = name.split(".")
-    for part in outer:
-        given = given.setdefault(part, {})
-        if not isinstance(given, dict):
-            raise ConfigError(f"{part}: expected settings by name, got {given!r}; {name} cannot be set in it")
-    given[last] = value
-
-
-Section = TypeVar("Section")
-
-
-def _updated(section: Section, given: Mapping[str, Any], where: str) -> Section:
-    """A section with the settings given; the others keep their values."""
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{where[:-1]}: expected settings by name, got {given!r}")
-    types = get_type_hints(type(section))
-    known = [one.name for one in fields(cast(Any, section))]
-    values: dict[str, Any] = {}
-    for name, value in given.items():
-        if name not in known:
-            _refuse_inexact(str(name))
-            near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {where}{near[0]}?" if near else f"known are {', '.join(known)}"
-            raise ConfigError(f"unknown setting {where}{name}; {hint}")
-        if is_dataclass(types[name]):
-            values[name] = _updated(getattr(section, name), value, f"{where}{name}.")
-        else:
-            values[name] = _converted(types[name], value, where + name)
-    return cast(Section, replace(cast(Any, section), **values))
-
-
-def _refuse_inexact(name: str) -> None:
-    """Explain why a setting known from other libraries does not exist here."""
-    if "clip" in name:
-        refuse_clipping(name)
-    if "scaler" in name or name in ("amp", "mixed_precision"):
-        refuse_scaler(name)
-
-
-def _converted(kind: Any, value: Any, name: str) -> Any:
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind is int and isinstance(value, float) and value.is_integer():
-        return int(value)
-    if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)  # cache: 2000 means the text "2000"
-    expected = dict if kind == dict[str, Any] else kind
-    if not isinstance(value, expected) or (isinstance(value, bool) and kind is not bool):
-        if kind is float and isinstance(value, str):  # YAML reads 1e-3 as text
-            with suppress(ValueError):
-                return float(value)
-        known = getattr(expected, "__name__", str(expected))  # a union has no name
-        raise ConfigError(f"{name}: expected {known}, got {value!r}")
-    return value
