@@ -15,6 +15,7 @@ from rowhaul.budget import BudgetSettings
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, RowOptimizer
 from rowhaul.store import TableSpec
+from slow_cases import mostly_slow
 
 # Few rows for many ids, so that rows change hands in most stops.
 SMALL = BudgetSettings(6000, shared=0.2, period=4, decay=0.9)
@@ -64,7 +65,7 @@ def handed_over(collection):
     return any(tables.map.num_taken == tables.map.room.num_slots for tables in collection.source.tables)
 
 
-@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize("num_threads", mostly_slow([1, 3], 3))
 @pytest.mark.parametrize("data_type", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rule", [optim.SGD, optim.Adagrad])
 def test_rows_are_those_of_a_dictionary(rule, data_type, num_threads):

@@ -11,6 +11,7 @@ import pytest
 
 from rowhaul.data.generate import LogGenerator, preset_named
 from rowhaul.data.generate.population import Population
+from slow_cases import mostly_slow
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -71,7 +72,7 @@ def test_following_rows_gains_more_than_in_a_log_of_unrelated_columns(preset):
     assert gain > gain_unrelated + 0.1
 
 
-@pytest.mark.parametrize("preset", ["criteo", "avazu"])
+@pytest.mark.parametrize("preset", mostly_slow(["criteo", "avazu"], "avazu"))
 def test_dispatchers_gain_as_much_as_on_the_head_of_the_real_log(preset):
     """Cost of a random partition, ESD and joint dispatch relative to LAIA, to 0.05 of the real log's."""
     assert ratios(preset) == pytest.approx(REAL[preset], abs=0.05)

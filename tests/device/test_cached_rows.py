@@ -78,7 +78,7 @@ def by_key(rows):
     ("rule", "memory", "ahead"),
     [
         pytest.param(RowwiseAdagrad(0.1), TIGHT, 0, marks=pytest.mark.slow),
-        (RowwiseAdagrad(0.1), 2 * TIGHT, 3),
+        pytest.param(RowwiseAdagrad(0.1), 2 * TIGHT, 3, marks=pytest.mark.slow),
         (RowwiseAdagrad(0.1), 40 * TIGHT, 2),
         (Adam(0.05), 2 * TIGHT, 1),
     ],

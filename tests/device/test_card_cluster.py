@@ -104,7 +104,8 @@ def test_records_go_to_messages_and_back():
     ("sync", "peer_to_peer"),
     mostly_slow(
         [("on-demand", False), ("on-demand", True), ("full", False), ("static", False), ("bounded:0", False)],
-        ("on-demand", True),
+        ("full", False),
+        ("static", False),
     ),
 )
 @settings(

@@ -25,7 +25,7 @@ NO_SHRINKING = (Phase.explicit, Phase.generate)  # it takes longer than a test m
         ("on-demand", False), ("on-demand", True), ("full", False), ("static", False), ("bounded:0", False),
     ],
 )  # fmt: skip
-@settings(max_examples=16, deadline=None, derandomize=True, phases=NO_SHRINKING)
+@settings(max_examples=10, deadline=None, derandomize=True, phases=NO_SHRINKING)
 @given(data=st.data())
 def test_a_cluster_trains_what_one_process_trains(sync: str, peer_to_peer: bool, data: st.DataObject) -> None:
     case = data.draw(cases(sync, peer_to_peer))

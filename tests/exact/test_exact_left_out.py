@@ -23,6 +23,7 @@ from rowhaul.schedule import CacheSettings, HotRows, ScheduleSettings, Topology
 from rowhaul.train.distributed.evaluation import evaluate
 from rowhaul.train.distributed.replica_state import ReplicaState
 from rowhaul.transport.in_process import InProcessCollective
+from slow_cases import mostly_slow
 
 FEATURES = ("f0", "f1")
 TABLES = (EmbeddingBagConfig(embedding_dim=2, name="a", feature_names=list(FEATURES)),)
@@ -37,7 +38,11 @@ class LeavingRank(Rank):
 
 @pytest.mark.parametrize(
     ("sync", "peer_to_peer"),
-    [("on-demand", False), ("on-demand", True), ("full", False), ("static", False)],
+    mostly_slow(
+        [("on-demand", False), ("on-demand", True), ("full", False), ("static", False)],
+        ("on-demand", False),
+        ("on-demand", True),
+    ),
 )
 @settings(max_examples=5, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(data=st.data())

@@ -14,6 +14,7 @@ from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, RowOptimizer
 from rowhaul.nn.batch import Batch
 from rowhaul.nn.models import MODELS, build_model
 from rowhaul.optim import Adagrad
+from slow_cases import mostly_slow
 
 NUM_IDS = 40
 NUM_STEPS = 250
@@ -37,7 +38,7 @@ def make_collection(configs: list[EmbeddingBagConfig]) -> EmbeddingBagCollection
     return EmbeddingBagCollection(configs, optimizer=Adagrad(lr=0.1))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_slow(MODELS, "dlrm", "dcn", "deepfm"))
 def test_models_learn_an_interaction(name: str) -> None:
     model = build_model(
         name,

@@ -14,6 +14,7 @@ from rowhaul.train import TrainConfig, load_trained, snapshot, train_run
 from rowhaul.train.config import ModelConfig, OptimizerConfig
 from rowhaul.train.trainer import Trainer
 from save_threads import wait_for_saves
+from slow_cases import mostly_slow
 
 CONFIG = TrainConfig(
     model=ModelConfig(embedding_dim=8, options={"dropout": 0.2}),
@@ -34,7 +35,7 @@ def stop_after(num_steps):
 
 
 @CONFIGS
-@pytest.mark.parametrize("stop_at", [2, 11, 40])
+@pytest.mark.parametrize("stop_at", mostly_slow([2, 11, 40], 11))
 def test_a_stopped_run_resumes_to_the_same_bits(stop_at, config, tmp_path, log_schema, log_folder):
     held_out = log_folder / "test"
     straight = train_run(config, log_schema, log_folder, out=tmp_path / "a", eval_data=held_out)

@@ -28,6 +28,7 @@ from rowhaul.train.distributed import checkpointing
 from rowhaul.train.distributed.training import layout_of
 from rowhaul.train.run_folder import CHECKPOINTS
 from rowhaul.train.trainer import Trainer
+from slow_cases import mostly_slow
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +36,24 @@ def session(tmp_path_factory, log_schema):
     return Session.on_log(tmp_path_factory.mktemp("small-log"), log_schema)
 
 
+# The others are slow.
+QUICK = (
+    "store",
+    "peer to peer, lru, adam",
+    "co-located, peers, belady",
+    "hot rows",
+    "no look-ahead",
+    "static",
+    "bounded:2",
+    "admission",
+)
+
+
 def checkpoint(folder, step):
     return CheckpointReader(folder / CHECKPOINTS / f"step-{step:09d}")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, *QUICK))
 def test_the_same_cluster_goes_on_with_the_same_bits(layout, session, tmp_path):
     chosen = replace(session, **LAYOUTS[layout])
     chosen.on_threads(tmp_path / "a")
@@ -74,18 +88,23 @@ def test_control_records_that_were_decided_come_into_force_after_resuming(sessio
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [
-        ({}, {"workers": 4}),
+    mostly_slow(
+        [
+            ({}, {"workers": 4}),
+            ({"stores": 2}, {"workers": 1}),
+            ({"peer_to_peer": True}, {"workers": 2, "stores": 3, "peer_to_peer": True}),
+            ({"colocated": True}, {"workers": 3}),
+            ({}, {"workers": 4, "colocated": True, "peer_to_peer": True}),
+            ({}, {"dispatcher": "random"}),
+            ({"sync": "full"}, {"cache": "1MiB"}),
+            ({}, {"look_ahead": 0}),
+            ({"first_touch": False}, {}),
+            ({"sync": "bounded:0"}, {"workers": 2}),
+        ],
         ({"stores": 2}, {"workers": 1}),
-        ({"peer_to_peer": True}, {"workers": 2, "stores": 3, "peer_to_peer": True}),
-        ({"colocated": True}, {"workers": 3}),
         ({}, {"workers": 4, "colocated": True, "peer_to_peer": True}),
-        ({}, {"dispatcher": "random"}),
-        ({"sync": "full"}, {"cache": "1MiB"}),
-        ({}, {"look_ahead": 0}),
-        ({"first_touch": False}, {}),
         ({"sync": "bounded:0"}, {"workers": 2}),
-    ],
+    ),
     ids=str,
 )
 def test_another_cluster_goes_on_with_the_same_model(before, after, session, tmp_path):

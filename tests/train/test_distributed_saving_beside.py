@@ -17,6 +17,7 @@ from rowhaul.train.distributed.cluster_snapshot import ClusterSnapshot
 from rowhaul.train.distributed.setup import distribute
 from rowhaul.train.run_folder import CHECKPOINTS
 from rowhaul.train.save_thread import Pacer, SaveCancelledError
+from slow_cases import mostly_slow
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ QUICK = (
     "bounded:2",
     "rows that are forgotten",
 )
-CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in LAYOUTS]
+CASES = mostly_slow(LAYOUTS, *QUICK)
 
 
 @pytest.mark.parametrize("layout", CASES)

@@ -18,6 +18,7 @@ from rowhaul.train import TrainConfig, load_trained, train_run
 from rowhaul.train.run_folder import CHECKPOINTS
 from rowhaul.train.snapshot import restore
 from rowhaul.train.trainer import Trainer
+from slow_cases import mostly_slow
 
 PACKED = ("bfloat16", "int8")
 PLAIN = replace(CONFIG, precision="float32")
@@ -56,7 +57,7 @@ def test_a_resumed_run_has_the_same_bits(row_dtype, session, tmp_path):
 
 
 @pytest.mark.parametrize("row_dtype", PACKED)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, "store", "hot rows, co-located", "bounded:2"))
 def test_the_same_cluster_goes_on_with_the_same_bits(layout, row_dtype, session, tmp_path):
     chosen = replace(session, **LAYOUTS[layout])
     chosen = replace(chosen, config=replace(chosen.config, precision="float32", row_dtype=row_dtype))
