@@ -42,7 +42,7 @@ from rowhaul.data.schema import Schema
 from rowhaul.device.batches import Bags
 from rowhaul.device.cache_counts import CacheCounts
 from rowhaul.device.cache_size import CacheSize
-from rowhaul.device.cached_rows import CachedRows
+from rowhaul.device.cached_rows import CachedDeviceRows
 from rowhaul.device.rows import DeviceRows
 from rowhaul.device.tables import DeviceTables
 from rowhaul.nn import Batch, KeyedTensor
@@ -257,7 +257,7 @@ def larger_than_the_cache(dim: int, num_samples: int, log: Log, part: int = 4) -
         batches = prefetch((trainer.prepare(one) for one in samples), 4)
         for batch in islice(batches, 5 if device_memory is None else len(samples) - num_timed):
             trainer.train_step(batch)
-        before = source.counts if isinstance(source, CachedRows) else None
+        before = source.counts if isinstance(source, CachedDeviceRows) else None
         torch.cuda.synchronize()
         began, count = time.perf_counter(), min(num_timed, 10) if device_memory is None else num_timed
         for batch in islice(batches, count):
@@ -265,7 +265,7 @@ def larger_than_the_cache(dim: int, num_samples: int, log: Log, part: int = 4) -
         torch.cuda.synchronize()
         speeds[name] = count * num_samples / (time.perf_counter() - began) / 1e6
         batches.close()
-        if isinstance(source, CachedRows) and before is not None:
+        if isinstance(source, CachedDeviceRows) and before is not None:
             _print_counts(source.counts - before, count, num_rows, source)
         del trainer, batches, source, before, batch
         gc.collect()
@@ -280,7 +280,7 @@ def larger_than_the_cache(dim: int, num_samples: int, log: Log, part: int = 4) -
     )
 
 
-def _print_counts(counts: CacheCounts, steps: int, num_rows: int, source: CachedRows) -> None:
+def _print_counts(counts: CacheCounts, steps: int, num_rows: int, source: CachedDeviceRows) -> None:
     tables, fetched = source.tables[0], counts.num_fetched / steps
     print(
         f"cache of {tables.size.num_records:,} of {num_rows:,} rows, {tables.allocated_bytes / 2**20:,.0f} "
@@ -298,11 +298,11 @@ def _fill(source: Any, names: list[str], rows: list[np.ndarray]) -> None:
         for first in range(0, len(ids), 1 << 20):
             keys = keys_of(ids[first : first + (1 << 20)])
             of_id = np.full(len(keys), position)
-            if isinstance(source, DeviceRows) and not isinstance(source, CachedRows):
+            if isinstance(source, DeviceRows) and not isinstance(source, CachedDeviceRows):
                 there = torch.from_numpy(of_id.astype(np.int32)).to(CARD)
                 tables.find_or_make(torch.from_numpy(keys).to(CARD), there)
             else:
-                group = tables.host.group if isinstance(source, CachedRows) else tables
+                group = tables.host.group if isinstance(source, CachedDeviceRows) else tables
                 group.make_fresh(of_id, keys)
 
 

@@ -13,7 +13,7 @@ from rowhaul.optim import SGD
 pytest.importorskip("triton", reason="Triton is not installed: `pip install rowhaul[gpu]`")
 
 from rowhaul.device.cache_size import CacheSize
-from rowhaul.device.cached_rows import CachedRows
+from rowhaul.device.cached_rows import CachedDeviceRows
 from rowhaul.device.launch import runs_interpreted
 
 DEVICE = torch.device("cpu" if runs_interpreted() else "cuda")
@@ -30,7 +30,7 @@ class CacheStates(RuleBasedStateMachine):
         self.collection = EmbeddingBagCollection(tables, optimizer=SGD(1.0), seed=2)
         groups, rule = self.collection.feature_groups, self.collection.optimizer
         memory = CacheSize.for_records(rows, 4 * DIM)
-        self.collection.read_from(CachedRows(groups, rule, 2, DEVICE, memory))
+        self.collection.read_from(CachedDeviceRows(groups, rule, 2, DEVICE, memory))
         self.fresh = EmbeddingBagCollection(tables, optimizer=SGD(1.0), seed=2).eval()
         self.expected, self.announced, self.step = {}, [], 0
 

@@ -14,7 +14,7 @@ from rowhaul.optim import Adam, RowwiseAdagrad
 pytest.importorskip("triton", reason="Triton is not installed: `pip install rowhaul[gpu]`")
 
 from rowhaul.device.cache_size import CacheSize
-from rowhaul.device.cached_rows import CachedRows
+from rowhaul.device.cached_rows import CachedDeviceRows
 from rowhaul.device.launch import runs_interpreted
 from rowhaul.device.rows import DeviceRows
 
@@ -37,7 +37,7 @@ def collection(memory=None, rule=None, on_unknown="init"):
     if memory == 0:
         made.read_from(DeviceRows(made.feature_groups, rule, 5, DEVICE))
     elif memory is not None:
-        made.read_from(CachedRows(made.feature_groups, rule, 5, DEVICE, memory))
+        made.read_from(CachedDeviceRows(made.feature_groups, rule, 5, DEVICE, memory))
     return made
 
 

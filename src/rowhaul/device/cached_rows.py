@@ -1,4 +1,4 @@
-"""`CachedRows`: rows in host memory, those used last on a card, where they are pooled and stepped."""
+"""`CachedDeviceRows`: rows in host memory, those used last on a card, where they are pooled and stepped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rowhaul.optim import RowOptimizerRule
 from rowhaul.store import TableGroup
 
 
-class CachedRows(DeviceRows):
+class CachedDeviceRows(DeviceRows):
     """All rows of a collection in host memory; the card holds those used last, within so many bytes.
 
     Rows of a batch are brought to the card when it is announced (`locate_early`), beside training on others,
@@ -252,9 +252,11 @@ class CachedRows(DeviceRows):
             self._ahead.clear()
             super().clear()
 
-    def __deepcopy__(self, memo: Any) -> CachedRows:
-        copy = CachedRows(self._groups, self.tables[0].optimizer, self._seed, self.device, self.device_memory)
-        copied: CachedRows = self.copied_into(copy)
+    def __deepcopy__(self, memo: Any) -> CachedDeviceRows:
+        copy = CachedDeviceRows(
+            self._groups, self.tables[0].optimizer, self._seed, self.device, self.device_memory
+        )
+        copied: CachedDeviceRows = self.copied_into(copy)
         return copied
 
     # What was done.

@@ -271,9 +271,9 @@ def rows_on(
     """Make the rows of a collection on a card: all of them, or within ``device_memory`` bytes if not 0."""
     if not device_memory:
         return DeviceRows(groups, optimizer, seed, device)
-    from rowhaul.device.cached_rows import CachedRows  # which derives from these
+    from rowhaul.device.cached_rows import CachedDeviceRows  # which derives from these
 
-    return CachedRows(groups, optimizer, seed, device, device_memory)
+    return CachedDeviceRows(groups, optimizer, seed, device, device_memory)
 
 
 def _names_of(features: FeatureBags, place: int) -> str:
