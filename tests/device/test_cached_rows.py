@@ -141,6 +141,7 @@ def test_gradients_of_several_batches_are_kept_until_the_step():
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_batches_read_twice_or_out_of_order_or_never():
     found = []
     for memory in (0, TIGHT):

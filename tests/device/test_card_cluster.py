@@ -123,7 +123,7 @@ def test_workers_with_caches_on_cards_train_what_one_process_trains(sync, peer_t
 
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("one_kernel_at_a_time")
-@pytest.mark.parametrize("num_stores", [0, 1])
+@pytest.mark.parametrize("num_stores", mostly_slow([0, 1], 0))
 def test_peers_step_rows_in_each_others_caches(num_stores):
     """Rates of Adam differ by iteration, and gradients of several workers meet on a card."""
     topology = Topology(3, num_stores, colocated=num_stores == 0, peer_to_peer=True)

@@ -58,7 +58,6 @@ def changing_cases(draw: st.DrawFn, sync: str, peer_to_peer: bool) -> Case:
     ("sync", "peer_to_peer"),
     mostly_slow(
         [("on-demand", False), ("on-demand", True), ("full", False), ("static", False)],
-        ("on-demand", False),
         ("on-demand", True),
     ),
 )

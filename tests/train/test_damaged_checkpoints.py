@@ -10,6 +10,7 @@ from test_trainer import state_bytes
 from rowhaul.checkpoint.layout import finished_checkpoints
 from rowhaul.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from rowhaul.train import load_trained, train_run
+from slow_cases import mostly_slow
 
 
 class Notes:
@@ -52,7 +53,11 @@ def damage(checkpoint, how):
 
 @pytest.mark.parametrize(
     "how",
-    ["missing", "flipped byte", "cut", "flipped byte in the manifest", "cut manifest"],
+    mostly_slow(
+        ["missing", "flipped byte", "cut", "flipped byte in the manifest", "cut manifest"],
+        "flipped byte",
+        "cut manifest",
+    ),
 )
 def test_the_one_before_is_taken(how, tmp_path, log_schema, log_folder):
     config = stopped_run(tmp_path / "b", log_schema, log_folder)

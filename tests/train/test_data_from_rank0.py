@@ -115,7 +115,7 @@ def train(cluster, hosts, config, schema, folder, evaluation_batch=96):
         training.close()
 
 
-@pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, "rank 0 plans", "one host", PRUNED))
+@pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, "rank 0 plans", PRUNED))
 def test_the_model_is_the_same_to_the_bit(layout, logs, log_schema):
     cluster, hosts = LAYOUTS[layout]
     config = replace(CONFIG, cluster=cluster, shuffle_rows=200, epochs=2, max_steps=0)

@@ -42,8 +42,6 @@ QUICK = (
     "peer to peer, lru, adam",
     "co-located, peers, belady",
     "hot rows",
-    "no look-ahead",
-    "static",
     "bounded:2",
     "admission",
 )

@@ -81,7 +81,6 @@ def everything(folder, step):
 QUICK = (
     "store",
     "co-located, peers, belady",
-    "hot rows, co-located",
     "bounded:2",
     "rows that are forgotten",
 )

@@ -57,7 +57,7 @@ def test_a_resumed_run_has_the_same_bits(row_dtype, session, tmp_path):
 
 
 @pytest.mark.parametrize("row_dtype", PACKED)
-@pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, "store", "hot rows, co-located", "bounded:2"))
+@pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, "hot rows, co-located", "bounded:2"))
 def test_the_same_cluster_goes_on_with_the_same_bits(layout, row_dtype, session, tmp_path):
     chosen = replace(session, **LAYOUTS[layout])
     chosen = replace(chosen, config=replace(chosen.config, precision="float32", row_dtype=row_dtype))

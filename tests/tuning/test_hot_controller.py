@@ -28,6 +28,7 @@ from rowhaul.tuning import move_costs as collectives
 from rowhaul.tuning.hot_set import controller as hot_set_controller
 from rowhaul.tuning.hot_set.controller import HotSetController
 from rowhaul.tuning.shares import MeasuredLinks
+from slow_cases import mostly_slow
 
 FIRST, SECOND = [0, 7919, 2 * 7919, 5 * 7919], [7919, 3 * 7919, 4 * 7919, 10**9]
 
@@ -39,7 +40,14 @@ def session(tmp_path_factory: pytest.TempPathFactory, log_schema: Any) -> Sessio
 
 @pytest.mark.parametrize(
     "cluster",
-    [CLUSTER, ClusterConfig(3, colocated=True, cache="190"), replace(CLUSTER, stores=2, peer_to_peer=True)],
+    mostly_slow(
+        [
+            CLUSTER,
+            ClusterConfig(3, colocated=True, cache="190"),
+            replace(CLUSTER, stores=2, peer_to_peer=True),
+        ],
+        CLUSTER,
+    ),
     ids=["stores", "co-located", "peers"],
 )
 def test_a_resumed_run_keeps_the_rows_that_were_replicated(
