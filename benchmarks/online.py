@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ def measure(given: argparse.Namespace, schema: Schema, folder: Path, redis: Redi
         }
         if redis is not None:
             url = f"redis://127.0.0.1:{redis.port}/clicks-{repeat}"
-            runs["Redis"] = lambda url=url: speed("redis", stream, url)  # type: ignore[misc]  # bound now
+            runs["Redis"] = partial(speed, "redis", stream, url)
         for name, run in runs.items():
             measured = run()
             if repeat:

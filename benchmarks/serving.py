@@ -27,6 +27,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import psutil
@@ -35,6 +36,7 @@ import pyarrow.parquet as pq
 
 from report import console, print_machine, print_table
 from rowhaul._manifest import write_manifest
+from rowhaul.checkpoint import CheckpointReader
 from rowhaul.checkpoint.progress import Counter
 from rowhaul.data.schema import Schema
 from rowhaul.export.serving.row_file import UnknownIds, write_rows
@@ -202,7 +204,8 @@ def open_large(served: Path, folder: Path, size: float) -> tuple[float, float, f
     tables = list(dict.fromkeys(one["table"] for one in manifest["features"]))
     unknown = UnknownIds("init", 0, {name: TableSpec(name, dim, -0.01, 0.01) for name in tables})
     reader = _ManyRows(int(size / len(tables) / (4 * dim + 10)), dim)
-    header = write_rows(reader, tables, unknown, path, 1, Counter(1, lambda done, total: None))  # type: ignore[arg-type]  # all that it needs of a reader
+    needed = cast(CheckpointReader, reader)  # it has all that is asked of a reader
+    header = write_rows(needed, tables, unknown, path, 1, Counter(1, lambda done, total: None))
     manifest["rows"] |= {"bytes": path.stat().st_size, "header": header}
     del manifest["xxh3"]
     (folder / MANIFEST_FILE).write_bytes(write_manifest(manifest))

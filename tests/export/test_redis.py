@@ -1,16 +1,13 @@
 """Rows in a real Redis are those of the checkpoint, to the bit."""
 
 import json
-import shutil
-import socket
-import subprocess
-import time
 
 import numpy as np
 import pytest
 import redis
 from served_models import train
 
+from redis_server import RedisServer
 from rowhaul.errors import ConfigError, StorageError
 from rowhaul.export.redis import export_to_redis
 from rowhaul.train.run_folder import open_saved
@@ -18,24 +15,11 @@ from rowhaul.train.run_folder import open_saved
 
 @pytest.fixture
 def server(tmp_path):
-    """A Redis of our own, on a free port."""
-    if shutil.which("redis-server") is None:
-        pytest.skip("no redis-server is installed (Debian: apt-get install redis-server)")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = ["redis-server", "--port", str(port), "--dir", str(tmp_path), "--save", ""]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    client = redis.Redis(port=port)
-    for _ in range(100):
-        try:
-            client.ping()
-            break
-        except redis.ConnectionError:
-            time.sleep(0.1)
-    yield f"redis://127.0.0.1:{port}/3"
-    process.terminate()
-    process.wait(20)
+    """The address of a database of a Redis of our own."""
+    redis_server = RedisServer(tmp_path)
+    redis_server.start()
+    yield redis_server.url(3)
+    redis_server.kill()
 
 
 @pytest.mark.slow

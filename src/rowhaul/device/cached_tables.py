@@ -168,7 +168,7 @@ class CachedTables(DeviceTables):
         return Plan(records, self._fetch(listed[:, :num_new], rows[:, :num_new].copy(), number))
 
     def _make_room(self, ids: Ids, num_missing: int, oldest: int, finished: Callable[[], Event]) -> bool:
-        """Have a free record for each missing row of a batch; False if there is no room for all of them."""
+        """Free a record for each missing row of a batch; return whether there is room for all of them."""
         num_free = len(self._free) + self.size.num_records - self.num_used
         num_keys = self.num_used - len(self._free)
         if num_missing > num_free:
@@ -239,7 +239,7 @@ class CachedTables(DeviceTables):
         return jobs
 
     def _fetch(self, there: Tensor, listed: Int64s, number: int) -> Future[Fetched]:
-        """Have rows fetched to their records; both list records, keys and tables."""
+        """Start to fetch rows into their records; both arguments list records, keys and tables."""
         self._names[listed[0]] = listed[1:].T
         self._planned.bytes_from_card += listed.nbytes
         return self._hauling.submit(self._fetch_listed, there, listed, number, self._lanes.planning.mark())

@@ -48,7 +48,7 @@ class Lane:
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def wait(self, event: Event) -> None:
-        """Let what follows on this stream wait for an event."""
+        """Make later work on this stream wait for an event."""
         if event is not None and self.stream is not None:
             self.stream.wait_event(event)
 
@@ -79,7 +79,7 @@ class Lanes:
 class Listener:
     """Brings numbers from a card to host memory, and others there, through memory that it can copy from.
 
-    Whoever waits for pageable memory keeps other threads from starting kernels meanwhile.
+    It is pinned: a copy to pageable memory keeps other threads from starting kernels until it is done.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -122,7 +122,7 @@ def here(device: torch.device) -> Event:
 
 
 def await_here(device: torch.device, event: Event) -> None:
-    """Let what this thread starts from now on wait for an event."""
+    """Make what this thread starts from now on wait for an event."""
     if event is not None:
         torch.cuda.current_stream(device).wait_event(event)
 

@@ -1,7 +1,7 @@
 """What a server counts, for Prometheus; several processes add up where they share a folder.
 
 prometheus-client decides by the variable PROMETHEUS_MULTIPROC_DIR, when it is imported, whether numbers are
-kept in files there: whoever starts several processes sets it.
+kept in files there, so the command that starts several processes sets it first.
 """
 
 from __future__ import annotations

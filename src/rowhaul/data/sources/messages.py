@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -88,7 +88,7 @@ class MessageDecoder:
         """Parse messages like those before them; None: they are not all, or one needs a closer look."""
         if not self._in_lists or not messages or not isinstance(messages[0], bytes):
             return None
-        text = b"\n".join(messages)  # type: ignore[arg-type]  # of one source all are
+        text = b"\n".join(cast(Sequence[bytes], messages))  # those of a source are all alike
         if text.count(b"\n") != len(messages) - 1 or b"\n\n" in text:
             return None
         wanted = pj.ParseOptions(explicit_schema=self._arrow_schema(), unexpected_field_behavior="ignore")

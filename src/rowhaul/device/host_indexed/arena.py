@@ -55,14 +55,11 @@ class CardArena(RecordArena):
 
     def rows(self, records: Records) -> Tensor:
         """A copy of records on the card, one a row."""
-        out = torch.empty((len(records), self.width), dtype=self.card.torch_dtype, device=self.card.device)
-        self._move(move_kernels.gather, records, self._whole(records), self._back_to_back(records), out)
-        return out
+        return self.card.read(self._there(records))
 
     def put(self, records: Records, contents: Tensor) -> None:
         """Overwrite records with rows that are on the card."""
-        given = contents.contiguous()
-        self._move(move_kernels.scatter, records, self._whole(records), self._back_to_back(records), given)
+        self.card.write(self._there(records), contents)
 
     def copy_out(
         self, records: Records, lengths: Records, offsets: Records, out: npt.NDArray[np.uint8]
@@ -93,7 +90,7 @@ class CardArena(RecordArena):
         block = rows_together(card.width)
         value_bytes = card.dim * self.dtype.itemsize
         kernel[grid_of(len(records), block)](
-            moved(records.astype(np.int32), card.device),
+            self._there(records),
             moved((lengths > value_bytes).astype(np.int32), card.device),
             moved(offsets // self.dtype.itemsize, card.device),
             *card.memory, buffer, len(records),
@@ -101,8 +98,8 @@ class CardArena(RecordArena):
             STATE_COLUMNS=columns_of(card.state_width), SHIFT=card.shift, BLOCK=block,
         )  # fmt: skip
 
-    def _whole(self, records: Records) -> Records:
-        return np.full(len(records), self.record_bytes)
+    def _there(self, records: Records) -> Tensor:
+        return moved(records.astype(np.int32), self.card.device)
 
     def _back_to_back(self, records: Records) -> Records:
         return np.arange(len(records)) * self.record_bytes

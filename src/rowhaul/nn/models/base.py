@@ -64,6 +64,7 @@ class RecommendationModel(nn.Module):
 
         ``index`` are the global indices of the samples, which only dropout reads.
         """
+        # Not abstract: a model of one's own may have its own forward instead.
         raise NotImplementedError(f"{type(self).__name__} says neither how to make logits nor forward")
 
     def read(self, batch: Batch) -> tuple[Tensor, Tensor]:
