@@ -80,7 +80,7 @@ def test_a_server_finishes_running_requests_when_it_is_stopped(served_run):
 
 
 @pytest.mark.slow
-def test_processes_share_a_port_count_together_and_are_replaced(served_run):
+def test_processes_share_a_port_and_count_together(served_run):
     process, url = start(served_run[1], "--workers", "2")
     try:
         wait_until_up(url)
