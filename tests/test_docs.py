@@ -43,7 +43,8 @@ CHAINS = [
     ["docs/database.md"],
 ]
 
-CLUSTERS = (
+LONG = (
+    *("docs/memory-budget.md", "docs/pruning.md", "docs/row-file.md"),
     "docs/more-machines.md",
     "docs/simulate.md",
     *("docs/hot-rows.md", "docs/three-machines.md", "docs/own-loop.md", "docs/database.md"),
@@ -74,10 +75,7 @@ def run_line(line, monkeypatch):
 @pytest.mark.timeout(300)  # some pages start clusters, and the machine may be busy
 @pytest.mark.parametrize(
     "pages",
-    [
-        pytest.param(one, marks=[pytest.mark.slow] if one[-1] in CLUSTERS else [], id=one[-1])
-        for one in CHAINS
-    ],
+    [pytest.param(one, marks=[pytest.mark.slow] if one[-1] in LONG else [], id=one[-1]) for one in CHAINS],
 )
 def test_snippets_run(pages, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

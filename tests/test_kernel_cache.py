@@ -56,6 +56,7 @@ def test_a_cached_kernel_is_compiled_anew_when_what_it_takes_in_changes(copy):
     assert len(list((copy.parent / "cache").rglob("*.nb*"))) == 1  # the old one is gone
 
 
+@pytest.mark.slow
 def test_a_process_that_began_before_a_change_leaves_nothing_wrong_behind(copy):
     """It has the old constant in memory, and finds the new one in the file."""
     change = (

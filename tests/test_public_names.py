@@ -76,6 +76,7 @@ def test_data_are_written_without_an_installation(tmp_path):
     assert manifest["rowhaul"] == rowhaul.__version__
 
 
+@pytest.mark.slow
 def test_the_doctor_needs_no_installation():
     found = {check["name"]: check for check in json.loads(run_uninstalled("doctor", "--json"))}
     assert found["Python"]["status"] == found["packages"]["status"] == "ok"

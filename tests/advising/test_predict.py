@@ -33,6 +33,7 @@ def trace(log_folder):
     return Trace.read(CONFIG, schema, f"{log_folder}/*.parquet", 16)
 
 
+@pytest.mark.slow
 def test_a_prediction_is_what_the_simulator_says(trace):
     costs, machines = given_costs(20e-6), Machines((LINK,) * 2, 2)
     found = predict(trace, CLUSTER, 2, "laia", None, machines, costs)

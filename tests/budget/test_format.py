@@ -19,6 +19,7 @@ from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, RowOptimizer
 from rowhaul.store import row_parts
 from rowhaul.store.row_format import format_of, row_format
 from rowhaul.store.row_parts import RowShape
+from slow_cases import mostly_slow
 
 SMALL = BudgetSettings(6000, shared=0.2, period=4, decay=0.9)
 DIMS = {"a": 4, "b": 6, "c": 4}
@@ -59,7 +60,7 @@ def values_of(collection, table):
     return vectors[table].detach().numpy()
 
 
-@pytest.fixture(params=["float32", "bfloat16", "float16", "int8"])
+@pytest.fixture(params=mostly_slow(["float32", "bfloat16", "float16", "int8"], "float32", "int8"))
 def trained(request, tmp_path):
     collection = make(replace(SMALL, row_dtype=request.param))
     rows = RowOptimizer(collection)

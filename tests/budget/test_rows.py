@@ -66,7 +66,7 @@ def handed_over(collection):
 
 
 @pytest.mark.parametrize("num_threads", mostly_slow([1, 3], 3))
-@pytest.mark.parametrize("data_type", [torch.float32, torch.float64])
+@pytest.mark.parametrize("data_type", mostly_slow([torch.float32, torch.float64], torch.float32))
 @pytest.mark.parametrize("rule", [optim.SGD, optim.Adagrad])
 def test_rows_are_those_of_a_dictionary(rule, data_type, num_threads):
     """All vectors of 30 batches, then all rows with their optimizer's state, to the bit."""

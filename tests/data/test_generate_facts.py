@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from rowhaul.data.generate import LogGenerator, preset_named
+from slow_cases import mostly_slow
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -80,7 +81,9 @@ def test_all_ids_at_full_size(preset, millions):
     assert total / 1e6 == pytest.approx(millions, rel=0.01)
 
 
-@pytest.mark.parametrize("preset", ["criteo", "criteo-search", "avazu", "movielens", "taobao"])
+@pytest.mark.parametrize(
+    "preset", mostly_slow(["criteo", "criteo-search", "avazu", "movielens", "taobao"], "avazu", "movielens")
+)
 def test_the_computation_agrees_with_generated_logs(preset):
     single = [field for field in preset_named(preset).ids if field.values == 1]
     for rows in (20_000, 300_000):
@@ -148,7 +151,7 @@ def test_batch_frequency_agrees_with_a_generated_log():
 
 
 @pytest.mark.parametrize("preset", ["criteo", "avazu", "criteo-search"])
-@pytest.mark.parametrize("workers", [8, 32])
+@pytest.mark.parametrize("workers", mostly_slow([8, 32], 8))
 def test_cached_rows_are_infrequent(preset, workers):
     """Of the 10 % most popular ids over 99 % occur less often than a worker trains; not so in every field."""
     rows = 100_000

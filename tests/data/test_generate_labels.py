@@ -13,9 +13,10 @@ from sklearn.metrics import log_loss, roc_auc_score
 from rowhaul.data.generate import LogGenerator, preset_names
 from rowhaul.data.generate.bayes import BayesMeter
 from rowhaul.data.generate.labels import LEARNABLE_IDS, LabelModel
+from slow_cases import mostly_slow
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", mostly_slow([0, 1], 0))
 @pytest.mark.parametrize(
     ("preset", "rate", "auc"),
     [
@@ -34,7 +35,7 @@ def test_base_rate_and_bayes_auc_of_every_seed(preset, rate, auc, seed):
     assert 0.7 < facts.normalised_entropy < 0.95
 
 
-@pytest.mark.parametrize("preset", preset_names())
+@pytest.mark.parametrize("preset", mostly_slow(preset_names(), "criteo", "movielens"))
 def test_bayes_facts_are_those_of_the_true_probabilities(preset):
     generator = LogGenerator(preset, 70_000)
     samples = list(generator.samples())
@@ -68,7 +69,9 @@ def test_a_meter_of_one_class_has_no_auc():
     assert facts.log_loss == pytest.approx(-(np.log(0.2) + np.log(0.9)) / 2)
 
 
-@pytest.mark.parametrize(("preset", "least"), [("criteo", 0.75), ("avazu", 0.71), ("taobao", 0.68)])
+@pytest.mark.parametrize(
+    ("preset", "least"), mostly_slow([("criteo", 0.75), ("avazu", 0.71), ("taobao", 0.68)], ("avazu", 0.71))
+)
 def test_a_linear_model_learns_most_of_it_and_nothing_from_shuffled_labels(preset, least):
     rows, train = 200_000, 170_000
     features, labels = one_hot(preset, rows)

@@ -26,6 +26,7 @@ from rowhaul.budget.scheduling import SimulatedBudget, SlotScheduler, staying_ho
 from rowhaul.errors import CacheTooSmallError
 from rowhaul.schedule import HotRows, Plan
 from rowhaul.train.distributed.training import layout_of, only_collection
+from slow_cases import mostly_slow
 
 # Kernels may compile while a case is drawn, and others may be at work: that says nothing of the case.
 few = settings(
@@ -104,7 +105,7 @@ def simulated(case: Case) -> tuple[list[Plan], SimulatedBudget]:
     return plans, scheduler
 
 
-WAYS = [("on-demand", False), ("on-demand", True), ("full", False)]
+WAYS = mostly_slow([("on-demand", False), ("on-demand", True), ("full", False)], ("on-demand", False))
 
 
 def check_against_one_process(case: Case) -> Outcome:

@@ -15,16 +15,20 @@ from oracles import assert_bit_equal, assert_close, plain, replay
 from training_case import Case
 
 from rowhaul.errors import CacheTooSmallError
+from slow_cases import mostly_slow
 
 NO_SHRINKING = (Phase.explicit, Phase.generate)  # it takes longer than a test may; cases are small anyway
 
 
 @pytest.mark.parametrize(
     ("sync", "peer_to_peer"),
-    [
-        ("on-demand", False), ("on-demand", True), ("full", False), ("static", False), ("bounded:0", False),
-    ],
-)  # fmt: skip
+    mostly_slow(
+        [("on-demand", False), ("on-demand", True), ("full", False), ("static", False), ("bounded:0", False)],
+        ("on-demand", False),
+        ("on-demand", True),
+        ("static", False),
+    ),
+)
 @settings(max_examples=10, deadline=None, derandomize=True, phases=NO_SHRINKING)
 @given(data=st.data())
 def test_a_cluster_trains_what_one_process_trains(sync: str, peer_to_peer: bool, data: st.DataObject) -> None:

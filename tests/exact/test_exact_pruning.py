@@ -20,6 +20,7 @@ from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.scheduling import SimulatedPruning
 from rowhaul.schedule import RowSizes
 from rowhaul.train.distributed.training import layout_of, only_collection
+from slow_cases import mostly_slow
 
 # Kernels may compile while a case is drawn, and others may be at work: that says nothing of the case.
 few = settings(
@@ -83,7 +84,7 @@ def _most(case: Case, sizes: RowSizes) -> int:
     return max(rows, 1) * per_row + 1
 
 
-WAYS = [("on-demand", False), ("on-demand", True), ("full", False)]
+WAYS = mostly_slow([("on-demand", False), ("on-demand", True), ("full", False)], ("on-demand", False))
 
 
 def check_against_one_process(case: Case) -> None:

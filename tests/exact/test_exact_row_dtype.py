@@ -22,7 +22,6 @@ ROW_DTYPES = ("bfloat16", "int8", "float16")
     mostly_slow(
         [("on-demand", False), ("on-demand", True), ("full", False), ("static", False), ("bounded:0", False)],
         ("on-demand", True),
-        ("static", False),
     ),
 )
 @settings(max_examples=12, deadline=None, derandomize=True, phases=NO_SHRINKING)

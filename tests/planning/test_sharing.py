@@ -142,6 +142,7 @@ def test_a_follower_that_has_gone_is_named(followers, planned):
 OF_A_FILE = 1 if sys.version_info >= (3, 13) else 2  # descriptors: before, its mapping has another
 
 
+@pytest.mark.slow
 def test_no_descriptor_is_left_behind_over_thousands_of_plans(planned):
     before = num_descriptors()
     server, one, other = connected((0, 1))

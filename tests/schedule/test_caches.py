@@ -10,6 +10,7 @@ from naive_caches import NaiveCaches
 
 from rowhaul.errors import ConfigError
 from rowhaul.schedule.caches import Caches
+from slow_cases import mostly_slow
 
 POLICIES = [
     "lru",
@@ -120,7 +121,7 @@ def largest_need(batches, num_workers, room):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("unit", ["rows", "bytes"])
+@pytest.mark.parametrize("unit", mostly_slow(["rows", "bytes"], "rows"))
 @settings(deadline=None, max_examples=15)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -152,7 +153,7 @@ def test_same_victims_as_the_naive_caches(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("unit", ["rows", "bytes"])
+@pytest.mark.parametrize("unit", mostly_slow(["rows", "bytes"], "bytes"))
 def test_long_traces_recycle_slots_and_compact(policy, unit):
     rng = np.random.default_rng(1)
     universe = [(int(rng.integers(3)), key) for key in range(400)]

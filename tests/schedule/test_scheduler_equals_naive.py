@@ -30,6 +30,7 @@ from rowhaul.schedule import (
 from rowhaul.schedule.dispatch.task import DispatchTask
 from rowhaul.schedule.plan import Kind, Payload, Plan
 from rowhaul.schedule.row_states import State
+from slow_cases import mostly_slow
 
 
 class Prescribed:
@@ -294,7 +295,7 @@ def test_plans_of_any_trace(data: st.DataObject, sync: str, peer_to_peer: bool) 
     check(data.draw(cases(sync, peer_to_peer)))
 
 
-@pytest.mark.parametrize(("sync", "peer_to_peer"), MODES)
+@pytest.mark.parametrize(("sync", "peer_to_peer"), mostly_slow(MODES, *MODES[1:4]))
 def test_plans_of_long_traces(sync: str, peer_to_peer: bool) -> None:
     seen = sum((check(long_case(seed, sync, peer_to_peer)) for seed in range(5)), Counter())
     expected = {"needed REPLICATED", "needed NOT_ADMITTED", "needed FRESH", "needed HOME", "early MISS_PULL"}
@@ -309,7 +310,7 @@ def test_plans_of_long_traces(sync: str, peer_to_peer: bool) -> None:
     assert expected <= seen.keys()
 
 
-@pytest.mark.parametrize(("sync", "peer_to_peer"), MODES)
+@pytest.mark.parametrize(("sync", "peer_to_peer"), mostly_slow(MODES, *MODES[1:4]))
 def test_plans_of_long_traces_whose_rows_are_forgotten(sync: str, peer_to_peer: bool) -> None:
     seen = sum((check(forgetful_case(seed, sync, peer_to_peer)) for seed in range(5)), Counter())
     expected = {"needed NOT_ADMITTED", "needed FRESH", "forgotten HOME", "forgotten at once"}

@@ -48,6 +48,7 @@ def leave_early(url):
         time.sleep(0.3)
 
 
+@pytest.mark.slow
 def test_a_server_finishes_running_requests_when_it_is_stopped(served_run):
     process, url = start(served_run[1])
     try:
