@@ -12,7 +12,7 @@ from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.settings import PruneRules
 from rowhaul.store.packing import PLAIN
 
-TAILS = ("auto", "zeros", "shared")
+TAILS = ("auto", "shared", "zeros", "initial")
 # Rules for chunks, which a shared tail has none of; `period` and `decay` are for both.
 CHUNK_RULES = tuple(one.name for one in fields(PruneRules) if one.name not in ("period", "decay"))
 
@@ -26,9 +26,11 @@ class PruneConfig(PruneRules):
     Args:
         ratio: the share of all values that is pruned, such as 90% or 0.9.
         budget: memory for rows, optimizer state and index, such as 2GiB, instead of a ratio.
-        tail: what ids read that have no row of their own. ``zeros``: chunks of rows are pruned and read as
-            zeros. ``shared``: a row that they share and train. ``auto``: shared where a budget is given and
-            no rule for chunks, zeros otherwise.
+        tail: what ids read that have no row of their own. ``shared``: a row that they share and train, within
+            a budget. ``zeros``: chunks of rows are pruned and read as zeros. ``initial``: the values that
+            their row would begin with, untrained; that is what tables with ``admit_after`` do. ``auto``:
+            shared where a budget is given and no rule for chunks, otherwise zeros, and initial where
+            nothing is pruned.
         shared: the share of the budget for such rows.
         period: steps between two prunings, or two stops at which rows change hands; 0: what suits the tail.
         narrowed_from: the embedding_dim before it was made smaller to suit the budget; 0: it was not.
@@ -49,6 +51,8 @@ class PruneConfig(PruneRules):
             raise ConfigError(f"prune.tail must be one of {', '.join(TAILS)}, got {self.tail!r}")
         if self.is_shared:
             self._check_shared()
+        elif self.tail == "initial":
+            self._check_initial()
         else:
             self._check_zeros()
 
@@ -108,6 +112,15 @@ class PruneConfig(PruneRules):
                 "or else a ratio, the share of the memory to save (90%)"
             )
         self._budget(budget or 1)  # or raises
+
+    def _check_initial(self) -> None:
+        if self._pruning() is not None:
+            raise ConfigError(
+                "prune.tail is initial, the tail of tables that admit ids by a policy (tables.default."
+                "admit_after): within a budget ids without a row read shared rows, and what a ratio or dims "
+                "prune reads as zeros; set prune.tail to shared or zeros, or leave out prune"
+            )
+        self._check_zeros()
 
     def _check_zeros(self) -> None:
         self._pruning()  # or raises
