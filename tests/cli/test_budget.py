@@ -67,6 +67,18 @@ def test_ids_that_wait_for_a_row_have_the_initial_tail(log_folder, log_schema):
     assert torch.equal(*scores)
 
 
+def test_a_stream_has_rows_as_configured(rowhaul, log_folder, tmp_path):
+    """Its ids cannot be counted first; what was decided is kept all the same."""
+    code, printed, errors = rowhaul(
+        "train", "--data", log_folder, "--follow", "--stop-when-idle", "0.3s", "--out", tmp_path / "run",
+        "--memory-budget", "8KiB", *SMALL,
+    )  # fmt: skip
+    assert code == 0, errors
+    assert "embedding_dim stays 16, in int8" in " ".join(printed.split())
+    config = TrainConfig.read(tmp_path / "run" / "config.yaml")
+    assert (config.model.embedding_dim, config.held_in, config.prune.period) == (16, "int8", 200)
+
+
 def test_what_is_given_stays(rowhaul, log_folder, tmp_path):
     code, printed, errors = rowhaul(
         "train", "--data", f"{log_folder}/*.parquet", "--out", tmp_path / "run", "--memory-budget", "8KiB",
