@@ -25,6 +25,7 @@ LINES = {
 }
 FINE = [0.02 * 1.05**step for step in range(81)]  # shares from 2 % to 99 %, and all
 LOWEST = -4.0  # points; what loses more is of no use, and would flatten the rest
+LEAST_RANGE = 1.0  # points that a panel shows at least: less would make much of chance
 _COLUMNS = 3
 
 
@@ -52,15 +53,18 @@ def _draw_log(place: Axes, study: Study) -> None:
     changes_shown = [0.0]
     for name, (families, color) in LINES.items():
         cases = [case for family in families for case in study.cases(family)]
-        line = [(100 * share, 100 * change) for share, change in study.frontier(cases, [*FINE, 1.0])]
+        is_ours = OURS in families
+        # Of a contender, the best with at most as many bytes; of a budget, what it gives.
+        points = study.points(cases) if is_ours else study.frontier(cases, [*FINE, 1.0])
+        line = [(100 * share, 100 * change) for share, change in points]
         shown = [point for point in line if point[1] >= LOWEST]
         if not shown:
             continue
         shares, changes = zip(*shown, strict=True)
-        is_ours = OURS in families
+        further = [] if is_ours else [(100, changes[-1])]
         place.plot(
-            shares,
-            changes,
+            *zip(*shown, *further, strict=True),
+            markevery=range(len(shares)),
             color=color,
             marker="o",
             markersize=5 if is_ours else 3,
@@ -72,7 +76,7 @@ def _draw_log(place: Axes, study: Study) -> None:
     place.axhline(0, color="black", linewidth=0.8)
     place.set_xscale("log")
     place.set_xlim(0.5, 110)
-    low, high = min(changes_shown), max(changes_shown)
+    low, high = min(*changes_shown, -LEAST_RANGE), max(changes_shown)
     room = 0.1 * max(high - low, 0.2)
     place.set_ylim(low - room, high + 2 * room)
     place.set_xticks([2, 5, 10, 25, 50, 100], ["2 %", "5 %", "10 %", "25 %", "50 %", "100 %"])

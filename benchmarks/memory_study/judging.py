@@ -92,8 +92,11 @@ class Study:
     def frontier(self, cases: Sequence[Case], shares: Sequence[float]) -> list[tuple[float, float]]:
         """Share of the bytes and change of AUC of the best case at each budget, each once."""
         found = [self.best(cases, share) for share in shares]
-        points = {(self.share(case), self.change(case).mean) for case in found if case is not None}
-        return sorted(points)
+        return self.points(case for case in found if case is not None)
+
+    def points(self, cases: Iterable[Case]) -> list[tuple[float, float]]:
+        """Share of the bytes and change of AUC of cases, each once."""
+        return sorted({(self.share(case), self.change(case).mean) for case in cases})
 
 
 @dataclass(frozen=True)

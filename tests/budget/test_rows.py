@@ -196,6 +196,12 @@ def test_groups_of_any_number_of_threads_hold_the_same():
     assert states[0] == states[1] == states[2]
 
 
+def test_no_id_is_an_error():
+    tables = [EmbeddingBagConfig(embedding_dim=4, name="a", feature_names=["a"])]
+    with pytest.raises(ConfigError, match="on_unknown='error' does not go with a memory budget"):
+        EmbeddingBagCollection(tables, row_settings=SMALL, on_unknown="error")
+
+
 def test_evaluation_changes_nothing_and_knows_every_id():
     collection = make()
     train(collection, [jagged(bags(number)) for number in range(9)], RowOptimizer(collection))

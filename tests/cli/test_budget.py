@@ -6,9 +6,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import yaml
 
-from rowhaul.train import TrainConfig
+from rowhaul.data.stream import SampleStream
+from rowhaul.nn import Batch
+from rowhaul.train import TrainConfig, Trainer
 
 SMALL = ("--batch-size", "250", "--set", "model.options.top=[16]")
 
@@ -46,6 +49,34 @@ def test_a_configuration_file_resumes_what_it_began(rowhaul, log_folder, tmp_pat
     assert rowhaul(*given)[0] == 0
     code, _, errors = rowhaul(*given, "--resume", "--set", "epochs=2")
     assert code == 0, errors
+
+
+def test_ids_that_wait_for_a_row_have_the_initial_tail(log_folder, log_schema):
+    """`prune.tail: initial` is what tables with `admit_after` do, by whatever name."""
+    tables = {"default": {"admit_after": 3}}
+    scores = []
+    for settings in ({}, {"prune": {"tail": "initial"}, "on_unknown": "tail"}):
+        config = TrainConfig.from_dict({"batch_size": 250, "tables": tables, **settings})
+        trainer = Trainer(config, log_schema)
+        for samples in SampleStream(log_folder, log_schema, 250, limit=1000):
+            trainer.train_step(Batch.from_samples(samples))
+        trainer.model.eval()
+        with torch.no_grad():
+            unseen = SampleStream(f"{log_folder}/test", log_schema, 200, limit=200)
+            scores += [trainer.model(Batch.from_samples(one)) for one in unseen]
+    assert torch.equal(*scores)
+
+
+def test_a_stream_has_rows_as_configured(rowhaul, log_folder, tmp_path):
+    """Its ids cannot be counted first; what was decided is kept all the same."""
+    code, printed, errors = rowhaul(
+        "train", "--data", log_folder, "--follow", "--stop-when-idle", "0.3s", "--out", tmp_path / "run",
+        "--memory-budget", "8KiB", *SMALL,
+    )  # fmt: skip
+    assert code == 0, errors
+    assert "embedding_dim stays 16, in int8" in " ".join(printed.split())
+    config = TrainConfig.read(tmp_path / "run" / "config.yaml")
+    assert (config.model.embedding_dim, config.held_in, config.prune.period) == (16, "int8", 200)
 
 
 def test_what_is_given_stays(rowhaul, log_folder, tmp_path):
@@ -121,8 +152,12 @@ def test_rules_for_chunks_mean_zeros_as_they_did():
     [
         (["prune.tail=shared", "prune.chunks=2"], "prune.chunks is a rule for chunks"),
         (["prune.tail=shared"], "give a budget (2GiB)"),
-        (["prune.tail=sometimes"], "prune.tail must be one of auto, zeros, shared"),
+        (["prune.tail=sometimes"], "prune.tail must be one of auto, shared, zeros, initial"),
         (["prune.shared=0.1"], "prune.shared is 0.1"),
+        (["prune.tail=initial"], "set tables.default.admit_after to the sightings"),
+        (["prune.tail=initial", "prune.budget=1MiB"], "set prune.tail to shared or zeros"),
+        (["prune.tail=initial", "prune.ratio=90%"], "set prune.tail to shared or zeros"),
+        (["prune.budget=1MiB", "on_unknown=error"], "set it to tail, which is what both read"),
         (["prune.budget=1KiB", "prune.shared=0.95"], "prune.shared must be a share above 0"),
         (["prune.budget=100b"], "give at least"),
         (["prune.budget=1MiB", "tables.default.ttl=10"], "leave out one of them"),

@@ -179,7 +179,7 @@ def test_an_empty_batch_passes():
         (lambda: EmbeddingBagConfig(embedding_dim=4, feature_names=["f"]), "needs a name"),
         (lambda: EmbeddingBagConfig(embedding_dim=4, name="t"), "feature_names is empty"),
         (lambda: EmbeddingBagCollection([]), "no tables"),
-        (lambda: one_table(on_unknown="zero"), "one of init, default, error, got 'zero'"),
+        (lambda: one_table(on_unknown="zero"), "one of init, default, error, tail, got 'zero'"),
         (lambda: one_table()(jagged({"g": [[1]]})), "feature 'f' is missing; the batch has g"),
         (lambda: one_table(is_weighted=True)(jagged({"f": [[1]]})), "carry no weights"),
         (lambda: RowOptimizer(nn.Linear(1, 1)), "no EmbeddingBagCollection"),

@@ -28,7 +28,7 @@ FORMATS = {
     "float16": {"row_dtype": "float16"},
     "int8": {"row_dtype": "int8"},
     "pruned": {"prune": {"chunks": 3, "ratio": "0.5", "tail": "zeros", "period": 3, "cold_start": 1}},
-    "budget": {"prune": {"budget": "24KiB"}},
+    "budget": {"prune": {"budget": "24KiB"}, "on_unknown": "tail"},
     "float64": {"precision": "float64", "on_unknown": "default"},
 }
 
@@ -160,7 +160,9 @@ def test_what_unknown_ids_read_can_be_chosen(tmp_path, log_folder, log_schema):
     run = train(tmp_path / "run", log_folder, log_schema, "legacy", dim=5)
     file, features, width, _ = written(run, tmp_path / "rows.bin")
     assert not np.any(_one(MappedRows(file, features, width, "default"), 1, 10**15)[0])
-    assert np.any(_one(MappedRows(file, features, width, "init"), 1, 10**15)[0])
+    first = _one(MappedRows(file, features, width, "init"), 1, 10**15)[0]
+    assert np.any(first)
+    assert np.array_equal(_one(MappedRows(file, features, width, "tail"), 1, 10**15)[0], first)
     with pytest.raises(
         UnknownKeyError, match="feature 'item': key 1000000000000000 of table 'item' was never"
     ):

@@ -95,8 +95,41 @@ def test_the_period_follows_the_length_of_the_run(given, period, log):
     assert fitted(chosen, SCHEMA, log).config.prune.period == 7
 
 
-def test_runs_without_a_shared_tail_stay_as_they_are(log):
-    for prune in (PruneConfig(), PruneConfig(ratio="90%"), PruneConfig(budget="1MiB", tail="zeros")):
+@pytest.mark.parametrize("prune", [PruneConfig(ratio="90%"), PruneConfig(budget="1MiB", tail="zeros")])
+def test_what_chunks_leave_open_follows_the_length_of_the_run(prune, log):
+    config = replace(CONFIG, prune=prune)  # 200 steps
+    found = fitted(config, SCHEMA, log, choose_dim=True)
+    assert (found.config.prune.period, found.config.prune.cold_start) == (10, 20)
+    assert replace(found.config, prune=prune) == config
+    assert as_fitted(config, found.config) == found.config
+    assert found.config.prune.unused(200, 32) == []
+    given = replace(config, prune=replace(prune, period=7, cold_start=3))
+    assert fitted(given, SCHEMA, log).config == given
+    long = replace(CONFIG, prune=prune, epochs=1000)
+    assert fitted(long, SCHEMA, log).config.row_settings() == long.row_settings()  # 1000 steps each
+    assert fitted(config, SCHEMA, None).config.row_settings() == config.row_settings()  # a stream
+
+
+def test_what_never_comes_is_said():
+    prune = PruneConfig(ratio="90%", period=300, cold_start=1000)
+    period, columns = prune.unused(506, 32) + prune.unused(200, 32)[:1]
+    assert "prune.cold_start is 1,000 steps, but the run ends after 506" in period
+    assert "prune.period is 300 steps, but the run ends after 200" in columns
+    assert replace(prune, two_dimensions=False).unused(506, 32) == []
+    assert PruneConfig(budget="1MiB").unused(1, 32) == []  # rows change hands from the first step on
+
+
+def test_a_stream_has_rows_as_configured():
+    config = with_budget("1MiB", max_steps=1000)
+    found = fitted(config, SCHEMA, None, choose_dim=True)
+    assert found.config.prune.period == 1000 // 50
+    assert replace(found.config, prune=config.prune) == config
+    assert "embedding_dim stays 32, in int8" in found.note
+    assert fitted(with_budget("1MiB"), SCHEMA, None).config.prune.period == PERIOD
+
+
+def test_runs_without_pruning_stay_as_they_are(log):
+    for prune in (PruneConfig(), PruneConfig(period=5)):
         config = replace(CONFIG, prune=prune)
         assert fitted(config, SCHEMA, log, choose_dim=True).config is config
 

@@ -19,8 +19,10 @@ from rowhaul.data.sources.lines import LinesSource
 from rowhaul.data.sources.live import Idle, LiveStream
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ConfigError, DataError
+from rowhaul.pruning.config import PruneConfig
 from rowhaul.train import TrainConfig, load_trained, train_run
 from rowhaul.train.config import ModelConfig, RateSchedule
+from rowhaul.train.run_stream import check_streamable
 from rowhaul.train.stream_config import StreamConfig
 
 FOLLOWED = StreamConfig(follow=True, stop_when_idle="0.3s")
@@ -55,6 +57,18 @@ def put(table, folder, name):
     os.rename(folder / f".{name}.tmp", folder / name)
 
 
+def killed_at(limit):
+    """A `should_stop` that fails when it is asked so often."""
+    calls = iter(range(1, 10**6))
+
+    def kill():
+        if next(calls) == limit:
+            raise RuntimeError("killed")
+        return False
+
+    return kill
+
+
 def json_lines(table):
     return [json.dumps(row) for row in table.to_pylist()]
 
@@ -84,13 +98,7 @@ def test_a_killed_run_trains_every_sample_once(tmp_path, logs, log_schema):
     for path in logs.glob("*.parquet"):
         put(pq.read_table(path), incoming, path.name)
     for resume, limit in ((False, 5), (True, 3)):
-        calls = iter(range(1, 10**6))
-
-        def kill(calls=calls, limit=limit):
-            if next(calls) == limit:
-                raise RuntimeError("killed")
-            return False
-
+        kill = killed_at(limit)
         with pytest.raises(RuntimeError, match="killed"):
             train_run(FOLLOWING, log_schema, incoming, out=tmp_path / "run", resume=resume, should_stop=kill)
     assert open_checkpoint(tmp_path / "run").facts["stream_position"]["source"]["rows"] == 268
@@ -98,6 +106,22 @@ def test_a_killed_run_trains_every_sample_once(tmp_path, logs, log_schema):
     result = train_run(FOLLOWING, log_schema, incoming, out=tmp_path / "run", resume=True)
     assert result.samples == 2333
     assert bits(tmp_path / "run") == bits(logs / "run")
+
+
+def test_a_stream_within_a_memory_budget_is_learned_as_files(tmp_path, logs, log_schema):
+    """Rows change hands all the time here; a run that is killed and resumed gives the same ids rows."""
+    incoming = tmp_path / "incoming"
+    incoming.mkdir()
+    for path in logs.glob("*.parquet"):
+        put(pq.read_table(path), incoming, path.name)
+    budget = PruneConfig(budget="12KiB", period=2)
+    train_run(replace(CONFIG, prune=budget), log_schema, logs, out=tmp_path / "files")
+    following = replace(FOLLOWING, prune=budget)
+    with pytest.raises(RuntimeError, match="killed"):
+        train_run(following, log_schema, incoming, out=tmp_path / "run", should_stop=killed_at(5))
+    result = train_run(following, log_schema, incoming, out=tmp_path / "run", resume=True)
+    assert result.samples == 2333
+    assert bits(tmp_path / "run") == bits(tmp_path / "files")
 
 
 def test_bad_files_are_set_aside_and_the_run_goes_on(tmp_path, logs, log_schema):
@@ -204,6 +228,8 @@ def test_what_does_not_go_together_is_refused(tmp_path, logs, log_schema):
     ):
         with pytest.raises(ConfigError, match=f"{name} does not go together with a stream"):
             train_run(replace(FOLLOWING, **changes), log_schema, logs, out=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"prune\.ratio does not go together .*--memory-budget"):
+        check_streamable(replace(FOLLOWING, prune=PruneConfig(ratio="90%", tail="shared")))
     with pytest.raises(ConfigError, match="a stream is read by itself"):
         train_run(CONFIG, log_schema, ["-", str(logs)], out=tmp_path / "run")
     with pytest.raises(DataError, match="no such folder to follow"):

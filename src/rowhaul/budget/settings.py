@@ -62,8 +62,14 @@ class BudgetSettings:
     ) -> RowSource:
         """Make the rows of a collection in this process; see `rowhaul.nn.row_source.RowSettings`.
 
-        ``on_unknown`` applies to nothing: ids without a row of their own read a shared one.
+        ``on_unknown`` applies to nothing: ids without a row of their own read a shared one. So no id is an
+        error.
         """
+        if on_unknown == "error":
+            raise ConfigError(
+                "on_unknown='error' does not go with a memory budget: ids never trained cannot be told from "
+                "those without a row of their own, and read the same shared rows; use 'tail'"
+            )
         from rowhaul.budget.rows import BudgetedRows  # settings alone need no torch
 
         return BudgetedRows(groups, optimizer, seed, self)

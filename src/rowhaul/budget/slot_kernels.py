@@ -12,14 +12,16 @@ from numba import int64, uint8, uint16, uint64
 from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
-from rowhaul._memory import data_address, prefetch_to_read
+from rowhaul._memory import data_address, prefetch_to_read, prefetch_to_write
 from rowhaul.store.records import mix
 
 BUCKET = 8
 _AHEAD = 16  # rows whose buckets are asked for before they are searched
 _SECOND = uint64(0x9E3779B97F4A7C15)
 _MOST_SLOT, _MOST_CELL = 65535, 255
-NONE = -(1 << 62)
+# Of an id without a slot, while a batch is counted: which it is, its cells, what they held, its bucket.
+OTHERS = 6
+_ID, _TABLE, _CELL, _OTHER_CELL, _BEFORE, _PLACE = range(OTHERS)
 
 
 @register_jitable
@@ -89,6 +91,22 @@ def find_rows(keys, starts, seeds, marks, owners, sizes, masks, hashed, rows):
             rows[i] = slot if slot >= 0 else -1 - _shared_row(hashed[i] >> uint64(16), size, mask)
 
 
+@kernel
+def count_ids(numbers, counts):
+    """Count how often each number is given."""
+    for number in numbers:
+        counts[number] += 1
+
+
+@kernel
+def locate_rows(rows, starts, first_shared, locations):
+    """Write where rows are, given table by table: slots by their number, shared rows behind them."""
+    for table in range(len(starts) - 1):
+        before = first_shared[table] - 1
+        for i in range(starts[table], starts[table + 1]):
+            locations[i] = rows[i] if rows[i] >= 0 else before - rows[i]
+
+
 @register_jitable
 def _empty_in(bucket, marks):
     """Return how many places of a bucket nobody has."""
@@ -135,63 +153,80 @@ def seat_newcomers(hashed, tables, marks, owners, counts, slots, is_new):
 
 
 @register_jitable
-def _estimate(hashed, sketch):
-    first, second = _cells(hashed, sketch.shape[1])
+def _estimate(first, second, sketch):
     return min(int64(sketch[0, first]), int64(sketch[1, second]))
 
 
-@kernel
-def count_rows(starts, hashed, rows, accesses, counts, sketch, traffic, estimates):
-    """Count the accesses of a batch's distinct rows: of slots there, of all other ids in the sketch.
+@register_jitable
+def _count_others(others, accesses, sketch):
+    """Count ids without a slot; a cell grows no further than one of them needs, given what it was before.
 
-    A cell grows no further than an id of the batch needs that had the least there before (a conservative
-    update): most cells have several ids, and sums of them would let rare ones look popular. ``estimates``
-    is room for what was there before, of every id, so that the order does not matter.
+    Such a conservative update keeps rare ids from looking popular together: most cells have several.
     """
-    width = sketch.shape[1]
-    for i in range(len(rows)):
-        if rows[i] < 0:
-            estimates[i] = _estimate(hashed[i], sketch)
-    for table in range(len(starts) - 1):
-        for i in range(starts[table], starts[table + 1]):
-            seen = int64(accesses[i])
-            if rows[i] >= 0:
-                counts[rows[i]] = uint16(min(int64(counts[rows[i]]) + seen, _MOST_SLOT))
-            else:
-                traffic[table] += seen
-                needed = min(estimates[i] + seen, _MOST_CELL)
-                first, second = _cells(hashed[i], width)
-                sketch[0, first] = uint8(max(int64(sketch[0, first]), needed))
-                sketch[1, second] = uint8(max(int64(sketch[1, second]), needed))
+    for n in range(len(others)):
+        others[n, _BEFORE] = _estimate(others[n, _CELL], others[n, _OTHER_CELL], sketch)
+    for n in range(len(others)):
+        first, second = others[n, _CELL], others[n, _OTHER_CELL]
+        needed = min(others[n, _BEFORE] + int64(accesses[others[n, _ID]]), _MOST_CELL)
+        sketch[0, first] = uint8(max(int64(sketch[0, first]), needed))
+        sketch[1, second] = uint8(max(int64(sketch[1, second]), needed))
 
 
-@kernel
-def want_rows(starts, hashed, rows, sketch, wanted, tables, estimates):
+@register_jitable
+def _want(others, hashed, sketch, wanted, tables, estimates):
     """List ids without a slot; each bucket of the list keeps those of the highest estimates.
 
-    After `count_rows` of the whole batch. Ties go to the higher hash, so that the order does not matter.
+    Ties go to the higher hash, so that the order does not matter.
     """
-    num_buckets = len(wanted) // BUCKET
+    for n in range(len(others)):
+        one, table, first = hashed[others[n, _ID]], others[n, _TABLE], others[n, _PLACE]
+        estimate = _estimate(others[n, _CELL], others[n, _OTHER_CELL], sketch)
+        least = first
+        for place in range(first, first + BUCKET):
+            if estimates[place] > 0 and wanted[place] == one and tables[place] == table:
+                least = -1
+                estimates[place] = max(int64(estimates[place]), estimate)
+                break
+            if estimates[place] < estimates[least] or (
+                estimates[place] == estimates[least] and wanted[place] < wanted[least]
+            ):
+                least = place
+        if least >= 0 and (
+            estimate > estimates[least] or (estimate == estimates[least] and one > wanted[least])
+        ):
+            wanted[least], tables[least], estimates[least] = one, table, estimate
+
+
+@kernel
+def count_rows(starts, hashed, rows, accesses, counts, sketch, traffic, wanted, tables, estimates, others):
+    """Count the accesses of a batch's distinct rows: of slots there, of all other ids in the sketch.
+
+    Then list the other ids as wanted. ``others`` is room for `OTHERS` numbers of each: first all are asked of
+    memory, which takes longer than what is done with them.
+    """
+    width, num_buckets = sketch.shape[1], len(wanted) // BUCKET
+    counts_at, sketch_at, wanted_at = data_address(counts), data_address(sketch), data_address(wanted)
+    tables_at, estimates_at = data_address(tables), data_address(estimates)
+    count, last = 0, len(rows) - 1
     for table in range(len(starts) - 1):
         for i in range(starts[table], starts[table + 1]):
+            prefetch_to_write(counts_at + 2 * max(rows[min(i + _AHEAD, last)], 0))
             if rows[i] >= 0:
+                counts[rows[i]] = uint16(min(int64(counts[rows[i]]) + int64(accesses[i]), _MOST_SLOT))
                 continue
-            one, estimate = hashed[i], _estimate(hashed[i], sketch)
-            first = int64(((one >> uint64(32)) * uint64(num_buckets)) >> uint64(32)) * BUCKET
-            least = first
-            for place in range(first, first + BUCKET):
-                if estimates[place] > 0 and wanted[place] == one and tables[place] == table:
-                    least = -1
-                    estimates[place] = max(int64(estimates[place]), estimate)
-                    break
-                if estimates[place] < estimates[least] or (
-                    estimates[place] == estimates[least] and wanted[place] < wanted[least]
-                ):
-                    least = place
-            if least >= 0 and (
-                estimate > estimates[least] or (estimate == estimates[least] and one > wanted[least])
-            ):
-                wanted[least], tables[least], estimates[least] = one, table, estimate
+            first, second = _cells(hashed[i], width)
+            place = int64(((hashed[i] >> uint64(32)) * uint64(num_buckets)) >> uint64(32)) * BUCKET
+            prefetch_to_write(sketch_at + first)
+            prefetch_to_write(sketch_at + width + second)
+            prefetch_to_write(wanted_at + 8 * place)
+            prefetch_to_write(tables_at + tables.itemsize * place)
+            prefetch_to_write(estimates_at + place)
+            others[count, _ID], others[count, _TABLE], others[count, _PLACE] = i, table, place
+            others[count, _CELL], others[count, _OTHER_CELL] = first, second
+            traffic[table] += accesses[i]
+            count += 1
+    _count_others(others[:count], accesses, sketch)
+    _want(others[:count], hashed, sketch, wanted, tables, estimates)
 
 
 @register_jitable
@@ -217,7 +252,8 @@ def decay_counts(counts, sketch, factor, salt):
 def estimate_rows(hashed, sketch, estimates):
     """Write what the sketch knows of ids."""
     for i in range(len(hashed)):
-        estimates[i] = _estimate(hashed[i], sketch)
+        first, second = _cells(hashed[i], sketch.shape[1])
+        estimates[i] = _estimate(first, second, sketch)
 
 
 @register_jitable

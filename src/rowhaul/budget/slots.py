@@ -15,6 +15,7 @@ from rowhaul.budget.room import BUCKET, SKETCH_ROWS, Room, owner_bytes
 from rowhaul.budget.settings import BudgetSettings
 from rowhaul.budget.sharing import divided, masks, shared_rows
 from rowhaul.budget.slot_kernels import (
+    OTHERS,
     count_rows,
     decay_counts,
     estimate_rows,
@@ -22,7 +23,6 @@ from rowhaul.budget.slot_kernels import (
     give_slots,
     list_newcomers,
     seat_newcomers,
-    want_rows,
 )
 from rowhaul.errors import CheckpointError
 
@@ -175,9 +175,9 @@ class SlotMap:
         """Count the accesses of one global batch: once a step, with rows as found since the last `change`."""
         args = found.starts, found.hashed, found.rows
         accesses = np.ascontiguousarray(accesses, np.int64)
-        before = np.empty(len(found.rows), np.int64)
-        count_rows(*args, accesses, self._counts, self._sketch, self.traffic, before)
-        want_rows(*args, self._sketch, self._wanted, self._wanted_tables, self._estimates)
+        wanted = self._wanted, self._wanted_tables, self._estimates
+        others = np.empty((len(found.rows), OTHERS), np.int64)
+        count_rows(*args, accesses, self._counts, self._sketch, self.traffic, *wanted, others)
 
     def change(self, now: int) -> HandOver:
         """After ``now`` steps, which is a stop: decay counts, and give slots to those who are read more."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul.budget.slot_kernels import count_ids, locate_rows
 from rowhaul.budget.slots import FoundRows, HandOver, Int64s, Seated, SlotMap
 from rowhaul.errors import CheckpointError
 from rowhaul.optim import RowOptimizerRule
@@ -83,9 +84,10 @@ class SlotTables(TableGroup):
         """Locate the distinct rows of ids, of which several may read the same; keys are rows' names."""
         starts, every = ids.found.starts, np.arange(len(self.tables))
         rows, row_starts, row_of_key = distinct_keys(ids.found.rows, starts, every, len(every))
-        locations = self.locate(np.repeat(every, np.diff(row_starts)), rows)
+        locations = np.empty(len(rows), np.int64)
+        locate_rows(rows, row_starts, self._first_shared, locations)
         nothing = np.empty((0, self.dim), self.dtype)
-        return Lookup(rows, row_starts, row_of_key[ids.inverse], locations, nothing)
+        return Lookup(rows, row_starts, np.take(row_of_key, ids.inverse), locations, nothing)
 
     def begin_batch(self, parts: Sequence[FoundIds]) -> list[FoundIds]:
         """Before a whole batch is read: give its ids empty slots, and count its accesses.
@@ -93,13 +95,13 @@ class SlotTables(TableGroup):
         Its ids come, as just found, in parts of some tables each, in order, and return with their rows.
         """
         parts = list(parts)
-        accesses = [np.bincount(part.inverse, minlength=len(part.keys)) for part in parts]
-        seated = self.map.seat(_together(parts), np.concatenate(accesses))
+        accesses = np.concatenate([_accesses(part) for part in parts])
+        seated = self.map.seat(_together(parts), accesses)
         if len(seated.slots):
             self.num_seated += len(seated.slots)
             self._make(seated)
             parts = [self.refresh(part) for part in parts]
-        self.map.count(_together(parts), np.concatenate(accesses))
+        self.map.count(_together(parts), accesses)
         return parts
 
     def _make(self, seated: Seated) -> None:
@@ -186,8 +188,16 @@ class SlotTables(TableGroup):
         self._first_shared: Int64s = self.map.room.num_slots + np.cumsum(sizes) - sizes
 
 
+def _accesses(ids: FoundIds) -> Int64s:
+    counts = np.zeros(len(ids.keys), np.int64)
+    count_ids(ids.inverse, counts)
+    return counts
+
+
 def _together(parts: Sequence[FoundIds]) -> FoundRows:
     found = [part.found for part in parts]
+    if len(found) == 1:
+        return found[0]
     return FoundRows(
         np.sum([one.starts for one in found], axis=0),
         np.concatenate([one.rows for one in found]),

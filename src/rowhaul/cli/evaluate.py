@@ -12,7 +12,7 @@ from rowhaul.cli.run import AS_JSON, DATA
 
 _RUN = typer.Argument(..., help="The --out of a `train`, a checkpoint (folder or URL), or an export.")
 _BATCH_SIZE = typer.Option(8192, help="Samples scored at a time.")
-_ON_UNKNOWN = typer.Option(None, help="What keys never trained read as: init, default or error.")
+_ON_UNKNOWN = typer.Option(None, help="What keys never trained read as: init, default, error or tail.")
 
 
 def evaluate(

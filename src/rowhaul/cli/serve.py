@@ -17,7 +17,7 @@ def serve(
     threads: int = typer.Option(0, help="That score in each process; 0: processors / workers."),
     backend: str = typer.Option("auto", help="Of the dense part: auto, onnx or pt2."),
     on_unknown: str | None = typer.Option(
-        None, help="What keys never trained read as: init, default or error; default: as the run says."
+        None, help="What keys never trained read as: init, default, error or tail; default: as the run says."
     ),
     max_candidates: int = typer.Option(10_000, help="Of a request."),
     max_body: str = typer.Option("16MiB", help="Bytes of a request."),

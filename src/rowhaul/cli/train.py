@@ -95,7 +95,7 @@ def train(
     if resumed:
         config = _as_begun(config, resumed)
     elif schema is not None and not is_launched():
-        config = _fitted_with_bar(options, config, schema, data)
+        config = _fitted_with_bar(options, config, schema, None if is_stream else data)
     if schema is not None and config.cluster.workers and not is_launched():
         check_monitoring(config.monitoring, out)
         if not resume:  # a run that resumes drops what is for another number of workers
@@ -158,10 +158,10 @@ def _fitted(options: RunOptions, schema: Any, data: Any, config: TrainConfig, pr
 
 
 def _as_options(config: TrainConfig) -> list[str]:
-    """What was decided for a memory budget, as options for other ranks."""
+    """What was decided for pruning or a memory budget, as options for other ranks."""
     from rowhaul.train.fitting import decisions
 
-    if not config.prune.is_shared:
+    if not config.prune.is_used:
         return []
     decided = decisions(config)
     settings = {f"prune.{name}": value for name, value in decided["prune"].items()}

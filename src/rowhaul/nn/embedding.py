@@ -33,7 +33,8 @@ class EmbeddingBagCollection(nn.Module):
     Keys are any int64. While ``training``, a key seen for the first time gets a row made from
     (seed, table, key); in ``eval()`` mode nothing is inserted, rows take no gradient, and unknown
     keys read as ``on_unknown`` says: ``"init"`` (the values the row would start with), ``"default"``
-    (zeros) or ``"error"``.
+    (zeros), ``"error"``, or ``"tail"`` (what ids without a row of their own read: shared rows within a
+    memory budget, zeros where rows are pruned, otherwise as ``"init"``).
 
     Args:
         tables: one configuration a table; all of one data type.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from rowhaul._quantities import parse_bytes
@@ -12,7 +12,9 @@ from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.settings import PruneRules
 from rowhaul.store.packing import PLAIN
 
-TAILS = ("auto", "zeros", "shared")
+TAILS = ("auto", "shared", "zeros", "initial")
+# What follows the length of a run where it is open: it comes at least so many times, or after such a part.
+_FITTED = {"period": 20, "cold_start": 10}
 # Rules for chunks, which a shared tail has none of; `period` and `decay` are for both.
 CHUNK_RULES = tuple(one.name for one in fields(PruneRules) if one.name not in ("period", "decay"))
 
@@ -26,11 +28,15 @@ class PruneConfig(PruneRules):
     Args:
         ratio: the share of all values that is pruned, such as 90% or 0.9.
         budget: memory for rows, optimizer state and index, such as 2GiB, instead of a ratio.
-        tail: what ids read that have no row of their own. ``zeros``: chunks of rows are pruned and read as
-            zeros. ``shared``: a row that they share and train. ``auto``: shared where a budget is given and
-            no rule for chunks, zeros otherwise.
+        tail: what ids read that have no row of their own. ``shared``: a row that they share and train, within
+            a budget. ``zeros``: chunks of rows are pruned and read as zeros. ``initial``: the values that
+            their row would begin with, untrained; that is what tables with ``admit_after`` do. ``auto``:
+            shared where a budget is given and no rule for chunks, otherwise zeros, and initial where
+            nothing is pruned.
         shared: the share of the budget for such rows.
-        period: steps between two prunings, or two stops at which rows change hands; 0: what suits the tail.
+        period: steps between two prunings, or two stops at which rows change hands; 0: what suits the tail,
+            and the length of the run where that is known.
+        cold_start: as of `PruneRules`; 0: 1,000 steps, fewer in a short run.
         narrowed_from: the embedding_dim before it was made smaller to suit the budget; 0: it was not.
         two_dimensions: whether columns are pruned, too, where a ratio is given; they are by default, since
             otherwise the rows that are read and sent most stay whole.
@@ -42,6 +48,7 @@ class PruneConfig(PruneRules):
     tail: str = "auto"
     shared: float = BudgetSettings.shared
     period: int = 0
+    cold_start: int = 0
     narrowed_from: int = 0
 
     def __post_init__(self) -> None:
@@ -49,6 +56,8 @@ class PruneConfig(PruneRules):
             raise ConfigError(f"prune.tail must be one of {', '.join(TAILS)}, got {self.tail!r}")
         if self.is_shared:
             self._check_shared()
+        elif self.tail == "initial":
+            self._check_initial()
         else:
             self._check_zeros()
 
@@ -83,8 +92,8 @@ class PruneConfig(PruneRules):
 
     def _pruning(self) -> PruneSettings | None:
         given = {one.name: getattr(self, one.name) for one in fields(PruneRules)}
-        if not self.period:
-            given["period"] = PruneRules.period
+        for name in _FITTED:
+            given[name] = given[name] or getattr(PruneRules, name)
         ratio, budget = parse_share(self.ratio), parse_bytes(str(self.budget), "prune.budget")
         settings = PruneSettings(**given, ratio=ratio, budget=budget)
         return settings if settings.ratio or settings.budget or settings.dims else None
@@ -92,7 +101,34 @@ class PruneConfig(PruneRules):
     def _chunk_rules(self) -> list[str]:
         """Name the rules for chunks that are not as they are by default."""
         rules = [one for one in fields(self) if one.name in CHUNK_RULES]
-        return [one.name for one in rules if getattr(self, one.name) != one.default]
+        given = [one.name for one in rules if getattr(self, one.name) != one.default]
+        # Earlier versions wrote it into every configuration.
+        return [name for name in given if name != "cold_start" or self.cold_start != PruneRules.cold_start]
+
+    def paced(self, num_steps: int) -> PruneConfig:
+        """Return the same with what chunks leave open, period and cold start, for a run of so many steps."""
+        fitted = {
+            name: getattr(self, name) or max(1, min(getattr(PruneRules, name), num_steps // times))
+            for name, times in _FITTED.items()
+        }
+        return replace(self, **fitted)
+
+    def unused(self, num_steps: int, dim: int) -> list[str]:
+        """Say what is asked for and never comes in a run of so many steps, with rows of ``dim`` values."""
+        settings = None if self.is_shared else self._pruning()
+        if settings is None:
+            return []
+        end, said = f"but the run ends after {num_steps:,}", []
+        if settings.period > num_steps:
+            said.append(
+                f"prune.period is {settings.period:,} steps, {end}: rows are pruned early on where the first "
+                "fill all the room, and never again; set a shorter period"
+            )
+        if settings.num_columns(dim) and settings.cold_start > num_steps:
+            said.append(
+                f"prune.cold_start is {settings.cold_start:,} steps, {end}: all columns stay; set fewer steps"
+            )
+        return said
 
     def _check_shared(self) -> None:
         if rules := self._chunk_rules():
@@ -108,6 +144,15 @@ class PruneConfig(PruneRules):
                 "or else a ratio, the share of the memory to save (90%)"
             )
         self._budget(budget or 1)  # or raises
+
+    def _check_initial(self) -> None:
+        if self._pruning() is not None:
+            raise ConfigError(
+                "prune.tail is initial, the tail of tables that admit ids by a policy (tables.default."
+                "admit_after): within a budget ids without a row read shared rows, and what a ratio or dims "
+                "prune reads as zeros; set prune.tail to shared or zeros, or leave out prune"
+            )
+        self._check_zeros()
 
     def _check_zeros(self) -> None:
         self._pruning()  # or raises

@@ -150,7 +150,7 @@ class PruneSettings(PruneRules):
         if on_unknown == "error":
             raise ConfigError(
                 "on_unknown='error' does not go with pruning: pruned rows cannot be told from unknown ones, "
-                "and read as zeros; use 'init' or 'default'"
+                "and read as zeros; use 'tail'"
             )
         from rowhaul.pruning.pool.collection import PrunedRows  # settings alone need no torch
 

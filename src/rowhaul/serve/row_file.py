@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from rowhaul.errors import CheckpointError
+from rowhaul.errors import CheckpointError, ConfigError
 
 MAGIC = int.from_bytes(b"RowhaulR", "little")
 VERSION = 1
@@ -144,6 +144,14 @@ def entry_of(numbers: Mapping[str, int | float]) -> npt.NDArray[np.uint64]:
         word: Any = np.float64(value).view(np.uint64) if isinstance(value, float) else value
         entry[FIELD[name]] = word
     return entry
+
+
+def unknown_mode(on_unknown: str) -> int:
+    """Return the number of what ids without a row read; the tail of whole rows is their first values."""
+    known = (*UNKNOWN, "tail")
+    if on_unknown not in known:
+        raise ConfigError(f"on_unknown must be one of {', '.join(known)}, got {on_unknown!r}")
+    return UNKNOWN.index("init" if on_unknown == "tail" else on_unknown)
 
 
 def aligned(place: int) -> int:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.errors import CheckpointError, ConfigError, UnknownKeyError
+from rowhaul.errors import CheckpointError, UnknownKeyError
 from rowhaul.serve.lookup_kernels import locate_rows, pool_packed, pool_whole
-from rowhaul.serve.row_file import FIELD, UNKNOWN, RowFile
+from rowhaul.serve.row_file import FIELD, UNKNOWN, RowFile, unknown_mode
 from rowhaul.store.packing import RowPacking
 
 Int64s = npt.NDArray[np.int64]
@@ -47,15 +47,14 @@ class MappedRows:
         file: the file.
         features: in the order that ids come in.
         width: columns of all vectors together.
-        on_unknown: what ids without a row read (``default``, ``init`` or ``error``) instead of what the file
-            says; pruned rows read as zeros whatever is asked for, and shared rows are always there.
+        on_unknown: what ids without a row read (``default``, ``init``, ``error`` or ``tail``) instead of what
+            the file says; pruned rows read as zeros whatever is asked for, and shared rows are always there.
     """
 
     def __init__(
         self, file: RowFile, features: Sequence[ServedFeature], width: int, on_unknown: str | None = None
     ) -> None:
-        if on_unknown is not None and on_unknown not in UNKNOWN:
-            raise ConfigError(f"on_unknown must be one of {', '.join(UNKNOWN)}, got {on_unknown!r}")
+        mode = None if on_unknown is None else unknown_mode(on_unknown)
         for one in features:
             if one.table not in file.tables:
                 known = ", ".join(file.tables)
@@ -76,8 +75,8 @@ class MappedRows:
             np.float64
         )
         self._unknown = entries[:, FIELD["unknown"]].copy()
-        if on_unknown is not None:
-            self._unknown[entries[:, FIELD["num_chunks"]] == 0] = UNKNOWN.index(on_unknown)
+        if mode is not None:
+            self._unknown[entries[:, FIELD["num_chunks"]] == 0] = mode
 
     def pool(self, bags: IdBags) -> tuple[Floats, Int64s]:
         """Return pooled vectors, samples x width, and how many ids of each feature have no row."""
@@ -107,5 +106,5 @@ class MappedRows:
                 raise UnknownKeyError(
                     f"feature {one.name!r}: key {key} of table {one.table!r} was never trained "
                     f"({int(num_unknown[feature])} such ids in this request); train on it, or serve with "
-                    "on_unknown init or default"
+                    "on_unknown init, default or tail"
                 )

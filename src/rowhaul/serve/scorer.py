@@ -33,8 +33,8 @@ class Scorer:
     Args:
         path: the folder.
         backend: ``onnx``, ``pt2``, or ``auto`` for what is there and installed.
-        on_unknown: what ids never trained read (``init``, ``default`` or ``error``) instead of what the run
-            was configured with.
+        on_unknown: what ids never trained read (``init``, ``default``, ``error`` or ``tail``) instead of what
+            the run was configured with.
         threads: that one request may use for the dense part, by ONNX Runtime.
         verify: compare the checksum of all rows first, which reads them once.
 

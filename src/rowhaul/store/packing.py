@@ -180,9 +180,9 @@ class RowPacking:
             raise ConfigError(f"rows of {self.row_dtype} cannot be stepped by {rule.name}; use float32 rows")
         numbers = np.array([number]) if rows.numbers is None else rows.numbers
         _STEPS[rule.name](
-            memory.addresses, memory.shift, self.record_bytes, records, np.ascontiguousarray(gradients),
-            np.array(rule.settings(lr, number), np.float32), rows.tables, rows.keys, numbers, seeds,
-            self.like,
+            np.array(rule.settings(lr, number), np.float32), np.ascontiguousarray(gradients),
+            memory.addresses, memory.shift, self.record_bytes, records, rows.tables, rows.keys, numbers,
+            seeds, self.like,
         )  # fmt: skip
 
     def split(self, stored: Stored) -> Parts:

@@ -183,8 +183,9 @@ def sum_packed(gradients, sums, like):
 
 @register_jitable
 def _step(
-    step_row, scalars, addresses, shift, record_bytes, records, gradients, tables, keys, numbers, seeds, like
+    step_row, scalars, gradients, addresses, shift, record_bytes, records, tables, keys, numbers, seeds, like
 ):  # fmt: skip
+    """Step packed rows, which ``tables`` and ``keys`` name, and round them as of steps ``numbers``."""
     dim, last = gradients.shape[1], len(records) - 1
     chunks, gradient = data_address(addresses), data_address(gradients)
     scratch = np.empty(dim + 1, np.float32)
@@ -202,51 +203,27 @@ def _step(
 
 
 @kernel
-def step_sgd(
-    addresses, shift, record_bytes, records, gradients, settings, tables, keys, numbers, seeds, like
-):  # fmt: skip
-    """Step packed rows, which ``tables`` and ``keys`` name, and round them as of steps ``numbers``."""
-    scalars = sgd_scalars(settings, gradients.shape[1])
-    _step(
-        sgd_row, scalars, addresses, shift, record_bytes, records, gradients, tables, keys, numbers,
-        seeds, like,
-    )  # fmt: skip
+def step_sgd(settings, gradients, *rows):
+    """`_step` of this rule, as of the others; ``rows`` are its arguments from ``addresses`` on."""
+    _step(sgd_row, sgd_scalars(settings, gradients.shape[1]), gradients, *rows)
 
 
 @kernel
-def step_adagrad(
-    addresses, shift, record_bytes, records, gradients, settings, tables, keys, numbers, seeds, like
-):  # fmt: skip
+def step_adagrad(settings, gradients, *rows):
     """See `step_sgd`."""
-    scalars = adagrad_scalars(settings, gradients.shape[1])
-    _step(
-        adagrad_row, scalars, addresses, shift, record_bytes, records, gradients, tables, keys, numbers,
-        seeds, like,
-    )  # fmt: skip
+    _step(adagrad_row, adagrad_scalars(settings, gradients.shape[1]), gradients, *rows)
 
 
 @kernel
-def step_rowwise_adagrad(
-    addresses, shift, record_bytes, records, gradients, settings, tables, keys, numbers, seeds, like
-):  # fmt: skip
+def step_rowwise_adagrad(settings, gradients, *rows):
     """See `step_sgd`."""
-    scalars = rowwise_adagrad_scalars(settings, gradients.shape[1])
-    _step(
-        rowwise_adagrad_row, scalars, addresses, shift, record_bytes, records, gradients, tables, keys,
-        numbers, seeds, like,
-    )  # fmt: skip
+    _step(rowwise_adagrad_row, rowwise_adagrad_scalars(settings, gradients.shape[1]), gradients, *rows)
 
 
 @kernel
-def step_adam(
-    addresses, shift, record_bytes, records, gradients, settings, tables, keys, numbers, seeds, like
-):  # fmt: skip
+def step_adam(settings, gradients, *rows):
     """See `step_sgd`."""
-    scalars = adam_scalars(settings, gradients.shape[1])
-    _step(
-        adam_row, scalars, addresses, shift, record_bytes, records, gradients, tables, keys, numbers,
-        seeds, like,
-    )  # fmt: skip
+    _step(adam_row, adam_scalars(settings, gradients.shape[1]), gradients, *rows)
 
 
 @kernel

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rowhaul.store.snapshot import GroupSnapshot
 
 _BLOCK_ROWS = 1 << 16  # rows copied at a time when a table is read whole
-ON_UNKNOWN = ("init", "default", "error")
+ON_UNKNOWN = ("init", "default", "error", "tail")  # of whole rows, the tail is their initial values
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class TableGroup:
             raise UnknownKeyError(
                 f"table {table.name!r}: key {int(keys[absent[0]])} was never trained "
                 f"({len(absent)} such keys in this batch); train on it, or set on_unknown to "
-                f"'init' or 'default'"
+                f"'init', 'default' or 'tail'"
             )
         if on_unknown == "default":
             return np.zeros((len(absent), self.dim), dtype=self.dtype)

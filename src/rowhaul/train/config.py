@@ -108,7 +108,8 @@ class TrainConfig:
         row_dtype: what the values of rows are stored and sent in: float32, bfloat16, float16 or int8.
             auto: within a memory budget whose tail is shared what suits the ids where these are counted, and
             int8 where they are not; float32 otherwise.
-        on_unknown: what keys that were never trained read as: init, default or error.
+        on_unknown: what keys that were never trained read as: init, default, error, or tail, which is what
+            ids without a row of their own read. See `EmbeddingBagCollection`.
         eval_every: steps between evaluations; 0 evaluates only at the end.
         checkpoint_every: steps between checkpoints, or time, such as ``15min``; 0 saves only at the end.
         checkpoints: the folder or URL of checkpoints; by default a folder of the run.
@@ -176,8 +177,18 @@ class TrainConfig:
                     "prune decides itself which rows to drop, but tables have policies that do so, too; "
                     "leave out one of them"
                 )
+            if self.on_unknown == "error":
+                raise ConfigError(
+                    "on_unknown is error, but with prune ids never trained cannot be told from those whose "
+                    "rows are not kept; set it to tail, which is what both read"
+                )
             if self.cluster.workers:
                 self._check_cluster()
+        elif self.prune.tail == "initial" and keeps_all:
+            raise ConfigError(
+                "prune.tail is initial, but every id has a row: that is the tail of tables with policies; "
+                "set tables.default.admit_after to the sightings before an id gets one, or leave it out"
+            )
         if self.cluster.hot_is_auto and not keeps_all:
             raise ConfigError(
                 "cluster.hot_rows is auto, but tables have policies, from which hot rows are exempt: what is "

@@ -9,6 +9,7 @@ run has it.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,7 +43,7 @@ _AT_A_TIME = 1 << 16
 
 Fit = Callable[[TrainConfig], TrainConfig]
 Progress = Callable[[int, int], None]
-_DECIDED = ("ratio", "budget", "period", "shared", "narrowed_from")  # of prune
+_DECIDED = ("ratio", "budget", "period", "cold_start", "shared", "narrowed_from")  # of prune
 
 
 @dataclass(frozen=True)
@@ -88,16 +89,25 @@ def fitted(
 ) -> Fitted:
     """Decide what a budget leaves open: its bytes where it is a ratio, how rows are held, the period.
 
+    Of rows that are pruned in chunks, decide the period and the cold start.
+
     Args:
-        config: with a budget whose tail is shared; any other stays as it is.
+        config: without pruning or a budget it stays as it is.
         schema: whose id columns are read.
-        data: files as `SampleStream` takes them.
+        data: files as `SampleStream` takes them. None: a stream, of which nothing is known beforehand. Then
+            rows stay as configured (`row_dtype: auto` is int8), and a period is short only with `max_steps`.
         choose_dim: whether the embedding_dim may become smaller; then `row_dtype` and `prune.shared` are
             chosen as well, where they are as by default.
         progress: called with the samples read and all that are.
     """
-    if not config.prune.is_shared:
+    if not config.prune.is_used:
         return Fitted(config)
+    if not config.prune.is_shared:
+        return Fitted(_paced(config, None if data is None else _samples(schema, data)))
+    if data is None:
+        dim = config.model.embedding_dim
+        note = f"embedding_dim stays {dim}, in {config.held_in}: the ids of a stream cannot be counted first"
+        return Fitted(_paced(config), note)
     if parse_share(config.prune.ratio) or choose_dim:
         return fitted_to(config, schema, _count(config, schema, data, progress), choose_dim=choose_dim)
     return Fitted(_paced(config, _samples(schema, data)))
@@ -116,10 +126,14 @@ def fitted_to(config: TrainConfig, schema: Schema, reads: Reads, *, choose_dim: 
     return Fitted(_paced(config, reads.samples), "; ".join(notes))
 
 
-def _paced(config: TrainConfig, samples: int) -> TrainConfig:
-    """Decide how often rows change hands, if that is open."""
-    steps = config.epochs * (-(-samples // config.batch_size))
-    steps = min(steps, config.max_steps or steps)
+def _paced(config: TrainConfig, samples: int | None = None) -> TrainConfig:
+    """Decide how often rows change hands or are pruned, if that is open; None: any number of samples."""
+    steps = config.max_steps or sys.maxsize
+    if samples is not None:
+        steps = config.epochs * (-(-samples // config.batch_size))
+        steps = min(steps, config.max_steps or steps)
+    if not config.prune.is_shared:
+        return replace(config, prune=config.prune.paced(steps))
     period = config.prune.period or max(1, min(PERIOD, steps // STOPS))
     return replace(config, prune=replace(config.prune, period=period))
 
@@ -139,9 +153,12 @@ def with_decisions(config: TrainConfig, decided: Mapping[str, Any]) -> TrainConf
 
 def as_fitted(config: TrainConfig, before: TrainConfig) -> TrainConfig:
     """Return a configuration with what was decided when its run began, where it leaves that open."""
-    if not (config.prune.is_shared and before.prune.is_shared):
-        return config
     mine, theirs = config.prune, before.prune
+    if mine.is_shared != theirs.is_shared or not mine.is_used:
+        return config
+    if not mine.is_shared:
+        open_ones = {name: getattr(mine, name) or getattr(theirs, name) for name in ("period", "cold_start")}
+        return replace(config, prune=replace(mine, **open_ones))
     prune = replace(mine, period=mine.period or theirs.period, narrowed_from=theirs.narrowed_from)
     if parse_share(mine.ratio):
         prune = replace(prune, ratio=theirs.ratio, budget=theirs.budget)

@@ -188,7 +188,7 @@ class _Loop:
         until = f"to {total:,}" if has_end else "on"
         self._log.event("start", trainer.step, f"training from step {trainer.step:,} {until}")
         with self._log:
-            for note in notes:
+            for note in (*notes, *config.prune.unused(total, config.model.embedding_dim)):
                 self._tell(note)
             session.start()
             if session.first_note:

@@ -20,6 +20,7 @@ from rowhaul.data.sources.live import LiveStream
 from rowhaul.data.sources.opening import open_source
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ConfigError
+from rowhaul.pruning.config import parse_share
 from rowhaul.train.config import TrainConfig
 
 SET_ASIDE_FILE = "set_aside.jsonl"
@@ -35,7 +36,11 @@ def check_streamable(config: TrainConfig, is_rank: bool = False) -> None:
             config.rates.decay != "constant" and not config.max_steps,
             "rates decay towards an end, which a stream has only with max_steps",
         ),
-        "prune": (config.prune.is_shared, "a memory budget is fitted to ids that are counted beforehand"),
+        "prune.ratio": (
+            config.prune.is_shared and parse_share(config.prune.ratio) > 0,
+            "with a shared tail it is a share of what all ids would take, and nobody knows how many a stream "
+            "has (give bytes instead, --memory-budget)",
+        ),
         "cluster.workers": (
             is_rank or config.cluster.workers > 0,
             "a cluster plans ahead on batches that all ranks know, and has no way yet to wait for samples "

@@ -29,12 +29,12 @@ from rowhaul.serve.row_file import (
     HEADER,
     MAGIC,
     SLOTS,
-    UNKNOWN,
     VALUE_TYPES,
     VERSION,
     aligned,
     entry_of,
     header_checksum,
+    unknown_mode,
 )
 from rowhaul.store import TableSpec
 from rowhaul.store.served_rows import ServedRows, SlotPlaces
@@ -56,7 +56,7 @@ class UnknownIds:
         spec = self.specs[table]
         mode = "default" if rows.unknown_is_zero else self.on_unknown
         return {
-            "unknown": UNKNOWN.index(mode),
+            "unknown": unknown_mode(mode),
             "initial_seed": int(table_seeds([table], self.seed)[0]),
             "initial_low": float(spec.initial_low),
             "initial_step": float((spec.initial_high - spec.initial_low) / 2**24),

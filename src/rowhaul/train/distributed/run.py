@@ -59,9 +59,9 @@ def train_on_cluster(
     with ExitStack() as stack:
         cluster = stack.enter_context(join_as_configured(config.cluster))
         lock = stack.enter_context(RunLock(folder)) if folder and cluster.rank == 0 else None
-        if fit is not None and config.prune.is_shared:
+        if fit is not None and config.prune.is_used:
             with doing(Activity.READING):
-                decided = from_reader(cluster, "deciding for a memory budget", lambda: decisions(fit(config)))
+                decided = from_reader(cluster, "deciding how to prune", lambda: decisions(fit(config)))
             config = with_decisions(config, decided)
         session = ClusterSession(cluster, config, schema, data, folder, eval_data, resume, monitor)
         session.training.runtime.should_stop = should_stop
