@@ -1,5 +1,6 @@
 """A real server process: it finishes running requests when told to stop, and several share a port."""
 
+import os
 import re
 import signal
 import socket
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -92,6 +94,52 @@ def test_processes_share_a_port_and_count_together(served_run):
         assert "rowhaul_serve_candidates_total 80.0" in text
         code, _ = stop(process)
         assert code == 0
+    finally:
+        process.kill()
+
+
+def children_of(pid):
+    """The processes a process has started to serve; multiprocessing's own helper is not one of them."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    lines = {int(one): Path(f"/proc/{one}/cmdline").read_bytes() for one in found}
+    return {one for one, line in lines.items() if b"spawn_main" in line}
+
+
+def wait_for(condition, what):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_replaced_while_others_answer(served_run):
+    process, url = start(served_run[1], "--workers", "2")
+    try:
+        wait_until_up(url)
+
+        def num_serving():
+            text = httpx.get(f"{url}/metrics", timeout=30).text
+            return int(float(re.search(r"^rowhaul_serve_processes (\S+)", text, re.MULTILINE)[1]))
+
+        wait_for(lambda: num_serving() == 2, "two processes serve")
+        before = children_of(process.pid)
+        assert len(before) == 2
+        killed = min(before)
+        os.kill(killed, signal.SIGKILL)
+        wait_for(lambda: killed not in children_of(process.pid), "the killed process is noticed")
+        for _ in range(40):
+            with httpx.Client() as client:  # a new connection each
+                assert client.post(f"{url}/score", json=BODY, timeout=30).status_code == 200
+        wait_for(lambda: len(children_of(process.pid)) == 2 and num_serving() == 2, "it is replaced")
+        assert killed not in children_of(process.pid)
+        assert 'requests_total{status="200"} 40.0' in httpx.get(f"{url}/metrics", timeout=30).text
+        left = children_of(process.pid)
+        process.kill()  # nothing of it may keep the port
+        process.communicate(timeout=60)
+        wait_for(lambda: not any(Path(f"/proc/{one}").exists() for one in left), "processes end")
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/healthz", timeout=5)
     finally:
         process.kill()
 

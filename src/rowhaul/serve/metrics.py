@@ -44,9 +44,12 @@ class ServeMetrics:
         self._step = Gauge(
             "rowhaul_serve_model_step",
             "Training steps behind the model.",
-            multiprocess_mode="min",
+            multiprocess_mode="livemin",
             registry=own,
         )
+        Gauge(
+            "rowhaul_serve_processes", "Processes that serve.", multiprocess_mode="livesum", registry=own
+        ).set(1)
 
     def model(self, step: int) -> None:
         """Note the model that is served."""
