@@ -16,6 +16,8 @@ from starlette.requests import ClientDisconnect
 from rowhaul import __version__
 from rowhaul.errors import RowhaulError
 from rowhaul.serve import bodies
+from rowhaul.serve.live import LiveStats
+from rowhaul.serve.live_page import live_page
 from rowhaul.serve.metrics import CONTENT_TYPE, ServeMetrics
 from rowhaul.serve.page import docs_page, openapi_request
 from rowhaul.serve.requests import RequestError
@@ -126,16 +128,20 @@ def make_app(scorer: Scorer, settings: ServeSettings) -> FastAPI:
     """Return the application that serves a scorer."""
     counted = ServeMetrics()
     service = ScoreService(scorer, settings, counted)
+    stats = LiveStats(scorer, counted)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        sampling = asyncio.create_task(stats.sample_on()) if settings.page else None
         yield
+        if sampling is not None:
+            sampling.cancel()
         service.close()
 
     # FastAPI's own pages load their scripts from the internet; /docs here needs none.
     app = FastAPI(title="Rowhaul", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     about = {"model": scorer.folder.model, "step": scorer.step, "dense": scorer.dense.kind}
-    page = docs_page(scorer.folder, settings)
+    page, shown = docs_page(scorer.folder, settings), live_page(scorer.folder.model)
 
     async def score(request: Request) -> Response:
         """Score the candidates of one request."""
@@ -153,9 +159,20 @@ def make_app(scorer: Scorer, settings: ServeSettings) -> FastAPI:
         """Explain requests."""
         return HTMLResponse(page)
 
+    async def live() -> Response:
+        """Show how fresh, good and fast it is."""
+        return HTMLResponse(shown)
+
+    async def numbers(since: int = 0) -> dict[str, Any]:
+        """Return what the page shows."""
+        return stats.answer(since)
+
     app.post("/score", openapi_extra=openapi_request(scorer.folder), response_class=Response)(score)
     app.get("/healthz")(healthz)
     app.get("/metrics", include_in_schema=False)(exposed_metrics)
-    for path in ("/", "/docs"):
-        app.get(path, include_in_schema=False)(docs)
+    app.get("/docs", include_in_schema=False)(docs)
+    app.get("/", include_in_schema=False)(live if settings.page else docs)
+    if settings.page:
+        app.get("/page", include_in_schema=False)(live)
+        app.get("/stats", include_in_schema=False)(numbers)
     return app

@@ -7,8 +7,9 @@ kept in files there, so the command that starts several processes sets it first.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -73,8 +74,15 @@ class ServeMetrics:
 
     def text(self) -> bytes:
         """Return everything as Prometheus reads it, of all processes."""
-        registry = self._registry
-        if METRICS_FOLDER in os.environ:
-            registry = CollectorRegistry()
-            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # it has no types
-        return generate_latest(registry)
+        return generate_latest(self._everything())
+
+    def collect(self) -> Iterable[Metric]:
+        """Return everything, of all processes."""
+        return self._everything().collect()
+
+    def _everything(self) -> CollectorRegistry:
+        if METRICS_FOLDER not in os.environ:
+            return self._registry
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # it has no types
+        return registry

@@ -28,6 +28,7 @@ class ServeSettings:
         max_waiting: requests at once in a process, waiting ones included; more are turned away.
         timeout_seconds: for a request to arrive and, once more, to be scored.
         shutdown_seconds: that running requests have to finish in, once told to stop.
+        page: also show how fresh, good and fast it is, at /page.
     """
 
     folder: str
@@ -42,6 +43,7 @@ class ServeSettings:
     max_waiting: int = 128
     timeout_seconds: float = 5.0
     shutdown_seconds: int = 30
+    page: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
