@@ -104,7 +104,11 @@ _FLAGS_BY_PANEL: dict[str, dict[str, tuple[str, Any, str]]] = {
     },
     "Rows": {
         "admit_after": ("tables.default.admit_after", int, "Admit a row at its N-th sighting."),
-        "ttl": ("tables.default.ttl", int, "Forget rows that no batch has named for N steps."),
+        "ttl": (
+            "tables.default.ttl",
+            str,
+            "Forget rows not named for N steps, or 30d of event time.",
+        ),
         "max_rows": ("tables.default.max_rows", int, "Most rows of a table; see --evict."),
         "evict": ("tables.default.evict", str, "Which rows a full table forgets: lru or lfu."),
         "prune": ("prune.ratio", str, "Share of the rows' values to prune, such as 90%."),

@@ -178,7 +178,8 @@ class RedisSource:
             name.decode(errors="replace"): value.decode(errors="replace") for name, value in fields.items()
         }
         found: dict[str, Any] = dict(texts)
-        for name in self._schema.column_names():
+        time = [self._schema.time.name] if self._schema.time else []
+        for name in self._schema.column_names() + time:
             if name not in texts:
                 continue
             if name not in self._schema.features:

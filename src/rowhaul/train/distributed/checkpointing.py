@@ -191,9 +191,17 @@ class Saved:
         rows = self._reader.arrays(f"{HOT}.safetensors")
         return replace(settings, hot=HotRows(rows["tables"], rows["keys"]))
 
+    @property
+    def reader(self) -> CheckpointReader:
+        """Reads the checkpoint."""
+        return self._reader
+
     def check_same_data(self, stream: SampleStream, config: TrainConfig | None = None) -> str:
-        """Refuse other files than those trained on; returns a note on files added at the end."""
-        return check_same_data(self._reader, stream, config)
+        """Refuse other files than those trained on; returns a note on files added at the end.
+
+        A stream was opened at the checkpoint's position, which rank 0 has compared.
+        """
+        return "" if stream.is_live else check_same_data(self._reader, stream, config)
 
     def load_rows(self, training: DistributedTraining) -> None:
         """Fill this rank's store and cache; every rank does it, after `distribute` and before training."""

@@ -16,6 +16,7 @@ from rowhaul.checkpoint import Place
 from rowhaul.cluster.checks import check_same, require_all
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.data.schema import Schema
+from rowhaul.data.sources.live import LiveStream
 from rowhaul.data.stream import SampleStream
 from rowhaul.explain.explainer import Explainer
 from rowhaul.monitoring.monitor import NO_MONITOR, Monitor, RankLabels
@@ -46,6 +47,7 @@ from rowhaul.train.metrics import MetricValues
 from rowhaul.train.progressive import Scores
 from rowhaul.train.run_data import read_contents
 from rowhaul.train.run_folder import begin_folder, check_new_run, check_same_run, checkpoints_of, is_empty
+from rowhaul.train.run_stream import keep_set_aside, open_stream
 from rowhaul.train.trainer import Trainer, rate_factor
 from rowhaul.transport.dense.overlapping import wire_type
 from rowhaul.tuning.hot_set.controller import HotSetController
@@ -97,8 +99,22 @@ class ClusterSession(loop.Session):
             fitting, dropped = fit_to_workers(config.cluster, cluster.topology.num_workers)
             self.config = config = replace(config, cluster=fitting)
             self.notes += dropped
+        trainer, reader = self.trainer, saved.reader if saved is not None else None
+        self.live: LiveStream | None = None  # where this rank reads a stream for all
+
+        def open_live(given: str) -> LiveStream:
+            samples, kinds = trainer.samples, trainer.key_kinds
+            self.live = open_stream(config, schema, given, reader, samples, kinds)
+            return self.live
+
         self.stream, self.evaluation = open_streams_for_all(
-            cluster, config, schema, data, eval_data, self.trainer.samples
+            cluster,
+            config,
+            schema,
+            data,
+            eval_data,
+            trainer.samples,
+            open_live,
         )
         self.trainer.expect(self.stream, self.evaluation)
         check_same(cluster, self._facts())
@@ -260,7 +276,17 @@ class ClusterSession(loop.Session):
         """Take one step with the other ranks; a worker that is left out does not know the loss."""
         joins = self._joins_empty and self.training.is_summing
         parts = [batch] if len(batch) or joins else []
-        return self.trainer.learn(parts, batch.global_size, self._step_rows)
+        loss = self.trainer.learn(parts, batch.global_size, self._step_rows)
+        if self.live is not None:
+            self.live.reached(self.trainer.samples)
+            self._report(self.live)
+        return loss
+
+    def _report(self, stream: LiveStream) -> None:
+        """Tell what happened in a stream that this rank reads."""
+        for note in stream.news():
+            self.tell(note)
+        keep_set_aside(self.contents_folder, stream)
 
     def _step_rows(self, loss: Tensor) -> float:
         value = self.training.step(loss)
@@ -341,5 +367,7 @@ class ClusterSession(loop.Session):
         """End the threads of this rank."""
         self.saving.close()
         self.training.close()
+        if self.live is not None:
+            self.live.source.close()
         if self.explainer is not None:
             self.explainer.close()
