@@ -65,6 +65,10 @@ class FolderSource:
             current = following
             self._seen.add(current)
 
+    def event_time(self, position: Position) -> float | None:
+        """Return nothing: samples do not say when they happened."""
+        return None
+
     def saved(self, position: Position) -> None:
         """Do nothing: files stay."""
 
