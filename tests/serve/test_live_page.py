@@ -10,8 +10,8 @@ import pytest
 from browser import CHROMIUM, MISSING, look
 from server_process import BODY, start, stop, wait_until_up
 
-from rowhaul.serve import training_file
-from rowhaul.serve.training_file import TrainingRecord
+from rowhaul.publishing import quality
+from rowhaul.publishing.quality import TrainingRecord
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=MISSING)]
 
@@ -25,7 +25,7 @@ def test_a_browser_shows_how_fresh_good_and_fast_a_server_is(served_run, tmp_pat
     shutil.copytree(served_run[1], folder)
     record, began = TrainingRecord(folder), time.time() - 60
     for number in range(1, 6):
-        monkeypatch.setattr(training_file.time, "time", lambda ended=began + 10 * number: ended)
+        monkeypatch.setattr(quality.time, "time", lambda ended=began + 10 * number: ended)
         values = {"auc": 0.7 + number / 100, "log_loss": 0.5, "calibration": 1.02, "num_samples": 20_000}
         record.scored(number, values)
     monkeypatch.undo()

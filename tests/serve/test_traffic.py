@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 
+from rowhaul.publishing.quality import TrainingRecord
 from rowhaul.serve.metrics import ServeMetrics
 from rowhaul.serve.traffic import Counts, History, counts_of, quantile_seconds
-from rowhaul.serve.training_file import TRAINING_FILE, TrainingRecord, read_windows
+from rowhaul.serve.training_file import TRAINING_FILE, read_windows
 
 EDGES = (0.001, 0.005, 0.01, 0.05, math.inf)
 

@@ -23,6 +23,9 @@ def serve(
     max_body: str = typer.Option("16MiB", help="Bytes of a request."),
     max_waiting: int = typer.Option(128, help="Requests at once in a process; more get 503."),
     timeout: float = typer.Option(5.0, help="Seconds for a request to arrive, and to be scored."),
+    refresh: float = typer.Option(
+        1.0, help="Seconds between looks for what training has published; 0: never."
+    ),
     shutdown: int = typer.Option(30, help="Seconds that running requests have after SIGTERM."),
     page: bool = typer.Option(False, "--page", help="Show freshness, AUC, requests and times at /page."),
     verify: bool = typer.Option(False, "--verify", help="Compare the checksum of all rows first."),
@@ -47,6 +50,7 @@ def serve(
         max_body_bytes=parse_bytes(max_body, "--max-body"),
         max_waiting=max_waiting,
         timeout_seconds=timeout,
+        refresh_seconds=refresh,
         shutdown_seconds=shutdown,
         page=page,
     )

@@ -123,7 +123,8 @@ function show() {
     (newest.errors_per_second ? `, ${rate(newest.errors_per_second)} errors/s` : ""));
   tile("times", `${short(newest.p50_ms)} / ${time(newest.p99_ms)}`, `in ${last.processes} process` +
     (last.processes == 1 ? "" : "es"));
-  tile("rows", number(last.rows), bytes(last.row_bytes) + " mapped");
+  tile("rows", number(last.rows), last.changed_rows ? number(last.changed_rows) + " changed since the base" :
+    bytes(last.row_bytes) + " mapped");
   const ago = last.published_at == null ? "" : `, published ${span(now - last.published_at)} ago`;
   tile("deltas", number(last.deltas), `step ${number(last.step)}${ago}`);
   const oldest = Math.min(newest.time || now, ...list.map(one => one.time), ...windows.map(one => one.time));

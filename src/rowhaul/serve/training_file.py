@@ -1,38 +1,16 @@
 """``training.json``: what a run that publishes into a served folder says of its quality.
 
-It is written beside what is published whenever a window of progressive validation has ended, and tells how
-good the model was on samples before it learned from them. A server scores without it just as well.
+Each window has its step and time, and the metrics of progressive validation: how good the model was on
+samples before it learned from them. A server scores without it just as well.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rowhaul._files import write_text
-
 TRAINING_FILE = "training.json"
-_KEPT = 300  # windows
-
-
-class TrainingRecord:
-    """Keeps what a run says of itself; goes on with what an earlier process has written."""
-
-    def __init__(self, folder: str | Path) -> None:
-        self._folder, self._windows = Path(folder), read_windows(folder)
-
-    def scored(self, step: int, values: Mapping[str, float]) -> None:
-        """Write down a window that has ended; those after its step are of a run that was killed."""
-        # JSON knows no NaN; a window without a click has no AUC.
-        numbers = {name: one if math.isfinite(one) else None for name, one in values.items()}
-        self._windows = [one for one in self._windows if one["step"] < step][-_KEPT + 1 :]
-        self._windows.append({"time": time.time(), "step": step, **numbers})
-        if self._folder.is_dir():
-            write_text(self._folder / TRAINING_FILE, json.dumps({"windows": self._windows}) + "\n")
 
 
 def read_windows(folder: str | Path) -> list[dict[str, Any]]:

@@ -131,6 +131,12 @@ class LiveStream:
             self.position = cut.position
             self.key_kinds.update(cut.kinds)
 
+    @property
+    def event_time(self) -> float | None:
+        """When the newest event that was trained on happened, in seconds since 1970, if the source knows."""
+        position = self.position["source"]
+        return None if position is None else self.source.event_time(position)
+
     def saved(self, position: Position) -> None:
         """Take note that a checkpoint holds everything up to a position."""
         if position["source"] is not None:

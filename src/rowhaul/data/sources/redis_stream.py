@@ -109,6 +109,11 @@ class RedisSource:
             yield self._chunk(last, skip, entries)
             last, skip = entries[-1][0].decode(), 0
 
+    def event_time(self, position: Position) -> float | None:
+        """Return the time in an entry's id: when it was added, unless its producer chose another one."""
+        milliseconds = _number(position["id"])[0]
+        return milliseconds / 1000 if milliseconds else None
+
     def saved(self, position: Position) -> None:
         """Acknowledge what a checkpoint holds, when the reading thread comes round to it."""
         self._saved = position["id"]

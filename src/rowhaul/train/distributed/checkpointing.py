@@ -148,6 +148,7 @@ class Saved:
 
     def __init__(self, cluster: Cluster, reader: CheckpointReader, rows: ClusterRows, chosen: Chosen) -> None:
         self._cluster, self._reader, self._rows, self.chosen = cluster, reader, rows, chosen
+        self.reader = reader
         self._written: dict[str, Any] | None = reader.facts.get("cluster")
         if self._written is not None and len(self._written["threads"]) == cluster.num_ranks:
             torch.set_num_threads(self._written["threads"][cluster.rank])  # another number sums differently
@@ -190,11 +191,6 @@ class Saved:
             return replace(settings, hot=None)
         rows = self._reader.arrays(f"{HOT}.safetensors")
         return replace(settings, hot=HotRows(rows["tables"], rows["keys"]))
-
-    @property
-    def reader(self) -> CheckpointReader:
-        """Reads the checkpoint."""
-        return self._reader
 
     def check_same_data(self, stream: SampleStream, config: TrainConfig | None = None) -> str:
         """Refuse other files than those trained on; returns a note on files added at the end.

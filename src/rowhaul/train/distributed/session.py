@@ -18,11 +18,13 @@ from rowhaul.cluster.cluster import Cluster
 from rowhaul.data.schema import Schema
 from rowhaul.data.sources.live import LiveStream
 from rowhaul.data.stream import SampleStream
+from rowhaul.errors import ConfigError
 from rowhaul.explain.explainer import Explainer
 from rowhaul.monitoring.monitor import NO_MONITOR, Monitor, RankLabels
 from rowhaul.nn import Batch, BatchNorm1d
 from rowhaul.runtime.mover import Job
 from rowhaul.runtime.runtime import MEASURES
+from rowhaul.store.row_format import format_of
 from rowhaul.train import loop
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed import checkpointing
@@ -138,6 +140,7 @@ class ClusterSession(loop.Session):
         if config.cluster.inexact:
             self.notes.append(f"not exact, by design: {config.cluster.inexact}")
         self.saving = BesideTraining(cluster)
+        self._published_as = self._begin_publishing(folder, checkpoints, saved)
         if folder and self.is_leader:
             begin_folder(folder, given, schema, data, eval_data)
         if saved is not None and self.is_leader:
@@ -172,6 +175,33 @@ class ClusterSession(loop.Session):
         self.passes: PassesController | None = None
         if cluster.rank == 0 and fits_passes(config.cluster.dispatcher):
             self.passes = PassesController(self.training.runtime.postbox.post, cluster.topology.num_workers)
+
+    def _begin_publishing(
+        self, folder: Path | None, checkpoints: Place | None, saved: checkpointing.Saved | None
+    ) -> str:
+        """Refuse what cannot be published; returns what the run is known by."""
+        if not self.config.publish.is_used:
+            return ""
+        if checkpoints is None:
+            raise ConfigError(
+                "publish: a cluster publishes its checkpoints; say where they go (--out or --checkpoints)"
+            )
+        from rowhaul.publishing.changed_rows import check_format
+        from rowhaul.publishing.publisher import RUN_FACT, run_name
+
+        check_format(format_of(self.training.layout))
+        if not self.is_leader:
+            return ""
+        run = run_name(folder, saved.reader if saved is not None else None)
+        self.more_facts = {RUN_FACT: run}
+        self.notes.append("a cluster publishes its checkpoints, as often as checkpoint_every says")
+        return run
+
+    def publish_checkpoint(self, path: Place) -> None:
+        """Publish a checkpoint, in a process beside the ranks."""
+        from rowhaul.publishing.from_checkpoint import publish_in_a_process
+
+        publish_in_a_process(path, self.config.publish.path.absolute(), self._published_as)
 
     def _explain(self, folder: Path | None) -> Explainer:
         return Explainer(
