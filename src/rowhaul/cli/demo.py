@@ -52,6 +52,7 @@ def demo(
         f"  rowhaul evaluate {run} --data '{data}/test/*.parquet'\n"
         f"  rowhaul predict  {run} --data '{data}/test/*.parquet' --out scores.parquet\n"
         f"  rowhaul export   {run} --out {out}/served --dense pt2 && rowhaul serve {out}/served\n"
+        f"  rowhaul demo     --live                       # learn from a stream and serve it, on a page\n"
         f"  rowhaul train    --data '{data}/*.parquet' --model deepfm --out {out}/deepfm\n"
         f"  rowhaul simulate '{data}/*.parquet' --workers 4 --links '1gbit*2,100mbit*2'   # on a cluster?\n"
         f"  rowhaul prepare  --format criteo train.txt.gz --out data/     # your own log: docs/data.md\n"

@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rowhaul.cli.console import say
 from rowhaul.cli.live.client import Client, read_json
-from rowhaul.cli.live.events import Events
 from rowhaul.cli.live.processes import Command
+from rowhaul.data.generate.events import Events
 
 _SAID_EVERY = 5.0  # seconds
 _POLL_SECONDS = 0.2
@@ -89,6 +90,8 @@ class _Live:
         arguments += ["--out", str(self._folder / "run"), "--publish", str(served)]
         arguments += ["--publish-every", settings.publish_every, "--checkpoint-every", "1min"]
         arguments += ["--batch-size", "1024", "--set", f"seed={settings.seed}"]
+        has_onnx = all(find_spec(name) is not None for name in ("onnx", "onnxruntime"))
+        arguments += ["--publish-dense", "onnx" if has_onnx else "pt2"]
         return [*arguments, "--set", f"progressive_window={_WINDOW}"]
 
     def _follow(self, url: str) -> dict[str, Any] | None:

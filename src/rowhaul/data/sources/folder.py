@@ -68,7 +68,7 @@ class FolderSource:
     def event_time(self, position: Position) -> float | None:
         """Return when the file of a position was written."""
         try:
-            return (self._folder / position["file"]).stat().st_mtime
+            return float((self._folder / position["file"]).stat().st_mtime)
         except FileNotFoundError:
             return None
 

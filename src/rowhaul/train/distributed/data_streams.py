@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -57,7 +57,7 @@ class StreamFacts:
         """Return the facts of a stream."""
         same = ("batch_size", "num_samples", "num_batches", "fingerprint", "key_kinds", "file_facts")
         values = (getattr(stream, name) for name in same)
-        return cls([str(stream.files[0])], *values, stream.is_live)
+        return replace(cls([str(stream.files[0])], *values), is_live=stream.is_live)
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> StreamFacts:

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rowhaul.data.generate import LogGenerator
+from rowhaul.data.generate.generator import LogGenerator
 from rowhaul.data.schema import SCHEMA_FILE
 
 _ENDLESS = 1 << 36  # rows
