@@ -50,7 +50,8 @@ def put(folder, number):
 def wait_for_step(run, step, process):
     """Wait until a run has saved a step, or a later one."""
     end = time.monotonic() + 200
-    while not any(int(one.parent.name[5:]) >= step for one in run.glob("checkpoints/step-*/manifest.json")):
+    saved = "checkpoints/step-?????????/manifest.json"  # others are unfinished
+    while not any(int(one.parent.name[5:]) >= step for one in run.glob(saved)):
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < end, f"step {step} is not saved"
         time.sleep(0.1)

@@ -54,7 +54,7 @@ class IdFiles:
         limit = iterations * batch_size
         table_of_feature = self.table_of_feature
         for samples in SampleStream(self.files, self.schema, batch_size, limit=limit, require_label=False):
-            yield IdBatch.from_features(table_of_feature, samples.values, samples.lengths, samples.time)
+            yield IdBatch.from_features(table_of_feature, samples.values, samples.lengths)
 
     def count_rows(self) -> RowCounter:
         """Count the distinct rows of all files, under a progress bar."""
