@@ -62,14 +62,13 @@ class _Live:
     def run(self, stack: ExitStack) -> None:
         settings, folder = self._settings, self._folder
         served = folder / "served"
-        events = stack.enter_context(Events(folder / "incoming", settings.events_per_second, settings.seed))
-        self._checks.append(lambda: _raise(events.error))
-        say(f"{settings.events_per_second:,} click events a second appear in {folder / 'incoming'}.")
+        events = Events(folder / "incoming", settings.events_per_second, settings.seed)
         trainer = stack.enter_context(Command("trainer", self._training(served), folder / "trainer.log"))
         self._checks.append(trainer.check)
+        every = settings.publish_every
+        say(f"A trainer follows {folder / 'incoming'} and publishes what changed every {every}.")
         if not self._wait(lambda: (served / "served.json").is_file()):
             return
-        say(f"A trainer learns from them and publishes what has changed every {settings.publish_every}.")
         serving = ["serve", str(served), "--page", "--port", str(settings.port)]
         server = stack.enter_context(Command("server", serving, folder / "server.log"))
         self._checks.append(server.check)
@@ -79,7 +78,11 @@ class _Live:
         assert url is not None
         if not self._wait(lambda: read_json(f"{url}/healthz") is not None):
             return
-        say(f"A server applies that while it scores. How fresh, good and fast it is: {url}/page\n")
+        say(f"A server applies that while it scores. How fresh, good and fast it is: {url}/page")
+        # Not before: events that wait for the trainer to start would all be old when it learns them.
+        stack.enter_context(events)
+        self._checks.append(lambda: _raise(events.error))
+        say(f"{settings.events_per_second:,} click events a second appear, and a client asks for scores.\n")
         stack.enter_context(Client(url, events.request, settings.requests_per_second))
         last = self._follow(url)
         say("\n" + (summary(last) if last is not None else "it ended before the first score"))
