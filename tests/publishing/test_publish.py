@@ -11,11 +11,17 @@ from rowhaul.train import TrainConfig, train_run
 
 
 def config_of(tmp_path, **given):
-    publish = {"to": str(tmp_path / "served"), "every": 2, "compact_after": 3}
+    publish = {"to": str(tmp_path / "served"), "every": 2, "compact_after": 3, **given.pop("publish", {})}
     return TrainConfig.from_dict({"batch_size": 200, "model": SMALL, "publish": publish, **given})
 
 
-@pytest.mark.parametrize("settings", [{}, {"tables": {"default": {"ttl": 3}}, "row_dtype": "int8"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tables": {"default": {"ttl": 3}}, "row_dtype": "int8"},
+        pytest.param({"publish": {"dense": "onnx,pt2"}}, marks=pytest.mark.slow),
+    ],
+)
 def test_base_and_deltas_are_the_export(tmp_path, log_folder, log_schema, settings):
     """Whole rows; and rows in few bits, of which some expire: deltas delete these."""
     train_run(config_of(tmp_path, **settings), log_schema, f"{log_folder}/*.parquet", out=tmp_path / "run")

@@ -4,9 +4,9 @@ A delta is taken while training pauses: the rows that changed since the last one
 copied, and nothing else is looked at. It is written, and the base renewed now and then, in threads that
 give way to training.
 
-A run that resumes has forgotten what it learned after its checkpoint, but readers have not. Its first delta
-then has all rows of the deltas published after the checkpoint, too, as they are now; so base and deltas are
-again what the run knows. Where the base itself is newer than the checkpoint, a new base is published.
+A run that resumes has forgotten what it learned after its checkpoint, but readers have not; nor does it know
+which rows had changed before the checkpoint without being published. So its first delta also has every row
+in which the newest version differs from the checkpoint, and base and deltas are again what the run knows.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.nn.local_rows import LocalRows
 from rowhaul.publishing import compaction
 from rowhaul.publishing.changed_rows import Changes, changed_rows, check_format, served
+from rowhaul.publishing.difference import difference, newest_rows
 from rowhaul.publishing.folder import PublishedFolder, State
 from rowhaul.publishing.graphs import GraphWriter
-from rowhaul.serve.deltas import Delta, DeltaName, Moment
+from rowhaul.serve.deltas import Moment
 from rowhaul.store.row_format import format_of
 from rowhaul.store.served_rows import ServedRows
 from rowhaul.train.save_thread import Pacer, SaveThread
@@ -84,8 +85,11 @@ class Publisher:
         self._since = trainer.step  # changes up to this step are published
         self._writing, self._compacting = SaveThread(), SaveThread()
         self._trouble: Exception | None = None  # of a compaction
-        if not self._continue():
+        self._is_intact = True  # what was published before
+        self._current = self._continue(reader)  # whether the newest version is what the run knows
+        if self._folder.published is None or not self._is_intact:
             self._folder.write_base(self._all_rows(reader), self._state(None), _uncounted())
+            self._current = True
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -98,10 +102,9 @@ class Publisher:
         return not self._writing.is_busy
 
     @property
-    def published_step(self) -> int:
-        """Training steps behind the newest version."""
-        about = self._folder.published
-        return -1 if about is None else about.newest_step
+    def is_current(self) -> bool:
+        """Whether the newest version is what the run knows."""
+        return self._current and self._since == self._trainer.step
 
     def publish_beside(self, event_time: float | None, done: Done, *, waits: bool = False) -> bool:
         """Publish what changed, while training goes on; return whether that has begun.
@@ -158,7 +161,7 @@ class Publisher:
         rows = served(self._format, taken.changes, self._tables, pacer)
         part = self._folder.write_part(folder, "r0000", rows, state.moment.step)
         self._folder.end_delta(name, [part], state)
-        self._since = state.moment.step
+        self._since, self._current = state.moment.step, True
         self._changed.forget(self._since)
         self._compact_if_due()
 
@@ -170,26 +173,23 @@ class Publisher:
     def _compacted(self, error: Exception | None) -> None:
         self._trouble = error
 
-    def _continue(self) -> bool:
-        """Go on after what this run has published before; false where that is not possible."""
-        about, step = self._folder.published, self._trainer.step
-        if about is None or about.moment.step > step:
+    def _continue(self, reader: CheckpointReader | None) -> bool:
+        """Go on after what this run has published before; returns whether that is what it knows."""
+        if self._folder.published is None:
             return False
         try:
-            for one in about.deltas:
-                if one.step > step:
-                    self._note_all(one)
+            base, overlay = newest_rows(self._folder)
         except CheckpointError:
-            return False  # a damaged delta says nothing of its rows
-        return True
-
-    def _note_all(self, name: DeltaName) -> None:
-        """Take all rows of a delta as changed: readers know a future of them that did not come to pass."""
-        delta, names = Delta.open(self._folder.path, name), self._source.table_names()
-        for file in delta.rows:
-            for table in file.tables:
-                keys = np.concatenate([file.keys(table), file.deleted(table)])
-                self._changed.note(self._since + 1, np.full(len(keys), names.index(table)), keys)
+            self._is_intact = False
+            return False
+        names, is_current = self._source.table_names(), self._folder.published.newest_step == self._since
+        for table, rows in self._all_rows(reader).items():
+            differs = difference(base, overlay, table, rows)
+            deleted = [] if differs.deleted is None else [differs.deleted]
+            keys = np.concatenate([*differs.key_blocks(), *deleted])
+            self._changed.note(self._since + 1, np.full(len(keys), names.index(table)), keys)
+            is_current = is_current and not len(keys)
+        return is_current
 
     def _all_rows(self, reader: CheckpointReader | None) -> dict[str, ServedRows]:
         """Return the rows of the checkpoint that a run resumes from; none where it begins."""

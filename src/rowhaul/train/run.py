@@ -290,7 +290,7 @@ class _Alone(loop.Session):
         """Publish the model at the end, unless it is published."""
         assert self._publisher is not None
         self._publisher.finish()
-        if self._publisher.published_step != self.trainer.step:
+        if not self._publisher.is_current:
             self._publisher.publish_beside(self._event_time, done, waits=True)
             self._publisher.finish()
 
