@@ -9,6 +9,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from rowhaul._files import write_text
@@ -29,5 +30,5 @@ class TrainingRecord:
         numbers = {name: one if math.isfinite(one) else None for name, one in values.items()}
         self._windows = [one for one in self._windows if one["step"] < step][-_KEPT + 1 :]
         self._windows.append({"time": time.time(), "step": step, **numbers})
-        if self._folder.is_dir():
+        with suppress(OSError):  # the folder is not there yet, or the disk is full: training goes on
             write_text(self._folder / TRAINING_FILE, json.dumps({"windows": self._windows}) + "\n")
