@@ -37,9 +37,10 @@ PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 test: lint
 	$(PYTEST) -n 3 -m 'not slow'
 
-# Some need a real Redis; without it they are skipped, and say so.
+# Some need a real Redis or a browser; without it they are skipped, and say so.
 test-all: $(STAMP)
 	@testbed/install_redis.sh
+	@testbed/install_chromium.sh
 	$(PYTEST) -n 2 -m slow
 
 bench: $(STAMP)

@@ -62,6 +62,7 @@ TABLE = {
         {
             *("data", "nn", "optim", "store", "checkpoint", "schedule", "planning", "runtime", "transport"),
             *("cluster", "tuning", "pruning", "budget", "export", "simulate", "monitoring", "explain"),
+            "publishing",
         },
         {*ARRAYS, "torch", "pyarrow", "yaml", "psutil"},
     ),
@@ -72,6 +73,10 @@ TABLE = {
     "export": (
         {"checkpoint", "store", "data", "train", "nn", "serve"},
         {*ARRAYS, "torch", "pyarrow", "safetensors", "redis"},
+    ),
+    "publishing": (
+        {"checkpoint", "store", "data", "train", "nn", "export", "serve"},
+        {*ARRAYS, "torch", "onnx"},
     ),
     "serve": (
         {"data", "store"},

@@ -1,5 +1,6 @@
 """A real server process: it finishes running requests when told to stop, and several share a port."""
 
+import os
 import re
 import signal
 import socket
@@ -7,37 +8,11 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
-
-BODY = {"shared": {"user": 7919, "item": "item-1", "tags": [1], "price": 0.5}, "candidates": [{}] * 2}
-
-
-def start(folder, *options):
-    """A server on a free port; returns its process and URL."""
-    command = [sys.executable, "-m", "rowhaul", "serve", str(folder), "--port", "0", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    line = process.stdout.readline()
-    found = re.search(r"(http://\S+)/docs", line)
-    assert found, line + process.communicate(timeout=60)[0]
-    return process, found.group(1)
-
-
-def wait_until_up(url):
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        try:
-            return httpx.get(f"{url}/healthz", timeout=5).json()
-        except httpx.HTTPError:
-            time.sleep(0.1)
-    raise AssertionError("the server did not come up")
-
-
-def stop(process):
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
-    return process.returncode, output
+from server_process import BODY, children_of, start, stop, wait_for, wait_until_up
 
 
 def leave_early(url):
@@ -93,6 +68,38 @@ def test_processes_share_a_port_and_count_together(served_run):
         assert "rowhaul_serve_candidates_total 80.0" in text
         code, _ = stop(process)
         assert code == 0
+    finally:
+        process.kill()
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_replaced_while_others_answer(served_run):
+    process, url = start(served_run[1], "--workers", "2")
+    try:
+        wait_until_up(url)
+
+        def num_serving():
+            text = httpx.get(f"{url}/metrics", timeout=30).text
+            return int(float(re.search(r"^rowhaul_serve_processes (\S+)", text, re.MULTILINE)[1]))
+
+        wait_for(lambda: num_serving() == 2, "two processes serve")
+        before = children_of(process.pid)
+        assert len(before) == 2
+        killed = min(before)
+        os.kill(killed, signal.SIGKILL)
+        wait_for(lambda: killed not in children_of(process.pid), "the killed process is noticed")
+        for _ in range(40):
+            with httpx.Client() as client:  # a new connection each
+                assert client.post(f"{url}/score", json=BODY, timeout=30).status_code == 200
+        wait_for(lambda: len(children_of(process.pid)) == 2 and num_serving() == 2, "it is replaced")
+        assert killed not in children_of(process.pid)
+        assert 'requests_total{status="200"} 40.0' in httpx.get(f"{url}/metrics", timeout=30).text
+        left = children_of(process.pid)
+        process.kill()  # nothing of it may keep the port
+        process.communicate(timeout=60)
+        wait_for(lambda: not any(Path(f"/proc/{one}").exists() for one in left), "processes end")
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/healthz", timeout=5)
     finally:
         process.kill()
 

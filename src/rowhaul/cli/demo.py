@@ -14,22 +14,26 @@ from rowhaul.cli.train import held_out_beside, print_result, train_with_progress
 
 def demo(
     rows: int = typer.Option(400_000, help="Samples to generate."),
-    out: Path = typer.Option(Path("demo-run"), "--out", help="Folder for the log and the run; replaced."),
+    out: Path | None = typer.Option(
+        None, "--out", help="Folder for the log and the run; replaced. Default: demo-run; with --live, none."
+    ),
     seed: int = typer.Option(0, help="Another seed makes another log."),
+    live: bool = typer.Option(
+        False, "--live", help="Learn from a stream of events, serve what is learned, and show it on a page."
+    ),
+    seconds: float = typer.Option(0.0, help="With --live: end after so long; 0: at Ctrl-C."),
+    events: int = typer.Option(5_000, help="With --live: click events a second."),
+    port: int = typer.Option(0, help="With --live: of the server; 0: a free one."),
 ) -> None:
-    """Generate a Criteo-like click log, train DLRM on it, print how good it is."""
-    import shutil
-
+    """Generate a Criteo-like click log, train DLRM on it, print how good it is; with --live, online."""
     from rowhaul.data.schema import SCHEMA_FILE, Schema
-    from rowhaul.errors import ConfigError
     from rowhaul.train import TrainConfig
 
-    marker = out / ".rowhaul-demo"
-    if out.exists() and any(out.iterdir()) and not marker.exists():
-        raise ConfigError(f"{out} exists and is not from an earlier demo; choose another --out")
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    marker.touch()
+    if live:
+        _demo_live(out, seconds, events, port, seed)
+        return
+    out = out or Path("demo-run")
+    _begin_folder(out)
     say(
         f"A Criteo-like click log of {rows:,} samples, 26 id features and 13 numbers each, "
         "then DLRM in one pass over it.\n"
@@ -48,8 +52,38 @@ def demo(
         f"  rowhaul evaluate {run} --data '{data}/test/*.parquet'\n"
         f"  rowhaul predict  {run} --data '{data}/test/*.parquet' --out scores.parquet\n"
         f"  rowhaul export   {run} --out {out}/served --dense pt2 && rowhaul serve {out}/served\n"
+        f"  rowhaul demo     --live                       # learn from a stream and serve it, on a page\n"
         f"  rowhaul train    --data '{data}/*.parquet' --model deepfm --out {out}/deepfm\n"
         f"  rowhaul simulate '{data}/*.parquet' --workers 4 --links '1gbit*2,100mbit*2'   # on a cluster?\n"
         f"  rowhaul prepare  --format criteo train.txt.gz --out data/     # your own log: docs/data.md\n"
         f"  tensorboard --logdir {run}/tensorboard"
     )
+
+
+def _begin_folder(out: Path) -> None:
+    """Empty a folder of an earlier demo, or make one."""
+    import shutil
+
+    from rowhaul.errors import ConfigError
+
+    marker = out / ".rowhaul-demo"
+    if out.exists() and any(out.iterdir()) and not marker.exists():
+        raise ConfigError(f"{out} exists and is not from an earlier demo; choose another --out")
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    marker.touch()
+
+
+def _demo_live(out: Path | None, seconds: float, events: int, port: int, seed: int) -> None:
+    from rowhaul.cli.live.demo import LiveSettings, run_live
+    from rowhaul.cli.serve import check_installed
+    from rowhaul.errors import ConfigError
+
+    if seconds < 0 or events < 1:
+        raise ConfigError(f"--seconds must be at least 0 and --events at least 1, got {seconds:g}, {events}")
+    check_installed()
+    if out is not None:
+        _begin_folder(out)
+    run_live(LiveSettings(seconds=seconds, events_per_second=events, port=port, seed=seed), out)
+    if out is not None:
+        say(f"Everything is left in {out}.")

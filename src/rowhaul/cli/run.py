@@ -102,9 +102,18 @@ _FLAGS_BY_PANEL: dict[str, dict[str, tuple[str, Any, str]]] = {
         "max_wait": ("stream.max_wait", str, "Cut a batch that has waited so long (5s); not repeatable."),
         "stop_when_idle": ("stream.stop_when_idle", str, "End when nothing has come for so long (10s)."),
     },
+    "Publishing": {
+        "publish": ("publish.to", str, "Folder for servers: the model now, then what changes."),
+        "publish_every": ("publish.every", str, "Steps or time between versions (5s, 1min)."),
+        "publish_dense": ("publish.dense", str, "Graph of the dense part: onnx, pt2, or both (onnx,pt2)."),
+    },
     "Rows": {
         "admit_after": ("tables.default.admit_after", int, "Admit a row at its N-th sighting."),
-        "ttl": ("tables.default.ttl", int, "Forget rows that no batch has named for N steps."),
+        "ttl": (
+            "tables.default.ttl",
+            str,
+            "Forget rows not named for N steps, or 30d of event time.",
+        ),
         "max_rows": ("tables.default.max_rows", int, "Most rows of a table; see --evict."),
         "evict": ("tables.default.evict", str, "Which rows a full table forgets: lru or lfu."),
         "prune": ("prune.ratio", str, "Share of the rows' values to prune, such as 90%."),

@@ -23,21 +23,21 @@ def serve(
     max_body: str = typer.Option("16MiB", help="Bytes of a request."),
     max_waiting: int = typer.Option(128, help="Requests at once in a process; more get 503."),
     timeout: float = typer.Option(5.0, help="Seconds for a request to arrive, and to be scored."),
+    refresh: float = typer.Option(
+        1.0, help="Seconds between looks for what training has published; 0: never."
+    ),
     shutdown: int = typer.Option(30, help="Seconds that running requests have after SIGTERM."),
+    page: bool = typer.Option(False, "--page", help="Show freshness, AUC, requests and times at /page."),
     verify: bool = typer.Option(False, "--verify", help="Compare the checksum of all rows first."),
 ) -> None:
     """Serve scores over HTTP: POST /score; also /healthz, /metrics and /docs."""
     import os
     import tempfile
-    from importlib.util import find_spec
 
     from rowhaul._quantities import parse_bytes
-    from rowhaul.errors import ConfigError
     from rowhaul.serve.settings import METRICS_FOLDER, ServeSettings
 
-    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"serving needs {' and '.join(missing)}: pip install 'rowhaul[serve]'")
+    check_installed()
     settings = ServeSettings(
         str(folder),
         host=host,
@@ -50,7 +50,9 @@ def serve(
         max_body_bytes=parse_bytes(max_body, "--max-body"),
         max_waiting=max_waiting,
         timeout_seconds=timeout,
+        refresh_seconds=refresh,
         shutdown_seconds=shutdown,
+        page=page,
     )
     with tempfile.TemporaryDirectory(prefix="rowhaul-metrics-") as metrics:
         if workers > 1:
@@ -63,10 +65,22 @@ def serve(
         scorer.warm_up()  # compiled here, kernels are there for all processes
         with bind(settings) as bound:
             size = bytes_text(len(scorer.folder.rows.data))
+            shown = f" {url_of(bound)}/page shows how fresh and fast it is." if page else ""
             say(
                 f"{scorer.folder.model}, {scorer.step:,} steps, {size} of rows mapped, dense part by "
                 f"{scorer.dense.kind}; {counted(workers, 'process', 'processes')} of "
-                f"{counted(settings.num_threads, 'thread')}. {url_of(bound)}/docs explains requests."
+                f"{counted(settings.num_threads, 'thread')}. {url_of(bound)}/docs explains requests.{shown}"
             )
             serve_port(settings, bound)
     say("served until told to stop; running requests were finished")
+
+
+def check_installed() -> None:
+    """Refuse to serve without what that needs."""
+    from importlib.util import find_spec
+
+    from rowhaul.errors import ConfigError
+
+    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"serving needs {' and '.join(missing)}: pip install 'rowhaul[serve]'")

@@ -63,7 +63,7 @@ def train(
     from rowhaul.cluster import is_launched
     from rowhaul.data.sources.opening import stream_of
     from rowhaul.train.run_folder import settings_to_resume
-    from rowhaul.train.run_stream import check_streamable
+    from rowhaul.train.run_stream import check_streamable, read_by_rank0
 
     out = local_folder(out) if out is not None else None
     resumed = settings_to_resume(out, options.flags.get("checkpoints")) if resume else None
@@ -75,6 +75,12 @@ def train(
     data = data or (remembered.data if remembered else [])
     if not config.cluster.workers and not is_launched():
         options.refuse_cluster_settings()
+    follow = config.stream.follow
+    is_stream = bool(data) and stream_of(data, follow) is not None
+    if is_stream:
+        check_streamable(config, is_rank=is_launched())
+        if config.cluster.workers or is_launched():
+            config = read_by_rank0(config, data)
     has_data = not is_launched() or is_first_rank() or config.cluster.data_from != "rank0"
     if has_data and not data:
         why = (
@@ -83,15 +89,11 @@ def train(
             else "there is nothing to train on"
         )
         raise ConfigError(f"{why}: name the Parquet files (--data 'logs/*.parquet')")
-    follow = config.stream.follow
     schema = (
         replace(options, data=data).find_schema(run=out if resume else None, follow=follow)
         if has_data
         else None
     )
-    is_stream = stream_of(data, follow) is not None
-    if is_stream:
-        check_streamable(config, is_rank=is_launched())
     if resumed:
         config = _as_begun(config, resumed)
     elif schema is not None and not is_launched():

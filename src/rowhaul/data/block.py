@@ -18,6 +18,7 @@ class Block:
     ids: tuple[Ids, ...]
     dense: Float32s  # samples x dense columns
     labels: Float32s | None
+    times: Int64s | None = None  # of events, in seconds since 1970
 
     def __len__(self) -> int:
         return len(self.dense)
@@ -30,6 +31,7 @@ class Block:
             ids=tuple(_cut(ids, first, last) for ids in self.ids),
             dense=self.dense[first:last],
             labels=None if self.labels is None else self.labels[first:last],
+            times=None if self.times is None else self.times[first:last],
         )
 
     def take(self, order: Int64s) -> Block:
@@ -38,6 +40,7 @@ class Block:
             ids=tuple(_take(ids, order) for ids in self.ids),
             dense=self.dense[order],
             labels=None if self.labels is None else self.labels[order],
+            times=None if self.times is None else self.times[order],
         )
 
     def to_samples(self, features: tuple[str, ...], first_index: int) -> Samples:
@@ -53,6 +56,7 @@ class Block:
             dense=self.dense.copy(),
             labels=None if self.labels is None else self.labels.copy(),
             index=np.arange(first_index, first_index + len(self), dtype=np.int64),
+            time=0 if self.times is None or not len(self) else int(self.times.max()),
         )
 
 
@@ -79,10 +83,12 @@ def join(blocks: Sequence[Block]) -> Block:
     if len(blocks) == 1:
         return blocks[0]
     labels = [block.labels for block in blocks if block.labels is not None]
+    times = [block.times for block in blocks if block.times is not None]
     return Block(
         ids=tuple(_join_ids(parts) for parts in zip(*(block.ids for block in blocks), strict=True)),
         dense=np.concatenate([block.dense for block in blocks]),
         labels=np.concatenate(labels) if labels else None,
+        times=np.concatenate(times) if times else None,
     )
 
 

@@ -19,13 +19,14 @@ import pyarrow.compute as pc
 
 from rowhaul._id_kinds import INTEGER, TEXT, join_kinds
 from rowhaul.data.keys import hash_strings
-from rowhaul.data.schema import DenseColumn, LabelColumn, Schema
+from rowhaul.data.schema import TIME_UNITS, DenseColumn, LabelColumn, Schema, TimeColumn
 from rowhaul.errors import DataError
 
 Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 
+LATEST_TIME = 1 << 36  # in the year 4147: what is later is of another unit
 _INT64 = pa.int64().id
 _VIEWED: dict[int, type[Any]] = {
     _INT64: np.int64,
@@ -86,6 +87,10 @@ def check_columns(
             raise _wrong_type(path, dense.name, found, "a dense column holds numbers or booleans")
     if with_label and schema.label is not None and not is_number(found.field(schema.label.name).type):
         raise _wrong_type(path, schema.label.name, found, "a label is a number or a boolean")
+    if with_label and schema.time is not None:
+        check_present(schema.time.name, found.names, path)
+        if not is_time(found.field(schema.time.name).type):
+            raise _wrong_type(path, schema.time.name, found, "a time is a timestamp, a date or a number")
     kinds = {name: id_kind(found.field(name).type) for name in schema.features}
     for name, kind in kinds.items():
         if kind == "":
@@ -183,6 +188,34 @@ def label_numbers(column: pa.Array, wanted: LabelColumn) -> tuple[Float32s, Mask
     if column.null_count:
         allowed = allowed & column.is_valid().to_numpy(zero_copy_only=False)
     return np.asarray(positive, np.float32), np.asarray(allowed, np.bool_)
+
+
+def is_time(kind: pa.DataType) -> bool:
+    """Whether a column can say when something happened."""
+    numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return bool(numbers or pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
+def time_numbers(column: pa.Array, wanted: TimeColumn) -> tuple[npt.NDArray[Any], Mask]:
+    """Seconds since 1970 of each row, and which rows really have a time."""
+    if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+        seconds = column.cast(pa.timestamp("s"), safe=False).cast(pa.int64())
+        times = _numbers(seconds)
+    else:
+        times = _numbers(column) // TIME_UNITS[wanted.unit]
+    return times, (times >= 0) & (times < LATEST_TIME) & column.is_valid().to_numpy(zero_copy_only=False)
+
+
+def decode_times(column: pa.Array, wanted: TimeColumn, origin: Origin) -> Int64s:
+    """Whole seconds since 1970; a null, or what is no time after 1970, is refused."""
+    times, allowed = time_numbers(column, wanted)
+    if not allowed.all():
+        row = int(np.argmin(allowed))
+        raise DataError(
+            f"{origin.at(row)}: time column {wanted.name!r} is {column[row].as_py()}; a timestamp, or a "
+            f"number of {wanted.unit} since 1970, is needed (other units: `unit` in the schema)"
+        )
+    return times.astype(np.int64, copy=False)
 
 
 def _keys(column: pa.Array, seed: int) -> Int64s:

@@ -24,6 +24,7 @@ from rowhaul.data.columns import (
     decode_dense,
     decode_ids,
     decode_label,
+    decode_times,
     dense_numbers,
 )
 from rowhaul.data.contents import ContentDigests, FileFacts, digest_of
@@ -56,7 +57,8 @@ class ParquetRows:
         self._files = files
         self._schema = schema
         self._label = schema.label if with_label else None
-        self._columns = schema.column_names(with_label)
+        self._time = schema.time if with_label else None
+        self._columns = schema.column_names(with_label) + ([self._time.name] if self._time else [])
         self._footers: list[Any] = []
         self.file_facts: list[FileFacts] = []
         self.contents = ContentDigests()
@@ -128,6 +130,7 @@ class ParquetRows:
             ids=tuple(decode_ids(rows.column(name)) for name in self._schema.features),
             dense=decode_dense(rows, self._schema.dense, origin),
             labels=decode_label(rows.column(self._label.name), self._label, origin) if self._label else None,
+            times=decode_times(rows.column(self._time.name), self._time, origin) if self._time else None,
         )
 
 

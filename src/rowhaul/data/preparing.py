@@ -82,6 +82,11 @@ def prepare(
         positive_from=positive_from,
         time_order=time_order,
     )
+    if options.schema is not None and options.schema.time is not None:
+        raise DataError(
+            f"`time: {options.schema.time.name}` of the schema is read from Parquet files and streams that "
+            "are trained on; prepare does not keep such a column, so leave it out of the schema"
+        )
     if len({path.resolve() for path in paths}) < len(paths):
         raise DataError(f"an input is named twice: {', '.join(map(str, paths))}; name each file once")
     opened = open_format(format, paths, options)

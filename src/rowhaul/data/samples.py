@@ -22,6 +22,7 @@ class Samples:
     dense: npt.NDArray[np.float32]  # samples x dense columns
     labels: npt.NDArray[np.float32] | None  # samples
     index: npt.NDArray[np.int64]  # samples: position of each in the whole stream
+    time: int = 0  # of the newest event of the global batch, in seconds since 1970; 0: not known
 
     def take(self, places: npt.NDArray[np.int64]) -> Samples:
         """Some of the samples, in the order given."""
@@ -34,7 +35,8 @@ class Samples:
         firsts = np.repeat(begins.reshape(-1) - (np.cumsum(each, dtype=np.int64) - each), each)
         values = self.values[firsts + np.arange(len(firsts))]
         labels = None if self.labels is None else self.labels[places]
-        return Samples(self.features, values, lengths, self.dense[places], labels, self.index[places])
+        index = self.index[places]
+        return Samples(self.features, values, lengths, self.dense[places], labels, index, self.time)
 
     def ids_of_features(self) -> list[npt.NDArray[np.int64]]:
         """The ids of each feature, of all samples together."""

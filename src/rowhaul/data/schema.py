@@ -11,6 +11,7 @@ A schema is a small YAML file that a person can write::
       - {name: zip, type: string}         # in CSV: also if all look like numbers
       - {name: item, table: items}        # features that name one table share its rows
       - {name: last_item, table: items}
+    time: at                              # when it happened, for a time to live: {name: at, unit: ms}
     csv:                                  # only for CSV input
       delimiter: ","
       header: true
@@ -35,6 +36,7 @@ from rowhaul.errors import DataError
 
 SCHEMA_FILE = "schema.yaml"
 TRANSFORMS = ("none", "log1p")
+TIME_UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}  # in a second
 ID_TYPES = ("auto", "string", "integer", "hex")
 
 
@@ -79,6 +81,17 @@ class IdColumn:
 
 
 @dataclass(frozen=True)
+class TimeColumn:
+    """When each sample happened: a timestamp or a date, or a number of ``unit`` since 1970."""
+
+    name: str
+    unit: str = "s"
+
+    def __post_init__(self) -> None:
+        _check_choice("unit", self.unit, tuple(TIME_UNITS), self.name)
+
+
+@dataclass(frozen=True)
 class CsvLayout:
     """How to cut a text file into columns; without a header, ``columns`` names them in order."""
 
@@ -102,9 +115,10 @@ class Schema:
     dense: tuple[DenseColumn, ...]
     ids: tuple[IdColumn, ...]
     csv: CsvLayout | None = None
+    time: TimeColumn | None = None  # read where samples are trained on
 
     def __post_init__(self) -> None:
-        names = self.column_names()
+        names = self.column_names() + ([self.time.name] if self.time else [])
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise DataError(f"schema: column {twice[0]!r} is named more than once; name each column once")
@@ -148,6 +162,7 @@ class Schema:
             dense=tuple(_column(DenseColumn, one, source) for one in given.get("dense") or ()),
             ids=tuple(_column(IdColumn, one, source) for one in given.get("ids") or ()),
             csv=_column(CsvLayout, given["csv"], source) if given.get("csv") else None,
+            time=_column(TimeColumn, given["time"], source) if given.get("time") else None,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -157,6 +172,8 @@ class Schema:
         plain["ids"] = [_plain(column) for column in self.ids]
         if self.csv:
             plain["csv"] = _plain(self.csv)
+        if self.time:
+            plain["time"] = _plain(self.time)
         return plain
 
     @classmethod
@@ -181,7 +198,7 @@ class Schema:
         write_text(path, text)
 
 
-Column = TypeVar("Column", LabelColumn, DenseColumn, IdColumn, CsvLayout)
+Column = TypeVar("Column", LabelColumn, DenseColumn, IdColumn, CsvLayout, TimeColumn)
 
 
 def _column(kind: type[Column], given: Any, source: str) -> Column:
@@ -198,7 +215,7 @@ def _column(kind: type[Column], given: Any, source: str) -> Column:
 
 
 _TYPES: dict[str, tuple[type[Any], ...]] = {
-    **dict.fromkeys(("name", "table", "type", "transform", "delimiter", "encoding"), (str,)),
+    **dict.fromkeys(("name", "table", "type", "transform", "delimiter", "encoding", "unit"), (str,)),
     "separator": (str, type(None)),
     "header": (bool,),
     "columns": (list, tuple),

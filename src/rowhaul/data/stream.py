@@ -49,6 +49,8 @@ class SampleStream:
         require_label: False leaves the label unread: batches have ``labels=None``.
     """
 
+    is_live = False  # its end is known
+
     def __init__(
         self,
         files: Files,

@@ -31,6 +31,7 @@ class Batch:
     labels: Tensor | None  # samples, float32
     index: Tensor  # samples, int64: position of each in the whole stream
     global_size: int  # samples of the global batch
+    time: int = 0  # of the newest event of the global batch, in seconds since 1970; 0: not known
     losses: list[Tensor] = field(default_factory=list, repr=False)  # of samples, as last given to `loss`
 
     def __post_init__(self) -> None:
@@ -65,6 +66,7 @@ class Batch:
             labels=None if samples.labels is None else _tensor(samples.labels),
             index=_tensor(samples.index),
             global_size=len(samples) if global_size is None else global_size,
+            time=samples.time,
         )
 
     def loss(self, per_sample: Tensor) -> Tensor:

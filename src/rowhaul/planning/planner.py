@@ -163,7 +163,7 @@ class Planner:
             check_samples(samples)
             self._window.append(samples)
             tables = self._tables_of_features or range(len(samples.features))
-            yield IdBatch.from_features(tables, samples.values, samples.lengths)
+            yield IdBatch.from_features(tables, samples.values, samples.lengths, samples.time)
 
     def _read(self) -> Samples | None:
         with doing(Activity.READING):

@@ -39,6 +39,7 @@ class IdBatch:
     offsets: npt.NDArray[np.int64]  # samples + 1: sample i's ids are offsets[i] .. offsets[i + 1]
     tables: npt.NDArray[np.int32]  # ids
     keys: npt.NDArray[np.int64]  # ids
+    time: int = 0  # of the newest event, in seconds since 1970; 0: not known
 
     # Set by `from_features`; the arrays above then follow on first use.
     by_feature: ClassVar[ByFeature | None] = None
@@ -77,12 +78,16 @@ class IdBatch:
         return self.by_feature.lengths.shape[1] if self.by_feature is not None else len(self.offsets) - 1
 
     def digest(self) -> bytes:
-        """A hash of the ids: it differs between ranks that read different samples."""
-        return digest("", (self.offsets, self.tables, self.keys))
+        """A hash of the ids and the time: it differs between ranks that read different samples."""
+        return digest(str(self.time or ""), (self.offsets, self.tables, self.keys))
 
     @classmethod
     def from_features(
-        cls, feature_tables: Sequence[int], values: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32]
+        cls,
+        feature_tables: Sequence[int],
+        values: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int32],
+        time: int = 0,
     ) -> IdBatch:
         """A batch of feature-major ids, as readers yield them; the arrays are not copied and must not change.
 
@@ -90,6 +95,7 @@ class IdBatch:
             feature_tables: the number of the table that each feature looks its ids up in.
             values: all ids of the first feature, sample by sample, then all of the second, and so on.
             lengths: features x samples, how many ids each sample has of each feature.
+            time: of the newest event, in seconds since 1970; 0: not known.
         """
         values, lengths = np.asarray(values), np.asarray(lengths)
         if values.dtype.kind not in "iu" and values.size:
@@ -114,6 +120,7 @@ class IdBatch:
         made = object.__new__(cls)  # without __post_init__: everything is checked above
         values = np.ascontiguousarray(values, np.int64)
         object.__setattr__(made, "by_feature", ByFeature(tables, values, lengths, counts, bool(is_simple)))
+        object.__setattr__(made, "time", time)
         return made
 
 

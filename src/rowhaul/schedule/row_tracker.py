@@ -160,7 +160,7 @@ class RowTracker:
             )
         )
         evicted_tables, evicted_keys = self.directory.names(victims)
-        forgotten, emptied = self._forget_due(number)
+        forgotten, emptied = self._forget_due(number, batch.ids.time)
         self._leaving = np.concatenate([uncached, victims, emptied])
         return Plan(
             iteration=number,
@@ -257,9 +257,9 @@ class RowTracker:
     def _exempt_replicated(self) -> None:
         self._lifetimes.drop(self._hot.tables, self._hot.keys)
 
-    def _forget_due(self, iteration: int) -> tuple[Forgotten, Slots]:
+    def _forget_due(self, iteration: int, time: int) -> tuple[Forgotten, Slots]:
         """Forget the rows that are due after an iteration; returns them and their slots."""
-        forgotten = self._lifetimes.forget(iteration)
+        forgotten = self._lifetimes.forget(iteration, time)
         if not len(forgotten):
             return forgotten, NO_SLOTS
         slots = self.directory.find(forgotten.tables, forgotten.keys)

@@ -16,10 +16,14 @@ from starlette.requests import ClientDisconnect
 from rowhaul import __version__
 from rowhaul.errors import RowhaulError
 from rowhaul.serve import bodies
+from rowhaul.serve.live import LiveStats
+from rowhaul.serve.live_page import live_page
 from rowhaul.serve.metrics import CONTENT_TYPE, ServeMetrics
+from rowhaul.serve.model import ServedModel
 from rowhaul.serve.page import docs_page, openapi_request
+from rowhaul.serve.refreshing import Refresher
 from rowhaul.serve.requests import RequestError
-from rowhaul.serve.scorer import Scored, Scorer
+from rowhaul.serve.scorer import Refreshed, Scored, Scorer
 from rowhaul.serve.settings import ServeSettings
 
 _RETRY_SECONDS = "1"
@@ -47,7 +51,7 @@ class ScoreService:
         self.scorer, self._settings, self._metrics = scorer, settings, metrics
         self._pool = ThreadPoolExecutor(settings.num_threads, thread_name_prefix="rowhaul-score")
         self._num_running = 0
-        metrics.model(scorer.step)
+        metrics.model(scorer.model)
 
     def close(self) -> None:
         """End the threads, once what they do is done."""
@@ -119,23 +123,35 @@ class ScoreService:
         except RowhaulError as error:  # an unknown id, where that is one
             raise RefusedError(422, str(error)) from None
         self._metrics.scored(len(scored.scores), scored.num_ids, scored.num_unknown)
-        return bodies.answer(scored, self.scorer.step, accept)
+        return bodies.answer(scored, accept)
 
 
 def make_app(scorer: Scorer, settings: ServeSettings) -> FastAPI:
     """Return the application that serves a scorer."""
     counted = ServeMetrics()
     service = ScoreService(scorer, settings, counted)
+    stats = LiveStats(scorer, counted)
+
+    def refreshed(found: Refreshed) -> None:
+        counted.refreshed(found)
+        stats.refreshed(found)
+        counted.model(scorer.model)
+
+    refresher = Refresher(scorer, settings.refresh_seconds, refreshed, counted.failed)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        refresher.start()
+        sampling = asyncio.create_task(stats.sample_on()) if settings.page else None
         yield
+        if sampling is not None:
+            sampling.cancel()
+        refresher.close()
         service.close()
 
     # FastAPI's own pages load their scripts from the internet; /docs here needs none.
     app = FastAPI(title="Rowhaul", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    about = {"model": scorer.folder.model, "step": scorer.step, "dense": scorer.dense.kind}
-    page = docs_page(scorer.folder, settings)
+    page, shown = docs_page(scorer.folder, settings), live_page(scorer.folder.model)
 
     async def score(request: Request) -> Response:
         """Score the candidates of one request."""
@@ -143,7 +159,8 @@ def make_app(scorer: Scorer, settings: ServeSettings) -> FastAPI:
 
     async def healthz() -> dict[str, Any]:
         """Say what is served."""
-        return {"status": "ok", **about}
+        trouble = {"trouble": refresher.trouble} if refresher.trouble else {}
+        return {"status": "ok", **_about(scorer.model), **trouble}
 
     async def exposed_metrics() -> Response:
         """Return the metrics of all processes."""
@@ -153,9 +170,38 @@ def make_app(scorer: Scorer, settings: ServeSettings) -> FastAPI:
         """Explain requests."""
         return HTMLResponse(page)
 
+    async def live() -> Response:
+        """Show how fresh, good and fast it is."""
+        return HTMLResponse(shown)
+
+    async def numbers(since: int = 0) -> dict[str, Any]:
+        """Return what the page shows."""
+        return stats.answer(since)
+
     app.post("/score", openapi_extra=openapi_request(scorer.folder), response_class=Response)(score)
     app.get("/healthz")(healthz)
     app.get("/metrics", include_in_schema=False)(exposed_metrics)
-    for path in ("/", "/docs"):
-        app.get(path, include_in_schema=False)(docs)
+    app.get("/docs", include_in_schema=False)(docs)
+    app.get("/", include_in_schema=False)(live if settings.page else docs)
+    if settings.page:
+        app.get("/page", include_in_schema=False)(live)
+        app.get("/stats", include_in_schema=False)(numbers)
     return app
+
+
+def _about(model: ServedModel) -> dict[str, Any]:
+    """Say which version of a model is served; of a published one also how old it is."""
+    about: dict[str, Any] = {"model": model.folder.model, "step": model.step, "dense": model.dense.kind}
+    if (moment := model.moment) is None:
+        return about
+    newest = moment.published_at if moment.event_time is None else moment.event_time
+    return {
+        **about,
+        "version": model.version,
+        "deltas": model.num_deltas,
+        "changed_rows": model.rows.overlay.num_rows,
+        "samples": moment.samples,
+        "published_at": moment.published_at,
+        "event_time": moment.event_time,
+        "age_seconds": max(0.0, time.time() - newest),
+    }

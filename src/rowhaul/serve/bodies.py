@@ -68,12 +68,12 @@ def num_candidates(candidates: Any) -> int:
     return len(candidates) if isinstance(candidates, list) else 0
 
 
-def answer(scored: Scored, step: int, accept: str) -> tuple[bytes, str]:
+def answer(scored: Scored, accept: str) -> tuple[bytes, str]:
     """Return the body of an answer and its type: Arrow where it is asked for."""
     if ARROW in accept:
-        table = pa.table({"score": scored.scores}).replace_schema_metadata({"step": str(step)})
+        table = pa.table({"score": scored.scores}).replace_schema_metadata({"step": str(scored.step)})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table)
         return sink.getvalue().to_pybytes(), ARROW
-    return json.dumps({"scores": scored.scores.tolist(), "step": step}).encode(), JSON
+    return json.dumps({"scores": scored.scores.tolist(), "step": scored.step}).encode(), JSON

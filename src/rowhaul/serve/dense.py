@@ -36,10 +36,12 @@ def open_dense(folder: ServedFolder, backend: str = "auto", threads: int = 1) ->
         raise CheckpointError(
             f"{folder.path} has no {backend} graph, only {', '.join(kinds)}; export with --dense {backend}"
         )
-    path, has_numbers = folder.dense(backend), bool(folder.schema.dense)
-    if backend == "onnx":
-        return OnnxGraph(path, has_numbers, threads)
-    return TorchGraph(path, has_numbers)
+    return open_graph(folder.dense(backend), backend, bool(folder.schema.dense), threads)
+
+
+def open_graph(path: Path, kind: str, has_numbers: bool, threads: int = 1) -> DenseGraph:
+    """Open a file of a graph."""
+    return OnnxGraph(path, has_numbers, threads) if kind == "onnx" else TorchGraph(path, has_numbers)
 
 
 def has_onnxruntime() -> bool:

@@ -9,8 +9,8 @@
       base-000001000/rows.bin   all rows, see `rowhaul.serve.row_file`
       base-000001000/dense.onnx and, if asked for, dense.pt2: pooled vectors and numbers to logits
 
-The base has a folder of its own, named by its step, so that another one can appear beside it, and changes of
-rows after it; ``served.json`` names those in use.
+The base has a folder of its own, so that another one can appear beside it, and published changes after it
+(`rowhaul.serve.deltas`); ``served.json`` names those in use.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import xxhash
+from typing import Any
 
 from rowhaul._manifest import checksum_agrees
 from rowhaul.data.schema import SCHEMA_FILE, Schema
 from rowhaul.errors import CheckpointError
+from rowhaul.serve.deltas import Published
+from rowhaul.serve.files import file_entry
 from rowhaul.serve.row_file import RowFile
 from rowhaul.serve.rows import ServedFeature
 
@@ -33,35 +33,7 @@ FORMAT, VERSION = "rowhaul-served", 1
 DENSE_FILES = {"onnx": "dense.onnx", "pt2": "dense.pt2"}
 ROWS_FILE = "rows.bin"
 _ENTRIES = {"features", "width", "precision", "step", "key_kinds", "schema", "rows", "dense"}
-_PIECE = 1 << 24
 _INSTEAD = "export again"
-
-
-class ServedFile(NamedTuple):
-    """A file of a served folder."""
-
-    file: str
-    bytes: int
-    xxh3: str
-
-    @classmethod
-    def of(cls, folder: Path, file: str) -> ServedFile:
-        """Describe a file that was written."""
-        path = folder / file
-        return cls(file, path.stat().st_size, digest_of(path))
-
-    def path(self, folder: Path, *, verify: bool = True) -> Path:
-        """Return where it is, once its size and, if asked for, its checksum agree."""
-        path = folder / self.file
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing; {_INSTEAD}")
-        if (found := path.stat().st_size) != self.bytes:
-            raise CheckpointError(
-                f"{path} is damaged: it has {found:,} bytes, the manifest says {self.bytes:,}; {_INSTEAD}"
-            )
-        if verify and digest_of(path) != self.xxh3:
-            raise CheckpointError(f"{path} is damaged: its checksum is not the manifest's; {_INSTEAD}")
-        return path
 
 
 class ServedFolder:
@@ -78,7 +50,7 @@ class ServedFolder:
 
     def __init__(self, path: str | Path, *, verify: bool = False) -> None:
         self.path = Path(path)
-        manifest = _read_manifest(self.path)
+        self.manifest = manifest = read_served(self.path)
         try:
             self.features = tuple(
                 ServedFeature(str(one["name"]), str(one["table"]), int(one["column"]))
@@ -87,17 +59,15 @@ class ServedFolder:
             self.width, self.step = int(manifest["width"]), int(manifest["step"])
             self.precision, self.key_kinds = str(manifest["precision"]), dict(manifest["key_kinds"])
             self.model = str(manifest.get("model"))
-            self._dense = {kind: _file(one) for kind, one in manifest["dense"].items()}
-            schema, rows, header = (
-                _file(manifest["schema"]),
-                _file(manifest["rows"]),
-                manifest["rows"]["header"],
-            )
+            self.published = published_in(self.path, manifest)
+            self._dense = {kind: file_entry(one) for kind, one in manifest["dense"].items()}
+            schema, rows = file_entry(manifest["schema"]), file_entry(manifest["rows"])
+            header = manifest["rows"]["header"]
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise CheckpointError(
                 f"{self.path / MANIFEST_FILE} is damaged: {type(error).__name__} {error}; {_INSTEAD}"
             ) from None
-        self.schema = Schema.read(schema.path(self.path))
+        self.schema, self.schema_checksum = Schema.read(schema.path(self.path)), schema.xxh3
         if self.schema.features != tuple(one.name for one in self.features):
             raise CheckpointError(
                 f"{self.path} was exported with another schema: its features are "
@@ -116,7 +86,28 @@ class ServedFolder:
         return self._dense[kind].path(self.path)
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def published_in(folder: Path, manifest: Mapping[str, Any]) -> Published | None:
+    """Return what a manifest says of published versions; None: the folder was exported once.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    if "published" not in manifest:
+        return None
+    try:
+        return Published.read(manifest["published"])
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{folder / MANIFEST_FILE} is damaged: published: {type(error).__name__} {error}; {_INSTEAD}"
+        ) from None
+
+
+def read_served(folder: Path) -> dict[str, Any]:
+    """Read the manifest of a served folder.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
     path = folder / MANIFEST_FILE
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -139,19 +130,3 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if missing := sorted(_ENTRIES - manifest.keys()):
         raise CheckpointError(f"{path} is damaged: it lacks {', '.join(missing)}; {_INSTEAD}")
     return manifest
-
-
-def _file(entry: Mapping[str, Any]) -> ServedFile:
-    name = str(entry["file"])
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise ValueError(f"{name!r} is outside of the folder")
-    return ServedFile(name, int(entry["bytes"]), str(entry["xxh3"]))
-
-
-def digest_of(path: Path) -> str:
-    """Return XXH3 (64 bits) of a file."""
-    digest = xxhash.xxh3_64()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()

@@ -7,11 +7,14 @@ kept in files there, so the command that starts several processes sets it first.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from rowhaul.serve.model import ServedModel
+from rowhaul.serve.scorer import Refreshed
 from rowhaul.serve.settings import METRICS_FOLDER
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -44,13 +47,45 @@ class ServeMetrics:
         self._step = Gauge(
             "rowhaul_serve_model_step",
             "Training steps behind the model.",
-            multiprocess_mode="min",
+            multiprocess_mode="livemin",
             registry=own,
         )
+        Gauge(
+            "rowhaul_serve_processes", "Processes that serve.", multiprocess_mode="livesum", registry=own
+        ).set(1)
+        self._deltas = Counter("rowhaul_serve_deltas_applied", "Published deltas applied.", registry=own)
+        self._bases = Counter("rowhaul_serve_bases_opened", "Published bases opened.", registry=own)
+        self._failures = Counter(
+            "rowhaul_serve_refresh_failures", "Looks for published versions that failed.", registry=own
+        )
+        self._published, self._event = (
+            Gauge(
+                f"rowhaul_serve_model_{name}_timestamp_seconds",
+                text,
+                multiprocess_mode="livemin",
+                registry=own,
+            )
+            for name, text in (
+                ("published", "When the model was published."),
+                ("event", "When the newest event happened that the model has learned from."),
+            )
+        )
 
-    def model(self, step: int) -> None:
+    def model(self, model: ServedModel) -> None:
         """Note the model that is served."""
-        self._step.set(step)
+        self._step.set(model.step)
+        if model.moment is not None:
+            self._published.set(model.moment.published_at)
+            self._event.set(model.moment.event_time or 0.0)
+
+    def refreshed(self, found: Refreshed) -> None:
+        """Count published versions that were applied."""
+        self._deltas.inc(found.num_deltas)
+        self._bases.inc(found.new_base)
+
+    def failed(self) -> None:
+        """Count a look for published versions that failed."""
+        self._failures.inc()
 
     def began(self) -> None:
         """Count a request that begins."""
@@ -70,8 +105,15 @@ class ServeMetrics:
 
     def text(self) -> bytes:
         """Return everything as Prometheus reads it, of all processes."""
-        registry = self._registry
-        if METRICS_FOLDER in os.environ:
-            registry = CollectorRegistry()
-            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # it has no types
-        return generate_latest(registry)
+        return generate_latest(self._everything())
+
+    def collect(self) -> Iterable[Metric]:
+        """Return everything, of all processes."""
+        return self._everything().collect()
+
+    def _everything(self) -> CollectorRegistry:
+        if METRICS_FOLDER not in os.environ:
+            return self._registry
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # it has no types
+        return registry

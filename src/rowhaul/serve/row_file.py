@@ -8,8 +8,8 @@ Rows that are found by key are grouped into buckets by a hash of the key. Bucket
 ``records_at + i * record_bytes`` or, where records differ in size (``record_bytes`` is 0), at
 ``records_at + offsets[i]``. Rows that ids share (`rowhaul.budget`) are found by slot instead.
 
-docs/row-file.md describes it for readers in other languages. A published change of some rows can be a file of
-the same kind, looked up before this one.
+docs/row-file.md describes it for readers in other languages. A published change of some rows is a file of the
+same kind, looked up before this one; it has the keys of deleted rows, too.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ FIELDS = (
     *("num_chunks", "chunk_starts_at", "columns_at", "num_columns"),  # rows in chunks
     *("marks_at", "owners_at", "owner_bytes", "position", "first_shared", "num_shared"),  # found by slot
     *("unknown", "initial_seed", "initial_low", "initial_step"),  # the last two are float64
+    *("num_deleted", "deleted_at"),  # of a change: keys that have no row any more
 )
 ENTRY = 32  # numbers of a table
 ALIGN = 64
@@ -94,6 +95,27 @@ class RowFile:
     def value_type(self, table: str) -> str:
         """Return what a table's values are stored in."""
         return VALUE_TYPES[self.field(table, "value_type")]
+
+    def keys(self, table: str) -> npt.NDArray[np.int64]:
+        """Return the keys of a table whose rows are found by key."""
+        return self._numbers(table, "keys_at", self.field(table, "num_rows"))
+
+    def deleted(self, table: str) -> npt.NDArray[np.int64]:
+        """Return the keys that a change deletes."""
+        return self._numbers(table, "deleted_at", self.field(table, "num_deleted"))
+
+    def offsets(self, table: str) -> npt.NDArray[np.int64]:
+        """Return where the record of each key begins, counted from the first one's."""
+        size, count = self.field(table, "record_bytes"), self.field(table, "num_rows")
+        return np.arange(count) * size if size else self._numbers(table, "offsets_at", count + 1)[:-1]
+
+    def bucket_starts(self, table: str) -> npt.NDArray[np.int64]:
+        """Return the first row of each bucket, and the number of rows."""
+        return self._numbers(table, "starts_at", self.field(table, "num_buckets") + 1)
+
+    def _numbers(self, table: str, place: str, count: int) -> npt.NDArray[np.int64]:
+        begin = self.field(table, place)
+        return self.data[begin : begin + 8 * count].view(np.int64)
 
     def _name(self, entry: npt.NDArray[np.int64]) -> str:
         begin, size = int(entry[FIELD["name_at"]]), int(entry[FIELD["name_bytes"]])

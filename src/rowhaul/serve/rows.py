@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,6 +12,8 @@ import numpy.typing as npt
 
 from rowhaul.errors import CheckpointError, UnknownKeyError
 from rowhaul.serve.lookup_kernels import locate_rows, pool_packed, pool_whole
+from rowhaul.serve.overlay import Overlay
+from rowhaul.serve.overlay_kernels import locate_changed
 from rowhaul.serve.row_file import FIELD, UNKNOWN, RowFile, unknown_mode
 from rowhaul.store.packing import RowPacking
 
@@ -77,6 +80,13 @@ class MappedRows:
         self._unknown = entries[:, FIELD["unknown"]].copy()
         if mode is not None:
             self._unknown[entries[:, FIELD["num_chunks"]] == 0] = mode
+        self.overlay = Overlay(file)
+
+    def with_changes(self, files: Sequence[RowFile]) -> MappedRows:
+        """Return the same rows after a published change; these here stay as they are."""
+        made = copy.copy(self)
+        made.overlay = self.overlay.with_changes(files)
+        return made
 
     def pool(self, bags: IdBags) -> tuple[Floats, Int64s]:
         """Return pooled vectors, samples x width, and how many ids of each feature have no row."""
@@ -86,6 +96,8 @@ class MappedRows:
         starts = bags.offsets[bags.first_bags]
         base, entries = self.file.address, self.file.entries
         locate_rows(base, entries, self._tables, starts, bags.ids, found, num_unknown)
+        changed = self.overlay
+        locate_changed(changed.entries, changed.seed, self._tables, starts, bags.ids, found, num_unknown)
         if num_unknown.any():
             self._refuse(bags.ids, starts, found, num_unknown)
         if bags.num_samples:

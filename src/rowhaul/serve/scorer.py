@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.serve.dense import open_dense
-from rowhaul.serve.folder import ServedFolder
-from rowhaul.serve.requests import Candidates, RequestReader, Samples, Shared
+from rowhaul.errors import CheckpointError
+from rowhaul.serve.deltas import Delta, Published
+from rowhaul.serve.dense import DenseGraph
+from rowhaul.serve.folder import ServedFolder, published_in, read_served
+from rowhaul.serve.model import ServedModel
+from rowhaul.serve.requests import Candidates, Samples, Shared
 from rowhaul.serve.rows import IdBags, MappedRows
 
 Floats = npt.NDArray[Any]
+_log = logging.getLogger(__name__)
+_ATTEMPTS = 3  # to open files that a publisher may remove while they are opened
 
 
 class Scored(NamedTuple):
-    """The scores of a request, and how many of its ids have no row."""
+    """The scores of a request, how many of its ids have no row, and the training steps behind the model."""
 
     scores: npt.NDArray[np.float32]
     num_ids: int
     num_unknown: int
+    step: int
+
+
+class Refreshed(NamedTuple):
+    """What a refresh brought."""
+
+    num_deltas: int
+    new_base: bool
 
 
 class Scorer:
-    """Scores candidates by a model that `rowhaul export --dense` wrote.
+    """Scores candidates by a model that `rowhaul export --dense` wrote, or `rowhaul train --publish` writes.
 
     Rows stay in the mapped file: opening takes no time, and processes on one machine share the memory. Any
-    number of threads may score at once.
+    number of threads may score at once. What is published later is applied by `refresh`, in one step: a
+    request is scored by the model before it, or by the one after it.
 
     Args:
         path: the folder.
@@ -53,15 +69,84 @@ class Scorer:
         threads: int = 1,
         verify: bool = False,
     ) -> None:
-        self.folder = ServedFolder(path, verify=verify)
-        self.rows = MappedRows(self.folder.rows, self.folder.features, self.folder.width, on_unknown)
-        self.dense = open_dense(self.folder, backend, threads)
-        self._reader = RequestReader(self.folder.schema, self.folder.key_kinds)
+        self._path, self._verify = Path(path), verify
+        self._how = backend, on_unknown, threads
+        self._refreshing = threading.Lock()
+        self._seen: str | None = None  # checksum of the manifest that the model is of
+        self.model = ServedModel.of(ServedFolder(path, verify=verify), *self._how)
+        try:
+            self.refresh()
+        except CheckpointError as error:  # what was published before it can be served
+            _log.warning("%s", error)
+
+    @property
+    def folder(self) -> ServedFolder:
+        """The folder of the base."""
+        return self.model.folder
+
+    @property
+    def rows(self) -> MappedRows:
+        """The rows."""
+        return self.model.rows
+
+    @property
+    def dense(self) -> DenseGraph:
+        """The graph."""
+        return self.model.dense
 
     @property
     def step(self) -> int:
         """Training steps behind the model."""
-        return self.folder.step
+        return self.model.step
+
+    def refresh(self) -> Refreshed:
+        """Apply what was published since; scoring goes on meanwhile.
+
+        Where there is a new base, that is opened: whoever fell behind has no other way on, and the others
+        free the deltas that are in it.
+
+        Raises:
+            CheckpointError: a delta is missing, cut off, damaged, or of another version or schema. The last
+                good model stays in use.
+        """
+        with self._refreshing:
+            num_deltas, new_base = 0, False
+            for attempt in range(1, _ATTEMPTS + 1):
+                manifest = read_served(self._path)
+                about, seen = published_in(self._path, manifest), str(manifest.get("xxh3"))
+                if about is None or seen == self._seen:
+                    break
+                is_new = about.version != self._base_version()
+                try:
+                    num_deltas += self._follow(about, is_new)
+                except CheckpointError:
+                    is_last = attempt == _ATTEMPTS
+                    if is_last or str(read_served(self._path).get("xxh3")) == seen:
+                        raise
+                    continue  # the publisher went on, and may have removed what was to be read
+                new_base |= is_new
+                self._seen = seen
+            return Refreshed(num_deltas, new_base)
+
+    def _base_version(self) -> str:
+        about = self.model.folder.published
+        return "" if about is None else about.version
+
+    def _follow(self, about: Published, new_base: bool) -> int:
+        """Open a new base, apply deltas, and take the result; of a damaged delta those before it."""
+        model = self.model
+        if new_base:
+            model = ServedModel.of(ServedFolder(self._path, verify=self._verify), *self._how)
+            about = model.folder.published or about  # of the manifest that was read with it
+        before, deltas = about.position(self.model.version), about.after(model.version) or ()
+        try:
+            for one in deltas:
+                one.check_follows(model.version, self._path)  # before it is opened
+                model = model.after(Delta.open(self._path, one))
+        finally:
+            if about.position(model.version) > before or model.version == about.newest:
+                self.model = model
+        return len(deltas)
 
     def score(self, shared: Shared, candidates: Candidates) -> npt.NDArray[np.float32]:
         """Return a probability for each candidate, as `rowhaul predict` writes them.
@@ -79,18 +164,19 @@ class Scorer:
 
     def score_request(self, shared: Shared, candidates: Candidates) -> Scored:
         """Score, and count the ids that have no row."""
-        return self.score_samples(self._reader.read(shared, candidates))
+        return self.score_samples(self.read(shared, candidates))
 
     def score_samples(self, samples: Samples) -> Scored:
         """Score what a request was read into."""
-        logits, num_unknown = self.logits(samples)
+        model = self.model  # all of a request by one version
+        logits, num_unknown = _logits(model, samples)
         with np.errstate(over="ignore"):  # the exponential of a large number is infinity, and the score 0
             scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
-        return Scored(scores.astype(np.float32), len(samples.bags.ids), num_unknown)
+        return Scored(scores.astype(np.float32), len(samples.bags.ids), num_unknown, model.step)
 
     def read(self, shared: Shared, candidates: Candidates) -> Samples:
         """Check a request and turn it into ids and numbers."""
-        return self._reader.read(shared, candidates)
+        return self.model.reader.read(shared, candidates)
 
     def warm_up(self) -> None:
         """Compile what scoring needs, so that the first request does not wait for it."""
@@ -102,8 +188,12 @@ class Scorer:
 
     def logits(self, samples: Samples) -> tuple[Floats, int]:
         """Return a logit for each sample, and how many ids have no row."""
-        pooled, num_unknown = self.rows.pool(samples.bags)
-        if not len(samples):
-            return pooled[:, 0], 0
-        logits = self.dense(pooled, samples.numbers.astype(pooled.dtype, copy=False))
-        return logits, int(num_unknown.sum())
+        return _logits(self.model, samples)
+
+
+def _logits(model: ServedModel, samples: Samples) -> tuple[Floats, int]:
+    pooled, num_unknown = model.rows.pool(samples.bags)
+    if not len(samples):
+        return pooled[:, 0], 0
+    logits = model.dense(pooled, samples.numbers.astype(pooled.dtype, copy=False))
+    return logits, int(num_unknown.sum())

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 import time
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
@@ -26,7 +27,7 @@ _log = logging.getLogger(__name__)
 _BACKLOG = 2048
 _IDLE_SECONDS = 75  # that a connection is kept: longer than load balancers keep theirs
 _POLL_SECONDS = 0.5  # between two checks of whether to end
-_SHORT_SECONDS = 10.0  # a process that ends sooner would only end again
+_SHORT_SECONDS = 10.0  # a process that ends by itself sooner would only end again
 
 
 def bind(settings: ServeSettings) -> socket.socket:
@@ -85,6 +86,19 @@ def _serve_here(settings: ServeSettings, bound: socket.socket) -> None:
     _Server(config).run(sockets=[bound])
 
 
+def _serve_as_child(settings: ServeSettings, bound: socket.socket) -> None:
+    """Serve until told to stop, or until the parent is gone: nobody else would free the port then."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _serve_here(settings, bound)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 class _Server(uvicorn.Server):
     """A server that ends as a program does that has done what it was told: uvicorn's dies by the signal."""
 
@@ -95,7 +109,11 @@ class _Server(uvicorn.Server):
 
 
 class _Processes:
-    """Processes on one port; one that dies is replaced."""
+    """Processes on one port; one that dies is replaced.
+
+    The port is open all the time, so requests go to the processes that are left. A process that ends by
+    itself right after its start, with a message, ends the server: it would do so again.
+    """
 
     def __init__(self, settings: ServeSettings, bound: socket.socket) -> None:
         self._settings, self._socket = settings, bound
@@ -126,7 +144,7 @@ class _Processes:
         self._is_stopping = True
 
     def _start(self) -> None:
-        process = self._context.Process(target=_serve_here, args=(self._settings, self._socket))
+        process = self._context.Process(target=_serve_as_child, args=(self._settings, self._socket))
         process.start()
         self._began[process] = time.monotonic()
 
@@ -137,7 +155,8 @@ class _Processes:
                 return
             if METRICS_FOLDER in os.environ and process.pid is not None:
                 mark_process_dead(process.pid)  # type: ignore[no-untyped-call]  # it has no types
-            if lived < _SHORT_SECONDS:
+            was_killed = process.exitcode is not None and process.exitcode < 0
+            if lived < _SHORT_SECONDS and not was_killed:
                 raise ConfigError(
                     f"a server process ended after {lived:.1f} s with exit code {process.exitcode}; see its "
                     "message above"

@@ -27,7 +27,9 @@ class ServeSettings:
         max_body_bytes: of a request.
         max_waiting: requests at once in a process, waiting ones included; more are turned away.
         timeout_seconds: for a request to arrive and, once more, to be scored.
+        refresh_seconds: between two looks for what training has published; 0: never.
         shutdown_seconds: that running requests have to finish in, once told to stop.
+        page: also show how fresh, good and fast it is, at /page.
     """
 
     folder: str
@@ -41,7 +43,9 @@ class ServeSettings:
     max_body_bytes: int = 16 << 20
     max_waiting: int = 128
     timeout_seconds: float = 5.0
+    refresh_seconds: float = 1.0
     shutdown_seconds: int = 30
+    page: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -51,6 +55,8 @@ class ServeSettings:
         for name in ("workers", "max_candidates", "max_body_bytes", "max_waiting", "shutdown_seconds"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.refresh_seconds >= 0:
+            raise ConfigError(f"refresh_seconds must be at least 0, got {self.refresh_seconds!r}")
         if not self.timeout_seconds > 0:
             raise ConfigError(f"timeout_seconds must be more than 0, got {self.timeout_seconds!r}")
 

@@ -35,8 +35,8 @@ def kept_rows(policy: RowPolicy, rows: int, ids_per_sample: float, batch_size: i
     bounds: list[tuple[float, str]] = [(rows, "")]
     if policy.max_rows is not None:
         bounds.append((policy.max_rows + in_a_batch, f"max_rows {policy.max_rows:,}, and those of a batch"))
-    if policy.ttl is not None:
-        bounds.append(((policy.ttl + 1) * in_a_batch, f"all that {policy.ttl + 1:,} batches can name (ttl)"))
+    if (ttl := policy.ttl_iterations) > 0:
+        bounds.append(((ttl + 1) * in_a_batch, f"all that {ttl + 1:,} batches can name (ttl)"))
     if policy.admit_after > 1 and samples:
         sightings = samples * ids_per_sample
         bounds.append((sightings / policy.admit_after, f"seen {policy.admit_after} times (admit_after)"))

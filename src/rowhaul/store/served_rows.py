@@ -63,6 +63,7 @@ class ServedRows:
         unknown_is_zero: whether an id without a row reads zeros, whatever else is asked for.
         cut: of rows in chunks.
         slots: of rows that ids share.
+        deleted: keys that have no row any more, where these rows are a change.
     """
 
     dim: int
@@ -74,6 +75,7 @@ class ServedRows:
     unknown_is_zero: bool = False
     cut: Cut | None = None
     slots: SlotPlaces | None = None
+    deleted: Int64s | None = None
 
 
 def equal_records(keys: Int64s, data: npt.NDArray[Any]) -> RecordBlock:

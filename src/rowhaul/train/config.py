@@ -26,6 +26,7 @@ from rowhaul.train.checkpoint_pace import pace_of
 from rowhaul.train.cluster_config import ONE_PROCESS, ClusterConfig
 from rowhaul.train.dense_state import make_recordable
 from rowhaul.train.progressive import AUTO_WINDOW, MOST_SAMPLES
+from rowhaul.train.publish_config import UNPUBLISHED, PublishConfig
 from rowhaul.train.settings import migrated, read_settings, updated
 from rowhaul.train.stream_config import NO_STREAM, StreamConfig
 
@@ -125,6 +126,7 @@ class TrainConfig:
         prune: which part of the rows to keep in memory; by default all.
         cluster: how the run is spread over ranks; by default one process.
         stream: how a stream is read, where the data is one.
+        publish: where versions of the model are published for servers; by default nowhere.
         monitoring: how the run can be watched; by default by its log and TensorBoard only.
     """
 
@@ -153,6 +155,7 @@ class TrainConfig:
     prune: PruneConfig = UNPRUNED
     cluster: ClusterConfig = ONE_PROCESS
     stream: StreamConfig = NO_STREAM
+    publish: PublishConfig = UNPUBLISHED
     monitoring: MonitoringConfig = UNMONITORED
 
     def __post_init__(self) -> None:

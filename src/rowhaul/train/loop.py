@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from rowhaul.checkpoint import Place
+from rowhaul.checkpoint.layout import step_folder
 from rowhaul.data.sources.live import UNKNOWN_END, LiveStream
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError
@@ -21,6 +23,7 @@ from rowhaul.train.checkpoint_pace import pace_of
 from rowhaul.train.log import TrainingLog
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.progressive import ProgressiveValues, Scores
+from rowhaul.train.publish_loop import Publishing
 from rowhaul.train.run_data import data_facts, write_contents
 from rowhaul.train.run_folder import drop_old_checkpoints, run_facts
 from rowhaul.train.run_stream import acknowledging
@@ -89,7 +92,11 @@ class Session(Protocol):
         tell: notes something in the log, and to the listener; set by the loop.
         should_save: says whether the clock asks for a checkpoint; set by the loop, asked on the leader.
         save_due: whether `batches` has ended early for a checkpoint.
+        should_publish: says whether the clock asks for a published version; set by the loop, asked on the
+            leader.
+        publish_due: whether `batches` has ended early for one.
         finished: whether the data is used up.
+        more_facts: what checkpoints say besides.
     """
 
     trainer: Trainer
@@ -103,7 +110,10 @@ class Session(Protocol):
     tell: Callable[[str], None] = staticmethod(lambda text: None)
     should_save: Callable[[], bool] = staticmethod(lambda: False)
     save_due: bool = False
+    should_publish: Callable[[], bool] = staticmethod(lambda: False)
+    publish_due: bool = False
     finished: bool = False
+    more_facts: Mapping[str, Any] = MappingProxyType({})
 
     def start(self) -> None:
         """Prepare for the first step; the log is open."""
@@ -145,6 +155,26 @@ class Session(Protocol):
         complete, or has failed.
         """
 
+    def publish_checkpoint(self, path: Place) -> None:
+        """Publish a checkpoint that is complete, where that is how this session publishes; on the leader."""
+        return None
+
+    def publish_beside(self, done: Saved, *, waits: bool) -> bool:
+        """Publish what changed while training goes on; return whether that has begun.
+
+        If a version is being written it waits for that, or is left out. ``done`` is called in another thread
+        when this one can be read, or has failed.
+        """
+        return False
+
+    def publish_last(self, done: Saved) -> None:
+        """Publish the model at the end of a run, and wait until it can be read."""
+        return None
+
+    def num_rows(self) -> int | None:
+        """Count the rows of the model; None where that would need other processes."""
+        return None
+
     def held(self) -> tuple[int, int]:
         """Count rows, and bytes of rows and indexes."""
 
@@ -166,6 +196,7 @@ class _Loop:
         self._trainer, self._config, self._log = session.trainer, session.trainer.config, session.log
         self._first_step = session.trainer.step
         self._pace = pace_of(self._config.checkpoint_every)
+        self._publishing = Publishing(session, self._tell)
         self._saved_at = time.monotonic()
         self._saved_step = self._first_step  # 0: nothing is saved
         self._under_way = 0  # the step of a save beside training that nothing was heard of; 0: none
@@ -205,9 +236,11 @@ class _Loop:
                     session.rest(self._is_due(self._pace.steps))
                     if self._is_due(self._pace.steps) or session.save_due:
                         self._save_beside()
+                    self._publishing.publish_if_due()
             self._score(at_end=True)
             interrupted = session.stopped and trainer.step < total
             self._save()  # before an evaluation that might fail
+            self._publishing.publish_last()
             if not interrupted:
                 metrics = self._evaluate()
             session.finish()
@@ -238,11 +271,13 @@ class _Loop:
             if self._listener:
                 self._listener.stepped(trainer.samples, loss)
             self._tell_outcomes()
+            self._publishing.tell_outcomes()
 
     def _next_pause(self) -> int:
         """The step after which there is something else to do, counted from the beginning of the run."""
         step = self._trainer.step
-        every = [one for one in (self._config.eval_every, self._pace.steps) if one]
+        steps = self._config.eval_every, self._pace.steps, self._publishing.pace.steps
+        every = [one for one in steps if one]
         pauses = [(step // one + 1) * one for one in every] + self._session.pauses()
         if (progressive := self._trainer.progressive) is not None:
             pauses.append(step + progressive.steps_left(self._trainer.samples, self._config.batch_size))
@@ -266,6 +301,7 @@ class _Loop:
         if self._session.is_leader:
             values = scores.values()
             self._log.scored(self._trainer.step, values)
+            self._publishing.scored(self._trainer.step, values)
             if self._listener:
                 self._listener.scored(self._trainer.step, values)
 
@@ -321,7 +357,8 @@ class _Loop:
         self._tell_outcomes()
 
     def _facts(self) -> dict[str, Any]:
-        return data_facts(self._session.stream) | run_facts(self._config, self._trainer.schema)
+        facts = data_facts(self._session.stream) | run_facts(self._config, self._trainer.schema)
+        return {**facts, **self._session.more_facts}
 
     def _keep_contents(self) -> None:
         """Keep digests of what was read so far; without them only less is noticed when the run resumes."""
@@ -347,6 +384,7 @@ class _Loop:
         """Remove old checkpoints, in the thread that has saved; the main thread reports."""
         trouble: Exception | None = None
         if error is None and self._session.is_leader and self._checkpoints is not None:
+            self._publishing.checkpoint_saved(self._checkpoints / step_folder(step), step)
             try:
                 drop_old_checkpoints(self._checkpoints, self._config.keep_checkpoints)
             except Exception as found:  # the checkpoint is there all the same

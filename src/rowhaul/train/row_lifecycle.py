@@ -104,10 +104,10 @@ class RowLifecycle(LocalRows):
         lookup = replace(lookup, keys=lookup.keys[kept], starts=starts, locations=lookup.locations[kept])
         return lookup, gradients[kept]
 
-    def end(self, iteration: int) -> None:
-        """After the step: drop rows whose time is over."""
+    def end(self, iteration: int, time: int = 0) -> None:
+        """After the step: drop rows whose time is over; ``time`` is that of the batch's newest event."""
         self._is_open = True
-        gone = self.lifetimes.forget(iteration)
+        gone = self.lifetimes.forget(iteration, time)
         for group, positions, keys in self._by_table(gone.tables, gone.keys):
             self.note_changes(self.tables.index(group), iteration + 1, positions, keys)
             remove(group, positions, keys)

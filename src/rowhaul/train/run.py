@@ -6,7 +6,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -42,6 +42,9 @@ from rowhaul.train.run_stream import check_streamable, keep_set_aside, open_stre
 from rowhaul.train.save_thread import Pacer, SaveThread
 from rowhaul.train.trainer import Trainer
 from rowhaul.train.waits import Waits
+
+if TYPE_CHECKING:
+    from rowhaul.publishing.publisher import Publisher
 
 EVALUATION_BATCH = 8192
 Streams = tuple[SampleStream, SampleStream | None]  # to train and to evaluate on
@@ -82,7 +85,8 @@ def train_run(
         if chosen is not None:
             chosen.set_damaged_aside()
             notes += chosen.notes
-        with _Alone(trainer, stream, evaluation, folder, should_stop, monitor) as session:
+        publisher = _publisher(trainer, folder, reader)
+        with _Alone(trainer, stream, evaluation, folder, should_stop, monitor, publisher) as session:
             session.first_note = extended
             if session.explainer is not None and listener is not None:
                 session.explainer.show = listener.explained
@@ -147,7 +151,10 @@ class _Alone(loop.Session):
         folder: Path | None,
         should_stop: ShouldStop,
         monitor: Monitor,
+        publisher: Publisher | None,
     ) -> None:
+        self._publisher = publisher
+        self.more_facts = {} if publisher is None else publisher.facts
         self.trainer, self.stream, self.evaluation = trainer, stream, evaluation
         self.log = _Log(folder, trainer, monitor)
         self.contents_folder = folder
@@ -166,8 +173,12 @@ class _Alone(loop.Session):
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None or issubclass(kind, Exception):
             self._saving.finish()  # it was taken before the error
+            if self._publisher is not None:
+                self._publisher.finish()
         else:  # the user wants to leave at once
             self._saving.close()
+            if self._publisher is not None:
+                self._publisher.close()
         self._batches.close()
         if isinstance(self.stream, LiveStream):
             self.stream.source.close()
@@ -200,7 +211,13 @@ class _Alone(loop.Session):
         self.save_due = self.trainer.step > self._saved_step and self.should_save()
         if self.save_due:
             self._saved_step = self.trainer.step
-        return self.stopped or self.save_due
+        self.publish_due = self._publisher is not None and self.should_publish()
+        return self.stopped or self.save_due or (self.publish_due and self._can_publish())
+
+    def _can_publish(self) -> bool:
+        """Whether there is something to publish, and nothing is being written."""
+        publisher = self._publisher
+        return publisher is not None and publisher.is_free and publisher.taken_step != self.trainer.step
 
     def _report(self, stream: LiveStream) -> None:
         """Tell what happened in a stream."""
@@ -262,11 +279,43 @@ class _Alone(loop.Session):
         self._saving.start(write, done)
         return True
 
+    def publish_beside(self, done: loop.Saved, *, waits: bool) -> bool:
+        """Publish what changed beside training."""
+        assert self._publisher is not None
+        for trouble in self._publisher.troubles():
+            self.tell(trouble)
+        return self._publisher.publish_beside(self._event_time, done, waits=waits)
+
+    def publish_last(self, done: loop.Saved) -> None:
+        """Publish the model at the end, unless it is published."""
+        assert self._publisher is not None
+        self._publisher.finish()
+        if not self._publisher.is_current:
+            self._publisher.publish_beside(self._event_time, done, waits=True)
+            self._publisher.finish()
+
+    @property
+    def _event_time(self) -> float | None:
+        return self.stream.event_time if isinstance(self.stream, LiveStream) else None
+
+    def num_rows(self) -> int:
+        """Count rows."""
+        return self.held()[0]
+
     def held(self) -> tuple[int, int]:
         """Count rows and their bytes."""
         collection = self.trainer.collection
         num_rows = sum(collection.num_rows(one.name) for one in collection.embedding_bag_configs())
         return num_rows, collection.allocated_bytes
+
+
+def _publisher(trainer: Trainer, folder: Path | None, reader: CheckpointReader | None) -> Publisher | None:
+    """Begin to publish, or go on with it, if that is asked for."""
+    if not trainer.config.publish.is_used:
+        return None
+    from rowhaul.publishing.publisher import Publisher, run_name  # it takes a while to import
+
+    return Publisher(trainer, run_name(folder, reader), reader)
 
 
 class _Log(TrainingLog):

@@ -9,6 +9,7 @@
       tensorboard/                 the same for TensorBoard
       set_aside.jsonl              of a stream, see `rowhaul.train.run_stream`
       explain.jsonl                what moved and why, what waited; see `rowhaul.explain.explain_file`
+      publish.json                 what published versions know it by, see `rowhaul.publishing`
       checkpoints/step-000001000/  see `rowhaul.checkpoint.layout`; elsewhere with ``checkpoints``
       logs/                        of each rank, where they are asked for
       .lock                        while a run is at work here, see `rowhaul.train.run_lock`
@@ -44,6 +45,7 @@ _MAY_CHANGE = (
     "log_every",
     "progressive_window",
     "stream",
+    "publish",
     "cluster",
     "monitoring",
     "device",

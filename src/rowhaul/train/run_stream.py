@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.data.schema import Schema
+from rowhaul.data.sources.lines import STANDARD_INPUT
 from rowhaul.data.sources.live import LiveStream
-from rowhaul.data.sources.opening import open_source
+from rowhaul.data.sources.opening import open_source, stream_of
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.pruning.config import parse_share
+from rowhaul.train.cluster_config import AUTO
 from rowhaul.train.config import TrainConfig
 
 SET_ASIDE_FILE = "set_aside.jsonl"
@@ -28,7 +30,8 @@ _POSITION, _SOURCE = "stream_position", "stream"  # facts of a checkpoint
 
 
 def check_streamable(config: TrainConfig, is_rank: bool = False) -> None:
-    """Refuse settings that need to know the end of the data, or to read it twice, and ranks of a cluster."""
+    """Refuse settings that need to know the end of the data, or to read it twice."""
+    cluster, on_cluster = config.cluster, is_rank or config.cluster.workers > 0
     refused = {
         "epochs": (config.epochs != 1, "a stream is read once"),
         "shuffle_rows": (config.shuffle_rows > 0, "samples are learned from in the order in which they come"),
@@ -41,15 +44,33 @@ def check_streamable(config: TrainConfig, is_rank: bool = False) -> None:
             "with a shared tail it is a share of what all ids would take, and nobody knows how many a stream "
             "has (give bytes instead, --memory-budget)",
         ),
-        "cluster.workers": (
-            is_rank or config.cluster.workers > 0,
-            "a cluster plans ahead on batches that all ranks know, and has no way yet to wait for samples "
-            "together",
+        "cluster.hot_rows": (
+            on_cluster and cluster.hot_rows != 0,
+            "rows are chosen by counting ids beforehand",
+        ),
+        "cluster.shares": (
+            on_cluster and cluster.shares == AUTO,
+            "shares are tried on samples that are read beforehand; give weights such as 2,1,1",
+        ),
+        "eval_every": (
+            on_cluster and config.eval_every > 0,
+            "on several workers, rank 0 may be waiting for samples when it should send those to evaluate on; "
+            "progressive validation measures without",
         ),
     }
     for name, (given, why) in refused.items():
         if given:
             raise ConfigError(f"{name} does not go together with a stream: {why}; leave out one of them")
+
+
+def read_by_rank0(config: TrainConfig, data: Any) -> TrainConfig:
+    """On several workers rank 0 reads a stream and shares it: a sample is read once."""
+    if data and stream_of(data, config.stream.follow) == STANDARD_INPUT:
+        raise ConfigError(
+            "standard input (--data -) is read by one process, and ranks of a cluster have none; write lines "
+            "to a Redis stream or files to a folder (--follow), or train without --workers"
+        )
+    return replace(config, cluster=replace(config.cluster, data_from="rank0"))
 
 
 def open_stream(

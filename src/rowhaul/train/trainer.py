@@ -60,6 +60,11 @@ class Trainer:
         self.total_steps = 0  # when known, what the learning rates decay towards
         self.key_kinds: dict[str, str] = {}  # of the ids trained on, see `rowhaul._id_kinds`
         self.policies = config.row_policies([one.name for one in self.collection.embedding_bag_configs()])
+        if schema.time is None and any(one.ttl_seconds for one in self.policies):
+            raise ConfigError(
+                "a ttl in days or hours goes by when events happened, but the schema does not say which "
+                "column that is; add `time: COLUMN` to it, or give ttl as a number of steps"
+            )
         self.lifecycle: RowLifecycle | None = None  # where policies admit and drop rows
         if not all(one.keeps_all for one in self.policies):
             card = self.device if self.device.type == "cuda" else None
@@ -103,7 +108,7 @@ class Trainer:
             self.lifecycle.begin(self.step, batch.ids)
         if parts[0] is not batch:
             self.collection.announce(batch.ids)
-        return self.learn(parts, len(batch), partial(self._step_rows, parts))
+        return self.learn(parts, len(batch), partial(self._step_rows, parts, batch.time))
 
     def learn(self, parts: Iterable[Batch], num_samples: int, step_rows: Callable[[Tensor], float]) -> float:
         """Take one step: forward and backward on the parts at hand, then rows, then dense weights.
@@ -129,12 +134,12 @@ class Trainer:
     def _backward(self, part: Batch) -> Tensor:
         return backward(self.model, part, self.progressive)
 
-    def _step_rows(self, parts: Sequence[Batch], loss: Tensor) -> float:
+    def _step_rows(self, parts: Sequence[Batch], time: int, loss: Tensor) -> float:
         rows = self.collection.source.gradients()
         check_step(self.step + 1, self.model, self._parameters, parts, loss, rows)
         self.rows.step()
         if self.lifecycle is not None:
-            self.lifecycle.end(self.step)
+            self.lifecycle.end(self.step, time)
         return loss.item()
 
     def evaluate(self, stream: SampleStream, progress: Progress = lambda done, total: None) -> MetricValues:
@@ -190,7 +195,7 @@ class Trainer:
         if evaluation is not None:
             self.check_keys(evaluation)
         self.total_steps = min(self.step + stream.num_batches, self.config.max_steps or sys.maxsize)
-        window = self.config.scored_window(isinstance(stream, LiveStream))
+        window = self.config.scored_window(stream.is_live)
         self.progressive = Progressive(window, self.samples) if window else None
 
     def set_rates(self) -> None:

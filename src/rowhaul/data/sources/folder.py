@@ -65,6 +65,13 @@ class FolderSource:
             current = following
             self._seen.add(current)
 
+    def event_time(self, position: Position) -> float | None:
+        """Return when the file of a position was written."""
+        try:
+            return float((self._folder / position["file"]).stat().st_mtime)
+        except FileNotFoundError:
+            return None
+
     def saved(self, position: Position) -> None:
         """Do nothing: files stay."""
 

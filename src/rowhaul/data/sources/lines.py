@@ -52,6 +52,10 @@ class LinesSource:
                 after = partial(_after, first, decoded.places)
                 yield Chunk(decoded.block, after, decoded.set_aside)
 
+    def event_time(self, position: Position) -> float | None:
+        """Return nothing: samples do not say when they happened."""
+        return None
+
     def saved(self, position: Position) -> None:
         """Do nothing: a pipe cannot be told."""
 

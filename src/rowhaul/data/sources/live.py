@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from rowhaul._activity import progressed
 from rowhaul.data.block import Block, join
 from rowhaul.data.contents import FileFacts
 from rowhaul.data.prefetch import prefetch
@@ -36,9 +37,10 @@ IDLE = Idle()
 
 @dataclass(frozen=True)
 class _Cut:
-    """A batch, and the position after it."""
+    """A batch, and the position after it; ``total`` are the samples of the run so far."""
 
     samples: Samples
+    total: int
     position: Position
     kinds: dict[str, str]
 
@@ -59,6 +61,7 @@ class LiveStream:
 
     num_samples = 0  # of an epoch: there is none
     num_batches = UNKNOWN_END
+    is_live = True
 
     def __init__(
         self,
@@ -79,6 +82,8 @@ class LiveStream:
         self._samples, self._max_wait, self._stop_when_idle = samples, max_wait, stop_when_idle
         self._num_aside, self._num_early = self.position["set_aside"], self.position["early_cuts"]
         self._barren = 0  # set aside before the first sample
+        self.should_stop: Callable[[], bool] = lambda: False  # asked while a cluster waits for samples
+        self._ahead: deque[_Cut] = deque()  # given to a cluster, which has not trained them yet
 
     @property
     def files(self) -> list[str]:
@@ -105,6 +110,32 @@ class LiveStream:
             self.position = cut.position
             self.key_kinds.update(cut.kinds)
             yield one
+
+    def __iter__(self) -> Iterator[Samples]:
+        """Yield batches to a cluster, which plans ahead; `reached` tells how far it has come.
+
+        Waiting for samples is no standstill. It ends when the run is to stop: nothing else would.
+        """
+        for cut in prefetch(self._cuts(), PREFETCHED_BATCHES):
+            if not isinstance(cut, Idle):
+                self._ahead.append(cut)
+                yield cut.samples
+            elif self.should_stop():
+                return
+            progressed()
+
+    def reached(self, samples: int) -> None:
+        """Set the position to that after so many samples of the run, which a cluster has trained."""
+        while self._ahead and self._ahead[0].total <= samples:
+            cut = self._ahead.popleft()
+            self.position = cut.position
+            self.key_kinds.update(cut.kinds)
+
+    @property
+    def event_time(self) -> float | None:
+        """When the newest event that was trained on happened, in seconds since 1970, if the source knows."""
+        position = self.position["source"]
+        return None if position is None else self.source.event_time(position)
 
     def saved(self, position: Position) -> None:
         """Take note that a checkpoint holds everything up to a position."""
@@ -162,7 +193,7 @@ class LiveStream:
                     f"{self._max_wait:g}s (--max-wait): a replay may cut elsewhere, and learn other bits"
                 )
         counts: dict[str, Any] = {"set_aside": self._num_aside, "early_cuts": self._num_early}
-        return _Cut(samples, {"source": position, **counts}, dict(self.source.kinds))
+        return _Cut(samples, self._samples, {"source": position, **counts}, dict(self.source.kinds))
 
     def _put_aside(self, one: SetAside) -> None:
         self._num_aside += 1

@@ -20,8 +20,18 @@ import pyarrow.json as pj
 
 from rowhaul._id_kinds import HEX, INTEGER, TEXT, UNRECORDED
 from rowhaul.data.block import Block
-from rowhaul.data.columns import Origin, decode_dense, decode_ids, decode_label, dense_numbers, label_numbers
-from rowhaul.data.schema import IdColumn, Schema
+from rowhaul.data.columns import (
+    LATEST_TIME,
+    Origin,
+    decode_dense,
+    decode_ids,
+    decode_label,
+    decode_times,
+    dense_numbers,
+    label_numbers,
+    time_numbers,
+)
+from rowhaul.data.schema import TIME_UNITS, IdColumn, Schema
 from rowhaul.data.sources.source import SetAside
 from rowhaul.errors import DataError
 
@@ -64,7 +74,7 @@ class MessageDecoder:
             if column.type != "auto":
                 kinds.setdefault(column.name, _KINDS[column.type])
         self._schema, self._kinds, self._label = schema, kinds, schema.label
-        self._columns = schema.column_names()
+        self._columns = schema.column_names() + ([schema.time.name] if schema.time else [])
         self._in_lists: dict[str, bool] = {}  # by feature, as in the messages before
 
     def decode(self, messages: Sequence[Message], where: Callable[[int], str]) -> Decoded:
@@ -107,6 +117,10 @@ class MessageDecoder:
                 return None
             if self._in_lists.get(name) and column.flatten().null_count:
                 return None
+        if (time := self._schema.time) is not None and not time_numbers(rows.column(time.name), time)[
+            1
+        ].all():
+            return None
         usable = label_numbers(rows.column(self._label.name), self._label)[1].all() and all(
             dense_numbers(rows.column(one.name))[1].all() for one in self._schema.dense
         )
@@ -139,10 +153,12 @@ class MessageDecoder:
         return pa.record_batch(arrays, self._columns)
 
     def _block(self, rows: pa.RecordBatch) -> Block:
+        time = self._schema.time
         return Block(
             ids=tuple(decode_ids(rows.column(name)) for name in self._schema.features),
             dense=decode_dense(rows, self._schema.dense, _NOWHERE),
             labels=decode_label(rows.column(self._label.name), self._label, _NOWHERE),
+            times=decode_times(rows.column(time.name), time, _NOWHERE) if time is not None else None,
         )
 
     def _checked(self, message: Message) -> Fields:
@@ -167,6 +183,11 @@ class MessageDecoder:
             value = fields[dense.name]
             if value is not None and not (_is_number(value) and abs(value) <= _LARGEST):
                 raise ValueError(f"dense field {dense.name!r} is {_short(value)}; a number or null is needed")
+        if (time := self._schema.time) is not None:
+            value = fields[time.name]
+            if not (_is_number(value) and 0 <= value // TIME_UNITS[time.unit] < LATEST_TIME):
+                needed = f"a number of {time.unit} since 1970 is needed"
+                raise ValueError(f"time field {time.name!r} is {_short(value)}; {needed}")
         kinds = {column.name: self._id_kind(column, fields[column.name]) for column in self._schema.ids}
         for name, kind in kinds.items():  # all are good
             if kind is not None:

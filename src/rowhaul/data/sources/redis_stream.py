@@ -109,6 +109,11 @@ class RedisSource:
             yield self._chunk(last, skip, entries)
             last, skip = entries[-1][0].decode(), 0
 
+    def event_time(self, position: Position) -> float | None:
+        """Return the time in an entry's id: when it was added, unless its producer chose another one."""
+        milliseconds = _number(position["id"])[0]
+        return milliseconds / 1000 if milliseconds else None
+
     def saved(self, position: Position) -> None:
         """Acknowledge what a checkpoint holds, when the reading thread comes round to it."""
         self._saved = position["id"]
@@ -178,7 +183,8 @@ class RedisSource:
             name.decode(errors="replace"): value.decode(errors="replace") for name, value in fields.items()
         }
         found: dict[str, Any] = dict(texts)
-        for name in self._schema.column_names():
+        time = [self._schema.time.name] if self._schema.time else []
+        for name in self._schema.column_names() + time:
             if name not in texts:
                 continue
             if name not in self._schema.features:

@@ -61,6 +61,10 @@ class Source(Protocol):
         bounds, so that a writer that is too fast has to wait, or to keep what was not read yet.
         """
 
+    def event_time(self, position: Position) -> float | None:
+        """Return when the newest event before a position happened, in seconds since 1970, if it is known."""
+        return None
+
     def saved(self, position: Position) -> None:
         """Take note that a checkpoint holds everything up to a position; called from any thread."""
 

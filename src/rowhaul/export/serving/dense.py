@@ -66,8 +66,16 @@ def export_dense(model: RecommendationModel, kind: str, path: Path) -> None:
 
 def _write_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
     names = ["pooled", "numbers"][: len(program.graph_signature.user_inputs)]
+    # Not optimized: weights keep their names, so that published changes can replace them. ONNX Runtime does
+    # its own optimizations when it opens the graph.
     made = torch.onnx.export(
-        program, (), dynamo=True, verbose=False, input_names=names, output_names=["logits"]
+        program,
+        (),
+        dynamo=True,
+        verbose=False,
+        input_names=names,
+        output_names=["logits"],
+        optimize=False,
     )
     assert made is not None
     made.save(path, external_data=False)

@@ -21,7 +21,8 @@ from rowhaul.export.serving.comparison import Comparison, compare
 from rowhaul.export.serving.dense import check_exporters, export_dense
 from rowhaul.export.serving.readme import readme
 from rowhaul.export.serving.row_file import UnknownIds, write_rows
-from rowhaul.serve.folder import DENSE_FILES, FORMAT, MANIFEST_FILE, ROWS_FILE, VERSION, ServedFile
+from rowhaul.serve.files import ServedFile
+from rowhaul.serve.folder import DENSE_FILES, FORMAT, MANIFEST_FILE, ROWS_FILE, VERSION
 from rowhaul.serve.scorer import Scorer
 from rowhaul.store import TableSpec
 from rowhaul.train.loading import load_trained
@@ -72,7 +73,7 @@ def export_served(
         base = _BASE.format(trainer.step)
         (folder / base).mkdir(parents=True)
         header = write_rows(
-            reader, tables, _unknown_ids(trainer), folder / base / ROWS_FILE, trainer.step, count
+            reader, tables, unknown_ids(trainer), folder / base / ROWS_FILE, trainer.step, count
         )
         for kind in kinds:
             export_dense(trainer.model, kind, folder / base / DENSE_FILES[kind])
@@ -94,35 +95,43 @@ def export_served(
     return ServedExport(path, rows, sizes, comparison)
 
 
-def _unknown_ids(trainer: Trainer) -> UnknownIds:
+def unknown_ids(trainer: Trainer) -> UnknownIds:
+    """Return what ids without a row of a model read."""
     configs = trainer.collection.embedding_bag_configs()
     specs = {one.name: TableSpec(one.name, one.embedding_dim, *one.initial_range) for one in configs}
     return UnknownIds(trainer.config.on_unknown, trainer.config.seed, specs)
 
 
-def _manifest(
-    reader: CheckpointReader, trainer: Trainer, folder: Path, base: str, kinds: Sequence[str], header: str
-) -> dict[str, Any]:
+def model_facts(trainer: Trainer) -> dict[str, Any]:
+    """Return what a served folder's manifest says of a model, whatever its rows and weights are."""
     model, schema = trainer.model, trainer.schema
     begins = dict(zip(model.features, accumulate(model.widths, initial=0), strict=False))
     table_of = {column.name: column.table for column in schema.ids}
     if set(begins) != set(schema.features):
-        raise CheckpointError(f"{reader.path}: the model's features are not the schema's; train again")
-    rows = ServedFile.of(folder, f"{base}/{ROWS_FILE}")
-    dense = {kind: ServedFile.of(folder, f"{base}/{DENSE_FILES[kind]}")._asdict() for kind in kinds}
+        raise CheckpointError("the model's features are not the schema's; train again")
     return {
         "format": FORMAT,
         "version": VERSION,
         "model": trainer.model_name,
-        "step": trainer.step,
-        "samples": trainer.samples,
         "precision": trainer.config.precision,
-        "key_kinds": kinds_in(reader.facts),
         "features": [
             {"name": name, "table": table_of[name], "column": begins[name]} for name in schema.features
         ],
         "width": sum(model.widths),
         "numbers": [column.name for column in schema.dense],
+    }
+
+
+def _manifest(
+    reader: CheckpointReader, trainer: Trainer, folder: Path, base: str, kinds: Sequence[str], header: str
+) -> dict[str, Any]:
+    rows = ServedFile.of(folder, f"{base}/{ROWS_FILE}")
+    dense = {kind: ServedFile.of(folder, f"{base}/{DENSE_FILES[kind]}")._asdict() for kind in kinds}
+    return {
+        **model_facts(trainer),
+        "step": trainer.step,
+        "samples": trainer.samples,
+        "key_kinds": kinds_in(reader.facts),
         "schema": ServedFile.of(folder, SCHEMA_FILE)._asdict(),
         "rows": {**rows._asdict(), "header": header},
         "dense": dense,

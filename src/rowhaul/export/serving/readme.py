@@ -11,8 +11,7 @@ from rowhaul.serve.page import example_request
 
 def readme(manifest: dict[str, Any], schema: Schema) -> str:
     """Return Markdown on what each file holds and how to use it."""
-    compared, features = manifest["compared"], manifest["features"]
-    largest = ", ".join(f"{value:.1e} ({kind})" for kind, value in compared["largest_differences"].items())
+    features = manifest["features"]
     body = json.dumps(example_request(schema, manifest["key_kinds"]))
     inputs = "`pooled` and `numbers`" if manifest["numbers"] else "`pooled`"
     lines = [
@@ -20,8 +19,7 @@ def readme(manifest: dict[str, Any], schema: Schema) -> str:
         "",
         f"Model: {manifest['model']}, trained for {manifest['step']:,} steps on "
         f"{manifest['samples']:,} samples.",
-        f"Logits of {compared['samples']:,} samples, {compared['unseen_ids']:,} unseen ids among them, were "
-        f"compared with the trained model's: the largest difference is {largest}.",
+        *(_compared(manifest["compared"]) if "compared" in manifest else _PUBLISHED),
         "",
         "| file | holds |",
         "|---|---|",
@@ -56,6 +54,20 @@ def readme(manifest: dict[str, Any], schema: Schema) -> str:
         lines += ["", f"`numbers` has these columns: {', '.join(manifest['numbers'])}.", *_transforms(schema)]
     lines += ["", "A score is `1 / (1 + exp(-logit))`."]
     return "\n".join(lines) + "\n"
+
+
+_PUBLISHED = (
+    "This is a base that training has published. It goes on, and publishes what changes: the newest version",
+    "is the base with all deltas that `served.json` names, in order (Rowhaul's docs/deltas.md).",
+)
+
+
+def _compared(about: dict[str, Any]) -> list[str]:
+    largest = ", ".join(f"{value:.1e} ({kind})" for kind, value in about["largest_differences"].items())
+    return [
+        f"Logits of {about['samples']:,} samples, {about['unseen_ids']:,} unseen ids among them, were "
+        f"compared with the trained model's: the largest difference is {largest}."
+    ]
 
 
 _GRAPHS = {"onnx": "the rest of the model as ONNX", "pt2": "the rest of the model for `torch.export.load`"}

@@ -181,16 +181,27 @@ def write_rows(
     count: Counter,
 ) -> str:
     """Write the tables of a checkpoint to a new file; returns the checksum of its header."""
+    rows = {table: reader.format(table).served_rows(reader, table) for table in tables}
+    return write_row_file(rows, {one: unknown.numbers(one, rows[one]) for one in tables}, path, step, count)
+
+
+def write_row_file(
+    tables: Mapping[str, ServedRows],
+    unknown: Mapping[str, Mapping[str, int | float]],
+    path: Path,
+    step: int,
+    count: Counter,
+) -> str:
+    """Write tables to a new file; ``unknown`` has the numbers of each on ids without a row."""
     names = [table.encode() for table in tables]
     begin = 8 * len(HEADER) + 8 * ENTRY * len(tables)
     room = _Room(begin + sum(map(len, names)))
     header_bytes = aligned(room.end)
     maps: dict[tuple[str, ...], _SlotMap] = {}
     parts: list[_KeyTable | _SlotTable] = []
-    cuts: list[tuple[int, npt.NDArray[Any]]] = []
+    apart: list[tuple[int, npt.NDArray[Any]]] = []
     entries = []
-    for number, table in enumerate(tables):
-        rows = reader.format(table).served_rows(reader, table)
+    for number, (table, rows) in enumerate(tables.items()):
         part = _part(rows, maps, room)
         numbers: dict[str, int | float] = {
             "name_at": begin + sum(map(len, names[:number])),
@@ -200,13 +211,16 @@ def write_rows(
             "record_bytes": rows.record_bytes,
             "num_rows": rows.num_rows,
             **part.numbers,
-            **unknown.numbers(table, rows),
+            **unknown[table],
         }
         if rows.cut is not None:
             places = [room.take(array.nbytes) for array in rows.cut]
-            cuts += zip(places, rows.cut, strict=True)
+            apart += zip(places, rows.cut, strict=True)
             numbers |= {"num_chunks": len(rows.cut.starts) - 1, "num_columns": len(rows.cut.columns)}
             numbers |= dict(zip(("chunk_starts_at", "columns_at"), places, strict=True))
+        if rows.deleted is not None and len(rows.deleted):
+            numbers |= {"num_deleted": len(rows.deleted), "deleted_at": room.take(rows.deleted.nbytes)}
+            apart.append((int(numbers["deleted_at"]), rows.deleted))
         parts.append(part)
         entries.append(entry_of(numbers))
     size = aligned(room.end)
@@ -223,7 +237,7 @@ def write_rows(
         with mmap.mmap(file.fileno(), size) as mapped:
             data = np.frombuffer(mapped, np.uint8)
             _put(data, 0, header)
-            for place, array in cuts:
+            for place, array in apart:
                 _put(data, place, array)
             for one in maps.values():
                 one.write(data)

@@ -24,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 
 _HEADER = struct.Struct("<qqqq")
 HEADER_BYTES = _HEADER.size
-_IDS = struct.Struct("<qq6q")  # samples, ids; least and width of ids, lengths and positions
+_IDS = struct.Struct("<qqq6q")  # samples, ids, time; least and width of ids, lengths and positions
 _WIDTHS = (0, 1, 2, 4, 8)  # bytes of a number
 
 
@@ -147,13 +147,13 @@ def pack_ids(samples: Samples) -> Bytes:
     beyond = samples.index - np.arange(len(samples))
     packed = [_narrow(numbers) for numbers in (samples.values, samples.lengths.reshape(-1), beyond)]
     sizes = (number for least, width, _ in packed for number in (least, width))
-    prefix = np.frombuffer(_IDS.pack(len(samples), len(samples.values), *sizes), np.uint8)
+    prefix = np.frombuffer(_IDS.pack(len(samples), len(samples.values), samples.time, *sizes), np.uint8)
     return np.concatenate([prefix, *(data for _, _, data in packed)])
 
 
 def unpack_ids(payload: Bytes, description: Description) -> tuple[Samples, Bytes]:
     """Return the samples, `without_dense`, and the rest of the payload."""
-    num_samples, num_ids, *codes = _IDS.unpack(payload[: _IDS.size].tobytes())
+    num_samples, num_ids, time, *codes = _IDS.unpack(payload[: _IDS.size].tobytes())
     num_features = len(description.features)
     counts, rest, numbers = (num_ids, num_features * num_samples, num_samples), payload[_IDS.size :], []
     for count, least, width in zip(counts, codes[::2], codes[1::2], strict=True):
@@ -167,6 +167,7 @@ def unpack_ids(payload: Bytes, description: Description) -> tuple[Samples, Bytes
         dense=np.empty((num_samples, description.num_dense), description.dense_type),
         labels=np.empty(num_samples, description.label_type) if description.label_type else None,
         index=beyond + np.arange(num_samples),
+        time=time,
     )
     return without_dense(samples), rest
 

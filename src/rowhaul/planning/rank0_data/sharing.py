@@ -46,12 +46,14 @@ class DataEnd(ABC):
     All ranks count batches alike, so that none waits for a message that is not sent.
     """
 
-    def __init__(self, links: Links, inbox: Inbox | None, look_ahead: int, failure: Failure) -> None:
+    def __init__(
+        self, links: Links, inbox: Inbox | None, look_ahead: int, failure: Failure, ahead: int
+    ) -> None:
         self.sent: Counter[str] = Counter()  # bytes by kind: ids, dense, evaluation, other
         self.inbox = inbox  # where this rank plans for its host
         self.executor = SerialExecutor("data", failure)
         self._links, self._failure = links, failure
-        self._window = look_ahead + AHEAD
+        self._window = look_ahead + ahead
         self._num_known = 0  # batches whose ids have been sent, but not their dense values
         self._has_ended = False  # there are no more batches
 
@@ -95,6 +97,7 @@ class DataSource(DataEnd):
         leader: the one of these that plans for rank 0's own host.
         look_ahead: batches that schedulers know beyond the one that they plan.
         failure: of this rank.
+        ahead: batches sent beyond those; of a stream 1, as all behind a batch in line wait for its samples.
     """
 
     def __init__(
@@ -105,9 +108,10 @@ class DataSource(DataEnd):
         leader: int,
         look_ahead: int,
         failure: Failure,
+        ahead: int = AHEAD,
     ) -> None:
         inbox = Inbox(hosts[leader], failure, plans_for_reader=True) if leader == READER else None
-        super().__init__(links, inbox, look_ahead, failure)
+        super().__init__(links, inbox, look_ahead, failure, ahead)
         self.error: Exception | None = None  # that ended the batches
         self._leader = leader
         self._source: Iterator[Samples] = iter(samples)
@@ -215,6 +219,7 @@ class DataReceiver(DataEnd):
         look_ahead: as on rank 0.
         failure: of this rank.
         shares_reader: whether this rank plans for rank 0's host.
+        ahead: as on rank 0.
     """
 
     def __init__(
@@ -225,9 +230,10 @@ class DataReceiver(DataEnd):
         failure: Failure,
         *,
         shares_reader: bool = False,
+        ahead: int = AHEAD,
     ) -> None:
         inbox = None if workers is None else Inbox(workers, failure, plans_for_reader=shares_reader)
-        super().__init__(links, inbox, look_ahead, failure)
+        super().__init__(links, inbox, look_ahead, failure, ahead)
         self._shares_reader = shares_reader
         self._description = Description()
         if inbox is not None:

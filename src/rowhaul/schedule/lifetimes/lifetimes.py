@@ -1,7 +1,7 @@
 """Which rows exist: the ids of each iteration decide which rows are admitted, and forgotten after it.
 
-Everything follows from ids and iteration numbers, nothing from caches, look-ahead or dispatching. So one
-process and any cluster admit and forget the same rows at the same time.
+Everything follows from ids, event times and iteration numbers, nothing from caches, look-ahead or
+dispatching. So one process and any cluster admit and forget the same rows at the same time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul.schedule.arrays import Arrays, Saved
+from rowhaul.schedule.lifetimes.event_clock import EventClock
 from rowhaul.schedule.lifetimes.policy import RowPolicy, Status
 from rowhaul.schedule.lifetimes.recency import NO_ROWS, RecentRows
 from rowhaul.schedule.lifetimes.sightings import Sightings
@@ -60,6 +61,8 @@ class Lifetimes:
             else None
         )
         self._recent = RecentRows(policies) if (self._kind == _FORGETS).any() else None
+        by_time = any(one.ttl_seconds for one in policies)
+        self._clock = EventClock([one.ttl_seconds for one in policies]) if by_time else None
 
     @property
     def has_policy(self) -> npt.NDArray[np.bool_]:
@@ -98,11 +101,12 @@ class Lifetimes:
             status[some] = self._recent.see(iteration, tables[some], keys[some], occurrences[some])
         return status
 
-    def forget(self, iteration: int) -> Forgotten:
-        """The rows that are forgotten now that an iteration has been trained."""
+    def forget(self, iteration: int, time: int = 0) -> Forgotten:
+        """The rows that are forgotten after an iteration; ``time`` is that of its newest event."""
         if self._recent is None:
             return NOTHING
-        expired, over = self._recent.expire(iteration), self._recent.keep_limits()
+        ttl = None if self._clock is None else self._clock.reach(iteration, time)
+        expired, over = self._recent.expire(iteration, ttl), self._recent.keep_limits()
         if not len(expired[1]) and not len(over[1]):
             return NOTHING
         return Forgotten(
@@ -148,6 +152,8 @@ class Lifetimes:
             waiting = self._sightings.waiting()
             arrays |= dict(zip(("waiting.tables", "waiting.keys", "waiting.counts"), waiting, strict=True))
             arrays |= self._sightings.export()
+        if self._clock is not None:
+            arrays |= self._clock.export()
         return arrays
 
     def restore(self, saved: Saved) -> None:
@@ -170,6 +176,8 @@ class Lifetimes:
             waiting_tables = saved.array("waiting.tables", np.int32, below=num_tables)
             waiting_keys = saved.array("waiting.keys", np.int64, len(waiting_tables))
             waiting_counts = saved.array("waiting.counts", np.int64, len(waiting_tables))
+        if self._clock is not None:
+            self._clock.restore(saved)
         kind = self._kind[tables]
         if self._sightings is not None:
             some = kind == _ADMITS

@@ -8,10 +8,12 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any
 
+from rowhaul._quantities import parse_period
 from rowhaul.errors import ConfigError
 
 DEFAULT = "default"  # in place of a table's name: what holds for all that say nothing else
 EVICT = ("lru", "lfu")
+_MOST_SECONDS = 100 * 366 * 86_400
 MOST = 2**31 - 1  # iterations, sightings and rows of a table are counted in 32 bits
 
 
@@ -23,7 +25,8 @@ class RowPolicy:
         admit_after: the sightings with which a row is admitted; a sample that names it is one, however often
             it does. Until then it reads its initial value, and its gradient is dropped.
         ttl: after how many iterations that do not name it a row is forgotten; so are the sightings of one
-            that is not admitted.
+            that is not admitted. A time such as ``30d`` is event time: a row is forgotten when events are so
+            much newer than the last batch that named it.
         max_rows: how many rows the table may hold after an iteration.
         evict: which rows are forgotten where there are more: ``lru``, those named longest ago, or ``lfu``,
             those that the fewest samples have named since they came. Ties go by last use, then by key.
@@ -34,12 +37,18 @@ class RowPolicy:
     """
 
     admit_after: int = 1
-    ttl: int | None = None
+    ttl: int | str | None = None
     max_rows: int | None = None
     evict: str = "lru"
 
     def __post_init__(self) -> None:
+        if isinstance(self.ttl, str) and self.ttl.strip().isdecimal():
+            object.__setattr__(self, "ttl", int(self.ttl))
         units = {"admit_after": "sightings", "ttl": "iterations", "max_rows": "rows"}
+        if isinstance(self.ttl, str):
+            del units["ttl"]
+            if not 1 <= self.ttl_seconds <= _MOST_SECONDS:
+                raise ConfigError(f"ttl must be from 1s to 100 years of event time, got {self.ttl!r}")
         for name, unit in units.items():
             given = getattr(self, name)
             if given is None and name != "admit_after":
@@ -51,6 +60,16 @@ class RowPolicy:
                 )
         if self.evict not in EVICT:
             raise ConfigError(f"evict must be {' or '.join(EVICT)}; got {self.evict!r}")
+
+    @property
+    def ttl_iterations(self) -> int:
+        """``ttl`` where it is a number of iterations, else 0."""
+        return self.ttl if isinstance(self.ttl, int) else 0
+
+    @property
+    def ttl_seconds(self) -> int:
+        """``ttl`` where it is event time, else 0."""
+        return int(parse_period(self.ttl, "ttl")) if isinstance(self.ttl, str) else 0
 
     @property
     def forgets(self) -> bool:

@@ -53,7 +53,7 @@ class RecentRows:
 
     def __init__(self, policies: Sequence[RowPolicy]) -> None:
         self._admit_after = np.array([one.admit_after for one in policies], np.int64)
-        self._ttl = np.array([one.ttl or 0 for one in policies], np.int64)
+        self._ttl = np.array([one.ttl_iterations for one in policies], np.int64)
         self._max_rows = np.array([one.max_rows or 0 for one in policies], np.int64)
         self._lru = np.array([one.max_rows is not None and one.evict == "lru" for one in policies])
         lfu = [table for table, one in enumerate(policies) if one.max_rows is not None and one.evict == "lfu"]
@@ -90,10 +90,14 @@ class RecentRows:
                 heap.push(self._entries, admitted, int(self._sizes[table, 1]))
         return status
 
-    def expire(self, iteration: int) -> Rows:
-        """Forget rows that were not named for too long, admitted or not; returns those that were known."""
+    def expire(self, iteration: int, by_time: Int64s | None = None) -> Rows:
+        """Forget rows that were not named for too long, admitted or not; returns those that were known.
+
+        ``by_time`` are iterations, 0 for none, of tables whose rows are forgotten by event time.
+        """
         self._order_lists()
-        arguments = iteration, self._entries, self._ends, self._sizes, self._ttl
+        ttl = self._ttl if by_time is None else np.where(by_time > 0, by_time, self._ttl)
+        arguments = iteration, self._entries, self._ends, self._sizes, ttl
         self._remove(due(*arguments, 0))
         return self._remove(due(*arguments, 1))
 

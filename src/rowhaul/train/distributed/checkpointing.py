@@ -148,6 +148,7 @@ class Saved:
 
     def __init__(self, cluster: Cluster, reader: CheckpointReader, rows: ClusterRows, chosen: Chosen) -> None:
         self._cluster, self._reader, self._rows, self.chosen = cluster, reader, rows, chosen
+        self.reader = reader
         self._written: dict[str, Any] | None = reader.facts.get("cluster")
         if self._written is not None and len(self._written["threads"]) == cluster.num_ranks:
             torch.set_num_threads(self._written["threads"][cluster.rank])  # another number sums differently
@@ -192,8 +193,11 @@ class Saved:
         return replace(settings, hot=HotRows(rows["tables"], rows["keys"]))
 
     def check_same_data(self, stream: SampleStream, config: TrainConfig | None = None) -> str:
-        """Refuse other files than those trained on; returns a note on files added at the end."""
-        return check_same_data(self._reader, stream, config)
+        """Refuse other files than those trained on; returns a note on files added at the end.
+
+        A stream was opened at the checkpoint's position, which rank 0 has compared.
+        """
+        return "" if stream.is_live else check_same_data(self._reader, stream, config)
 
     def load_rows(self, training: DistributedTraining) -> None:
         """Fill this rank's store and cache; every rank does it, after `distribute` and before training."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -20,6 +20,8 @@ from rowhaul.cluster.waiting import ranks_text, within
 from rowhaul.data.contents import FileFacts
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
+from rowhaul.data.sources.live import LiveStream
+from rowhaul.data.sources.opening import stream_of
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ClusterError, DataError
 from rowhaul.nn import EmbeddingBagCollection
@@ -28,7 +30,8 @@ from rowhaul.planning.rank0_data.sharing import READER, DataReceiver, DataSource
 from rowhaul.schedule import HotRows
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.training import DistributedTraining
-from rowhaul.train.run import Streams, open_streams
+from rowhaul.train.run import EVALUATION_BATCH, Streams, open_streams
+from rowhaul.train.run_stream import check_streamable
 from rowhaul.transport.remote_errors import read_report, write_report
 from rowhaul.tuning.hot_set.broadcast import broadcast_rows
 from rowhaul.tuning.hot_set.first_rows import profile_hot_rows
@@ -47,12 +50,14 @@ class StreamFacts:
     fingerprint: str
     key_kinds: dict[str, str]
     file_facts: list[FileFacts]
+    is_live: bool = False
 
     @classmethod
-    def of(cls, stream: SampleStream) -> StreamFacts:
+    def of(cls, stream: SampleStream | LiveStream) -> StreamFacts:
         """Return the facts of a stream."""
         same = ("batch_size", "num_samples", "num_batches", "fingerprint", "key_kinds", "file_facts")
-        return cls([str(stream.files[0])], *(getattr(stream, name) for name in same))
+        values = (getattr(stream, name) for name in same)
+        return replace(cls([str(stream.files[0])], *values), is_live=stream.is_live)
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> StreamFacts:
@@ -79,20 +84,37 @@ def schema_for_all(cluster: Cluster, config: TrainConfig, schema: Schema | None)
 
 
 def open_streams_for_all(
-    cluster: Cluster, config: TrainConfig, schema: Schema, data: Any, eval_data: Any, start: int
+    cluster: Cluster,
+    config: TrainConfig,
+    schema: Schema,
+    data: Any,
+    eval_data: Any,
+    start: int,
+    open_live: Callable[[str], LiveStream] | None = None,
 ) -> Streams:
     """Open the files to train on, from ``start``, and those to evaluate on; a collective call.
 
-    Returns `StreamFacts` on a rank without the files: those streams cannot be iterated.
+    Returns `StreamFacts` on a rank without the files: those streams cannot be iterated. ``open_live`` opens
+    data without a known end, on rank 0.
 
     Raises:
         ClusterError: on every rank, if some hosts cannot open the files.
         DataError: on every rank, if no rank can, or rank 0 cannot where it reads for all.
     """
-    open_here = partial(open_streams, config, schema, data, eval_data, start)
+    open_files = partial(open_streams, config, schema, data, eval_data, start)
+
+    def open_here() -> Streams:
+        live = stream_of(data, config.stream.follow)
+        if live is None or open_live is None:
+            return open_files()
+        check_streamable(config, is_rank=True)
+        evaluation = SampleStream(eval_data, schema, EVALUATION_BATCH) if eval_data else None
+        # It has the attributes that are read of a stream here, but no files.
+        return cast(SampleStream, open_live(live)), evaluation
+
     if config.cluster.data_from == "rank0":
         return _opened_by_reader(cluster, open_here)
-    return _opened_by_all(cluster, open_here)
+    return _opened_by_all(cluster, open_files)
 
 
 def from_reader(cluster: Cluster, what: str, make: Callable[[], Any]) -> Any:

@@ -18,6 +18,7 @@ from rowhaul.checkpoint.location import local_folder
 from rowhaul.cluster import Timeouts, join
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.data.schema import Schema
+from rowhaul.data.sources.opening import stream_of
 from rowhaul.errors import ConfigError
 from rowhaul.monitoring.monitor import NO_MONITOR, Monitor
 from rowhaul.train import loop
@@ -29,6 +30,7 @@ from rowhaul.train.fitting import Fit, decisions, with_decisions
 from rowhaul.train.loop import Listener, RunResult, ShouldStop
 from rowhaul.train.run_folder import checkpoints_of
 from rowhaul.train.run_lock import RunLock
+from rowhaul.train.run_stream import read_by_rank0
 
 
 def train_on_cluster(
@@ -50,6 +52,8 @@ def train_on_cluster(
     ``fit`` a new run takes what rank 0 decides by it where its memory budget leaves something open.
     """
     config.check_ranks()
+    if config.stream.follow or (data and stream_of(data, False) is not None):
+        config = read_by_rank0(config, data)
     folder = local_folder(out) if out else None
     checkpoints = checkpoints_of(config, folder)
     if resume and checkpoints is None:
@@ -65,6 +69,8 @@ def train_on_cluster(
             config = with_decisions(config, decided)
         session = ClusterSession(cluster, config, schema, data, folder, eval_data, resume, monitor)
         session.training.runtime.should_stop = should_stop
+        if session.live is not None:
+            session.live.should_stop = should_stop
         if session.explainer is not None and listener is not None and cluster.rank == 0:
             session.explainer.show = listener.explained
         notes = ([lock.note] if lock is not None and lock.note else []) + session.notes

@@ -16,7 +16,8 @@ def part_of(samples: Samples, worker: npt.NDArray[np.int32], rank: int) -> Sampl
     mine = np.flatnonzero(worker == rank)
     values, lengths = take_ids(samples.values, np.ascontiguousarray(samples.lengths), mine)
     labels = None if samples.labels is None else samples.labels[mine]
-    return Samples(samples.features, values, lengths, samples.dense[mine], labels, samples.index[mine])
+    dense, index = samples.dense[mine], samples.index[mine]
+    return Samples(samples.features, values, lengths, dense, labels, index, samples.time)
 
 
 def as_samples(given: Samples | Batch) -> Samples:
@@ -38,4 +39,5 @@ def as_samples(given: Samples | Batch) -> Samples:
         dense=given.dense.cpu().numpy().astype(np.float32, copy=False),
         labels=None if given.labels is None else given.labels.cpu().numpy().astype(np.float32, copy=False),
         index=given.index.cpu().numpy().astype(np.int64, copy=False),
+        time=given.time,
     )

@@ -16,12 +16,15 @@ from rowhaul.checkpoint import Place
 from rowhaul.cluster.checks import check_same, require_all
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.data.schema import Schema
+from rowhaul.data.sources.live import LiveStream
 from rowhaul.data.stream import SampleStream
+from rowhaul.errors import ConfigError
 from rowhaul.explain.explainer import Explainer
 from rowhaul.monitoring.monitor import NO_MONITOR, Monitor, RankLabels
 from rowhaul.nn import Batch, BatchNorm1d
 from rowhaul.runtime.mover import Job
 from rowhaul.runtime.runtime import MEASURES
+from rowhaul.store.row_format import format_of
 from rowhaul.train import loop
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed import checkpointing
@@ -46,6 +49,7 @@ from rowhaul.train.metrics import MetricValues
 from rowhaul.train.progressive import Scores
 from rowhaul.train.run_data import read_contents
 from rowhaul.train.run_folder import begin_folder, check_new_run, check_same_run, checkpoints_of, is_empty
+from rowhaul.train.run_stream import keep_set_aside, open_stream
 from rowhaul.train.trainer import Trainer, rate_factor
 from rowhaul.transport.dense.overlapping import wire_type
 from rowhaul.tuning.hot_set.controller import HotSetController
@@ -97,8 +101,22 @@ class ClusterSession(loop.Session):
             fitting, dropped = fit_to_workers(config.cluster, cluster.topology.num_workers)
             self.config = config = replace(config, cluster=fitting)
             self.notes += dropped
+        trainer, reader = self.trainer, saved.reader if saved is not None else None
+        self.live: LiveStream | None = None  # where this rank reads a stream for all
+
+        def open_live(given: str) -> LiveStream:
+            samples, kinds = trainer.samples, trainer.key_kinds
+            self.live = open_stream(config, schema, given, reader, samples, kinds)
+            return self.live
+
         self.stream, self.evaluation = open_streams_for_all(
-            cluster, config, schema, data, eval_data, self.trainer.samples
+            cluster,
+            config,
+            schema,
+            data,
+            eval_data,
+            trainer.samples,
+            open_live,
         )
         self.trainer.expect(self.stream, self.evaluation)
         check_same(cluster, self._facts())
@@ -122,6 +140,7 @@ class ClusterSession(loop.Session):
         if config.cluster.inexact:
             self.notes.append(f"not exact, by design: {config.cluster.inexact}")
         self.saving = BesideTraining(cluster)
+        self._published_as = self._begin_publishing(folder, checkpoints, saved)
         if folder and self.is_leader:
             begin_folder(folder, given, schema, data, eval_data)
         if saved is not None and self.is_leader:
@@ -156,6 +175,33 @@ class ClusterSession(loop.Session):
         self.passes: PassesController | None = None
         if cluster.rank == 0 and fits_passes(config.cluster.dispatcher):
             self.passes = PassesController(self.training.runtime.postbox.post, cluster.topology.num_workers)
+
+    def _begin_publishing(
+        self, folder: Path | None, checkpoints: Place | None, saved: checkpointing.Saved | None
+    ) -> str:
+        """Refuse what cannot be published; returns what the run is known by."""
+        if not self.config.publish.is_used:
+            return ""
+        if checkpoints is None:
+            raise ConfigError(
+                "publish: a cluster publishes its checkpoints; say where they go (--out or --checkpoints)"
+            )
+        from rowhaul.publishing.changed_rows import check_format
+        from rowhaul.publishing.publisher import RUN_FACT, run_name
+
+        check_format(format_of(self.training.layout))
+        if not self.is_leader:
+            return ""
+        run = run_name(folder, saved.reader if saved is not None else None)
+        self.more_facts = {RUN_FACT: run}
+        self.notes.append("a cluster publishes its checkpoints, as often as checkpoint_every says")
+        return run
+
+    def publish_checkpoint(self, path: Place) -> None:
+        """Publish a checkpoint, in a process beside the ranks."""
+        from rowhaul.publishing.from_checkpoint import publish_in_a_process
+
+        publish_in_a_process(path, self.config.publish.path.absolute(), self._published_as)
 
     def _explain(self, folder: Path | None) -> Explainer:
         return Explainer(
@@ -260,7 +306,17 @@ class ClusterSession(loop.Session):
         """Take one step with the other ranks; a worker that is left out does not know the loss."""
         joins = self._joins_empty and self.training.is_summing
         parts = [batch] if len(batch) or joins else []
-        return self.trainer.learn(parts, batch.global_size, self._step_rows)
+        loss = self.trainer.learn(parts, batch.global_size, self._step_rows)
+        if self.live is not None:
+            self.live.reached(self.trainer.samples)
+            self._report(self.live)
+        return loss
+
+    def _report(self, stream: LiveStream) -> None:
+        """Tell what happened in a stream that this rank reads."""
+        for note in stream.news():
+            self.tell(note)
+        keep_set_aside(self.contents_folder, stream)
 
     def _step_rows(self, loss: Tensor) -> float:
         value = self.training.step(loss)
@@ -341,5 +397,7 @@ class ClusterSession(loop.Session):
         """End the threads of this rank."""
         self.saving.close()
         self.training.close()
+        if self.live is not None:
+            self.live.source.close()
         if self.explainer is not None:
             self.explainer.close()

@@ -26,7 +26,7 @@ from rowhaul.nn.exactness import check_trainable
 from rowhaul.planning.agreement import Postbox
 from rowhaul.planning.feed import FollowerFeed, LeaderFeed, PlanFeed
 from rowhaul.planning.planner import Planner
-from rowhaul.planning.rank0_data.sharing import READER, DataReceiver, DataSource
+from rowhaul.planning.rank0_data.sharing import AHEAD, READER, DataReceiver, DataSource
 from rowhaul.planning.sharing import PlanClient, PlanServer
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.mover import Job, Mover
@@ -232,14 +232,17 @@ class _Feeding:
         cluster, look_ahead = self.cluster, self.settings.look_ahead
         workers = range(cluster.topology.num_workers)
         hosts = {max(host): [rank for rank in host if rank in workers] for host in cluster.hosts}
+        ahead = 1 if getattr(samples, "is_live", False) else AHEAD
         if cluster.rank != READER:
             shares_reader = READER in cluster.local_ranks
             mine = hosts[cluster.rank] if self._leads else None
-            return DataReceiver(cluster.data, mine, look_ahead, cluster.failure, shares_reader=shares_reader)
+            return DataReceiver(
+                cluster.data, mine, look_ahead, cluster.failure, shares_reader=shares_reader, ahead=ahead
+            )
         if samples is None:
             raise ConfigError('samples is None on rank 0, which reads them for all with data_from="rank0"')
         batches = (as_samples(one) for one in samples)
-        return DataSource(cluster.data, batches, hosts, cluster.leader, look_ahead, cluster.failure)
+        return DataSource(cluster.data, batches, hosts, cluster.leader, look_ahead, cluster.failure, ahead)
 
     @property
     def _leads(self) -> bool:

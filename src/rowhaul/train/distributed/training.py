@@ -380,7 +380,7 @@ def layout_of(collection: EmbeddingBagCollection) -> TableLayout:
 def ids_of(collection: EmbeddingBagCollection, samples: Samples) -> IdBatch:
     """Return the ids of a batch as the scheduler will see them."""
     tables = tables_of_features(collection, samples.features)
-    return IdBatch.from_features(tables, samples.values, samples.lengths)
+    return IdBatch.from_features(tables, samples.values, samples.lengths, samples.time)
 
 
 def tables_of_features(collection: EmbeddingBagCollection, features: tuple[str, ...]) -> list[int]:

@@ -1,0 +1,67 @@
+"""`Refresher`: applies what training publishes while requests are scored."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from rowhaul.errors import RowhaulError
+from rowhaul.serve.scorer import Refreshed, Scorer
+
+_log = logging.getLogger(__name__)
+
+
+class Refresher:
+    """Looks for published versions in a thread of its own.
+
+    A version that cannot be applied is named in the log, once, and tried again; the last good one is served.
+
+    Args:
+        scorer: to refresh.
+        seconds: between two looks; 0: never.
+        refreshed: called after each look that found something.
+        failed: called after each look that failed.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        seconds: float,
+        refreshed: Callable[[Refreshed], None] = lambda found: None,
+        failed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._scorer, self._seconds = scorer, seconds
+        self._refreshed, self._failed = refreshed, failed
+        self._ended = threading.Event()
+        self.trouble = ""  # why the newest version is not served, if it is not
+        self._thread = threading.Thread(target=self._run, name="rowhaul-refresh", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        if self._seconds:
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def look(self) -> None:
+        """Apply what is there."""
+        try:
+            found = self._scorer.refresh()
+        except (RowhaulError, OSError) as error:
+            if str(error) != self.trouble:
+                _log.warning("what was published cannot be applied: %s", error)
+            self.trouble = str(error)
+            self._failed()
+            return
+        self.trouble = ""
+        if found.num_deltas or found.new_base:
+            self._refreshed(found)
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._seconds):
+            self.look()

@@ -1,0 +1,76 @@
+"""When samples happened: read from Parquet and from messages, the newest of a batch."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from click_logs import click_log
+from rowhaul.data.preparing import prepare
+from rowhaul.data.schema import Schema, TimeColumn
+from rowhaul.data.sources.messages import MessageDecoder
+from rowhaul.data.stream import SampleStream
+from rowhaul.errors import DataError
+
+AT = 1_700_000_000 + np.random.default_rng(4).integers(0, 10**6, 100)
+COLUMNS = {
+    "seconds": (pa.array(AT), "s"),
+    "float seconds": (pa.array(AT + 0.25), "s"),
+    "milliseconds": (pa.array(AT * 1000 + 999), "ms"),
+    "timestamps": (pa.array(AT * 1_000_000, pa.timestamp("us", tz="UTC")), "s"),
+    "dates": (pa.array(AT // 86_400, pa.int32()).cast(pa.date32()), "s"),
+}
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_a_batch_has_the_time_of_its_newest_event(kind, tmp_path, log_schema):
+    column, unit = COLUMNS[kind]
+    pq.write_table(click_log(100, 1).append_column("at", column), tmp_path / "part-0.parquet")
+    schema = replace(log_schema, time=TimeColumn("at", unit))
+    batches = list(SampleStream(tmp_path, schema, 30))
+    days = AT // 86_400 * 86_400 if kind == "dates" else AT
+    assert [one.time for one in batches] == [
+        int(days[first : first + 30].max()) for first in range(0, 100, 30)
+    ]
+    assert batches[0].take(np.array([3])).time == batches[0].time  # of the global batch
+    assert next(iter(SampleStream(tmp_path, log_schema, 30))).time == 0
+    unlabelled = SampleStream(tmp_path, schema, 30, require_label=False)
+    assert next(iter(unlabelled)).time == 0  # only training asks
+
+
+@pytest.mark.parametrize("value", [None, -1, 10**12])
+def test_what_is_no_time_is_refused_or_set_aside(value, tmp_path, log_schema):
+    at = [*AT[:5].tolist(), value]
+    table = click_log(6, 1)
+    pq.write_table(table.append_column("at", pa.array(at)), tmp_path / "part-0.parquet")
+    schema = replace(log_schema, time=TimeColumn("at"))
+    with pytest.raises(DataError, match="row 5: time column 'at' is"):
+        list(SampleStream(tmp_path, schema, 6))
+    rows = [{**row, "at": one} for row, one in zip(table.to_pylist(), at, strict=True)]
+    decoder = MessageDecoder(schema, {})
+    for _ in range(2):  # the second time all together, by Arrow
+        good = decoder.decode([json.dumps(row).encode() for row in rows[:5]], str)
+        assert good.block.times.tolist() == AT[:5].tolist()
+    decoded = decoder.decode([json.dumps(row).encode() for row in rows], str)
+    assert decoded.block.times.tolist() == AT[:5].tolist()
+    ((_, aside),) = decoded.set_aside
+    assert "time field 'at' is" in aside.why
+
+
+def test_a_schema_keeps_its_time(tmp_path, log_schema):
+    for time in (TimeColumn("at"), TimeColumn("at", "ms")):
+        schema = replace(log_schema, time=time)
+        assert Schema.from_dict(schema.to_dict()) == schema
+    with pytest.raises(DataError, match="unknown unit"):
+        TimeColumn("at", "days")
+    with pytest.raises(DataError, match="named more than once"):
+        replace(log_schema, time=TimeColumn("price"))
+    with pytest.raises(DataError, match="prepare does not keep"):
+        prepare(tmp_path / "log.csv", tmp_path / "out", "csv", schema=schema)
+    column = pa.array(["noon"] * 100)
+    pq.write_table(click_log(100, 1).append_column("at", column), tmp_path / "part-0.parquet")
+    with pytest.raises(DataError, match="a time is a timestamp"):
+        SampleStream(tmp_path, schema, 30)

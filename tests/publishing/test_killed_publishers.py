@@ -1,0 +1,94 @@
+"""Trainers that are killed while they publish, real servers beside them, and a cluster."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+from published_rows import exported, rows_of
+
+from rowhaul.serve import Scorer
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def patient(request):
+    """Machines that do much else need minutes for this."""
+    request.node.add_marker(pytest.mark.timeout(600))
+
+
+def train(tmp_path, log, *more):
+    command = [sys.executable, "-m", "rowhaul", "train", "--data", str(log), "--out", str(tmp_path / "run")]
+    command += ["--batch-size", "100", "--embedding-dim", "4", "--publish", str(tmp_path / "served")]
+    command += ["--publish-every", "3", "--checkpoint-every", "7", "--set", "publish.compact_after=4"]
+    command += ["--set", "tables.default.ttl=9", "--set", "model.options.top=[16]", *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def published(tmp_path):
+    path = tmp_path / "served" / "served.json"
+    return json.loads(path.read_text())["published"] if path.exists() else None
+
+
+def wait_for(condition, process, seconds=240):
+    end = time.monotonic() + seconds
+    while not condition():
+        if process.poll() is not None:
+            pytest.fail(f"the process ended: {process.communicate()[0]}")
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_after_kills_base_and_deltas_are_what_the_run_knows(tmp_path, log_folder):
+    chance, resume, command = random.Random(3), [], [sys.executable, "-m", "rowhaul", "serve"]
+    server = None
+    try:
+        for _ in range(3):
+            process, before = train(tmp_path, log_folder, "--epochs", "30", *resume), published(tmp_path)
+            wait_for(lambda before=before: published(tmp_path) not in (None, before), process)
+            if server is None:
+                command += [str(tmp_path / "served"), "--port", "0", "--workers", "2", "--refresh", "0.2"]
+                server = subprocess.Popen(
+                    command, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "300"}
+                )
+            time.sleep(chance.random())
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            assert Scorer(tmp_path / "served").step >= 0  # what is there can be read
+            resume = ["--resume"]
+        process = train(tmp_path, log_folder, "--epochs", "30", "--set", "max_steps=160", *resume)
+        output = process.communicate(timeout=500)[0]
+        assert process.returncode == 0, output
+        scorer, expected = Scorer(tmp_path / "served"), exported(tmp_path / "run", tmp_path / "exported")
+        assert scorer.step == expected.step == 160
+        assert rows_of(scorer) == rows_of(expected)
+        url = next(word for line in server.stdout for word in line.split() if word.startswith("http"))
+        health = url.rpartition("/docs")[0] + "/healthz"
+        wait_for(lambda: all(step_of(health) == 160 for _ in range(6)), server)  # of both processes
+    finally:
+        if server is not None:
+            server.terminate()
+            server.wait(60)
+
+
+def step_of(url):
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return json.loads(answer.read())["step"]
+
+
+def test_a_cluster_publishes_its_checkpoints(tmp_path, log_folder):
+    settings = ["--workers", "2", "--set", "max_steps=25", "--epochs", "5"]
+    process = train(tmp_path, log_folder, *settings)
+    output = process.communicate(timeout=500)[0]
+    assert process.returncode == 0, output
+    about = published(tmp_path)
+    assert about["deltas"] or about["step"] == 25
+    scorer, expected = Scorer(tmp_path / "served"), exported(tmp_path / "run", tmp_path / "exported")
+    assert scorer.step == expected.step == 25
+    assert rows_of(scorer) == rows_of(expected)
