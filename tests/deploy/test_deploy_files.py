@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rowhaul.train.log import METRICS_FILE
+from rowhaul.checkpoint import latest_checkpoint
+from rowhaul.train.run_folder import CHECKPOINTS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SMALL = ["--max-steps", "4", "--batch-size", "256", "--embedding-dim", "4", "--set", "model.options.top=[16]"]
@@ -116,7 +117,7 @@ def run_all(commands, variables, folder, log_folder):
         )
     outputs = [child.communicate(timeout=280)[0] for child in children]
     assert [child.returncode for child in children] == [0, 0, 0], "\n".join(outputs)
-    assert (folder / "run" / METRICS_FILE).stat().st_size
+    assert latest_checkpoint(folder / "run" / CHECKPOINTS) is not None
 
 
 @pytest.mark.slow
@@ -157,4 +158,4 @@ def test_the_slurm_script_trains(tmp_path, log_folder):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "run" / METRICS_FILE).stat().st_size
+    assert latest_checkpoint(tmp_path / "run" / CHECKPOINTS) is not None
