@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test test-all lint format bench clean
+.PHONY: help demo test test-all lint format bench dist release-check docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -12,6 +12,8 @@ help:
 	@echo "make test    install, lint, type-check, run the tests: under ten minutes on two cores"
 	@echo "make test-all  the tests that need namespaces, many processes or minutes"
 	@echo "make lint    only ruff and mypy        make format  rewrite with ruff"
+	@echo "make docs    build the site into site/  make dist    build wheel and sdist into dist/"
+	@echo "make release-check  install the wheel elsewhere and do there what the README shows; minutes"
 	@echo "make bench   run every benchmark       make clean   remove the environment and what was built"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -46,6 +48,33 @@ test-all: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run_all.py
 
+# The rest needs packages of its own, in an environment of its own.
+RELEASE       ?= .venv-release
+RELEASE_BIN   := $(RELEASE)/bin
+RELEASE_STAMP := $(RELEASE)/.installed
+$(RELEASE_STAMP): pyproject.toml constraints.txt
+	@test -x $(RELEASE_BIN)/python || $(PYTHON) -m venv $(RELEASE)
+	$(RELEASE_BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs,release]'
+	@touch $@
+
+dist: $(RELEASE_STAMP)
+	rm -rf dist
+	$(RELEASE_BIN)/python -m build --quiet
+	$(RELEASE_BIN)/twine check --strict dist/*
+
+# Other interpreters: make release-check PYTHONS='python3.11 python3.12 python3.13'
+PYTHONS ?= $(PYTHON)
+release-check: dist
+	$(RELEASE_BIN)/python release/check.py dist/*.whl --constraints constraints.txt --python $(PYTHON)
+	for one in $(PYTHONS); do \
+	  $(RELEASE_BIN)/python release/check.py dist/*.whl --constraints release/lowest.txt --python $$one \
+	    --demo-rows 20000 || exit 1; \
+	done
+	$(RELEASE_BIN)/python release/check.py dist/*.whl --constraints release/newest.txt --python $(PYTHON) --demo-rows 20000
+
+docs: $(RELEASE_STAMP)
+	$(RELEASE_BIN)/mkdocs build --strict --quiet
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-run
+	rm -rf $(VENV) $(RELEASE) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-run
 	find src tests benchmarks testbed -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -28,7 +28,7 @@ body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
   padding: 1.5rem 1rem 4rem; max-width: 72rem; }
 h1 { font-size: 1.6rem; margin: 0 0 .6rem; } h2 { font-size: 1.2rem; margin: 2.4rem 0 .4rem; }
 p { margin: .4rem 0; max-width: 60rem; } .note, footer { color: var(--soft); font-size: .9rem; }
-svg.plot { width: 100%; height: auto; display: block; color: var(--ink); }
+svg.plot { width: 100%; min-width: 40rem; height: auto; display: block; color: var(--ink); }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .7rem; text-align: right; white-space: nowrap; } th { vertical-align: bottom; }
@@ -67,4 +67,5 @@ def drawn(make: Callable[_P, Figure | None], *args: _P.args, **kwargs: _P.kwargs
     drawing = text.getvalue()
     # The XML prologue and the metadata have no place inside a page.
     drawing = _METADATA.sub("", drawing[drawing.index("<svg") :]).replace(_INK, "currentColor")
-    return drawing.replace("<svg ", f'<svg class="plot" data-plot="{make.__name__}" ', 1)
+    drawing = drawing.replace("<svg ", f'<svg class="plot" data-plot="{make.__name__}" ', 1)
+    return f'<div class="scroll">{drawing}</div>'  # on a phone letters stay legible, and the plot scrolls

@@ -37,7 +37,13 @@ def simulate(rowhaul, log_folder):
 
     def run(*arguments, data=None, small=SIMULATED):
         code, out, err = rowhaul(
-            "simulate", data or f"{log_folder}/*.parquet", *small, "--warmup", "4", *arguments
+            "simulate",
+            data or f"{log_folder}/*.parquet",
+            *small,
+            "--warmup",
+            "4",
+            *([] if "--compute" in arguments else ["--compute", "0"]),
+            *arguments,
         )
         return code, out, " ".join(err.split())
 

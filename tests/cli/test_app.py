@@ -28,7 +28,7 @@ def test_ctrl_c_is_known_in_its_disguises(error, interrupted):
 
 
 def test_an_interrupted_kernel_ends_like_ctrl_c(rowhaul, monkeypatch):
-    def interrupted():
+    def interrupted(**options):
         raise kernel_error(cause=KeyboardInterrupt())
 
     monkeypatch.setattr("rowhaul.cli.app.app", interrupted)
@@ -38,9 +38,42 @@ def test_an_interrupted_kernel_ends_like_ctrl_c(rowhaul, monkeypatch):
 
 
 def test_other_failures_of_kernels_are_not_hidden(rowhaul, monkeypatch):
-    def broken():
+    def broken(**options):
         raise kernel_error(cause=ValueError())
 
     monkeypatch.setattr("rowhaul.cli.app.app", broken)
     with pytest.raises(SystemError):
         rowhaul()
+
+
+def test_help_is_grouped_by_what_people_want_to_do(rowhaul):
+    code, out, _ = rowhaul("--help")
+    assert code == 0
+    places = [out.index(f"─ {panel} ─") for panel in ("Data", "Train", "Cluster", "Look inside", "Serve")]
+    assert places == sorted(places)
+    assert out.index(" ckpt ") > places[3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["trian"], "error: No such command 'trian'"),
+        (["train", "--nope"], "error: No such option: --nope"),
+        (["predict"], "error: Missing argument 'run'"),
+        (["train", "--epochs", "many"], "error: Invalid value for '--epochs'"),
+        (["train", "--data", "nowhere.parquet"], "error: "),
+    ],
+)
+def test_all_errors_look_the_same(arguments, said, rowhaul):
+    code, out, err = rowhaul(*arguments)
+    assert code == 2
+    assert not out
+    assert err.startswith(said)
+    assert "╭" not in err
+
+
+def test_shells_can_complete_commands(rowhaul, monkeypatch):
+    monkeypatch.setenv("_ROWHAUL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "rowhaul net")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert rowhaul()[:2] == (0, "netcheck\n")

@@ -143,7 +143,7 @@ def test_a_place_that_cannot_be_written(rowhaul, log_folder, tmp_path):
     (tmp_path / "file").write_text("x")
     code, _, err = rowhaul("train", "--data", log_folder, "--out", tmp_path / "file" / "run", *SMALL)
     assert code == 2
-    assert "not a directory" in err.lower()
+    assert "is a file, not a folder" in err.lower()
 
 
 def test_an_unwritable_kernel_cache_only_warns(tmp_path):

@@ -242,3 +242,12 @@ def test_a_pruned_run_is_listed_shown_merged_and_exported(rowhaul, log_folder, t
     code, _, err = rowhaul("evaluate", tmp_path / "exported" / "tables", "--data", test)
     assert code == 2
     assert "is no training run" in err
+
+
+def test_unsigned_ids_are_found_by_their_own_number():
+    from rowhaul.cli.ckpt.keys import readings
+
+    assert readings(str(2**63 + 5))[0].key == -(2**63) + 5
+    assert readings(str(2**64 - 1))[0].key == -1
+    assert readings("-1")[0].key == -1
+    assert [reading.kind for reading in readings(str(2**64))] == ["text"]

@@ -24,7 +24,6 @@ def test_the_issue_of_a_comparison(simulate, tmp_path):
     for word in (
         *dispatch.split(","),
         "best subset",
-        "full-duplex",
         "difference to laia",
         "after the warm-up",
     ):

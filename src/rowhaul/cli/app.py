@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -32,15 +35,24 @@ from rowhaul.errors import RowhaulError
 
 EXIT_ERROR = 2
 
-app = typer.Typer(
-    no_args_is_help=True, invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False
-)
-_RUNS = (demo, generate, prepare, train, report, evaluate, predict, export, serve)
-_ALL = (*_RUNS, size, plan, simulate, verify, doctor, netcheck)
-for command in _ALL:
-    epilog = "Every option is explained in docs/simulate.md." if command is simulate else None
-    app.command(epilog=epilog)(command)
-app.add_typer(ckpt, name="ckpt")
+# What people want to do, and the commands for it.
+_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Data": (generate, prepare),
+    "Train": (demo, train, evaluate, predict),
+    "Cluster": (plan, simulate, size, verify, netcheck),
+    "Look inside": (report, doctor),
+    "Serve": (export, serve),
+}
+_EPILOGS: dict[Callable[..., None], str] = {simulate: "Every option is explained in docs/simulate.md."}
+
+app = typer.Typer(no_args_is_help=True, invoke_without_command=True, pretty_exceptions_enable=False)
+for panel, commands in _PANELS.items():
+    for command in commands:
+        app.command(epilog=_EPILOGS.get(command), rich_help_panel=panel)(command)
+    if panel == "Look inside":
+        app.add_typer(ckpt, name="ckpt", rich_help_panel=panel)
+
+_ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # of click, or of the copy that typer brings
 
 
 @app.callback()
@@ -57,7 +69,9 @@ def main() -> None:
     """Run the command line; user errors, full disks and Ctrl-C end in one clear line, no traceback."""
     _environment.set_passive_waiting()
     try:
-        app()
+        code = app(prog_name="rowhaul", standalone_mode=False)  # so that all errors look the same
+    except _ClickError as error:
+        _fail_usage(error)
     except RowhaulError as error:
         _fail(str(error), EXIT_ERROR)
     except (KeyboardInterrupt, SystemError) as error:
@@ -69,6 +83,18 @@ def main() -> None:
         if reason is None:
             raise
         _fail(reason, EXIT_ERROR)
+    else:
+        sys.exit(code or 0)
+
+
+def _fail_usage(error: Any) -> None:
+    """Say what is wrong with the options; without any, the help has been asked for."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        sys.exit(error.exit_code)
+    context = getattr(error, "ctx", None)
+    hint = f" (see `{context.command_path} --help`)" if context is not None else ""
+    _fail(f"{error.format_message().rstrip('.')}{hint}", error.exit_code)
 
 
 def _explained(error: OSError) -> str | None:
@@ -78,6 +104,10 @@ def _explained(error: OSError) -> str | None:
         return f"{where}no space left on the disk; free some, or write elsewhere"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{where}permission denied; choose a place you can read and write"
+    if error.errno == errno.ENOTDIR and error.filename:
+        above = [Path(error.filename), *Path(error.filename).parents]
+        file = next((one for one in above if one.is_file()), above[0])
+        return f"{where}{file} is a file, not a folder; choose another place"
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
         return f"{where}{(error.strerror or str(error)).lower()}"
     return None

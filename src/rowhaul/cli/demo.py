@@ -48,7 +48,7 @@ def demo(
     if result.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     say(
-        f"\nWhat to try next (the program is in .venv/bin after `make demo`):\n"
+        f"\nWhat to try next (after `make demo` the program is in .venv/bin):\n"
         f"  rowhaul evaluate {run} --data '{data}/test/*.parquet'\n"
         f"  rowhaul predict  {run} --data '{data}/test/*.parquet' --out scores.parquet\n"
         f"  rowhaul export   {run} --out {out}/served --dense pt2 && rowhaul serve {out}/served\n"

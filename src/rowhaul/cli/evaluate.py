@@ -75,6 +75,9 @@ def predict(
     batch_size: int = _BATCH_SIZE,
     on_unknown: str | None = _ON_UNKNOWN,
     overwrite: bool = typer.Option(False, help="Replace --out if it exists."),
+    fill_absent: bool = typer.Option(
+        False, "--fill-absent", help="Read columns that the data lacks as missing: no ids, numbers of 0."
+    ),
 ) -> None:
     """Write one click probability for each sample; keys never trained do not stop it."""
     from rowhaul.nn.key_counts import KeyCounts
@@ -94,6 +97,7 @@ def predict(
             overwrite=overwrite,
             progress=progress,
             keys=keys,
+            fill_absent=fill_absent,
         )
     say(f"{rows:,} scores in {out} (column `score`)")
     if keys.share is not None:

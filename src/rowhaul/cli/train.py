@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rowhaul.cli.console import console, facts_table, say
+from rowhaul.cli.console import bytes_text, console, facts_table, say
 from rowhaul.cli.monitoring import (
     EXPLAIN,
     LOG_FOLDER,
@@ -250,6 +250,7 @@ def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
     """Print the metrics, the speed and the memory of a run."""
     import resource
 
+    from rowhaul.pruning.report import PruneReport
     from rowhaul.train.unknown_keys import unknown_text, unknown_warning
 
     table = facts_table()
@@ -286,9 +287,12 @@ def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
     for name, text in result.pruning.lines() if result.pruning is not None else []:
         table.add_row(name, text)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    row_mib, peak_mib = result.row_bytes / 2**20, peak / 2**20
-    table.add_row("rows", f"{result.num_rows:,} in {row_mib:,.0f} MiB with optimizer state and index")
-    table.add_row("peak memory", f"{peak_mib:,.0f} MiB for the whole process")
+    is_pruned = isinstance(result.pruning, PruneReport)  # then most of the rows read so far have no entry
+    table.add_row(
+        "rows in the index" if is_pruned else "rows",
+        f"{result.num_rows:,} in {bytes_text(result.row_bytes)} with optimizer state and index",
+    )
+    table.add_row("peak memory", f"{bytes_text(peak)} for the whole process")
     console.print(table, highlight=False)
     if result.metrics is not None and (warning := unknown_warning(result.metrics.unknown_by_feature)):
         say(warning)

@@ -21,7 +21,7 @@ from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.heartbeat import Heartbeat
 from rowhaul.cluster.interface import Interface, choose, is_loopback, towards
 from rowhaul.cluster.neighbours import NeighbourProbe
-from rowhaul.cluster.place import Place, roles_of, topology_of
+from rowhaul.cluster.place import Place, require_linux, roles_of, topology_of
 from rowhaul.cluster.rendezvous import (
     PrefixStore,
     Store,
@@ -101,6 +101,7 @@ def join(
         >>> with join(num_stores=1) as cluster:
         ...     print(cluster.role, cluster.interface.name)
     """
+    require_linux()
     interface = interface or os.environ.get("ROWHAUL_INTERFACE")
     side_interface = side_interface or os.environ.get("ROWHAUL_SIDE_INTERFACE")
     place = place or Place.from_environment()

@@ -23,8 +23,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rowhaul._cores import usable_cores
 from rowhaul.cluster import tied_child
-from rowhaul.cluster.place import STORE_VARIABLE, roles_of
+from rowhaul.cluster.place import STORE_VARIABLE, require_linux, roles_of
 from rowhaul.cluster.secret import VARIABLE as SECRET_VARIABLE
 from rowhaul.cluster.store_server import StoreServer, backlog
 from rowhaul.errors import ClusterError
@@ -84,6 +85,7 @@ def launch(
         ClusterError: a rank died; the message says which, how, and its last output.
         KeyboardInterrupt: Ctrl-C was forwarded, and all ranks have ended; with a text if they were killed.
     """
+    require_linux()
     if num_workers < 1:
         raise ClusterError(f"the number of workers must be at least 1; got {num_workers}")
     if not colocated and num_stores < 1:
@@ -212,7 +214,7 @@ def _variables(num_ranks: int, store_port: int) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
     if "OMP_NUM_THREADS" not in os.environ:
-        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        num_cores = usable_cores()
         found["OMP_NUM_THREADS"] = str(max(1, num_cores // num_ranks))
     return found
 

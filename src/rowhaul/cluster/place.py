@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,6 +14,15 @@ STORE_VARIABLE = "ROWHAUL_STORE"  # set by our launcher: where it hosts the rend
 
 if TYPE_CHECKING:
     from rowhaul.schedule.topology import Topology
+
+
+def require_linux() -> None:
+    """Raise an error on systems other than Linux: ranks share memory and event counters in its ways."""
+    if sys.platform != "linux":
+        raise ClusterError(
+            f"training on several ranks needs Linux, and this is {sys.platform}; here, train in one process "
+            "(leave out --workers), or see what a cluster would do with `rowhaul simulate`"
+        )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rowhaul._quantities import bytes_text
 from rowhaul.nn.row_source import RowNote
 
 if TYPE_CHECKING:
@@ -71,8 +72,9 @@ class PruneReport:
         return [
             (
                 "pruned",
-                f"{self.ratio:.1%} of the values: {self.value_bytes / 2**20:,.1f} MiB are left of "
-                f"{self.unpruned_value_bytes / 2**20:,.1f}, in {held:,} of {self.num_rows:,} rows",
+                f"{self.ratio:.1%} of the values: {bytes_text(self.value_bytes)} are left of "
+                f"{bytes_text(self.unpruned_value_bytes)}; of {self.num_rows:,} rows read so far "
+                f"{held:,} hold any",
             ),
             ("rows by chunks", by_chunks),
             (

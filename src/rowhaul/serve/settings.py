@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
+from rowhaul._cores import usable_cores
 from rowhaul.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -63,4 +63,4 @@ class ServeSettings:
     @property
     def num_threads(self) -> int:
         """Threads that score in each process."""
-        return self.threads or max(1, len(os.sched_getaffinity(0)) // self.workers)
+        return self.threads or max(1, usable_cores() // self.workers)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from html import escape
 from typing import Any
 
 from rowhaul._page import drawn, page
 from rowhaul.simulate import plots
+from rowhaul.simulate.advice import advice, without_repeats
 from rowhaul.simulate.results import Results
 from rowhaul.simulate.table import footnotes, is_comparison, label, moves_columns, time_columns
 
@@ -46,18 +48,23 @@ _PLOTS = (
 
 def render(results: Results) -> str:
     """Return the page as HTML text."""
+    sentence = advice(results)
+    results = replace(results, outcomes=without_repeats(results.outcomes, results.reference))
     names = ", ".join(outcome.name for outcome in results.outcomes if not is_comparison(outcome))
     body = [
         "<h1>What scheduling costs on these links</h1>",
+        f"<p><strong>{escape(sentence)}</strong></p>",
+        "<details><summary>Settings</summary>",
+        _settings(results.settings),
+        "</details>",
         f'<div class="scroll">{_numbers(results)}</div>',
         *(f'<p class="note">{escape(line)}</p>' for line in footnotes(results)),
     ]
     for title, plot, explanation in _PLOTS:
         body += [f"<h2>{title}</h2>", f'<p class="note">{explanation}</p>', drawn(plot, results)]
-    body += ["<h2>Settings</h2>", _settings(results.settings)]
-    body += ["<footer><h2>What the model assumes</h2><ul>"]
+    body += ["<footer><details><summary>What the model assumes</summary><ul>"]
     body += [f"<li>{escape(assumption)}</li>" for assumption in results.assumptions]
-    return page(f"Rowhaul simulation: {names}", [*body, "</ul></footer>"], _STYLE)
+    return page(f"Rowhaul simulation: {names}", [*body, "</ul></details></footer>"], _STYLE)
 
 
 def _numbers(results: Results) -> str:

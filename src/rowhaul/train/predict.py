@@ -15,9 +15,11 @@ import torch
 from rowhaul._files import whole
 from rowhaul.checkpoint import Place
 from rowhaul.data.columns import check_present
+from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError, DataError
 from rowhaul.nn.key_counts import KeyCounts
+from rowhaul.train.absent_columns import FilledStream, absent_columns
 from rowhaul.train.loading import load_trained
 from rowhaul.train.trainer import Progress
 
@@ -36,16 +38,17 @@ def predict_file(
     overwrite: bool = False,
     progress: Progress = lambda done, total: None,
     keys: KeyCounts | None = None,
+    fill_absent: bool = False,
 ) -> int:
     """Write one click probability per sample of ``data``, in order; returns how many.
 
     ``out`` is a Parquet or a CSV file, by its suffix. ``keep`` names columns of the data to copy beside the
-    scores; ``keys`` counts ids never trained.
+    scores; ``keys`` counts ids never trained. ``fill_absent`` reads columns that the data lacks as missing.
     """
     out = Path(out)
     _check_file(out, overwrite)
     trainer = load_trained(run, on_unknown)
-    stream = SampleStream(data, trainer.schema, batch_size, require_label=False)
+    stream = _open(data, trainer.schema, batch_size, fill_absent)
     if SCORE in keep:
         raise ConfigError(f"a column called {SCORE!r} cannot be kept: that is the name of the scores")
     kept = _Columns(stream.files, list(keep))
@@ -58,6 +61,17 @@ def predict_file(
             writer.write_table(pa.table([*columns, scores], schema=schema))
             done += len(scores)
     return done
+
+
+def _open(data: Any, schema: Schema, batch_size: int, fill_absent: bool) -> SampleStream:
+    if fill_absent:
+        return FilledStream(data, schema, batch_size)
+    try:
+        return SampleStream(data, schema, batch_size, require_label=False)
+    except DataError as error:
+        if not absent_columns(data, schema):
+            raise
+        raise DataError(f"{error}; --fill-absent reads absent columns as missing") from None
 
 
 def _check_file(out: Path, overwrite: bool) -> None:

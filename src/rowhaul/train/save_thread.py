@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from rowhaul._cores import usable_cores
+
 _NICE = 10  # under which Linux gives a thread about a tenth of a core that another one wants
 _SHARE_OF_ALL_CORES = 0.04  # that all threads of a host that write may take together
 _LEAST_SHARE, _LARGEST_SHARE = 0.04, 0.8  # of one core, for one of them
@@ -26,8 +28,7 @@ class Pacer:
     """
 
     def __init__(self, num_processes: int = 1) -> None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        share = _SHARE_OF_ALL_CORES * cores / num_processes
+        share = _SHARE_OF_ALL_CORES * usable_cores() / num_processes
         self._share = min(max(share, _LEAST_SHARE), _LARGEST_SHARE)
         self._hurries, self._ended = threading.Event(), False
         self._is_urgent: Callable[[], bool] = lambda: False

@@ -39,8 +39,8 @@ _CAPACITY = struct.Struct("<q")  # of a new block, whose descriptor is attached
 _MAX_FRAME = _FRAME.size + max(MAX_INLINE, _CAPACITY.size)
 _TIME = struct.Struct("ll")  # seconds, microseconds
 _ANCILLARY = socket.CMSG_SPACE(struct.calcsize("i"))
-_SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-_RECEIVE_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
+_SEND_FLAGS = int(socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0))
+_RECEIVE_FLAGS = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 
 
 class _Block(NamedTuple):

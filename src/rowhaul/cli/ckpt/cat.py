@@ -104,7 +104,8 @@ def _print(
 ) -> None:
     for hit in found.hits:
         key = f"key {hit.reading.key}"
-        say(f"{hit.table}: {hit.reading} ({key})" if hit.reading.kind != "integer" else f"{hit.table}: {key}")
+        is_typed = hit.reading.kind == "integer" and int(hit.reading.typed) == hit.reading.key
+        say(f"{hit.table}: {key}" if is_typed else f"{hit.table}: {hit.reading} ({key})")
         say(f"  values {_values(hit.row)}")
         for name, note in hit.row.notes.items():
             say(f"  {name} {note}")

@@ -14,7 +14,7 @@ from rowhaul._id_kinds import HEX, INTEGER, TEXT
 from rowhaul.data.keys import hash_string
 from rowhaul.errors import ConfigError
 
-_LEAST, _MOST = -(2**63), 2**63 - 1
+_LEAST, _MOST = -(2**63), 2**64 - 1  # ids may be unsigned
 
 
 class Reading(NamedTuple):
@@ -25,7 +25,7 @@ class Reading(NamedTuple):
     key: int
 
     def __str__(self) -> str:
-        return f"the integer {self.key}" if self.kind == INTEGER else f"the {self.kind} {self.typed!r}"
+        return f"the integer {int(self.typed)}" if self.kind == INTEGER else f"the {self.kind} {self.typed!r}"
 
 
 def readings(typed: str) -> list[Reading]:
@@ -39,11 +39,15 @@ def readings(typed: str) -> list[Reading]:
         pass
     else:
         if _LEAST <= number <= _MOST:
-            found.append(Reading(typed, INTEGER, number))
+            found.append(Reading(typed, INTEGER, _as_key(number)))
     if 0 < len(typed) <= 16 and set(typed) <= set(string.hexdigits):
-        number = int(typed, 16)
-        found.append(Reading(typed, HEX, number - (1 << 64) if number >> 63 else number))
+        found.append(Reading(typed, HEX, _as_key(int(typed, 16))))
     return [*found, Reading(typed, TEXT, hash_string(typed))]
+
+
+def _as_key(number: int) -> int:
+    """The stored key of a number: the signed one with the same 64 bits."""
+    return number - (1 << 64) if number >> 63 > 0 else number
 
 
 def meant(typed: str, kinds: Sequence[str], raw: bool) -> list[Reading]:

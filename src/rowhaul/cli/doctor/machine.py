@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from rowhaul import __version__
+from rowhaul._cores import usable_cores
 
 GIB = 1 << 30
 LOW_MEMORY_BYTES = 2 * GIB
@@ -85,7 +86,7 @@ def check_cpu() -> Check:
     """The processor, the cores this process may use and the threads torch will take."""
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     threads = torch.get_num_threads()
     capability = torch.backends.cpu.get_cpu_capability()
     detail = f"{_cpu_model()}, {capability}; {cores} cores usable, {threads} torch threads"

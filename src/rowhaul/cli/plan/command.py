@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from rowhaul._cores import usable_cores
 from rowhaul.cli.progress import counting_bar, exit_when_interrupted
 from rowhaul.cli.run import AS_JSON, RunOptions, is_first_rank, with_run_options
 from rowhaul.errors import ConfigError
@@ -79,7 +79,7 @@ class _Task:
         from rowhaul.advising.predict import Machines
 
         self.config, self.schema, self.data, self.as_json = config, schema, data, as_json
-        self.machines = Machines(links, cores or len(os.sched_getaffinity(0)), share_cores)
+        self.machines = Machines(links, cores or usable_cores(), share_cores)
 
     def run(
         self,

@@ -54,8 +54,14 @@ def simulate(
         1, help="Batches known beyond the one being planned; 0: rows are pushed at once."
     ),
     shares: str = typer.Option("equal", help=SHARES_HELP),
-    compute: str = typer.Option("0", help="Seconds of compute per sample: 50us, or 50us*4,200us*4."),
-    dense_bytes: str = typer.Option("0", help="Size of the dense model, all-reduced every iteration: 40mb."),
+    compute: str = typer.Option(
+        "measure",
+        help="Seconds of compute per sample: 50us, or 50us*4,200us*4; 0: transfers alone; measure: train a "
+        "little here, one core.",
+    ),
+    dense_bytes: str | None = typer.Option(
+        None, help="Size of the dense model, all-reduced every iteration: 40mb; default: as measured, or 0."
+    ),
     stores: int | None = typer.Option(
         None, help="Parameter servers that store the rows, 1 to 1024; default 1."
     ),
@@ -113,16 +119,20 @@ def simulate(
     ),
     schema: Path | None = SCHEMA,
     features: str | None = FEATURES,
-    json_file: Path | None = typer.Option(None, "--json", help="Write all numbers to this file."),
+    json_file: Path | None = typer.Option(
+        None, "--json", help="Write all numbers to this file; -: print them."
+    ),
     report: Path | None = typer.Option(None, "--report", help="Write a page with plots to this file."),
     overwrite: bool = typer.Option(
         False, "--overwrite", metavar="", help="Replace --json and --report files that exist."
     ),
+    assumptions: bool = typer.Option(
+        False, "--assumptions", metavar="", help="Also print what the model of time assumes."
+    ),
 ) -> None:
     """Count what each mechanism would move on your data, and how long your links would take."""
-    given = {
-        name: value for name, value in locals().items() if name not in ("json_file", "report", "overwrite")
-    }
+    not_settings = ("json_file", "report", "overwrite", "assumptions")
+    given = {name: value for name, value in locals().items() if name not in not_settings}
     import json
 
     from rowhaul._files import write_text
@@ -130,18 +140,25 @@ def simulate(
     from rowhaul.cli.simulate.run import run_simulation
     from rowhaul.cli.simulate.table import print_results
 
-    outputs = {option: path for option, path in (("--json", json_file), ("--report", report)) if path}
+    printed = json_file is not None and str(json_file) == "-"
+    files = (("--json", None if printed else json_file), ("--report", report))
+    outputs = {option: path for option, path in files if path}
     check_outputs(outputs, data, schema, overwrite)
     with exit_when_interrupted("nothing was written"):
-        results = run_simulation(given)
+        results = run_simulation(given, quiet=printed)
         texts = {}
-        if json_file:
-            texts[json_file] = json.dumps(results.to_dict(), indent=1, allow_nan=False) + "\n"
+        numbers = json.dumps(results.to_dict(), indent=1, allow_nan=False) + "\n"
+        if "--json" in outputs:
+            texts[outputs["--json"]] = numbers
         if report:
             from rowhaul.simulate.report import render
 
             texts[report] = render(results)
-    print_results(results, console)
+    if printed:
+        typer.echo(numbers, nl=False)
+    else:
+        print_results(results, console, assumptions)
     for path, text in texts.items():
         write_text(path, text)
-        say(f"written: {path}")
+        if not printed:
+            say(f"written: {path}")

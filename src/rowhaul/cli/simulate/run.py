@@ -14,6 +14,7 @@ from rowhaul.cli.simulate import notes, options
 from rowhaul.cli.simulate.data import IdFiles
 from rowhaul.errors import CacheTooSmallError, ConfigError
 from rowhaul.schedule import CacheSettings, RowPolicy, Scheduler, ScheduleSettings, link_prices
+from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.measure import MakeScheduler
 from rowhaul.simulate.results import Results
 from rowhaul.simulate.run import Progress, Simulation, names_compared
@@ -21,16 +22,18 @@ from rowhaul.simulate.shares import Objective
 from rowhaul.simulate.trace import RememberedTrace
 from rowhaul.store.packing import PLAIN
 
+MOST_MEASURED = 1024  # samples of a step that is timed
 
-def run_simulation(given: dict[str, Any]) -> Results:
+
+def run_simulation(given: dict[str, Any], quiet: bool = False) -> Results:
     """Read the options, count the rows if a size depends on them, and run every mechanism."""
     chosen = SimpleNamespace(**given)
     topology = options.make_topology(chosen.workers, chosen.stores, chosen.colocated, chosen.peer_to_peer)
     options.check_sync(chosen.sync)
     early_reach = max(1, chosen.look_ahead) if chosen.even_out else 1
-    model = options.time_model(
-        topology, chosen.links, chosen.store_links, chosen.compute, chosen.dense_bytes, early_reach
-    )
+    measures = chosen.compute == "measure"
+    compute, dense_bytes = "0" if measures else chosen.compute, chosen.dense_bytes or "0"
+    model = options.time_model(topology, chosen.links, chosen.store_links, compute, dense_bytes, early_reach)
     budget = options.parse_budget(chosen.decision_budget, model, chosen.batch_per_worker)
     shares = options.parse_shares(chosen.shares, topology.num_workers)
     mechanisms = options.parse_mechanisms(chosen.dispatch)
@@ -83,9 +86,20 @@ def run_simulation(given: dict[str, Any]) -> Results:
 
         how = {"ratio": chosen.prune, "chunks": chosen.prune_chunks, "period": chosen.prune_period}
         schedule, make_scheduler = prune(schedule, dims, chosen.optimizer, **how)
+    measured = None
+    if measures:
+        from rowhaul.cli.simulate.compute import measure_compute  # imports PyTorch
+
+        measured = measure_compute(ids, max(dims.values()), min(chosen.batch_per_worker, MOST_MEASURED))
+        model = replace(
+            model,
+            compute_seconds=(measured.seconds,) * topology.num_workers,
+            dense_bytes=measured.dense_bytes if chosen.dense_bytes is None else model.dense_bytes,
+        )
+        budget = options.parse_budget(chosen.decision_budget, model, chosen.batch_per_worker)
     iterations = min(wanted, available)
     trace = RememberedTrace(lambda: ids.batches(batch_size, iterations))
-    with _bar() as progress:
+    with _bar(quiet) as progress:
         simulation = Simulation(
             trace, batch_size, schedule, model, iterations, chosen.warmup, progress, budget, make_scheduler
         )
@@ -93,12 +107,13 @@ def run_simulation(given: dict[str, Any]) -> Results:
             outcomes = simulation.run(mechanisms, shares, compare=chosen.subsets)
     shown = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     return Results(
-        settings={**shown, **_resolved(schedule, ids, batch_size, num_rows)},
+        settings={**shown, **_times(model), **_resolved(schedule, ids, batch_size, num_rows)},
         links=model.links,
         outcomes=outcomes,
         reference=reference,
         assumptions=model.assumptions,
         notes=(
+            *([measured.note] if measured else []),
             *notes.notes_on_data(wanted, available, batch_size, chosen.hot, num_rows),
             *notes.notes_on_shares(shares, batch_size, Objective(model.computes)),
             *notes.notes_on_effects(given, schedule, mechanisms),
@@ -121,6 +136,13 @@ def _size_caches(
         hot = options.rows_held(settings, schedule.sizes)
     hot_rows = counts.most_frequent(hot) if counts is not None and hot else None
     return replace(schedule, cache=settings, hot=hot_rows), num_rows
+
+
+def _times(model: TimeModel) -> dict[str, Any]:
+    """What compute and the dense model were counted as."""
+    every = model.compute_seconds
+    texts = [f"{one * 1e6:.4g}us" for one in (every[:1] if len(set(every)) == 1 else every)]
+    return {"compute": ",".join(texts), "dense_bytes": model.dense_bytes}
 
 
 def _resolved(
@@ -149,8 +171,8 @@ def options_named() -> Iterator[None]:
 
 
 @contextmanager
-def _bar() -> Iterator[Progress]:
+def _bar(quiet: bool) -> Iterator[Progress]:
     """A progress bar whose title is the current stage."""
-    with counting_bar() as bar:
+    with counting_bar(quiet) as bar:
         task = bar.add_task("starting", total=1, note="")
         yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)

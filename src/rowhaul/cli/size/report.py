@@ -25,6 +25,11 @@ _NO_WAY = (
     "optimizer with less state, fewer rows and more machines."
 )
 
+_TOO_SMALL = (
+    "The bare process, Python with PyTorch, takes {} before it has any row, so no change of the model helps: "
+    "take a machine with more memory, or give a larger --memory."
+)
+
 
 def print_json(
     run: Run, counts: RowCounts, estimate: SizeEstimate, memory: int, ways: list[Suggestion]
@@ -70,6 +75,8 @@ def print_report(
         say(line)
     say("")
     console.print(_ranks(estimate, without), highlight=False)
+    if note := _note_on_peak(estimate):
+        say(f"\n{note}")
     if estimate.card is not None:
         say("")
         console.print(_card(estimate.card), highlight=False)
@@ -81,7 +88,9 @@ def print_report(
     if estimate.needed <= memory:
         say(f"\n{where} {has}: it fits.")
         return
-    say(f"\n{where} {has}: it does not fit. " + ("Any one of these changes is enough:" if ways else _NO_WAY))
+    bare = min(rank.parts["process"] for rank in estimate.ranks)
+    no_way = _NO_WAY if bare <= memory else _TOO_SMALL.format(bytes_text(bare))
+    say(f"\n{where} {has}: it does not fit. " + ("Any one of these changes is enough:" if ways else no_way))
     for way in ways:
         say(f"  {way.text} ({bytes_text(way.needed)})")
 
@@ -148,6 +157,21 @@ def _ranks(estimate: SizeEstimate, without: SizeEstimate | None) -> Table:
         totals = (without.ranks[group[0].rank].total for group in groups)
         table.add_row("unpruned", *map(bytes_text, totals))
     return table
+
+
+def _note_on_peak(estimate: SizeEstimate) -> str:
+    """Why one process takes more for its rows than the tables say, if it does."""
+    if len(estimate.ranks) > 1:
+        return ""
+    parts, tables = estimate.ranks[0].parts, estimate.tables
+    above = {"rows": sum(one.values + one.state for one in tables), "index": sum(one.index for one in tables)}
+    larger = [name for name, size in above.items() if parts.get(name, 0) > 1.01 * size]
+    if not larger:
+        return ""
+    return (
+        f"At the peak there is more for {' and '.join(larger)} than in the first table: memory is taken in "
+        "whole pieces, and with room to grow."
+    )
 
 
 def _card(card: CardSize) -> Table:

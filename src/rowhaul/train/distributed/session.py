@@ -286,9 +286,9 @@ class ClusterSession(loop.Session):
         )
 
     def start(self) -> None:
-        """Give the hot set's controller the log, and the runtime the clock of saves."""
+        """Let the hot set's controller tell what it decides, and give the runtime the clock of saves."""
         if self.hot is not None:
-            self.hot.report_to(self.log.tell)
+            self.hot.report_to(self.tell)  # on the terminal, too
         self.training.runtime.should_save = self.should_save
         self.training.runtime.should_rest = (self.sums or self.shares).wants_review
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rowhaul._activity import Activity, doing
+from rowhaul._cores import usable_cores
 from rowhaul.cluster.checks import check_same, version_facts
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.data.samples import Samples
@@ -305,7 +305,7 @@ class _Feeding:
 
 def _idle_cores(num_workers: int) -> int:
     """The cores of this host that its workers leave idle, at least one; more than a few bring little."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     return min(max(cores - num_workers * torch.get_num_threads(), 1), MOST_IDLE_CORES)
 
 

@@ -9,13 +9,13 @@ receive the rows, and whose turn it is, never a measured time.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
 from rowhaul._activity import Activity, doing
+from rowhaul._cores import usable_cores
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.waiting import within
 from rowhaul.data.stream import SampleStream
@@ -243,7 +243,7 @@ class HotSetController:
         cluster, topology = self._cluster, settings.topology
         shared = cluster.interface == cluster.side_interface
         costs = calibrated(self.times, self._links.for_time_model(settings), topology, shared_links=shared)
-        share = max(map(len, cluster.hosts)) / cluster.num_ranks / len(os.sched_getaffinity(0))
+        share = max(map(len, cluster.hosts)) / cluster.num_ranks / usable_cores()
         busy = processors(self.times, share)
         compute = (0.0,) * topology.num_workers
         if self._watch.num_seen >= FIRST_REVIEW:

@@ -1,0 +1,63 @@
+"""One sentence of advice from a comparison: which mechanism, on which workers, or one machine alone."""
+
+from __future__ import annotations
+
+from rowhaul.simulate.results import BEST_SUBSET, EQUAL, Outcome, Results
+
+
+def advice(results: Results) -> str:
+    """Say what to do, from the modelled iterations; without compute, only what is cheapest to send."""
+    best = min(results.outcomes, key=lambda one: (one.iteration_seconds, one.cost_seconds))
+    who = _who(best)
+    alone = _alone_seconds(best)
+    if not alone:
+        return (
+            f"Advice: to send the least, use {who}. Whether more workers pay cannot be said without compute "
+            "(--compute)."
+        )
+    took = f"{_time(best.iteration_seconds)} an iteration"
+    if best.iteration_seconds < alone:
+        faster = alone / best.iteration_seconds
+        return f"Advice: use {who}: {took}, {faster:.1f} times as fast as one machine alone ({_time(alone)})."
+    return (
+        f"Advice: use one machine if it holds the tables: about {_time(alone)} an iteration alone. If it "
+        f"does not, use {who}: {took}."
+    )
+
+
+def without_repeats(outcomes: tuple[Outcome, ...], reference: str) -> tuple[Outcome, ...]:
+    """Leave out comparisons that are the mechanism itself: a best subset of all workers says nothing new."""
+    shares = {one.name: one.shares for one in outcomes}
+    return tuple(
+        one
+        for one in outcomes
+        if one.name == reference
+        or not one.name.endswith((BEST_SUBSET, EQUAL))
+        or one.shares != shares[_mechanism(one)]
+    )
+
+
+def _mechanism(outcome: Outcome) -> str:
+    return outcome.name.removesuffix(BEST_SUBSET).removesuffix(EQUAL)
+
+
+def _who(outcome: Outcome) -> str:
+    used = [worker for worker, share in enumerate(outcome.shares) if share]
+    if len(used) == len(outcome.shares):
+        return f"{_mechanism(outcome)} on all {len(used)} workers"
+    names = ", ".join(map(str, used))
+    return f"{_mechanism(outcome)} on {len(used)} of {len(outcome.shares)} workers ({names})"
+
+
+def _alone_seconds(outcome: Outcome) -> float:
+    """What the fastest worker would take for the whole batch, its rows all at hand; 0 without compute."""
+    per_sample = [
+        seconds / share
+        for seconds, share in zip(outcome.compute_seconds, outcome.shares, strict=True)
+        if share
+    ]
+    return float(min(per_sample) * sum(outcome.shares))
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.3g} ms"

@@ -1,0 +1,59 @@
+"""One sentence says what to do, from modelled iterations; comparisons that say nothing new are left out."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from simulate_cases import links, outcome
+
+from rowhaul.simulate.advice import advice, without_repeats
+from rowhaul.simulate.results import Results
+
+
+def one(name, iteration, compute, shares=(50, 50)):
+    found = outcome(name, [iteration, iteration])
+    per_worker = np.array([compute * share for share in shares])
+    return replace(
+        found,
+        shares=shares,
+        compute_seconds=per_worker,
+        iteration_series=np.full(len(found.cost_series), iteration),
+    )
+
+
+def said(*outcomes):
+    return advice(Results({}, links((1.0, 1.0)), outcomes, outcomes[0].name, ()))
+
+
+def test_more_workers_are_advised_only_if_they_beat_one_machine():
+    # 100 samples of 1 ms take one machine 0.1 s.
+    assert said(one("random", 0.2, 1e-3), one("joint", 0.06, 1e-3)) == (
+        "Advice: use joint on all 2 workers: 60 ms an iteration, 1.7 times as fast as one machine alone "
+        "(100 ms)."
+    )
+    assert said(one("random", 0.2, 1e-3), one("joint", 0.15, 1e-3)) == (
+        "Advice: use one machine if it holds the tables: about 100 ms an iteration alone. If it does not, "
+        "use joint on all 2 workers: 150 ms an iteration."
+    )
+
+
+def test_a_subset_is_named_by_its_workers():
+    text = said(one("laia", 0.09, 1e-3), one("laia@best-subset", 0.05, 1e-3, (0, 100)))
+    assert "laia on 1 of 2 workers (1)" in text
+
+
+def test_without_compute_nothing_is_said_of_how_many():
+    assert said(one("laia", 0.09, 0.0)).endswith("cannot be said without compute (--compute).")
+
+
+@pytest.mark.parametrize("reference", ["laia", "laia@best-subset"])
+def test_a_best_subset_of_all_workers_is_left_out_unless_others_are_compared_with_it(reference):
+    outcomes = (
+        one("laia", 0.1, 0.0),
+        one("laia@best-subset", 0.1, 0.0),
+        one("joint", 0.1, 0.0),
+        one("joint@best-subset", 0.1, 0.0, (0, 100)),
+    )
+    kept = [found.name for found in without_repeats(outcomes, reference)]
+    first = ["laia"] if reference == "laia" else ["laia", "laia@best-subset"]
+    assert kept == [*first, "joint", "joint@best-subset"]
