@@ -8,12 +8,15 @@ from typing import Any
 
 from torch import nn
 
+from rowhaul._nearest import did_you_mean
 from rowhaul.errors import ConfigError
 from rowhaul.nn.config import EmbeddingBagConfig
 from rowhaul.nn.models.base import RecommendationModel
 from rowhaul.nn.models.dcn import DeepAndCross, DeepAndCrossOptions
+from rowhaul.nn.models.dcnv2 import DCNv2, DCNv2Options
 from rowhaul.nn.models.deepfm import DeepFM, DeepFMOptions
 from rowhaul.nn.models.dlrm import DLRM, DLRMOptions
+from rowhaul.nn.models.finalmlp import FinalMLP, FinalMLPOptions
 from rowhaul.nn.models.legacy import Legacy, LegacyOptions
 from rowhaul.nn.models.ncf import NeuMF, NeuMFOptions
 from rowhaul.nn.models.wide_deep import WideAndDeep, WideAndDeepOptions
@@ -22,6 +25,8 @@ MODELS: dict[str, type[RecommendationModel]] = {
     "wide_deep": WideAndDeep,
     "deepfm": DeepFM,
     "dcn": DeepAndCross,
+    "dcnv2": DCNv2,
+    "finalmlp": FinalMLP,
     "dlrm": DLRM,
     "ncf": NeuMF,
     "legacy": Legacy,
@@ -51,12 +56,14 @@ def build_model(
     """
     options = options or {}
     if name not in MODELS:
-        raise ConfigError(f"unknown model {name!r}; known are {', '.join(MODELS)}")
+        known_names = ", ".join(MODELS)
+        raise ConfigError(f"unknown model {name!r}{did_you_mean(name, MODELS)}; known are {known_names}")
     kind = MODELS[name]
     known = [field.name for field in fields(kind.Options)]
     unknown = [option for option in options if option not in known]
     if unknown:
-        raise ConfigError(f"model {name!r} has no option {unknown[0]!r}; known are {', '.join(known)}")
+        near = did_you_mean(unknown[0], known)
+        raise ConfigError(f"model {name!r} has no option {unknown[0]!r}{near}; known are {', '.join(known)}")
     if not isinstance(embedding_dim, int) or embedding_dim < 1:
         raise ConfigError(f"embedding_dim must be at least 1, got {embedding_dim!r}")
     checked = kind.Options(**options)
@@ -72,11 +79,15 @@ def build_model(
 __all__ = [
     "DLRM",
     "MODELS",
+    "DCNv2",
+    "DCNv2Options",
     "DLRMOptions",
     "DeepAndCross",
     "DeepAndCrossOptions",
     "DeepFM",
     "DeepFMOptions",
+    "FinalMLP",
+    "FinalMLPOptions",
     "Legacy",
     "LegacyOptions",
     "NeuMF",
