@@ -69,7 +69,7 @@ def digest_of(block: Block, numbers: Iterable[Float32s]) -> str:
     """
     digest = xxhash.xxh3_64()
     ids = [array for one in block.ids for array in (one.values, one.offsets)]
-    for array in (*ids, *numbers, block.labels):
+    for array in (*ids, *numbers, block.targets.labels, block.targets.weights, block.targets.groups):
         digest.update(b"" if array is None else np.ascontiguousarray(array).data)
     return digest.hexdigest()
 

@@ -56,7 +56,16 @@ class Scorer:
         self.folder = ServedFolder(path, verify=verify)
         self.rows = MappedRows(self.folder.rows, self.folder.features, self.folder.width, on_unknown)
         self.dense = open_dense(self.folder, backend, threads)
+        kinds = [column.kind for column in self.folder.schema.tasks]
+        self._is_number = np.array(
+            [kind == "number" for kind in kinds] if len(kinds) > 1 else kinds == ["number"]
+        )
         self._reader = RequestReader(self.folder.schema, self.folder.key_kinds)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the labels, where there are several."""
+        return tuple(column.name for column in self.folder.schema.labels)
 
     @property
     def step(self) -> int:
@@ -65,6 +74,8 @@ class Scorer:
 
     def score(self, shared: Shared, candidates: Candidates) -> npt.NDArray[np.float32]:
         """Return a probability for each candidate, as `rowhaul predict` writes them.
+
+        Of several labels these are candidates x labels, in the order of `tasks`; a number is itself.
 
         Args:
             shared: features that all candidates have in common, by name.
@@ -85,7 +96,7 @@ class Scorer:
         """Score what a request was read into."""
         logits, num_unknown = self.logits(samples)
         with np.errstate(over="ignore"):  # the exponential of a large number is infinity, and the score 0
-            scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
+            scores = np.where(self._is_number, logits, 1 / (1 + np.exp(-logits.astype(np.float64))))
         return Scored(scores.astype(np.float32), len(samples.bags.ids), num_unknown)
 
     def read(self, shared: Shared, candidates: Candidates) -> Samples:
@@ -104,6 +115,6 @@ class Scorer:
         """Return a logit for each sample, and how many ids have no row."""
         pooled, num_unknown = self.rows.pool(samples.bags)
         if not len(samples):
-            return pooled[:, 0], 0
+            return pooled[:, : len(self.tasks)] if len(self.tasks) > 1 else pooled[:, 0], 0
         logits = self.dense(pooled, samples.numbers.astype(pooled.dtype, copy=False))
         return logits, int(num_unknown.sum())

@@ -25,7 +25,9 @@ from rowhaul.store.tables import ON_UNKNOWN
 from rowhaul.train.checkpoint_pace import pace_of
 from rowhaul.train.cluster_config import ONE_PROCESS, ClusterConfig
 from rowhaul.train.dense_state import make_recordable
+from rowhaul.train.losses import PLAIN_LOSS, LossConfig
 from rowhaul.train.progressive import AUTO_WINDOW, MOST_SAMPLES
+from rowhaul.train.ranking import check_metrics
 from rowhaul.train.settings import migrated, read_settings, updated
 from rowhaul.train.stream_config import NO_STREAM, StreamConfig
 
@@ -108,6 +110,9 @@ class TrainConfig:
         row_dtype: what the values of rows are stored and sent in: float32, bfloat16, float16 or int8.
             auto: within a memory budget whose tail is shared what suits the ids where these are counted, and
             int8 where they are not; float32 otherwise.
+        loss: how the losses of several labels, and weights of samples, become one. See `LossConfig`.
+        metrics: what is measured within groups, where the schema names a group: gauc, mrr, ndcg@k, hr@k,
+            mrr@k; by default gauc, ndcg@10, hr@10 and mrr.
         on_unknown: what keys that were never trained read as: init, default or error.
         eval_every: steps between evaluations; 0 evaluates only at the end.
         checkpoint_every: steps between checkpoints, or time, such as ``15min``; 0 saves only at the end.
@@ -138,6 +143,8 @@ class TrainConfig:
     seed: int = 0
     precision: str = "float32"
     row_dtype: str = AUTO
+    loss: LossConfig = PLAIN_LOSS
+    metrics: list[str] = field(default_factory=list)
     on_unknown: str = "init"
     eval_every: int = 0
     checkpoint_every: int | str = "15min"
@@ -161,6 +168,7 @@ class TrainConfig:
         _check(self.seed < 2**63, "seed", "below 2**63", self.seed)
         _check_choice("precision", self.precision, PRECISIONS)
         self._check_row_dtype()
+        check_metrics(self.metrics)
         _check_choice("on_unknown", self.on_unknown, ON_UNKNOWN)
         pace_of(self.checkpoint_every)  # or raises
         window = self.progressive_window
