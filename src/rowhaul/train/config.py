@@ -35,7 +35,7 @@ AUTO = "auto"
 PRECISIONS = ("float32", "float64")
 DECAYS = ("constant", "linear", "cosine")
 _LEAST = dict.fromkeys(("batch_size", "epochs", "keep_checkpoints", "log_every"), 1) | dict.fromkeys(
-    ("shuffle_rows", "max_steps", "eval_every", "threads", "seed"), 0
+    ("shuffle_rows", "max_steps", "eval_every", "patience", "threads", "seed"), 0
 )
 
 
@@ -115,6 +115,8 @@ class TrainConfig:
             mrr@k; by default gauc, ndcg@10, hr@10 and mrr.
         on_unknown: what keys that were never trained read as: init, default or error.
         eval_every: steps between evaluations; 0 evaluates only at the end.
+        patience: end the run after so many evaluations in a row whose log loss (of several labels the sum, of
+            numbers the RMSE) is not below the lowest before; 0: never.
         checkpoint_every: steps between checkpoints, or time, such as ``15min``; 0 saves only at the end.
         checkpoints: the folder or URL of checkpoints; by default a folder of the run.
         keep_checkpoints: how many of the newest checkpoints to keep.
@@ -147,6 +149,7 @@ class TrainConfig:
     metrics: list[str] = field(default_factory=list)
     on_unknown: str = "init"
     eval_every: int = 0
+    patience: int = 0
     checkpoint_every: int | str = "15min"
     checkpoints: str = ""
     keep_checkpoints: int = 2
@@ -169,6 +172,10 @@ class TrainConfig:
         _check_choice("precision", self.precision, PRECISIONS)
         self._check_row_dtype()
         check_metrics(self.metrics)
+        if self.patience and not self.eval_every:
+            raise ConfigError(
+                f"patience is {self.patience}, but nothing is evaluated on the way: set eval_every"
+            )
         _check_choice("on_unknown", self.on_unknown, ON_UNKNOWN)
         pace_of(self.checkpoint_every)  # or raises
         window = self.progressive_window
