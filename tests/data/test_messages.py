@@ -25,7 +25,7 @@ def decode(messages, decoder=None):
 
 def content(block):
     arrays = [array for ids in block.ids for array in (ids.values, ids.offsets) if array is not None]
-    return [array.tolist() for array in (*arrays, block.dense, block.labels)]
+    return [array.tolist() for array in (*arrays, block.dense, block.targets.labels)]
 
 
 @pytest.mark.parametrize(

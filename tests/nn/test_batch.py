@@ -80,7 +80,7 @@ def test_parts_of_different_sizes_are_refused() -> None:
     ids = KeyedJaggedTensor(["a"], torch.arange(2), lengths=torch.ones(2, dtype=torch.int32))
     good = {"dense": torch.zeros(2, 1), "ids": ids, "labels": torch.ones(2), "index": torch.arange(2)}
     Batch(**good, global_size=2)
-    for name, wrong in {"dense": torch.zeros(3, 1), "labels": torch.ones(2, 1)}.items():
+    for name, wrong in {"dense": torch.zeros(3, 1), "labels": torch.ones(3, 1)}.items():
         with pytest.raises(DataError, match=f"batch of 2 samples needs.*wrong are .*{name}"):
             Batch(**(good | {name: wrong}), global_size=2)
     with pytest.raises(DataError, match=r"dense numbers in two dimensions.*shape \(2,\)"):

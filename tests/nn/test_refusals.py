@@ -80,6 +80,7 @@ def test_every_model_of_ours_is_accepted_with_dropout(name: str) -> None:
         make_collection=EmbeddingBagCollection,
         seed=0,
         options={"dropout": 0.5},
+        num_tasks=MODELS[name].least_tasks,
     )
     check_trainable(model, torch.optim.Adam(model.parameters()))
 

@@ -4,6 +4,7 @@ import dataclasses
 import random
 import threading
 import time
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -273,6 +274,19 @@ def test_ids_of_any_span(values):
     check_round_trip(
         Samples(("f",), np.array(values, np.int64), lengths, np.ones((1, 1), np.float32), None, index)
     )
+
+
+def test_several_labels_weights_groups_and_totals_travel():
+    one = samples(3, 8)
+    labels = np.arange(16, dtype=np.float32).reshape(8, 2)
+    labels[[1, 5], 1] = np.nan
+    whole = replace(one, labels=labels, weights=np.arange(8, dtype=np.float32), groups=np.arange(8) - 2**62)
+    whole = replace(whole, totals=whole.global_totals())
+    check_round_trip(whole)
+    description, places = Description.of(whole), np.array([2, 5])
+    part = with_dense(without_dense(whole), places, pack_dense(whole, places), description)
+    np.testing.assert_array_equal(part.labels[places], labels[places])
+    np.testing.assert_array_equal(part.take(places).global_totals(), whole.totals)
 
 
 def test_ids_take_as_few_bytes_as_their_span_needs():

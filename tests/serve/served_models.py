@@ -16,6 +16,8 @@ SMALL = {
     "wide_deep": {"hidden": [16], "dropout": 0.2},
     "deepfm": {"hidden": [16]},
     "dcn": {"hidden": [16], "num_cross": 2, "cross": "matrix"},
+    "dcnv2": {"hidden": [16], "rank": 4},
+    "finalmlp": {"hidden": [16], "dropout": 0.1},
     "ncf": {"hidden": [16]},
     "legacy": {"hidden": [16], "dropout": 0.1},
 }

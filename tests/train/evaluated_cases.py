@@ -125,14 +125,16 @@ def run(case, between=lambda rank: None, on_unknown="init", delay=None):
     return ranks
 
 
-def evaluating(batches):
+def evaluating(batches, make_metrics=lambda: None):
     """Evaluate and score, and remember what came of it."""
 
     def between(rank):
         seen = Evaluated()
         rank.evaluated.append(seen)
         try:
-            seen.metrics = evaluate(rank.training, batches, lambda *done: seen.progress.append(done))
+            seen.metrics = evaluate(
+                rank.training, batches, lambda *done: seen.progress.append(done), make_metrics()
+            )
         except (UnknownKeyError, DataError, ClusterError) as error:
             seen.error = error
             return

@@ -32,10 +32,13 @@ from evaluated_cases import (
 )
 
 from rowhaul.cluster import launch
+from rowhaul.data.schema import IdColumn, LabelColumn, Schema
 from rowhaul.errors import UnknownKeyError
+from rowhaul.nn import Batch
 from rowhaul.schedule.row_states import State
-from rowhaul.train.distributed import evaluation
+from rowhaul.train.distributed import evaluation, gathering
 from rowhaul.train.distributed.evaluation import score
+from rowhaul.train.task_metrics import EvaluationMetrics
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
@@ -65,6 +68,28 @@ def test_any_number_of_batches_is_shared(sizes, topology):
     assert [len(rank.evaluated[0].logits) for rank in ranks[:3]] == [
         len(range(worker, len(sizes), 3)) for worker in range(3)
     ]
+
+
+@pytest.mark.parametrize("held_bytes", [64 << 20, 300])
+def test_groups_that_span_workers_are_measured_as_in_one_process(held_bytes, monkeypatch):
+    monkeypatch.setattr(gathering, "HELD_BYTES", held_bytes)  # the less, the more rounds
+    drawn = np.random.default_rng(3)
+    batches = [
+        replace(one, groups=drawn.integers(-3, 9, len(one))) for one in some_batches([8] * 7 + [5], ALL_KEYS)
+    ]
+    schema = Schema(LabelColumn("click"), (), (IdColumn("f0"),), group="user")
+    case = replace(a_case(), segments=(3,))
+    ranks = run(case, evaluating(batches, lambda: EvaluationMetrics(schema)))
+    _, logits = measured_alone(alone(case, ranks, 0), batches)
+    metrics = EvaluationMetrics(schema)
+    for samples in batches:
+        metrics.add(Batch.from_samples(samples), torch.from_numpy(logits[int(samples.index[0])]))
+    expected = metrics.compute()
+    assert set(expected.in_groups) == {"gauc", "ndcg@10", "hr@10", "mrr"}
+    for rank in ranks:
+        found = rank.evaluated[0].metrics
+        assert repr(found.in_groups) == repr(expected.in_groups)
+        assert (found.auc, found.calibration) == (expected.auc, expected.calibration)
 
 
 def test_a_model_that_was_never_trained_is_measured():

@@ -150,7 +150,10 @@ def test_settings_that_are_wrong_are_explained(settings, message):
     ("config", "message"),
     [
         (TrainConfig(model=ModelConfig(options={"tables": 1})), "model 'dlrm' has no option 'tables'"),
-        (TrainConfig(model=ModelConfig("dlmr")), "unknown model 'dlmr'; known are wide_deep"),
+        (
+            TrainConfig(model=ModelConfig("dlmr")),
+            "unknown model 'dlmr' (did you mean 'dlrm'?); known are wide_deep",
+        ),
         (TrainConfig(dense=OptimizerConfig("Adamm", 1)), "no 'Adamm' in torch.optim; it has"),
         (TrainConfig(dense=OptimizerConfig("Adam", 1, {"momentum": 1})), "Adam rejects its options"),
         (TrainConfig(rows=OptimizerConfig("adam", 1, {"momentum": 1})), "adam: unknown setting 'momentum'"),

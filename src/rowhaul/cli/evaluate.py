@@ -13,6 +13,7 @@ from rowhaul.cli.run import AS_JSON, DATA
 _RUN = typer.Argument(..., help="The --out of a `train`, a checkpoint (folder or URL), or an export.")
 _BATCH_SIZE = typer.Option(8192, help="Samples scored at a time.")
 _ON_UNKNOWN = typer.Option(None, help="What keys never trained read as: init, default, error or tail.")
+_METRIC_NAMES = {"gauc": "GAUC", "mrr": "MRR"}
 
 
 def evaluate(
@@ -22,7 +23,7 @@ def evaluate(
     on_unknown: str | None = _ON_UNKNOWN,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Measure a trained model: AUC, log loss, normalised entropy, accuracy."""
+    """Measure a trained model: AUC, log loss, normalised entropy, accuracy; also within groups."""
     import json
     from dataclasses import asdict
 
@@ -39,11 +40,14 @@ def evaluate(
         _warn_of_unknown(run, values["unknown_by_feature"])
         return
     share, by_feature = values.pop("unknown_keys"), values.pop("unknown_by_feature")
+    values |= values.pop("in_groups")
+    for task, of_task in values.pop("tasks").items():
+        values |= {f"{task}: {name}": value for name, value in of_task.items()}
     table = facts_table()
     for name, value in values.items():
         if value != "":
             shown = f"{value:.4f}" if isinstance(value, float) else f"{value:,}" if name != "note" else value
-            table.add_row(name.replace("_", " ").replace("auc", "AUC"), shown)
+            table.add_row(_METRIC_NAMES.get(name, name.replace("_", " ").replace("auc", "AUC")), shown)
     if share is not None:
         table.add_row("never trained", unknown_text(share, by_feature))
     console.print(table, highlight=False)
@@ -99,7 +103,7 @@ def predict(
             keys=keys,
             fill_absent=fill_absent,
         )
-    say(f"{rows:,} scores in {out} (column `score`)")
+    say(f"{rows:,} scores in {out} (column `score`; of several labels `score_NAME`)")
     if keys.share is not None:
         say(f"never trained: {unknown_text(keys.share, keys.shares)}")
     _warn_of_unknown(run, keys.shares)

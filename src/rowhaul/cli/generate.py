@@ -25,6 +25,9 @@ def generate(
     rare_signal: bool = typer.Option(
         False, "--rare-signal", help="Rare ids say as much about the label as popular ones."
     ),
+    conversions: bool = typer.Option(
+        False, "--conversions", help="A second label, conversion, known only after a click."
+    ),
     raw: bool = typer.Option(False, "--raw", help="Write the data set's own text format (.gz to compress)."),
     overwrite: bool = typer.Option(False, help="Replace --out if it is complete."),
 ) -> None:
@@ -34,6 +37,10 @@ def generate(
     except ValueError:
         raise ConfigError(f"--rows must be a whole number such as 1_000_000, got {rows!r}") from None
     if raw:
+        if conversions:
+            raise ConfigError(
+                "--raw writes the data set's own format, which has no conversions; leave out one"
+            )
         if test_share is not None or overwrite:
             raise ConfigError("--raw writes one new log: it takes neither --test-share nor --overwrite")
         from rowhaul.data.generate import LogGenerator, write_raw
@@ -43,7 +50,9 @@ def generate(
         say(f"{num_rows:,} rows in {out}")
         return
     share = 0.1 if test_share is None else test_share
-    facts = generate_with_progress(preset, num_rows, seed, out, share, overwrite, rare_signal=rare_signal)
+    facts = generate_with_progress(
+        preset, num_rows, seed, out, share, overwrite, rare_signal=rare_signal, conversions=conversions
+    )
     say(
         f"{num_rows:,} rows in {out}: base rate {facts['base_rate']:.3f}, "
         f"best possible AUC {facts['auc']:.4f}\nNext: rowhaul train --data '{out}/*.parquet' --out run/"
@@ -59,6 +68,7 @@ def generate_with_progress(
     overwrite: bool = False,
     *,
     rare_signal: bool = False,
+    conversions: bool = False,
 ) -> dict[str, Any]:
     """Write a generated data folder under a progress bar; returns what is known of its labels."""
     from rowhaul.data.generate.folder import generate_folder
@@ -70,6 +80,7 @@ def generate_with_progress(
             out,
             seed=seed,
             rare_signal=rare_signal,
+            conversions=conversions,
             test_share=test_share,
             overwrite=overwrite,
             progress=lambda done, share: progress(done, rows),

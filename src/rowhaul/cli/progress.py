@@ -113,7 +113,7 @@ class TrainingProgress:
         """Print a line above the bar."""
         say(
             f"step {step:,}: AUC {metrics.auc:.4f}, log loss {metrics.log_loss:.4f} "
-            f"on {metrics.num_samples:,} samples"
+            f"on {metrics.num_samples:,} samples{_more(metrics)}"
         )
         self._bar.update(self._task, note="")
 
@@ -221,3 +221,11 @@ def is_interruption(error: BaseException | None) -> bool:
         seen.append(error)
         error = error.__cause__ or error.__context__
     return False
+
+
+def _more(metrics: MetricValues) -> str:
+    """Metrics within groups, and of labels after the first, in a few words."""
+    shown = dict(metrics.in_groups)
+    for task, values in list(metrics.tasks.items())[1:]:
+        shown |= {f"{task} {name}": values[name] for name in ("auc", "rmse") if name in values}
+    return "".join(f", {name.replace('auc', 'AUC')} {value:.4f}" for name, value in shown.items())

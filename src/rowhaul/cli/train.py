@@ -265,6 +265,10 @@ def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
         table.add_row("log loss", f"{metrics.log_loss:.4f}")
         table.add_row("normalised entropy", f"{metrics.normalised_entropy:.4f}   ({verdict})")
         table.add_row("accuracy", f"{metrics.accuracy:.4f}   on {metrics.num_samples:,} held-out samples")
+        for name, value in metrics.in_groups.items():
+            table.add_row(name, f"{value:.4f}")
+        for task, values in metrics.tasks.items():
+            table.add_row(task, ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
         if metrics.note:
             table.add_row("", metrics.note)
         if metrics.unknown_keys is not None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from rowhaul.data.columns import Float32s, Ids, Int64s, offsets_of
 from rowhaul.data.samples import Samples
+from rowhaul.data.targets import NO_TARGETS, Targets, join_targets
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Block:
 
     ids: tuple[Ids, ...]
     dense: Float32s  # samples x dense columns
-    labels: Float32s | None
+    targets: Targets = NO_TARGETS
     times: Int64s | None = None  # of events, in seconds since 1970
 
     def __len__(self) -> int:
@@ -30,7 +31,7 @@ class Block:
         return Block(
             ids=tuple(_cut(ids, first, last) for ids in self.ids),
             dense=self.dense[first:last],
-            labels=None if self.labels is None else self.labels[first:last],
+            targets=self.targets.map(lambda one: one[first:last]),
             times=None if self.times is None else self.times[first:last],
         )
 
@@ -39,7 +40,7 @@ class Block:
         return Block(
             ids=tuple(_take(ids, order) for ids in self.ids),
             dense=self.dense[order],
-            labels=None if self.labels is None else self.labels[order],
+            targets=self.targets.map(lambda one: one[order]),
             times=None if self.times is None else self.times[order],
         )
 
@@ -54,8 +55,8 @@ class Block:
             values=np.concatenate([ids.values for ids in self.ids]),
             lengths=lengths,
             dense=self.dense.copy(),
-            labels=None if self.labels is None else self.labels.copy(),
             index=np.arange(first_index, first_index + len(self), dtype=np.int64),
+            **vars(self.targets.map(np.copy)),
             time=0 if self.times is None or not len(self) else int(self.times.max()),
         )
 
@@ -82,12 +83,11 @@ def join(blocks: Sequence[Block]) -> Block:
     """The samples of several blocks, in order."""
     if len(blocks) == 1:
         return blocks[0]
-    labels = [block.labels for block in blocks if block.labels is not None]
     times = [block.times for block in blocks if block.times is not None]
     return Block(
         ids=tuple(_join_ids(parts) for parts in zip(*(block.ids for block in blocks), strict=True)),
         dense=np.concatenate([block.dense for block in blocks]),
-        labels=np.concatenate(labels) if labels else None,
+        targets=join_targets([block.targets for block in blocks]),
         times=np.concatenate(times) if times else None,
     )
 

@@ -75,7 +75,7 @@ def check_columns(
     The kind of an id column must be the one ``known`` from the files before, or is added to it: the integer 7
     and the string "7" are different keys. ``origins`` says what the integers of a column were made from.
     """
-    if with_label and schema.label is None:
+    if with_label and not schema.tasks:
         raise DataError(
             "the schema names no label, which training and evaluation need; name it: --label, or `label:` in "
             "a schema file"
@@ -85,8 +85,8 @@ def check_columns(
     for dense in schema.dense:
         if not is_number(found.field(dense.name).type):
             raise _wrong_type(path, dense.name, found, "a dense column holds numbers or booleans")
-    if with_label and schema.label is not None and not is_number(found.field(schema.label.name).type):
-        raise _wrong_type(path, schema.label.name, found, "a label is a number or a boolean")
+    if with_label:
+        _check_target_types(found, schema, path)
     if with_label and schema.time is not None:
         check_present(schema.time.name, found.names, path)
         if not is_time(found.field(schema.time.name).type):
@@ -111,6 +111,16 @@ def check_columns(
                 "in the schema)"
             )
         known[name] = (joined, where)
+
+
+def _check_target_types(found: pa.Schema, schema: Schema, path: Path) -> None:
+    for label in schema.tasks:
+        if not is_number(found.field(label.name).type):
+            raise _wrong_type(path, label.name, found, "a label is a number or a boolean")
+    if schema.weight and not is_number(found.field(schema.weight).type):
+        raise _wrong_type(path, schema.weight, found, "a weight is a number")
+    if schema.group and id_kind(found.field(schema.group).type) == "":
+        raise _wrong_type(path, schema.group, found, "a group is an integer or a string")
 
 
 def decode_ids(column: pa.Array, seed: int = 0) -> Ids:
@@ -160,26 +170,31 @@ def transformed(numbers: Float32s, wanted: DenseColumn) -> Float32s:
 def dense_numbers(column: pa.Array) -> tuple[Float32s, Mask]:
     """The numbers of a dense column, nulls as 0, and which of them can be trained on."""
     with np.errstate(over="ignore"):  # too large for float32 becomes infinity
-        numbers = _numbers(column).astype(np.float32, copy=False)
+        numbers = plain_numbers(column).astype(np.float32, copy=False)
     return numbers, np.isfinite(numbers)
 
 
 def decode_label(column: pa.Array, wanted: LabelColumn, origin: Origin) -> Float32s:
-    """0.0 or 1.0 per sample; anything else, a null too, is refused."""
+    """0.0 or 1.0 per sample, or the number itself; anything else, a null too, is refused."""
     labels, allowed = label_numbers(column, wanted)
     if not allowed.all():
         row = int(np.argmin(allowed))
         needed = "0 or 1 is needed; for a rating or a count, set `positive_from` in the schema's label"
-        if wanted.positive_from is not None:
+        if wanted.positive_from is not None or wanted.kind == "number":
             needed = "a number is needed"
         raise DataError(f"{origin.at(row)}: label {wanted.name!r} is {column[row].as_py()}; {needed}")
     return labels
 
 
 def label_numbers(column: pa.Array, wanted: LabelColumn) -> tuple[Float32s, Mask]:
-    """0.0 or 1.0 for each row, and which rows really have a label."""
-    numbers = _numbers(column)
-    if wanted.positive_from is None:
+    """0.0 or 1.0, or the number, for each row, and which rows really have a label."""
+    numbers = plain_numbers(column)
+    positive: npt.NDArray[Any]
+    if wanted.kind == "number":
+        with np.errstate(over="ignore"):  # too large for float32 becomes infinity
+            positive = numbers.astype(np.float32)
+        allowed = np.isfinite(positive)
+    elif wanted.positive_from is None:
         allowed = (numbers == 0) | (numbers == 1)
         positive = numbers == 1
     else:
@@ -196,13 +211,13 @@ def is_time(kind: pa.DataType) -> bool:
     return bool(numbers or pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
-def time_numbers(column: pa.Array, wanted: TimeColumn) -> tuple[npt.NDArray[Any], Mask]:
+def timeplain_numbers(column: pa.Array, wanted: TimeColumn) -> tuple[npt.NDArray[Any], Mask]:
     """Seconds since 1970 of each row, and which rows really have a time."""
     if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
         seconds = column.cast(pa.timestamp("s"), safe=False).cast(pa.int64())
-        times = _numbers(seconds)
+        times = plain_numbers(seconds)
     else:
-        times = _numbers(column) // TIME_UNITS[wanted.unit]
+        times = plain_numbers(column) // TIME_UNITS[wanted.unit]
     return times, (times >= 0) & (times < LATEST_TIME) & column.is_valid().to_numpy(zero_copy_only=False)
 
 
@@ -234,7 +249,7 @@ def _keys(column: pa.Array, seed: int) -> Int64s:
     return hash_strings(column, seed)
 
 
-def _numbers(column: pa.Array) -> npt.NDArray[Any]:
+def plain_numbers(column: pa.Array) -> npt.NDArray[Any]:
     """The numbers of a column, nulls as 0."""
     if (dtype := _VIEWED.get(column.type.id)) is not None:
         values = _viewed(column, dtype)

@@ -69,7 +69,8 @@ def digest_of(block: Block, numbers: Iterable[Float32s]) -> str:
     """
     digest = xxhash.xxh3_64()
     ids = [array for one in block.ids for array in (one.values, one.offsets)]
-    for array in (*ids, *numbers, block.labels, block.times):
+    targets = block.targets
+    for array in (*ids, *numbers, targets.labels, block.times, targets.weights, targets.groups):
         digest.update(b"" if array is None else np.ascontiguousarray(array).data)
     return digest.hexdigest()
 

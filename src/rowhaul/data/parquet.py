@@ -23,13 +23,13 @@ from rowhaul.data.columns import (
     check_columns,
     decode_dense,
     decode_ids,
-    decode_label,
     decode_times,
     dense_numbers,
 )
 from rowhaul.data.contents import ContentDigests, FileFacts, digest_of
 from rowhaul.data.origins import Origins
 from rowhaul.data.schema import Schema
+from rowhaul.data.targets import NO_TARGETS, decode_targets
 from rowhaul.errors import DataError
 
 READ_ROWS = 16_384
@@ -56,7 +56,7 @@ class ParquetRows:
     def __init__(self, files: Sequence[Path], schema: Schema, with_label: bool) -> None:
         self._files = files
         self._schema = schema
-        self._label = schema.label if with_label else None
+        self._with_label = with_label
         self._time = schema.time if with_label else None
         self._columns = schema.column_names(with_label) + ([self._time.name] if self._time else [])
         self._footers: list[Any] = []
@@ -129,7 +129,7 @@ class ParquetRows:
         return Block(
             ids=tuple(decode_ids(rows.column(name)) for name in self._schema.features),
             dense=decode_dense(rows, self._schema.dense, origin),
-            labels=decode_label(rows.column(self._label.name), self._label, origin) if self._label else None,
+            targets=decode_targets(rows, self._schema, origin) if self._with_label else NO_TARGETS,
             times=decode_times(rows.column(self._time.name), self._time, origin) if self._time else None,
         )
 

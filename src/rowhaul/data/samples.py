@@ -20,8 +20,11 @@ class Samples:
     values: npt.NDArray[np.int64]  # sum(lengths)
     lengths: npt.NDArray[np.int32]  # features x samples
     dense: npt.NDArray[np.float32]  # samples x dense columns
-    labels: npt.NDArray[np.float32] | None  # samples
+    labels: npt.NDArray[np.float32] | None  # samples, or samples x labels with NaN where one is missing
     index: npt.NDArray[np.int64]  # samples: position of each in the whole stream
+    weights: npt.NDArray[np.float32] | None = None  # samples: how much each counts in the loss
+    groups: npt.NDArray[np.int64] | None = None  # samples: whose each is, for metrics within a group
+    totals: npt.NDArray[np.float64] | None = None  # of the global batch that these are a part of
     time: int = 0  # of the newest event of the global batch, in seconds since 1970; 0: not known
 
     def take(self, places: npt.NDArray[np.int64]) -> Samples:
@@ -34,9 +37,40 @@ class Samples:
         # The n-th id of a sample's feature is n places after the first; one subtraction makes all n.
         firsts = np.repeat(begins.reshape(-1) - (np.cumsum(each, dtype=np.int64) - each), each)
         values = self.values[firsts + np.arange(len(firsts))]
-        labels = None if self.labels is None else self.labels[places]
-        index = self.index[places]
-        return Samples(self.features, values, lengths, self.dense[places], labels, index, self.time)
+        return self.part(places, values, lengths)
+
+    def part(
+        self,
+        places: npt.NDArray[np.int64],
+        values: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int32],
+    ) -> Samples:
+        """Some of the samples, given their ids; they know the totals of all."""
+        return Samples(
+            self.features,
+            values,
+            lengths,
+            self.dense[places],
+            None if self.labels is None else self.labels[places],
+            self.index[places],
+            None if self.weights is None else self.weights[places],
+            None if self.groups is None else self.groups[places],
+            self.global_totals(),
+            self.time,
+        )
+
+    def global_totals(self) -> npt.NDArray[np.float64] | None:
+        """Count, over the global batch, what losses may be divided by; None for one label without weights.
+
+        That is the sum of the weights, the samples that have each label, and the sum of the weights of those.
+        By itself these are the whole global batch.
+        """
+        if self.totals is not None or self.labels is None or (self.labels.ndim == 1 and self.weights is None):
+            return self.totals
+        known = ~np.isnan(self.labels.reshape(len(self), -1))
+        weights = np.ones(len(self)) if self.weights is None else self.weights.astype(np.float64)
+        weighted = np.where(known, weights[:, np.newaxis], 0.0)
+        return np.concatenate([[weights.sum()], known.sum(axis=0), weighted.sum(axis=0)]).astype(np.float64)
 
     def ids_of_features(self) -> list[npt.NDArray[np.int64]]:
         """The ids of each feature, of all samples together."""

@@ -1,4 +1,4 @@
-"""What the columns of a log mean: one label, dense numbers, id features.
+"""What the columns of a log mean: labels, dense numbers, id features, and what is known of whole samples.
 
 A schema is a small YAML file that a person can write::
 
@@ -12,10 +12,19 @@ A schema is a small YAML file that a person can write::
       - {name: item, table: items}        # features that name one table share its rows
       - {name: last_item, table: items}
     time: at                              # when it happened, for a time to live: {name: at, unit: ms}
+    weight: importance                    # optional: how much a sample counts in the loss
+    group: user                           # optional: whose samples are ranked together in evaluation
     csv:                                  # only for CSV input
       delimiter: ","
       header: true
       encoding: utf-8
+
+Several things to predict are ``labels`` instead of ``label``; a missing value counts for nothing::
+
+    labels:
+      - click
+      - {name: conversion, after: click}  # known only where click is 1
+      - {name: seconds, kind: number}     # squared error instead of cross entropy
 
 `prepare` and `generate` write one beside the Parquet files; `train` looks for it there.
 """
@@ -38,14 +47,26 @@ SCHEMA_FILE = "schema.yaml"
 TRANSFORMS = ("none", "log1p")
 TIME_UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}  # in a second
 ID_TYPES = ("auto", "string", "integer", "hex")
+LABEL_KINDS = ("binary", "number")
 
 
 @dataclass(frozen=True)
 class LabelColumn:
-    """The column to predict: 0 or 1, or a number that counts as 1 from ``positive_from`` upwards."""
+    """A column to predict: 0 or 1, or a number that counts as 1 from ``positive_from`` upwards.
+
+    ``kind`` is ``number`` for one to predict as it is. Of several labels, one that is ``after`` another is
+    known only where that one is 1: a conversion only after a click.
+    """
 
     name: str
     positive_from: float | None = None
+    kind: str = "binary"
+    after: str = ""
+
+    def __post_init__(self) -> None:
+        _check_choice("kind", self.kind, LABEL_KINDS, self.name)
+        if self.kind == "number" and self.positive_from is not None:
+            raise DataError(f"label {self.name!r}: positive_from makes 0 or 1 of a number; leave out `kind`")
 
 
 @dataclass(frozen=True)
@@ -109,15 +130,29 @@ class CsvLayout:
 
 @dataclass(frozen=True)
 class Schema:
-    """The label, dense and id columns of a data set."""
+    """The label, dense and id columns of a data set.
+
+    Args:
+        label: the one column to predict, if there is one.
+        dense: numbers.
+        ids: features that have rows.
+        csv: how to cut text into columns.
+        labels: several columns to predict, instead of ``label``.
+        weight: the column that says how much a sample counts in the loss; empty: all the same.
+        group: the column whose equal values are ranked together in evaluation; it may be an id feature, too.
+    """
 
     label: LabelColumn | None
     dense: tuple[DenseColumn, ...]
     ids: tuple[IdColumn, ...]
     csv: CsvLayout | None = None
     time: TimeColumn | None = None  # read where samples are trained on
+    labels: tuple[LabelColumn, ...] = ()
+    weight: str = ""
+    group: str = ""
 
     def __post_init__(self) -> None:
+        self._check_labels()
         names = self.column_names() + ([self.time.name] if self.time else [])
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -131,9 +166,40 @@ class Schema:
         return replace(self, ids=ids, csv=None)
 
     def column_names(self, with_label: bool = True) -> list[str]:
-        """Names of all columns: the label, dense numbers, ids."""
-        label = [self.label.name] if self.label and with_label else []
-        return [*label, *(column.name for column in self.dense), *self.features]
+        """Names of all columns: labels and what goes with them, dense numbers, ids."""
+        targets = [column.name for column in self.tasks]
+        targets += [name for name in (self.weight, self.group) if name and name not in self.features]
+        return [*(targets if with_label else []), *(column.name for column in self.dense), *self.features]
+
+    @property
+    def tasks(self) -> tuple[LabelColumn, ...]:
+        """All columns to predict, however many."""
+        return (self.label,) if self.label else self.labels
+
+    def without_group(self) -> Schema:
+        """The same for training, which has no use for groups."""
+        return replace(self, group="")
+
+    def _check_labels(self) -> None:
+        if self.label and self.labels:
+            raise DataError(
+                "schema: both `label` and `labels` are given; list all columns to predict in `labels`"
+            )
+        names = [column.name for column in self.labels]
+        for place, column in enumerate(self.tasks):
+            if column.after and column.after not in names[:place]:
+                raise DataError(
+                    f"schema: label {column.name!r} is after {column.after!r}, which must be one of the "
+                    f"labels before it ({', '.join(names[:place]) or 'there is none'})"
+                )
+            if column.after and self.labels[names.index(column.after)].kind != "binary":
+                raise DataError(
+                    f"schema: label {column.name!r} is after {column.after!r}, which is not 0 or 1"
+                )
+        if self.weight in self.features and self.weight:
+            raise DataError(
+                f"schema: the weight {self.weight!r} is an id column; it must be a column of its own"
+            )
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -154,7 +220,10 @@ class Schema:
         if not isinstance(given, Mapping):
             raise DataError(f"{source}: expected `label`, `dense` and `ids`, got {type(given).__name__}")
         _check_keys(given, cls, source)
-        for part in ("dense", "ids"):
+        for part in ("weight", "group"):
+            if not isinstance(given.get(part) or "", str):
+                raise DataError(f"{source}: `{part}` must be the name of a column, got {given[part]!r}")
+        for part in ("dense", "ids", "labels"):
             if isinstance(given.get(part), str) or not isinstance(given.get(part) or [], Sequence):
                 raise DataError(f"{source}: `{part}` must be a list of columns, got {given[part]!r}")
         return cls(
@@ -163,11 +232,17 @@ class Schema:
             ids=tuple(_column(IdColumn, one, source) for one in given.get("ids") or ()),
             csv=_column(CsvLayout, given["csv"], source) if given.get("csv") else None,
             time=_column(TimeColumn, given["time"], source) if given.get("time") else None,
+            labels=tuple(_column(LabelColumn, one, source) for one in given.get("labels") or ()),
+            weight=given.get("weight") or "",
+            group=given.get("group") or "",
         )
 
     def to_dict(self) -> dict[str, Any]:
         """The plain form that `from_dict` reads, defaults left out."""
         plain: dict[str, Any] = {"label": _plain(self.label) if self.label else None}
+        if self.labels:
+            plain = {"labels": [_plain(column) for column in self.labels]}
+        plain |= {name: getattr(self, name) for name in ("weight", "group") if getattr(self, name)}
         plain["dense"] = [_plain(column) for column in self.dense]
         plain["ids"] = [_plain(column) for column in self.ids]
         if self.csv:
@@ -215,7 +290,9 @@ def _column(kind: type[Column], given: Any, source: str) -> Column:
 
 
 _TYPES: dict[str, tuple[type[Any], ...]] = {
-    **dict.fromkeys(("name", "table", "type", "transform", "delimiter", "encoding", "unit"), (str,)),
+    **dict.fromkeys(
+        ("name", "table", "type", "transform", "delimiter", "encoding", "unit", "kind", "after"), (str,)
+    ),
     "separator": (str, type(None)),
     "header": (bool,),
     "columns": (list, tuple),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -22,15 +23,33 @@ if TYPE_CHECKING:
     from rowhaul.data.samples import Samples
 
 
+@dataclass(frozen=True)
+class Totals:
+    """Counts over the global batch, made by the reader: what a loss may be divided by instead of its size."""
+
+    weight: float  # sum of the weights of all samples
+    labelled: tuple[float, ...]  # samples that have each label
+    weighted: tuple[float, ...]  # sum of the weights of the samples that have each label
+
+    @classmethod
+    def from_array(cls, counted: npt.NDArray[np.float64]) -> Totals:
+        """Name what `Samples.global_totals` returns."""
+        weight, *counts = counted.tolist()
+        return cls(weight, tuple(counts[: len(counts) // 2]), tuple(counts[len(counts) // 2 :]))
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Dense numbers, ids, labels and global positions of some samples, in one order."""
 
     dense: Tensor  # samples x dense columns, float32
     ids: KeyedJaggedTensor
-    labels: Tensor | None  # samples, float32
+    labels: Tensor | None  # samples, float32; of several labels samples x labels, NaN where one is missing
     index: Tensor  # samples, int64: position of each in the whole stream
     global_size: int  # samples of the global batch
+    weights: Tensor | None = None  # samples, float32: how much each counts in the loss
+    groups: Tensor | None = None  # samples, int64: whose each is, for metrics within a group
+    totals: Totals | None = None  # of the global batch, where it has several labels or weights
     time: int = 0  # of the newest event of the global batch, in seconds since 1970; 0: not known
     losses: list[Tensor] = field(default_factory=list, repr=False)  # of samples, as last given to `loss`
 
@@ -38,7 +57,10 @@ class Batch:
         samples = len(self)
         shapes = {"dense": self.dense.shape[:1], "ids": (self.ids.stride(),), "index": self.index.shape}
         if self.labels is not None:
-            shapes["labels"] = self.labels.shape
+            shapes["labels"] = self.labels.shape[:1]
+        for name in ("weights", "groups"):
+            if (column := getattr(self, name)) is not None:
+                shapes[name] = column.shape
         wrong = {name: tuple(shape) for name, shape in shapes.items() if tuple(shape) != (samples,)}
         if wrong or self.dense.dim() != 2:
             raise DataError(
@@ -60,24 +82,54 @@ class Batch:
             lengths=_tensor(samples.lengths.reshape(-1)),
             stride=len(samples),
         )
+        totals = samples.global_totals()
         return cls(
             dense=_tensor(samples.dense),
             ids=ids,
             labels=None if samples.labels is None else _tensor(samples.labels),
             index=_tensor(samples.index),
             global_size=len(samples) if global_size is None else global_size,
+            weights=None if samples.weights is None else _tensor(samples.weights),
+            groups=None if samples.groups is None else _tensor(samples.groups),
+            totals=None if totals is None else Totals.from_array(totals),
             time=samples.time,
         )
 
-    def loss(self, per_sample: Tensor) -> Tensor:
-        """This rank's part of the mean over the global batch; ``per_sample`` is one loss per sample."""
+    def loss(
+        self,
+        per_sample: Tensor,
+        mask: Tensor | None = None,
+        weight: Tensor | None = None,
+        *,
+        denominator: float | None = None,
+    ) -> Tensor:
+        """This rank's part of the mean over the global batch; ``per_sample`` is one loss per sample.
+
+        Args:
+            per_sample: losses; those that ``mask`` leaves out may be anything, NaN too.
+            mask: which samples count, as booleans; the others still count in the size of the batch.
+            weight: what each loss is multiplied by.
+            denominator: what the sum is divided by instead of ``global_size``: a number that is the same on
+                all ranks, such as one of ``totals``.
+        """
+        for name, given in (("mask", mask), ("weight", weight)):
+            if given is not None and given.shape != (len(self),):
+                raise DataError(
+                    f"{name} needs one value per sample, of shape ({len(self)},), got {given.shape}"
+                )
         if per_sample.shape != (len(self),):
             raise DataError(
                 f"loss needs one value per sample, of shape ({len(self)},), got {tuple(per_sample.shape)}; "
                 'use reduction="none", and do not average: that is done here, over the global batch'
             )
+        if weight is not None:
+            per_sample = per_sample * weight.to(per_sample.dtype)
+        if mask is not None:
+            per_sample = torch.where(mask, per_sample, torch.zeros_like(per_sample))
         self.losses[:] = [per_sample.detach()]
-        return per_sample.sum() / max(self.global_size, 1)
+        size = max(self.global_size, 1) if denominator is None else denominator
+        # Where nothing counts there is nothing to divide by, and nothing to learn.
+        return per_sample.sum() / (size if size > 0 else 1)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """The same samples on another device."""
@@ -87,13 +139,14 @@ class Batch:
             ids=self.ids.to(device, non_blocking),
             labels=None if self.labels is None else self.labels.to(device, non_blocking=non_blocking),
             index=self.index.to(device, non_blocking=non_blocking),
+            weights=None if self.weights is None else self.weights.to(device, non_blocking=non_blocking),
         )
 
     def beside(self, device: torch.device) -> Batch:
         """The same samples for a model on a device, sent without waiting; ids go by themselves, if at all."""
         if device.type == "cpu":
             return self
-        names = [name for name in ("dense", "labels", "index") if getattr(self, name) is not None]
+        names = [name for name in ("dense", "labels", "index", "weights") if getattr(self, name) is not None]
         moved: dict[str, Any] = {name: _sent(getattr(self, name), device) for name in names}
         return replace(self, **moved)
 

@@ -220,8 +220,9 @@ def check_samples(samples: Samples) -> None:
     if not isinstance(samples, Samples):
         raise DataError(f"batches must be rowhaul Samples; got a {type(samples).__name__}")
     sizes = {"lengths": samples.lengths.shape[-1], "dense": len(samples.dense), "index": len(samples.index)}
-    if samples.labels is not None:
-        sizes["labels"] = len(samples.labels)
+    for name in ("labels", "weights", "groups"):
+        if (column := getattr(samples, name)) is not None:
+            sizes[name] = len(column)
     if len(set(sizes.values())) > 1:
         given = ", ".join(f"{name} of {size}" for name, size in sizes.items())
         raise DataError(f"all parts of a batch must have the same number of samples; got {given}")

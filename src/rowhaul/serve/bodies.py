@@ -7,6 +7,7 @@ under ``shared``.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -68,12 +69,15 @@ def num_candidates(candidates: Any) -> int:
     return len(candidates) if isinstance(candidates, list) else 0
 
 
-def answer(scored: Scored, accept: str) -> tuple[bytes, str]:
-    """Return the body of an answer and its type: Arrow where it is asked for."""
+def answer(scored: Scored, accept: str, tasks: Sequence[str] = ()) -> tuple[bytes, str]:
+    """Return the body of an answer and its type: Arrow where it is asked for; of several labels, by name."""
+    by_task = dict(zip(tasks, scored.scores.reshape(len(scored.scores), -1).T, strict=True)) if tasks else {}
     if ARROW in accept:
-        table = pa.table({"score": scored.scores}).replace_schema_metadata({"step": str(scored.step)})
+        columns = {f"score_{task}": scores for task, scores in by_task.items()} or {"score": scored.scores}
+        table = pa.table(columns).replace_schema_metadata({"step": str(scored.step)})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table)
         return sink.getvalue().to_pybytes(), ARROW
-    return json.dumps({"scores": scored.scores.tolist(), "step": scored.step}).encode(), JSON
+    scores: Any = {task: one.tolist() for task, one in by_task.items()} or scored.scores.tolist()
+    return json.dumps({"scores": scores, "step": scored.step}).encode(), JSON

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from rowhaul.errors import CheckpointError
 from rowhaul.serve.deltas import Delta, Moment
 from rowhaul.serve.dense import DenseGraph, open_dense, open_graph
 from rowhaul.serve.folder import ServedFolder
-from rowhaul.serve.requests import RequestReader
+from rowhaul.serve.requests import RequestReader, Samples
 from rowhaul.serve.rows import MappedRows
 
 
@@ -46,6 +50,21 @@ class ServedModel:
         about = folder.published
         version, moment = ("", None) if about is None else (about.version, about.moment)
         return cls(folder, rows, dense, reader, folder.step, version, moment, threads=threads)
+
+    @property
+    def is_number(self) -> npt.NDArray[np.bool_]:
+        """Which logits are numbers as they are; the others are turned into probabilities."""
+        kinds = [column.kind == "number" for column in self.folder.schema.tasks]
+        return np.array(kinds if len(kinds) > 1 else any(kinds))
+
+    def logits(self, samples: Samples) -> tuple[npt.NDArray[Any], int]:
+        """Return a logit for each sample (and label, of several), and how many ids have no row."""
+        pooled, num_unknown = self.rows.pool(samples.bags)
+        if not len(samples):
+            num_tasks = len(self.folder.schema.labels)
+            return pooled[:, :num_tasks] if num_tasks > 1 else pooled[:, 0], 0
+        logits = self.dense(pooled, samples.numbers.astype(pooled.dtype, copy=False))
+        return logits, int(num_unknown.sum())
 
     def after(self, delta: Delta) -> ServedModel:
         """Return the model after a delta; this one stays as it is.

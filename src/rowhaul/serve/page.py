@@ -62,8 +62,8 @@ def docs_page(folder: ServedFolder, settings: ServeSettings) -> str:
         f"<p>Model {escape(folder.model)}, trained for {folder.step:,} steps.</p>",
         "<p><b>POST /score</b> takes JSON: <code>shared</code>, features that all candidates share, and "
         "<code>candidates</code>, a mapping for each or a list for each feature. Every column below is in "
-        "one of the two. The answer has <code>scores</code>, a probability for each candidate in order, and "
-        "<code>step</code>.</p>",
+        "one of the two. The answer has <code>scores</code>, a probability for each candidate in order (of "
+        "several labels by their name), and <code>step</code>.</p>",
         "<p>The same as an Arrow IPC stream (<code>application/vnd.apache.arrow.stream</code>): candidates "
         "are the rows, <code>shared</code> is JSON in the schema's metadata. Ask for an answer in Arrow by "
         "<code>Accept</code>.</p>",

@@ -95,6 +95,11 @@ class Scorer:
         return self.model.dense
 
     @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the labels, where there are several."""
+        return tuple(column.name for column in self.folder.schema.labels)
+
+    @property
     def step(self) -> int:
         """Training steps behind the model."""
         return self.model.step
@@ -151,6 +156,8 @@ class Scorer:
     def score(self, shared: Shared, candidates: Candidates) -> npt.NDArray[np.float32]:
         """Return a probability for each candidate, as `rowhaul predict` writes them.
 
+        Of several labels these are candidates x labels, in the order of `tasks`; a number is itself.
+
         Args:
             shared: features that all candidates have in common, by name.
             candidates: the others: a mapping for each candidate, or a column for each feature (lists, arrays
@@ -169,9 +176,9 @@ class Scorer:
     def score_samples(self, samples: Samples) -> Scored:
         """Score what a request was read into."""
         model = self.model  # all of a request by one version
-        logits, num_unknown = _logits(model, samples)
+        logits, num_unknown = model.logits(samples)
         with np.errstate(over="ignore"):  # the exponential of a large number is infinity, and the score 0
-            scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
+            scores = np.where(model.is_number, logits, 1 / (1 + np.exp(-logits.astype(np.float64))))
         return Scored(scores.astype(np.float32), len(samples.bags.ids), num_unknown, model.step)
 
     def read(self, shared: Shared, candidates: Candidates) -> Samples:
@@ -188,12 +195,4 @@ class Scorer:
 
     def logits(self, samples: Samples) -> tuple[Floats, int]:
         """Return a logit for each sample, and how many ids have no row."""
-        return _logits(self.model, samples)
-
-
-def _logits(model: ServedModel, samples: Samples) -> tuple[Floats, int]:
-    pooled, num_unknown = model.rows.pool(samples.bags)
-    if not len(samples):
-        return pooled[:, 0], 0
-    logits = model.dense(pooled, samples.numbers.astype(pooled.dtype, copy=False))
-    return logits, int(num_unknown.sum())
+        return self.model.logits(samples)

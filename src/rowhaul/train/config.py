@@ -25,8 +25,10 @@ from rowhaul.store.tables import ON_UNKNOWN
 from rowhaul.train.checkpoint_pace import pace_of
 from rowhaul.train.cluster_config import ONE_PROCESS, ClusterConfig
 from rowhaul.train.dense_state import make_recordable
+from rowhaul.train.losses import PLAIN_LOSS, LossConfig
 from rowhaul.train.progressive import AUTO_WINDOW, MOST_SAMPLES
 from rowhaul.train.publish_config import UNPUBLISHED, PublishConfig
+from rowhaul.train.ranking import check_metrics
 from rowhaul.train.settings import migrated, read_settings, updated
 from rowhaul.train.stream_config import NO_STREAM, StreamConfig
 
@@ -34,7 +36,7 @@ AUTO = "auto"
 PRECISIONS = ("float32", "float64")
 DECAYS = ("constant", "linear", "cosine")
 _LEAST = dict.fromkeys(("batch_size", "epochs", "keep_checkpoints", "log_every"), 1) | dict.fromkeys(
-    ("shuffle_rows", "max_steps", "eval_every", "threads", "seed"), 0
+    ("shuffle_rows", "max_steps", "eval_every", "patience", "threads", "seed"), 0
 )
 
 
@@ -109,9 +111,14 @@ class TrainConfig:
         row_dtype: what the values of rows are stored and sent in: float32, bfloat16, float16 or int8.
             auto: within a memory budget whose tail is shared what suits the ids where these are counted, and
             int8 where they are not; float32 otherwise.
+        loss: how the losses of several labels, and weights of samples, become one. See `LossConfig`.
+        metrics: what is measured within groups, where the schema names a group: gauc, mrr, ndcg@k, hr@k,
+            mrr@k; by default gauc, ndcg@10, hr@10 and mrr.
         on_unknown: what keys that were never trained read as: init, default, error, or tail, which is what
             ids without a row of their own read. See `EmbeddingBagCollection`.
         eval_every: steps between evaluations; 0 evaluates only at the end.
+        patience: end the run after so many evaluations in a row whose log loss (of several labels the sum, of
+            numbers the RMSE) is not below the lowest before; 0: never.
         checkpoint_every: steps between checkpoints, or time, such as ``15min``; 0 saves only at the end.
         checkpoints: the folder or URL of checkpoints; by default a folder of the run.
         keep_checkpoints: how many of the newest checkpoints to keep.
@@ -141,8 +148,11 @@ class TrainConfig:
     seed: int = 0
     precision: str = "float32"
     row_dtype: str = AUTO
+    loss: LossConfig = PLAIN_LOSS
+    metrics: list[str] = field(default_factory=list)
     on_unknown: str = "init"
     eval_every: int = 0
+    patience: int = 0
     checkpoint_every: int | str = "15min"
     checkpoints: str = ""
     keep_checkpoints: int = 2
@@ -165,6 +175,11 @@ class TrainConfig:
         _check(self.seed < 2**63, "seed", "below 2**63", self.seed)
         _check_choice("precision", self.precision, PRECISIONS)
         self._check_row_dtype()
+        check_metrics(self.metrics)
+        if self.patience and not self.eval_every:
+            raise ConfigError(
+                f"patience is {self.patience}, but nothing is evaluated on the way: set eval_every"
+            )
         _check_choice("on_unknown", self.on_unknown, ON_UNKNOWN)
         pace_of(self.checkpoint_every)  # or raises
         window = self.progressive_window

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -111,9 +110,7 @@ class TrainingLog:
 
     def evaluation(self, step: int, metrics: MetricValues) -> None:
         """One evaluation, unless the run was resumed and has it already."""
-        values = asdict(metrics)
-        by_feature = values.pop("unknown_by_feature")
-        numbers = {name: value for name, value in values.items() if name != "note" and value is not None}
+        numbers, by_feature = metrics.numbers(), metrics.unknown_by_feature
         self.monitor.evaluated(step, numbers)
         self.event("evaluation", step, f"AUC {metrics.auc:.4f}, log loss {metrics.log_loss:.4f}", **numbers)
         if step not in self._evaluated:

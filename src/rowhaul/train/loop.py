@@ -22,6 +22,7 @@ from rowhaul.schedule.plan import RowCounts
 from rowhaul.train.checkpoint_pace import pace_of
 from rowhaul.train.log import TrainingLog
 from rowhaul.train.metrics import MetricValues
+from rowhaul.train.patience import Patience
 from rowhaul.train.progressive import ProgressiveValues, Scores
 from rowhaul.train.publish_loop import Publishing
 from rowhaul.train.run_data import data_facts, write_contents
@@ -203,6 +204,7 @@ class _Loop:
         # Of saves that have ended: the step, the error, and what kept old checkpoints from being removed.
         self._outcomes: deque[tuple[int, Exception | None, Exception | None]] = deque()
         self._evaluated_step = -1  # the last
+        self._patience = Patience(self._config.patience)
         session.should_save, session.tell = self._is_save_overdue, self._tell
 
     def run(self, notes: Sequence[str]) -> RunResult:
@@ -232,6 +234,9 @@ class _Loop:
                 if trainer.step < total:
                     if self._is_due(config.eval_every) and trainer.step != self._evaluated_step:
                         metrics = self._evaluate()
+                        if self._patience.is_over(metrics):
+                            self._tell(f"ended early: {self._patience.reason}")
+                            break
                     # What a session does at checkpoints may change bits later on, so not at the clock's.
                     session.rest(self._is_due(self._pace.steps))
                     if self._is_due(self._pace.steps) or session.save_due:
@@ -241,7 +246,7 @@ class _Loop:
             interrupted = session.stopped and trainer.step < total
             self._save()  # before an evaluation that might fail
             self._publishing.publish_last()
-            if not interrupted:
+            if not interrupted and trainer.step != self._evaluated_step:
                 metrics = self._evaluate()
             session.finish()
         self._log.event("end", trainer.step, "interrupted" if interrupted else "finished")

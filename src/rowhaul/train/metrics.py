@@ -1,4 +1,4 @@
-"""Metrics of click probabilities: AUC, log loss, normalised entropy, accuracy.
+"""Metrics of click probabilities: AUC, log loss, normalised entropy, accuracy, calibration.
 
 All take labels of 0 and 1 and logits (the score before the sigmoid), so that a confident prediction
 does not round to a probability of exactly 0 or 1. A value that is not defined, such as the AUC of
@@ -8,7 +8,7 @@ samples of one class, is NaN: a metric never ends a training run.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ class MetricValues:
     """Metrics over ``num_samples`` samples; ``note`` says why one of them is NaN.
 
     ``unknown_keys`` is the share of ids that were never trained, None where it is not known (pruned rows).
+    ``calibration`` is predicted positives over observed ones. ``in_groups`` are the metrics within groups,
+    where the schema names a group. Of several labels these are the first's; ``tasks`` has those of each.
     """
 
     auc: float
@@ -40,6 +42,19 @@ class MetricValues:
     note: str = ""
     unknown_keys: float | None = None
     unknown_by_feature: dict[str, float] = field(default_factory=dict)
+    calibration: float = math.nan
+    in_groups: dict[str, float] = field(default_factory=dict)
+    tasks: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def numbers(self) -> dict[str, float]:
+        """All metrics by one name each, such as ``gauc`` or ``conversion/auc``."""
+        flat = {name: getattr(self, name) for name in (*_NUMBERS, "num_samples")} | self.in_groups
+        for task, values in self.tasks.items():
+            flat |= {f"{task}/{name}": value for name, value in values.items()}
+        return flat if self.unknown_keys is None else flat | {"unknown_keys": self.unknown_keys}
+
+
+_NUMBERS = ("auc", "log_loss", "normalised_entropy", "accuracy", "base_rate", "calibration")
 
 
 class BinaryMetrics:
@@ -64,17 +79,40 @@ class BinaryMetrics:
         """The metrics of everything added so far."""
         labels = np.concatenate([np.empty(0, np.uint8), *self._labels])
         logits = np.concatenate([np.empty(0, np.float32), *self._logits])
-        return MetricValues(
-            auc=auc(labels, logits),
-            log_loss=log_loss(labels, logits),
-            normalised_entropy=normalised_entropy(labels, logits),
-            accuracy=accuracy(labels, logits),
-            base_rate=_base_rate(labels),
-            num_samples=len(labels),
-            note=_undefined_because(labels, logits),
+        return replace(
+            binary_values(labels, logits),
             unknown_keys=self.keys.share,
             unknown_by_feature=self.keys.shares,
         )
+
+
+def binary_values(labels: Labels, logits: Logits) -> MetricValues:
+    """All metrics of labels of 0 and 1."""
+    return MetricValues(
+        auc=auc(labels, logits),
+        log_loss=log_loss(labels, logits),
+        normalised_entropy=normalised_entropy(labels, logits),
+        accuracy=accuracy(labels, logits),
+        base_rate=_base_rate(labels),
+        num_samples=len(labels),
+        note=_undefined_because(labels, logits),
+        calibration=calibration(labels, logits),
+    )
+
+
+def number_values(labels: npt.NDArray[np.floating[Any]], predicted: Logits) -> dict[str, float]:
+    """Metrics of a label that is a number: root of the mean squared error, mean absolute error, R²."""
+    count = len(labels)
+    if not count:
+        return dict.fromkeys(("rmse", "mae", "r2"), math.nan) | {"num_samples": 0}
+    errors = predicted.astype(np.float64) - labels
+    squares, spread = float(errors @ errors), float(np.var(labels.astype(np.float64)) * count)
+    return {
+        "rmse": math.sqrt(squares / count),
+        "mae": float(np.abs(errors).mean()),
+        "r2": 1 - squares / spread if spread else math.nan,
+        "num_samples": count,
+    }
 
 
 def auc(labels: Labels, scores: Logits) -> float:
@@ -118,6 +156,17 @@ def normalised_entropy(labels: Labels, logits: Logits) -> float:
 def accuracy(labels: Labels, logits: Logits) -> float:
     """The share of samples on the right side of probability one half; one half itself predicts 0."""
     return float(np.mean((logits > 0) == labels.astype(bool))) if len(labels) else math.nan
+
+
+def calibration(labels: Labels, logits: Logits) -> float:
+    """Predicted positives over observed ones: 1 is right on average. NaN without a positive sample."""
+    positive, sums = int(np.count_nonzero(labels)), []
+    for first in range(0, len(labels), _BLOCK):
+        with np.errstate(over="ignore"):  # far out, a probability is 0
+            sums.append(
+                float((1.0 / (1.0 + np.exp(-logits[first : first + _BLOCK].astype(np.float64)))).sum())
+            )
+    return math.fsum(sums) / positive if positive else math.nan
 
 
 def _base_rate(labels: Labels) -> float:

@@ -7,10 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import torch
+from torch import Tensor
 
 from rowhaul._files import whole
 from rowhaul.checkpoint import Place
@@ -42,6 +45,8 @@ def predict_file(
 ) -> int:
     """Write one click probability per sample of ``data``, in order; returns how many.
 
+    Of several labels each has a column, called ``score_`` and its name; a number is itself.
+
     ``out`` is a Parquet or a CSV file, by its suffix. ``keep`` names columns of the data to copy beside the
     scores; ``keys`` counts ids never trained. ``fill_absent`` reads columns that the data lacks as missing.
     """
@@ -49,18 +54,37 @@ def predict_file(
     _check_file(out, overwrite)
     trainer = load_trained(run, on_unknown)
     stream = _open(data, trainer.schema, batch_size, fill_absent)
-    if SCORE in keep:
-        raise ConfigError(f"a column called {SCORE!r} cannot be kept: that is the name of the scores")
+    names = score_names(trainer.schema)
+    for name in names:
+        if name in keep:
+            raise ConfigError(f"a column called {name!r} cannot be kept: that is the name of the scores")
     kept = _Columns(stream.files, list(keep))
-    schema = kept.schema.append(pa.field(SCORE, pa.float32(), nullable=False))
+    schema = kept.schema
+    for name in names:
+        schema = schema.append(pa.field(name, pa.float32(), nullable=False))
     done = 0
     with whole(out) as temporary, _WRITERS[out.suffix](temporary, schema) as writer:
         for _, logits in trainer.score(stream, progress, keys):
-            scores = pa.array(torch.sigmoid(logits).to(torch.float32).numpy())
-            columns = kept.take(len(scores)).columns if keep else []
-            writer.write_table(pa.table([*columns, scores], schema=schema))
-            done += len(scores)
+            scores = [pa.array(one) for one in task_scores(trainer.schema, logits)]
+            columns = kept.take(len(scores[0])).columns if keep else []
+            writer.write_table(pa.table([*columns, *scores], schema=schema))
+            done += len(scores[0])
     return done
+
+
+def score_names(schema: Schema) -> list[str]:
+    """The names of the columns of scores: one, or one for each of several labels."""
+    return [f"{SCORE}_{column.name}" for column in schema.labels] or [SCORE]
+
+
+def task_scores(schema: Schema, logits: Tensor) -> list[npt.NDArray[np.float32]]:
+    """Scores of each label, from logits: probabilities, or the numbers themselves."""
+    by_task = logits.reshape(len(logits), -1).unbind(1)
+    kinds = [column.kind for column in schema.tasks] or ["binary"]
+    scores = [
+        one if kind == "number" else torch.sigmoid(one) for one, kind in zip(by_task, kinds, strict=True)
+    ]
+    return [one.to("cpu", torch.float32).numpy() for one in scores]
 
 
 def _open(data: Any, schema: Schema, batch_size: int, fill_absent: bool) -> SampleStream:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rowhaul.train.metrics import auc, log_loss
+from rowhaul.train.metrics import auc, calibration, log_loss
 
 AUTO_WINDOW = 100_000  # of a stream
 MOST_SAMPLES = 10_000_000  # in a window: they are kept in memory
@@ -57,12 +57,10 @@ class Scores:
     def values(self) -> ProgressiveValues:
         """Compute the metrics."""
         count, clicks = len(self.labels), int(self.labels.sum())
-        with np.errstate(over="ignore"):  # far out, a probability is 0
-            predicted = float((1.0 / (1.0 + np.exp(-self.logits.astype(np.float64)))).sum())
         return ProgressiveValues(
             auc=auc(self.labels, self.logits),
             log_loss=log_loss(self.labels, self.logits),
-            calibration=predicted / clicks if clicks else math.nan,
+            calibration=calibration(self.labels, self.logits),
             base_rate=clicks / count if count else math.nan,
             num_samples=count,
         )

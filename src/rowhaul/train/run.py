@@ -130,7 +130,7 @@ def open_streams(config: TrainConfig, schema: Schema, data: Any, eval_data: Any,
     """Open the files to train on, from sample ``start``, and those to evaluate on."""
     stream = SampleStream(
         data,
-        schema,
+        schema.without_group(),
         config.batch_size,
         epochs=config.epochs,
         shuffle_rows=config.shuffle_rows,

@@ -108,7 +108,9 @@ def _converted(kind: Any, value: Any, name: str) -> Any:
         return int(value)
     if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)  # cache: 2000 means the text "2000"
-    expected = dict if kind == dict[str, Any] else kind
+    expected = {dict[str, Any]: dict, list[str]: list}.get(kind, kind)
+    if kind == list[str] and isinstance(value, str):
+        return [one.strip() for one in value.split(",") if one.strip()]
     if not isinstance(value, expected) or (isinstance(value, bool) and kind is not bool):
         if kind is float and isinstance(value, str):  # YAML reads 1e-3 as text
             with suppress(ValueError):

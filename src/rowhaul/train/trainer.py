@@ -11,7 +11,6 @@ from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rowhaul._id_kinds import HEX, INTEGER, TEXT, join_kinds
 from rowhaul.data.samples import Samples
@@ -25,10 +24,12 @@ from rowhaul.nn.local_rows import TableRows
 from rowhaul.nn.models import RecommendationModel, build_model
 from rowhaul.train.config import RateSchedule, TrainConfig
 from rowhaul.train.finite import check_step
-from rowhaul.train.metrics import BinaryMetrics, MetricValues
+from rowhaul.train.losses import TaskLosses, per_sample_loss
+from rowhaul.train.metrics import MetricValues
 from rowhaul.train.progressive import Progressive
 from rowhaul.train.recording import StepRecorder
 from rowhaul.train.row_lifecycle import RowLifecycle
+from rowhaul.train.task_metrics import EvaluationMetrics
 
 Progress = Callable[[int, int], None]
 """Called with the samples done and all there are."""
@@ -51,6 +52,7 @@ class Trainer:
         self.config, self.schema = config, schema
         self.device = usable_device(config.device) if device is None else device
         self.model = make_model(config, schema).to(self.device)
+        self._losses = TaskLosses(schema, config.loss, self.model)
         self.rows = RowOptimizer(self.model)
         self._parameters = list(self.model.parameters())
         self.dense = config.dense_optimizer(self._parameters)
@@ -132,7 +134,7 @@ class Trainer:
         return loss
 
     def _backward(self, part: Batch) -> Tensor:
-        return backward(self.model, part, self.progressive)
+        return backward(self.model, part, self.progressive, self._losses)
 
     def _step_rows(self, parts: Sequence[Batch], time: int, loss: Tensor) -> float:
         rows = self.collection.source.gradients()
@@ -144,11 +146,14 @@ class Trainer:
 
     def evaluate(self, stream: SampleStream, progress: Progress = lambda done, total: None) -> MetricValues:
         """Metrics over a stream; the state of training is left as it was, to the bit."""
-        metrics = BinaryMetrics()
+        metrics = self.new_metrics()
         for batch, logits in self.score(stream, progress, metrics.keys):
-            assert batch.labels is not None
-            metrics.update(batch.labels, logits)
+            metrics.add(batch, logits)
         return metrics.compute()
+
+    def new_metrics(self) -> EvaluationMetrics:
+        """What an evaluation of this model measures."""
+        return EvaluationMetrics(self.schema, self.config.metrics, self.model.targets)
 
     def score(
         self,
@@ -248,28 +253,37 @@ def make_model(config: TrainConfig, schema: Schema) -> RecommendationModel:
         make_collection=make_collection,
         seed=config.seed,
         options=config.model.options,
+        num_tasks=max(1, len(schema.tasks)),
     )
     return model.to(dtype)
 
 
-def backward(model: nn.Module, batch: Batch, progressive: Progressive | None = None) -> Tensor:
+def backward(
+    model: nn.Module,
+    batch: Batch,
+    progressive: Progressive | None = None,
+    losses: Callable[[Tensor, Batch], Tensor] = per_sample_loss,
+) -> Tensor:
     """Run forward and backward on one part of a global batch; returns its part of the mean loss.
 
-    ``progressive`` is given the scores that the model had for it.
+    ``progressive`` is given the scores that the model had for it, of the first label where there are several.
     """
     logits = model(batch)
     if progressive is not None:
-        assert batch.labels is not None
-        progressive.add(batch.labels, logits)
-    loss = batch.loss(per_sample_loss(logits, batch))
+        progressive.add(*_first_task(batch, logits))
+    loss = batch.loss(losses(logits, batch))
     loss.backward()
     return loss.detach()
 
 
-def per_sample_loss(logits: Tensor, batch: Batch) -> Tensor:
-    """Cross entropy of each sample."""
+def _first_task(batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Labels and logits of the samples that have the first label."""
     assert batch.labels is not None
-    return binary_cross_entropy_with_logits(logits, batch.labels.to(logits.dtype), reduction="none")
+    if batch.labels.dim() == 1:
+        return batch.labels, logits
+    labels, logits = batch.labels[:, 0], logits.reshape(len(batch), -1)[:, 0]
+    known = ~torch.isnan(labels)
+    return labels[known], logits[known]
 
 
 def rate_factor(rates: RateSchedule, step: int, total_steps: int) -> float:

@@ -205,7 +205,7 @@ def open_stream(config: TrainConfig, schema: Schema, data: Any) -> SampleStream:
     """The global batches of a run, as every rank of it reads them."""
     return SampleStream(
         data,
-        schema,
+        schema.without_group(),
         config.batch_size,
         epochs=config.epochs,
         shuffle_rows=config.shuffle_rows,

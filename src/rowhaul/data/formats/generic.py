@@ -35,7 +35,9 @@ def open_csv(inputs: Sequence[Path], options: Options) -> TextSource:
 
 def _fields(schema: Schema) -> dict[str, Field]:
     """The fields to read; a column whose type is open is one of plain integers, until it is known better."""
-    fields = [Field(schema.label.name, "label")] if schema.label else []
+    is_binary = schema.label is not None and schema.label.kind == "binary"
+    fields = [Field(column.name, "label" if is_binary else "number") for column in schema.tasks]
+    fields += [Field(schema.weight, "number")] if schema.weight else []
     fields += [Field(column.name, "number") for column in schema.dense]
     for column in schema.ids:
         kind = "plain" if column.type == "auto" else column.type

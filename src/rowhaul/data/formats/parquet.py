@@ -40,7 +40,7 @@ def open_parquet(inputs: Sequence[Path], options: Options) -> ParquetSource:
     for path in inputs:
         with naming(path), pq.ParquetFile(path) as file:
             found = file.schema_arrow
-        check_columns(found, schema, schema.label is not None, path, kinds, origins.of(found, path))
+        check_columns(found, schema, bool(schema.tasks), path, kinds, origins.of(found, path))
         is_text |= {name for name in schema.features if id_kind(found.field(name).type) == TEXT}
     types = {name: TYPE_OF_KIND[kind] for name, (kind, _) in kinds.items() if kind in TYPE_OF_KIND}
     for column in schema.ids:
@@ -101,13 +101,13 @@ class ParquetSource:
         arrays: dict[str, pa.Array] = {}
         bad: dict[str, Mask] = {}
         label = self.described_by.label
-        if label:
+        if label and label.kind == "binary":
             labels, allowed = label_numbers(batch[label.name], label)
             arrays[label.name], bad[label.name] = pa.array(labels.astype(np.int8)), ~allowed
-        for column in self.described_by.dense:
-            numbers, finite = dense_numbers(batch[column.name])
-            valid = batch[column.name].is_valid().to_numpy(zero_copy_only=False)
-            arrays[column.name], bad[column.name] = nullable(numbers, valid), ~finite
+        for name in self._number_columns():
+            numbers, finite = dense_numbers(batch[name])
+            valid = batch[name].is_valid().to_numpy(zero_copy_only=False)
+            arrays[name], bad[name] = nullable(numbers, valid), ~finite
         for feature in self.described_by.features:
             arrays[feature] = _keys(batch[feature], seed)
         decoded = pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
@@ -124,6 +124,13 @@ class ParquetSource:
             reason = f"column {name}: {batch[name][row].as_py()!r} is not {needed}"
             bad_lines.add(str(path), first_row + int(row) + 1, reason)
         return decoded.filter(pa.array(~any_bad))
+
+    def _number_columns(self) -> list[str]:
+        """Columns that are kept as they are: labels that may be missing, the weight, dense numbers."""
+        schema = self.described_by
+        labels = [one.name for one in schema.tasks if schema.labels or one.kind == "number"]
+        weight = [schema.weight] if schema.weight else []
+        return [*labels, *weight, *(one.name for one in schema.dense)]
 
 
 def _keys(column: pa.Array, seed: int) -> pa.Array:

@@ -16,6 +16,7 @@ from rowhaul.data.schema import Schema
 from rowhaul.data.text.blocks import TextFile
 from rowhaul.data.text.layout import TextLayout
 from rowhaul.data.text.reader import BadLines, Place, Rows, read_text
+from rowhaul.errors import DataError
 
 
 class Source(Protocol):
@@ -131,10 +132,15 @@ class TextSource:
 def written_schema(schema: Schema, types: Mapping[str, str]) -> Schema:
     """The schema of the chunks made from text or Parquet that ``schema`` describes.
 
-    ``types`` are those of the ids as they were read.
+    ``types`` are those of the ids as they were read. Several labels stay numbers, which may be missing.
     """
+    if schema.group and schema.group not in schema.features:
+        raise DataError(
+            f"the group {schema.group!r} is not among `ids`: name it there, too, so that its column is kept, "
+            "or train on Parquet files as they are"
+        )
     label = replace(schema.label, positive_from=None) if schema.label else None
     ids = tuple(
         replace(column, type=types.get(column.name, column.type), separator=None) for column in schema.ids
     )
-    return Schema(label=label, dense=schema.dense, ids=ids)
+    return replace(schema, label=label, ids=ids, csv=None)

@@ -18,6 +18,7 @@ def generate_folder(
     *,
     seed: int = 0,
     rare_signal: bool = False,
+    conversions: bool = False,
     test_share: float = 0.1,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -27,10 +28,12 @@ def generate_folder(
     Returns what is known of its labels, which the manifest keeps under ``bayes``: the base rate and
     the AUC, log loss and normalised entropy that no model can beat.
     """
-    generator = LogGenerator(preset, rows, seed, rare_signal=rare_signal)
+    generator = LogGenerator(preset, rows, seed, rare_signal=rare_signal, conversions=conversions)
     made_by = {"command": "generate", "preset": preset, "rows": rows, "seed": seed}
     if rare_signal:
         made_by["rare_signal"] = True
+    if conversions:
+        made_by["conversions"] = True
     with FolderWriter(out, generator.schema, made_by, test_share=test_share, overwrite=overwrite) as writer:
         start = writer.position["row"] if writer.position else 0
         writer.write(_chunks(generator, start), progress)

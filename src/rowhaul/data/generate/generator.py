@@ -22,6 +22,7 @@ from rowhaul.data.generate.spec import IdField, Preset
 from rowhaul.data.schema import DenseColumn, IdColumn, LabelColumn, Schema
 from rowhaul.errors import ConfigError
 
+CONVERSION = "conversion"
 BATCH_ROWS = 65_536
 PILOT_ROWS = 32_768  # the first rows of every log set its base rate and strength of signal
 
@@ -33,6 +34,7 @@ class LabelledColumns:
     columns: Columns
     probabilities: npt.NDArray[np.float64]
     labels: npt.NDArray[np.bool_]
+    conversions: npt.NDArray[np.bool_] | None = None  # as they would be after a click
 
 
 class LogGenerator:
@@ -43,6 +45,7 @@ class LogGenerator:
         rows: Samples in the log. A shorter log is the beginning of a longer one.
         seed: Another seed is another population with other tastes.
         rare_signal: Whether rare ids say as much about the label as popular ones.
+        conversions: Whether there is a second label, ``conversion``, which is null without a click.
 
     Example:
         >>> generator = LogGenerator("criteo", rows=1000)
@@ -50,12 +53,21 @@ class LogGenerator:
         1000
     """
 
-    def __init__(self, preset: str | Preset, rows: int, seed: int = 0, *, rare_signal: bool = False) -> None:
+    def __init__(
+        self,
+        preset: str | Preset,
+        rows: int,
+        seed: int = 0,
+        *,
+        rare_signal: bool = False,
+        conversions: bool = False,
+    ) -> None:
         if rows < 1:
             raise ConfigError(f"rows must be at least 1, got {rows}")
         self.preset = preset_named(preset) if isinstance(preset, str) else preset
         self.rows = rows
         self.seed = seed
+        self._has_conversions = conversions
         self.population = Population(self.preset, seed)
         self.attributes = Attributes(self.preset, seed)
         self._labels = LabelModel(self.preset, seed, rare_signal=rare_signal)
@@ -65,8 +77,11 @@ class LogGenerator:
     @property
     def schema(self) -> Schema:
         """What the columns of `batches` mean."""
+        click = LabelColumn(self.preset.label)
+        both = (click, LabelColumn(CONVERSION, after=click.name)) if self._has_conversions else ()
         return Schema(
-            label=LabelColumn(self.preset.label),
+            label=None if both else click,
+            labels=both,
             dense=tuple(DenseColumn(dense.name, dense.transform) for dense in self.preset.dense),
             ids=tuple(IdColumn(field.name, type=field.naming.type) for field in self.preset.ids),
         )
@@ -97,7 +112,11 @@ class LogGenerator:
             probabilities = self._labels.probabilities(self._labels.scores(columns))
             labels = self._labels.draw(probabilities, columns.visits.rows)
             meter.add(probabilities, labels)
-            yield LabelledColumns(columns, probabilities, labels)
+            conversions = None
+            if self._has_conversions:
+                chances = self._labels.conversions(columns)
+                conversions = self._labels.draw_conversions(chances, columns.visits.rows)
+            yield LabelledColumns(columns, probabilities, labels, conversions)
         if start == 0:
             self._bayes = meter.facts()
 
@@ -107,6 +126,8 @@ class LogGenerator:
     def _named(self, samples: LabelledColumns) -> pa.RecordBatch:
         columns = samples.columns
         arrays = {self.preset.label: pa.array(samples.labels.view(np.int8))}
+        if samples.conversions is not None:
+            arrays[CONVERSION] = pa.array(samples.conversions.view(np.int8), mask=~samples.labels)
         for dense, numbers, missing in zip(
             self.preset.dense, columns.numbers, columns.missing_numbers, strict=True
         ):

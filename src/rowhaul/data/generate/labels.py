@@ -26,6 +26,7 @@ Bools = npt.NDArray[np.bool_]
 LEARNABLE_IDS = 16_384
 HALVING_RANK = 300.0  # around here an effect is down by half
 AFFINITY_DIM = 4
+CONVERSION_SHIFT = -1.0  # about a quarter of clicks convert
 OWN, COMMON = 0.8, 0.6  # parts of an effect where rare ids carry signal; their squares add up to 1
 
 
@@ -68,6 +69,20 @@ class LabelModel:
     def probabilities(self, scores: Floats) -> Floats:
         """The probability of a positive label."""
         return 1.0 / (1.0 + np.exp(-(self._shift + self._scale * scores)))
+
+    def conversions(self, columns: Columns) -> Floats:
+        """The probability of a conversion after a click: other effects of the same ids, and as strong."""
+        total = np.zeros(len(columns.visits.rows))
+        for field, ranks, missing in zip(self._preset.ids, columns.ranks, columns.missing_ids, strict=True):
+            known = np.minimum(ranks, LEARNABLE_IDS)
+            total += np.where(missing, 0.0, field.weight * _units(self._seed, field, "conversion", known))
+        scale = self._preset.signal / np.sqrt(sum(field.weight**2 for field in self._preset.ids))
+        chances: Floats = 1.0 / (1.0 + np.exp(-(CONVERSION_SHIFT + scale * total)))
+        return chances
+
+    def draw_conversions(self, probabilities: Floats, rows: Int64s) -> Bools:
+        """Whether a click is followed by a conversion."""
+        return uniforms(stream(self._seed, "conversion"), rows) < probabilities
 
     def draw(self, probabilities: Floats, rows: Int64s) -> Bools:
         """The labels."""

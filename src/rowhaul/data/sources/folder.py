@@ -153,5 +153,5 @@ def _may_still_be_written(path: Path) -> bool:
 
 def _nothing_but(one: SetAside) -> Chunk:
     """A chunk without samples."""
-    nothing = Block((), np.empty((0, 0), np.float32), None)
+    nothing = Block((), np.empty((0, 0), np.float32))
     return Chunk(nothing, lambda count: {}, [(0, one)])

@@ -33,6 +33,7 @@ from rowhaul.data.columns import (
 )
 from rowhaul.data.schema import TIME_UNITS, IdColumn, Schema
 from rowhaul.data.sources.source import SetAside
+from rowhaul.data.targets import Targets
 from rowhaul.errors import DataError
 
 _SHOWN = 2000  # characters of a message that is set aside
@@ -66,6 +67,11 @@ class MessageDecoder:
     """
 
     def __init__(self, schema: Schema, kinds: dict[str, str]) -> None:
+        if schema.labels or schema.weight or (schema.label and schema.label.kind != "binary"):
+            raise DataError(
+                "a stream of messages has one label, 0 or 1, and no weights; several labels, numbers and "
+                "weights need files: a folder in which they appear (--follow) will do"
+            )
         if schema.label is None:
             raise DataError("the schema names no label, which training needs; add `label:` to it")
         for column in schema.ids:
@@ -73,8 +79,8 @@ class MessageDecoder:
                 del kinds[column.name]
             if column.type != "auto":
                 kinds.setdefault(column.name, _KINDS[column.type])
-        self._schema, self._kinds, self._label = schema, kinds, schema.label
-        self._columns = schema.column_names() + ([schema.time.name] if schema.time else [])
+        self._schema, self._kinds, self._label = schema.without_group(), kinds, schema.label
+        self._columns = self._schema.column_names() + ([schema.time.name] if schema.time else [])
         self._in_lists: dict[str, bool] = {}  # by feature, as in the messages before
 
     def decode(self, messages: Sequence[Message], where: Callable[[int], str]) -> Decoded:
@@ -157,7 +163,7 @@ class MessageDecoder:
         return Block(
             ids=tuple(decode_ids(rows.column(name)) for name in self._schema.features),
             dense=decode_dense(rows, self._schema.dense, _NOWHERE),
-            labels=decode_label(rows.column(self._label.name), self._label, _NOWHERE),
+            targets=Targets(decode_label(rows.column(self._label.name), self._label, _NOWHERE)),
             times=decode_times(rows.column(time.name), time, _NOWHERE) if time is not None else None,
         )
 

@@ -57,7 +57,7 @@ def compare(scorers: dict[str, Scorer], trainer: Trainer, reader: CheckpointRead
             found, _ = scorer.logits(_request(part))
             away = np.abs(found.astype(np.float64) - expected)
             if not (away <= TOLERANCE * np.maximum(1, np.abs(expected))).all():
-                place = int(np.argmax(np.nan_to_num(away, nan=np.inf)))
+                place = int(np.argmax(np.nan_to_num(away, nan=np.inf)) // max(1, away[0].size))
                 raise CheckpointError(
                     f"the exported model ({kind}) does not give the logits of {reader.path}: "
                     f"{found[place]!r} instead of {expected[place]!r} for sample {place}; nothing was kept"

@@ -39,6 +39,9 @@ class RecommendationModel(nn.Module):
     """
 
     Options: ClassVar[type[Any]]
+    least_tasks: ClassVar[int] = 1  # labels that it predicts, ...
+    most_tasks: ClassVar[int] = 1  # ... and at most
+    learns_from_all: ClassVar[bool] = False  # whether `targets` has labels for samples that have none
 
     def __init__(self, collection: nn.Module, num_dense: int) -> None:
         super().__init__()
@@ -66,6 +69,10 @@ class RecommendationModel(nn.Module):
         """
         # Not abstract: a model of one's own may have its own forward instead.
         raise NotImplementedError(f"{type(self).__name__} says neither how to make logits nor forward")
+
+    def targets(self, labels: Tensor) -> Tensor:
+        """What is learned and measured of several labels (samples x labels, NaN: missing)."""
+        return labels
 
     def read(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Pooled rows (samples x sum of widths) and dense columns, both of the rows' type."""

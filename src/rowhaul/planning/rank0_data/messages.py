@@ -8,8 +8,9 @@ are sent as their difference from counting up, which is constant in most streams
 from __future__ import annotations
 
 import json
+import math
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -26,6 +27,7 @@ _HEADER = struct.Struct("<qqqq")
 HEADER_BYTES = _HEADER.size
 _IDS = struct.Struct("<qqq6q")  # samples, ids, time; least and width of ids, lengths and positions
 _WIDTHS = (0, 1, 2, 4, 8)  # bytes of a number
+_MORE = ("weights", "groups")  # columns that samples may have beside labels
 
 
 class Kind(IntEnum):
@@ -34,7 +36,7 @@ class Kind(IntEnum):
     DESCRIPTION = 1  # of the batches to come
     IDS = 2  # of one batch
     END = 3  # there are no more batches
-    DENSE = 4  # dense values and labels of the samples that a host trains
+    DENSE = 4  # dense values, labels and weights of the samples that a host trains
     WHOLE = 5  # a batch with all its values, to be evaluated by one worker
 
 
@@ -61,22 +63,33 @@ class Header:
 
 @dataclass(frozen=True)
 class Description:
-    """The columns that all batches of a stream share; ``label_type`` is empty without labels."""
+    """The columns that all batches of a stream share; ``label_type`` is empty without labels.
+
+    ``num_labels`` is 0 where each sample has one label. ``more`` names the columns after the labels, with
+    their types.
+    """
 
     features: tuple[str, ...] = ()
     num_dense: int = 0
     dense_type: str = "<f4"
     label_type: str = "<f4"
+    num_labels: int = 0
+    more: dict[str, str] = field(default_factory=dict)
+    num_totals: int = 0
 
     @classmethod
     def of(cls, samples: Samples) -> Description:
         """Describe a batch."""
-        labels = samples.labels
+        labels, totals = samples.labels, samples.global_totals()
+        more = {name: getattr(samples, name) for name in _MORE}
         return cls(
             tuple(samples.features),
             samples.dense.shape[1],
             samples.dense.dtype.str,
             "" if labels is None else labels.dtype.str,
+            labels.shape[1] if labels is not None and labels.ndim > 1 else 0,
+            {name: column.dtype.str for name, column in more.items() if column is not None},
+            0 if totals is None else len(totals),
         )
 
     def check(self, samples: Samples) -> None:
@@ -95,10 +108,22 @@ class Description:
         fields: dict[str, Any] = json.loads(data.tobytes())
         return cls(**{**fields, "features": tuple(fields["features"])})
 
+    def columns(self, num_samples: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Type and shape of all that is sent for a number of samples, in order, without the totals."""
+        columns: dict[str, tuple[str, tuple[int, ...]]] = {
+            "dense": (self.dense_type, (num_samples, self.num_dense))
+        }
+        if self.label_type:
+            tasks = (self.num_labels,) if self.num_labels else ()
+            columns["labels"] = (self.label_type, (num_samples, *tasks))
+        return columns | {name: (kind, (num_samples,)) for name, kind in self.more.items()}
+
     def dense_bytes(self, num_samples: int) -> int:
         """Return the length of `pack_dense` for a number of samples."""
-        label_bytes = np.dtype(self.label_type).itemsize if self.label_type else 0
-        return num_samples * (self.num_dense * np.dtype(self.dense_type).itemsize + label_bytes)
+        columns = self.columns(num_samples).values()
+        return 8 * self.num_totals + sum(
+            np.dtype(kind).itemsize * math.prod(shape) for kind, shape in columns
+        )
 
 
 def samples_of_size(num_samples: int) -> Samples:
@@ -114,32 +139,45 @@ def samples_of_size(num_samples: int) -> Samples:
 
 
 def without_dense(samples: Samples) -> Samples:
-    """Replace dense values and labels by NaN, in arrays that take no memory."""
-    missing = np.broadcast_to(np.array(np.nan, samples.dense.dtype), samples.dense.shape)
-    labels = samples.labels
-    none = None if labels is None else np.broadcast_to(np.array(np.nan, labels.dtype), labels.shape)
-    return replace(samples, dense=missing, labels=none)
+    """Replace all but ids by NaN, or zeros, in arrays that take no memory."""
+    return replace(samples, **_placeholders(Description.of(samples), len(samples)))
 
 
 def with_dense(samples: Samples, places: Ints, payload: Bytes, description: Description) -> Samples:
-    """Add dense values and labels, packed by `pack_dense`, to some of the samples."""
-    count, dense_type = len(places), np.dtype(description.dense_type)
-    split = count * description.num_dense * dense_type.itemsize
-    dense = np.full((len(samples), description.num_dense), np.nan, dense_type)
-    dense[places] = np.frombuffer(payload[:split], dense_type).reshape(count, description.num_dense)
-    labels = None
-    if description.label_type:
-        labels = np.full(len(samples), np.nan, description.label_type)
-        labels[places] = np.frombuffer(payload[split:], description.label_type)
-    return replace(samples, dense=dense, labels=labels)
+    """Add all but ids, packed by `pack_dense`, to some of the samples."""
+    split = 8 * description.num_totals
+    columns: dict[str, Any] = {"totals": payload[:split].copy().view(np.float64) if split else None}
+    rest = payload[split:]
+    for name, (kind, shape) in description.columns(len(places)).items():
+        size = np.dtype(kind).itemsize * math.prod(shape)
+        columns[name] = np.full((len(samples), *shape[1:]), _nothing(kind), kind)
+        columns[name][places] = np.frombuffer(rest[:size], kind).reshape(shape)
+        rest = rest[size:]
+    return replace(samples, **columns)
 
 
 def pack_dense(samples: Samples, places: Ints) -> Bytes:
-    """Pack dense values and labels of some of the samples."""
-    parts = [samples.dense[places].reshape(-1)]
-    if samples.labels is not None:
-        parts.append(samples.labels[places])
-    return np.concatenate([np.ascontiguousarray(part).view(np.uint8) for part in parts])
+    """Pack all but ids of some of the samples: the totals of all, then column by column."""
+    parts = [getattr(samples, name)[places] for name in Description.of(samples).columns(0)]
+    if (totals := samples.global_totals()) is not None:
+        parts.insert(0, totals)
+    return np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts])
+
+
+def _placeholders(description: Description, num_samples: int) -> dict[str, Any]:
+    """All but ids of some samples, not known yet."""
+    columns: dict[str, Any] = {
+        name: np.broadcast_to(_nothing(kind), shape)
+        for name, (kind, shape) in description.columns(num_samples).items()
+    }
+    if description.num_totals:
+        columns["totals"] = np.broadcast_to(_nothing("<f8"), description.num_totals)
+    return columns
+
+
+def _nothing(kind: str) -> npt.NDArray[Any]:
+    """What stands for a value that is not here."""
+    return np.array(np.nan if np.dtype(kind).kind == "f" else 0, kind)
 
 
 def pack_ids(samples: Samples) -> Bytes:
@@ -161,15 +199,14 @@ def unpack_ids(payload: Bytes, description: Description) -> tuple[Samples, Bytes
         rest = rest[count * width :]
     values, lengths, beyond = numbers
     samples = Samples(
+        **{"labels": None, **_placeholders(description, num_samples)},
         features=description.features,
         values=values,
         lengths=lengths.astype(np.int32).reshape(num_features, num_samples),
-        dense=np.empty((num_samples, description.num_dense), description.dense_type),
-        labels=np.empty(num_samples, description.label_type) if description.label_type else None,
         index=beyond + np.arange(num_samples),
         time=time,
     )
-    return without_dense(samples), rest
+    return samples, rest
 
 
 def _narrow(numbers: npt.NDArray[Any]) -> tuple[int, int, Bytes]:

@@ -26,11 +26,12 @@ from rowhaul.runtime.layout import CopiedRows
 from rowhaul.runtime.lookups import FlushedRows, FoundRows, RowLookups, Rows, missing_rows
 from rowhaul.store.row_format import format_of
 from rowhaul.store.whole_rows import WholeRows
-from rowhaul.train.distributed.gathering import Measured, metrics_of_all, raise_first_error
+from rowhaul.train.distributed.gathering import metrics_of_all, raise_first_error
 from rowhaul.train.distributed.samples import as_samples
 from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.row_lifecycle import table_of_feature
+from rowhaul.train.task_metrics import EvaluationMetrics
 
 Progress = Callable[[int, int], None]
 """Called with the samples done by all workers together, and the total."""
@@ -42,10 +43,12 @@ def evaluate(
     training: DistributedTraining,
     stream: Iterable[Samples | Batch],
     progress: Progress = lambda done, total: None,
+    metrics: EvaluationMetrics | None = None,
 ) -> MetricValues:
     """Compute metrics over a stream, the same on every rank; the state of training does not change.
 
     A collective call between two segments: every rank, stores included, makes it with the same stream.
+    ``metrics``, made alike on all ranks, says what is measured: by default one label of 0 and 1.
 
     Raises:
         UnknownKeyError: on every rank, if a worker finds a key that was never trained, and the collection has
@@ -53,11 +56,11 @@ def evaluate(
         ClusterError: if workers have read different streams.
     """
     share = EveryNth(stream, training.runtime.rank, training.settings.topology.num_workers)
-    measured = Measured()
+    measured = metrics or EvaluationMetrics()
     scored = _scored(training, share, progress, measured.keys)
     for number, batch, logits in scored:
         try:
-            measured.add(number, batch.labels, logits)
+            measured.add(batch, logits, number)
         except Exception as error:
             scored.throw(error)  # which sends it to the other ranks, and raises it
     read = (share.num_batches, share.num_samples)

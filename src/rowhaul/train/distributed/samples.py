@@ -15,9 +15,7 @@ def part_of(samples: Samples, worker: npt.NDArray[np.int32], rank: int) -> Sampl
     """Return the samples that a worker trains, in order: `Samples.take` in one pass over the ids."""
     mine = np.flatnonzero(worker == rank)
     values, lengths = take_ids(samples.values, np.ascontiguousarray(samples.lengths), mine)
-    labels = None if samples.labels is None else samples.labels[mine]
-    dense, index = samples.dense[mine], samples.index[mine]
-    return Samples(samples.features, values, lengths, dense, labels, index, samples.time)
+    return samples.part(mine, values, lengths)
 
 
 def as_samples(given: Samples | Batch) -> Samples:
@@ -39,5 +37,7 @@ def as_samples(given: Samples | Batch) -> Samples:
         dense=given.dense.cpu().numpy().astype(np.float32, copy=False),
         labels=None if given.labels is None else given.labels.cpu().numpy().astype(np.float32, copy=False),
         index=given.index.cpu().numpy().astype(np.int64, copy=False),
+        weights=None if given.weights is None else given.weights.cpu().numpy().astype(np.float32, copy=False),
+        groups=None if given.groups is None else given.groups.cpu().numpy().astype(np.int64, copy=False),
         time=given.time,
     )

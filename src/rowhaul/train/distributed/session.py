@@ -342,7 +342,7 @@ class ClusterSession(loop.Session):
         """Measure the model on the evaluation data, with the other ranks."""
         assert self.evaluation is not None
         with doing(Activity.EVALUATING), evaluation_batches(self.training, self.evaluation) as batches:
-            return evaluate(self.training, batches)
+            return evaluate(self.training, batches, metrics=self.trainer.new_metrics())
 
     def gather_scores(self, mine: Scores) -> Scores:
         """Gather the scores of all workers on rank 0."""

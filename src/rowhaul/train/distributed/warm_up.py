@@ -125,7 +125,7 @@ def _batches(schema: Schema) -> list[Samples]:
             generator.integers(0, _KEYS, lengths.size),
             lengths,
             np.zeros((_SAMPLES, len(schema.dense)), np.float32),
-            np.zeros(_SAMPLES, np.float32),
+            np.zeros((_SAMPLES, len(schema.labels)) if schema.labels else _SAMPLES, np.float32),
             np.arange(_SAMPLES) + number * _SAMPLES,
         )
         for number in range(_BATCHES)

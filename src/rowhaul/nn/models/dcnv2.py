@@ -1,0 +1,79 @@
+"""DCN-v2 (Wang et al., 2021): cross layers with a full or low-rank matrix, before an MLP or beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rowhaul.errors import ConfigError
+from rowhaul.nn.layers import LayerFactory
+from rowhaul.nn.models.base import MLPOptions, RecommendationModel
+
+STRUCTURES = ("stacked", "parallel")
+
+
+@dataclass(frozen=True)
+class DCNv2Options(MLPOptions):
+    """Options of `DCNv2`.
+
+    Args:
+        num_cross: cross layers; n of them give crosses of up to n + 1 inputs.
+        structure: ``"stacked"``, the MLP reads the crosses, or ``"parallel"``, it reads the inputs.
+        rank: of the matrices of cross layers; 0: full.
+    """
+
+    num_cross: int = 3
+    structure: str = "stacked"
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("num_cross", "rank"):
+            given = getattr(self, name)
+            if not isinstance(given, int) or given < 0:
+                raise ConfigError(f"{name} must be a whole number, 0 or more, got {given!r}")
+        if self.structure not in STRUCTURES:
+            raise ConfigError(f"structure must be one of {', '.join(STRUCTURES)}, got {self.structure!r}")
+
+
+class DCNv2(RecommendationModel):
+    """x_{l+1} = x_0 ⊙ (W_l x_l + b_l) + x_l, x_0 = [embeddings, dense].
+
+    Stacked: logit = w · MLP(x_L). Parallel: logit = w · [x_L, MLP(x_0)]. Of low rank, W_l = U_l V_l.
+    """
+
+    Options = DCNv2Options
+
+    def __init__(
+        self, collection: nn.Module, num_dense: int, options: DCNv2Options = DCNv2Options(), seed: int = 0
+    ) -> None:
+        super().__init__(collection, num_dense)
+        layers = LayerFactory(seed)
+        inputs = sum(self.widths) + num_dense
+        self.is_stacked = options.structure == "stacked"
+        self.narrow = nn.ModuleList(  # V, where the rank is low
+            layers.linear(inputs, options.rank, bias=False)
+            for _ in range(options.num_cross if options.rank else 0)
+        )
+        self.cross = nn.ModuleList(
+            layers.linear(options.rank or inputs, inputs) for _ in range(options.num_cross)
+        )
+        self.deep = layers.mlp(inputs, options.hidden, options.dropout)
+        outputs = (inputs, *options.hidden)[-1]
+        self.out = layers.linear(outputs if self.is_stacked else inputs + outputs, 1)
+
+    def logits(self, pooled: Tensor, dense: Tensor, index: Tensor) -> Tensor:
+        """Logits, one per sample."""
+        inputs = torch.cat([pooled, dense], dim=1)
+        crossed = inputs
+        for position, cross in enumerate(self.cross):
+            narrowed = self.narrow[position](crossed) if self.narrow else crossed
+            crossed = torch.addcmul(crossed, inputs, cross(narrowed))
+        if self.is_stacked:
+            joined = self.deep(crossed, index)
+        else:
+            joined = torch.cat([crossed, self.deep(inputs, index)], dim=1)
+        logits: Tensor = self.out(joined).squeeze(1)
+        return logits

@@ -1,0 +1,43 @@
+"""Early stopping: a run ends when evaluations have stopped getting better.
+
+The metrics of an evaluation are the same on every rank, so all ranks end at the same step.
+"""
+
+from __future__ import annotations
+
+import math
+
+from rowhaul.train.metrics import MetricValues
+
+
+class Patience:
+    """Counts evaluations since the best one.
+
+    Args:
+        most: evaluations in a row that may be no better; 0: any number.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._best, self._num_worse = most, math.inf, 0
+
+    def is_over(self, metrics: MetricValues | None) -> bool:
+        """Count an evaluation; whether there were too many without a better one."""
+        if metrics is None or not self._most:
+            return False
+        loss = _loss(metrics)
+        if loss < self._best:
+            self._best, self._num_worse = loss, 0
+        else:
+            self._num_worse += 1
+        return self._num_worse >= self._most
+
+    @property
+    def reason(self) -> str:
+        """Why the run has ended, in words."""
+        return f"the loss of the last {self._num_worse} evaluations was not below {self._best:.6f} (patience)"
+
+
+def _loss(metrics: MetricValues) -> float:
+    """The sum of log losses over labels, and of errors where a label is a number."""
+    losses = [values.get("log_loss", values.get("rmse", 0.0)) for values in metrics.tasks.values()]
+    return sum(losses) if losses else metrics.log_loss
