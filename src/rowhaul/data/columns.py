@@ -86,7 +86,7 @@ def check_columns(
             raise _wrong_type(path, dense.name, found, "a dense column holds numbers or booleans")
     if with_label and schema.label is not None and not is_number(found.field(schema.label.name).type):
         raise _wrong_type(path, schema.label.name, found, "a label is a number or a boolean")
-    kinds = {name: id_kind(found.field(name).type) for name in schema.features}
+    kinds = {name: id_kind(found.field(name).type) for name in schema.stored_features}
     for name, kind in kinds.items():
         if kind == "":
             hint = "an id column holds integers or strings, or lists of them"

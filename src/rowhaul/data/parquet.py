@@ -125,7 +125,7 @@ class ParquetRows:
 
     def _decode(self, rows: pa.RecordBatch, origin: Origin) -> Block:
         return Block(
-            ids=tuple(decode_ids(rows.column(name)) for name in self._schema.features),
+            ids=tuple(decode_ids(rows.column(name)) for name in self._schema.stored_features),
             dense=decode_dense(rows, self._schema.dense, origin),
             labels=decode_label(rows.column(self._label.name), self._label, origin) if self._label else None,
         )
