@@ -43,7 +43,7 @@ AS_JSON = typer.Option(False, "--json", help="Print JSON.")
 # Flags that stand for a setting of the configuration file, by the panel of the help that shows them.
 _FLAGS_BY_PANEL: dict[str, dict[str, tuple[str, Any, str]]] = {
     "Model and training": {
-        "model": ("model.name", str, "wide_deep, deepfm, dcn, dlrm, ncf or legacy."),
+        "model": ("model.name", str, "wide_deep, deepfm, dcn, dlrm, ncf, legacy, din or sasrec."),
         "embedding_dim": ("model.embedding_dim", int, "Values in an embedding."),
         "row_optimizer": ("rows.name", str, "sgd, adagrad, rowwise_adagrad or adam."),
         "row_lr": ("rows.lr", float, "Learning rate of the rows."),

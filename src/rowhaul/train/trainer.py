@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rowhaul._id_kinds import HEX, INTEGER, TEXT, join_kinds
@@ -19,7 +20,14 @@ from rowhaul.data.schema import Schema
 from rowhaul.data.sources.live import LiveStream
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError, DataError
-from rowhaul.nn import Batch, EmbeddingBagCollection, EmbeddingBagConfig, RowOptimizer
+from rowhaul.nn import (
+    Batch,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    RowOptimizer,
+    TableCollection,
+)
 from rowhaul.nn.key_counts import KeyCounts
 from rowhaul.nn.local_rows import TableRows
 from rowhaul.nn.models import RecommendationModel, build_model
@@ -59,7 +67,7 @@ class Trainer:
         self.samples = 0  # samples consumed
         self.total_steps = 0  # when known, what the learning rates decay towards
         self.key_kinds: dict[str, str] = {}  # of the ids trained on, see `rowhaul._id_kinds`
-        self.policies = config.row_policies([one.name for one in self.collection.embedding_bag_configs()])
+        self.policies = config.row_policies([one.name for one in self.collection.table_configs()])
         self.lifecycle: RowLifecycle | None = None  # where policies admit and drop rows
         if not all(one.keeps_all for one in self.policies):
             card = self.device if self.device.type == "cuda" else None
@@ -68,7 +76,7 @@ class Trainer:
         self._recorder = StepRecorder.of(self, self._backward)
 
     @property
-    def collection(self) -> EmbeddingBagCollection:
+    def collection(self) -> TableCollection:
         """The model's embedding tables."""
         return self.rows.collections[0]
 
@@ -225,15 +233,22 @@ def make_model(config: TrainConfig, schema: Schema) -> RecommendationModel:
     """The model that a configuration describes, over the tables of a schema."""
     dtype = getattr(torch, config.precision)
 
-    def make_collection(tables: list[EmbeddingBagConfig]) -> EmbeddingBagCollection:
-        return EmbeddingBagCollection(
-            [replace(table, data_type=dtype) for table in tables],
-            optimizer=config.row_rule(),
-            seed=config.seed,
-            on_unknown=config.on_unknown,
-            row_settings=config.row_settings(),
-            device_memory=config.device_bytes,
-        )
+    def make_collection(tables: list[Any]) -> TableCollection:
+        typed = [replace(table, data_type=dtype) for table in tables]
+        how: dict[str, Any] = {
+            "optimizer": config.row_rule(),
+            "seed": config.seed,
+            "on_unknown": config.on_unknown,
+            "row_settings": config.row_settings(),
+        }
+        if isinstance(typed[0], EmbeddingBagConfig):
+            return EmbeddingBagCollection(typed, device_memory=config.device_bytes, **how)
+        if config.device_bytes:
+            raise ConfigError(
+                f"device_memory is for rows on a card; the rows of {config.model.name}, read one by one, are "
+                "in host memory: leave it out"
+            )
+        return EmbeddingCollection(typed, **how)
 
     model = build_model(
         config.model.name,
@@ -243,20 +258,22 @@ def make_model(config: TrainConfig, schema: Schema) -> RecommendationModel:
         make_collection=make_collection,
         seed=config.seed,
         options=config.model.options,
+        histories=schema.histories,
+        negatives={one.name: one.negatives_of for one in schema.negatives},
     )
     return model.to(dtype)
 
 
-def backward(model: nn.Module, batch: Batch, progressive: Progressive | None = None) -> Tensor:
+def backward(model: RecommendationModel, batch: Batch, progressive: Progressive | None = None) -> Tensor:
     """Run forward and backward on one part of a global batch; returns its part of the mean loss.
 
     ``progressive`` is given the scores that the model had for it.
     """
-    logits = model(batch)
+    logits, losses = model.logits_and_losses(batch)
     if progressive is not None:
         assert batch.labels is not None
         progressive.add(batch.labels, logits)
-    loss = batch.loss(per_sample_loss(logits, batch))
+    loss = batch.loss(losses)
     loss.backward()
     return loss.detach()
 

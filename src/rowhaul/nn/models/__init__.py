@@ -9,13 +9,16 @@ from typing import Any
 from torch import nn
 
 from rowhaul.errors import ConfigError
-from rowhaul.nn.config import EmbeddingBagConfig
+from rowhaul.nn.config import EmbeddingBagConfig, EmbeddingConfig
 from rowhaul.nn.models.base import RecommendationModel
 from rowhaul.nn.models.dcn import DeepAndCross, DeepAndCrossOptions
 from rowhaul.nn.models.deepfm import DeepFM, DeepFMOptions
+from rowhaul.nn.models.din import DIN, DINOptions
 from rowhaul.nn.models.dlrm import DLRM, DLRMOptions
 from rowhaul.nn.models.legacy import Legacy, LegacyOptions
 from rowhaul.nn.models.ncf import NeuMF, NeuMFOptions
+from rowhaul.nn.models.sasrec import SASRec, SASRecOptions
+from rowhaul.nn.models.sequence import SequenceModel
 from rowhaul.nn.models.wide_deep import WideAndDeep, WideAndDeepOptions
 
 MODELS: dict[str, type[RecommendationModel]] = {
@@ -25,6 +28,8 @@ MODELS: dict[str, type[RecommendationModel]] = {
     "dlrm": DLRM,
     "ncf": NeuMF,
     "legacy": Legacy,
+    "din": DIN,
+    "sasrec": SASRec,
 }
 
 
@@ -34,9 +39,11 @@ def build_model(
     tables: Mapping[str, Sequence[str]],
     num_dense: int,
     embedding_dim: int,
-    make_collection: Callable[[list[EmbeddingBagConfig]], nn.Module],
+    make_collection: Callable[[list[Any]], nn.Module],
     seed: int,
     options: Mapping[str, Any] | None = None,
+    histories: Sequence[str] = (),
+    negatives: Mapping[str, str] | None = None,
 ) -> RecommendationModel:
     """Build the model called ``name`` with its collection.
 
@@ -45,9 +52,12 @@ def build_model(
         tables: the features that read each table, as ``Schema.tables``.
         num_dense: number of dense columns.
         embedding_dim: size of an embedding; rows may be wider, see `RecommendationModel.row_width`.
-        make_collection: makes the collection from the configurations of its tables.
+        make_collection: makes the collection from the configurations of its tables: an
+            `EmbeddingBagCollection` of `EmbeddingBagConfig` or an `EmbeddingCollection` of `EmbeddingConfig`.
         seed: of the dense weights and of dropout.
         options: fields of the model's ``Options``.
+        histories: features whose ids are in order, as ``Schema.histories``.
+        negatives: features that are drawn, and the feature each is drawn against.
     """
     options = options or {}
     if name not in MODELS:
@@ -59,10 +69,17 @@ def build_model(
         raise ConfigError(f"model {name!r} has no option {unknown[0]!r}; known are {', '.join(known)}")
     if not isinstance(embedding_dim, int) or embedding_dim < 1:
         raise ConfigError(f"embedding_dim must be at least 1, got {embedding_dim!r}")
-    checked = kind.Options(**options)
+    if negatives and not kind.reads_negatives:
+        raise ConfigError(
+            f"model {name!r} does not read negatives, of which the schema draws {', '.join(negatives)}; "
+            "leave them out of the schema, or take sasrec"
+        )
+    found = {name: given for name, given in kind.roles(tables, histories, negatives or {}).items() if given}
+    checked = kind.Options(**{**found, **options})
     width = kind.row_width(embedding_dim)
+    config = EmbeddingBagConfig if kind.is_pooled else EmbeddingConfig
     configs = [
-        EmbeddingBagConfig(embedding_dim=width, name=table, feature_names=list(features))
+        config(embedding_dim=width, name=table, feature_names=list(features))
         for table, features in tables.items()
     ]
     make: Callable[..., RecommendationModel] = kind
@@ -70,8 +87,10 @@ def build_model(
 
 
 __all__ = [
+    "DIN",
     "DLRM",
     "MODELS",
+    "DINOptions",
     "DLRMOptions",
     "DeepAndCross",
     "DeepAndCrossOptions",
@@ -82,6 +101,9 @@ __all__ = [
     "NeuMF",
     "NeuMFOptions",
     "RecommendationModel",
+    "SASRec",
+    "SASRecOptions",
+    "SequenceModel",
     "WideAndDeep",
     "WideAndDeepOptions",
     "build_model",

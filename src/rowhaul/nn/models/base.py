@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rowhaul.errors import ConfigError, DataError
 from rowhaul.nn.batch import Batch
-from rowhaul.nn.embedding import EmbeddingBagCollection
+from rowhaul.nn.collection import TableCollection
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,24 @@ class RecommendationModel(nn.Module):
     """
 
     Options: ClassVar[type[Any]]
+    is_pooled: ClassVar[bool] = True  # whether the collection pools rows, or gives them one by one
+    reads_negatives: ClassVar[bool] = False  # whether it learns from ids that the reader draws
 
     def __init__(self, collection: nn.Module, num_dense: int) -> None:
         super().__init__()
         self.collection = collection
         self.num_dense = num_dense
-        configs = cast(EmbeddingBagCollection, collection).embedding_bag_configs()
+        configs = cast(TableCollection, collection).table_configs()
         read = [(name, config.embedding_dim) for config in configs for name in config.feature_names]
         self.features = tuple(name for name, _ in read)
         self.widths = tuple(width for _, width in read)
+
+    @classmethod
+    def roles(
+        cls, tables: Mapping[str, Sequence[str]], histories: Sequence[str], negatives: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Options that follow from a schema: which features are histories, and negatives of what."""
+        return {}
 
     @classmethod
     def row_width(cls, embedding_dim: int) -> int:
@@ -69,13 +79,24 @@ class RecommendationModel(nn.Module):
 
     def read(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Pooled rows (samples x sum of widths) and dense columns, both of the rows' type."""
+        self.check_dense(batch)
+        pooled: Tensor = self.collection(batch.ids).values()
+        return pooled, batch.dense.to(pooled.dtype)
+
+    def logits_and_losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Logits and, to learn from, the loss of each sample: cross entropy with its label."""
+        logits = self(batch)
+        assert batch.labels is not None
+        labels = batch.labels.to(logits.dtype)
+        return logits, binary_cross_entropy_with_logits(logits, labels, reduction="none")
+
+    def check_dense(self, batch: Batch) -> None:
+        """Refuse a batch with other dense columns than the model was built for."""
         num_dense = batch.dense.shape[1]
         if num_dense != self.num_dense:
             raise DataError(
                 f"the model was built for {self.num_dense} dense columns, the batch has {num_dense}"
             )
-        pooled: Tensor = self.collection(batch.ids).values()
-        return pooled, batch.dense.to(pooled.dtype)
 
     def common_width(self) -> int:
         """Columns of every feature, for a model that combines features element by element."""

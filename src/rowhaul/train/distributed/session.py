@@ -166,7 +166,7 @@ class ClusterSession(loop.Session):
         )
 
     def _introduce_ranks(self, monitor: Monitor) -> None:
-        cluster, configs = self.cluster, self.trainer.collection.embedding_bag_configs()
+        cluster, configs = self.cluster, self.trainer.collection.table_configs()
         parts = len(self.training.layout.specs) // len(configs)  # a pruned table is several to plans
         roles = [role.split()[0] for role in cluster.roles]
         monitor.joined(
