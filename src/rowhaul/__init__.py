@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rowhaul.database import DistributedEmbeddingDatabase as DistributedEmbeddingDatabase
     from rowhaul.database import EmbeddingDatabase as EmbeddingDatabase
     from rowhaul.errors import RowhaulError as RowhaulError
+    from rowhaul.export.pretrained import load_pretrained as load_pretrained
     from rowhaul.nn import Batch as Batch
     from rowhaul.nn import EmbeddingBagCollection as EmbeddingBagCollection
     from rowhaul.nn import EmbeddingBagConfig as EmbeddingBagConfig
@@ -58,6 +59,7 @@ _EXPORTS = {
     "data.stream": "SampleStream",
     "database": "DatabaseBags DenseSum DistributedEmbeddingDatabase EmbeddingDatabase",
     "errors": "RowhaulError",
+    "export.pretrained": "load_pretrained",
     "nn": "Batch EmbeddingBagCollection EmbeddingBagConfig EmbeddingCollection EmbeddingConfig JaggedTensor "
     "KeyedJaggedTensor KeyedTensor RowOptimizer",
     "nn.models": "build_model",
