@@ -105,9 +105,8 @@ def test_a_sample_gets_its_own_id_only_if_the_batch_has_no_other(rows):
     assert bags(drawn, "item") == [[item] for item, _ in rows]
     for (item, history), others in zip(rows, bags(drawn, "others"), strict=True):
         free = {other for other, _ in rows} - {item, *history}
-        # A draw is repeated 16 times: with one free id among eight that fails once in eight or so.
         assert set(others) <= {other for other, _ in rows}
-        if len([other for other, _ in rows if other in free]) * 2 >= count:
+        if 4 * len([other for other, _ in rows if other in free]) >= 3 * count:  # 16 tries do not all fail
             assert set(others) <= free
 
 

@@ -89,6 +89,9 @@ def _read(path: Path, keys: str, values: str) -> Rows:
 
 def _read_npz(path: Path, keys: str, values: str) -> Rows:
     with np.load(path, allow_pickle=False) as arrays:
+        for name in (keys or "keys", values):
+            if name not in arrays:
+                raise KeyError(name)
         return arrays[keys or "keys"], arrays[values]
 
 
