@@ -313,7 +313,7 @@ class _Placeholder(nn.Module):
         super().__init__()
         self.tables, self.inner, self.ids = tables, rows, torch.empty(0)
 
-    def embedding_bag_configs(self) -> list:
+    def table_configs(self) -> list:
         return self.tables
 
     def forward(self, features: object) -> KeyedTensor:

@@ -72,7 +72,7 @@ class PlainTables(nn.Module):
             for batch in log.indexed
         }
 
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+    def table_configs(self) -> list[EmbeddingBagConfig]:
         return self._configs
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:

@@ -21,7 +21,7 @@ def jagged(bags_by_feature, weights=None):
 
 def values_of(collection, table):
     """{key: values} of every row of a table."""
-    dim = next(c.embedding_dim for c in collection.embedding_bag_configs() if c.name == table)
+    dim = next(c.embedding_dim for c in collection.table_configs() if c.name == table)
     return {
         int(key): record[:dim].copy()
         for keys, records in collection.rows(table)

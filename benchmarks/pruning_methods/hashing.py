@@ -79,7 +79,7 @@ class HashedRows(nn.Module):
             if size != WHOLE
         }
 
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+    def table_configs(self) -> list[EmbeddingBagConfig]:
         """The tables."""
         return self.rows.embedding_bag_configs()
 

@@ -77,7 +77,7 @@ class MixedDimensions(nn.Module):
                 nn.init.xavier_uniform_(weights[table.name], generator=random)
         self.projections = nn.ParameterDict(weights)
 
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+    def table_configs(self) -> list[EmbeddingBagConfig]:
         """The tables as they seem to be."""
         return self._configs
 

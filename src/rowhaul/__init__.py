@@ -33,9 +33,13 @@ if TYPE_CHECKING:
     from rowhaul.database import DistributedEmbeddingDatabase as DistributedEmbeddingDatabase
     from rowhaul.database import EmbeddingDatabase as EmbeddingDatabase
     from rowhaul.errors import RowhaulError as RowhaulError
+    from rowhaul.export.pretrained import load_pretrained as load_pretrained
     from rowhaul.nn import Batch as Batch
     from rowhaul.nn import EmbeddingBagCollection as EmbeddingBagCollection
     from rowhaul.nn import EmbeddingBagConfig as EmbeddingBagConfig
+    from rowhaul.nn import EmbeddingCollection as EmbeddingCollection
+    from rowhaul.nn import EmbeddingConfig as EmbeddingConfig
+    from rowhaul.nn import JaggedTensor as JaggedTensor
     from rowhaul.nn import KeyedJaggedTensor as KeyedJaggedTensor
     from rowhaul.nn import KeyedTensor as KeyedTensor
     from rowhaul.nn import RowOptimizer as RowOptimizer
@@ -55,7 +59,9 @@ _EXPORTS = {
     "data.stream": "SampleStream",
     "database": "DatabaseBags DenseSum DistributedEmbeddingDatabase EmbeddingDatabase",
     "errors": "RowhaulError",
-    "nn": "Batch EmbeddingBagCollection EmbeddingBagConfig KeyedJaggedTensor KeyedTensor RowOptimizer",
+    "export.pretrained": "load_pretrained",
+    "nn": "Batch EmbeddingBagCollection EmbeddingBagConfig EmbeddingCollection EmbeddingConfig JaggedTensor "
+    "KeyedJaggedTensor KeyedTensor RowOptimizer",
     "nn.models": "build_model",
     "pruning.settings": "PruneSettings",
     "schedule.lifetimes.policy": "RowPolicy",

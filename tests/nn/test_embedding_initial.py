@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedding_cases import jagged, one_table, values_of
-from rowhaul.errors import UnknownKeyError
+from rowhaul.errors import ConfigError, UnknownKeyError
+from rowhaul.nn import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    RowPrecision,
+)
+from rowhaul.pruning import PruneSettings
 
 
 def expected_initial(seed, table, key, dim, low, high):
@@ -82,3 +90,49 @@ def test_unknown_keys_can_be_zeros_or_an_error():
     assert torch.equal(zeros(jagged({"f": [[5]]})).values(), torch.zeros(1, 4))
     with pytest.raises(UnknownKeyError, match=r"table 't': key 5 was never trained \(1 such keys"):
         error(jagged({"f": [[5]]}))
+
+
+def from_key(seed, keys):
+    """A row that shows its seed and key."""
+    return np.stack([np.full(len(keys), seed), keys, -keys], axis=1).astype(float)
+
+
+def made_by(init_fn, unpooled=False, **options):
+    config, kind = (
+        (EmbeddingConfig, EmbeddingCollection) if unpooled else (EmbeddingBagConfig, EmbeddingBagCollection)
+    )
+    tables = [
+        config(embedding_dim=3, name="plain", feature_names=["g"]),
+        config(embedding_dim=3, name="made", feature_names=["f"], init_fn=init_fn),
+    ]
+    return kind(tables, seed=5, **options)
+
+
+@pytest.mark.parametrize("unpooled", [False, True])
+def test_init_fn_makes_the_first_values_of_its_table(unpooled):
+    """In whatever order keys come, trained or only read; other tables and optimizer state are as ever."""
+    collection, usual = made_by(from_key, unpooled), made_by(None, unpooled)
+    for batch in ({"g": [[1], []], "f": [[7, 2], [7]]}, {"g": [[2], [4]], "f": [[3], [2, 9]]}):
+        collection(jagged(batch))
+        usual(jagged(batch))
+    assert values_of(collection, "made").keys() == {7, 2, 3, 9}
+    for key, row in values_of(collection, "made").items():
+        assert row.tolist() == [5, key, -key]
+    for key, row in values_of(usual, "plain").items():
+        assert np.array_equal(values_of(collection, "plain")[key], row)
+    for (_, records), (_, others) in zip(collection.rows("made"), usual.rows("made"), strict=True):
+        assert np.array_equal(records[:, 3:], others[:, 3:])
+    found = collection.eval()(jagged({"g": [[1]], "f": [[11]]}))
+    assert (
+        found["f"].values().tolist() == [[5, 11, -11]] if unpooled else found["f"].tolist() == [[5, 11, -11]]
+    )
+    assert 11 not in values_of(collection, "made")
+
+
+def test_init_fn_is_checked_and_refused_where_rows_are_not_whole():
+    with pytest.raises(ConfigError, match=r"must return finite values of shape \(1, 3\)"):
+        made_by(lambda seed, keys: np.zeros((len(keys), 2)))(jagged({"g": [[]], "f": [[1]]}))
+    for how in (RowPrecision("int8"), PruneSettings(ratio=0.5, chunks=2)):
+        with pytest.raises(ConfigError, match="'made' has an init_fn, which is called for whole rows"):
+            made_by(from_key, row_settings=how)
+    made_by(from_key, row_settings=RowPrecision())

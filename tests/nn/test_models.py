@@ -51,6 +51,7 @@ OPTIONS: dict[str, Mapping[str, object]] = {
     "legacy sparse": SMALL | {"use_dense": False},
     "no layers": {"hidden": ()},
 }
+POOLED = [name for name, kind in MODELS.items() if kind.is_pooled and kind.least_tasks == 1]
 CASES = [(case, num_dense) for case in OPTIONS for num_dense in (2, 0)]
 
 
@@ -330,7 +331,7 @@ def test_dropout_belongs_to_the_sample(case: str) -> None:
     assert torch.equal(model(replace(whole, index=whole.index + 5)), model(whole))
 
 
-@pytest.mark.parametrize("name", [name for name, kind in MODELS.items() if kind.least_tasks == 1])
+@pytest.mark.parametrize("name", POOLED)
 def test_dense_weights_come_from_the_seed_alone(name: str) -> None:
     def made(seed: int) -> dict[str, Tensor]:
         model = build_model(

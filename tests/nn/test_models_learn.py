@@ -17,6 +17,7 @@ from rowhaul.optim import Adagrad
 from slow_cases import mostly_slow
 
 NUM_IDS = 40
+POOLED = [name for name, kind in MODELS.items() if kind.is_pooled and kind.least_tasks == 1]
 NUM_STEPS = 250
 BATCH = 256
 
@@ -38,10 +39,7 @@ def make_collection(configs: list[EmbeddingBagConfig]) -> EmbeddingBagCollection
     return EmbeddingBagCollection(configs, optimizer=Adagrad(lr=0.1))
 
 
-@pytest.mark.parametrize(
-    "name",
-    mostly_slow([name for name, kind in MODELS.items() if kind.least_tasks == 1], "dlrm", "dcn", "deepfm"),
-)
+@pytest.mark.parametrize("name", mostly_slow(POOLED, "dlrm", "dcn", "deepfm"))
 def test_models_learn_an_interaction(name: str) -> None:
     model = build_model(
         name,

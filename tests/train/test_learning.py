@@ -20,7 +20,9 @@ def log(request, tmp_path_factory):
     return folder, Schema.read(folder / "schema.yaml"), best["auc"]
 
 
-@pytest.mark.parametrize("name", mostly_slow(MODELS, "dlrm"))
+@pytest.mark.parametrize(
+    "name", mostly_slow([name for name, kind in MODELS.items() if kind.is_pooled], "dlrm")
+)
 def test_a_model_learns_most_of_what_there_is(name, log):
     folder, schema, best = log
     config = TrainConfig(

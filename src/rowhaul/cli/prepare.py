@@ -15,7 +15,9 @@ def prepare(
         ..., help="Raw log files, plain or .gz; a zip or folder for some formats."
     ),
     format: str = typer.Option(
-        ..., "--format", help="criteo, criteo-tb, criteo-search, avazu, movielens, taobao, csv or parquet."
+        ...,
+        "--format",
+        help="criteo, criteo-tb, criteo-search, avazu, movielens, taobao, userbehavior, csv or parquet.",
     ),
     out: Path = typer.Option(..., "--out", help="Data folder to write; an interrupted one is resumed."),
     schema: Path | None = typer.Option(None, "--schema", help="Schema file, for csv and parquet."),
@@ -26,6 +28,12 @@ def prepare(
         None,
         "--time-order/--file-order",
         help="Sort by time (default where the files are not sorted) or keep the order.",
+    ),
+    history: int | None = typer.Option(
+        None, help="Put each user's last events, at most so many, beside an event (movielens, userbehavior)."
+    ),
+    history_of: str | None = typer.Option(
+        None, help="Events that enter histories: all (default) or positive."
     ),
     on_bad_line: str = typer.Option("error", help="What to do with a malformed line: error or skip."),
     test_share: float = typer.Option(0.1, help="Share of the rows, the last ones, to put into test/."),
@@ -47,6 +55,8 @@ def prepare(
             schema=schema,
             positive_from=positive_from,
             time_order=time_order,
+            history=history,
+            history_of=history_of,
             on_bad_line=on_bad_line,
             test_share=test_share,
             check_collisions=check_collisions,

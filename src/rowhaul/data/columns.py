@@ -91,7 +91,7 @@ def check_columns(
         check_present(schema.time.name, found.names, path)
         if not is_time(found.field(schema.time.name).type):
             raise _wrong_type(path, schema.time.name, found, "a time is a timestamp, a date or a number")
-    kinds = {name: id_kind(found.field(name).type) for name in schema.features}
+    kinds = {name: id_kind(found.field(name).type) for name in schema.stored_features}
     for name, kind in kinds.items():
         if kind == "":
             hint = "an id column holds integers or strings, or lists of them"
@@ -211,7 +211,7 @@ def is_time(kind: pa.DataType) -> bool:
     return bool(numbers or pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
-def timeplain_numbers(column: pa.Array, wanted: TimeColumn) -> tuple[npt.NDArray[Any], Mask]:
+def time_numbers(column: pa.Array, wanted: TimeColumn) -> tuple[npt.NDArray[Any], Mask]:
     """Seconds since 1970 of each row, and which rows really have a time."""
     if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
         seconds = column.cast(pa.timestamp("s"), safe=False).cast(pa.int64())

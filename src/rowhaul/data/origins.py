@@ -24,7 +24,7 @@ TYPE_OF_KIND = {kind: name for name, kind in KIND_OF_TYPE.items()}
 
 def with_note(found: pa.Schema, schema: Schema) -> pa.Schema:
     """Add the note about what the id columns hold, by their types in ``schema``."""
-    kinds = {one.name: KIND_OF_TYPE.get(one.type, UNRECORDED) for one in schema.ids}
+    kinds = {one.name: KIND_OF_TYPE.get(one.type, UNRECORDED) for one in schema.stored_ids}
     return found.with_metadata({**(found.metadata or {}), _NOTE: json.dumps(kinds).encode()})
 
 

@@ -127,7 +127,7 @@ class ParquetRows:
 
     def _decode(self, rows: pa.RecordBatch, origin: Origin) -> Block:
         return Block(
-            ids=tuple(decode_ids(rows.column(name)) for name in self._schema.features),
+            ids=tuple(decode_ids(rows.column(name)) for name in self._schema.stored_features),
             dense=decode_dense(rows, self._schema.dense, origin),
             targets=decode_targets(rows, self._schema, origin) if self._with_label else NO_TARGETS,
             times=decode_times(rows.column(self._time.name), self._time, origin) if self._time else None,

@@ -16,6 +16,7 @@ from typing import Any, cast
 from rowhaul.data.collisions import find_collisions
 from rowhaul.data.folder.writer import SCRATCH_FOLDER, Chunk, FolderWriter, Progress
 from rowhaul.data.formats import Options, Source, open_format
+from rowhaul.data.formats.histories import HistoryOptions, WithHistories
 from rowhaul.data.formats.source import TextSource
 from rowhaul.data.formats.time_order import TimeOrdered
 from rowhaul.data.prefetch import prefetch
@@ -51,6 +52,8 @@ def prepare(
     schema: str | Path | Schema | None = None,
     positive_from: float | None = None,
     time_order: bool | None = None,
+    history: int | None = None,
+    history_of: str | None = None,
     on_bad_line: str = "error",
     test_share: float = 0.1,
     check_collisions: bool = False,
@@ -67,6 +70,9 @@ def prepare(
         positive_from: lowest rating that counts as 1, for the format movielens (default 4).
         time_order: sort by time (the default) or keep the order of the file, for the formats that
             have a time and are not in its order.
+        history: put the ids of a user's last events, at most so many, beside each event, for the formats
+            movielens and userbehavior; only events of earlier times are in it.
+        history_of: which events enter histories: ``all`` (the default) or ``positive``, those with label 1.
         on_bad_line: "error" stops at the first, "skip" counts them.
         test_share: share of the rows, the last ones, to put into ``test/``.
         check_collisions: read the input again to check that no two strings share a key.
@@ -81,6 +87,8 @@ def prepare(
         schema=schema if isinstance(schema, Schema) or schema is None else Schema.read(schema),
         positive_from=positive_from,
         time_order=time_order,
+        history=history,
+        history_of=history_of,
     )
     if options.schema is not None and options.schema.time is not None:
         raise DataError(
@@ -90,7 +98,8 @@ def prepare(
     if len({path.resolve() for path in paths}) < len(paths):
         raise DataError(f"an input is named twice: {', '.join(map(str, paths))}; name each file once")
     opened = open_format(format, paths, options)
-    ordered, source = _in_order(opened, time_order, Path(out).expanduser() / SCRATCH_FOLDER)
+    ordered, source = _in_order(opened, options, Path(out).expanduser() / SCRATCH_FOLDER)
+    schema_written = ordered.schema if isinstance(ordered, WithHistories) else source.schema
     made_by = {
         "command": "prepare",
         "format": format,
@@ -99,6 +108,8 @@ def prepare(
         "positive_from": positive_from,
         "time_order": time_order,
     }
+    if history is not None:
+        made_by |= {"history": history, "history_of": history_of}
     if opened.guessed_types:  # earlier versions took them for text: do not continue what those began
         made_by["id_types"] = dict(opened.guessed_types)
     for path in source.files:
@@ -106,7 +117,7 @@ def prepare(
             raise DataError(f"{path} is inside the output folder {out}; choose another folder")
     fingerprints = [_fingerprint(path) for path in source.files]
     with FolderWriter(
-        out, source.schema, made_by, inputs=fingerprints, test_share=test_share, overwrite=overwrite
+        out, schema_written, made_by, inputs=fingerprints, test_share=test_share, overwrite=overwrite
     ) as writer:
         resumed_rows = writer.rows
         bad_lines = BadLines.at(writer.position, skip=on_bad_line == "skip")
@@ -133,12 +144,27 @@ def prepare(
     )
 
 
-def _in_order(source: Source, time_order: bool | None, scratch: Path) -> tuple[Source | TimeOrdered, Source]:
+def _in_order(
+    source: Source, options: Options, scratch: Path
+) -> tuple[Source | TimeOrdered | WithHistories, Source]:
     """The source in the order to write, and in the order of its files."""
     if not isinstance(source, TextSource) or source.time_column is None:
         return source, source
     unsorted = replace(source, time_column=None)
-    return (unsorted if time_order is False else TimeOrdered(source, scratch)), unsorted
+    if options.history is not None and source.histories is not None:
+        if options.time_order is False:
+            raise ConfigError(
+                "histories are made in the order of time; leave out time_order=False (--file-order)"
+            )
+        chosen = HistoryOptions(options.history, options.history_of or "all")
+        return WithHistories(
+            TimeOrdered(source, scratch, keeps_time=True), source.histories, chosen
+        ), unsorted
+    if options.history_of is not None:
+        raise ConfigError(
+            "history_of says which events enter histories; give their length: history=50 (--history)"
+        )
+    return (unsorted if options.time_order is False else TimeOrdered(source, scratch)), unsorted
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

@@ -11,6 +11,8 @@ A schema is a small YAML file that a person can write::
       - {name: zip, type: string}         # in CSV: also if all look like numbers
       - {name: item, table: items}        # features that name one table share its rows
       - {name: last_item, table: items}
+      - {name: history, table: items, max_length: 50}    # ids in order, of which the last 50 are read
+      - {name: others, table: items, negatives_of: item, count: 4}   # not in the files: drawn by the reader
     time: at                              # when it happened, for a time to live: {name: at, unit: ms}
     weight: importance                    # optional: how much a sample counts in the loss
     group: user                           # optional: whose samples are ranked together in evaluation
@@ -88,15 +90,27 @@ class IdColumn:
     value, and ``auto`` takes a column for integers if it looks like that; ``separator`` splits a field that
     holds several ids. In Parquet the column's own type decides; in data that `prepare` wrote, where all ids
     are keys, ``type`` says what they were. ``table`` defaults to the column's name.
+
+    ``max_length`` makes the column a history: a list in order, oldest first, of which the last ``max_length``
+    ids are read. A column with ``negatives_of`` is in no file: for every id of that feature the reader draws
+    ``count`` ids which the sample does not have, see `rowhaul.data.negatives`.
     """
 
     name: str
     table: str = ""
     type: str = "auto"
     separator: str | None = None
+    max_length: int | None = None
+    negatives_of: str = ""
+    count: int = 1
 
     def __post_init__(self) -> None:
         _check_choice("type", self.type, ID_TYPES, self.name)
+        for entry, given in (("max_length", self.max_length), ("count", self.count)):
+            if given is not None and given < 1:
+                raise DataError(f"column {self.name!r}: {entry} must be at least 1, got {given}")
+        if self.count != 1 and not self.negatives_of:
+            raise DataError(f"column {self.name!r}: count is for negatives; say `negatives_of` which feature")
         if not self.table:
             object.__setattr__(self, "table", self.name)
 
@@ -159,6 +173,13 @@ class Schema:
             raise DataError(f"schema: column {twice[0]!r} is named more than once; name each column once")
         if not self.ids:
             raise DataError("schema: no id column; list at least one under `ids`")
+        tables = {column.name: column.table for column in self.stored_ids}
+        for column in self.negatives:
+            if tables.get(column.negatives_of) != column.table:
+                raise DataError(
+                    f"schema: column {column.name!r} draws negatives of {column.negatives_of!r} for table "
+                    f"{column.table!r}; name an id column that is in the files and reads the same table"
+                )
 
     def as_parquet(self) -> Schema:
         """The same without what only concerns text: equal for data that is read the same way."""
@@ -166,10 +187,14 @@ class Schema:
         return replace(self, ids=ids, csv=None)
 
     def column_names(self, with_label: bool = True) -> list[str]:
-        """Names of all columns: labels and what goes with them, dense numbers, ids."""
+        """Names of all columns in files: labels and what goes with them, dense numbers, ids."""
         targets = [column.name for column in self.tasks]
-        targets += [name for name in (self.weight, self.group) if name and name not in self.features]
-        return [*(targets if with_label else []), *(column.name for column in self.dense), *self.features]
+        targets += [name for name in (self.weight, self.group) if name and name not in self.stored_features]
+        return [
+            *(targets if with_label else []),
+            *(column.name for column in self.dense),
+            *self.stored_features,
+        ]
 
     @property
     def tasks(self) -> tuple[LabelColumn, ...]:
@@ -200,6 +225,26 @@ class Schema:
             raise DataError(
                 f"schema: the weight {self.weight!r} is an id column; it must be a column of its own"
             )
+
+    @property
+    def stored_ids(self) -> tuple[IdColumn, ...]:
+        """The id columns that are in files: all but negatives."""
+        return tuple(column for column in self.ids if not column.negatives_of)
+
+    @property
+    def stored_features(self) -> tuple[str, ...]:
+        """Names of the id features that are in files."""
+        return tuple(column.name for column in self.stored_ids)
+
+    @property
+    def negatives(self) -> tuple[IdColumn, ...]:
+        """The id columns that the reader draws."""
+        return tuple(column for column in self.ids if column.negatives_of)
+
+    @property
+    def histories(self) -> tuple[str, ...]:
+        """Names of the features that are histories."""
+        return tuple(column.name for column in self.ids if column.max_length is not None)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -294,6 +339,9 @@ _TYPES: dict[str, tuple[type[Any], ...]] = {
         ("name", "table", "type", "transform", "delimiter", "encoding", "unit", "kind", "after"), (str,)
     ),
     "separator": (str, type(None)),
+    "negatives_of": (str,),
+    "max_length": (int, type(None)),
+    "count": (int,),
     "header": (bool,),
     "columns": (list, tuple),
     "positive_from": (int, float, type(None)),

@@ -18,6 +18,7 @@ from rowhaul.data.block import Block, rechunk
 from rowhaul.data.columns import Int64s
 from rowhaul.data.contents import ContentDigests, FileFacts
 from rowhaul.data.files import Files, expand_files
+from rowhaul.data.negatives import FeatureMaker
 from rowhaul.data.parquet import ParquetRows
 from rowhaul.data.prefetch import prefetch
 from rowhaul.data.samples import Samples
@@ -43,7 +44,7 @@ class SampleStream:
         epochs: Passes over the files.
         shuffle_rows: 0 keeps the files' order. W > 0 permutes the row groups of all files, then
             the samples within windows of W, differently in every epoch; W samples are held in memory.
-        seed: Of the shuffle; the same order on every machine.
+        seed: Of the shuffle, and of negatives; the same order on every machine.
         start: Samples already consumed: the `position` of an earlier run.
         limit: Stop at this position of the stream (counted like ``start``, over all epochs).
         require_label: False leaves the label unread: batches have ``labels=None``.
@@ -80,6 +81,7 @@ class SampleStream:
         self.num_samples = int(self._group_rows.sum())
         self._shuffle_rows = shuffle_rows
         self._seed = seed
+        self._maker = FeatureMaker(schema, seed)
         self._start = start
         self._require_label = require_label
         whole = epochs * self.num_samples
@@ -89,6 +91,15 @@ class SampleStream:
     def key_kinds(self) -> dict[str, str]:
         """What the ids of each feature are (`rowhaul._id_kinds`): the integer 7 and "7" are two keys."""
         return self._rows.key_kinds
+
+    @property
+    def num_cut(self) -> int:
+        """Histories read so far that were longer than their limit."""
+        return self._maker.num_cut
+
+    def news(self) -> list[str]:
+        """Return what is worth telling of the samples read since the last call: histories that were cut."""
+        return self._maker.notes()
 
     @property
     def fingerprint(self) -> str:
@@ -161,7 +172,7 @@ class SampleStream:
             blocks = self._shuffled(epoch, first, last) if self._shuffle_rows else self._in_order(first, last)
             position = epoch * self.num_samples + first
             for block in rechunk(blocks, self.batch_size):
-                yield block.to_samples(self.schema.features, position)
+                yield self._maker.samples(block, position)
                 position += len(block)
 
     def _in_order(self, first: int, last: int, order: Int64s | None = None) -> Iterator[Block]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rowhaul.errors import ConfigError
+from rowhaul.store.tables import InitFn
 
 # Rows of a table of unknown size start this close to zero.
 DEFAULT_INITIAL_RANGE = 0.01
@@ -26,8 +27,8 @@ class PoolingType(Enum):
 
 
 @dataclass(frozen=True)
-class EmbeddingBagConfig:
-    """One table: its row size, its features, how bags are pooled.
+class EmbeddingConfig:
+    """One table whose rows are read one by one, not pooled: its row size and its features.
 
     Unlike TorchRec's, a table has no size: any int64 is a key and its row is created on first
     sight. ``num_embeddings`` only sets the default initial range, ±sqrt(1 / num_embeddings).
@@ -40,10 +41,13 @@ class EmbeddingBagConfig:
         feature_names: features that read this table.
         weight_init_max: upper end of the initial range.
         weight_init_min: lower end of the initial range.
-        pooling: sum or mean over the ids of a bag; an empty bag gives zeros.
+        init_fn: first values instead of a range: a function of (seed, keys) that returns keys × dim values,
+            each row from the seed and its key alone, the same on every rank. Unlike TorchRec's, it is called
+            with the keys of new rows, since there is no table to fill. For whole rows in host memory.
+        frozen: rows are read and never change, as pretrained ones that only the rest learns from.
 
     Example:
-        >>> EmbeddingBagConfig(embedding_dim=16, name="items", feature_names=["item", "last_item"])
+        >>> EmbeddingConfig(embedding_dim=16, name="items", feature_names=["item", "history"])
     """
 
     num_embeddings: int | None = None
@@ -53,11 +57,12 @@ class EmbeddingBagConfig:
     feature_names: list[str] = field(default_factory=list)
     weight_init_max: float | None = None
     weight_init_min: float | None = None
-    pooling: PoolingType = PoolingType.SUM
+    init_fn: InitFn | None = field(default=None, kw_only=True)
+    frozen: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise ConfigError("EmbeddingBagConfig: a table needs a name")
+            raise ConfigError(f"{type(self).__name__}: a table needs a name")
         where = f"table {self.name!r}"
         if self.num_embeddings is not None and self.num_embeddings < 1:
             raise ConfigError(
@@ -67,11 +72,6 @@ class EmbeddingBagConfig:
             raise ConfigError(f"{where}: embedding_dim must be at least 1, got {self.embedding_dim!r}")
         if not self.feature_names:
             raise ConfigError(f"{where}: feature_names is empty; name the features that read this table")
-        try:
-            pooling = PoolingType(getattr(self.pooling, "value", self.pooling))
-        except ValueError:
-            raise ConfigError(f"{where}: pooling must be SUM or MEAN, got {self.pooling!r}") from None
-        object.__setattr__(self, "pooling", pooling)
         dtype = _DTYPES.get(getattr(self.data_type, "value", self.data_type), self.data_type)
         if dtype not in _DTYPES.values():
             raise ConfigError(f"{where}: data_type must be float32 or float64, got {self.data_type!r}")
@@ -87,3 +87,28 @@ class EmbeddingBagConfig:
         low = self.weight_init_min if self.weight_init_min is not None else -default
         high = self.weight_init_max if self.weight_init_max is not None else default
         return low, high
+
+
+@dataclass(frozen=True)
+class EmbeddingBagConfig(EmbeddingConfig):
+    """One table: its row size, its features, how bags are pooled.
+
+    Args:
+        pooling: sum or mean over the ids of a bag; an empty bag gives zeros. The others are those of
+            `EmbeddingConfig`.
+
+    Example:
+        >>> EmbeddingBagConfig(embedding_dim=16, name="items", feature_names=["item", "last_item"])
+    """
+
+    pooling: PoolingType = PoolingType.SUM
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            pooling = PoolingType(getattr(self.pooling, "value", self.pooling))
+        except ValueError:
+            raise ConfigError(
+                f"table {self.name!r}: pooling must be SUM or MEAN, got {self.pooling!r}"
+            ) from None
+        object.__setattr__(self, "pooling", pooling)

@@ -39,10 +39,11 @@ class SampleDropout(nn.Module):
         self.p, self.seed, self.layer = p, seed, layer
 
     def forward(self, x: Tensor, index: Tensor) -> Tensor:
-        """Drop entries of ``x`` (samples x columns) whose samples are ``index``."""
+        """Drop entries of ``x`` (samples x columns, of any dimensions) whose samples are ``index``."""
         if not self.training or self.p == 0:
             return x
-        return x * self._scaled_mask(index, x.shape[1], x.dtype)
+        columns = x.shape[1:].numel()
+        return x * self._scaled_mask(index, columns, x.dtype).view(x.shape)
 
     def _scaled_mask(self, index: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
         """Each 64-bit hash decides two neighbouring columns, 32 bits each."""

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from rowhaul.errors import ConfigError
-from rowhaul.nn.config import EmbeddingBagConfig, PoolingType
+from rowhaul.nn.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rowhaul.nn.jagged import KeyedJaggedTensor
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.store import TableGroup, TableSpec
@@ -21,20 +21,23 @@ Int64s = npt.NDArray[np.int64]
 class FeatureGroup:
     """Features over tables of one row size; ``specs`` are the tables, ``columns`` where vectors begin."""
 
-    def __init__(self, configs: Sequence[EmbeddingBagConfig], first_columns: Sequence[int]) -> None:
+    def __init__(self, configs: Sequence[EmbeddingConfig], first_columns: Sequence[int]) -> None:
         self.dim = configs[0].embedding_dim
         self.dtype: torch.dtype = configs[0].data_type
-        self.specs = tuple(TableSpec(config.name, self.dim, *config.initial_range) for config in configs)
+        self.specs = tuple(
+            TableSpec(config.name, self.dim, *config.initial_range, config.init_fn) for config in configs
+        )
         self.features = [name for config in configs for name in config.feature_names]
         num_features = [len(config.feature_names) for config in configs]
         self.feature_tables = np.repeat(np.arange(len(configs)), num_features)
+        self.column_tables = self.feature_tables  # whose rows the vectors in each of ``columns`` are made of
         self.columns = np.concatenate(
             [
                 first + self.dim * np.arange(count)
                 for first, count in zip(first_columns, num_features, strict=True)
             ]
         )
-        is_mean = [config.pooling is PoolingType.MEAN for config in configs]
+        is_mean = [getattr(config, "pooling", None) is PoolingType.MEAN for config in configs]
         self.is_mean = np.repeat(np.array(is_mean, dtype=np.bool_), num_features)
 
     def make_tables(self, optimizer: RowOptimizerRule, seed: int, row_dtype: str = PLAIN) -> TableGroup:
@@ -51,6 +54,26 @@ class FeatureGroup:
         starts = offsets[::num_samples] if num_samples else np.zeros(len(self.features) + 1, dtype=np.int64)
         ids = np.ascontiguousarray(values, dtype=np.int64), np.ascontiguousarray(starts), self.feature_tables
         return ids, entries, offsets
+
+
+class UnpooledGroup(FeatureGroup):
+    """The features of one table, each id a vector of its own.
+
+    A row source sees one column of bags with one id each, so it reads, sums and steps as it does for bags.
+    """
+
+    def __init__(self, config: EmbeddingConfig) -> None:
+        super().__init__([config], [0])
+        self.columns = np.zeros(1, np.int64)
+        self.column_tables = np.zeros(1, np.int64)
+        self.is_mean = np.zeros(1, np.bool_)
+
+    def ids_of(
+        self, features: KeyedJaggedTensor
+    ) -> tuple[tuple[Int64s, Int64s, Int64s], slice | Int64s, Int64s]:
+        """Select a batch's ids; every one is a bag."""
+        ids, entries, _ = super().ids_of(features)
+        return ids, entries, np.arange(len(ids[0]) + 1)
 
 
 def group_features(tables: Sequence[EmbeddingBagConfig]) -> list[FeatureGroup]:

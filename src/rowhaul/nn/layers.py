@@ -56,9 +56,10 @@ class LayerFactory:
     def mlp(self, inputs: int, hidden: Sequence[int], dropout: float = 0.0) -> MLP:
         """An MLP with these hidden sizes and this dropout after each."""
         linears = [self.linear(before, after) for before, after in pairwise((inputs, *hidden))]
-        return MLP(linears, [self._dropout(dropout) for _ in linears])
+        return MLP(linears, [self.dropout(dropout) for _ in linears])
 
-    def _dropout(self, p: float) -> SampleDropout:
+    def dropout(self, p: float) -> SampleDropout:
+        """The next dropout layer of the model."""
         self._num_dropouts += 1
         return SampleDropout(p, self._seed, layer=self._num_dropouts - 1)
 

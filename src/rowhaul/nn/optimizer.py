@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rowhaul.errors import ConfigError
-from rowhaul.nn.embedding import EmbeddingBagCollection
+from rowhaul.nn.collection import TableCollection
 
 
 class RowOptimizer(torch.optim.Optimizer):
@@ -26,9 +26,12 @@ class RowOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.collections = [one for one in module.modules() if isinstance(one, EmbeddingBagCollection)]
+        self.collections = [one for one in module.modules() if isinstance(one, TableCollection)]
         if not self.collections:
-            raise ConfigError(f"{type(module).__name__} has no EmbeddingBagCollection, so no rows to train")
+            raise ConfigError(
+                f"{type(module).__name__} has no EmbeddingBagCollection and no EmbeddingCollection, so no "
+                "rows to train"
+            )
         groups = [{"params": [one.anchor], "lr": one.optimizer.lr, "number": 0} for one in self.collections]
         super().__init__(groups, {})
 

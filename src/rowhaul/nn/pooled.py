@@ -170,7 +170,7 @@ class PoolRows(torch.autograd.Function):
         device = reads[0].device
         out = torch.empty(shape, dtype=dtype, device=device)
         in_threads = device.type == "cpu" and is_worth_threads(out.numel())
-        run_all([partial(read.pool, weights, _array(out)) for read in reads], in_threads)
+        run_all([partial(read.pool, weights, as_array(out)) for read in reads], in_threads)
         ctx.reads = reads
         # Saved the official way, so that changing the weights or a second backward is noticed.
         ctx.save_for_backward(anchor, weights)
@@ -186,13 +186,13 @@ class PoolRows(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             in_threads = device.type == "cpu" and is_worth_threads(gradients.numel())
             run_all(
-                [partial(read.keep_gradients, weights, _array(gradients)) for read in ctx.reads], in_threads
+                [partial(read.keep_gradients, weights, as_array(gradients)) for read in ctx.reads], in_threads
             )
         weight_gradients = None
         if ctx.needs_input_grad[1]:
             weight_gradients = torch.zeros_like(weights)
             for read in ctx.reads:
-                found = read.weight_gradients(_array(gradients))
+                found = read.weight_gradients(as_array(gradients))
                 # Not +=: a feature that reads two tables has its entries in a group twice.
                 if isinstance(found, Tensor):
                     places = torch.arange(len(weights), device=found.device)[read.entries]
@@ -203,6 +203,6 @@ class PoolRows(torch.autograd.Function):
         return None, weight_gradients, None, None, None
 
 
-def _array(tensor: Tensor) -> Any:
+def as_array(tensor: Tensor) -> Any:
     """Return a tensor as row reads take it: NumPy's in host memory, PyTorch's on a card."""
     return tensor.numpy() if tensor.device.type == "cpu" else tensor

@@ -19,7 +19,7 @@ from rowhaul.pruning.settings import PruneSettings
 from rowhaul.store.row_parts import Arrays
 
 if TYPE_CHECKING:
-    from rowhaul.nn import EmbeddingBagCollection
+    from rowhaul.nn import TableCollection
     from rowhaul.pruning.pool.collection import PrunedRows
 
 FACT = "pruning"  # of a checkpoint's facts: how its rows were pruned; absent where they were not
@@ -28,7 +28,7 @@ ROW_PARTS = ("keys", "present", "chunks", "utilities", "touched")
 PRUNER_PARTS = ("registers", "numbers", "columns", "sums")
 
 
-def pruned_rows(collection: EmbeddingBagCollection) -> PrunedRows:
+def pruned_rows(collection: TableCollection) -> PrunedRows:
     """Return the rows of a collection that prunes in this process."""
     return cast("PrunedRows", collection.source)
 
@@ -38,23 +38,23 @@ def fact(settings: PruneSettings, file: str) -> dict[str, Any]:
     return {"chunks": settings.chunks, "file": file, "settings": asdict(settings)}
 
 
-def blocks(collection: EmbeddingBagCollection, table: str) -> Iterator[Arrays]:
+def blocks(collection: TableCollection, table: str) -> Iterator[Arrays]:
     """Yield the rows of a table as blocks of the format."""
     tables, position = pruned_rows(collection).find_table(table)
     return tables.row_blocks(position)
 
 
-def write(writer: Any, collection: EmbeddingBagCollection) -> None:
+def write(writer: Any, collection: TableCollection) -> None:
     """Write all tables of a pruned collection."""
     pruning = pruned_rows(collection)
     writer.facts[FACT] = fact(pruning.settings, writer.arrays(FILE, _pruner_arrays(pruning)))
-    for config in collection.embedding_bag_configs():
+    for config in collection.table_configs():
         dtype = str(config.data_type).removeprefix("torch.")
         rows = blocks(collection, config.name)
         writer.blocks(config.name, rows, config.embedding_dim, 0, dtype, "chunked")
 
 
-def read(reader: Any, collection: EmbeddingBagCollection) -> None:
+def read(reader: Any, collection: TableCollection) -> None:
     """Replace every row of a collection by the checkpoint's."""
     pruning = pruned_rows(collection)
     collection.drop_gradients()
@@ -66,7 +66,7 @@ def read(reader: Any, collection: EmbeddingBagCollection) -> None:
             tables.load_block(position, block)
 
 
-def load_export(reader: Any, collection: EmbeddingBagCollection) -> None:
+def load_export(reader: Any, collection: TableCollection) -> None:
     """Fill a collection that serves: an export has neither utilities nor what pruners know for training."""
     pruning = pruned_rows(collection)
     files: dict[str, Any] = {name: table.file_layout() for name, table in reader.tables.items()}

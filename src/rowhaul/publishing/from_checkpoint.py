@@ -45,7 +45,7 @@ def publish_checkpoint(path: str | Place, to: Path, run: str) -> None:
     state = State(moment, reader.tensors("model"), kinds_in(reader.facts))
     tables = {
         one.name: reader.format(one.name).served_rows(reader, one.name)
-        for one in trainer.collection.embedding_bag_configs()
+        for one in trainer.collection.table_configs()
     }
     about = folder.published
     if about is None:

@@ -25,6 +25,7 @@ from rowhaul._files import write_text
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.checkpoint.progress import Counter
 from rowhaul.errors import CheckpointError, ConfigError
+from rowhaul.export.serving.folder import check_servable
 from rowhaul.nn.local_rows import LocalRows
 from rowhaul.publishing import compaction
 from rowhaul.publishing.changed_rows import Changes, changed_rows, check_format, served
@@ -66,6 +67,7 @@ class Publisher:
     def __init__(self, trainer: Trainer, run: str, reader: CheckpointReader | None) -> None:
         settings, self._trainer, self._run = trainer.config.publish, trainer, run
         self.taken_step = trainer.step  # of the last delta
+        check_servable(trainer)
         self._format = check_format(format_of(trainer.collection.row_settings))
         source = trainer.collection.source
         if not isinstance(source, LocalRows) or source.device.type != "cpu":
@@ -78,7 +80,7 @@ class Publisher:
         self._folder = PublishedFolder(
             settings.path, run, trainer, GraphWriter.exported(model, settings.kinds)
         )
-        configs = trainer.collection.embedding_bag_configs()
+        configs = trainer.collection.table_configs()
         self._tables = {
             one.name: (one.embedding_dim, str(one.data_type).removeprefix("torch.")) for one in configs
         }

@@ -54,7 +54,7 @@ def measure_model(config: TrainConfig, schema: Schema, samples: Samples) -> Mode
         gradients=sum(map(_bytes, parameters)),
         optimizer=sum(_bytes(value) for value in states if isinstance(value, Tensor)),
         per_sample=per_sample,
-        row_width=trainer.collection.embedding_bag_configs()[0].embedding_dim,
+        row_width=trainer.collection.table_configs()[0].embedding_dim,
         groups=tuple(tuple(one.name for one in group.specs) for group in trainer.collection.feature_groups),
     )
 

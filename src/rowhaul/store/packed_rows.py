@@ -70,7 +70,7 @@ class PackedRows(WholeRows):
 
     def blocks(self, collection: Any, table: str) -> Iterator[Arrays]:
         """Yield the rows of a table."""
-        dim = next(one.embedding_dim for one in collection.embedding_bag_configs() if one.name == table)
+        dim = next(one.embedding_dim for one in collection.table_configs() if one.name == table)
         return (self.encode(keys, stored, dim) for keys, stored in collection.stored_rows(table))
 
     def load(self, reader: Any, collection: Any) -> None:

@@ -214,6 +214,15 @@ class OneChunk:
         self.addresses = np.array([rows.ctypes.data])
         self.shift = 62  # every record number is in the first chunk
         self.width = rows.shape[1]
+        self._rows = rows
+
+    def read(self, records: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Copy some rows."""
+        return self._rows[records]
+
+    def write(self, records: npt.NDArray[np.int64], contents: npt.NDArray[Any]) -> None:
+        """Set some rows."""
+        self._rows[records] = contents
 
 
 def packing_of(row_dtype: str, dim: int, state_width: int, dtype: npt.DTypeLike) -> RowPacking | None:

@@ -6,15 +6,15 @@ over dozens of features is a handful of compiled passes instead of dozens of cal
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from rowhaul.errors import UnknownKeyError
+from rowhaul.errors import ConfigError, UnknownKeyError
 from rowhaul.optim import RecordMemory, RowOptimizerRule
 from rowhaul.store.arena import RecordArena
 from rowhaul.store.distinct import Lookup, distinct_keys
@@ -32,14 +32,19 @@ _BLOCK_ROWS = 1 << 16  # rows copied at a time when a table is read whole
 ON_UNKNOWN = ("init", "default", "error", "tail")  # of whole rows, the tail is their initial values
 
 
+InitFn = Callable[[int, Int64s], npt.NDArray[Any]]
+"""First values of rows, given the seed and their keys: keys x dim, each row of seed and key alone."""
+
+
 @dataclass(frozen=True)
 class TableSpec:
-    """A table's name, row size and the range its rows start in."""
+    """A table's name, row size and the range its rows start in, or what makes them."""
 
     name: str
     dim: int
     initial_low: float
     initial_high: float
+    init_fn: InitFn | None = field(default=None, repr=False)  # ranks compare what is shown
 
 
 def table_seeds(names: Sequence[str], seed: int) -> npt.NDArray[np.uint64]:
@@ -81,6 +86,8 @@ class TableGroup:
         self.row_dtype = row_dtype
         stored = (self.width, dtype) if self.packing is None else (self.packing.record_bytes, np.uint8)
         self.arena = RecordArena(*stored)
+        self._seed = seed
+        self._init_fns = {place: one.init_fn for place, one in enumerate(tables) if one.init_fn is not None}
         self._seeds = table_seeds([table.name for table in tables], seed)
         self._lows = np.array([table.initial_low for table in tables])
         self._steps = np.array([(table.initial_high - table.initial_low) / 2**24 for table in tables])
@@ -243,6 +250,26 @@ class TableGroup:
             write_initial(*made, *ranges, np.array([self.optimizer.initial_state], dtype=self.dtype))
         else:
             write_packed_initial(*made, *ranges, np.float32(self.optimizer.initial_state), self.packing.like)
+        tables = np.searchsorted(starts, which, side="right") - 1 if self._init_fns else which
+        for place, init_fn in self._init_fns.items():
+            some = np.flatnonzero(tables == place)
+            if len(some):
+                self._overwrite(memory, records[some], self._made_by(init_fn, place, keys[which[some]]))
+
+    def _made_by(self, init_fn: InitFn, place: int, keys: Int64s) -> npt.NDArray[Any]:
+        values = np.asarray(init_fn(self._seed, keys))
+        if values.shape != (len(keys), self.dim) or not np.isfinite(values).all():
+            raise ConfigError(
+                f"table {self.tables[place].name!r}: init_fn must return finite values of shape "
+                f"{(len(keys), self.dim)} for {len(keys)} keys, got {values.dtype} of shape {values.shape}"
+            )
+        return values.astype(self.dtype)
+
+    def _overwrite(self, memory: Any, records: Int64s, values: npt.NDArray[Any]) -> None:
+        """Replace the values of records, which are whole and not packed."""
+        contents = memory.read(records)
+        contents[:, : self.dim] = values
+        memory.write(records, contents)
 
     def _unknown_rows(
         self, keys: Int64s, starts: Int64s, absent: Int64s, on_unknown: str

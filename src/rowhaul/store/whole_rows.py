@@ -81,12 +81,12 @@ keys, values = table["keys"], table["values"]""",
 
     def blocks(self, collection: Any, table: str) -> Iterator[Arrays]:
         """Yield the rows of a table."""
-        dim = next(one.embedding_dim for one in collection.embedding_bag_configs() if one.name == table)
+        dim = next(one.embedding_dim for one in collection.table_configs() if one.name == table)
         return (self.encode(keys, records, dim) for keys, records in collection.rows(table))
 
     def save(self, writer: Any, collection: Any) -> None:
         """Write all tables into a checkpoint."""
-        for config in collection.embedding_bag_configs():
+        for config in collection.table_configs():
             width = collection.optimizer.state_width(config.embedding_dim)
             dtype = str(config.data_type).removeprefix("torch.")
             blocks = self.blocks(collection, config.name)

@@ -80,7 +80,7 @@ def _format(trainer: Trainer) -> RowFormat:
 
 def _check_tables(trainer: Trainer, reader: ExportReader) -> None:
     """Refuse an export that lacks tables of its model, or has others."""
-    for config in trainer.collection.embedding_bag_configs():
+    for config in trainer.collection.table_configs():
         table = reader.tables.get(config.name)
         if table is None:
             raise CheckpointError(

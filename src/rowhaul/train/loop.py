@@ -277,6 +277,9 @@ class _Loop:
                 self._listener.stepped(trainer.samples, loss)
             self._tell_outcomes()
             self._publishing.tell_outcomes()
+        if not isinstance(session.stream, LiveStream):
+            for note in session.stream.news():
+                self._tell(note)
 
     def _next_pause(self) -> int:
         """The step after which there is something else to do, counted from the beginning of the run."""

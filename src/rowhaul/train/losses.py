@@ -18,6 +18,7 @@ from rowhaul._nearest import did_you_mean
 from rowhaul.data.schema import Schema
 from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch
+from rowhaul.nn.losses import per_sample_loss
 from rowhaul.nn.models import RecommendationModel
 
 DIVISORS = ("batch", "labels", "weights")
@@ -103,15 +104,3 @@ class TaskLosses:
         assert batch.totals is not None  # there are weights
         by_task = batch.totals.labelled if self._divide_by == "labels" else batch.totals.weighted
         return batch.global_size / by_task[task] if by_task[task] else 0.0
-
-
-def per_sample_loss(logits: Tensor, batch: Batch) -> Tensor:
-    """Cross entropy of each sample; of several labels the sum over those that are not missing."""
-    assert batch.labels is not None
-    labels = batch.labels.to(logits.dtype)
-    if labels.dim() == 1:
-        return binary_cross_entropy_with_logits(logits, labels, reduction="none")
-    logits = logits.reshape(labels.shape)
-    known = ~torch.isnan(labels)
-    losses = binary_cross_entropy_with_logits(logits, torch.where(known, labels, 0.0), reduction="none")
-    return torch.where(known, losses, 0.0).sum(1)

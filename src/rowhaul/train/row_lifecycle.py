@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rowhaul.nn import EmbeddingBagCollection, KeyedJaggedTensor
+from rowhaul.nn import KeyedJaggedTensor, TableCollection
 from rowhaul.nn.local_rows import LocalRows, Pending, TableRows
 from rowhaul.nn.packed_rows import row_dtype_of
 from rowhaul.schedule import HotRows, IdBatch, Lifetimes, RowPolicy
@@ -31,9 +31,9 @@ Ints = npt.NDArray[np.int64]
 _ON_A_CARD = "rowhaul.device.host_indexed.tables:CardTables"  # loaded where there is one: it needs Triton
 
 
-def table_of_feature(collection: EmbeddingBagCollection) -> dict[str, int]:
+def table_of_feature(collection: TableCollection) -> dict[str, int]:
     """Return the number of the table that each feature of a collection reads."""
-    configs = collection.embedding_bag_configs()
+    configs = collection.table_configs()
     return {name: number for number, config in enumerate(configs) for name in config.feature_names}
 
 
@@ -48,7 +48,7 @@ class RowLifecycle(LocalRows):
 
     def __init__(
         self,
-        collection: EmbeddingBagCollection,
+        collection: TableCollection,
         policies: Sequence[RowPolicy],
         card: torch.device | None = None,
     ) -> None:
@@ -61,7 +61,7 @@ class RowLifecycle(LocalRows):
         self._is_open = True  # whether training on a new key creates its row
         self.reset()
         self._table_of = table_of_feature(collection)
-        self._places = [self.find_table(config.name) for config in collection.embedding_bag_configs()]
+        self._places = [self.find_table(config.name) for config in collection.table_configs()]
 
     def reset(self) -> None:
         """Start counting anew; rows stay."""

@@ -305,7 +305,7 @@ class _Alone(loop.Session):
     def held(self) -> tuple[int, int]:
         """Count rows and their bytes."""
         collection = self.trainer.collection
-        num_rows = sum(collection.num_rows(one.name) for one in collection.embedding_bag_configs())
+        num_rows = sum(collection.num_rows(one.name) for one in collection.table_configs())
         return num_rows, collection.allocated_bytes
 
 
@@ -340,7 +340,7 @@ class _Log(TrainingLog):
     def write_more(self, step: int) -> None:
         """Log how policies admitted and dropped rows, a step, on average."""
         collection = self._trainer.collection
-        names = [one.name for one in collection.embedding_bag_configs()]
+        names = [one.name for one in collection.table_configs()]
         self.monitor.hold({name: collection.num_rows(name) for name in names})
         if isinstance(collection.source, CachedOverHost):
             self.write("device_cache", step, collection.source.take_counts())

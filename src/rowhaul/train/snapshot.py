@@ -13,7 +13,7 @@ from torch import Tensor
 from rowhaul._id_kinds import kind_facts, kinds_in
 from rowhaul.checkpoint import CheckpointReader, CheckpointWriter, Place, ShardWriter
 from rowhaul.errors import CheckpointError, ConfigError
-from rowhaul.nn import EmbeddingBagCollection
+from rowhaul.nn import TableCollection
 from rowhaul.nn.local_rows import LocalRows
 from rowhaul.nn.row_source import CachedOverHost
 from rowhaul.schedule.arrays import Saved
@@ -44,7 +44,7 @@ class Trained(Protocol):
         """What the model is called in messages."""
 
     @property
-    def collection(self) -> EmbeddingBagCollection:
+    def collection(self) -> TableCollection:
         """The embedding tables."""
 
     def count_row_steps(self, steps: int) -> None:
@@ -61,7 +61,7 @@ def _save(
     trainer: Trainer,
     writer: CheckpointWriter | DeferredWriter,
     facts: dict[str, Any] | None,
-    collection: EmbeddingBagCollection | _RowsThen,
+    collection: TableCollection | _RowsThen,
 ) -> None:
     writer.facts = {**(facts or {}), **save_dense(trainer, writer)}
     if trainer.lifecycle is not None:
@@ -125,9 +125,9 @@ class Snapshot:
 class _RowsThen:
     """The rows of a collection as they were, in the form in which a row format asks for them."""
 
-    def __init__(self, collection: EmbeddingBagCollection, groups: Sequence[TableGroup]) -> None:
+    def __init__(self, collection: TableCollection, groups: Sequence[TableGroup]) -> None:
         self.optimizer = collection.optimizer
-        self.embedding_bag_configs = collection.embedding_bag_configs
+        self.table_configs = collection.table_configs
         self._places = {
             spec.name: (number, position)
             for number, tables in enumerate(groups)
@@ -201,8 +201,8 @@ def restore_dense(trainer: Trained, reader: CheckpointReader) -> None:
     trainer.key_kinds = kinds_in(reader.facts)
 
 
-def _table_names(collection: EmbeddingBagCollection) -> list[str]:
-    return [config.name for config in collection.embedding_bag_configs()]
+def _table_names(collection: TableCollection) -> list[str]:
+    return [config.name for config in collection.table_configs()]
 
 
 def _dense_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
@@ -229,7 +229,7 @@ def _check_same_model(trainer: Trained, reader: CheckpointReader, tensors: dict[
     ours = {
         f"table {config.name!r}": f"dim {config.embedding_dim}, {collection.optimizer.name}, "
         + str(config.data_type).removeprefix("torch.")
-        for config in collection.embedding_bag_configs()
+        for config in collection.table_configs()
     }
     ours |= {f"weight {name!r}": str(tuple(t.shape)) for name, t in _dense_tensors(trainer.model).items()}
     theirs = {

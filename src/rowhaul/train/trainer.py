@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rowhaul._id_kinds import HEX, INTEGER, TEXT, join_kinds
 from rowhaul.data.samples import Samples
@@ -18,13 +19,21 @@ from rowhaul.data.schema import Schema
 from rowhaul.data.sources.live import LiveStream
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError, DataError
-from rowhaul.nn import Batch, EmbeddingBagCollection, EmbeddingBagConfig, RowOptimizer
+from rowhaul.nn import (
+    Batch,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    RowOptimizer,
+    TableCollection,
+)
 from rowhaul.nn.key_counts import KeyCounts
 from rowhaul.nn.local_rows import TableRows
+from rowhaul.nn.losses import Losses, per_sample_loss
 from rowhaul.nn.models import RecommendationModel, build_model
 from rowhaul.train.config import RateSchedule, TrainConfig
 from rowhaul.train.finite import check_step
-from rowhaul.train.losses import TaskLosses, per_sample_loss
+from rowhaul.train.losses import TaskLosses
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.progressive import Progressive
 from rowhaul.train.recording import StepRecorder
@@ -61,7 +70,7 @@ class Trainer:
         self.samples = 0  # samples consumed
         self.total_steps = 0  # when known, what the learning rates decay towards
         self.key_kinds: dict[str, str] = {}  # of the ids trained on, see `rowhaul._id_kinds`
-        self.policies = config.row_policies([one.name for one in self.collection.embedding_bag_configs()])
+        self.policies = config.row_policies([one.name for one in self.collection.table_configs()])
         if schema.time is None and any(one.ttl_seconds for one in self.policies):
             raise ConfigError(
                 "a ttl in days or hours goes by when events happened, but the schema does not say which "
@@ -75,7 +84,7 @@ class Trainer:
         self._recorder = StepRecorder.of(self, self._backward)
 
     @property
-    def collection(self) -> EmbeddingBagCollection:
+    def collection(self) -> TableCollection:
         """The model's embedding tables."""
         return self.rows.collections[0]
 
@@ -235,15 +244,22 @@ def make_model(config: TrainConfig, schema: Schema) -> RecommendationModel:
     """The model that a configuration describes, over the tables of a schema."""
     dtype = getattr(torch, config.precision)
 
-    def make_collection(tables: list[EmbeddingBagConfig]) -> EmbeddingBagCollection:
-        return EmbeddingBagCollection(
-            [replace(table, data_type=dtype) for table in tables],
-            optimizer=config.row_rule(),
-            seed=config.seed,
-            on_unknown=config.on_unknown,
-            row_settings=config.row_settings(),
-            device_memory=config.device_bytes,
-        )
+    def make_collection(tables: list[Any]) -> TableCollection:
+        typed = [replace(table, data_type=dtype) for table in tables]
+        how: dict[str, Any] = {
+            "optimizer": config.row_rule(),
+            "seed": config.seed,
+            "on_unknown": config.on_unknown,
+            "row_settings": config.row_settings(),
+        }
+        if isinstance(typed[0], EmbeddingBagConfig):
+            return EmbeddingBagCollection(typed, device_memory=config.device_bytes, **how)
+        if config.device_bytes:
+            raise ConfigError(
+                f"device_memory is for rows on a card; the rows of {config.model.name}, read one by one, are "
+                "in host memory: leave it out"
+            )
+        return EmbeddingCollection(typed, **how)
 
     model = build_model(
         config.model.name,
@@ -254,24 +270,26 @@ def make_model(config: TrainConfig, schema: Schema) -> RecommendationModel:
         seed=config.seed,
         options=config.model.options,
         num_tasks=max(1, len(schema.tasks)),
+        histories=schema.histories,
+        negatives={one.name: one.negatives_of for one in schema.negatives},
     )
     return model.to(dtype)
 
 
 def backward(
-    model: nn.Module,
+    model: RecommendationModel,
     batch: Batch,
     progressive: Progressive | None = None,
-    losses: Callable[[Tensor, Batch], Tensor] = per_sample_loss,
+    losses: Losses = per_sample_loss,
 ) -> Tensor:
     """Run forward and backward on one part of a global batch; returns its part of the mean loss.
 
     ``progressive`` is given the scores that the model had for it, of the first label where there are several.
     """
-    logits = model(batch)
+    logits, per_sample = model.logits_and_losses(batch, losses)
     if progressive is not None:
         progressive.add(*_first_task(batch, logits))
-    loss = batch.loss(losses(logits, batch))
+    loss = batch.loss(per_sample)
     loss.backward()
     return loss.detach()
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.nn import EmbeddingBagCollection
+from rowhaul.nn import TableCollection
 from rowhaul.nn.local_rows import Pending, names_of
 from rowhaul.schedule import HotRows
 from rowhaul.store import TableGroup
@@ -34,13 +34,13 @@ class SentGradients:
         self._number = {name: number for number, name in enumerate(tables)}
 
     @classmethod
-    def of(cls, collection: EmbeddingBagCollection, hot: HotRows | None) -> SentGradients | None:
+    def of(cls, collection: TableCollection, hot: HotRows | None) -> SentGradients | None:
         """Round the gradients of a collection from now on; None where they are sent as they are."""
         source: Any = collection.source
         groups = getattr(source, "group_tables", [])
         if all(one.packing is None for one in groups):
             return None
-        sent = cls(groups, [one.name for one in collection.embedding_bag_configs()], hot)
+        sent = cls(groups, [one.name for one in collection.table_configs()], hot)
         source.round_parts = sent.rounded
         if hasattr(source, "on_hand_over"):
             source.on_hand_over = sent.leave

@@ -247,7 +247,7 @@ def train_alone(
             losses.append(trainer.train_parts(Batch.from_samples(samples), batches))
         stepped(trainer.step)
     blocks = partial(format.blocks, trainer.collection)
-    tables = [config.name for config in trainer.collection.embedding_bag_configs()]
+    tables = [config.name for config in trainer.collection.table_configs()]
     rows = {table: joined_rows(layout, table, blocks(table)) for table in tables}
     return Trained(rows, _dense_of(trainer.model), np.array(losses))
 

@@ -13,6 +13,7 @@ from rowhaul.data.formats.movielens import open_movielens
 from rowhaul.data.formats.parquet import open_parquet
 from rowhaul.data.formats.source import Options, Source
 from rowhaul.data.formats.taobao import open_taobao
+from rowhaul.data.formats.userbehavior import open_userbehavior
 from rowhaul.errors import ConfigError, DataError
 
 __all__ = ["FORMATS", "Options", "Source", "open_format"]
@@ -31,8 +32,9 @@ FORMATS = {
     "criteo-tb": Format(open_terabyte),
     "criteo-search": Format(open_search, ("time_order",)),
     "avazu": Format(open_avazu),
-    "movielens": Format(open_movielens, ("time_order", "positive_from")),
+    "movielens": Format(open_movielens, ("time_order", "positive_from", "history", "history_of")),
     "taobao": Format(open_taobao, ("time_order",)),
+    "userbehavior": Format(open_userbehavior, ("time_order", "history", "history_of")),
     "csv": Format(open_csv, ("schema",)),
     "parquet": Format(open_parquet, ("schema",)),
 }
@@ -43,7 +45,7 @@ def open_format(name: str, inputs: Sequence[Path], options: Options) -> Source:
     if name not in FORMATS:
         raise ConfigError(f"unknown format {name!r}; known are {', '.join(FORMATS)}")
     known = FORMATS[name].options
-    for option in ("schema", "positive_from", "time_order"):
+    for option in ("schema", "positive_from", "time_order", "history", "history_of"):
         if getattr(options, option) is not None and option not in known:
             able = ", ".join(other for other, one in FORMATS.items() if option in one.options)
             raise ConfigError(f"format {name} has no option {option}; it is for {able}")

@@ -23,7 +23,7 @@ def open_csv(inputs: Sequence[Path], options: Options) -> TextSource:
     integers = guess_integers(opened)
     guessed = {
         column.name: "integer" if column.name in integers else "string"
-        for column in schema.ids
+        for column in schema.stored_ids
         if column.type == "auto"
     }
     return TextSource(
@@ -39,7 +39,7 @@ def _fields(schema: Schema) -> dict[str, Field]:
     fields = [Field(column.name, "label" if is_binary else "number") for column in schema.tasks]
     fields += [Field(schema.weight, "number")] if schema.weight else []
     fields += [Field(column.name, "number") for column in schema.dense]
-    for column in schema.ids:
+    for column in schema.stored_ids:
         kind = "plain" if column.type == "auto" else column.type
         fields.append(Field(column.name, kind, column.separator or ""))
     return {field.name: field for field in fields}

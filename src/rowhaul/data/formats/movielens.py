@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rowhaul.data.formats.header import one_path, with_header, without_header
 from rowhaul.data.formats.side_table import make_join
-from rowhaul.data.formats.source import Options, TextSource
+from rowhaul.data.formats.source import Histories, Options, TextSource
 from rowhaul.data.schema import IdColumn, LabelColumn, Schema
 from rowhaul.data.text.blocks import TextFile
 from rowhaul.data.text.layout import Field, TextLayout, fields
@@ -48,6 +48,7 @@ def open_movielens(inputs: Sequence[Path], options: Options) -> TextSource:
         Schema(label=LabelColumn("liked"), dense=(), ids=ids),
         make_derive=lambda seed: make_join(sides, seed),
         time_column="time",
+        histories=Histories("user", {"history": "movie"}),
         side_files=() if path.is_file() else tuple(side.file.path for side, *_ in sides),
     )
 

@@ -41,11 +41,11 @@ def open_parquet(inputs: Sequence[Path], options: Options) -> ParquetSource:
         with naming(path), pq.ParquetFile(path) as file:
             found = file.schema_arrow
         check_columns(found, schema, bool(schema.tasks), path, kinds, origins.of(found, path))
-        is_text |= {name for name in schema.features if id_kind(found.field(name).type) == TEXT}
+        is_text |= {name for name in schema.stored_features if id_kind(found.field(name).type) == TEXT}
     types = {name: TYPE_OF_KIND[kind] for name, (kind, _) in kinds.items() if kind in TYPE_OF_KIND}
-    for column in schema.ids:
+    for column in schema.stored_ids:
         _check_type(column, types, inputs[0])
-    strings = tuple(name for name in schema.features if name in is_text)
+    strings = tuple(name for name in schema.stored_features if name in is_text)
     return ParquetSource(tuple(inputs), schema, written_schema(schema, types), strings)
 
 
@@ -108,7 +108,7 @@ class ParquetSource:
             numbers, finite = dense_numbers(batch[name])
             valid = batch[name].is_valid().to_numpy(zero_copy_only=False)
             arrays[name], bad[name] = nullable(numbers, valid), ~finite
-        for feature in self.described_by.features:
+        for feature in self.described_by.stored_features:
             arrays[feature] = _keys(batch[feature], seed)
         decoded = pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
         any_bad = np.zeros(batch.num_rows, np.bool_)

@@ -49,6 +49,21 @@ class Options:
     schema: Schema | None = None
     positive_from: float | None = None
     time_order: bool | None = None
+    history: int | None = None
+    history_of: str | None = None
+
+
+@dataclass(frozen=True)
+class Histories:
+    """Which histories a format can have.
+
+    Args:
+        user: the column of whom they are.
+        items: the columns they are made of, by the name of the history.
+    """
+
+    user: str
+    items: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -78,6 +93,7 @@ class TextSource:
 
     ``make_derive``, called with the seed, gives what makes other columns of the parsed ones, such as a
     join; ``time_column`` is kept as a last column for `TimeOrdered`, and not part of the schema.
+    ``histories`` are those that can be made of the rows in the order of time.
     """
 
     inputs: tuple[TextInput, ...]
@@ -86,6 +102,7 @@ class TextSource:
     time_column: str | None = None
     side_files: tuple[Path, ...] = ()
     guessed_types: Mapping[str, str] = field(default_factory=dict)
+    histories: Histories | None = None
 
     @property
     def string_features(self) -> tuple[str, ...]:

@@ -29,13 +29,14 @@ _SAMPLE_EVERY = 64
 
 @dataclass(frozen=True)
 class TimeOrdered:
-    """``source`` sorted by its time column, which the chunks then lack.
+    """``source`` sorted by its time column, which the chunks then lack unless ``keeps_time``.
 
     A resumed command sorts again and skips the rows already written.
     """
 
     source: TextSource
     scratch: Path
+    keeps_time: bool = False
 
     def chunks(self, position: dict[str, Any] | None, bad_lines: BadLines, seed: int = 0) -> Iterator[Chunk]:
         """See `Source`. Empty chunks while the input is read, the first half of the work."""
@@ -51,25 +52,30 @@ class TimeOrdered:
             if sum(batch.num_rows for batch in waiting) >= ROWS_PER_RUN:
                 runs.append(self._write_run(len(runs), waiting))
                 waiting = []
-            yield Chunk(chunk.batch.slice(0, 0).drop_columns([self._time]), {"rows": done}, chunk.share / 2)
+            yield Chunk(self._as_told(chunk.batch.slice(0, 0)), {"rows": done}, chunk.share / 2)
         if waiting:
             runs.append(self._write_run(len(runs), waiting))
         total = sum(len(run.times) for run in runs)
         rows = 0
         for table in _merge(runs):
-            for batch in table.drop_columns([self._time]).combine_chunks().to_batches():
+            for sorted_rows in table.combine_chunks().to_batches():
+                batch = self._as_told(sorted_rows)
                 rows += batch.num_rows
                 fresh = batch.slice(max(0, batch.num_rows - max(0, rows - done)))
                 yield Chunk(fresh, {"rows": max(rows, done), **bad_lines.to_dict()}, 0.5 + rows / total / 2)
 
+    def _as_told(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch if self.keeps_time else batch.drop_columns([self.time])
+
     @property
-    def _time(self) -> str:
+    def time(self) -> str:
+        """The name of the time column."""
         assert self.source.time_column is not None
         return self.source.time_column
 
     def _write_run(self, number: int, batches: list[pa.RecordBatch]) -> _Run:
         table = pa.Table.from_batches(batches)
-        times = table[self._time].to_numpy()
+        times = table[self.time].to_numpy()
         order = np.argsort(times, kind="stable")
         times = times[order]
         path = self.scratch / f"run-{number:05d}.arrow"

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from rowhaul._activity import progressed
 from rowhaul.data.block import Block, join
 from rowhaul.data.contents import FileFacts
+from rowhaul.data.negatives import FeatureMaker
 from rowhaul.data.prefetch import prefetch
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
@@ -79,6 +80,7 @@ class LiveStream:
         self.position: Position = position or {"source": None, "set_aside": 0, "early_cuts": 0}
         self.key_kinds = {} if kinds is None else kinds
         self.set_aside: deque[SetAside] = deque()  # not reported yet
+        self._maker = FeatureMaker(schema, seed=0)
         self._samples, self._max_wait, self._stop_when_idle = samples, max_wait, stop_when_idle
         self._num_aside, self._num_early = self.position["set_aside"], self.position["early_cuts"]
         self._barren = 0  # set aside before the first sample
@@ -182,7 +184,7 @@ class LiveStream:
 
     def _cut(self, pieces: list[Block], position: Position | None, early: bool) -> _Cut:
         block = join(pieces)
-        samples = block.to_samples(self.schema.features, self._samples)
+        samples = self._maker.samples(block, self._samples)
         self._samples += len(block)
         self._barren = -1
         if early:

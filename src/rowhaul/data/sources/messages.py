@@ -74,7 +74,7 @@ class MessageDecoder:
             )
         if schema.label is None:
             raise DataError("the schema names no label, which training needs; add `label:` to it")
-        for column in schema.ids:
+        for column in schema.stored_ids:
             if kinds.get(column.name) == UNRECORDED:
                 del kinds[column.name]
             if column.type != "auto":
@@ -144,7 +144,7 @@ class MessageDecoder:
         arrays = []
         for name in self._columns:
             values = [one[name] for one in messages]
-            if name not in self._schema.features:
+            if name not in self._schema.stored_features:
                 arrays.append(pa.array([None if one is None else float(one) for one in values], pa.float64()))
                 continue
             in_lists = any(isinstance(one, list) for one in values)
@@ -154,14 +154,14 @@ class MessageDecoder:
             arrays.append(pa.array(values, pa.list_(kind) if in_lists else kind))
             if name in self._kinds and messages:
                 self._in_lists[name] = in_lists
-        if len(self._in_lists) < len(self._schema.ids):
+        if len(self._in_lists) < len(self._schema.stored_ids):
             self._in_lists.clear()  # not all are known yet
         return pa.record_batch(arrays, self._columns)
 
     def _block(self, rows: pa.RecordBatch) -> Block:
         time = self._schema.time
         return Block(
-            ids=tuple(decode_ids(rows.column(name)) for name in self._schema.features),
+            ids=tuple(decode_ids(rows.column(name)) for name in self._schema.stored_features),
             dense=decode_dense(rows, self._schema.dense, _NOWHERE),
             targets=Targets(decode_label(rows.column(self._label.name), self._label, _NOWHERE)),
             times=decode_times(rows.column(time.name), time, _NOWHERE) if time is not None else None,
@@ -194,7 +194,9 @@ class MessageDecoder:
             if not (_is_number(value) and 0 <= value // TIME_UNITS[time.unit] < LATEST_TIME):
                 needed = f"a number of {time.unit} since 1970 is needed"
                 raise ValueError(f"time field {time.name!r} is {_short(value)}; {needed}")
-        kinds = {column.name: self._id_kind(column, fields[column.name]) for column in self._schema.ids}
+        kinds = {
+            column.name: self._id_kind(column, fields[column.name]) for column in self._schema.stored_ids
+        }
         for name, kind in kinds.items():  # all are good
             if kind is not None:
                 self._kinds.setdefault(name, kind)

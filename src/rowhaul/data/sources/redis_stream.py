@@ -187,7 +187,7 @@ class RedisSource:
         for name in self._schema.column_names() + time:
             if name not in texts:
                 continue
-            if name not in self._schema.features:
+            if name not in self._schema.stored_features:
                 found[name] = _as_number(texts[name])
             elif name in self._separators:
                 parts = texts[name].split(self._separators[name]) if texts[name] else []

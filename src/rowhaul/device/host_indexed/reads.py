@@ -69,7 +69,7 @@ def _bags_of(group: FeatureGroup, offsets: Int64s, device: torch.device) -> Bags
     lengths = np.diff(offsets)
     columns = moved(group.columns, device)
     is_mean = moved(group.is_mean.astype(np.int32), device)
-    num_samples = num_bags // len(group.features)
+    num_samples = num_bags // len(group.columns)
     if (lengths == 1).all():
         return Bags(num_samples, num_ids, None, None, columns, is_mean)
     bags = np.repeat(np.arange(num_bags, dtype=np.int32), lengths)

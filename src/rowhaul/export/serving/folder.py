@@ -65,7 +65,8 @@ def export_served(
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"{path} exists and is not empty; choose another folder for the export")
     trainer = load_trained(reader.path)
-    tables = [config.name for config in trainer.collection.embedding_bag_configs()]
+    check_servable(trainer)
+    tables = [config.name for config in trainer.collection.table_configs()]
     count = Counter(sum(reader.tables[name].num_rows for name in tables), progress)
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(temporary_beside(path), ignore_errors=True)  # what a killed export left
@@ -95,9 +96,23 @@ def export_served(
     return ServedExport(path, rows, sizes, comparison)
 
 
+def check_servable(trainer: Trainer) -> None:
+    """Refuse a model that reads rows one by one.
+
+    Raises:
+        ConfigError: it says what to do instead.
+    """
+    if not trainer.model.is_pooled:
+        raise ConfigError(
+            f"--dense writes what follows pooled vectors, and {trainer.model_name} reads the rows of a "
+            "history one by one, so there is nothing a server could pool; score with `rowhaul predict`, or "
+            "leave out --dense (or --publish) and export tables and dense weights"
+        )
+
+
 def unknown_ids(trainer: Trainer) -> UnknownIds:
     """Return what ids without a row of a model read."""
-    configs = trainer.collection.embedding_bag_configs()
+    configs = trainer.collection.table_configs()
     specs = {one.name: TableSpec(one.name, one.embedding_dim, *one.initial_range) for one in configs}
     return UnknownIds(trainer.config.on_unknown, trainer.config.seed, specs)
 

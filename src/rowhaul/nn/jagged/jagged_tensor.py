@@ -107,6 +107,57 @@ class JaggedTensor:
         """One tensor per row."""
         return list(torch.split_with_sizes(self._values, self._lengths.tolist()))
 
+    def to_padded_dense(
+        self, desired_length: int | None = None, padding_value: float = 0.0, *, keep: str = "first"
+    ) -> Tensor:
+        """All rows at one length: longer ones are cut, shorter ones padded at the end.
+
+        Args:
+            desired_length: of every row; by default that of the longest.
+            padding_value: what is put after the last value of a row.
+            keep: which values of a longer row stay, the ``"first"`` or the ``"last"``, such as the newest of
+                a history.
+
+        Returns:
+            rows × length, then the dimensions of a value; see `padding_mask` for which are values.
+        """
+        length, kept, skipped = self._kept(desired_length, keep)
+        places, chosen = self._padded_places(length, kept, skipped)
+        shape = len(kept) * length, *self._values.shape[1:]
+        padded = self._values.new_full(shape, padding_value)
+        values = self._values if chosen is None else self._values.index_select(0, chosen)
+        return padded.index_copy(0, places, values).view(len(kept), length, *shape[1:])
+
+    def padding_mask(self, desired_length: int | None = None) -> Tensor:
+        """Which places of `to_padded_dense` hold a value: rows × length, True where one does."""
+        length, kept, _ = self._kept(desired_length, "first")
+        return torch.arange(length, device=kept.device) < kept.unsqueeze(1)
+
+    def _kept(self, desired_length: int | None, keep: str) -> tuple[int, Tensor, Tensor | None]:
+        """The common length, how many values of each row stay and, if any are cut, how many are skipped."""
+        if keep not in ("first", "last"):
+            raise DataError(f"keep must be first or last, got {keep!r}")
+        lengths = self._lengths.to(torch.int64)
+        longest = int(lengths.max()) if len(lengths) else 0
+        length = longest if desired_length is None else desired_length
+        if length < 0:
+            raise DataError(f"desired_length must be 0 or more, got {desired_length}")
+        kept = lengths.clamp(max=length)
+        if longest <= length:
+            return length, kept, None
+        return length, kept, lengths - kept if keep == "last" else torch.zeros_like(kept)
+
+    def _padded_places(
+        self, length: int, kept: Tensor, skipped: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Where values go in the padded tensor, flat, and which values these are; None: all."""
+        rows = torch.arange(len(kept), device=kept.device).repeat_interleave(kept)
+        within = torch.arange(len(rows), device=kept.device) - (kept.cumsum(0) - kept)[rows]
+        places = rows * length + within
+        if skipped is None:
+            return places, None
+        return places, (self._offsets[:-1].to(torch.int64) + skipped)[rows] + within
+
     def device(self) -> torch.device:
         """Where the values are."""
         return self._values.device

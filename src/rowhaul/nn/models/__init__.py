@@ -10,11 +10,12 @@ from torch import nn
 
 from rowhaul._nearest import did_you_mean
 from rowhaul.errors import ConfigError
-from rowhaul.nn.config import EmbeddingBagConfig
+from rowhaul.nn.config import EmbeddingBagConfig, EmbeddingConfig
 from rowhaul.nn.models.base import RecommendationModel
 from rowhaul.nn.models.dcn import DeepAndCross, DeepAndCrossOptions
 from rowhaul.nn.models.dcnv2 import DCNv2, DCNv2Options
 from rowhaul.nn.models.deepfm import DeepFM, DeepFMOptions
+from rowhaul.nn.models.din import DIN, DINOptions
 from rowhaul.nn.models.dlrm import DLRM, DLRMOptions
 from rowhaul.nn.models.esmm import ESMM, ESMMOptions
 from rowhaul.nn.models.finalmlp import FinalMLP, FinalMLPOptions
@@ -23,6 +24,8 @@ from rowhaul.nn.models.mmoe import MMoE, MMoEOptions
 from rowhaul.nn.models.multi_task import MultiTaskModel
 from rowhaul.nn.models.ncf import NeuMF, NeuMFOptions
 from rowhaul.nn.models.ple import PLE, PLEOptions
+from rowhaul.nn.models.sasrec import SASRec, SASRecOptions
+from rowhaul.nn.models.sequence import SequenceModel
 from rowhaul.nn.models.wide_deep import WideAndDeep, WideAndDeepOptions
 
 MODELS: dict[str, type[RecommendationModel]] = {
@@ -37,6 +40,8 @@ MODELS: dict[str, type[RecommendationModel]] = {
     "mmoe": MMoE,
     "ple": PLE,
     "esmm": ESMM,
+    "din": DIN,
+    "sasrec": SASRec,
 }
 
 
@@ -46,10 +51,12 @@ def build_model(
     tables: Mapping[str, Sequence[str]],
     num_dense: int,
     embedding_dim: int,
-    make_collection: Callable[[list[EmbeddingBagConfig]], nn.Module],
+    make_collection: Callable[[list[Any]], nn.Module],
     seed: int,
     options: Mapping[str, Any] | None = None,
     num_tasks: int = 1,
+    histories: Sequence[str] = (),
+    negatives: Mapping[str, str] | None = None,
 ) -> RecommendationModel:
     """Build the model called ``name`` with its collection.
 
@@ -58,10 +65,13 @@ def build_model(
         tables: the features that read each table, as ``Schema.tables``.
         num_dense: number of dense columns.
         embedding_dim: size of an embedding; rows may be wider, see `RecommendationModel.row_width`.
-        make_collection: makes the collection from the configurations of its tables.
+        make_collection: makes the collection from the configurations of its tables: an
+            `EmbeddingBagCollection` of `EmbeddingBagConfig` or an `EmbeddingCollection` of `EmbeddingConfig`.
         seed: of the dense weights and of dropout.
         options: fields of the model's ``Options``.
         num_tasks: labels to predict; a model of several returns samples x labels.
+        histories: features whose ids are in order, as ``Schema.histories``.
+        negatives: features that are drawn, and the feature each is drawn against.
     """
     options = options or {}
     if name not in MODELS:
@@ -76,10 +86,17 @@ def build_model(
         raise ConfigError(f"model {name!r} has no option {unknown[0]!r}{near}; known are {', '.join(known)}")
     if not isinstance(embedding_dim, int) or embedding_dim < 1:
         raise ConfigError(f"embedding_dim must be at least 1, got {embedding_dim!r}")
-    checked = kind.Options(**options)
+    if negatives and not kind.reads_negatives:
+        raise ConfigError(
+            f"model {name!r} does not read negatives, of which the schema draws {', '.join(negatives)}; "
+            "leave them out of the schema, or take sasrec"
+        )
+    found = {name: given for name, given in kind.roles(tables, histories, negatives or {}).items() if given}
+    checked = kind.Options(**{**found, **options})
     width = kind.row_width(embedding_dim)
+    config = EmbeddingBagConfig if kind.is_pooled else EmbeddingConfig
     configs = [
-        EmbeddingBagConfig(embedding_dim=width, name=table, feature_names=list(features))
+        config(embedding_dim=width, name=table, feature_names=list(features))
         for table, features in tables.items()
     ]
     make: Callable[..., RecommendationModel] = kind
@@ -100,12 +117,14 @@ def _check_tasks(name: str, num_tasks: int) -> None:
 
 
 __all__ = [
+    "DIN",
     "DLRM",
     "ESMM",
     "MODELS",
     "PLE",
     "DCNv2",
     "DCNv2Options",
+    "DINOptions",
     "DLRMOptions",
     "DeepAndCross",
     "DeepAndCrossOptions",
@@ -123,6 +142,9 @@ __all__ = [
     "NeuMFOptions",
     "PLEOptions",
     "RecommendationModel",
+    "SASRec",
+    "SASRecOptions",
+    "SequenceModel",
     "WideAndDeep",
     "WideAndDeepOptions",
     "build_model",

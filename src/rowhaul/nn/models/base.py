@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from rowhaul.errors import ConfigError, DataError
 from rowhaul.nn.batch import Batch
-from rowhaul.nn.embedding import EmbeddingBagCollection
+from rowhaul.nn.collection import TableCollection
+from rowhaul.nn.losses import Losses, per_sample_loss
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,24 @@ class RecommendationModel(nn.Module):
     least_tasks: ClassVar[int] = 1  # labels that it predicts, ...
     most_tasks: ClassVar[int] = 1  # ... and at most
     learns_from_all: ClassVar[bool] = False  # whether `targets` has labels for samples that have none
+    is_pooled: ClassVar[bool] = True  # whether the collection pools rows, or gives them one by one
+    reads_negatives: ClassVar[bool] = False  # whether it learns from ids that the reader draws
 
     def __init__(self, collection: nn.Module, num_dense: int) -> None:
         super().__init__()
         self.collection = collection
         self.num_dense = num_dense
-        configs = cast(EmbeddingBagCollection, collection).embedding_bag_configs()
+        configs = cast(TableCollection, collection).table_configs()
         read = [(name, config.embedding_dim) for config in configs for name in config.feature_names]
         self.features = tuple(name for name, _ in read)
         self.widths = tuple(width for _, width in read)
+
+    @classmethod
+    def roles(
+        cls, tables: Mapping[str, Sequence[str]], histories: Sequence[str], negatives: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Options that follow from a schema: which features are histories, and negatives of what."""
+        return {}
 
     @classmethod
     def row_width(cls, embedding_dim: int) -> int:
@@ -76,13 +86,22 @@ class RecommendationModel(nn.Module):
 
     def read(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Pooled rows (samples x sum of widths) and dense columns, both of the rows' type."""
+        self.check_dense(batch)
+        pooled: Tensor = self.collection(batch.ids).values()
+        return pooled, batch.dense.to(pooled.dtype)
+
+    def logits_and_losses(self, batch: Batch, losses: Losses = per_sample_loss) -> tuple[Tensor, Tensor]:
+        """Logits and, to learn from, the loss of each sample, which ``losses`` makes of logits and labels."""
+        logits = self(batch)
+        return logits, losses(logits, batch)
+
+    def check_dense(self, batch: Batch) -> None:
+        """Refuse a batch with other dense columns than the model was built for."""
         num_dense = batch.dense.shape[1]
         if num_dense != self.num_dense:
             raise DataError(
                 f"the model was built for {self.num_dense} dense columns, the batch has {num_dense}"
             )
-        pooled: Tensor = self.collection(batch.ids).values()
-        return pooled, batch.dense.to(pooled.dtype)
 
     def common_width(self) -> int:
         """Columns of every feature, for a model that combines features element by element."""

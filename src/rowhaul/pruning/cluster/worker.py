@@ -125,7 +125,7 @@ class ChunkedWorkerRows(CachedRows):
         if self._pruning.layout.awaits_columns:
             tables = self._reader.tables
             reads = [
-                _MeasuredRead(one, tables[number][one.group.feature_tables], self._pruning.squares)
+                _MeasuredRead(one, tables[number][one.group.column_tables], self._pruning.squares)
                 for number, one in enumerate(reads)
             ]
         return reads
@@ -189,11 +189,11 @@ def _index_of(tables: npt.NDArray[Any], keys: Ints) -> RowIndex:
 class _MeasuredRead(PooledRead):
     """A read that adds the squared gradients of its vectors to the sums of their tables."""
 
-    def __init__(self, read: PooledRead, feature_tables: Ints, squares: npt.NDArray[np.float64]) -> None:
+    def __init__(self, read: PooledRead, column_tables: Ints, squares: npt.NDArray[np.float64]) -> None:
         super().__init__(read.group, read.arena, read.lookup, read.entries, read.offsets, read.keep)
-        self._feature_tables, self._squares = feature_tables, squares
+        self._column_tables, self._squares = column_tables, squares
 
     def keep_gradients(self, weights: Tensor | None, pooled_gradients: Floats) -> None:
         """Measure gradients, and keep them for the step."""
-        add_squares(pooled_gradients, self.offsets, self.group.columns, self._feature_tables, self._squares)
+        add_squares(pooled_gradients, self.offsets, self.group.columns, self._column_tables, self._squares)
         super().keep_gradients(weights, pooled_gradients)

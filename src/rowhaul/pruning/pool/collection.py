@@ -43,6 +43,7 @@ class PrunedGroup:
     def __init__(self, features: FeatureGroup, tables: PrunedTables, first_table: int) -> None:
         self.features, self.tables = features, tables
         self.feature_tables = features.feature_tables + first_table
+        self.column_tables = features.column_tables + first_table
         self.pending: list[tuple[ChunkLookup, Floats]] = []
 
     def locate(self, features: KeyedJaggedTensor) -> FoundRows:
@@ -90,7 +91,7 @@ class ChunkRead(PooledRead):
         self, group: PrunedGroup, lookup: ChunkLookup, entries: slice | Int64s, offsets: Int64s
     ) -> None:
         super().__init__(group.features, group.tables.arena, lookup, entries, offsets, group.keep)
-        self._tables, self._feature_tables = group.tables, group.feature_tables
+        self._tables, self._column_tables = group.tables, group.column_tables
         self._moves = group.tables.num_moves
 
     def pool(self, weights: Tensor | None, out: Floats) -> None:
@@ -104,7 +105,7 @@ class ChunkRead(PooledRead):
     def keep_gradients(self, weights: Tensor | None, pooled_gradients: Floats) -> None:
         """Sum gradients per distinct row and keep them for the step."""
         self._check_unmoved()
-        group, tables, lookup = self.group, self._feature_tables, self.lookup
+        group, tables, lookup = self.group, self._column_tables, self.lookup
         gradients = np.empty((len(lookup.keys), group.dim), dtype=self._tables.dtype)
         sum_gradients(
             lookup.inverse, self.offsets, group.columns, tables, lookup.starts, group.is_mean,

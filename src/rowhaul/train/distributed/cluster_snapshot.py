@@ -206,4 +206,4 @@ def _are_seen(folder: Place, sizes: Mapping[str, int]) -> bool:
 
 def table_names(trainer: Trained) -> list[str]:
     """Names of the model's tables, in the order that plans number them."""
-    return [one.name for one in trainer.collection.embedding_bag_configs()]
+    return [one.name for one in trainer.collection.table_configs()]

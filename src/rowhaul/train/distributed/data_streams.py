@@ -24,7 +24,7 @@ from rowhaul.data.sources.live import LiveStream
 from rowhaul.data.sources.opening import stream_of
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ClusterError, DataError
-from rowhaul.nn import EmbeddingBagCollection
+from rowhaul.nn import TableCollection
 from rowhaul.planning.rank0_data.evaluation import ReceivedBatches, SentBatches
 from rowhaul.planning.rank0_data.sharing import READER, DataReceiver, DataSource
 from rowhaul.schedule import HotRows
@@ -182,7 +182,7 @@ def _opened_by_all(cluster: Cluster, open_here: Callable[[], Streams]) -> Stream
 
 
 def hot_rows_for_all(
-    cluster: Cluster, config: TrainConfig, stream: SampleStream, collection: EmbeddingBagCollection
+    cluster: Cluster, config: TrainConfig, stream: SampleStream, collection: TableCollection
 ) -> HotRows | None:
     """Choose the rows that every worker holds, on ranks with the files; a collective call before training."""
     settings = config.cluster

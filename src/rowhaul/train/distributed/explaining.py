@@ -13,7 +13,7 @@ def explained_facts(cluster: Cluster, training: DistributedTraining, trainer: Tr
     """Describe ranks, tables and caches."""
     settings = training.settings
     workers = settings.topology.num_workers
-    configs = trainer.collection.embedding_bag_configs()
+    configs = trainer.collection.table_configs()
     parts = len(training.layout.specs) // len(configs)  # a pruned table is several to plans
     return RunFacts(
         roles=cluster.roles,

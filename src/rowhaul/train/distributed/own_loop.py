@@ -12,7 +12,7 @@ from torch import nn
 
 from rowhaul.checkpoint import Place
 from rowhaul.cluster.cluster import Cluster
-from rowhaul.nn import EmbeddingBagCollection
+from rowhaul.nn import TableCollection
 from rowhaul.train.distributed import checkpointing
 from rowhaul.train.distributed.training import DistributedTraining, only_collection
 
@@ -33,7 +33,7 @@ class LoopState:
         return type(self.model).__name__
 
     @property
-    def collection(self) -> EmbeddingBagCollection:
+    def collection(self) -> TableCollection:
         """The embedding tables."""
         return only_collection(self.model)
 

@@ -186,9 +186,11 @@ class ClusterSession(loop.Session):
             raise ConfigError(
                 "publish: a cluster publishes its checkpoints; say where they go (--out or --checkpoints)"
             )
+        from rowhaul.export.serving.folder import check_servable
         from rowhaul.publishing.changed_rows import check_format
         from rowhaul.publishing.publisher import RUN_FACT, run_name
 
+        check_servable(self.trainer)
         check_format(format_of(self.training.layout))
         if not self.is_leader:
             return ""
@@ -212,7 +214,7 @@ class ClusterSession(loop.Session):
         )
 
     def _introduce_ranks(self, monitor: Monitor) -> None:
-        cluster, configs = self.cluster, self.trainer.collection.embedding_bag_configs()
+        cluster, configs = self.cluster, self.trainer.collection.table_configs()
         parts = len(self.training.layout.specs) // len(configs)  # a pruned table is several to plans
         roles = [role.split()[0] for role in cluster.roles]
         monitor.joined(

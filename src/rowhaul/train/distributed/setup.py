@@ -118,7 +118,7 @@ def distribute(
     check_trainable(model)
     config = (config or ClusterConfig()).on_hosts(len(cluster.hosts))
     if settings is None:
-        tables = [one.name for one in collection.embedding_bag_configs()]
+        tables = [one.name for one in collection.table_configs()]
         by_table = policies_by_table(policies or {}, tables)
         settings = layout.schedule_settings(config, cluster.topology, seed=seed, policies=by_table)
     if saved is not None:  # the row size may have changed

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from rowhaul._activity import Activity, doing
 from rowhaul.data.samples import Samples
 from rowhaul.errors import ConfigError
-from rowhaul.nn import Batch, BatchNorm1d, EmbeddingBagCollection
+from rowhaul.nn import Batch, BatchNorm1d, TableCollection
 from rowhaul.planning.rank0_data.sharing import DataSource
 from rowhaul.planning.replicas import compare_replicas
 from rowhaul.runtime.changes_at_home import ChangedRowsAtHome
@@ -346,20 +346,21 @@ class DistributedTraining:
         return self._batch
 
 
-def only_collection(model: nn.Module) -> EmbeddingBagCollection:
-    """Return the one `EmbeddingBagCollection` of a model."""
-    found = [one for one in model.modules() if isinstance(one, EmbeddingBagCollection)]
+def only_collection(model: nn.Module) -> TableCollection:
+    """Return the one collection of tables of a model."""
+    found = [one for one in model.modules() if isinstance(one, TableCollection)]
     if len(found) != 1:
         raise ConfigError(
-            f"{type(model).__name__} has {len(found)} EmbeddingBagCollections; distributed training needs "
-            "exactly one: put all tables into it"
+            f"{type(model).__name__} has {len(found)} collections of tables; distributed training needs "
+            "exactly one, whose rows one plan moves: put all tables into one EmbeddingBagCollection or, if "
+            "features are not to be pooled, one EmbeddingCollection"
         )
     return found[0]
 
 
-def layout_of(collection: EmbeddingBagCollection) -> TableLayout:
+def layout_of(collection: TableCollection) -> TableLayout:
     """Describe a collection's tables as every rank needs to know them."""
-    configs = collection.embedding_bag_configs()
+    configs = collection.table_configs()
     features = [feature for config in configs for feature in config.feature_names]
     twice = sorted({feature for feature in features if features.count(feature) > 1})
     if twice:
@@ -368,7 +369,7 @@ def layout_of(collection: EmbeddingBagCollection) -> TableLayout:
             "give the second one a feature of its own"
         )
     whole = TableLayout(
-        tuple(TableSpec(one.name, one.embedding_dim, *one.initial_range) for one in configs),
+        tuple(TableSpec(one.name, one.embedding_dim, *one.initial_range, one.init_fn) for one in configs),
         collection.optimizer,
         str(configs[0].data_type).removeprefix("torch."),
         collection.seed,
@@ -377,13 +378,13 @@ def layout_of(collection: EmbeddingBagCollection) -> TableLayout:
     return whole if settings is None else settings.layout(whole)
 
 
-def ids_of(collection: EmbeddingBagCollection, samples: Samples) -> IdBatch:
+def ids_of(collection: TableCollection, samples: Samples) -> IdBatch:
     """Return the ids of a batch as the scheduler will see them."""
     tables = tables_of_features(collection, samples.features)
     return IdBatch.from_features(tables, samples.values, samples.lengths, samples.time)
 
 
-def tables_of_features(collection: EmbeddingBagCollection, features: tuple[str, ...]) -> list[int]:
+def tables_of_features(collection: TableCollection, features: tuple[str, ...]) -> list[int]:
     """Return the number of the table that each feature of the data reads."""
     table = table_of_feature(collection)
     unread = [name for name in features if name not in table]

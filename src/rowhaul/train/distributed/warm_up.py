@@ -51,7 +51,7 @@ def compile_kernels(config: TrainConfig, schema: Schema, on_start: Callable[[], 
     topology = replace(config.cluster.topology(2), num_stores=1)
     collection = only_collection(make_model(config, schema))
     layout = layout_of(collection)
-    given_policies = config.row_policies([one.name for one in collection.embedding_bag_configs()])
+    given_policies = config.row_policies([one.name for one in collection.table_configs()])
     policies = tuple(  # short enough to expire rows within these few batches
         replace(one, ttl=one.ttl and 1, max_rows=one.max_rows and 3) for one in given_policies
     )

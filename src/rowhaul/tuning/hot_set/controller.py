@@ -19,7 +19,7 @@ from rowhaul._cores import usable_cores
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.waiting import within
 from rowhaul.data.stream import SampleStream
-from rowhaul.nn import EmbeddingBagCollection
+from rowhaul.nn import TableCollection
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.mover import Job
 from rowhaul.schedule import HotRows, IdBatch, ScheduleSettings
@@ -69,7 +69,7 @@ class HotSetController:
         self,
         cluster: Cluster,
         stream: SampleStream,
-        collection: EmbeddingBagCollection,
+        collection: TableCollection,
         layout: TableLayout,
         *,
         profile: int,

@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 
 from rowhaul.data.stream import SampleStream
-from rowhaul.nn import EmbeddingBagCollection
+from rowhaul.nn import TableCollection
 from rowhaul.schedule import HotRows
 from rowhaul.simulate.trace import RowCounter
 from rowhaul.train.cluster_config import ClusterConfig
@@ -15,7 +15,7 @@ from rowhaul.train.distributed.training import ids_of, layout_of
 
 
 def profile_hot_rows(
-    stream: SampleStream, config: ClusterConfig, collection: EmbeddingBagCollection
+    stream: SampleStream, config: ClusterConfig, collection: TableCollection
 ) -> HotRows | None:
     """Return the ``hot_rows`` most frequent rows of the first batches; the same on every rank.
 
@@ -25,7 +25,7 @@ def profile_hot_rows(
     """
     if not config.num_hot_rows:
         return None
-    counter = RowCounter(len(collection.embedding_bag_configs()))
+    counter = RowCounter(len(collection.table_configs()))
     beginning = stream.from_beginning(config.hot_profile * stream.batch_size)
     ids = (ids_of(collection, samples) for samples in islice(beginning, config.hot_profile))
     for read in layout_of(collection).records_at_first(ids):

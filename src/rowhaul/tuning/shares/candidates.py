@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
-from rowhaul.nn import EmbeddingBagCollection
+from rowhaul.nn import TableCollection
 from rowhaul.runtime.runtime import MEASURES
 from rowhaul.schedule import IdBatch, Scheduler, ScheduleSettings
 from rowhaul.schedule.directory.distinct import distinct_by_appearance
@@ -237,7 +237,7 @@ def _without_tiny(shares: Shares) -> Shares:
     return tuple(kept)
 
 
-def first_batches(stream: SampleStream, collection: EmbeddingBagCollection) -> list[IdBatch]:
+def first_batches(stream: SampleStream, collection: TableCollection) -> list[IdBatch]:
     """Read the ids of the batches to simulate, as the scheduler will see them."""
     beginning = stream.from_beginning(TRIED_BATCHES * stream.batch_size)
     return layout_of(collection).records_read([ids_of(collection, samples) for samples in beginning])

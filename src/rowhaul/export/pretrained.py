@@ -1,0 +1,119 @@
+"""Rows that were trained elsewhere, by key: from arrays, NumPy archives, safetensors or Parquet files."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors import SafetensorError, safe_open
+
+from rowhaul.data.keys import hash_strings
+from rowhaul.errors import ConfigError, DataError
+from rowhaul.nn import TableCollection
+
+Rows = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+
+
+def load_pretrained(
+    collection: TableCollection,
+    table: str,
+    source: str | Path | Rows,
+    *,
+    keys: str = "",
+    values: str = "values",
+) -> int:
+    """Set rows of a table to values trained elsewhere; their optimizer state begins anew.
+
+    Rows that the source lacks start as always. On a cluster, load in one process, save a checkpoint and
+    resume from it. All is checked before a row changes.
+
+    Args:
+        collection: with the table.
+        table: its name.
+        source: arrays (keys, values), or an ``.npz``, ``.safetensors`` or ``.parquet`` file with both, as
+            those of `rowhaul export`. Keys that are text in Parquet are hashed, as ids in data are.
+        keys: the name of the keys in a file; by default ``key`` in Parquet, else ``keys``.
+        values: the name of the values, rows × dim; a list a row in Parquet.
+
+    Returns:
+        The number of rows set.
+
+    Example:
+        >>> load_pretrained(collection, "items", "words.parquet", keys="item", values="vector")
+    """
+    found = source if isinstance(source, tuple) else _read(Path(source), keys, values)
+    where = "the arrays" if isinstance(source, tuple) else str(source)
+    named, rows = np.asarray(found[0]), np.asarray(found[1])
+    configs = {one.name: one for one in collection.table_configs()}
+    if table not in configs:
+        raise ConfigError(f"no table {table!r}; the tables are {', '.join(configs)}")
+    dim = configs[table].embedding_dim
+    if named.ndim != 1 or not np.issubdtype(named.dtype, np.integer):
+        raise DataError(f"{where}: keys must be integers in one dimension, got {named.dtype} {named.shape}")
+    if rows.shape != (len(named), dim) or not np.issubdtype(rows.dtype, np.floating):
+        raise DataError(
+            f"{where}: table {table!r} needs {dim} values a key, so a float array of {(len(named), dim)}; "
+            f"got {rows.dtype} of {rows.shape}"
+        )
+    finite = np.isfinite(rows).all(axis=1)
+    if not finite.all():
+        raise DataError(f"{where}: the row of key {named[np.argmin(finite)]} is not finite; leave it out")
+    if len(np.unique(named)) < len(named):
+        raise DataError(f"{where}: a key is there twice; keep one row for each")
+    dtype = str(configs[table].data_type).removeprefix("torch.")
+    optimizer = collection.optimizer
+    records = np.full((len(named), dim + optimizer.state_width(dim)), optimizer.initial_state, dtype)
+    records[:, :dim] = rows
+    collection.load_rows(table, named.astype(np.int64), records)
+    return len(named)
+
+
+def _read(path: Path, keys: str, values: str) -> Rows:
+    if not path.is_file():
+        raise DataError(f"{path}: no such file (working directory: {Path.cwd()})")
+    readers = {".npz": _read_npz, ".safetensors": _read_safetensors, ".parquet": _read_parquet}
+    if path.suffix not in readers:
+        raise ConfigError(f"{path}: rows are read from {', '.join(readers)} files")
+    try:
+        return readers[path.suffix](path, keys, values)
+    except KeyError as error:
+        raise DataError(f"{path} has no {error}; name the arrays: keys=..., values=...") from None
+    except (OSError, ValueError, zipfile.BadZipFile, SafetensorError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+
+
+def _read_npz(path: Path, keys: str, values: str) -> Rows:
+    with np.load(path, allow_pickle=False) as arrays:
+        for name in (keys or "keys", values):
+            if name not in arrays:
+                raise KeyError(name)
+        return arrays[keys or "keys"], arrays[values]
+
+
+def _read_safetensors(path: Path, keys: str, values: str) -> Rows:
+    with safe_open(path, framework="numpy") as file:
+        for name in (keys or "keys", values):
+            if name not in file.keys():  # noqa: SIM118  # not a dict
+                raise KeyError(name)
+        return file.get_tensor(keys or "keys"), file.get_tensor(values)
+
+
+def _read_parquet(path: Path, keys: str, values: str) -> Rows:
+    name = keys or "key"
+    found = pq.ParquetFile(path).schema_arrow.names
+    for one in (name, values):
+        if one not in found:
+            raise KeyError(one)
+    table = pq.read_table(path, columns=[name, values]).combine_chunks()
+    column, lists = table[name], table[values].combine_chunks()
+    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    named = hash_strings(column) if is_text else column.to_numpy()
+    flat = lists.flatten().to_numpy(zero_copy_only=False)
+    if len(lists) and (lists.null_count or len(flat) % len(lists)):
+        raise ValueError(f"column {values!r} must have a list of one length in every row")
+    return named, flat.reshape(len(lists), -1)
