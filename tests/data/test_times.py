@@ -47,7 +47,7 @@ def test_what_is_no_time_is_refused_or_set_aside(value, tmp_path, log_schema):
     table = click_log(6, 1)
     pq.write_table(table.append_column("at", pa.array(at)), tmp_path / "part-0.parquet")
     schema = replace(log_schema, time=TimeColumn("at"))
-    with pytest.raises(DataError, match="row 5: time column 'at' is"):
+    with pytest.raises(DataError, match=r"row 5 .*time column 'at' is"):
         list(SampleStream(tmp_path, schema, 6))
     rows = [{**row, "at": one} for row, one in zip(table.to_pylist(), at, strict=True)]
     decoder = MessageDecoder(schema, {})
