@@ -13,6 +13,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from rowhaul.data.generate import LogGenerator
+from rowhaul.data.preparing import prepare
 from rowhaul.data.schema import LabelColumn, Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError, DataError
@@ -229,6 +230,21 @@ def test_esmm_is_measured_on_all_samples_and_refuses_other_divisors(tmp_path):
     assert metrics.tasks["conversion"]["num_samples"] == metrics.tasks["click"]["num_samples"]
     with pytest.raises(ConfigError, match="ESMM learns all labels from all samples; set it to batch"):
         Trainer(config(model=model, loss={"divide_by": "labels"}), schema)
+
+
+def test_prepare_keeps_missing_labels_weights_and_the_group(tmp_path):
+    (tmp_path / "log.csv").write_text("click,sale,w,user,item\n1,0,0.5,a,3\n0,,1,b,4\n1,1,2,a,5\n,1,1,c,5\n")
+    given = {"labels": ["click", {"name": "sale", "after": "click"}], "weight": "w", "group": "user"}
+    schema = Schema.from_dict({**given, "ids": ["user", "item"]})
+    prepare(tmp_path / "log.csv", tmp_path / "data", "csv", schema=schema, test_share=0)
+    (samples,) = SampleStream(tmp_path / "data", Schema.read(tmp_path / "data" / "schema.yaml"), 9)
+    nan = np.nan
+    np.testing.assert_array_equal(samples.labels, [[1, 0], [0, nan], [1, 1], [nan, nan]])
+    np.testing.assert_array_equal(samples.weights, [0.5, 1, 2, 1])
+    assert samples.groups[0] == samples.groups[2] != samples.groups[1]
+    elsewhere = Schema.from_dict({**given, "ids": ["item"]})
+    with pytest.raises(DataError, match="the group 'user' is not among `ids`"):
+        prepare(tmp_path / "log.csv", tmp_path / "other", "csv", schema=elsewhere)
 
 
 def test_generated_conversions_follow_clicks_and_leave_clicks_as_they_are():
