@@ -36,7 +36,7 @@ from on_card.logs import (
     samples_of,
     skewed,
 )
-from rowhaul._environment import switch_threads_sooner
+from rowhaul._environment import keep_freed_memory, switch_threads_sooner
 from rowhaul.data.prefetch import prefetch
 from rowhaul.data.schema import Schema
 from rowhaul.device.batches import Bags
@@ -329,7 +329,8 @@ def main() -> None:
         sparse_step()
         torch.cuda.empty_cache()
     if chosen in (None, "cache"):
-        switch_threads_sooner()
+        switch_threads_sooner()  # as `rowhaul train` does
+        keep_freed_memory()
         for log in (Log.skewed(60 * 65_536, 12_000_000), Log.criteo_like(40 * 65_536)):
             for dim, num_samples in ((16, 16_384), (16, 65_536), (128, 16_384)):
                 larger_than_the_cache(dim, num_samples, log)

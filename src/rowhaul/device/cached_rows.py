@@ -94,8 +94,7 @@ class CachedDeviceRows(DeviceRows):
         with self._lanes.planning.use():
             done = len(batch.records)
             for tables, ids in zip(self.tables[done:], batch.ids[done:], strict=True):
-                oldest = self._ahead.oldest
-                plan = tables.plan(ids, batch.number, oldest, lambda: self._ahead.finished)
+                plan = tables.plan(ids, batch.number, self._ahead.released)
                 if plan is None:
                     return False
                 batch.records.append(plan.records)
@@ -124,9 +123,9 @@ class CachedDeviceRows(DeviceRows):
         if batch is None or not self._ahead.is_valid(batch):
             batch = self._announce(features)
         for passed in self._ahead.acquire(batch, keeps=torch.is_grad_enabled()):
-            for tables, fetched in zip(self.tables, passed.fetched, strict=True):
-                tables.num_homeless += fetched.result().made
-        for fetched in batch.fetched:
+            for tables, fetched in zip(self.tables, passed.fetched, strict=False):  # maybe given up
+                tables.hauler.num_homeless += fetched.result().made
+        for fetched in batch.fetched:  # again: this may be another stream than where it was read first
             await_here(self.device, fetched.result().ready)
         if self.device.type == "cuda":
             stream = torch.cuda.current_stream(self.device)
@@ -198,7 +197,7 @@ class CachedDeviceRows(DeviceRows):
         batch = self._batches[features]
         ids = [replace(one) for one in batch.ids]
         records = [one.clone() for one in batch.records]
-        self._batches[static] = PlannedBatch(batch.number, ids, records, is_planned=True)
+        self._batches[static] = PlannedBatch(batch.number, ids, records)
         return static
 
     def put(self, features: KeyedJaggedTensor, static: KeyedJaggedTensor) -> None:
@@ -237,7 +236,7 @@ class CachedDeviceRows(DeviceRows):
         super().load_stored(table, keys, stored)
 
     def _empty_card(self) -> None:
-        if any(tables.num_used for tables in self.tables):
+        if not all(tables.is_empty for tables in self.tables):
             self.drop_gradients()
             self.num_clears += 1
             self.settled_tables()

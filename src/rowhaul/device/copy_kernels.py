@@ -8,7 +8,7 @@ import triton.language as tl
 from rowhaul.device.row_kernels import rows_at
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def read_records(
     records, value_chunks, values, state_chunks, states, out, count,
     DIM: tl.constexpr, COLUMNS: tl.constexpr, STATE: tl.constexpr, STATE_COLUMNS: tl.constexpr,
@@ -32,7 +32,7 @@ def read_records(
         tl.store(begin[:, None] + DIM + column[None, :], value, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def write_records(
     records, value_chunks, values, state_chunks, states, contents, count,
     DIM: tl.constexpr, COLUMNS: tl.constexpr, STATE: tl.constexpr, STATE_COLUMNS: tl.constexpr,
@@ -56,18 +56,21 @@ def write_records(
         tl.store(row[:, None] + column[None, :], value, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"])
 def list_rows(ids, num_ids, records, keys, tables, out, most, BLOCK: tl.constexpr):
-    """Write record, key and table of listed ids to three rows of ``most`` numbers."""
+    """Write how many ids are listed, then their records, keys and tables in three rows of ``most``."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < tl.load(num_ids)
+    count = tl.load(num_ids)
+    inside = at < count
     which = tl.load(ids + at, mask=inside, other=0)
-    tl.store(out + at, tl.load(records + which, mask=inside, other=0).to(tl.int64), mask=inside)
-    tl.store(out + most + at, tl.load(keys + which, mask=inside, other=0), mask=inside)
-    tl.store(out + 2 * most + at, tl.load(tables + which, mask=inside, other=0).to(tl.int64), mask=inside)
+    tl.store(out + at, tl.zeros((BLOCK,), tl.int64) + count, mask=at == 0)
+    rows = out + 1 + at
+    tl.store(rows, tl.load(records + which, mask=inside, other=0).to(tl.int64), mask=inside)
+    tl.store(rows + most, tl.load(keys + which, mask=inside, other=0), mask=inside)
+    tl.store(rows + 2 * most, tl.load(tables + which, mask=inside, other=0).to(tl.int64), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["number"])
 def mark_used(records, last_used, number, count, BLOCK: tl.constexpr):
     """Note the number of a batch for each record that it uses; -1 is none."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -111,6 +111,16 @@ class DeviceIndex:
         """Numbers on the card that kernels share: see `index_kernels`."""
         return self._facts
 
+    @property
+    def places(self) -> Tensor:
+        """Where keys are, in pairs of words: see `index_kernels`."""
+        return self._places
+
+    @property
+    def capacity(self) -> int:
+        """Places that keys may have."""
+        return self._capacity
+
     def has_room(self, count: int) -> bool:
         """Whether ``count`` more keys surely fit."""
         return self.most_records + self._num_removed + count <= _FULL * self._capacity
@@ -168,17 +178,18 @@ class DeviceIndex:
 
     # Where there are never more than so many keys: memory stays as it is, and the caller counts.
 
-    def replace_free(self, keys: Tensor, tables: Tensor, free: Tensor, num_free: Tensor) -> None:
-        """Remove keys, which are all there and differ; new ones get the last of ``free`` records first."""
-        self._drop(keys, tables)
-        self._num_removed += len(keys)
-        self._free = free
-        self._facts[3:4].copy_(num_free)
+    def give(self, free: Tensor, num_free: int) -> None:
+        """Give freed records, whose keys were removed from `places`, to new keys, beside those still free."""
+        self._num_removed += len(free)
+        self._free = torch.cat([self._free[:num_free], free])
+        self._facts[3:4].fill_(len(self._free))
 
-    def sweep_for(self, num_keys: int, count: int) -> None:
-        """Empty the places of removed keys, if ``count`` more beside ``num_keys`` need that."""
-        if num_keys + self._num_removed + count > _FULL * self._capacity and self._num_removed:
-            self._sweep(num_keys)
+    def sweep_for(self, num_keys: int, count: int) -> bool:
+        """Empty the places of removed keys, if ``count`` more beside ``num_keys`` need that: keys move."""
+        if num_keys + self._num_removed + count <= _FULL * self._capacity or not self._num_removed:
+            return False
+        self._sweep(num_keys)
+        return True
 
     def _put(self, entries: Tensor) -> None:
         kernels.move_places[grid_of(len(entries), BLOCK)](

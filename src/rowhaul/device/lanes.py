@@ -7,7 +7,6 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -77,14 +76,14 @@ class Lanes:
 
 
 class Listener:
-    """Brings numbers from a card to host memory, and others there, through memory that it can copy from.
+    """Brings numbers from a card to host memory, and waits for them.
 
     It is pinned: a copy to pageable memory keeps other threads from starting kernels until it is done.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._heard = self._told = torch.empty(0, dtype=torch.uint8)
+        self._heard = torch.empty(0, dtype=torch.uint8)
 
     def hear(self, tensor: Tensor) -> npt.NDArray[Any]:
         """Return the numbers of a tensor; they are valid until the next call."""
@@ -94,7 +93,7 @@ class Listener:
         """Return the numbers of each tensor, valid until the next call; waits for the card once."""
         sizes = [-(-one.nbytes // 8) * 8 for one in tensors]
         if sum(sizes) > len(self._heard):
-            self._heard = self._pinned(2 * sum(sizes))
+            self._heard = pinned(2 * sum(sizes), torch.uint8, self._device)
         parts, first = [], 0
         for one, size in zip(tensors, sizes, strict=True):
             part = self._heard[first : first + one.nbytes].view(one.dtype).view(one.shape)
@@ -104,16 +103,16 @@ class Listener:
         settle(here(self._device))
         return parts
 
-    def tell(self, numbers: npt.NDArray[np.int64]) -> Tensor:
-        """Send numbers to the card; call it again only after waiting for something that comes later."""
-        if numbers.nbytes > len(self._told):
-            self._told = self._pinned(2 * numbers.nbytes)
-        told = self._told[: numbers.nbytes].view(torch.int64)
-        told.numpy()[:] = numbers
-        return told.to(self._device, non_blocking=True)
 
-    def _pinned(self, num_bytes: int) -> Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+def pinned(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Allocate host memory that a card copies to and from without waiting."""
+    return torch.empty(count, dtype=dtype, pin_memory=device.type == "cuda")
+
+
+def brought(numbers: Tensor) -> Tensor:
+    """Copy numbers to host memory on this thread's stream: they are there after the next event on it."""
+    there = pinned(len(numbers), numbers.dtype, numbers.device)
+    return there.copy_(numbers, non_blocking=True)
 
 
 def here(device: torch.device) -> Event:
@@ -131,3 +130,8 @@ def settle(event: Event) -> None:
     """Wait for an event in this thread."""
     if event is not None:
         event.synchronize()
+
+
+def is_over(event: Event) -> bool:
+    """Whether the card has come to an event."""
+    return event is None or event.query()

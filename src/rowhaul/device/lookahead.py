@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from rowhaul.device.batches import Ids
-from rowhaul.device.cached_tables import Fetched
-from rowhaul.device.lanes import Event, here, worker
+from rowhaul.device.hauling import Fetched
+from rowhaul.device.lanes import Event, await_here, here, is_over, settle, worker
+
+_MOST_FINISHED = 8  # steps that a card may be behind before planning waits for it
 
 
 @dataclass(eq=False)
@@ -24,7 +26,7 @@ class PlannedBatch:
     ids: list[Ids]
     records: list[Tensor] = field(default_factory=list)
     fetched: list[Future[Fetched]] = field(default_factory=list)
-    is_planned: bool = False
+    is_over: threading.Event = field(default_factory=threading.Event)  # whether it is planned, or cannot be
     error: Exception | None = None
 
 
@@ -56,7 +58,8 @@ class Lookahead:
         self._next_number = 1
         self.oldest = 1
         self.last_read = 0
-        self.finished: Event = None  # after all that was done with rows of batches before the oldest
+        # Batches that were the oldest, and events after all that was done with rows of those before each.
+        self._finished: deque[tuple[int, Event]] = deque([(1, None)], _MOST_FINISHED)
 
     def announce(self, ids: list[Ids]) -> PlannedBatch:
         """Plan a batch that is read later; from any thread."""
@@ -77,20 +80,46 @@ class Lookahead:
         Its rows stay until the next step or, unless ``keeps``, the next call. Batches announced before it
         that were not read are given up.
         """
+        passed = []
         if not self._reading and batch.number > self.oldest:
-            self._advance(batch.number)
-        if not batch.is_planned:
             with self.planning:
-                self._plan_until(batch)
+                while self._waiting and self._waiting[0].number < batch.number:
+                    self._give_up(self._waiting.popleft())
+                passed = self._pass_until(batch.number - 1)
+                self._advance(batch.number)
+        if not batch.is_over.is_set():
+            self._thread.submit(self._plan_until, batch)
+            batch.is_over.wait()  # not for plans of others after it
         if batch.error is not None:
             raise batch.error
         if keeps and batch.number not in self._reading:
             self._reading.append(batch.number)
         self.last_read = max(self.last_read, batch.number)
+        return passed + self._pass_until(batch.number)
+
+    def _pass_until(self, number: int) -> list[PlannedBatch]:
+        """Return the planned batches up to a number; what follows on this stream comes after their rows.
+
+        That holds for batches that are never read, too: their rows may be evicted as soon as an event here is
+        over, and must have arrived by then.
+        """
         passed = []
-        while self._unread and self._unread[0].number <= batch.number:
+        while self._unread and self._unread[0].number <= number:
             passed.append(self._unread.popleft())
+            for fetched in passed[-1].fetched:
+                await_here(self._device, fetched.result().ready)
         return passed
+
+    def released(self, waits: bool) -> tuple[int, Event]:
+        """Return the oldest batch whose rows must stay, and an event after all use of rows before that.
+
+        Unless this ``waits``, the event is over already, if possible, and the batch may be an earlier one.
+        """
+        if waits:
+            return self._finished[-1]
+        while len(self._finished) > 1 and is_over(self._finished[1][1]):
+            self._finished.popleft()
+        return self._finished[0]
 
     def finish(self) -> None:
         """Note that what was read so far is done with: a step was taken."""
@@ -108,7 +137,7 @@ class Lookahead:
         self.last_read = self._next_number - 1
 
     def _advance(self, oldest: int) -> None:
-        self.finished = here(self._device)  # first: who sees the number sees an event that is late enough
+        self._finished.append((oldest, here(self._device)))
         self.oldest = oldest
 
     def _go_on(self) -> None:
@@ -122,15 +151,27 @@ class Lookahead:
 
     def _plan_until(self, batch: PlannedBatch) -> None:
         """Plan a batch now, whatever becomes of those before it."""
-        while not batch.is_planned and batch.error is None:
-            first = self._waiting[0]
-            has_room = self._try(first)
-            self._waiting.popleft()
-            if not has_room:
-                refused = self._refuse(batch) if first is batch else None
-                first.number = 0
-                if refused is not None:
-                    raise refused
+        with self.planning:
+            try:
+                while not batch.is_over.is_set():
+                    first = self._waiting[0]
+                    has_room = self._try(first)
+                    self._waiting.popleft()
+                    if not has_room:
+                        if first is batch:
+                            batch.error = self._refuse(batch)
+                        self._give_up(first)
+            except Exception as error:  # raised again where the batch is read, which waits for this
+                batch.error = error
+                batch.is_over.set()
+
+    def _give_up(self, batch: PlannedBatch) -> None:
+        """Plan a batch no further; the rows of it that are on their way arrive before others replace them."""
+        for fetched in batch.fetched:
+            settle(fetched.result().ready)
+        batch.number = 0
+        self._unread.append(batch)  # for the rows that it made
+        batch.is_over.set()
 
     def _try(self, batch: PlannedBatch) -> bool:
         """Plan a batch; an error is for who reads it."""
@@ -138,7 +179,7 @@ class Lookahead:
             if not self._plan(batch):
                 return False
             self._unread.append(batch)
-            batch.is_planned = True
         except Exception as error:  # raised again where the batch is read
             batch.error = error
+        batch.is_over.set()
         return True

@@ -6,10 +6,12 @@ from concurrent.futures import Future
 from itertools import cycle
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from rowhaul.device.lanes import Event, settle
+from rowhaul.device.lanes import Event, pinned, settle
 
 
 class Staging:
@@ -18,6 +20,7 @@ class Staging:
     def __init__(self, num_records: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self.there = torch.empty((num_records, width), dtype=dtype, device=device)
         self.here = torch.empty((num_records, width), dtype=dtype, pin_memory=device.type == "cuda")
+        self._list = pinned(num_records + 1, torch.int32, device)
         self.used: Event = None  # until when the card uses it
         self.taken: Future[None] | None = None  # until when the host does
 
@@ -25,6 +28,14 @@ class Staging:
         """Return the first rows in host memory."""
         rows: npt.NDArray[Any] = self.here[:count].numpy()
         return rows
+
+    def list_there(self, which: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Send a list of some of its rows to the card; and how many they are."""
+        count = len(which)
+        self._list[0] = count
+        self._list.numpy()[1 : count + 1] = which
+        there = self._list[: count + 1].to(self.there.device, non_blocking=True)
+        return there[1:], there[:1]
 
 
 class StagingRing:

@@ -133,6 +133,11 @@ class KeyIndex:
             locations[left] = again
         return locations
 
+    def read_by_kernels(self) -> tuple[int, int, Any]:
+        """What `find_each_key` reads; and what must stay alive meanwhile."""
+        seen, *in_use = self._memory.seen
+        return self._memory.address, seen, in_use
+
     def find_or_insert(
         self,
         keys: Int64s,
