@@ -14,13 +14,7 @@ from published_rows import exported, rows_of
 
 from rowhaul.serve import Scorer
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def patient(request):
-    """Machines that do much else need minutes for this."""
-    request.node.add_marker(pytest.mark.timeout(600))
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def train(tmp_path, log, *more):
@@ -47,9 +41,9 @@ def wait_for(condition, process, seconds=240):
 
 def test_after_kills_base_and_deltas_are_what_the_run_knows(tmp_path, log_folder):
     chance, resume, command = random.Random(3), [], [sys.executable, "-m", "rowhaul", "serve"]
-    server = None
+    server = process = None
     try:
-        for _ in range(3):
+        for _ in range(2):
             process, before = train(tmp_path, log_folder, "--epochs", "30", *resume), published(tmp_path)
             wait_for(lambda before=before: published(tmp_path) not in (None, before), process)
             if server is None:
@@ -72,6 +66,7 @@ def test_after_kills_base_and_deltas_are_what_the_run_knows(tmp_path, log_folder
         health = url.rpartition("/docs")[0] + "/healthz"
         wait_for(lambda: all(step_of(health) == 160 for _ in range(6)), server)  # of both processes
     finally:
+        process.kill()
         if server is not None:
             server.terminate()
             server.wait(60)

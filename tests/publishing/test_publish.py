@@ -44,6 +44,7 @@ def test_base_and_deltas_are_the_export(tmp_path, log_folder, log_schema, settin
         ({"publish": {"to": "s3://bucket/served"}}, "a folder of their machine"),
         ({"publish": {"to": "served", "every": "soon"}}, "publish.every"),
         ({"publish": {"to": "served", "dense": "tf"}}, "publish.dense"),
+        ({"device": "cuda"}, "device cuda"),
     ],
 )
 def test_what_cannot_be_published_is_refused(tmp_path, log_folder, log_schema, settings, message):
@@ -52,3 +53,13 @@ def test_what_cannot_be_published_is_refused(tmp_path, log_folder, log_schema, s
             config_of(tmp_path, **settings), log_schema, f"{log_folder}/*.parquet", out=tmp_path / "run"
         )
     assert not (tmp_path / "served").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_another_run_is_refused_before_the_run_begins(
+    tmp_path, log_folder, log_schema, served_run
+):
+    (tmp_path / "served").symlink_to(served_run[1])
+    with pytest.raises(ConfigError, match="was exported; choose another folder"):
+        train_run(config_of(tmp_path), log_schema, f"{log_folder}/*.parquet", out=tmp_path / "run")
+    assert not (tmp_path / "run" / "config.yaml").exists()

@@ -139,14 +139,21 @@ class RunOptions:
     settings: list[str]  # --set
     flags: dict[str, Any]  # those that were given
 
-    def read_config(self, resumed: dict[str, Any] | None = None, **defaults: Any) -> TrainConfig:
+    def read_config(
+        self, resumed: dict[str, Any] | None = None, *, publishes: bool = False, **defaults: Any
+    ) -> TrainConfig:
         """Read the configuration file (or take the resumed run's), then apply flags and ``--set``.
 
-        ``defaults`` are values of flags that were not given.
+        ``defaults`` are values of flags that were not given. Only a run that is meant publishes: trials of
+        its settings do not.
         """
-        from rowhaul.train.config import TrainConfig
+        from dataclasses import replace
 
-        return TrainConfig.from_dict(self._given(resumed, **defaults))
+        from rowhaul.train.config import TrainConfig
+        from rowhaul.train.publish_config import UNPUBLISHED
+
+        config = TrainConfig.from_dict(self._given(resumed, **defaults))
+        return config if publishes else replace(config, publish=UNPUBLISHED)
 
     def gives(self, name: str) -> bool:
         """Whether a setting such as ``model.embedding_dim`` is given, in whatever way."""

@@ -67,7 +67,7 @@ def train(
 
     out = local_folder(out) if out is not None else None
     resumed = settings_to_resume(out, options.flags.get("checkpoints")) if resume else None
-    config, data = options.read_config(resumed), options.data
+    config, data = options.read_config(resumed, publishes=True), options.data
     config = with_monitoring(
         config, metrics_port, metrics_address, stalled_after, log_json, log_folder, explain
     )

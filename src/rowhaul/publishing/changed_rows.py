@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.errors import ConfigError
 from rowhaul.store.location import ABSENT
 from rowhaul.store.served_rows import RecordBlock, ServedRows, equal_records
 from rowhaul.store.whole_rows import WholeRows
@@ -76,17 +75,3 @@ def _record_blocks(
         some = slice(first, first + _SLICE_ROWS)
         block = format.encode(change.keys[some], change.stored[some], dim)
         yield equal_records(change.keys[some], format.served_values(block, dim))
-
-
-def check_format(format: object) -> WholeRows:
-    """Refuse rows of which changes are not tracked.
-
-    Raises:
-        ConfigError: rows are pruned or shared.
-    """
-    if not isinstance(format, WholeRows) or not format.keyed_by_id:
-        raise ConfigError(
-            "publish does not go together with prune: which chunks and shared rows change is not tracked; "
-            "train without prune, or export checkpoints (rowhaul export --dense)"
-        )
-    return format

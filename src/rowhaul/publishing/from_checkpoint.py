@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from rowhaul._id_kinds import kinds_in
@@ -18,30 +19,31 @@ from rowhaul.checkpoint import CheckpointReader, Place, as_place
 from rowhaul.checkpoint.progress import Counter
 from rowhaul.errors import CheckpointError
 from rowhaul.publishing import compaction
-from rowhaul.publishing.changed_rows import check_format
 from rowhaul.publishing.difference import difference, newest_rows
 from rowhaul.publishing.folder import PublishedFolder, State
 from rowhaul.publishing.graphs import GraphWriter
 from rowhaul.serve.deltas import Moment
-from rowhaul.store.row_format import format_of
-from rowhaul.train.loading import load_trained
+from rowhaul.train.run_folder import saved_settings
+from rowhaul.train.trainer import Trainer
 
 _NICE = 10
 _OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
 
 def publish_checkpoint(path: str | Place, to: Path, run: str) -> None:
-    """Publish a checkpoint of a run to a folder; nothing is done where its step is the newest version's.
+    """Publish a checkpoint of a run to a folder; nothing is done where the newest version is the same.
 
     Raises:
-        ConfigError: rows that cannot be published, or a folder that is not this run's.
+        ConfigError: the folder is not this run's.
         CheckpointError: a file is damaged.
     """
-    reader, trainer = CheckpointReader(path), load_trained(path)
-    settings = trainer.config.publish
-    check_format(format_of(trainer.collection.row_settings))
+    reader = CheckpointReader(path)
+    if (saved := saved_settings(reader)) is None:
+        raise CheckpointError(f"{path} says nothing of its model: it was saved outside of a run")
+    config, schema = replace(saved[0], device="cpu", device_memory=""), saved[1]
+    settings, trainer = config.publish, Trainer(config, schema)  # without rows, which may not fit here
     folder = PublishedFolder(to, run, trainer, GraphWriter.exported(trainer.model, settings.kinds))
-    moment = Moment(trainer.step, trainer.samples, time.time())
+    moment = Moment(int(reader.facts["step"]), int(reader.facts["samples"]), time.time())
     state = State(moment, reader.tensors("model"), kinds_in(reader.facts))
     tables = {
         one.name: reader.format(one.name).served_rows(reader, one.name)
@@ -51,12 +53,13 @@ def publish_checkpoint(path: str | Place, to: Path, run: str) -> None:
     if about is None:
         folder.write_base(tables, state, Counter(1, lambda done, total: None))
         return
-    if about.newest_step == trainer.step:
-        return
     base, overlay = newest_rows(folder)
-    name, place = folder.begin_delta()
     rows = {table: difference(base, overlay, table, rows) for table, rows in tables.items()}
-    folder.end_delta(name, [folder.write_part(place, "r0000", rows, trainer.step)], state)
+    has_changes = any(one.num_rows or one.num_deleted for one in rows.values())
+    if about.newest_step == moment.step and not has_changes:
+        return
+    name, place = folder.begin_delta()
+    folder.end_delta(name, [folder.write_part(place, "r0000", rows, moment.step)], state)
     if compaction.is_due(folder, settings.compact_after):
         compaction.compact(folder, lambda: None)
 

@@ -24,17 +24,18 @@ import numpy as np
 from rowhaul._files import write_text
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.checkpoint.progress import Counter
-from rowhaul.errors import CheckpointError, ConfigError
+from rowhaul.errors import CheckpointError
 from rowhaul.export.serving.folder import check_servable
 from rowhaul.nn.local_rows import LocalRows
 from rowhaul.publishing import compaction
-from rowhaul.publishing.changed_rows import Changes, changed_rows, check_format, served
+from rowhaul.publishing.changed_rows import Changes, changed_rows, served
 from rowhaul.publishing.difference import difference, newest_rows
-from rowhaul.publishing.folder import PublishedFolder, State
+from rowhaul.publishing.folder import PublishedFolder, State, existing
 from rowhaul.publishing.graphs import GraphWriter
 from rowhaul.serve.deltas import Moment
 from rowhaul.store.row_format import format_of
 from rowhaul.store.served_rows import ServedRows
+from rowhaul.store.whole_rows import WholeRows
 from rowhaul.train.save_thread import Pacer, SaveThread
 from rowhaul.train.trainer import Trainer, make_model
 
@@ -61,20 +62,18 @@ class Publisher:
         reader: of the checkpoint that the run resumes from.
 
     Raises:
-        ConfigError: rows of which changes are not tracked, or a folder that is not this run's.
+        ConfigError: the folder is not this run's.
     """
 
     def __init__(self, trainer: Trainer, run: str, reader: CheckpointReader | None) -> None:
         settings, self._trainer, self._run = trainer.config.publish, trainer, run
         self.taken_step = trainer.step  # of the last delta
         check_servable(trainer)
-        self._format = check_format(format_of(trainer.collection.row_settings))
+        format = format_of(trainer.collection.row_settings)
+        assert isinstance(format, WholeRows)
+        self._format = format
         source = trainer.collection.source
-        if not isinstance(source, LocalRows) or source.device.type != "cpu":
-            raise ConfigError(
-                f"publish does not go together with device {trainer.config.device} yet: changes of rows on a "
-                "card are not tracked; train on the cpu, or export checkpoints (rowhaul export --dense)"
-            )
+        assert isinstance(source, LocalRows)  # others are refused by the configuration
         self._source, self._changed = source, source.track_changes()
         model = make_model(replace(trainer.config, device="cpu", device_memory=""), trainer.schema)
         self._folder = PublishedFolder(
@@ -202,15 +201,30 @@ class Publisher:
 
 def run_name(folder: Path | None, reader: CheckpointReader | None) -> str:
     """Return a name for a run that no other has; the same when it resumes."""
+    if known := _known_name(folder, reader):
+        return known
+    made = secrets.token_hex(8)
+    if folder is not None:
+        write_text(folder / RUN_FILE, json.dumps({"run": made}))
+    return made
+
+
+def check_folder(path: Path, folder: Path | None, reader: CheckpointReader | None) -> None:
+    """Refuse to publish where another run does, before anything is written.
+
+    Raises:
+        ConfigError: it says whose the folder is.
+    """
+    existing(path, _known_name(folder, reader))
+
+
+def _known_name(folder: Path | None, reader: CheckpointReader | None) -> str:
     if reader is not None and RUN_FACT in reader.facts:
         return str(reader.facts[RUN_FACT])
     path = None if folder is None else folder / RUN_FILE
-    if path is not None and path.is_file():
-        return str(json.loads(path.read_text(encoding="utf-8"))["run"])
-    made = secrets.token_hex(8)
-    if path is not None:
-        write_text(path, json.dumps({"run": made}))
-    return made
+    if path is None or not path.is_file():
+        return ""
+    return str(json.loads(path.read_text(encoding="utf-8"))["run"])
 
 
 def _uncounted() -> Counter:

@@ -77,6 +77,11 @@ class ServedRows:
     slots: SlotPlaces | None = None
     deleted: Int64s | None = None
 
+    @property
+    def num_deleted(self) -> int:
+        """Count keys that have no row any more."""
+        return 0 if self.deleted is None else len(self.deleted)
+
 
 def equal_records(keys: Int64s, data: npt.NDArray[Any]) -> RecordBlock:
     """Return records of one size, a row of ``data`` each."""

@@ -207,10 +207,26 @@ class TrainConfig:
                 "prune.tail is initial, but every id has a row: that is the tail of tables with policies; "
                 "set tables.default.admit_after to the sightings before an id gets one, or leave it out"
             )
+        if self.publish.is_used:
+            self._check_published()
         if self.cluster.hot_is_auto and not keeps_all:
             raise ConfigError(
                 "cluster.hot_rows is auto, but tables have policies, from which hot rows are exempt: what is "
                 "learned would depend on measured times. Say how many rows are hot, or leave out the policies"
+            )
+
+    def _check_published(self) -> None:
+        """Refuse rows whose changes cannot be published."""
+        instead = "leave out one of them, and export checkpoints (rowhaul export --dense)"
+        if self.prune.is_used:
+            raise ConfigError(
+                "publish does not go together with prune: which chunks and shared rows change is not "
+                f"tracked; {instead}"
+            )
+        if self.device != "cpu" and not self.cluster.workers:
+            raise ConfigError(
+                f"publish does not go together with device {self.device} yet: changes of rows on a card are "
+                f"not tracked; {instead}"
             )
 
     def check_ranks(self) -> None:

@@ -74,10 +74,12 @@ class Publishing:
             self.tell_outcomes()
 
     def tell_outcomes(self) -> None:
-        """Say what went wrong; called by the thread that trains."""
+        """Log what was published, and say what went wrong; called by the thread that trains."""
         while self._outcomes:
             step, error = self._outcomes.popleft()
-            if error is not None:
+            if error is None:
+                self._session.log.event("publish", step, f"published step {step:,}")
+            else:
                 self._tell(
                     f"publishing step {step:,} failed, training goes on: {error}; what changed is in the next"
                 )

@@ -79,6 +79,10 @@ def train_run(
         trainer = Trainer(config, schema)
         reader = _restore(trainer, chosen) if chosen is not None else None
         stream, evaluation, extended = _open_data(trainer, reader, data, eval_data, folder)
+        if config.publish.is_used:
+            from rowhaul.publishing.publisher import check_folder  # it takes a while to import
+
+            check_folder(config.publish.path, folder, reader)
         if folder:
             begin_folder(folder, config, schema, data, eval_data)
         notes = [lock.note] if lock is not None and lock.note else []
@@ -313,7 +317,7 @@ def _publisher(trainer: Trainer, folder: Path | None, reader: CheckpointReader |
     """Begin to publish, or go on with it, if that is asked for."""
     if not trainer.config.publish.is_used:
         return None
-    from rowhaul.publishing.publisher import Publisher, run_name  # it takes a while to import
+    from rowhaul.publishing.publisher import Publisher, run_name
 
     return Publisher(trainer, run_name(folder, reader), reader)
 

@@ -218,7 +218,7 @@ def write_row_file(
             apart += zip(places, rows.cut, strict=True)
             numbers |= {"num_chunks": len(rows.cut.starts) - 1, "num_columns": len(rows.cut.columns)}
             numbers |= dict(zip(("chunk_starts_at", "columns_at"), places, strict=True))
-        if rows.deleted is not None and len(rows.deleted):
+        if rows.deleted is not None and rows.num_deleted:
             numbers |= {"num_deleted": len(rows.deleted), "deleted_at": room.take(rows.deleted.nbytes)}
             apart.append((int(numbers["deleted_at"]), rows.deleted))
         parts.append(part)

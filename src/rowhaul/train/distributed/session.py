@@ -24,7 +24,6 @@ from rowhaul.monitoring.monitor import NO_MONITOR, Monitor, RankLabels
 from rowhaul.nn import Batch, BatchNorm1d
 from rowhaul.runtime.mover import Job
 from rowhaul.runtime.runtime import MEASURES
-from rowhaul.store.row_format import format_of
 from rowhaul.train import loop
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed import checkpointing
@@ -140,9 +139,9 @@ class ClusterSession(loop.Session):
         if config.cluster.inexact:
             self.notes.append(f"not exact, by design: {config.cluster.inexact}")
         self.saving = BesideTraining(cluster)
-        self._published_as = self._begin_publishing(folder, checkpoints, saved)
         if folder and self.is_leader:
             begin_folder(folder, given, schema, data, eval_data)
+        self._published_as = self._begin_publishing(folder, checkpoints, saved)
         if saved is not None and self.is_leader:
             saved.chosen.set_damaged_aside()
         self.log = ClusterLog(
@@ -187,14 +186,15 @@ class ClusterSession(loop.Session):
                 "publish: a cluster publishes its checkpoints; say where they go (--out or --checkpoints)"
             )
         from rowhaul.export.serving.folder import check_servable
-        from rowhaul.publishing.changed_rows import check_format
-        from rowhaul.publishing.publisher import RUN_FACT, run_name
 
         check_servable(self.trainer)
-        check_format(format_of(self.training.layout))
         if not self.is_leader:
             return ""
-        run = run_name(folder, saved.reader if saved is not None else None)
+        from rowhaul.publishing.publisher import RUN_FACT, check_folder, run_name
+
+        reader = saved.reader if saved is not None else None
+        check_folder(self.config.publish.path, folder, reader)
+        run = run_name(folder, reader)
         self.more_facts = {RUN_FACT: run}
         self.notes.append("a cluster publishes its checkpoints, as often as checkpoint_every says")
         return run
