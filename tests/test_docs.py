@@ -31,6 +31,7 @@ CHAINS = [
     ["docs/scheduling.md"],
     ["docs/tables-that-grow.md"],
     ["docs/online.md"],
+    ["docs/deltas.md"],
     ["docs/simulate.md"],
     ["docs/what-moves-and-why.md"],
     ["docs/hot-rows.md"],
