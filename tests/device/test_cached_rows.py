@@ -79,7 +79,7 @@ def by_key(rows):
     [
         pytest.param(RowwiseAdagrad(0.1), TIGHT, 0, marks=pytest.mark.slow),
         pytest.param(RowwiseAdagrad(0.1), 2 * TIGHT, 3, marks=pytest.mark.slow),
-        (RowwiseAdagrad(0.1), 40 * TIGHT, 2),
+        pytest.param(RowwiseAdagrad(0.1), 40 * TIGHT, 2, marks=pytest.mark.slow),
         (Adam(0.05), 2 * TIGHT, 1),
     ],
 )
@@ -94,6 +94,7 @@ def test_bits_do_not_depend_on_the_cache(rule, memory, ahead):
         assert rows.source.counts.num_fetched > 0  # some rows went and came back
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_this_process_to_rounding():
     here, there = collection(), collection(TIGHT)
     trained(here, 8)
@@ -105,6 +106,7 @@ def test_rows_are_those_of_this_process_to_rounding():
         )
 
 
+@pytest.mark.slow
 def test_evaluation_reads_rows_wherever_they_are_and_changes_nothing():
     for on_unknown in ("init", "default"):
         here, there = collection(0, on_unknown=on_unknown), collection(TIGHT, on_unknown=on_unknown)
@@ -127,6 +129,7 @@ def test_unknown_keys_can_be_refused():
         rows(KeyedJaggedTensor(NAMES, torch.tensor([999999]), lengths=torch.tensor([1, 0, 0, 0])))
 
 
+@pytest.mark.slow
 def test_gradients_of_several_batches_are_kept_until_the_step():
     found = []
     for memory in (0, 4 * TIGHT):
@@ -159,6 +162,7 @@ def test_batches_read_twice_or_out_of_order_or_never():
     assert found[0].items() <= found[1].items()  # batches passed over may have made theirs, too
 
 
+@pytest.mark.slow
 def test_rows_move_between_memories_and_are_replaced():
     rows = collection(TIGHT)
     expected = trained(rows, 8)

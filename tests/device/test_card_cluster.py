@@ -104,7 +104,6 @@ def test_records_go_to_messages_and_back():
     ("sync", "peer_to_peer"),
     mostly_slow(
         [("on-demand", False), ("on-demand", True), ("full", False), ("static", False), ("bounded:0", False)],
-        ("full", False),
         ("static", False),
     ),
 )
@@ -121,6 +120,7 @@ def test_workers_with_caches_on_cards_train_what_one_process_trains(sync, peer_t
     check_case(data.draw(cases(sync, peer_to_peer)))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("one_kernel_at_a_time")
 @pytest.mark.parametrize("num_stores", mostly_slow([0, 1], 0))
@@ -130,6 +130,7 @@ def test_peers_step_rows_in_each_others_caches(num_stores):
     check_case(small_case(topology, "on-demand"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("one_kernel_at_a_time")
 def test_gradients_accumulate_on_cards_as_in_host_memory():

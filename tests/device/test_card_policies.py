@@ -37,6 +37,7 @@ def contents(made):
     }
 
 
+@pytest.mark.slow
 def test_policies_admit_and_drop_the_same_rows_on_a_card():
     both, random = [collection(None), collection(DEVICE)], np.random.default_rng(0)
     for iteration in range(8):
