@@ -4,10 +4,10 @@ from rowhaul.export.reader import ExportReader
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.loading import load_trained
-from rowhaul.train.loop import RunResult
 from rowhaul.train.losses import LossConfig
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
 from rowhaul.train.run import train_run
+from rowhaul.train.session import RunResult
 from rowhaul.train.task_metrics import EvaluationMetrics
 from rowhaul.train.trainer import Trainer
 

@@ -14,8 +14,8 @@ from rowhaul.train.checkpoint_pace import Pace
 
 if TYPE_CHECKING:
     from rowhaul.publishing.quality import TrainingRecord
-    from rowhaul.train.loop import Session
     from rowhaul.train.progressive import ProgressiveValues
+    from rowhaul.train.session import Session
 
 
 class Publishing:

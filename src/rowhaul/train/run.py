@@ -27,7 +27,6 @@ from rowhaul.schedule.plan import RowCounts
 from rowhaul.train import loop, snapshot
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.log import TrainingLog
-from rowhaul.train.loop import Listener, RunResult, ShouldStop
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.run_data import check_same_data, read_contents
 from rowhaul.train.run_folder import (
@@ -40,6 +39,7 @@ from rowhaul.train.run_folder import (
 from rowhaul.train.run_lock import RunLock
 from rowhaul.train.run_stream import check_streamable, keep_set_aside, open_stream
 from rowhaul.train.save_thread import Pacer, SaveThread
+from rowhaul.train.session import Listener, RunResult, Saved, Session, ShouldStop
 from rowhaul.train.trainer import Trainer
 from rowhaul.train.waits import Waits
 
@@ -144,7 +144,7 @@ def open_streams(config: TrainConfig, schema: Schema, data: Any, eval_data: Any,
     return stream, SampleStream(eval_data, schema, EVALUATION_BATCH) if eval_data else None
 
 
-class _Alone(loop.Session):
+class _Alone(Session):
     """The session of a single process."""
 
     def __init__(
@@ -262,9 +262,7 @@ class _Alone(loop.Session):
         if latest_checkpoint(checkpoints) != path:
             snapshot.save(self.trainer, path, facts)
 
-    def save_beside(
-        self, checkpoints: Place, facts: dict[str, Any], done: loop.Saved, *, waits: bool
-    ) -> bool:
+    def save_beside(self, checkpoints: Place, facts: dict[str, Any], done: Saved, *, waits: bool) -> bool:
         """Save a checkpoint of this step beside training."""
         if waits:
             self._saving.finish()
@@ -283,14 +281,14 @@ class _Alone(loop.Session):
         self._saving.start(write, done)
         return True
 
-    def publish_beside(self, done: loop.Saved, *, waits: bool) -> bool:
+    def publish_beside(self, done: Saved, *, waits: bool) -> bool:
         """Publish what changed beside training."""
         assert self._publisher is not None
         for trouble in self._publisher.troubles():
             self.tell(trouble)
         return self._publisher.publish_beside(self._event_time, done, waits=waits)
 
-    def publish_last(self, done: loop.Saved) -> None:
+    def publish_last(self, done: Saved) -> None:
         """Publish the model at the end, unless it is published."""
         assert self._publisher is not None
         self._publisher.finish()

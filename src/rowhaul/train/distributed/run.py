@@ -27,10 +27,10 @@ from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.data_streams import from_reader
 from rowhaul.train.distributed.session import ClusterSession
 from rowhaul.train.fitting import Fit, decisions, with_decisions
-from rowhaul.train.loop import Listener, RunResult, ShouldStop
 from rowhaul.train.run_folder import checkpoints_of
 from rowhaul.train.run_lock import RunLock
 from rowhaul.train.run_stream import read_by_rank0
+from rowhaul.train.session import Listener, RunResult, ShouldStop
 
 
 def train_on_cluster(

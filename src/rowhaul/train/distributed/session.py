@@ -18,13 +18,11 @@ from rowhaul.cluster.cluster import Cluster
 from rowhaul.data.schema import Schema
 from rowhaul.data.sources.live import LiveStream
 from rowhaul.data.stream import SampleStream
-from rowhaul.errors import ConfigError
 from rowhaul.explain.explainer import Explainer
 from rowhaul.monitoring.monitor import NO_MONITOR, Monitor, RankLabels
 from rowhaul.nn import Batch, BatchNorm1d
 from rowhaul.runtime.mover import Job
 from rowhaul.runtime.runtime import MEASURES
-from rowhaul.train import loop
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed import checkpointing
 from rowhaul.train.distributed.beside_training import BesideTraining
@@ -41,6 +39,7 @@ from rowhaul.train.distributed.evaluation import evaluate
 from rowhaul.train.distributed.explaining import explained_facts
 from rowhaul.train.distributed.gathering import scores_of_all
 from rowhaul.train.distributed.log import ClusterLog
+from rowhaul.train.distributed.publishing import begin_publishing
 from rowhaul.train.distributed.resuming import fit_to_workers, what_changed
 from rowhaul.train.distributed.setup import distribute, use_given_links
 from rowhaul.train.distributed.training import DistributedTraining, layout_of
@@ -49,6 +48,7 @@ from rowhaul.train.progressive import Scores
 from rowhaul.train.run_data import read_contents
 from rowhaul.train.run_folder import begin_folder, check_new_run, check_same_run, checkpoints_of, is_empty
 from rowhaul.train.run_stream import keep_set_aside, open_stream
+from rowhaul.train.session import Saved, Session
 from rowhaul.train.trainer import Trainer, rate_factor
 from rowhaul.transport.dense.overlapping import wire_type
 from rowhaul.tuning.hot_set.controller import HotSetController
@@ -59,7 +59,7 @@ from rowhaul.tuning.sum_watch import SumWatch
 _LONG_SECONDS = 24 * 3600.0  # a rank that dies meanwhile is noticed by its heartbeat
 
 
-class ClusterSession(loop.Session):
+class ClusterSession(Session):
     """The session of one rank of a cluster; rank 0 leads."""
 
     log: ClusterLog
@@ -141,7 +141,7 @@ class ClusterSession(loop.Session):
         self.saving = BesideTraining(cluster)
         if folder and self.is_leader:
             begin_folder(folder, given, schema, data, eval_data)
-        self._published_as = self._begin_publishing(folder, checkpoints, saved)
+        self._published_as = begin_publishing(self, folder, checkpoints, saved)
         if saved is not None and self.is_leader:
             saved.chosen.set_damaged_aside()
         self.log = ClusterLog(
@@ -174,30 +174,6 @@ class ClusterSession(loop.Session):
         self.passes: PassesController | None = None
         if cluster.rank == 0 and fits_passes(config.cluster.dispatcher):
             self.passes = PassesController(self.training.runtime.postbox.post, cluster.topology.num_workers)
-
-    def _begin_publishing(
-        self, folder: Path | None, checkpoints: Place | None, saved: checkpointing.Saved | None
-    ) -> str:
-        """Refuse what cannot be published; returns what the run is known by."""
-        if not self.config.publish.is_used:
-            return ""
-        if checkpoints is None:
-            raise ConfigError(
-                "publish: a cluster publishes its checkpoints; say where they go (--out or --checkpoints)"
-            )
-        from rowhaul.export.serving.folder import check_servable
-
-        check_servable(self.trainer)
-        if not self.is_leader:
-            return ""
-        from rowhaul.publishing.publisher import RUN_FACT, check_folder, run_name
-
-        reader = saved.reader if saved is not None else None
-        check_folder(self.config.publish.path, folder, reader)
-        run = run_name(folder, reader)
-        self.more_facts = {RUN_FACT: run}
-        self.notes.append("a cluster publishes its checkpoints, as often as checkpoint_every says")
-        return run
 
     def publish_checkpoint(self, path: Place) -> None:
         """Publish a checkpoint, in a process beside the ranks."""
@@ -358,9 +334,7 @@ class ClusterSession(loop.Session):
             require_all(self.cluster, "finishing a checkpoint", _LONG_SECONDS)
             checkpointing.save(self.cluster, self.training, self.trainer, checkpoints, facts)
 
-    def save_beside(
-        self, checkpoints: Place, facts: dict[str, Any], done: loop.Saved, *, waits: bool
-    ) -> bool:
+    def save_beside(self, checkpoints: Place, facts: dict[str, Any], done: Saved, *, waits: bool) -> bool:
         """Save a checkpoint of this step beside training, with the other ranks."""
         with doing(Activity.SAVING):
             if waits:
