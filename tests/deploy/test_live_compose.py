@@ -1,7 +1,6 @@
 """The commands of deploy/live-compose.yaml, run on this machine against a real Redis; containers are not."""
 
 import json
-import shlex
 import signal
 import subprocess
 import sys
@@ -19,15 +18,17 @@ COMPOSE = yaml.safe_load((Path(__file__).parents[2] / "deploy" / "live-compose.y
 SERVICES = COMPOSE["services"]
 
 
-def command_of(service, places):
-    """A service's command with this machine's places for the container's."""
-    text = SERVICES[service]["command"]
+def command_of(service, places, more=""):
+    """A service's command with this machine's places for the container's, and more options."""
+    command = SERVICES[service]["command"]
+    text = command if isinstance(command, str) else command[-1].replace("$$", "$")
     for place, here in places.items():
         assert place in text
         text = text.replace(place, str(here))
-    words = shlex.split(text)
-    assert words[0] == "rowhaul"
-    return [sys.executable, "-m", *words]
+    words = text.split()
+    words[words.index("rowhaul")] = f"{sys.executable} -m rowhaul"
+    begin = "" if "exec" in words else "exec "  # the process that is started is the one to stop
+    return ["sh", "-c", f"{begin}{' '.join(words)} {more}"]
 
 
 def wait_for(condition, what, *processes):
@@ -65,7 +66,7 @@ def test_the_commands_learn_and_serve(tmp_path, log_schema):
         log_schema.write(tmp_path / "schema.yaml")
         places = dict.fromkeys(("/config/", "/state/"), f"{tmp_path}/")
         places["redis:6379"] = f"127.0.0.1:{redis.port}"
-        more = ["--batch-size", "100", "--embedding-dim", "4"]
+        more = "--batch-size 100 --embedding-dim 4"
 
         def start(command):
             running.append(
@@ -77,7 +78,7 @@ def test_the_commands_learn_and_serve(tmp_path, log_schema):
             lines = "\n".join(json.dumps(row) for row in click_log(500, seed).to_pylist())
             redis.client.xadd("clicks", {"json": lines})
 
-        trainer = start([*command_of("trainer", places), *more])
+        trainer = start(command_of("trainer", places, more))
         wait_for((tmp_path / "served" / "served.json").is_file, "something is published", trainer)
         port = {"--port 8080": "--port 0", "--host 0.0.0.0": "--host 127.0.0.1"}
         server = start(command_of("server", {"/state/": f"{tmp_path}/", **port}))
@@ -88,7 +89,7 @@ def test_the_commands_learn_and_serve(tmp_path, log_schema):
         trainer.kill()
         trainer.communicate()
         send(2)
-        trainer = start([*command_of("trainer", places), *more])
+        trainer = start(command_of("trainer", places, more))
         wait_for(lambda: answer(f"{url}/healthz").json()["step"] == 10, "a trainer goes on", trainer, server)
         stats = answer(f"{url}/stats").json()
         assert stats["newest_event"] > time.time() - 120
