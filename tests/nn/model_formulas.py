@@ -9,6 +9,8 @@ from torch import Tensor
 
 from rowhaul.nn.models import DeepFM, NeuMF, WideAndDeep
 
+DIM = 3  # of an embedding
+
 
 def total(numbers: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(numbers)).sum() if numbers else torch.zeros((), dtype=torch.float64)

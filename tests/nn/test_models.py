@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from model_formulas import FORMULAS, Formula
+from model_formulas import DIM, FORMULAS, Formula, ncf
 from torch import Tensor
 
 from rowhaul.data.samples import Samples
@@ -28,7 +28,6 @@ IDS = {  # missing ids, several ids, one id twice in a bag, and an id shared bet
     "history": [[2, 3], [], [1, 1], [3, 2, 1], [9]],
     "tags": [[], [4, 4], [8], [6], []],
 }
-DIM = 3
 SMALL = {"hidden": (4, 3)}
 OPTIONS: dict[str, Mapping[str, object]] = {
     "wide_deep": SMALL,
