@@ -22,7 +22,12 @@ def train(tmp_path, log, *more):
     command += ["--batch-size", "100", "--embedding-dim", "4", "--publish", str(tmp_path / "served")]
     command += ["--publish-every", "3", "--checkpoint-every", "7", "--set", "publish.compact_after=4"]
     command += ["--set", "tables.default.ttl=9", "--set", "model.options.top=[16]", *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with (tmp_path / "train.log").open("w") as log_file:
+        return subprocess.Popen(command, stdout=log_file, stderr=subprocess.STDOUT)
+
+
+def finish(process, tmp_path):
+    assert process.wait(500) == 0, (tmp_path / "train.log").read_text()
 
 
 def published(tmp_path):
@@ -34,7 +39,7 @@ def wait_for(condition, process, seconds=240):
     end = time.monotonic() + seconds
     while not condition():
         if process.poll() is not None:
-            pytest.fail(f"the process ended: {process.communicate()[0]}")
+            pytest.fail(f"the process ended with exit code {process.returncode}")
         assert time.monotonic() < end
         time.sleep(0.02)
 
@@ -57,8 +62,7 @@ def test_after_kills_base_and_deltas_are_what_the_run_knows(tmp_path, log_folder
             assert Scorer(tmp_path / "served").step >= 0  # what is there can be read
             resume = ["--resume"]
         process = train(tmp_path, log_folder, "--epochs", "30", "--set", "max_steps=160", *resume)
-        output = process.communicate(timeout=500)[0]
-        assert process.returncode == 0, output
+        finish(process, tmp_path)
         scorer, expected = Scorer(tmp_path / "served"), exported(tmp_path / "run", tmp_path / "exported")
         assert scorer.step == expected.step == 160
         assert rows_of(scorer) == rows_of(expected)
@@ -70,6 +74,7 @@ def test_after_kills_base_and_deltas_are_what_the_run_knows(tmp_path, log_folder
         if server is not None:
             server.terminate()
             server.wait(60)
+            server.stdout.close()
 
 
 def step_of(url):
@@ -80,8 +85,7 @@ def step_of(url):
 def test_a_cluster_publishes_its_checkpoints(tmp_path, log_folder):
     settings = ["--workers", "2", "--set", "max_steps=25", "--epochs", "5"]
     process = train(tmp_path, log_folder, *settings)
-    output = process.communicate(timeout=500)[0]
-    assert process.returncode == 0, output
+    finish(process, tmp_path)
     about = published(tmp_path)
     assert about["deltas"] or about["step"] == 25
     scorer, expected = Scorer(tmp_path / "served"), exported(tmp_path / "run", tmp_path / "exported")
