@@ -84,7 +84,8 @@ class Publisher:
             one.name: (one.embedding_dim, str(one.data_type).removeprefix("torch.")) for one in configs
         }
         self._since = trainer.step  # changes up to this step are published
-        self._writing, self._compacting = SaveThread(), SaveThread()
+        self._writing = SaveThread(nice=0)  # servers wait for what it writes
+        self._compacting = SaveThread()
         self._trouble: Exception | None = None  # of a compaction
         self._is_intact = True  # what was published before
         self._current = self._continue(reader)  # whether the newest version is what the run knows

@@ -73,10 +73,11 @@ class SaveThread:
 
     Args:
         num_processes: how many save at once on this host.
+        nice: how much the thread gives way to others; 0: not at all.
     """
 
-    def __init__(self, num_processes: int = 1) -> None:
-        self._num_processes = num_processes
+    def __init__(self, num_processes: int = 1, nice: int = _NICE) -> None:
+        self._num_processes, self._nice = num_processes, nice
         self._thread: threading.Thread | None = None
         self._pacer = Pacer()
 
@@ -91,8 +92,9 @@ class SaveThread:
         self._pacer = pacer = Pacer(self._num_processes)
 
         def run() -> None:
-            with suppress(AttributeError, OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+            if self._nice:
+                with suppress(AttributeError, OSError):
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
             try:
                 write(pacer)
             except SaveCancelledError:
