@@ -56,9 +56,9 @@ def test_scores_are_those_of_predict(name, log, tmp_path):
 
 
 def test_answers_have_a_list_or_a_column_a_label():
-    scored = Scored(np.array([[0.5, 0.25], [1.0, 0.0]], np.float32), 4, 0)
-    body, _ = bodies.answer(scored, 7, "application/json", ("click", "sale"))
+    scored = Scored(np.array([[0.5, 0.25], [1.0, 0.0]], np.float32), 4, 0, step=7)
+    body, _ = bodies.answer(scored, "application/json", ("click", "sale"))
     assert json.loads(body) == {"scores": {"click": [0.5, 1.0], "sale": [0.25, 0.0]}, "step": 7}
-    body, _ = bodies.answer(scored, 7, bodies.ARROW, ("click", "sale"))
+    body, _ = bodies.answer(scored, bodies.ARROW, ("click", "sale"))
     with pa.ipc.open_stream(body) as stream:
         assert stream.read_all().to_pydict() == {"score_click": [0.5, 1.0], "score_sale": [0.25, 0.0]}
