@@ -179,6 +179,7 @@ def test_merge_says_whose_rows_were_taken(rowhaul, trained, tmp_path):
     assert [one["name"] for one in json.loads(out)["tables"]] == ["user", "item", "tags", "city"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("default_sigint")
 def test_ctrl_c_during_an_export_leaves_nothing(tmp_path):
     num_rows = 1_000_000

@@ -54,6 +54,7 @@ def test_json_has_all_numbers_and_fast_links_pay(plan):
         assert one["fits"]
 
 
+@pytest.mark.slow
 def test_pruned_rows_are_compared_with_whole_ones(plan):
     prune = ("--prune", "50%", "--set", "prune.chunks=2")
     code, out, _ = plan(
@@ -65,6 +66,7 @@ def test_pruned_rows_are_compared_with_whole_ones(plan):
     assert found[2, 0, True]["row_bytes"] < found[2, 0, False]["row_bytes"]
 
 
+@pytest.mark.slow
 def test_memory_that_does_not_suffice_is_said(plan):
     code, out, _ = plan("--links", "1gbit", "--machines", "1,2", "--memory", "1MiB")
     assert code == 0

@@ -58,6 +58,7 @@ def test_refusals_say_what_to_change(rowhaul, log_folder, tmp_path, arguments, m
     assert message in " ".join(err.split())
 
 
+@pytest.mark.slow
 def test_sizes_and_simulated_bytes_shrink(rowhaul, simulate, log_folder, tmp_path):
     sizes, moved = {}, {}
     for row_dtype in ("float32", "bfloat16", "int8"):

@@ -67,7 +67,7 @@ def test_what_does_not_fit_is_refused_with_what_would_help(size):
     code, out, _ = size("--memory", "1MiB")
     assert code == 1
     assert "it does not fit. The bare process, Python with PyTorch, takes" in out
-    code, out, _ = size("--set", "model.embedding_dim=60000", "--row-optimizer", "adam", "--memory", "2GiB")
+    code, out, _ = size("--set", "model.embedding_dim=60000", "--row-optimizer", "adam", "--memory", "8GiB")
     assert code == 1
     assert "Any one of these changes is enough:" in out
     assert "model.embedding_dim: " in out

@@ -72,6 +72,7 @@ def test_following_rows_gains_more_than_in_a_log_of_unrelated_columns(preset):
     assert gain > gain_unrelated + 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", mostly_slow(["criteo", "avazu"], "avazu"))
 def test_dispatchers_gain_as_much_as_on_the_head_of_the_real_log(preset):
     """Cost of a random partition, ESD and joint dispatch relative to LAIA, to 0.05 of the real log's."""

@@ -98,6 +98,7 @@ def test_records_go_to_messages_and_back():
     np.testing.assert_array_equal(after[[0, 4, 5, 6, 7, 8]], before[[0, 4, 5, 6, 7, 8]])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("one_kernel_at_a_time")
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from rowhaul.nn.config import PoolingType
 from rowhaul.optim import Adagrad, RowwiseAdagrad
+from slow_cases import mostly_slow
 
 pytest.importorskip("triton", reason="Triton is not installed: `pip install rowhaul[gpu]`")
 
@@ -45,7 +46,7 @@ def batch(random, weighted=False, one_each=False):
     return KeyedJaggedTensor(names, torch.from_numpy(values), weights, lengths=torch.from_numpy(lengths))
 
 
-@pytest.mark.parametrize("one_each", [True, False])
+@pytest.mark.parametrize("one_each", mostly_slow([True, False], False))
 @pytest.mark.parametrize("weighted", [True, False])
 def test_vectors_gradients_and_rows_are_those_of_this_process(weighted, one_each):
     here, there = collections(weighted)

@@ -27,6 +27,7 @@ NO_SHRINKING = (Phase.explicit, Phase.generate)
 NUM_WORKERS = 3
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None, derandomize=True, phases=NO_SHRINKING)
 @given(cases("full", undecided=True))
 def test_a_bound_of_zero_is_full_synchronisation(case: Case) -> None:

@@ -24,9 +24,7 @@ NO_SHRINKING = (Phase.explicit, Phase.generate)  # it takes longer than a test m
     ("sync", "peer_to_peer"),
     mostly_slow(
         [("on-demand", False), ("on-demand", True), ("full", False), ("static", False), ("bounded:0", False)],
-        ("on-demand", False),
         ("on-demand", True),
-        ("static", False),
     ),
 )
 @settings(max_examples=10, deadline=None, derandomize=True, phases=NO_SHRINKING)

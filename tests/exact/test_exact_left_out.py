@@ -161,6 +161,7 @@ def norm_cases(draw: st.DrawFn) -> NormCase:
     return with_capacity(case, most_capacity(case))  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(case=norm_cases())
 def test_batch_norm_hot_rows_evaluation_and_optimizer_state(case: NormCase) -> None:

@@ -36,6 +36,7 @@ def test_a_cluster_trains_what_replay_trains(sync: str, peer_to_peer: bool, data
     check_run(case, outcome)
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None, derandomize=True, phases=NO_SHRINKING)
 @given(data=st.data())
 def test_training_with_stale_rows_goes_on_and_repeats(data: st.DataObject) -> None:

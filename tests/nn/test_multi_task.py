@@ -171,6 +171,7 @@ def draw(random, count):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(OPTIONS, "mmoe"))
 def test_models_learn_both_labels(name):
     model = make(name, options={}, dim=6, num_dense=1)

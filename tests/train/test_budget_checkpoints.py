@@ -16,6 +16,8 @@ from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.run_folder import CHECKPOINTS
 from slow_cases import mostly_slow
 
+pytestmark = pytest.mark.slow
+
 TIGHT = ClusterConfig(workers=3, cache="70", dispatcher="random")
 BUDGET = replace(CONFIG, prune=PruneConfig(budget="6KiB", shared=0.2))
 PACKED = replace(BUDGET, precision="float32", row_dtype="int8")

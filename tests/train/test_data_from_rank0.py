@@ -115,7 +115,7 @@ def train(cluster, hosts, config, schema, folder, evaluation_batch=96):
         training.close()
 
 
-@pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, "rank 0 plans", PRUNED))
+@pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, "rank 0 plans"))
 def test_the_model_is_the_same_to_the_bit(layout, logs, log_schema):
     cluster, hosts = LAYOUTS[layout]
     config = replace(CONFIG, cluster=cluster, shuffle_rows=200, epochs=2, max_steps=0)
@@ -202,7 +202,8 @@ class Spoilt:
 
 
 @pytest.mark.parametrize("readable", [True, False])
-@pytest.mark.parametrize("number", [0, 3, 7, 17])  # of 18 batches; 0 and 3 are rank 0's, 7 and 17 are not
+# Of 18 batches 0 and 3 are rank 0's, 7 and 17 are not.
+@pytest.mark.parametrize("number", mostly_slow([0, 3, 7, 17], 3, 17))
 def test_an_evaluation_that_fails_anywhere_fails_on_all_and_training_goes_on(
     number, readable, logs, log_schema
 ):

@@ -62,6 +62,7 @@ def test_the_same_cluster_goes_on_with_the_same_bits(layout, session, tmp_path):
         assert kinds == {"cache", "waiting-in-cache", "home", "absent", "waiting-at-home"}
 
 
+@pytest.mark.slow
 def test_saving_changes_nothing(session, tmp_path):
     session.on_threads(tmp_path / "a")
     replace(session, save_at=range(1, STEPS + 1)).on_threads(tmp_path / "b")
@@ -69,6 +70,7 @@ def test_saving_changes_nothing(session, tmp_path):
     assert len(finished_checkpoints(tmp_path / "b" / CHECKPOINTS)) == STEPS
 
 
+@pytest.mark.slow
 def test_control_records_that_were_decided_come_into_force_after_resuming(session, tmp_path):
     """And those decided later are numbered on."""
     posted = {0: ("shares", (2, 1, 1)), 4: ("shares", (1, 5, 2)), 7: ("dispatcher", "round-robin")}
@@ -112,6 +114,7 @@ def test_another_cluster_goes_on_with_the_same_model(before, after, session, tmp
     assert largest_difference(contents(tmp_path / "a"), contents(tmp_path / "b")) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"), [(HOT, []), ([], HOT), (HOT[:2], HOT[1:])], ids=["-", "+", "+-"]
 )

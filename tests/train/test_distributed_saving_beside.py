@@ -19,6 +19,8 @@ from rowhaul.train.run_folder import CHECKPOINTS
 from rowhaul.train.save_thread import Pacer, SaveCancelledError
 from slow_cases import mostly_slow
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory, log_schema):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpointed_ranks import CONFIG, Session, ThreadCluster, on_threads, rows_of_first_table
@@ -16,8 +16,7 @@ from rowhaul.checkpoint.layout import finished_checkpoints
 from rowhaul.data.samples import Samples
 from rowhaul.data.stream import SampleStream
 from rowhaul.nn import Batch
-from rowhaul.train import snapshot, train_run
-from rowhaul.train import trainer as trainer_module
+from rowhaul.train import losses, snapshot, train_run
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.distributed import checkpointing
 from rowhaul.train.distributed.setup import distribute
@@ -29,6 +28,7 @@ BAD_STEP = 4  # counted from 0
 VALUES = st.floats(width=32) | st.sampled_from([3e38, -3e38, float("nan"), float("inf"), -float("inf")])
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 @given(st.lists(VALUES, max_size=40))
 def test_is_finite_is_that_of_numpy(values):
     array = np.array(values, np.float32)
@@ -218,12 +218,12 @@ def test_a_sum_that_overflows_is_not_stepped(session, tmp_path):
 
 def test_a_run_leaves_the_checkpoint_before(session, tmp_path, monkeypatch):
     index = BAD_STEP * session.config.batch_size + 17
-    usual = trainer_module.per_sample_loss
+    usual = losses.per_sample_loss
 
     def loss(logits, batch):
         return torch.where(batch.index == index, float("inf"), usual(logits, batch))
 
-    monkeypatch.setattr(trainer_module, "per_sample_loss", loss)
+    monkeypatch.setattr(losses, "per_sample_loss", loss)
     config = replace(CONFIG, checkpoint_every=2)
     with pytest.raises(DivergedError, match=f"the loss is inf at step {BAD_STEP + 1} in sample {index}, "):
         train_run(config, session.schema, session.data, out=tmp_path / "run")

@@ -13,6 +13,8 @@ from rowhaul.cluster.launcher import launch
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.log import METRICS_FILE
 
+pytestmark = pytest.mark.slow
+
 HOT = [0, 7919, 2 * 7919]
 OUT = {0: ("shares", (2, 0, 1)), 4: ("shares", (1, 1, 0)), 7: ("shares", (1, 0, 0))}
 PAUSES = (1, 4, 5, 7)

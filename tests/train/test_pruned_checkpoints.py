@@ -16,6 +16,8 @@ from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.run_folder import CHECKPOINTS
 from slow_cases import mostly_slow
 
+pytestmark = pytest.mark.slow
+
 TIGHT = ClusterConfig(workers=3, cache="70", dispatcher="random")
 PRUNED = replace(CONFIG, prune=PruneConfig(ratio="60%", chunks=3, period=3, decay=0.9))
 # Accesses, and their sums while they halve, are exact: the decision is the same wherever they are added up.

@@ -56,6 +56,7 @@ def test_a_resumed_run_has_the_same_bits(row_dtype, session, tmp_path):
             assert one["values"].dtype.itemsize == (1 if row_dtype == "int8" else 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row_dtype", PACKED)
 @pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, "hot rows, co-located", "bounded:2"))
 def test_the_same_cluster_goes_on_with_the_same_bits(layout, row_dtype, session, tmp_path):

@@ -73,6 +73,7 @@ def test_a_run_killed_between_checkpoints_resumes_from_the_last(tmp_path, log_sc
     assert state_bytes(trainers[0]) == state_bytes(trainers[1])
 
 
+@pytest.mark.slow
 def test_saves_by_the_clock_change_no_bits(tmp_path, log_schema, log_folder):
     config = replace(CONFIG, checkpoint_every="1e-6s", keep_checkpoints=1000)
     train_run(config, log_schema, log_folder, out=tmp_path / "a", should_stop=wait_for_saves)

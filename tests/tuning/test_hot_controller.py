@@ -38,6 +38,7 @@ def session(tmp_path_factory: pytest.TempPathFactory, log_schema: Any) -> Sessio
     return Session.on_log(tmp_path_factory.mktemp("log"), log_schema)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cluster",
     mostly_slow(
@@ -162,6 +163,7 @@ def test_a_trial_of_hot_rows_waits_for_another_trial(
     assert any("as quick as any of those tried" in text for text in told)
 
 
+@pytest.mark.slow
 def test_rows_stay_where_nothing_is_worth_a_trial(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hot_set_controller, "worth_trying", lambda model, best: [])
     told: list[str] = []

@@ -23,6 +23,7 @@ def test_seconds_per_sample_of_an_idle_worker_are_those_of_the_others():
     assert candidates.seconds_per_sample([one, one]) == pytest.approx((0.02, 0.04, 0.03))
 
 
+@pytest.mark.slow
 def test_shares_of_pruned_rows_are_tried_on_the_chunks_that_will_be_left():
     """And nothing else is needed to have candidates for them."""
     table = EmbeddingBagConfig(embedding_dim=8, name="item", feature_names=["item"])
@@ -32,7 +33,7 @@ def test_shares_of_pruned_rows_are_tried_on_the_chunks_that_will_be_left():
     keys = np.concatenate([np.arange(100), again, again])[:700]  # ten of a hundred rows are read again
     lengths = np.ones((1, 70), np.int32)
     parts = [keys[begin : begin + 70] for begin in range(0, 700, 70)]
-    samples = [SimpleNamespace(features=("item",), values=part, lengths=lengths) for part in parts]
+    samples = [SimpleNamespace(features=("item",), values=part, lengths=lengths, time=0) for part in parts]
     stream = SimpleNamespace(batch_size=70, from_beginning=lambda count: samples)
     batches = candidates.first_batches(stream, collection)
     layout = layout_of(collection)

@@ -76,10 +76,11 @@ class TaskLosses:
                 f"loss.divide_by is {config.divide_by}, but {type(model).__name__} learns all labels from "
                 "all samples; set it to batch"
             )
-        self._kinds = [column.kind for column in schema.tasks]
-        self._scales = [float(config.weights.get(name, 1.0)) for name in names]
+        # Where the schema names no label, a batch may still have one.
+        self._kinds = [column.kind for column in schema.tasks] or ["binary"]
+        self._scales = [float(config.weights.get(name, 1.0)) for name in names] or [1.0]
         self._divide_by, self._model = config.divide_by, model
-        self._is_plain = schema.label is not None and config == PLAIN_LOSS and not schema.weight
+        self._is_plain = not schema.labels and config == PLAIN_LOSS and not schema.weight
 
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return what `Batch.loss` takes."""
