@@ -43,7 +43,7 @@ _AT_A_TIME = 1 << 16
 
 Fit = Callable[[TrainConfig], TrainConfig]
 Progress = Callable[[int, int], None]
-_DECIDED = ("ratio", "budget", "period", "cold_start", "shared", "narrowed_from")  # of prune
+_DECIDED = ("tail", "ratio", "budget", "period", "cold_start", "shared", "narrowed_from")
 
 
 @dataclass(frozen=True)
