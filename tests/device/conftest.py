@@ -12,13 +12,17 @@ if not torch.cuda.is_available():
 
 @pytest.fixture
 def one_kernel_at_a_time(monkeypatch):
-    """Threads take turns: Triton's interpreter knows of one grid."""
+    """Threads take turns: Triton's interpreter knows of one grid, and parsing is not safe in several."""
     from triton.runtime import interpreter
 
-    turn, call = threading.RLock(), interpreter.GridExecutor.__call__
+    turn = threading.RLock()
 
-    def in_turn(self, *arguments, **options):
-        with turn:
-            return call(self, *arguments, **options)
+    def in_turn(call):
+        def wait(*arguments, **options):
+            with turn:
+                return call(*arguments, **options)
 
-    monkeypatch.setattr(interpreter.GridExecutor, "__call__", in_turn)
+        return wait
+
+    for owner, name in ((interpreter.GridExecutor, "__call__"), (interpreter.InterpretedFunction, "rewrite")):
+        monkeypatch.setattr(owner, name, in_turn(getattr(owner, name)))

@@ -93,6 +93,17 @@ class FakeRun:
 ONE, TWO, ALL, UNEQUAL = (12, 0, 0), (6, 6, 0), (4, 4, 4), (7, 4, 1)
 
 
+def test_one_machine_is_judged_by_its_compute_if_it_may_go_on_alone(monkeypatch):
+    """It computes for a second of 1.5; two machines take 1.2 seconds."""
+    chosen = {}
+    for may_go_alone in (False, True):
+        run = FakeRun(monkeypatch, {ALL: 3.0, ONE: 1.5, TWO: 1.2}, lambda: [ONE, TWO])
+        run.keeper.may_go_alone = may_go_alone
+        run.go(60)
+        chosen[may_go_alone] = run.keeper.wants_alone, run.active
+    assert chosen == {False: (False, TWO), True: (True, ONE)}
+
+
 def test_the_quickest_candidate_stays_and_those_left_out_are_named(monkeypatch):
     run = FakeRun(monkeypatch, {ALL: 3.0, ONE: 1.5, TWO: 1.0, UNEQUAL: 2.0}, lambda: [ONE, TWO, UNEQUAL])
     history = run.go(60)

@@ -78,17 +78,20 @@ class _Loop:
                             break
                     # What a session does at checkpoints may change bits later on, so not at the clock's.
                     session.rest(self._is_due(self._pace.steps))
+                    if session.hands_over:
+                        break
                     if self._is_due(self._pace.steps) or session.save_due:
                         self._save_beside()
                     self._publishing.publish_if_due()
             self._score(at_end=True)
-            interrupted = session.stopped and trainer.step < total
+            interrupted = (session.stopped or session.hands_over) and trainer.step < total
             self._save()  # before an evaluation that might fail
             self._publishing.publish_last()
             if not interrupted and trainer.step != self._evaluated_step:
                 metrics = self._evaluate()
             session.finish()
-        self._log.event("end", trainer.step, "interrupted" if interrupted else "finished")
+        how = "handed over" if session.hands_over else "interrupted" if interrupted else "finished"
+        self._log.event("end", trainer.step, how)
         num_rows, row_bytes = session.held()
         return RunResult(
             step=trainer.step,

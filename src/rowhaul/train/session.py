@@ -87,6 +87,7 @@ class Session(Protocol):
             leader.
         publish_due: whether `batches` has ended early for one.
         finished: whether the data is used up.
+        hands_over: whether another session goes on from a checkpoint of this step.
         more_facts: what checkpoints say besides.
     """
 
@@ -104,6 +105,7 @@ class Session(Protocol):
     should_publish: Callable[[], bool] = staticmethod(lambda: False)
     publish_due: bool = False
     finished: bool = False
+    hands_over: bool = False
     more_facts: Mapping[str, Any] = MappingProxyType({})
 
     def start(self) -> None:

@@ -64,6 +64,10 @@ class StreamFacts:
         """The inverse of `dataclasses.asdict`."""
         return cls(**{**given, "file_facts": [FileFacts(**one) for one in given["file_facts"]]})
 
+    def news(self) -> list[str]:
+        """Return nothing: the rank that reads tells what is worth telling."""
+        return []
+
 
 def reading_rank(cluster: Cluster, config: TrainConfig) -> int:
     """The rank that reads the training data, of those on the host of rank 0."""

@@ -6,8 +6,8 @@ store them.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,15 @@ from rowhaul.train import loop
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.data_streams import from_reader
+from rowhaul.train.distributed.one_machine import train_alone
 from rowhaul.train.distributed.session import ClusterSession
 from rowhaul.train.fitting import Fit, decisions, with_decisions
+from rowhaul.train.run import train_run
 from rowhaul.train.run_folder import checkpoints_of
 from rowhaul.train.run_lock import RunLock
 from rowhaul.train.run_stream import read_by_rank0
 from rowhaul.train.session import Listener, RunResult, ShouldStop
+from rowhaul.tuning.shares import MeasuredLinks
 
 
 def train_on_cluster(
@@ -55,33 +58,89 @@ def train_on_cluster(
     if config.stream.follow or (data and stream_of(data, False) is not None):
         config = read_by_rank0(config, data)
     folder = local_folder(out) if out else None
-    checkpoints = checkpoints_of(config, folder)
-    if resume and checkpoints is None:
+    if resume and checkpoints_of(config, folder) is None:
         raise ConfigError("resume needs to know where the run is: give its folder (out), or its checkpoints")
     if config.threads:
         torch.set_num_threads(config.threads)
-    with ExitStack() as stack:
-        cluster = stack.enter_context(join_as_configured(config.cluster))
-        lock = stack.enter_context(RunLock(folder)) if folder and cluster.rank == 0 else None
+    with join_as_configured(config.cluster) as cluster:
         if fit is not None and config.prune.is_used:
             with doing(Activity.READING):
                 decided = from_reader(cluster, "deciding how to prune", lambda: decisions(fit(config)))
             config = with_decisions(config, decided)
-        session = ClusterSession(cluster, config, schema, data, folder, eval_data, resume, monitor)
-        session.training.runtime.should_stop = should_stop
-        if session.live is not None:
-            session.live.should_stop = should_stop
-        if session.explainer is not None and listener is not None and cluster.rank == 0:
-            session.explainer.show = listener.explained
-        notes = ([lock.note] if lock is not None and lock.note else []) + session.notes
-        try:
-            result = loop.train(session, checkpoints, listener if cluster.rank == 0 else None, notes)
-            return replace(result, inexact=config.cluster.inexact)
-        except Exception as error:
-            cluster.failure.set(error)  # so that closing does not wait for what is stuck
-            raise
-        finally:
-            session.close()
+        listener = listener if cluster.rank == 0 else None
+        run = _Run(cluster, config, schema, data, folder, eval_data, monitor, listener, should_stop)
+        result, links = run.together(resume)
+        first = result.step - result.steps_taken
+        while links is not None:
+            ended = train_alone(cluster, links, result, should_stop, run.alone)
+            result, links = ended.result, None
+            if ended.back:
+                result, links = run.together(resume=True, may_go_alone=ended.has_room, reason=ended.back)
+        return replace(result, steps_taken=result.step - first)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run on one rank; arguments as of `train_on_cluster`."""
+
+    cluster: Cluster
+    config: TrainConfig
+    schema: Schema | None
+    data: Any
+    folder: Path | None
+    eval_data: Any
+    monitor: Monitor
+    listener: Listener | None  # of rank 0
+    should_stop: ShouldStop
+
+    def together(
+        self, resume: bool, *, may_go_alone: bool = True, reason: str = ""
+    ) -> tuple[RunResult, MeasuredLinks | None]:
+        """Train with the other ranks; returns also the links, if rank 0 is to go on alone."""
+        cluster, config, folder = self.cluster, self.config, self.folder
+        with RunLock(folder) if folder and cluster.rank == 0 else nullcontext() as lock:
+            session = ClusterSession(
+                cluster,
+                config,
+                self.schema,
+                self.data,
+                folder,
+                self.eval_data,
+                resume,
+                self.monitor,
+                may_go_alone=may_go_alone,
+            )
+            session.training.runtime.should_stop = self.should_stop
+            if session.live is not None:
+                session.live.should_stop = self.should_stop
+            if session.explainer is not None and self.listener is not None:
+                session.explainer.show = self.listener.explained
+            notes = [f"all ranks train again: {reason}"] if reason else []
+            notes += ([lock.note] if lock is not None and lock.note else []) + session.notes
+            try:
+                result = loop.train(session, checkpoints_of(config, folder), self.listener, notes)
+                links = session.shares.links if session.hands_over else None
+                return replace(result, inexact=config.cluster.inexact), links
+            except Exception as error:
+                cluster.failure.set(error)  # so that closing does not wait for what is stuck
+                raise
+            finally:
+                session.close()
+
+    def alone(self, should_stop: ShouldStop) -> RunResult:
+        """Go on in this process, from the last checkpoint."""
+        assert self.schema is not None, "rank 0 knows the schema"
+        return train_run(
+            self.config,
+            self.schema,
+            self.data,
+            out=self.folder,
+            eval_data=self.eval_data,
+            resume=True,
+            listener=self.listener,
+            should_stop=should_stop,
+            monitor=self.monitor,
+        )
 
 
 def join_as_configured(settings: ClusterConfig) -> Cluster:

@@ -24,7 +24,7 @@ from rowhaul.nn import Batch, BatchNorm1d
 from rowhaul.runtime.mover import Job
 from rowhaul.runtime.runtime import MEASURES
 from rowhaul.train.config import TrainConfig
-from rowhaul.train.distributed import checkpointing
+from rowhaul.train.distributed import checkpointing, one_machine
 from rowhaul.train.distributed.beside_training import BesideTraining
 from rowhaul.train.distributed.checkpoint_places import check_place
 from rowhaul.train.distributed.data_streams import (
@@ -74,6 +74,8 @@ class ClusterSession(Session):
         eval_data: Any,
         resume: bool,
         monitor: Monitor = NO_MONITOR,
+        *,
+        may_go_alone: bool = True,
     ) -> None:
         given = config
         config = replace(config, cluster=config.cluster.on_hosts(len(cluster.hosts)))
@@ -171,6 +173,9 @@ class ClusterSession(Session):
         # Workers of one host sum in its memory.
         use_links = sum(min(host) < cluster.topology.num_workers for host in cluster.hosts) > 1
         self.sums = SumWatch(self.training, self.log.tell) if use_links and not tries_shares else None
+        self.shares.may_go_alone = (
+            tries_shares and may_go_alone and checkpoints is not None and one_machine.is_possible(config)
+        )
         self.passes: PassesController | None = None
         if cluster.rank == 0 and fits_passes(config.cluster.dispatcher):
             self.passes = PassesController(self.training.runtime.postbox.post, cluster.topology.num_workers)
@@ -309,6 +314,10 @@ class ClusterSession(Session):
 
         Shares, or else the way to sum, are reviewed when that is asked for.
         """
+        if self.training.runtime.rest_due and self.shares.may_go_alone:
+            self.hands_over = one_machine.is_chosen(self.cluster, self.training, self.shares, self.tell)
+            if self.hands_over:
+                return
         if self.training.runtime.rest_due and self.sums is not None:
             self.sums.review()
         elif self.training.runtime.rest_due:

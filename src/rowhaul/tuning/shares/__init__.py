@@ -7,7 +7,15 @@ change (`drift`). All is decided on rank 0 and enters the schedule as control re
 """
 
 from rowhaul.tuning.shares.candidates import TRIED_BATCHES, first_batches, seconds_per_sample
-from rowhaul.tuning.shares.controller import ShareController
+from rowhaul.tuning.shares.controller import CHANGED_LINK, ShareController, seconds_between_checks
 from rowhaul.tuning.shares.links import MeasuredLinks
 
-__all__ = ["TRIED_BATCHES", "MeasuredLinks", "ShareController", "first_batches", "seconds_per_sample"]
+__all__ = [
+    "CHANGED_LINK",
+    "TRIED_BATCHES",
+    "MeasuredLinks",
+    "ShareController",
+    "first_batches",
+    "seconds_between_checks",
+    "seconds_per_sample",
+]

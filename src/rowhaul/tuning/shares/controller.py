@@ -11,6 +11,7 @@ import numpy as np
 
 from rowhaul._activity import Activity, doing
 from rowhaul.runtime.mover import Job
+from rowhaul.runtime.runtime import MEASURES
 from rowhaul.schedule import IdBatch
 from rowhaul.schedule.sizes import link_prices
 from rowhaul.simulate.links import Link
@@ -27,6 +28,7 @@ OBSERVED_ITERATIONS = 5  # after these, whose compute counts
 CHANGED_LINK = 2.0  # the factor by which a link must have changed for another trial
 CHECK_SECONDS = 600.0  # between two measurements of the links while workers are left out
 CHECK_COST = 0.005  # most of the time that these measurements may take
+ALONE = 1.1  # times the compute of one machine in a trial: what it takes alone, dense step and log included
 
 Report = Callable[[str], None]
 
@@ -56,6 +58,7 @@ class ShareController:
         self.decided = False  # the shares of a trial have been chosen
         # Whether another trial is running, which would disturb the times of one of shares; rank 0 asks.
         self.is_disturbed: Callable[[], bool] = lambda: False
+        self.may_go_alone = False  # whether one machine goes on without the cluster where it is the quickest
         self._training, self._first_batches, self._links = training, first_batches, links
         self._report, self._shared_links = report, shared_links
         self._decides = decides and links is not None
@@ -109,6 +112,16 @@ class ShareController:
             if has_drifted:
                 self._ask_for_review("iterations take longer than before")
 
+    @property
+    def links(self) -> MeasuredLinks | None:
+        """As measured last."""
+        return self._links
+
+    @property
+    def wants_alone(self) -> bool:
+        """Whether one machine was found to be the quickest, and may go on alone."""
+        return self.may_go_alone and self._trial is None and _is_one(self._chosen)
+
     def wants_review(self) -> bool:
         """Whether `review` should be called soon: iterations got slower, or links were not measured for long.
 
@@ -117,7 +130,7 @@ class ShareController:
         if self.is_disturbed():
             return False
         if self._chosen is not None and self._trial is None and min(self._chosen.shares) == 0:
-            rest = max(CHECK_SECONDS, self._check_seconds / CHECK_COST)
+            rest = seconds_between_checks(self._check_seconds)
             self._wants_review |= time.monotonic() - self._checked_at > rest
         return self._wants_review
 
@@ -220,6 +233,9 @@ class ShareController:
         """Add an iteration to the trial; post the next candidate, or the quickest in the end."""
         trial = self._trial
         assert trial is not None
+        if seconds is not None and self.may_go_alone and np.count_nonzero(samples) == 1:
+            # Alone it would only compute: no plans, no messages.
+            seconds = min(seconds, ALONE * float(self._observed[-1][0, MEASURES.index("compute")]))
         following = trial.observe(samples, seconds)
         if following is not None:
             self._post(following)
@@ -249,6 +265,7 @@ class ShareController:
             f"of trial. Tried: {tried}"
         )
         self._report_left_out(best, seconds)
+        self._wants_review |= self.wants_alone
 
     def _report_left_out(self, best: ShareCandidate, seconds: dict[tuple[int, ...], float]) -> None:
         """Name the workers that are left out, and say why; those with the same reason together."""
@@ -274,6 +291,15 @@ class ShareController:
             postbox.post("dispatcher", candidate.dispatcher)
             self._dispatcher = candidate.dispatcher
         postbox.post("shares", candidate.shares)
+
+
+def _is_one(candidate: ShareCandidate | None) -> bool:
+    return candidate is not None and candidate.num_workers == 1
+
+
+def seconds_between_checks(check_seconds: float) -> float:
+    """How long to wait before links are measured again, if that took ``check_seconds`` the last time."""
+    return max(CHECK_SECONDS, check_seconds / CHECK_COST)
 
 
 def _short(speed: float) -> float:
