@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
-
-import typer
 
 from rowhaul.cli.console import bytes_text, console, plain_table, say
 
 if TYPE_CHECKING:
     from rowhaul.advising.results import Results
-
-
-def print_json(results: Results) -> None:
-    """Print one object with all numbers."""
-    typer.echo(json.dumps(results.plain()))
 
 
 def print_report(results: Results) -> None:
