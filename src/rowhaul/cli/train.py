@@ -85,11 +85,10 @@ def train(
             config = read_by_rank0(config, data)
     has_data = not is_launched() or is_first_rank() or config.cluster.data_from != "rank0"
     if has_data and not data:
-        why = (
-            f"{out or config.checkpoints} does not say what it was trained on"
-            if resume
-            else "there is nothing to train on"
-        )
+        why = "there is nothing to train on"
+        if resume:
+            place = out or config.checkpoints
+            why = f"{place} does not say what it was trained on" if resumed else f"{place} holds no run yet"
         raise ConfigError(f"{why}: name the Parquet files (--data 'logs/*.parquet')")
     schema = (
         replace(options, data=data).find_schema(run=out if resume else None, follow=follow)
@@ -121,6 +120,11 @@ def train(
         print_json({"out": out, **numbers_of(result)})
     else:
         print_result(result)
+    if result.metrics is None and not held_out and not is_stream:
+        say(
+            "AUC: not measured, for want of held-out samples; name some with --eval-data, or let "
+            "`rowhaul prepare` split off the last tenth"
+        )
     if result.interrupted:
         if out or config.checkpoints:
             files = " ".join(f"--data '{one}'" for one in data)
