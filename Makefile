@@ -73,7 +73,7 @@ release-check: dist
 	$(RELEASE_BIN)/python release/check.py dist/*.whl --constraints release/newest.txt --python $(PYTHON) --demo-rows 20000
 
 docs: $(RELEASE_STAMP)
-	$(RELEASE_BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(RELEASE_BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) $(RELEASE) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-run

@@ -2,6 +2,7 @@
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 
 def scores_of(path):
@@ -25,3 +26,12 @@ def test_absent_columns_read_as_missing(rowhaul, trained, log_folder, tmp_path):
     assert rowhaul("predict", trained, *filled)[0] == 0
     assert rowhaul("predict", trained, "--data", empty, "--out", tmp_path / "b.parquet")[0] == 0
     assert scores_of(tmp_path / "a.parquet") == scores_of(tmp_path / "b.parquet")
+
+
+@pytest.mark.parametrize("options", [(), ("--fill-absent",)])
+def test_what_is_no_parquet_file_is_named(options, rowhaul, trained, tmp_path):
+    (tmp_path / "notes.txt").write_text("not a table")
+    given = ("--data", tmp_path / "notes.txt", "--out", tmp_path / "scores.csv")
+    code, _, err = rowhaul("predict", trained, *given, *options)
+    assert code == 2
+    assert "notes.txt: a raw log, not a Parquet file" in err

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from rich.console import Console
@@ -74,6 +75,9 @@ def test_packages_that_are_missing_or_old_are_named() -> None:
 
 def test_versions_compare_as_numbers() -> None:
     assert check_packages(["numpy>=1.9.100", "torch>=2"]).status == "ok"
+    assert check_packages(["numpy>=1.9,!=1.9.*"]).status == "ok"
+    major = np.__version__.partition(".")[0]
+    assert f"!={major}.* is needed" in check_packages([f"numpy>=1.9,!={major}.*"]).detail
     assert check_python(">=3.9").status == "ok"
     assert check_python(">=3.999").status == "fail"
 

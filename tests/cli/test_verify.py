@@ -1,5 +1,6 @@
 """`rowhaul verify`: it says "exact" of what is, and finds a single number that is not."""
 
+import json
 import re
 import subprocess
 import sys
@@ -245,6 +246,24 @@ def reported(alone, capsys, found, *, sync="on-demand", precision="float64", den
     comparison = compare(layout, found, trained)
     passes = print_report(config, recorded, comparison, None if config.cluster.inexact else comparison)
     return passes, capsys.readouterr().out
+
+
+def test_json_says_the_same_as_the_table(alone, capsys):
+    layout, trained = alone
+    config = TrainConfig.from_dict({"max_steps": 3, "precision": "float64"})
+    recorded = Recorded(trained, [], {"miss_pull": 1234, "evict_push": 0}, 1, 4, 2, 1, "joint")
+    far = compare(layout, corrupted(trained, "item", "values", 7, 0, lambda value: value + 1e-6), trained)
+    assert not print_report(config, recorded, far, far, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["passed"], found["steps"], found["workers"], found["lookups"]) == (False, 3, 2, 4)
+    assert found["verdict"].startswith("NOT exact")
+    assert found["from_one_process"]["rows"]["largest"] == pytest.approx(1e-6)
+    assert found["from_the_replay"] == found["from_one_process"]
+    same = compare(layout, trained, trained)
+    assert print_devices(replace(config, device="cuda"), trained, same, same, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["passed"], found["device"]) == (True, "cuda")
+    assert found["from_a_second_run"]["rows"]["largest"] == 0
 
 
 def test_the_verdict_names_the_row_that_differs(alone, capsys):

@@ -22,6 +22,11 @@ MEASURED = (
 GIVEN = "The time of a sample was given; ranks are taken to add nothing to it."
 SHARED = "All machines share the same cores, as on a testbed."
 APART = "A machine with two cores or more plans beside training; with one core, planning takes time from it."
+MOST_PER_MACHINE = 1.25  # times one machine: smaller parts may fit a cache better, but not much
+DISTURBED = (
+    "Do not trust this: machines seem to add more than their own speed. Something else kept this machine "
+    "busy while it was measured: repeat it when that is over, or give the time of a sample (--compute)."
+)
 
 
 @dataclass(frozen=True)
@@ -47,11 +52,19 @@ class Results:
         return self.needed[prediction.machines, prediction.pruned]
 
     @property
+    def warning(self) -> str:
+        """Why not to trust the advice: what was measured says that machines do more than their share."""
+        alone = self.predictions[0].seconds
+        most = max(alone / one.seconds / one.machines for one in self.predictions)
+        return DISTURBED if most > MOST_PER_MACHINE and not self.costs.given else ""
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What the numbers rest on."""
         sample = f"Predicted from the first {self.num_batches:,} batches of {self.batch_size:,} samples"
         more = "all there are" if self.is_whole else "a sample: rows that come later may move more or less"
         return (
+            *([self.warning] if self.warning else []),
             f"{sample}, {more}.",
             GIVEN if self.costs.given else MEASURED,
             SHARED if self.machines.share_cores else APART,

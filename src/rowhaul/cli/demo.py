@@ -8,8 +8,10 @@ import typer
 
 from rowhaul.cli.console import say
 from rowhaul.cli.generate import generate_with_progress
+from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import EXIT_INTERRUPTED
-from rowhaul.cli.train import held_out_beside, print_result, train_with_progress
+from rowhaul.cli.train import held_out_beside, numbers_of, print_result, train_with_progress
+from rowhaul.errors import ConfigError
 
 
 def demo(
@@ -24,11 +26,16 @@ def demo(
     seconds: float = typer.Option(0.0, help="With --live: end after so long; 0: at Ctrl-C."),
     events: int = typer.Option(5_000, help="With --live: click events a second."),
     port: int = typer.Option(0, help="With --live: of the server; 0: a free one."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Generate a Criteo-like click log, train DLRM on it, print how good it is; with --live, online."""
     from rowhaul.data.schema import SCHEMA_FILE, Schema
     from rowhaul.train import TrainConfig
 
+    if live and as_json:
+        raise ConfigError(
+            "--json prints how the demo ended; with --live the page shows how it goes: leave out one"
+        )
     if live:
         _demo_live(out, seconds, events, port, seed)
         return
@@ -43,10 +50,15 @@ def demo(
     config = TrainConfig(seed=seed)
     schema = Schema.read(data / SCHEMA_FILE)
     result = train_with_progress(config, schema, data, run, held_out_beside([str(data)]))
-    say("")
-    print_result(result, bayes["auc"])
+    if as_json:
+        print_json({"out": run, "best_possible_auc": bayes["auc"], **numbers_of(result)})
+    else:
+        say("")
+        print_result(result, bayes["auc"])
     if result.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
+    if as_json:
+        return
     say(
         f"\nWhat to try next (after `make demo` the program is in .venv/bin):\n"
         f"  rowhaul evaluate {run} --data '{data}/test/*.parquet'\n"
@@ -64,8 +76,6 @@ def _begin_folder(out: Path) -> None:
     """Empty a folder of an earlier demo, or make one."""
     import shutil
 
-    from rowhaul.errors import ConfigError
-
     marker = out / ".rowhaul-demo"
     if out.exists() and any(out.iterdir()) and not marker.exists():
         raise ConfigError(f"{out} exists and is not from an earlier demo; choose another --out")
@@ -77,7 +87,6 @@ def _begin_folder(out: Path) -> None:
 def _demo_live(out: Path | None, seconds: float, events: int, port: int, seed: int) -> None:
     from rowhaul.cli.live.demo import LiveSettings, run_live
     from rowhaul.cli.serve import check_installed
-    from rowhaul.errors import ConfigError
 
     if seconds < 0 or events < 1:
         raise ConfigError(f"--seconds must be at least 0 and --events at least 1, got {seconds:g}, {events}")

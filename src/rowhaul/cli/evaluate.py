@@ -7,8 +7,9 @@ from pathlib import Path
 import typer
 
 from rowhaul.cli.console import console, facts_table, say
+from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import progress_bar
-from rowhaul.cli.run import AS_JSON, DATA
+from rowhaul.cli.run import DATA
 
 _RUN = typer.Argument(..., help="The --out of a `train`, a checkpoint (folder or URL), or an export.")
 _BATCH_SIZE = typer.Option(8192, help="Samples scored at a time.")
@@ -24,7 +25,6 @@ def evaluate(
     as_json: bool = AS_JSON,
 ) -> None:
     """Measure a trained model: AUC, log loss, normalised entropy, accuracy; also within groups."""
-    import json
     from dataclasses import asdict
 
     from rowhaul.data.stream import SampleStream
@@ -33,10 +33,10 @@ def evaluate(
 
     trainer = load_trained(run, on_unknown)
     stream = SampleStream(data, trainer.schema, batch_size)
-    with progress_bar("evaluating", "nothing was written", quiet=as_json) as progress:
+    with progress_bar("evaluating", "nothing was written") as progress:
         values = asdict(trainer.evaluate(stream, progress))
     if as_json:
-        typer.echo(json.dumps(values))
+        print_json(values)
         _warn_of_unknown(run, values["unknown_by_feature"])
         return
     share, by_feature = values.pop("unknown_keys"), values.pop("unknown_by_feature")
@@ -82,6 +82,7 @@ def predict(
     fill_absent: bool = typer.Option(
         False, "--fill-absent", help="Read columns that the data lacks as missing: no ids, numbers of 0."
     ),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Write one click probability for each sample; keys never trained do not stop it."""
     from rowhaul.nn.key_counts import KeyCounts
@@ -103,7 +104,12 @@ def predict(
             keys=keys,
             fill_absent=fill_absent,
         )
-    say(f"{rows:,} scores in {out} (column `score`; of several labels `score_NAME`)")
-    if keys.share is not None:
+    if as_json:
+        print_json(
+            {"out": out, "num_scores": rows, "unknown_keys": keys.share, "unknown_by_feature": keys.shares}
+        )
+    else:
+        say(f"{rows:,} scores in {out} (column `score`; of several labels `score_NAME`)")
+    if keys.share is not None and not as_json:
         say(f"never trained: {unknown_text(keys.share, keys.shares)}")
     _warn_of_unknown(run, keys.shares)

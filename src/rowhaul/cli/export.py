@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from rowhaul.cli.console import bytes_text, console, counted, plain_table, say
+from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from rowhaul.checkpoint import CheckpointReader
+    from rowhaul.export.export import Exported
+    from rowhaul.export.redis import RedisExport
+    from rowhaul.export.serving.folder import ServedExport
 
 
 def export(
@@ -32,6 +37,7 @@ def export(
         False, "--whole", help="Write pruned rows in full, with zeros where pruned, instead of stored chunks."
     ),
     to: str | None = typer.Option(None, "--to", hidden=True, help="The old name of --out."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Write tables as keys and vectors, and dense weights as safetensors; read all back and compare.
 
@@ -55,19 +61,28 @@ def export(
     if is_redis and (dense or format != "parquet" or state):
         raise ConfigError("rows in Redis are whole vectors; leave out --dense, --format and --state")
     reader = open_saved(path)
+    made: Any
+    show: Callable[[CheckpointReader, Any], None]
     if is_redis:
-        _export_to_redis(reader, place, table)
+        made, show = _export_to_redis(reader, place, table), _print_redis
     elif dense:
-        _export_served(reader, Path(place), dense)
+        made, show = _export_served(reader, Path(place), dense), _print_served
     else:
-        _export_tables(reader, Path(place), format, table, state, whole)
+        made, show = _export_tables(reader, Path(place), format, table, state, whole), _print_tables
+    if as_json:
+        print_json(made)
+    else:
+        show(reader, made)
 
 
-def _export_served(reader: CheckpointReader, out: Path, dense: list[str]) -> None:
+def _export_served(reader: CheckpointReader, out: Path, dense: list[str]) -> ServedExport:
     from rowhaul.export.serving.folder import export_served
 
     with progress_bar("exporting", "nothing was written") as progress:
-        made = export_served(reader, out, dense=dense, progress=progress)
+        return export_served(reader, out, dense=dense, progress=progress)
+
+
+def _print_served(reader: CheckpointReader, made: ServedExport) -> None:
     shown = plain_table("file", "size")
     for name, size in made.sizes.items():
         shown.add_row(name, bytes_text(size))
@@ -80,16 +95,19 @@ def _export_served(reader: CheckpointReader, out: Path, dense: list[str]) -> Non
         f"largest difference is {largest}."
     )
     say(
-        f"Exported {reader.path} to {out}: {counted(sum(made.num_rows.values()), 'row')} of "
-        f"{counted(len(made.num_rows), 'table')}. Serve it: rowhaul serve {out} --port 8080"
+        f"Exported {reader.path} to {made.path}: {counted(sum(made.num_rows.values()), 'row')} of "
+        f"{counted(len(made.num_rows), 'table')}. Serve it: rowhaul serve {made.path} --port 8080"
     )
 
 
-def _export_to_redis(reader: CheckpointReader, url: str, tables: list[str]) -> None:
+def _export_to_redis(reader: CheckpointReader, url: str, tables: list[str]) -> RedisExport:
     from rowhaul.export.redis import export_to_redis
 
     with progress_bar("exporting", "rows written so far stay in Redis") as progress:
-        made = export_to_redis(reader, url, tables=tables, progress=progress)
+        return export_to_redis(reader, url, tables=tables, progress=progress)
+
+
+def _print_redis(reader: CheckpointReader, made: RedisExport) -> None:
     say(
         f"Exported {reader.path} to Redis: {counted(made.num_rows, 'row')} of "
         f"{counted(len(made.tables), 'table')} under {made.prefix}, read back and equal to the bit. "
@@ -99,11 +117,11 @@ def _export_to_redis(reader: CheckpointReader, url: str, tables: list[str]) -> N
 
 def _export_tables(
     reader: CheckpointReader, out: Path, format: str, tables: list[str], state: bool, whole: bool
-) -> None:
+) -> Exported:
     from rowhaul.export.export import export as export_checkpoint
 
     with progress_bar("exporting", "nothing was written") as progress:
-        made = export_checkpoint(
+        return export_checkpoint(
             reader,
             out,
             format=format,
@@ -112,6 +130,9 @@ def _export_tables(
             whole_rows=whole,
             progress=lambda done, total: progress(done // 2, total // 2),  # written, then read back
         )
+
+
+def _print_tables(reader: CheckpointReader, made: Exported) -> None:
     layouts = [(one, one.file_layout()) for one in made.tables]
     titles = list(dict.fromkeys(title for _, layout in layouts for title in layout.cells()))
     shown = plain_table("table", "rows", "dim", *titles, "state", "type", "size", "file")
@@ -128,6 +149,6 @@ def _export_tables(
         )
     weights = f" and {counted(len(made.dense), 'dense weight')}" if made.dense else ""
     say(
-        f"Exported {reader.path} to {out}: {counted(len(made.tables), 'table')}{weights}, read back and "
-        f"equal to the bit. {out}/README.md explains how to read them."
+        f"Exported {reader.path} to {made.path}: {counted(len(made.tables), 'table')}{weights}, read back "
+        f"and equal to the bit. {made.path}/README.md explains how to read them."
     )

@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from rowhaul.cli.console import console, say
+from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import exit_when_interrupted, progress_bar
 from rowhaul.errors import ConfigError
 
@@ -30,6 +31,7 @@ def generate(
     ),
     raw: bool = typer.Option(False, "--raw", help="Write the data set's own text format (.gz to compress)."),
     overwrite: bool = typer.Option(False, help="Replace --out if it is complete."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Generate a click log: skewed ids that co-occur, labels that can be learned."""
     try:
@@ -47,12 +49,18 @@ def generate(
 
         with exit_when_interrupted("nothing was kept"), console.status(f"generating {num_rows:,} rows"):
             write_raw(LogGenerator(preset, num_rows, seed, rare_signal=rare_signal), out)
-        say(f"{num_rows:,} rows in {out}")
+        if as_json:
+            print_json({"out": out, "rows": num_rows})
+        else:
+            say(f"{num_rows:,} rows in {out}")
         return
     share = 0.1 if test_share is None else test_share
     facts = generate_with_progress(
         preset, num_rows, seed, out, share, overwrite, rare_signal=rare_signal, conversions=conversions
     )
+    if as_json:
+        print_json({"out": out, "rows": num_rows, **facts})
+        return
     say(
         f"{num_rows:,} rows in {out}: base rate {facts['base_rate']:.3f}, "
         f"best possible AUC {facts['auc']:.4f}\nNext: rowhaul train --data '{out}/*.parquet' --out run/"

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from rowhaul.cli.console import counted, plain_table
+from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def netcheck(
         None, help="File with the secret that all ranks must prove; default: ROWHAUL_SECRET, if set."
     ),
     seconds_per_pair: float = typer.Option(0.3, help="About how long to measure each pair of ranks."),
-    as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Join the ranks that torchrun has started (or local ones), measure their links, list what listens."""
     from rowhaul.cluster import is_launched, launch
@@ -73,7 +74,7 @@ def _check(interface: str | None, secret_file: str | None, seconds_per_pair: flo
         "pairs": _pairs(links),
     }
     if cluster.rank == 0 and as_json:
-        typer.echo(json.dumps(found, indent=2))
+        print_json(found)
     elif cluster.rank == 0:
         _render(found, Console(emoji=False))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from rowhaul.cli.console import counted, say
+from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import progress_bar
 
 
@@ -41,6 +42,7 @@ def prepare(
         False, help="Check that no two strings share a key (another pass)."
     ),
     overwrite: bool = typer.Option(False, help="Replace --out if it is complete."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Turn raw logs into Parquet files with a schema, ready to train on."""
     from rowhaul._environment import return_freed_memory
@@ -64,6 +66,9 @@ def prepare(
             progress=lambda rows, share: progress(share, 1.0, note=f"{rows:,} rows"),
         )
         progress(1.0, 1.0)
+    if as_json:
+        print_json(report)
+        return
     say(
         f"{report.rows:,} rows in {out} ({report.test_rows:,} of them in test/), "
         f"{report.bytes / 2**20:,.1f} MiB, {report.seconds:,.1f} s"

@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from rowhaul.cli.console import bytes_text, say
+from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.errors import ConfigError
 
 
@@ -18,6 +19,7 @@ def report(
     trace: Path | None = typer.Option(
         None, "--trace", help="Also write some iterations as a trace for ui.perfetto.dev."
     ),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Write one self-contained page about a run: summary, plots, a timeline, what moved and why."""
     from rowhaul.report.page import render
@@ -38,7 +40,12 @@ def report(
         _check(path)
     for path, text in files.items():
         _write(path, text)
-    for line in (*sentences(record)[:2], *missing(record)):
+    lines = [*sentences(record)[:2], *missing(record)]
+    if as_json:
+        sizes = {str(path): len(text.encode()) for path, text in files.items()}
+        print_json({"files": sizes, "summary": lines})
+        return
+    for line in lines:
         say(line)
     for path, text in files.items():
         say(f"{path}: {bytes_text(len(text.encode()))}")

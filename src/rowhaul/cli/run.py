@@ -38,7 +38,6 @@ LABEL = typer.Option(None, "--label", help="Label column of data without a schem
 SET = typer.Option(
     [], "--set", metavar="NAME=VALUE", help="Any other setting, e.g. --set model.options.dropout=0.1"
 )
-AS_JSON = typer.Option(False, "--json", help="Print JSON.")
 
 # Flags that stand for a setting of the configuration file, by the panel of the help that shows them.
 _FLAGS_BY_PANEL: dict[str, dict[str, tuple[str, Any, str]]] = {

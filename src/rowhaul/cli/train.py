@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from rowhaul.cli.console import bytes_text, console, facts_table, say
+from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.monitoring import (
     EXPLAIN,
     LOG_FOLDER,
@@ -57,6 +58,7 @@ def train(
     log_json: bool | None = LOG_JSON,
     log_folder: Path | None = LOG_FOLDER,
     explain: bool | None = EXPLAIN,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Train a model on Parquet files, evaluate it and save it; with --workers, over several processes."""
     from rowhaul.checkpoint.location import local_folder
@@ -83,11 +85,10 @@ def train(
             config = read_by_rank0(config, data)
     has_data = not is_launched() or is_first_rank() or config.cluster.data_from != "rank0"
     if has_data and not data:
-        why = (
-            f"{out or config.checkpoints} does not say what it was trained on"
-            if resume
-            else "there is nothing to train on"
-        )
+        why = "there is nothing to train on"
+        if resume:
+            place = out or config.checkpoints
+            why = f"{place} does not say what it was trained on" if resumed else f"{place} holds no run yet"
         raise ConfigError(f"{why}: name the Parquet files (--data 'logs/*.parquet')")
     schema = (
         replace(options, data=data).find_schema(run=out if resume else None, follow=follow)
@@ -115,7 +116,15 @@ def train(
         return
     if not result.steps_taken:
         say(f"nothing left to train: the run was finished after {result.step:,} steps")
-    print_result(result)
+    if as_json:
+        print_json({"out": out, **numbers_of(result)})
+    else:
+        print_result(result)
+    if result.metrics is None and not held_out and not is_stream:
+        say(
+            "AUC: not measured, for want of held-out samples; name some with --eval-data, or let "
+            "`rowhaul prepare` split off the last tenth"
+        )
     if result.interrupted:
         if out or config.checkpoints:
             files = " ".join(f"--data '{one}'" for one in data)
@@ -246,10 +255,20 @@ def train_with_progress(
         )
 
 
-def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
-    """Print the metrics, the speed and the memory of a run."""
+def numbers_of(result: RunResult) -> dict[str, Any]:
+    """How a run ended, for `--json`."""
+    return {**vars(result), "peak_memory_bytes": _peak_memory()}
+
+
+def _peak_memory() -> int:
     import resource
 
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
+    """Print the metrics, the speed and the memory of a run."""
     from rowhaul.pruning.report import PruneReport
     from rowhaul.train.unknown_keys import unknown_text, unknown_warning
 
@@ -290,13 +309,12 @@ def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
         table.add_row("not exact", result.inexact)
     for name, text in result.pruning.lines() if result.pruning is not None else []:
         table.add_row(name, text)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     is_pruned = isinstance(result.pruning, PruneReport)  # then most of the rows read so far have no entry
     table.add_row(
         "rows in the index" if is_pruned else "rows",
         f"{result.num_rows:,} in {bytes_text(result.row_bytes)} with optimizer state and index",
     )
-    table.add_row("peak memory", f"{bytes_text(peak)} for the whole process")
+    table.add_row("peak memory", f"{bytes_text(_peak_memory())} for the whole process")
     console.print(table, highlight=False)
     if result.metrics is not None and (warning := unknown_warning(result.metrics.unknown_by_feature)):
         say(warning)

@@ -327,6 +327,8 @@ def check_present(name: str, found: Sequence[str], where: object) -> None:
         raise DataError(f"{where}: has {count} columns called {name!r}; rename all but one")
     nearest = difflib.get_close_matches(name, found, n=1)
     meant = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+    if any(name in one.split(",") for one in found):
+        meant = " (names with a comma in them need a schema file)"
     shown = ", ".join(found)[:500] or "no columns"
     raise DataError(f"{where}: no column {name!r}{meant}; it has {shown}")
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from rowhaul.data.files import expand_files
+from rowhaul.data.parquet import naming
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
@@ -46,5 +47,8 @@ class FilledStream(SampleStream):
 
 def absent_columns(files: Any, schema: Schema) -> Sequence[str]:
     """Columns of the schema, besides the label, that some of the files lack."""
-    found = [set(pq.read_schema(path).names) for path in expand_files(files)]
+    found = []
+    for path in expand_files(files):
+        with naming(path):
+            found.append(set(pq.read_schema(path).names))
     return [name for name in schema.column_names(with_label=False) if not all(name in one for one in found)]

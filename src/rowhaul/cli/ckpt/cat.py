@@ -9,8 +9,8 @@ import typer
 
 from rowhaul.cli.ckpt.ls import CHECKPOINT
 from rowhaul.cli.console import say
+from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import counting_bar, exit_when_interrupted
-from rowhaul.cli.run import AS_JSON
 
 if TYPE_CHECKING:
     from rowhaul.checkpoint import CheckpointReader
@@ -30,8 +30,6 @@ def cat(
     as_json: bool = AS_JSON,
 ) -> None:
     """Print the rows of keys in all tables that have them; exits with 1 if a key is in none."""
-    import json
-
     from rowhaul.cli.ckpt.keys import check_raw
     from rowhaul.export.export import chosen_tables
     from rowhaul.train.run_folder import open_saved
@@ -40,11 +38,11 @@ def cat(
         check_raw(keys)
     reader = open_saved(path)
     searched = chosen_tables(reader, table)
-    found = _search(reader, keys, searched, raw, quiet=as_json)
+    found = _search(reader, keys, searched, raw)
     absent = [typed for typed in keys if not any(hit.reading.typed == typed for hit in found.hits)]
     if as_json:
         rows = [hit.to_dict(state) for hit in found.hits]
-        typer.echo(json.dumps({"checkpoint": str(reader.path), "rows": rows, "absent": absent}))
+        print_json({"checkpoint": str(reader.path), "rows": rows, "absent": absent})
     else:
         _print(found, absent, searched, reader.tables, state)
     if absent:
@@ -73,7 +71,7 @@ class Found(NamedTuple):
     near: list[Hit]
 
 
-def _search(reader: CheckpointReader, keys: list[str], tables: list[str], raw: bool, quiet: bool) -> Found:
+def _search(reader: CheckpointReader, keys: list[str], tables: list[str], raw: bool) -> Found:
     from rowhaul._id_kinds import HEX
     from rowhaul.checkpoint.finding import find_rows
     from rowhaul.cli.ckpt.keys import meant, readings
@@ -82,7 +80,7 @@ def _search(reader: CheckpointReader, keys: list[str], tables: list[str], raw: b
     found, ids = Found([], []), ids_of_tables(reader)
     wanted = [reading.key for typed in keys for reading in readings(typed)]
     num_files = sum(len(reader.tables[name].files) for name in tables)
-    bar = counting_bar(quiet or num_files < _WORTH_A_BAR)
+    bar = counting_bar(num_files < _WORTH_A_BAR)
     with exit_when_interrupted("not all files were searched"), bar:
         task = bar.add_task("searching files", total=num_files, note="")
         for name in tables:

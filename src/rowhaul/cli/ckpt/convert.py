@@ -6,6 +6,7 @@ import typer
 
 from rowhaul.cli.ckpt.merge import into_folder
 from rowhaul.cli.console import say
+from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import progress_bar
 
 
@@ -15,6 +16,7 @@ def convert(
     out: str = typer.Option(
         ..., "--out", help="New folder: a run if it is of a run, else a checkpoint; a URL: a checkpoint."
     ),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Write a checkpoint with the values of its rows in another type.
 
@@ -41,6 +43,10 @@ def convert(
         )
     before, after = (sum(one.file_bytes.values()) for one in (reader, made[0]))
     rows = sum(table.num_rows for table in reader.tables.values())
+    if as_json:
+        numbers = {"rows": rows, "row_dtype": row_dtype, "bytes_before": before, "bytes": after}
+        print_json({"path": made[1], **numbers})
+        return
     say(
         f"{rows:,} rows, now in {row_dtype}: {before / 2**20:,.1f} MiB became {after / 2**20:,.1f}. "
         f"Converted into {made[1]}"

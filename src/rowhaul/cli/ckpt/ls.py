@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from rowhaul.cli.console import bytes_text, console, counted, plain_table, say
+from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import progress_bar
-from rowhaul.cli.run import AS_JSON
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,7 +26,6 @@ def ls(
     as_json: bool = AS_JSON,
 ) -> None:
     """List what a checkpoint holds: step, model, tables, tensors, the layout of a cluster."""
-    import json
     from dataclasses import asdict
 
     from rowhaul.checkpoint.describing import damaged_files, describe
@@ -39,12 +38,12 @@ def ls(
     damaged = None
     if verify:
         interrupted = "not all files were verified"
-        with progress_bar("verifying", interrupted, quiet=as_json, as_share=True) as progress:
+        with progress_bar("verifying", interrupted, as_share=True) as progress:
             damaged = damaged_files(reader, progress)
     if as_json:
         found = {"verified": damaged is not None, "damaged": damaged or {}}
         tables = [one.to_dict() for one in contents.tables]
-        typer.echo(json.dumps({**asdict(contents), "tables": tables, "other_checkpoints": others, **found}))
+        print_json({**asdict(contents), "tables": tables, "other_checkpoints": others, **found})
     else:
         _print(contents, others, damaged)
     if damaged:

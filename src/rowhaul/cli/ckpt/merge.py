@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from rowhaul.cli.console import console, plain_table, say
+from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import progress_bar
 from rowhaul.errors import ConfigError
 
@@ -33,6 +34,7 @@ def merge(
         "--to",
         help="New folder: a run if the last one is of a run, else a checkpoint; a URL: a checkpoint.",
     ),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Merge the tables and rows of checkpoints; compact a single one into fewer files.
 
@@ -44,7 +46,10 @@ def merge(
     sources, place = [open_saved(path) for path in paths], as_place(to)
     with progress_bar("merging", "nothing was written") as progress:  # written, then read back
         merged = merge_into_folder(sources, place, lambda done, total: progress(done // 2, total // 2))
-    _print(merged, sources, place)
+    if as_json:
+        print_json(merged)
+    else:
+        _print(merged, sources, place)
 
 
 def merge_into_folder(sources: Sequence[CheckpointReader], to: Place, progress: Progress) -> Merged:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import typer
@@ -17,6 +15,7 @@ from rowhaul.cli.console import counted
 from rowhaul.cli.doctor import machine
 from rowhaul.cli.doctor import network as net
 from rowhaul.cli.doctor.machine import Check
+from rowhaul.cli.json_output import AS_JSON, print_json
 
 _MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[bold red]FAIL[/]"}
 
@@ -57,11 +56,11 @@ def render(found: Sequence[Check], console: Console) -> None:
         console.print("\n[green]Ready to train.[/]")
 
 
-def doctor(as_json: bool = typer.Option(False, "--json", help="Print the checks as JSON.")) -> None:
+def doctor(as_json: bool = AS_JSON) -> None:
     """Check versions, cores, memory, disk, kernels and network, and print fixes for what is wrong."""
     found = checks()
     if as_json:
-        typer.echo(json.dumps([asdict(check) for check in found], indent=2))
+        print_json(found)
     else:
         render(found, Console(emoji=False))
     if any(check.status == "fail" for check in found):

@@ -218,9 +218,12 @@ def container_memory_limit() -> int | None:
 
 
 def _satisfies(version: str, needed: str) -> bool:
-    """Whether ``version`` reaches the ``>=`` bound in ``needed``; the package declares no other kind."""
+    """Whether ``version`` reaches ``>=`` and is none of ``!=N.*`` in ``needed``: no others are declared."""
     bound = re.search(r">=\s*([0-9.]+)", needed)
-    return bound is None or _release(version) >= _release(bound.group(1))
+    refused = [_release(one) for one in re.findall(r"!=\s*([0-9.]+)\.\*", needed)]
+    release = _release(version)
+    reaches = bound is None or release >= _release(bound.group(1))
+    return reaches and not any(release[: len(one)] == one for one in refused)
 
 
 def _release(version: str) -> tuple[int, ...]:

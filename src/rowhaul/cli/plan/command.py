@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from rowhaul._cores import usable_cores
+from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import counting_bar, exit_when_interrupted
-from rowhaul.cli.run import AS_JSON, RunOptions, is_first_rank, with_run_options
+from rowhaul.cli.run import RunOptions, is_first_rank, with_run_options
 from rowhaul.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class _Task:
         from rowhaul.advising.page import render
         from rowhaul.advising.results import Results
         from rowhaul.advising.trace import Trace
-        from rowhaul.cli.plan.report import print_json, print_report
+        from rowhaul.cli.plan.report import print_report
         from rowhaul.cli.size.command import machine_memory
         from rowhaul.pruning.config import UNPRUNED
 
@@ -126,7 +127,10 @@ class _Task:
             available,
             advise(predictions, slowest, lambda one: needed[one.machines, one.pruned] <= available),
         )
-        (print_json if self.as_json else print_report)(results)
+        if self.as_json:
+            print_json(results.plain())
+        else:
+            print_report(results)
         if out is not None:
             write_text(out, render(results))
 
@@ -145,7 +149,7 @@ class _Task:
             return planning_seconds(trace, config.cluster)
 
         keep_freed_memory()  # as `train` does, so that page faults are not taken for training
-        with counting_bar(self.as_json) as bar:
+        with counting_bar() as bar:
             task = bar.add_task("measuring", total=4, note="")
 
             def progress(text: str) -> None:
@@ -169,7 +173,7 @@ class _Task:
             for rows in (None, *(hot if trace is plain else []))  # pruned rows are never replicated
         ]
         found = [predict_alone(trace, costs) for trace in traces]
-        with counting_bar(self.as_json) as bar:
+        with counting_bar() as bar:
             task = bar.add_task("predicting", total=max(len(ways), 1) * len(plain.batches), note="")
             for number, (count, name, trace, rows) in enumerate(ways):
 

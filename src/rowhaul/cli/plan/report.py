@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
-
-import typer
 
 from rowhaul.cli.console import bytes_text, console, plain_table, say
 
@@ -13,13 +10,10 @@ if TYPE_CHECKING:
     from rowhaul.advising.results import Results
 
 
-def print_json(results: Results) -> None:
-    """Print one object with all numbers."""
-    typer.echo(json.dumps(results.plain()))
-
-
 def print_report(results: Results) -> None:
     """Print the advice first, then a table, then what it rests on."""
+    if results.warning:
+        say(f"{results.warning}\n")
     say(results.advice.text[0].upper() + results.advice.text[1:] + ".\n")
     speeds = plain_table("machines", "how", "samples/s", "x one", "MB a step", "memory of each")
     times = plain_table("machines", "how", "ms a step", "compute", "rows", "dense", "planning")
@@ -39,5 +33,5 @@ def print_report(results: Results) -> None:
     for table in (speeds, times):
         console.print(table, highlight=False)
         say("")
-    for note in results.notes:
+    for note in results.notes[bool(results.warning) :]:
         say(f"- {note}")

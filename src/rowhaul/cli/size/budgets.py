@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from rowhaul.cli.console import bytes_text, console, plain_table, say
+from rowhaul.cli.json_output import print_json
 from rowhaul.cli.progress import StopOnSignal, counting_bar
 from rowhaul.errors import ConfigError
 
@@ -53,7 +52,7 @@ def try_budgets(
         )
     keep_freed_memory()
     choose_dim = not options.gives("model.embedding_dim")
-    with StopOnSignal() as should_stop, counting_bar(as_json) as bar:
+    with StopOnSignal() as should_stop, counting_bar() as bar:
         task = bar.add_task("trying", total=1 + len(sizes), completed=-1, note="")
         found = probes(
             config, schema, options.data, held_out, sizes, steps,
@@ -66,11 +65,10 @@ def try_budgets(
         raise typer.Exit(EXIT_INTERRUPTED)
     if plot is not None:
         draw(found, plot)
-    (_print_json if as_json else _print)(found, steps)
-
-
-def _print_json(found: Sequence[Probe], steps: int) -> None:
-    typer.echo(json.dumps({"steps": steps, "probes": [asdict(one) for one in found]}))
+    if as_json:
+        print_json({"steps": steps, "probes": list(found)})
+    else:
+        _print(found, steps)
 
 
 def _print(found: Sequence[Probe], steps: int) -> None:

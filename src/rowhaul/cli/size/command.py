@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import progress_bar
-from rowhaul.cli.run import AS_JSON, RunOptions, with_run_options
+from rowhaul.cli.run import RunOptions, with_run_options
 from rowhaul.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,20 +49,23 @@ def size(
 
         try_budgets(options, budgets, probe_steps, eval_data, plot, as_json=as_json)
         return
-    from rowhaul.cli.size.report import print_json, print_report
+    from rowhaul.cli.size.report import numbers, print_report
     from rowhaul.sizing.fit import suggestions
 
     config = options.read_config()
     _check(config, machines, sample)
     available = machine_memory(memory)
     schema = options.find_schema(require_label=False)
-    counts = _count(options.data, schema, config, sample, as_json)
+    counts = _count(options.data, schema, config, sample)
     run, model_of = describe_run(config, schema, options.data, counts, machines)
     run.check()
     estimate = run.estimate()
     fits = estimate.needed <= available
     ways = [] if fits else list(suggestions(run, available, model_of))
-    (print_json if as_json else print_report)(run, counts, estimate, available, ways)
+    if as_json:
+        print_json(numbers(run, counts, estimate, available, ways))
+    else:
+        print_report(run, counts, estimate, available, ways)
     if not fits:
         raise typer.Exit(EXIT_TOO_LARGE)
 
@@ -94,14 +98,12 @@ def _check(config: TrainConfig, machines: int, sample: int | None) -> None:
         )
 
 
-def _count(
-    data: list[str], schema: Schema, config: TrainConfig, sample: int | None, quiet: bool
-) -> RowCounts:
+def _count(data: list[str], schema: Schema, config: TrainConfig, sample: int | None) -> RowCounts:
     from rowhaul.sizing.row_counts import count_rows
 
     limit = config.max_steps * config.batch_size or None
     interrupted = "the rows were not all counted; --sample reads fewer samples"
-    with progress_bar("counting rows", interrupted, quiet=quiet) as progress:
+    with progress_bar("counting rows", interrupted) as progress:
         return count_rows(data, schema, limit=limit, sample=sample, progress=progress)
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
-
-import typer
 
 from rowhaul.cli.console import bytes_text, console, plain_table, say
 
@@ -31,10 +28,10 @@ _TOO_SMALL = (
 )
 
 
-def print_json(
+def numbers(
     run: Run, counts: RowCounts, estimate: SizeEstimate, memory: int, ways: list[Suggestion]
-) -> None:
-    """Print one object with all numbers, in bytes."""
+) -> dict[str, Any]:
+    """All numbers, in bytes, for `--json`."""
     from rowhaul.sizing.row_counts import ERROR
 
     found: dict[str, Any] = {
@@ -57,7 +54,7 @@ def print_json(
     if (without := _without_pruning(run)) is not None:
         parts = {"tables": _with_totals(without.tables), "ranks": _with_totals(without.ranks)}
         found["without_pruning"] = {"needed": without.needed, **parts}
-    typer.echo(json.dumps(found))
+    return found
 
 
 def _with_totals(parts: Sequence[Any]) -> list[dict[str, Any]]:

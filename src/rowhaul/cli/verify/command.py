@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from rowhaul.cli.json_output import AS_JSON
 from rowhaul.cli.progress import EXIT_INTERRUPTED, StopOnSignal, counting_bar, exit_when_interrupted
 from rowhaul.cli.run import RunOptions, is_first_rank, launch_ranks, with_run_options
 from rowhaul.errors import ConfigError
@@ -32,6 +33,7 @@ def verify(
     work: Path | None = typer.Option(
         None, "--work", help="Folder for temporary files; under torchrun on several hosts, one they share."
     ),
+    as_json: bool = AS_JSON,
     records: Path | None = typer.Option(None, "--records", hidden=True),  # given by the launching process
 ) -> None:
     """Train a few steps on several ranks and in one process, and print the largest difference.
@@ -55,7 +57,7 @@ def verify(
     config = replace(read, max_steps=min(steps, read.max_steps or steps), threads=1, cluster=cluster)
     if is_alone:
         options.refuse_cluster_settings()
-    task = _Task(config, options.find_schema(), options.data, work)
+    task = _Task(config, options.find_schema(), options.data, work, as_json)
     with exit_when_interrupted("temporary files were removed"), _sigterm_like_sigint():
         if is_alone:
             is_exact = task.compare_devices()
@@ -73,6 +75,7 @@ class _Task:
     schema: Schema
     data: list[str]
     work: Path | None
+    as_json: bool
 
     def launch_and_compare(self) -> bool:
         """Start the ranks on this machine, then compare with one process."""
@@ -111,7 +114,8 @@ class _Task:
         on_card = self._train_alone(title="the card")
         again = compare(self._layout(), self._train_alone(title="the card, again"), on_card)
         on_cpu = replace(self, config=replace(self.config, device="cpu"))._train_alone(title="the CPU")
-        return print_devices(self.config, on_card, compare(self._layout(), on_card, on_cpu), again)
+        plain = compare(self._layout(), on_card, on_cpu)
+        return print_devices(self.config, on_card, plain, again, as_json=self.as_json)
 
     def _layout(self) -> Any:
         from rowhaul.train.distributed.training import layout_of, only_collection
@@ -132,7 +136,7 @@ class _Task:
         is_unknown = bool(plain.inexact) and plain.replays and cluster.hot_is_auto
         if not cluster.inexact and not cluster.sync.startswith("bounded") and not is_unknown:
             replay = compare(layout, recorded.trained, self._train_alone(recorded.workers))
-        return print_report(self.config, recorded, plain, replay)
+        return print_report(self.config, recorded, plain, replay, as_json=self.as_json)
 
     def _train_alone(self, workers: Any = None, title: str = "") -> Any:
         """Train in this process: whole batches, or the parts that ``workers`` had, one after the other."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from rowhaul.cli.console import console, counted, facts_table, plain_table, say
+from rowhaul.cli.json_output import print_json
 
 if TYPE_CHECKING:
     from rowhaul.train import TrainConfig
@@ -33,26 +34,67 @@ _MEANING = {
 
 
 def print_report(
-    config: TrainConfig, recorded: Recorded, plain: Comparison, replay: Comparison | None
+    config: TrainConfig,
+    recorded: Recorded,
+    plain: Comparison,
+    replay: Comparison | None,
+    *,
+    as_json: bool = False,
 ) -> bool:
     """Print what was found; returns whether the cluster passed."""
+    is_exact, verdict = _verdict(config, plain, replay)
+    if as_json:
+        moved = {"bytes_moved": recorded.num_bytes, "hits": recorded.hits, "lookups": recorded.lookups}
+        cluster = {
+            "workers": recorded.num_workers,
+            "stores": recorded.num_stores,
+            "dispatcher": recorded.dispatcher,
+            "sync": config.cluster.sync,
+        }
+        found = _numbers(config, recorded.trained, plain, verdict)
+        replayed = replay.kinds if replay is not None else None
+        print_json({"passed": is_exact, **found, "from_the_replay": replayed, **cluster, **moved})
+        return is_exact
     _head(config, recorded.trained, _cluster(config, recorded))
     console.print(_differences(plain, replay))
     console.print()
     console.print(_details(recorded, plain))
-    is_exact, verdict = _verdict(config, plain, replay)
     if is_exact and replay is not None and not plain.inexact:
         say(f"\n{_MEANING[config.precision]}")
     say(f"\n{verdict}")
     return is_exact
 
 
-def print_devices(config: TrainConfig, trained: Trained, plain: Comparison, again: Comparison) -> bool:
+def _numbers(config: TrainConfig, trained: Trained, plain: Comparison, verdict: str) -> dict[str, Any]:
+    """What both kinds of comparison have, for `--json`."""
+    return {
+        "verdict": verdict,
+        "steps": len(trained.losses),
+        "precision": config.precision,
+        "from_one_process": plain.kinds,
+        "rows_here_only": plain.only_found,
+        "rows_in_one_process_only": plain.only_expected,
+    }
+
+
+def print_devices(
+    config: TrainConfig, trained: Trained, plain: Comparison, again: Comparison, *, as_json: bool = False
+) -> bool:
     """Print how a card compares with a CPU, and with itself; returns whether it passed."""
+    is_exact, verdict = _verdict_on_devices(config, plain, again)
+    if as_json:
+        found = _numbers(config, trained, plain, verdict)
+        print_json({"passed": is_exact, **found, "from_a_second_run": again.kinds, "device": config.device})
+        return is_exact
     _head(config, trained, f"one process on {config.device}")
     console.print(_differences(plain, again, ("from the CPU", "largest value", "second run on the card")))
     console.print()
     console.print(_compared(plain, ("the card", "the CPU")))
+    say(f"\n{verdict}")
+    return is_exact
+
+
+def _verdict_on_devices(config: TrainConfig, plain: Comparison, again: Comparison) -> tuple[bool, str]:
     troubles = [
         f"{name}: {one.largest:.1e} between two runs on the card, at {one.where}"
         for name, one in again.kinds.items()
@@ -60,11 +102,9 @@ def print_devices(config: TrainConfig, trained: Trained, plain: Comparison, agai
     ]
     troubles += _beyond(config, plain, "the CPU")
     if troubles:
-        say("\n" + "\n  ".join(["NOT exact: the card trained a different model", *troubles]))
-        return False
+        return False, "\n  ".join(["NOT exact: the card trained a different model", *troubles])
     apart = _apart(config, plain)
-    say(f"\nexact: the card trained the same model as the CPU, {apart}, and twice the same to the bit")
-    return True
+    return True, f"exact: the card trained the same model as the CPU, {apart}, and twice the same to the bit"
 
 
 def _head(config: TrainConfig, trained: Trained, where: str) -> None:

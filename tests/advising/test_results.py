@@ -1,0 +1,19 @@
+"""What `rowhaul plan` says about its own numbers."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from rowhaul.advising.predict import Prediction
+from rowhaul.advising.results import DISTURBED, Results
+
+
+@pytest.mark.parametrize(
+    ("two_machines", "is_given", "warns"), [(0.6, False, False), (0.2, False, True), (0.2, True, False)]
+)
+def test_more_than_linear_speed_was_measured_on_a_busy_machine(two_machines, is_given, warns):
+    predictions = (Prediction(1, "", 0, 1.0, 1.0), Prediction(2, "joint", 0, two_machines, two_machines))
+    machines, costs = SimpleNamespace(share_cores=False), SimpleNamespace(given=is_given)
+    results = Results(500, 10, True, machines, costs, predictions, {}, 0, None)
+    assert results.warning == (DISTURBED if warns else "")
+    assert (DISTURBED in results.notes) == warns
