@@ -8,7 +8,8 @@ One process trains on samples of 26 ids and 13 numbers. Parts, each in turns in 
                  request: seconds to apply it, and the requests' p50 and p99 with and without deltas
     latency      events go to a Redis stream at a steady rate, `rowhaul train --publish-every 5s` learns from
                  it, a `Scorer` refreshes every 0.2 s: the age of the newest event that scores know, just
-                 before the next version comes, which is when it is oldest (left out without redis-server)
+                 before the next version comes, which is when it is oldest, and the stages it consists of
+                 (left out without redis-server). CPU is the trainer's, for a million events
 
 python benchmarks/deltas.py [--rows 400000] [--repeats 3] [--rate 5000] [--seconds 60]
 """
@@ -29,7 +30,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -222,27 +225,65 @@ def latency(folder: Path, schema: Path, lines: list[str], rate: int, seconds: fl
         scorer = Scorer(served)
         sender = threading.Thread(target=send)
         sender.start()
-        began, oldest, steps = time.time(), [], []
+        began, seen, read_ages = time.time(), list[_Seen](), list[float]()
         while time.time() - began < seconds:
-            before = scorer.model.moment
-            if scorer.refresh().num_deltas and before is not None and before.event_time is not None:
-                oldest.append(time.time() - before.event_time)
-                steps.append(scorer.model.moment)
+            read_ages.append(_age_of_newest_read(client))
+            if scorer.refresh().num_deltas:
+                written = (served / "served.json").stat().st_mtime
+                moment, used = scorer.model.moment, _cpu_seconds(process.pid)
+                seen.append(_Seen(moment, written, time.time(), statistics.median(read_ages), used))
+                read_ages.clear()
             time.sleep(0.2)
         ends.set()
         sender.join()
-        learned = (steps[-1].samples - steps[0].samples) / (steps[-1].published_at - steps[0].published_at)
         process.send_signal(signal.SIGTERM)
         process.wait()
-    oldest = oldest[1:]  # the first version waits for kernels to compile
+    return [("events sent, a second", f"{sent / seconds:,.0f}", ""), *_stages(seen[1:])]
+
+
+class _Seen(NamedTuple):
+    """A version, as a reader saw it."""
+
+    moment: Moment
+    written: float  # when the manifest named it
+    applied: float
+    read_age: float  # of the newest event that the trainer had been given, the median since the last one
+    cpu: float  # of the trainer so far
+
+
+def _age_of_newest_read(client: Any) -> float:
+    groups = client.xinfo_groups("clicks") if client.exists("clicks") else []
+    newest = int(groups[0]["last-delivered-id"].partition(b"-")[0]) if groups else 0
+    return time.time() - newest / 1000 if newest else 0.0
+
+
+def _cpu_seconds(pid: int) -> float:
+    used = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, used)) / os.sysconf("SC_CLK_TCK")
+
+
+def _stages(seen: list[_Seen]) -> Rows:
+    """Take the time from an event to a score apart."""
+    pairs = list(pairwise(seen))
+    learned = seen[-1].moment.samples - seen[0].moment.samples
+    took = seen[-1].moment.published_at - seen[0].moment.published_at
+    ages = {
+        "the newest event is given to the trainer": [one.read_age for one in seen],
+        "it is trained on, and rows are copied": [
+            one.moment.published_at - one.moment.event_time - one.read_age for one in seen
+        ],
+        "the delta is written": [one.written - one.moment.published_at for one in seen],
+        "it is applied": [one.applied - one.written for one in seen],
+        "the next version takes its place": [after.applied - one.applied for one, after in pairs],
+        "event to score, at worst": [after.applied - one.moment.event_time for one, after in pairs],
+        "event to score, on average": [
+            after.applied - (one.moment.event_time + after.moment.event_time) / 2 for one, after in pairs
+        ],
+    }
     return [
-        ("events sent, a second", f"{sent / seconds:,.0f}", ""),
-        ("events learned from, a second", f"{learned:,.0f}", ""),
-        (
-            "event to score, at worst: median, largest",
-            f"{statistics.median(oldest):.1f} s",
-            f"{max(oldest):.1f} s",
-        ),
+        ("events learned from, a second", f"{learned / took:,.0f}", ""),
+        ("CPU a million", f"{(seen[-1].cpu - seen[0].cpu) / learned * 1e6:.1f} s", ""),
+        *((name, f"{statistics.median(one):.2f} s", f"{max(one):.2f} s") for name, one in ages.items()),
     ]
 
 
@@ -273,7 +314,7 @@ def main() -> None:
             table = pq.read_table(files, columns=schema.column_names()).slice(0, 50_000)
             lines = [json.dumps(row) for row in table.to_pylist()]
             found = latency(folder, folder / "log" / "schema.yaml", lines, given.rate, given.seconds)
-            print_table("From an event to a score", ("", "", ""), found)
+            print_table("From an event to a score", ("", "median", "largest"), found)
     finally:
         shutil.rmtree(folder)
 

@@ -10,7 +10,7 @@ import time
 import urllib.request
 
 import pytest
-from published_rows import exported, rows_of
+from published_rows import exported, rows_of, weights_of
 
 from rowhaul.serve import Scorer
 
@@ -82,12 +82,23 @@ def step_of(url):
         return json.loads(answer.read())["step"]
 
 
-def test_a_cluster_publishes_its_checkpoints(tmp_path, log_folder):
-    settings = ["--workers", "2", "--set", "max_steps=25", "--epochs", "5"]
+def test_a_cluster_that_is_killed_publishes_on(tmp_path, log_folder):
+    """Versions come by the clock, more often than checkpoints; all ranks write the rows that they have."""
+    settings = ["--workers", "2", "--epochs", "30", "--publish-every", "0.2s", "--checkpoint-every", "20"]
     process = train(tmp_path, log_folder, *settings)
-    finish(process, tmp_path)
-    about = published(tmp_path)
-    assert about["deltas"] or about["step"] == 25
+    wait_for(lambda: len(list((tmp_path / "served").glob("delta-*/delta.json"))) > 3, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = Scorer(tmp_path / "served")  # what is there can be read
+    end = before.step + 20
+    finish(train(tmp_path, log_folder, *settings, "--set", f"max_steps={end}", "--resume"), tmp_path)
+    every = (tmp_path / "served").glob("delta-*/delta.json")
+    steps = [json.loads(one.read_text())["step"] for one in every]
+    assert any(step % 20 for step in steps), "only checkpoints were published"
+    assert len(list((tmp_path / "served").glob("delta-*/rows-r0001.bin"))) > 3
     scorer, expected = Scorer(tmp_path / "served"), exported(tmp_path / "run", tmp_path / "exported")
-    assert scorer.step == expected.step == 25
+    assert scorer.step == expected.step == end
     assert rows_of(scorer) == rows_of(expected)
+    deltas = published(tmp_path)["deltas"]
+    newest = tmp_path / "served" / deltas[-1]["folder"] if deltas else scorer.folder.rows.path.parent
+    assert weights_of(newest / "dense.onnx") == weights_of(expected.folder.rows.path.parent / "dense.onnx")

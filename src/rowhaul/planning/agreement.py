@@ -1,7 +1,8 @@
 """Ranks compare their plans before they act on them.
 
 For every iteration each rank sends one small message of fixed size to all: digests of its plan and of its
-samples, now and then of its replicas, and whether it wants to stop or, on rank 0, to save or to rest. Control
+samples, now and then of its replicas, and whether it wants to stop or, on rank 0, to save,
+to publish or to rest. Control
 records of rank 0 follow if its message announces them. All ranks see the same messages, so all raise the same
 error, or none does.
 """
@@ -30,7 +31,7 @@ from rowhaul.transport.base import Collective
 _MESSAGE = struct.Struct("<8sqQQ16s16s16s")
 _TAG = b"rowhaulD"  # distinguishes this message from anything else that a rank may gather at the same time
 _NO_PLAN = bytes(16)
-_STOP, _ENDED, _SAVE, _REST = 1, 2, 4, 8  # flags
+_STOP, _ENDED, _SAVE, _REST, _PUBLISH = 1, 2, 4, 8, 16  # flags
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Agreement:
     stop: bool  # the iteration is the last for now: a rank requested it, or the data has ended
     save: bool = False  # the iteration ends the segment, for rank 0 to save; training continues
     rest: bool = False  # the iteration ends the segment, for all ranks to review something
+    publish: bool = False  # the iteration ends the segment, for all ranks to publish what changed
     records: tuple[ControlRecord, ...] = ()  # of rank 0, for every planner
     ended: bool = False  # no rank had another batch
     measures: npt.NDArray[np.float64] | None = None  # ranks x numbers
@@ -97,6 +99,7 @@ def agree(
     replicas: ReplicaDigests | None = None,
     save: bool = False,
     rest: bool = False,
+    publish: bool = False,
 ) -> Agreement:
     """Compare the next iteration with all ranks.
 
@@ -110,6 +113,7 @@ def agree(
         replicas: digests of what every worker has a copy of, after some earlier iteration.
         save: whether rank 0 wants a checkpoint after the iteration.
         rest: whether rank 0 wants all ranks to pause after the iteration.
+        publish: whether rank 0 wants to publish what changed up to the iteration.
 
     Raises:
         DisagreementError: on every rank, with the same text, if samples, plans or replicas differ.
@@ -120,7 +124,7 @@ def agree(
     mine = _Message(
         tag=_TAG,
         iteration=-1 if planned is None else planned.plan.iteration,
-        flags=_STOP * stop | _ENDED * (planned is None) | _SAVE * save | _REST * rest,
+        flags=_STOP * stop | _ENDED * (planned is None) | _SAVE * save | _REST * rest | _PUBLISH * publish,
         num_record_bytes=len(text),
         plan_digest=_NO_PLAN if planned is None else planned.plan_digest,
         samples_digest=own_digest,
@@ -142,6 +146,7 @@ def agree(
         stop=ended or any(one.flags & _STOP for one in messages),
         save=bool(messages[0].flags & _SAVE),
         rest=bool(messages[0].flags & _REST),
+        publish=bool(messages[0].flags & _PUBLISH),
         records=agreed,
         ended=ended,
         measures=every,

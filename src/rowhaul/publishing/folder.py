@@ -26,7 +26,7 @@ from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.export.manifest import README_FILE
 from rowhaul.export.serving.folder import model_facts, unknown_ids
 from rowhaul.export.serving.readme import readme
-from rowhaul.export.serving.row_file import write_row_file
+from rowhaul.export.serving.row_file import UnknownIds, write_row_file
 from rowhaul.publishing.graphs import GraphWriter
 from rowhaul.serve.deltas import DELTA_FILE, DELTA_FORMAT, DELTA_VERSION, DeltaName, Moment, Published
 from rowhaul.serve.files import ServedFile
@@ -102,10 +102,7 @@ class PublishedFolder:
         self, folder: Path, label: str, tables: Mapping[str, ServedRows], step: int
     ) -> dict[str, Any]:
         """Write changed rows into a delta's folder; returns the entry of the file."""
-        unknown = {table: self._unknown.numbers(table, rows) for table, rows in tables.items()}
-        file = f"rows-{label}.bin"
-        header = write_row_file(tables, unknown, folder / file, step, _uncounted())
-        return {**ServedFile.of(folder, file)._asdict(), "header": header}
+        return write_part(folder, label, tables, self._unknown, step)
 
     def end_delta(self, name: str, parts: Sequence[dict[str, Any]], state: State) -> DeltaName:
         """Add weights to a delta whose rows are written, and publish it."""
@@ -228,6 +225,16 @@ class PublishedFolder:
         for name, since in self._unnamed.items():
             if now - since >= KEEP_SECONDS:
                 shutil.rmtree(self.path / name, ignore_errors=True)
+
+
+def write_part(
+    folder: Path, label: str, tables: Mapping[str, ServedRows], unknown: UnknownIds, step: int
+) -> dict[str, Any]:
+    """Write the changed rows of one rank into a delta's folder; returns the entry of the file."""
+    numbers = {table: unknown.numbers(table, rows) for table, rows in tables.items()}
+    file = f"rows-{label}.bin"
+    header = write_row_file(tables, numbers, folder / file, step, _uncounted())
+    return {**ServedFile.of(folder, file)._asdict(), "header": header}
 
 
 def existing(path: Path, run: str) -> dict[str, Any] | None:

@@ -90,7 +90,7 @@ class Publisher:
         self._is_intact = True  # what was published before
         self._current = self._continue(reader)  # whether the newest version is what the run knows
         if self._folder.published is None or not self._is_intact:
-            self._folder.write_base(self._all_rows(reader), self._state(None), _uncounted())
+            self._folder.write_base(self._all_rows(reader), state_of(trainer, None), uncounted())
             self._current = True
 
     @property
@@ -145,15 +145,7 @@ class Publisher:
         names = self._source.table_names()
         changed = self._changed.seal().since(self._since)
         found = changed_rows(self._source, ((names[table], keys) for table, keys in changed))
-        return Taken(found, self._state(event_time))
-
-    def _state(self, event_time: float | None) -> State:
-        trainer = self._trainer
-        moment = Moment(trainer.step, trainer.samples, time.time(), event_time)
-        model = trainer.model
-        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        weights = {name: one.detach().cpu().clone() for name, one in tensors.items()}
-        return State(moment, weights, dict(trainer.key_kinds))
+        return Taken(found, state_of(self._trainer, event_time))
 
     def _write(self, taken: Taken, pacer: Pacer) -> None:
         """Write a delta, as fast as it goes: readers wait for it."""
@@ -228,5 +220,15 @@ def _known_name(folder: Path | None, reader: CheckpointReader | None) -> str:
     return str(json.loads(path.read_text(encoding="utf-8"))["run"])
 
 
-def _uncounted() -> Counter:
+def state_of(trainer: Trainer, event_time: float | None) -> State:
+    """Copy all that is published of a trainer but its rows."""
+    moment = Moment(trainer.step, trainer.samples, time.time(), event_time)
+    model = trainer.model
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    weights = {name: one.detach().cpu().clone() for name, one in tensors.items()}
+    return State(moment, weights, dict(trainer.key_kinds))
+
+
+def uncounted() -> Counter:
+    """Return a counter for work that nobody watches."""
     return Counter(1, lambda done, total: None)

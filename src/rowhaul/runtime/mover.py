@@ -20,9 +20,9 @@ import numpy.typing as npt
 from rowhaul._activity import Activity, doing
 from rowhaul.data.samples import Samples
 from rowhaul.runtime.batch_rows import BatchRows, batch_rows
-from rowhaul.runtime.changes_at_home import ChangedRowsAtHome
 from rowhaul.runtime.phase_gradients import pack_payloads, unpack_payloads
 from rowhaul.runtime.phases import Payloads, RankPhases, steps_on_arrival
+from rowhaul.runtime.row_changes import RowChanges
 from rowhaul.runtime.row_locations import RowLocations
 from rowhaul.runtime.row_memory import Rates, RowMemory
 from rowhaul.schedule.phases import Phase
@@ -79,7 +79,7 @@ class Mover:
         self.rank, self.links, self.cache, self.home = rank, links, cache, home
         self._mode, self._rates = mode, rates
         self._bounded = mode.name == "bounded"
-        self.changes: ChangedRowsAtHome | None = None  # where somebody wants to know them
+        self.changes: RowChanges | None = None  # where somebody wants to know them
         # Called after every phase with something to do, with its iteration and `time.monotonic` at its start.
         self.on_phase: Callable[[int, Phase, float], None] = lambda iteration, phase, began: None
         self._arrivals: list[tuple[Payloads, Bytes]] = []

@@ -94,13 +94,14 @@ class Runtime:
         self._iterations: dict[int, _Iteration] = {}
         self._segment: Future[None] | None = None
         self._last: int | None = None  # iteration of the segment, once known
-        # Called with every plan; True ends the segment. Of saving and resting only rank 0 is asked.
+        # Called with every plan; True ends the segment. Of all but stopping only rank 0 is asked.
         self.should_stop: Callable[[], bool] = lambda: False
         self.should_save: Callable[[], bool] = lambda: False
         self.should_rest: Callable[[], bool] = lambda: False
+        self.should_publish: Callable[[], bool] = lambda: False
         # Called in the control thread of every rank once an iteration is agreed on.
         self.on_agreed: Callable[[int, Collective], None] = lambda number, control: None
-        self._stopped = self._save_due = self._rest_due = False
+        self._stopped = self._save_due = self._rest_due = self._publish_due = False
 
     @property
     def groups(self) -> tuple[Collective | None, Collective]:
@@ -122,11 +123,16 @@ class Runtime:
         """Whether the last segment ended for all ranks to review something."""
         return self._rest_due
 
+    @property
+    def publish_due(self) -> bool:
+        """Whether the last segment ended for all ranks to publish what changed."""
+        return self._publish_due
+
     def start_segment(self, count: int | None) -> None:
         """Start up to ``count`` iterations, or all that the data has."""
         assert self._segment is None
         self._last = None if count is None else self.iteration + count - 1
-        self._stopped = self._save_due = self._rest_due = False
+        self._stopped = self._save_due = self._rest_due = self._publish_due = False
         first = self.iteration
         if not self._is_over(first):
             self.feed.allow(first)
@@ -271,6 +277,7 @@ class Runtime:
                 measures,
                 save=self.rank == 0 and self.should_save(),
                 rest=self.rank == 0 and self.should_rest(),
+                publish=self.rank == 0 and self.should_publish(),
                 replicas=self._replica_digests.pop(number, None),
             )
         if planned is None:
@@ -278,9 +285,9 @@ class Runtime:
             self._last = number - 1
             return None
         self.on_agreed(number, self._control)
-        if agreement.stop or agreement.save or agreement.rest:
+        if agreement.stop or agreement.save or agreement.rest or agreement.publish:
             self._stopped, self._save_due, self._last = agreement.stop, agreement.save, number
-            self._rest_due = agreement.rest
+            self._rest_due, self._publish_due = agreement.rest, agreement.publish
         for record in agreement.records:
             self.feed.receive(record)
         if not self._is_over(number + 1):

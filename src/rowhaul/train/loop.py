@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from rowhaul.checkpoint import Place
-from rowhaul.checkpoint.layout import step_folder
 from rowhaul.data.sources.live import UNKNOWN_END, LiveStream
 from rowhaul.errors import CheckpointError
 from rowhaul.monitoring.monitor import EVALUATING, TRAINING
@@ -234,7 +233,6 @@ class _Loop:
         """Remove old checkpoints, in the thread that has saved; the main thread reports."""
         trouble: Exception | None = None
         if error is None and self._session.is_leader and self._checkpoints is not None:
-            self._publishing.checkpoint_saved(self._checkpoints / step_folder(step), step)
             try:
                 drop_old_checkpoints(self._checkpoints, self._config.keep_checkpoints)
             except Exception as found:  # the checkpoint is there all the same

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rowhaul.checkpoint import Place
-from rowhaul.errors import RowhaulError
 from rowhaul.train.checkpoint_pace import Pace
 
 if TYPE_CHECKING:
@@ -48,14 +46,6 @@ class Publishing:
             if self._session.publish_beside(partial(self._end, step), waits=by_step):
                 self._asked_at, self._asked_step = asked, step
         self.tell_outcomes()
-
-    def checkpoint_saved(self, path: Place, step: int) -> None:
-        """Publish a checkpoint, in the thread that has saved it, where that is how a session publishes."""
-        if self._is_used:
-            try:
-                self._session.publish_checkpoint(path)
-            except RowhaulError as error:
-                self._end(step, error)
 
     def scored(self, step: int, values: ProgressiveValues) -> None:
         """Write down a window of progressive validation beside what is published."""

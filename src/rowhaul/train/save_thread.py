@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from rowhaul._cores import usable_cores
 
-_NICE = 10  # under which Linux gives a thread about a tenth of a core that another one wants
+NICE = 10  # under which Linux gives a thread about a tenth of a core that another one wants
 _SHARE_OF_ALL_CORES = 0.04  # that all threads of a host that write may take together
 _LEAST_SHARE, _LARGEST_SHARE = 0.04, 0.8  # of one core, for one of them
 _SHORTEST_WAIT = 0.001  # seconds; shorter ones add up
@@ -76,7 +76,7 @@ class SaveThread:
         nice: how much the thread gives way to others; 0: not at all.
     """
 
-    def __init__(self, num_processes: int = 1, nice: int = _NICE) -> None:
+    def __init__(self, num_processes: int = 1, nice: int = NICE) -> None:
         self._num_processes, self._nice = num_processes, nice
         self._thread: threading.Thread | None = None
         self._pacer = Pacer()

@@ -148,10 +148,6 @@ class Session(Protocol):
         complete, or has failed.
         """
 
-    def publish_checkpoint(self, path: Place) -> None:
-        """Publish a checkpoint that is complete, where that is how this session publishes; on the leader."""
-        return None
-
     def publish_beside(self, done: Saved, *, waits: bool) -> bool:
         """Publish what changed while training goes on; return whether that has begun.
 

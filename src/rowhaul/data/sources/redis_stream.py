@@ -25,7 +25,9 @@ from rowhaul.errors import ConfigError, DataError
 SCHEMES = ("redis", "rediss")
 DEFAULT_GROUP, _CONSUMER = "rowhaul", "trainer"
 _JSON = b"json"
-_ENTRIES = 1000  # asked for at a time
+_FIRST_ENTRIES, _MOST_ENTRIES = 50, 1000  # asked for at a time
+_CHUNK_SAMPLES = 4096  # about: a chunk is trained on while the next one is parsed
+_GATHER_SECONDS = 0.05  # when all that came is read: parsing few samples at a time costs more for each
 _ACKNOWLEDGED = 1000  # at a time
 _RETRY_SECONDS = 0.5
 _SOCKET_SECONDS = 10.0
@@ -77,7 +79,7 @@ class RedisSource:
         """Yield entries as they come; while Redis is away, wait for it."""
         last, skip = (position["id"], position["lines"]) if position else (_BEGINNING, 0)
         self._saved = last
-        is_joined, is_away = False, False
+        is_joined, is_away, count = False, False, _FIRST_ENTRIES
         while True:
             try:
                 if not is_joined:
@@ -85,7 +87,7 @@ class RedisSource:
                     is_joined = True
                 self._acknowledge()
                 wait = int(POLL_SECONDS * 1000)
-                read = self._server.xreadgroup(self._group, _CONSUMER, {self._stream: ">"}, _ENTRIES, wait)
+                read = self._server.xreadgroup(self._group, _CONSUMER, {self._stream: ">"}, count, wait)
             except self._away as error:
                 if not is_away:
                     self.notes.append(f"{self.name} is away ({error}); waiting for it")
@@ -106,8 +108,12 @@ class RedisSource:
             if not entries:
                 yield None
                 continue
-            yield self._chunk(last, skip, entries)
+            chunk = self._chunk(last, skip, entries)
+            yield chunk
             last, skip = entries[-1][0].decode(), 0
+            if len(entries) < count:
+                time.sleep(_GATHER_SECONDS)
+            count = max(1, min(_MOST_ENTRIES, _CHUNK_SAMPLES * len(entries) // max(len(chunk.block), 1)))
 
     def event_time(self, position: Position) -> float | None:
         """Return the time in an entry's id: when it was added, unless its producer chose another one."""

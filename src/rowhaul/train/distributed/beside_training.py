@@ -11,7 +11,7 @@ from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.rendezvous import Store
 from rowhaul.errors import CheckpointError, ClusterError
 from rowhaul.train.distributed.training import DistributedTraining
-from rowhaul.train.save_thread import Pacer, SaveThread
+from rowhaul.train.save_thread import NICE, Pacer, SaveThread
 
 Write = Callable[[Store, Pacer], None]
 
@@ -23,12 +23,18 @@ class BesideTraining:
 
     Args:
         cluster: of this rank.
+        nice: how much the thread gives way to others.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, nice: int = NICE) -> None:
         self._cluster = cluster
-        self._thread = SaveThread(len(cluster.local_ranks))
+        self._thread = SaveThread(len(cluster.local_ranks), nice)
         self._store: Store | None = None  # of the thread: a connection serves one
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether this rank writes."""
+        return self._thread.is_busy
 
     def all_begin(self, training: DistributedTraining, begin: Callable[[], bool]) -> bool:
         """Whether all ranks save now; a collective call. ``begin`` makes room for the checkpoint, on rank 0.

@@ -39,7 +39,7 @@ from rowhaul.train.distributed.evaluation import evaluate
 from rowhaul.train.distributed.explaining import explained_facts
 from rowhaul.train.distributed.gathering import scores_of_all
 from rowhaul.train.distributed.log import ClusterLog
-from rowhaul.train.distributed.publishing import begin_publishing
+from rowhaul.train.distributed.publishing import ClusterPublisher
 from rowhaul.train.distributed.resuming import fit_to_workers, what_changed
 from rowhaul.train.distributed.setup import distribute, use_given_links
 from rowhaul.train.distributed.training import DistributedTraining, layout_of
@@ -143,7 +143,10 @@ class ClusterSession(Session):
         self.saving = BesideTraining(cluster)
         if folder and self.is_leader:
             begin_folder(folder, given, schema, data, eval_data)
-        self._published_as = begin_publishing(self, folder, checkpoints, saved)
+        self.publisher: ClusterPublisher | None = None
+        if config.publish.is_used:
+            self.publisher = ClusterPublisher(cluster, self.training, self.trainer, folder, reader)
+            self.more_facts = self.publisher.facts
         if saved is not None and self.is_leader:
             saved.chosen.set_damaged_aside()
         self.log = ClusterLog(
@@ -180,11 +183,26 @@ class ClusterSession(Session):
         if cluster.rank == 0 and fits_passes(config.cluster.dispatcher):
             self.passes = PassesController(self.training.runtime.postbox.post, cluster.topology.num_workers)
 
-    def publish_checkpoint(self, path: Place) -> None:
-        """Publish a checkpoint, in a process beside the ranks."""
-        from rowhaul.publishing.from_checkpoint import publish_in_a_process
+    def publish_beside(self, done: Saved, *, waits: bool) -> bool:
+        """Publish what changed beside training, with the other ranks."""
+        assert self.publisher is not None
+        for trouble in self.publisher.troubles():
+            self.tell(trouble)
+        return self.publisher.publish_beside(self._event_time, done, waits=waits)
 
-        publish_in_a_process(path, self.config.publish.path.absolute(), self._published_as)
+    def publish_last(self, done: Saved) -> None:
+        """Publish the model at the end, with the other ranks, unless it is published."""
+        assert self.publisher is not None
+        self.publisher.publish_last(self._event_time, done)
+
+    @property
+    def _event_time(self) -> float | None:
+        return self.live.event_time if self.live is not None else None
+
+    def _is_publishing_due(self) -> bool:
+        """Whether the clock asks for a version, and nothing is being written; asked on rank 0."""
+        publisher = self.publisher
+        return publisher is not None and publisher.is_free and self.should_publish()
 
     def _explain(self, folder: Path | None) -> Explainer:
         return Explainer(
@@ -273,6 +291,7 @@ class ClusterSession(Session):
         if self.hot is not None:
             self.hot.report_to(self.tell)  # on the terminal, too
         self.training.runtime.should_save = self.should_save
+        self.training.runtime.should_publish = self._is_publishing_due
         self.training.runtime.should_rest = (self.sums or self.shares).wants_review
 
     def batches(self, count: int) -> Iterator[Batch]:
@@ -281,6 +300,7 @@ class ClusterSession(Session):
         yield from self.training.batches(count)
         runtime = self.training.runtime
         self.stopped, self.save_due, self.finished = runtime.stopped, runtime.save_due, runtime.ended
+        self.publish_due = runtime.publish_due
         if not self.cluster.is_worker:
             self.trainer.step, self.trainer.samples = self.training.iteration, self.training.samples
             self.log.monitor.reach(self.trainer.step, self.trainer.samples)
@@ -381,6 +401,8 @@ class ClusterSession(Session):
     def close(self) -> None:
         """End the threads of this rank."""
         self.saving.close()
+        if self.publisher is not None:
+            self.publisher.close()
         self.training.close()
         if self.live is not None:
             self.live.source.close()

@@ -21,11 +21,11 @@ from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch, BatchNorm1d, TableCollection
 from rowhaul.planning.rank0_data.sharing import DataSource
 from rowhaul.planning.replicas import compare_replicas
-from rowhaul.runtime.changes_at_home import ChangedRowsAtHome
 from rowhaul.runtime.flush import FlushSlices, flush
 from rowhaul.runtime.hot_set import carry_out, replacing_plan
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.mover import Job
+from rowhaul.runtime.row_changes import RowChanges
 from rowhaul.runtime.row_memory import Rates, RowMemory
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.runtime.worker_rows import CachedRows
@@ -141,7 +141,7 @@ class DistributedTraining:
             yield from self._segment(min(limits, default=None))
             if most is not None and runtime.iteration == before + most:
                 self._maintain_rows()
-            if runtime.stopped or runtime.save_due or runtime.rest_due:
+            if runtime.stopped or runtime.save_due or runtime.rest_due or runtime.publish_due:
                 break
         if runtime.ended and runtime.feed.data is not None and not self._read_error_known:
             self._read_error_known = True
@@ -273,13 +273,21 @@ class DistributedTraining:
         return flushed
 
     def track_changes(self) -> None:
-        """Note from now on which rows change, for `ClusterSnapshot.changed_since`; on every rank."""
+        """Note from now on which rows change, for deltas and `changed_since` of snapshots; on every rank."""
         mover, layout = self.runtime.mover, self.layout
         format = format_of(layout)
         if not isinstance(format, WholeRows) or not format.keyed_by_id:
             raise ConfigError("changes of pruned rows are not tracked; train without prune")
-        if mover.home is not None and mover.changes is None:
-            mover.changes = ChangedRowsAtHome(mover.rank, self.settings.topology, len(layout.specs))
+        if mover.changes is None:
+            mover.changes = RowChanges(
+                mover.rank,
+                self.settings.topology,
+                len(layout.specs),
+                is_home=mover.home is not None,
+                is_worker=mover.cache is not None,
+            )
+            if (hot := self.settings.hot) is not None:  # a checkpoint has them, trained or not
+                mover.changes.note_moved(self.iteration + 1, hot.tables, hot.keys)
 
     def replicate(self, hot: HotRows) -> Plan:
         """Replicate these rows, and no others, on every worker; what is learned does not change.
@@ -289,6 +297,12 @@ class DistributedTraining:
         plan = self.runtime.feed.share(lambda scheduler: replacing_plan(scheduler, hot))
         self.runtime.in_moves(lambda mover: carry_out(mover, plan)).wait()
         self.settings = replace(self.settings, hot=hot if len(hot) else None)
+        if (changes := self.runtime.mover.changes) is not None:
+            changes.note_moved(self.iteration, plan.tables, plan.keys)
+            num_leaving = len(plan.evicted_keys) // self.settings.topology.num_workers  # as often as workers
+            changes.note_moved(
+                self.iteration, plan.evicted_tables[:num_leaving], plan.evicted_keys[:num_leaving]
+            )
         return plan
 
     def catch_up(self) -> None:
