@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rowhaul import nn as nn
     from rowhaul import optim as optim
     from rowhaul import pruning as pruning
+    from rowhaul import retrieval as retrieval
     from rowhaul import schedule as schedule
     from rowhaul import serve as serve
     from rowhaul import simulate as simulate
@@ -54,7 +55,8 @@ if TYPE_CHECKING:
     from rowhaul.train.distributed import save_checkpoint as save_checkpoint
 
 _EXPORTS = {
-    "": "checkpoint cluster data database errors nn optim pruning schedule serve simulate store train",
+    "": "checkpoint cluster data database errors nn optim pruning retrieval schedule serve simulate "
+    "store train",
     "data.schema": "Schema",
     "data.stream": "SampleStream",
     "database": "DatabaseBags DenseSum DistributedEmbeddingDatabase EmbeddingDatabase",
