@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from rowhaul.nn import KeyedJaggedTensor as KeyedJaggedTensor
     from rowhaul.nn import KeyedTensor as KeyedTensor
     from rowhaul.nn import RowOptimizer as RowOptimizer
+    from rowhaul.nn import step_rows_with as step_rows_with
+    from rowhaul.nn import wrap as wrap
     from rowhaul.nn.models import build_model as build_model
     from rowhaul.pruning.settings import PruneSettings as PruneSettings
     from rowhaul.schedule.lifetimes.policy import RowPolicy as RowPolicy
@@ -63,7 +65,7 @@ _EXPORTS = {
     "errors": "RowhaulError",
     "export.pretrained": "load_pretrained",
     "nn": "Batch EmbeddingBagCollection EmbeddingBagConfig EmbeddingCollection EmbeddingConfig JaggedTensor "
-    "KeyedJaggedTensor KeyedTensor RowOptimizer",
+    "KeyedJaggedTensor KeyedTensor RowOptimizer step_rows_with wrap",
     "nn.models": "build_model",
     "pruning.settings": "PruneSettings",
     "schedule.lifetimes.policy": "RowPolicy",
