@@ -37,6 +37,7 @@ CHAINS = [
     ["docs/hot-rows.md"],
     ["docs/three-machines.md"],
     ["docs/own-loop.md"],
+    ["docs/wrap.md"],
     ["docs/explain.md"],
     ["docs/size.md"],
     ["docs/more-machines.md"],
@@ -49,6 +50,7 @@ LONG = (
     "docs/more-machines.md",
     "docs/simulate.md",
     *("docs/hot-rows.md", "docs/three-machines.md", "docs/own-loop.md", "docs/database.md"),
+    "docs/wrap.md",
     "docs/explain.md",
 )
 

@@ -78,6 +78,7 @@ TABLE = {
         {"checkpoint", "store", "data", "train", "nn", "export", "serve"},
         {*ARRAYS, "torch", "onnx"},
     ),
+    "retrieval": ({"data", "nn", "train"}, {"numpy", "torch", "pyarrow", "faiss"}),
     "serve": (
         {"data", "store"},
         {*ARRAYS, "torch", "pyarrow", "prometheus_client", "fastapi", "starlette", "uvicorn", "onnxruntime"},
@@ -119,6 +120,7 @@ TABLE = {
                 "tuning",
                 "explain",
                 "report",
+                "retrieval",
             ),
         },
         {"numpy", "torch", "numba", "psutil", "rich", "typer", "yaml"},

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rowhaul import nn as nn
     from rowhaul import optim as optim
     from rowhaul import pruning as pruning
+    from rowhaul import retrieval as retrieval
     from rowhaul import schedule as schedule
     from rowhaul import serve as serve
     from rowhaul import simulate as simulate
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from rowhaul.nn import KeyedJaggedTensor as KeyedJaggedTensor
     from rowhaul.nn import KeyedTensor as KeyedTensor
     from rowhaul.nn import RowOptimizer as RowOptimizer
+    from rowhaul.nn import step_rows_with as step_rows_with
+    from rowhaul.nn import wrap as wrap
     from rowhaul.nn.models import build_model as build_model
     from rowhaul.pruning.settings import PruneSettings as PruneSettings
     from rowhaul.schedule.lifetimes.policy import RowPolicy as RowPolicy
@@ -54,14 +57,15 @@ if TYPE_CHECKING:
     from rowhaul.train.distributed import save_checkpoint as save_checkpoint
 
 _EXPORTS = {
-    "": "checkpoint cluster data database errors nn optim pruning schedule serve simulate store train",
+    "": "checkpoint cluster data database errors nn optim pruning retrieval schedule serve simulate "
+    "store train",
     "data.schema": "Schema",
     "data.stream": "SampleStream",
     "database": "DatabaseBags DenseSum DistributedEmbeddingDatabase EmbeddingDatabase",
     "errors": "RowhaulError",
     "export.pretrained": "load_pretrained",
     "nn": "Batch EmbeddingBagCollection EmbeddingBagConfig EmbeddingCollection EmbeddingConfig JaggedTensor "
-    "KeyedJaggedTensor KeyedTensor RowOptimizer",
+    "KeyedJaggedTensor KeyedTensor RowOptimizer step_rows_with wrap",
     "nn.models": "build_model",
     "pruning.settings": "PruneSettings",
     "schedule.lifetimes.policy": "RowPolicy",

@@ -20,6 +20,7 @@ from rowhaul.cli.doctor.command import doctor
 from rowhaul.cli.evaluate import evaluate, predict
 from rowhaul.cli.export import export
 from rowhaul.cli.generate import generate
+from rowhaul.cli.index import index
 from rowhaul.cli.netcheck import netcheck
 from rowhaul.cli.plan.command import plan
 from rowhaul.cli.prepare import prepare
@@ -41,7 +42,7 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Train": (demo, train, evaluate, predict),
     "Cluster": (plan, simulate, size, verify, netcheck),
     "Look inside": (report, doctor),
-    "Serve": (export, serve),
+    "Serve": (export, serve, index),
 }
 _EPILOGS: dict[Callable[..., None], str] = {simulate: "Every option is explained in docs/simulate.md."}
 

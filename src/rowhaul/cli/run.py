@@ -45,7 +45,8 @@ _FLAGS_BY_PANEL: dict[str, dict[str, tuple[str, Any, str]]] = {
         "model": (
             "model.name",
             str,
-            "wide_deep, deepfm, dcn, dcnv2, finalmlp, dlrm, ncf, legacy, mmoe, ple, esmm, din or sasrec.",
+            "wide_deep, deepfm, dcn, dcnv2, finalmlp, dlrm, ncf, legacy, mmoe, ple, esmm, din, sasrec or "
+            "two_tower.",
         ),
         "embedding_dim": ("model.embedding_dim", int, "Values in an embedding."),
         "row_optimizer": ("rows.name", str, "sgd, adagrad, rowwise_adagrad or adam."),

@@ -11,6 +11,7 @@ from rowhaul.nn.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from rowhaul.nn.optimizer import RowOptimizer
 from rowhaul.nn.packed_rows import RowPrecision
 from rowhaul.nn.unpooled import EmbeddingCollection
+from rowhaul.nn.wrapping import RowEmbedding, RowEmbeddingBag, step_rows_with, wrap
 
 __all__ = [
     "Batch",
@@ -23,6 +24,8 @@ __all__ = [
     "KeyedJaggedTensor",
     "KeyedTensor",
     "PoolingType",
+    "RowEmbedding",
+    "RowEmbeddingBag",
     "RowOptimizer",
     "RowPrecision",
     "SampleDropout",
@@ -32,4 +35,6 @@ __all__ = [
     "refuse_clipping",
     "refuse_scaler",
     "set_reducer",
+    "step_rows_with",
+    "wrap",
 ]

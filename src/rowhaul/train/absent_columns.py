@@ -20,14 +20,16 @@ from rowhaul.errors import DataError
 class FilledStream(SampleStream):
     """Samples of files without some columns: those ids are missing, those numbers 0, as nulls are."""
 
-    def __init__(self, files: Any, schema: Schema, batch_size: int) -> None:
+    def __init__(self, files: Any, schema: Schema, batch_size: int, require_label: bool = False) -> None:
         self.absent = absent_columns(files, schema)
         self._whole = schema
-        ids = tuple(column for column in schema.ids if column.name not in self.absent)
+        ids = tuple(column for column in schema.stored_ids if column.name not in self.absent)
         dense = tuple(column for column in schema.dense if column.name not in self.absent)
         if not ids:
             raise DataError(f"the data has none of the id columns {', '.join(schema.features)}")
-        super().__init__(files, replace(schema, ids=ids, dense=dense), batch_size, require_label=False)
+        super().__init__(
+            files, replace(schema, ids=ids, dense=dense), batch_size, require_label=require_label
+        )
 
     def __iter__(self) -> Iterator[Samples]:
         return map(self._filled, super().__iter__())

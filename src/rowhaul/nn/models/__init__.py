@@ -26,6 +26,7 @@ from rowhaul.nn.models.ncf import NeuMF, NeuMFOptions
 from rowhaul.nn.models.ple import PLE, PLEOptions
 from rowhaul.nn.models.sasrec import SASRec, SASRecOptions
 from rowhaul.nn.models.sequence import SequenceModel
+from rowhaul.nn.models.two_tower import TwoTower, TwoTowerOptions
 from rowhaul.nn.models.wide_deep import WideAndDeep, WideAndDeepOptions
 
 MODELS: dict[str, type[RecommendationModel]] = {
@@ -42,6 +43,7 @@ MODELS: dict[str, type[RecommendationModel]] = {
     "esmm": ESMM,
     "din": DIN,
     "sasrec": SASRec,
+    "two_tower": TwoTower,
 }
 
 
@@ -89,7 +91,7 @@ def build_model(
     if negatives and not kind.reads_negatives:
         raise ConfigError(
             f"model {name!r} does not read negatives, of which the schema draws {', '.join(negatives)}; "
-            "leave them out of the schema, or take sasrec"
+            "leave them out of the schema, or take sasrec or two_tower"
         )
     found = {name: given for name, given in kind.roles(tables, histories, negatives or {}).items() if given}
     checked = kind.Options(**{**found, **options})
@@ -145,6 +147,8 @@ __all__ = [
     "SASRec",
     "SASRecOptions",
     "SequenceModel",
+    "TwoTower",
+    "TwoTowerOptions",
     "WideAndDeep",
     "WideAndDeepOptions",
     "build_model",

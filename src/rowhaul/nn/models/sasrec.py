@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention, softplus
+from torch.nn.functional import scaled_dot_product_attention
 
 from rowhaul.errors import ConfigError, DataError
 from rowhaul.nn.batch import Batch
@@ -16,7 +16,7 @@ from rowhaul.nn.jagged import JaggedTensor
 from rowhaul.nn.layers import LayerFactory
 from rowhaul.nn.losses import Losses, per_sample_loss
 from rowhaul.nn.models.base import check_dropout
-from rowhaul.nn.models.sequence import SequenceModel, owners, summed, summed_rows
+from rowhaul.nn.models.sequence import SequenceModel, drawn_loss, owners, summed_rows
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,9 @@ class SASRec(SequenceModel):
         per_sample = losses(logits, batch)
         if self.negatives:
             others = rows[self.negatives]
-            lengths = others.lengths().to(torch.int64)
-            owner = owners(lengths)
+            owner = owners(others.lengths().to(torch.int64))
             scores = (state.index_select(0, owner) * others.values()).sum(1)
-            drawn = summed(softplus(scores), owner, len(lengths)) / lengths.clamp(min=1)
-            per_sample = per_sample + (
-                drawn if batch.weights is None else drawn * batch.weights.to(drawn.dtype)
-            )
+            per_sample = per_sample + drawn_loss(scores, others, batch.weights)
         return logits, per_sample
 
     def _logits(self, rows: Mapping[str, JaggedTensor], state: Tensor) -> Tensor:

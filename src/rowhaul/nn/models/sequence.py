@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 from rowhaul.errors import ConfigError, DataError
 from rowhaul.nn.batch import Batch
@@ -91,3 +92,10 @@ def summed_rows(rows: JaggedTensor) -> Tensor:
     """The sum of a feature's rows, samples x dim."""
     lengths = rows.lengths().to(torch.int64)
     return summed(rows.values(), owners(lengths), len(lengths))
+
+
+def drawn_loss(scores: Tensor, drawn: JaggedTensor, weights: Tensor | None) -> Tensor:
+    """The cross entropy of negatives' scores with label 0, the mean over those of each sample."""
+    lengths = drawn.lengths().to(torch.int64)
+    losses = summed(softplus(scores), owners(lengths), len(lengths)) / lengths.clamp(min=1)
+    return losses if weights is None else losses * weights.to(losses.dtype)

@@ -1,0 +1,165 @@
+"""A folder with item vectors and, where asked for, an index of them that FAISS reads.
+
+::
+
+    items/
+      items.parquet     key (int64), vector (a list of `size` numbers): any tool reads them
+      index.faiss       by distance, see `_built`, in the order of items.parquet; not for `exact`
+      index.json        kind, size, number of items, the model's step
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rowhaul._files import whole
+from rowhaul._nearest import did_you_mean
+from rowhaul.errors import ConfigError, DataError
+from rowhaul.retrieval.search import exact_search
+
+Int64s = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+ITEMS_FILE, INDEX_FILE, FACTS_FILE = "items.parquet", "index.faiss", "index.json"
+KINDS = ("exact", "flat", "hnsw")
+_LINKS = 32  # of an item in HNSW; FAISS's own default
+_BUILD_WIDTH, _SEARCH_WIDTH = 200, 500  # candidates HNSW keeps: well above k=100, or recall@100 suffers
+
+
+@dataclass(frozen=True)
+class IndexFacts:
+    """What index.json says."""
+
+    kind: str
+    num_items: int
+    size: int
+    step: int = 0  # of the model
+
+
+class ItemIndex:
+    """Finds the items with the largest products with a user's vector.
+
+    Example:
+        >>> index = ItemIndex.read("items/")
+        >>> keys, scores = index.search(vectors, k=100)  # users x 100, best first
+    """
+
+    def __init__(self, facts: IndexFacts, keys: Int64s, vectors: Floats, searcher: Any = None) -> None:
+        self.facts, self.keys, self.vectors = facts, keys, vectors
+        self._searcher = searcher
+
+    @classmethod
+    def read(cls, folder: str | Path) -> ItemIndex:
+        """Read what `write_index` wrote."""
+        path = Path(folder)
+        try:
+            facts = IndexFacts(**json.loads((path / FACTS_FILE).read_text(encoding="utf-8")))
+            table = pq.read_table(path / ITEMS_FILE)
+        except (OSError, ValueError, TypeError, pa.ArrowException) as error:
+            raise DataError(f"{path} is no index of items: {error}; write one with `rowhaul index`") from None
+        keys = table["key"].to_numpy()
+        vectors = table["vector"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        vectors = np.ascontiguousarray(vectors.reshape(len(keys), facts.size))
+        searcher = _faiss().read_index(str(path / INDEX_FILE)) if facts.kind != "exact" else None
+        return cls(facts, keys, vectors, searcher)
+
+    def search(self, users: Floats, k: int = 100) -> tuple[Int64s, Floats]:
+        """Keys of the ``k`` best items of each user (users x k), best first, and their products.
+
+        Where an index finds fewer, the rest is -1 with a product of -inf.
+        """
+        places, scores = self.search_places(users, k)
+        return np.where(places >= 0, self.keys[np.maximum(places, 0)], -1), scores
+
+    def search_places(self, users: Floats, k: int) -> tuple[Int64s, Floats]:
+        """As `search`, with places in ``keys`` instead of keys."""
+        if users.ndim != 2 or users.shape[1] != self.facts.size:
+            raise ConfigError(f"vectors of users need {self.facts.size} columns, got shape {users.shape}")
+        if k < 1:
+            raise ConfigError(f"k must be at least 1, got {k}")
+        k = min(k, len(self.keys))
+        users = np.ascontiguousarray(users, np.float32)
+        if self._searcher is None:
+            return exact_search(self.vectors, users, k)
+        _, places = self._searcher.search(_widened(users, np.zeros(len(users))), k)
+        scores = np.einsum("uks,us->uk", self.vectors[np.maximum(places, 0)], users)
+        scores = np.where(places >= 0, scores, -np.inf).astype(np.float32)
+        order = np.argsort(-scores, axis=1, kind="stable")  # by products, not by distances
+        return np.take_along_axis(places, order, axis=1), np.take_along_axis(scores, order, axis=1)
+
+
+def write_index(
+    folder: str | Path, keys: Int64s, vectors: Floats, kind: str = "exact", step: int = 0
+) -> ItemIndex:
+    """Write item vectors, and an index of this kind, into a new folder.
+
+    Args:
+        folder: must not exist.
+        keys: of the items.
+        vectors: items x size.
+        kind: ``exact`` compares all (NumPy alone), ``flat`` does so in FAISS, ``hnsw`` walks a
+            graph; both need the extra ``retrieval``.
+        step: of the model, to be told which one.
+    """
+    path = Path(folder)
+    if kind not in KINDS:
+        raise ConfigError(f"unknown index {kind!r}{did_you_mean(kind, KINDS)}; known are {', '.join(KINDS)}")
+    if path.exists():
+        raise ConfigError(f"{path} exists; choose another folder for the index")
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no folder {path.parent} to write {path.name} to; make it first")
+    facts = IndexFacts(kind, len(keys), vectors.shape[1], step)
+    vectors = np.ascontiguousarray(vectors, np.float32)
+    searcher = _built(kind, vectors) if kind != "exact" else None
+    with whole(path) as temporary:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        flat = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), facts.size)
+        pq.write_table(pa.table({"key": pa.array(keys), "vector": flat}), temporary / ITEMS_FILE)
+        if searcher is not None:
+            _faiss().write_index(searcher, str(temporary / INDEX_FILE))
+        (temporary / FACTS_FILE).write_text(json.dumps(asdict(facts), indent=1), encoding="utf-8")
+    return ItemIndex(facts, keys, vectors, searcher)
+
+
+def _built(kind: str, vectors: Floats) -> Any:
+    """Make an index by distance of vectors that all have one length, thanks to a further column.
+
+    The nearest to a user, whose further column is 0, then has the largest product (Bachrach et al., 2014).
+    A graph by products themselves misses most of it where lengths differ.
+    """
+    squares = np.square(vectors, dtype=np.float64).sum(axis=1)
+    wide, faiss = _widened(vectors, np.sqrt(squares.max(initial=0.0) - squares)), _faiss()
+    size = wide.shape[1]
+    if kind == "flat":
+        made = faiss.IndexFlatL2(size)
+    else:
+        made = faiss.IndexHNSWFlat(size, _LINKS)
+        made.hnsw.efConstruction, made.hnsw.efSearch = _BUILD_WIDTH, _SEARCH_WIDTH
+    made.add(wide)
+    return made
+
+
+def _widened(vectors: Floats, column: npt.NDArray[np.float64]) -> Floats:
+    return np.ascontiguousarray(np.column_stack([vectors, column]), np.float32)
+
+
+def _faiss() -> ModuleType:
+    try:
+        import faiss
+    except ImportError:
+        raise ConfigError(
+            "this kind of index needs FAISS: pip install 'rowhaul[retrieval]'; the kind exact does without"
+        ) from None
+    module: ModuleType = faiss
+    return module

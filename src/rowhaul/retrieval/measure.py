@@ -1,0 +1,57 @@
+"""How much of the exact answer an index finds, and how often a user's own item is in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rowhaul.data.samples import Samples
+from rowhaul.errors import ConfigError
+from rowhaul.retrieval.index import ItemIndex
+from rowhaul.retrieval.search import Int64s, exact_search, recall
+from rowhaul.retrieval.vectors import item_keys, two_tower, user_vectors
+from rowhaul.train.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class IndexQuality:
+    """Measured over some users."""
+
+    k: int
+    users: int
+    recall: float  # of the k best items by all products
+    hit_rate: float | None  # users whose own item, of a sample with label 1, is among the k; None: no such
+
+
+def measure_index(
+    index: ItemIndex, trainer: Trainer, data: Any, k: int = 100, users: int = 1000
+) -> IndexQuality:
+    """Search for the users of the first samples, and compare with all products."""
+    if users < 1:
+        raise ConfigError(f"at least one user is needed to measure with, got {users}")
+    name, done, shares = two_tower(trainer).item[0], 0, 0.0
+    hits: list[bool] = []
+    for samples, vectors in user_vectors(trainer, data):
+        vectors = vectors[: users - done]
+        exact, _ = exact_search(index.vectors, vectors, k)
+        found, _ = index.search_places(vectors, k)
+        shares += recall(found, exact) * len(vectors)
+        done += len(vectors)
+        hits += _own_items_found(index, samples, name, found)
+        if done >= users:
+            break
+    rate = sum(hits) / len(hits) if hits else None
+    return IndexQuality(min(k, len(index.keys)), done, shares / max(1, done), rate)
+
+
+def _own_items_found(index: ItemIndex, samples: Samples, name: str, found: Int64s) -> list[bool]:
+    """Whether the item of each sample with label 1 was found."""
+    if samples.labels is None or not samples.lengths[samples.features.index(name)].all():
+        return []
+    own = item_keys(samples, name)[: len(found)]
+    is_own = (index.keys[np.maximum(found, 0)] == own[:, None]) & (found >= 0)
+    labels = samples.labels.reshape(len(samples), -1)[: len(found), 0]
+    liked: list[bool] = is_own.any(axis=1)[labels > 0].tolist()
+    return liked

@@ -1,0 +1,67 @@
+"""Indexes of item vectors against comparing all, and what they refuse."""
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from rowhaul.errors import ConfigError, DataError
+from rowhaul.retrieval import ItemIndex, exact_search, recall, write_index
+
+
+def clustered(count, size=16, seed=0):
+    """Vectors around a few centres, as learned ones are."""
+    draw = np.random.default_rng(seed)
+    centres = draw.normal(size=(20, size))
+    around = centres[draw.integers(20, size=count)] + 0.5 * draw.normal(size=(count, size))
+    return (around * draw.lognormal(sigma=0.7, size=(count, 1))).astype(np.float32)  # of many lengths
+
+
+def test_exact_search_equals_sorting_all_products():
+    items, users = clustered(50), clustered(7, seed=1)
+    items[30] = items[3]  # a tie
+    places, scores = exact_search(items, users, 20)
+    for user, found, told in zip(users, places, scores, strict=True):
+        products = items @ user
+        assert list(found) == sorted(range(50), key=lambda i: (-products[i], i))[:20]
+        np.testing.assert_allclose(told, products[found], rtol=1e-5, atol=1e-5)
+    assert exact_search(items, users, 99)[0].shape == (7, 50)
+    assert exact_search(items, users[:0], 5)[0].shape == (0, 5)
+
+
+@pytest.mark.parametrize(("kind", "least"), [("exact", 1.0), ("flat", 1.0), ("hnsw", 0.95)])
+def test_an_index_finds_what_comparing_all_finds(kind, least, tmp_path):
+    if kind != "exact":
+        pytest.importorskip("faiss", reason="FAISS is not installed (extra retrieval)")
+    items, users = clustered(4000), clustered(50, seed=1)
+    keys = np.arange(4000) * 7 - 5
+    write_index(tmp_path / "items", keys, items, kind, step=3)
+    index = ItemIndex.read(tmp_path / "items")
+    assert (index.facts.kind, index.facts.num_items, index.facts.step) == (kind, 4000, 3)
+    found, scores = index.search(users, 100)
+    exact, best = exact_search(items, users, 100)
+    assert recall((found + 5) // 7, exact) >= least
+    assert (scores[:, 0] <= best[:, 0] * (1 + 1e-5)).all()
+    products = np.take_along_axis(users @ items.T, (found + 5) // 7, axis=1)
+    np.testing.assert_allclose(scores, products, rtol=1e-4, atol=1e-4)
+    assert (np.diff(scores, axis=1) <= 0).all()
+    table = pq.read_table(tmp_path / "items" / "items.parquet")
+    assert table["key"].to_pylist() == keys.tolist()
+    assert np.array_equal(np.array(table["vector"].to_pylist(), np.float32), items)
+
+
+def test_refusals_say_what_to_change(tmp_path):
+    keys, items = np.arange(4), clustered(4)
+    with pytest.raises(ConfigError, match=r"unknown index 'hsnw' .did you mean 'hnsw'"):
+        write_index(tmp_path / "items", keys, items, "hsnw")
+    index = write_index(tmp_path / "items", keys, items)
+    with pytest.raises(ConfigError, match="exists; choose another folder"):
+        write_index(tmp_path / "items", keys, items)
+    with pytest.raises(ConfigError, match="need 16 columns"):
+        index.search(items[:, :3])
+    with pytest.raises(ConfigError, match="k must be at least 1"):
+        index.search(items, 0)
+    (tmp_path / "items" / "index.json").write_text(json.dumps({"kind": "exact"}))
+    with pytest.raises(DataError, match="is no index of items"):
+        ItemIndex.read(tmp_path / "items")
