@@ -218,6 +218,9 @@ def _peer(
         make_collection=lambda tables: _Placeholder(tables, IndexedTables(names, num_keys, dim, num_tables)),
         seed=0, options=dict(LAYERS),
     ).to(CARD)  # fmt: skip
+    for one in model.modules():
+        if hasattr(one, "fuses"):
+            one.fuses = False  # PyTorch's own operations alone
     sparse = [one for name, one in model.named_parameters() if ".rows." in name]
     others = [one for name, one in model.named_parameters() if ".rows." not in name]
     optimizers = [torch.optim.Adagrad(sparse, 0.05), torch.optim.Adam(others, 0.001)]

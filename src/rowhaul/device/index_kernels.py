@@ -104,18 +104,29 @@ def claim(
         place = _first_place(key, table, tl.load(facts + SECRET), size)
         mine = tl.full((BLOCK,), -1, tl.int64)
         while tl.max(active.to(tl.int32), axis=0) > 0:
-            # Behind the last place are some that nobody claims, for ids that are done.
-            target = tl.where(active, place, size + lane)
-            expected = tl.where(active, tl.full((BLOCK,), -1, tl.int64), tl.full((BLOCK,), -3, tl.int64))
-            before = tl.atomic_cas(places + 2 * target + 1, expected, -at.to(tl.int64) + _CLAIMED)
-            won = active & (before == EMPTY)
+            # Places in use are passed by reading alone: an exchange takes far longer. What is read of an
+            # empty place may be old; the exchange tells.
+            word = tl.load(places + 2 * place + 1, mask=active, other=-1)
+            passing = active & ((word >= 0) | (word == REMOVED))
+            while tl.max(passing.to(tl.int32), axis=0) > 0:
+                place = tl.where(passing, _following(place, size), place)
+                word = tl.load(places + 2 * place + 1, mask=passing, other=word)
+                passing = passing & ((word >= 0) | (word == REMOVED))
+            is_empty = active & (word == EMPTY)
+            # Behind the last place are some that nobody claims, for ids that claim nothing now.
+            target = tl.where(is_empty, place, size + lane)
+            expected = tl.where(is_empty, tl.full((BLOCK,), -1, tl.int64), tl.full((BLOCK,), -3, tl.int64))
+            claim_of_mine = -at.to(tl.int64) + _CLAIMED
+            before = tl.atomic_cas(places + 2 * target + 1, expected, claim_of_mine, sem="relaxed")
+            before = tl.where(is_empty, before, word)
+            won = is_empty & (before == EMPTY)
             mine = tl.where(won, place, mine)
             by_other = active & (before <= _CLAIMED)
             other = tl.where(by_other, -before + _CLAIMED, 0)
             same = by_other & (tl.load(keys + other, mask=by_other, other=0) == key)
             same = same & (tl.load(tables + other, mask=by_other, other=0).to(tl.int64) == table)
             active = active & (~won) & (~same)
-            place = _following(place, size)
+            place = tl.where(active, _following(place, size), place)
         tl.store(claimed + block + lane, mine, mask=block + lane < count)
 
 
