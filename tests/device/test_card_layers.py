@@ -8,8 +8,9 @@ from rowhaul.nn.models import build_model
 
 pytest.importorskip("triton", reason="Triton is not installed: `pip install rowhaul[gpu]`")
 
+from rowhaul.device.dots import joined_dots
 from rowhaul.device.launch import runs_interpreted
-from rowhaul.device.layers import joined_dots, linear_relu
+from rowhaul.device.layers import linear_relu, linear_relu_in_parts
 
 DEVICE = torch.device("cpu" if runs_interpreted() else "cuda")
 
@@ -62,6 +63,28 @@ def test_a_layer_with_relu_is_a_linear_layer_and_relu(samples, columns):
         gradients_of(found, given, coefficients), gradients_of(expected, given, coefficients), strict=True
     ):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+
+
+def relative(found, expected):
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("samples", [40] if runs_interpreted() else [40, 3000])
+def test_products_in_parts_are_as_exact_as_float32(samples):
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(samples, 368, generator=generator).to(DEVICE).requires_grad_()
+    layer = LayerFactory(3).linear(367, 132).to(DEVICE)  # the last column of x is beyond it
+    given = [x, layer.weight, layer.bias]
+    coefficients = torch.randn(samples, 132, generator=generator).to(DEVICE)
+    exact = [one.detach().double().requires_grad_() for one in given]
+    out = torch.relu(exact[0][:, :367] @ exact[1].t() + exact[2])
+    expected = [out.detach(), *gradients_of(out, exact, coefficients.double())]
+    plain = torch.relu(layer(x[:, :367]))
+    plain = [plain.detach(), *gradients_of(plain, given, coefficients)]
+    found = linear_relu_in_parts(x, *given[1:])
+    found = [found.detach(), *gradients_of(found, given, coefficients)]
+    for one, two, three in zip(found, plain, expected, strict=True):
+        assert relative(one, three) < max(2 * relative(two, three), 5e-7)
 
 
 def test_columns_of_zeros_behind_the_input_change_nothing():

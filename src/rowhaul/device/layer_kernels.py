@@ -78,11 +78,45 @@ def join_dots_backward(
 
 
 @triton.jit
+def _in_two(x):
+    """Part numbers of float32 into what TF32 holds, rounded, and the rest."""
+    high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return high, x - high
+
+
+@triton.jit
+def split(
+    numbers, out, num_rows, width, out_width, row_stride, part_stride,
+    HIGH_FIRST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Write a matrix in three parts: high, low, high, or low, high, high; zeros follow to ``out_width``.
+
+    The products of parts in one order with those in the other, added up, are the product but for low by low.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    there = (row < num_rows) & (column < width)
+    high, low = _in_two(tl.load(numbers + row.to(tl.int64) * width + column, mask=there, other=0.0))
+    to = out + row.to(tl.int64) * row_stride + column
+    mask = (row < num_rows) & (column < out_width)
+    if HIGH_FIRST:
+        tl.store(to, high, mask=mask)
+        tl.store(to + part_stride, low, mask=mask)
+    else:
+        tl.store(to, low, mask=mask)
+        tl.store(to + part_stride, high, mask=mask)
+    tl.store(to + 2 * part_stride, high, mask=mask)
+
+
+@triton.jit
 def relu_backward(
     outputs, gradients, found, partial, num_rows, width,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURNS: tl.constexpr,
+    SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
-    """Pass gradients on where an output is positive; and sum them over some rows, in a fixed order."""
+    """Pass gradients on where an output is positive; and sum them over some rows, in a fixed order.
+
+    With ``SPLITS`` they are written in three parts: see `split`.
+    """
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     summed = tl.zeros((ROWS, COLUMNS), gradients.dtype.element_ty)
     for turn in range(TURNS):
@@ -91,7 +125,14 @@ def relu_backward(
         mask = (row < num_rows) & (column < width)
         output = tl.load(outputs + at, mask=mask, other=0.0)
         one = tl.where(output > 0, tl.load(gradients + at, mask=mask, other=0.0), 0.0)
-        tl.store(found + at, one, mask=mask)
+        if SPLITS:
+            high, low = _in_two(one)
+            to = found + row.to(tl.int64) * (3 * width) + column
+            tl.store(to, low, mask=mask)
+            tl.store(to + width, high, mask=mask)
+            tl.store(to + 2 * width, high, mask=mask)
+        else:
+            tl.store(found + at, one, mask=mask)
         summed += one
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     tl.store(partial + tl.program_id(0) * width + column, tl.sum(summed, axis=0), mask=column < width)

@@ -1,4 +1,4 @@
-"""Dense layers on a card, in fewer passes over the activations than PyTorch's own."""
+"""Linear layers with ReLU on a card, in fewer passes over the activations than PyTorch's own."""
 
 from __future__ import annotations
 
@@ -11,92 +11,25 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from rowhaul.device import layer_kernels
-from rowhaul.device.launch import columns_of
+from rowhaul.device.products import are_worth_parts, in_parts, in_tf32
 
-_MOST_VECTORS, _MOST_COLUMNS = 64, 128  # whose dot products one program holds
-_LEAST = 16  # of a dimension, for products of matrices
 _ROWS, _COLUMNS, _TURNS = 8, 128, 16  # of a block of activations
-
-
-def joined_dots(first: Tensor | None, others: Tensor, num_vectors: int, *, pads: bool) -> Tensor | None:
-    """Join a sample's first vector, if any, and the dot products of every two of its vectors.
-
-    Args:
-        first: samples x dim.
-        others: the other vectors of each sample, side by side.
-        num_vectors: of a sample, the first included.
-        pads: whether columns of zeros may follow.
-
-    Returns:
-        None if these are too many or too long.
-    """
-    dim = others.shape[1] // (num_vectors - (first is not None))
-    if num_vectors > _MOST_VECTORS or dim > _MOST_COLUMNS:
-        return None
-    joined: Tensor = _JoinedDots.apply(first, others, num_vectors, dim, pads)  # type: ignore[no-untyped-call]  # torch's apply has no types
-    return joined
-
-
-class _JoinedDots(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, first: Tensor | None, others: Tensor, num_vectors: int, dim: int, pads: bool
-    ) -> Tensor:
-        ctx.has_first, ctx.num_vectors, ctx.dim = first is not None, num_vectors, dim
-        others = others.contiguous()
-        first = others if first is None else first.contiguous()
-        ctx.save_for_backward(first, others)
-        width = num_vectors * (num_vectors - 1) // 2 + dim * ctx.has_first
-        if pads:
-            width = triton.cdiv(width, layer_kernels.PAD.value) * layer_kernels.PAD.value
-        out = others.new_empty(len(others), width)
-        if len(others):
-            layer_kernels.join_dots[(len(others),)](
-                first, others, out, first.stride(0), others.stride(0), width, num_vectors,
-                **_options(ctx, "tf32x3"),
-            )  # fmt: skip
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, Tensor, None, None, None]:
-        first, others = ctx.saved_tensors
-        gradients = gradients.contiguous()
-        found = torch.empty_like(others)
-        first_found = others.new_empty(len(others), ctx.dim) if ctx.has_first else None
-        if len(others):
-            layer_kernels.join_dots_backward[(len(others),)](
-                first, others, gradients, found if first_found is None else first_found, found,
-                first.stride(0), others.stride(0), gradients.shape[1], ctx.num_vectors,
-                **_options(ctx, "ieee" if ctx.dim <= _LEAST else "tf32x3"),
-            )  # fmt: skip
-        return first_found, found, None, None, None
-
-
-def _options(ctx: Any, precision: str) -> dict[str, Any]:
-    """``precision`` of products in float32: three products of TF32 are about as exact, and often quicker."""
-    return {
-        "DIM": ctx.dim,
-        "COLUMNS": max(_LEAST, columns_of(ctx.dim)),
-        "ROWS": max(_LEAST, columns_of(ctx.num_vectors)),
-        "HAS_FIRST": ctx.has_first,
-        "PRECISION": "tf32" if _allows_tf32() else precision,
-        "num_warps": 2,
-    }
-
-
-def _allows_tf32() -> bool:
-    """Whether PyTorch may multiply matrices of float32 as TF32; it has two names for that."""
-    matmul = torch.backends.cuda.matmul
-    precision = getattr(matmul, "fp32_precision", None)
-    return bool(matmul.allow_tf32) if precision is None else precision == "tf32"
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return ReLU(x · weightᵀ + bias); ``x`` may have more columns than ``weight``, of zeros."""
+    if are_worth_parts(x, weight):
+        return linear_relu_in_parts(x, weight, bias)
     if x.shape[1] > weight.shape[1]:
         weight = pad(weight, (0, x.shape[1] - weight.shape[1]))
     out: Tensor = _LinearReLU.apply(x, weight, bias)  # type: ignore[no-untyped-call]  # torch's apply has no types
+    return out
+
+
+def linear_relu_in_parts(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The same, where each product of numbers is three of TF32."""
+    out: Tensor = _LinearReLUInParts.apply(x, weight, bias)  # type: ignore[no-untyped-call]  # torch's apply has no types
     return out
 
 
@@ -109,9 +42,9 @@ class _LinearReLU(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, gradients: Tensor) -> Gradients:
         x, weight, out = ctx.saved_tensors
-        passed, summed = _relu_backward(out, gradients.contiguous())
+        passed, summed = _relu_backward(out, gradients.contiguous(), splits=False)
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         return (
             passed @ weight if needs_x else None,
@@ -120,15 +53,44 @@ class _LinearReLU(torch.autograd.Function):
         )
 
 
-def _relu_backward(outputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of what ReLU was given, and their sums over samples."""
+class _LinearReLUInParts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        parts = in_parts(x, high_first=True)
+        factor = in_parts(weight, high_first=False, width=x.shape[1])
+        with in_tf32():
+            out = torch._addmm_activation(bias, parts, factor.t())
+        ctx.save_for_backward(parts, weight, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradients: Tensor) -> Gradients:
+        parts, weight, out = ctx.saved_tensors
+        inputs, outputs = parts.shape[1] // 3, len(weight)
+        passed, summed = _relu_backward(out, gradients.contiguous(), splits=True)
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        of_x = of_weight = None
+        with in_tf32():
+            if needs_x:
+                of_x = passed @ in_parts(weight, high_first=True, width=inputs, above=True)
+            if needs_weight:
+                # Each sample's three parts are three rows here: sums go over all of them.
+                of_weight = passed.view(-1, outputs).t() @ parts.view(-1, inputs)
+                of_weight = of_weight[:, : weight.shape[1]]
+        return of_x, of_weight, summed if needs_bias else None
+
+
+def _relu_backward(outputs: Tensor, gradients: Tensor, *, splits: bool) -> tuple[Tensor, Tensor]:
+    """Gradients of what ReLU was given, perhaps in parts, and their sums over samples."""
     num_rows, width = outputs.shape
+    found = outputs.new_empty(num_rows, 3 * width if splits else width)
     if not num_rows:
-        return gradients, gradients.sum(0)
-    found = torch.empty_like(outputs)
+        return found, gradients.sum(0)
     grid = triton.cdiv(num_rows, _ROWS * _TURNS), triton.cdiv(width, _COLUMNS)
     partial = outputs.new_empty(grid[0], width)
     layer_kernels.relu_backward[grid](
-        outputs, gradients, found, partial, num_rows, width, ROWS=_ROWS, COLUMNS=_COLUMNS, TURNS=_TURNS
-    )
+        outputs, gradients, found, partial, num_rows, width,
+        SPLITS=splits, ROWS=_ROWS, COLUMNS=_COLUMNS, TURNS=_TURNS,
+    )  # fmt: skip
     return found, partial.sum(0)

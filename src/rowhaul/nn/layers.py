@@ -18,12 +18,12 @@ from torch.autograd.function import once_differentiable
 from rowhaul.nn.dropout import SampleDropout
 from rowhaul.store.row_format import load_named
 
-_ON_A_CARD = "rowhaul.device.layers:"  # loaded where there is one: it needs Triton
+_ON_A_CARD = "rowhaul.device."  # functions that are loaded where there is one: they need Triton
 _HAS_TRITON = find_spec("triton") is not None
 
 
 def _fused(name: str, x: Tensor) -> Any:
-    """Return a function of `rowhaul.device.layers`, if ``x`` is on a card that can run it; else None.
+    """Return a function of `rowhaul.device`, if ``x`` is on a card that can run it; else None.
 
     It is for float32: other types take PyTorch's own operations, which float64 compares it with.
     """
@@ -49,7 +49,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor, index: Tensor) -> Tensor:
         """``index`` are the global indices of the samples in ``x``, for dropout."""
-        linear_relu = _fused("linear_relu", x) if self.fuses and x.dim() == 2 else None
+        linear_relu = _fused("layers:linear_relu", x) if self.fuses and x.dim() == 2 else None
         for linear, dropout in zip(self.linears, self.dropouts, strict=True):
             if linear_relu is None:
                 x = dropout(torch.relu(linear(x)), index)
@@ -124,7 +124,7 @@ class PairwiseDots(nn.Module):
 
         ``others`` has the other vectors of a sample side by side. ``pads``: columns of zeros may follow.
         """
-        joined_dots = _fused("joined_dots", others) if self.fuses and not self.in_slices else None
+        joined_dots = _fused("dots:joined_dots", others) if self.fuses and not self.in_slices else None
         if joined_dots is not None:
             joined: Tensor | None = joined_dots(first, others, self.num_vectors, pads=pads)
             if joined is not None:
