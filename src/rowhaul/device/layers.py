@@ -11,15 +11,18 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from rowhaul.device import layer_kernels
-from rowhaul.device.products import are_worth_parts, in_parts, in_tf32
+from rowhaul.device.products import are_worth_parts, in_tf32, parts_of
 
 _ROWS, _COLUMNS, _TURNS = 8, 128, 16  # of a block of activations
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
-def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return ReLU(x · weightᵀ + bias); ``x`` may have more columns than ``weight``, of zeros."""
-    if are_worth_parts(x, weight):
+def linear_relu(x: Tensor, weight: Tensor, bias: Tensor, *, in_parts: bool = True) -> Tensor:
+    """Return ReLU(x · weightᵀ + bias); ``x`` may have more columns than ``weight``, of zeros.
+
+    ``in_parts``: products may be made of three in TF32, where that is quicker.
+    """
+    if in_parts and are_worth_parts(x, weight):
         return linear_relu_in_parts(x, weight, bias)
     if x.shape[1] > weight.shape[1]:
         weight = pad(weight, (0, x.shape[1] - weight.shape[1]))
@@ -56,8 +59,8 @@ class _LinearReLU(torch.autograd.Function):
 class _LinearReLUInParts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        parts = in_parts(x, high_first=True)
-        factor = in_parts(weight, high_first=False, width=x.shape[1])
+        parts = parts_of(x, high_first=True)
+        factor = parts_of(weight, high_first=False, width=x.shape[1])
         with in_tf32():
             out = torch._addmm_activation(bias, parts, factor.t())
         ctx.save_for_backward(parts, weight, out)
@@ -73,7 +76,7 @@ class _LinearReLUInParts(torch.autograd.Function):
         of_x = of_weight = None
         with in_tf32():
             if needs_x:
-                of_x = passed @ in_parts(weight, high_first=True, width=inputs, above=True)
+                of_x = passed @ parts_of(weight, high_first=True, width=inputs, above=True)
             if needs_weight:
                 # Each sample's three parts are three rows here: sums go over all of them.
                 of_weight = passed.view(-1, outputs).t() @ parts.view(-1, inputs)

@@ -1,8 +1,9 @@
-"""Products of float32 matrices on the tensor cores of a card, as exact as those in float32.
+"""Products of float32 matrices on the tensor cores of a card, nearly as exact as those in float32.
 
 Tensor cores multiply TF32, which has 11 bits of a number's 24. A number is the sum of two such; three of
 their products are that of the numbers but for its last bits. The parts of a matrix lie side by side, so that
-three products are one, with sums three times as long.
+three products are one, with sums three times as long. Tensor cores cut sums off where float32 rounds them, so
+errors are up to three times those of float32, and some hundred times smaller than those of TF32.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def in_tf32() -> Iterator[None]:
         setattr(matmul, name, before)
 
 
-def in_parts(matrix: Tensor, *, high_first: bool, width: int = 0, above: bool = False) -> Tensor:
+def parts_of(matrix: Tensor, *, high_first: bool, width: int = 0, above: bool = False) -> Tensor:
     """Return the three parts of a matrix, side by side in each row: high, low, high; or low, high, high.
 
     Args:
