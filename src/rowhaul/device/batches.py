@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rowhaul.errors import ConfigError
+from rowhaul.nn.batch import pinned_copy
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
 
@@ -82,7 +83,7 @@ class FeatureBags:
             values, entries = values[chosen.to(values.device)], chosen.to(self.device)
             lengths = lengths.view(len(known), num_samples)[positions].reshape(-1)
         keys = self._moved(values.detach().to(torch.int64))
-        if len(values) == len(lengths) and bool((lengths == 1).all()):
+        if len(values) == len(lengths) and _all_ones(lengths):
             bags = Bags(num_samples, len(keys), None, None, self._columns, self._is_mean)
             return Ids(keys, self._tables_of_bags(num_samples), entries, bags)
         sizes = self._moved(lengths.to(torch.int64))
@@ -106,5 +107,11 @@ class FeatureBags:
         """Copy to the card; from host memory without waiting."""
         tensor = tensor.contiguous()
         if self.device.type == "cuda" and tensor.device.type == "cpu":
-            tensor = tensor.pin_memory()
+            tensor = pinned_copy(tensor)
         return tensor.to(self.device, non_blocking=True)
+
+
+def _all_ones(lengths: Tensor) -> bool:
+    """Whether each length is 1."""
+    # In this thread: to wake others, as PyTorch does, takes longer.
+    return bool(np.all(lengths.numpy() == 1) if lengths.device.type == "cpu" else (lengths == 1).all())

@@ -36,8 +36,8 @@ from rowhaul.store import TableGroup, TableSpec
 
 Int64s = npt.NDArray[np.int64]
 _BLOCK = 1024
-_TURNS = 2  # batches that room is made for at once
-NEXT_RECORD, NUM_FREE, NUM_NEW, NUM_MISSING = 2, 3, 4, 5  # of the index's facts
+_TURNS = 3  # batches that room is made for at once
+NEXT_RECORD, NUM_FREE, NUM_NEW, NUM_MISSING, NUM_REUSED = 2, 3, 4, 5, 6  # of the index's facts
 
 Released = Callable[[bool], tuple[int, Event]]
 
@@ -119,6 +119,7 @@ class CachedTables(DeviceTables):
         self.is_empty = True
         self._num_used = 0  # records that have ever held a row, when last heard of
         self._num_free = 0  # of these, those that hold none
+        self._num_reused = 0  # places of the index
 
     @property
     def allocated_bytes(self) -> int:
@@ -162,6 +163,7 @@ class CachedTables(DeviceTables):
         """Learn how many records are in use, and free, after all plans so far; returns the missing ids."""
         facts = self._listener.hear(self.index.facts)
         self._num_used, self._num_free = int(facts[NEXT_RECORD]), max(int(facts[NUM_FREE]), 0)
+        self._num_reused = int(facts[NUM_REUSED])
         return int(facts[NUM_MISSING])
 
     def _make_room(self, ids: Ids, num_missing: int, released: Released) -> int | None:
@@ -177,7 +179,7 @@ class CachedTables(DeviceTables):
             num_missing = self.count_missing(ids)
             if num_missing > self._num_unused:
                 return None
-        if self.index.sweep_for(self._num_used - self._num_free, num_missing):
+        if self.index.sweep_for(self._num_used - self._num_free, num_missing, self._num_reused):
             self._victims.clear()
         return num_missing
 

@@ -22,6 +22,7 @@ _MOST_BYTES = 24  # a key, however much room a batch may need
 _PLACE_BYTES = 16
 _MOST_RECORDS = 2**31 - 1
 _RECORD_MASK = (1 << 40) - 1
+NUM_REUSED = kernels.NUM_REUSED.value
 _SLICE = 1 << 20  # places moved at a time where memory must not grow
 
 
@@ -37,10 +38,10 @@ class DeviceIndex:
         self._capacity = capacity
         self._places = self._empty_places(capacity)
         secret = secrets.randbits(63)
-        self._facts = torch.tensor([capacity, secret, 0, 0, 0, 0], dtype=torch.int64).to(device)
+        self._facts = torch.tensor([capacity, secret, 0, 0, 0, 0, 0], dtype=torch.int64).to(device)
         self._free = torch.zeros(1, dtype=torch.int64, device=device)
         self.num_growths = 0
-        self._num_removed = 0  # places that are neither empty nor used
+        self._num_removed = 0  # places that are neither empty nor used, or were and are used again
         self._known = 0  # keys, and records ever numbered, when last heard of
         self._unheard: deque[tuple[torch.cuda.Event | None, Tensor, int]] = deque()
 
@@ -86,7 +87,7 @@ class DeviceIndex:
         return self.number_listed(keys, tables, missing, records), self._facts[4:5]
 
     def list_missing(self, records: Tensor) -> Tensor:
-        """List the ids whose record is -1; how many there are is the last of the `facts`."""
+        """List the ids whose record is -1; `facts` says how many there are."""
         missing = torch.empty(len(records), dtype=torch.int32, device=self.device)
         self._facts[4:6].zero_()
         kernels.list_missing[grid_of(len(records), _LIST_BLOCK)](
@@ -184,9 +185,13 @@ class DeviceIndex:
         self._free = torch.cat([self._free[:num_free], free])
         self._facts[3:4].fill_(len(self._free))
 
-    def sweep_for(self, num_keys: int, count: int) -> bool:
-        """Empty the places of removed keys, if ``count`` more beside ``num_keys`` need that: keys move."""
-        if num_keys + self._num_removed + count <= _FULL * self._capacity or not self._num_removed:
+    def sweep_for(self, num_keys: int, count: int, num_reused: int) -> bool:
+        """Empty the places of removed keys, if ``count`` more beside ``num_keys`` need that: keys move.
+
+        ``num_reused`` is what the `facts` say.
+        """
+        num_removed = self._num_removed - num_reused
+        if num_keys + num_removed + count <= _FULL * self._capacity or not num_removed:
             return False
         self._sweep(num_keys)
         return True
@@ -209,6 +214,7 @@ class DeviceIndex:
         for first in range(0, count, _SLICE):
             self._put(held[first : min(first + _SLICE, count)].to(self.device))
         self._num_removed = 0
+        self._facts[NUM_REUSED : NUM_REUSED + 1].zero_()
 
     def clear(self) -> None:
         """Forget every key."""
@@ -238,6 +244,7 @@ class DeviceIndex:
         self._facts[0] = self._capacity
         kernels.move_places[grid_of(num_old, BLOCK)](old, num_old, self._places, self._facts, BLOCK=BLOCK)
         self._num_removed = 0
+        self._facts[NUM_REUSED : NUM_REUSED + 1].zero_()
 
     def _empty_places(self, capacity: int) -> Tensor:
         """Places without keys, and some behind them that nobody claims."""

@@ -14,7 +14,7 @@ REMOVED = tl.constexpr(-2)  # a search goes on
 _CLAIMED = tl.constexpr(-16)  # and below: claimed by an id of the batch that is being inserted
 RECORD_BITS = tl.constexpr(40)
 # Numbers that kernels share, in one array on the card.
-CAPACITY, SECRET, NEXT_RECORD, NUM_FREE, NUM_NEW, NUM_MISSING = (tl.constexpr(number) for number in range(6))
+CAPACITY, SECRET, NEXT_RECORD, NUM_FREE, NUM_NEW, NUM_MISSING, NUM_REUSED = map(tl.constexpr, range(7))
 _RECORD_MASK = tl.constexpr((1 << 40) - 1)
 
 
@@ -92,7 +92,8 @@ def claim(
     """Claim a place for each key of the missing ids: one of those that name it gets it, and lists where.
 
     Ids that another one claims for get -1. A claimed place names its claimer, so that others can compare keys
-    before any is written.
+    before any is written. Places of removed keys are taken, too: ids of one key pass the same places in the
+    same order, and none of them passes one that it could have taken.
     """
     count, size = tl.load(facts + NUM_MISSING).to(tl.int32), tl.load(facts + CAPACITY)
     lane = tl.arange(0, BLOCK)
@@ -104,18 +105,32 @@ def claim(
         place = _first_place(key, table, tl.load(facts + SECRET), size)
         mine = tl.full((BLOCK,), -1, tl.int64)
         while tl.max(active.to(tl.int32), axis=0) > 0:
-            # Behind the last place are some that nobody claims, for ids that are done.
-            target = tl.where(active, place, size + lane)
-            expected = tl.where(active, tl.full((BLOCK,), -1, tl.int64), tl.full((BLOCK,), -3, tl.int64))
-            before = tl.atomic_cas(places + 2 * target + 1, expected, -at.to(tl.int64) + _CLAIMED)
-            won = active & (before == EMPTY)
+            # Places in use are passed by reading alone: an exchange takes far longer. What is read of a
+            # free place may be old; the exchange tells.
+            word = tl.load(places + 2 * place + 1, mask=active, other=-1)
+            passing = active & (word >= 0)
+            while tl.max(passing.to(tl.int32), axis=0) > 0:
+                place = tl.where(passing, _following(place, size), place)
+                word = tl.load(places + 2 * place + 1, mask=passing, other=word)
+                passing = passing & (word >= 0)
+            is_free = active & ((word == EMPTY) | (word == REMOVED))
+            # Behind the last place are some that nobody claims, for ids that claim nothing now.
+            target = tl.where(is_free, place, size + lane)
+            expected = tl.where(is_free, word, tl.full((BLOCK,), -3, tl.int64))
+            claim_of_mine = -at.to(tl.int64) + _CLAIMED
+            before = tl.atomic_cas(places + 2 * target + 1, expected, claim_of_mine, sem="relaxed")
+            before = tl.where(is_free, before, word)
+            won = is_free & (before == word)
+            num_reused = tl.sum((won & (word == REMOVED)).to(tl.int64), axis=0)
+            if num_reused > 0:
+                tl.atomic_add(facts + NUM_REUSED, num_reused)
             mine = tl.where(won, place, mine)
-            by_other = active & (before <= _CLAIMED)
+            by_other = active & (~won) & (before <= _CLAIMED)
             other = tl.where(by_other, -before + _CLAIMED, 0)
             same = by_other & (tl.load(keys + other, mask=by_other, other=0) == key)
             same = same & (tl.load(tables + other, mask=by_other, other=0).to(tl.int64) == table)
             active = active & (~won) & (~same)
-            place = _following(place, size)
+            place = tl.where(active, _following(place, size), place)
         tl.store(claimed + block + lane, mine, mask=block + lane < count)
 
 

@@ -156,7 +156,17 @@ class Batch:
 
 def _sent(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy to a card without waiting; a worker may have no samples."""
-    return tensor.pin_memory().to(device, non_blocking=True) if tensor.numel() else tensor.to(device)
+    if not tensor.numel() or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return pinned_copy(tensor).to(device, non_blocking=True)
+
+
+def pinned_copy(tensor: Tensor) -> Tensor:
+    """Copy to host memory that a card reads without waiting."""
+    # In this thread: to wake others, as PyTorch does, takes longer.
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    np.copyto(copy.numpy(), tensor.numpy())
+    return copy
 
 
 def _tensor(array: npt.NDArray[Any]) -> Tensor:

@@ -7,6 +7,7 @@ was built before it. Here every weight comes from a generator that belongs to th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
@@ -15,10 +16,33 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rowhaul.nn.dropout import SampleDropout
+from rowhaul.store.row_format import load_named
+
+_ON_A_CARD = "rowhaul.device."  # functions that are loaded where there is one: they need Triton
+_HAS_TRITON = find_spec("triton") is not None
+
+
+def _fused(name: str, x: Tensor) -> Any:
+    """Return a function of `rowhaul.device`, if ``x`` is on a card that can run it; else None.
+
+    It is for float32: other types take PyTorch's own operations, which float64 compares it with.
+    """
+    if not x.is_cuda or x.dtype != torch.float32 or not _HAS_TRITON:
+        return None
+    if torch.is_autocast_enabled("cuda") or torch.compiler.is_compiling():
+        return None
+    return load_named(_ON_A_CARD + name)
 
 
 class MLP(nn.Module):
-    """Linear layers, each followed by ReLU and dropout; without layers it passes its input through."""
+    """Linear layers, each followed by ReLU and dropout; without layers it passes its input through.
+
+    ``fuses``: on a card, ReLU is part of the products, forward and backward. ``in_parts``: large products of
+    float32 may be made of three in TF32 there, with up to three times the error of float32.
+    """
+
+    fuses = True
+    in_parts = True
 
     def __init__(self, linears: Sequence[nn.Linear], dropouts: Sequence[SampleDropout]) -> None:
         super().__init__()
@@ -27,8 +51,12 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor, index: Tensor) -> Tensor:
         """``index`` are the global indices of the samples in ``x``, for dropout."""
+        linear_relu = _fused("layers:linear_relu", x) if self.fuses and x.dim() == 2 else None
         for linear, dropout in zip(self.linears, self.dropouts, strict=True):
-            x = dropout(torch.relu(linear(x)), index)
+            if linear_relu is None:
+                x = dropout(torch.relu(linear(x)), index)
+            else:
+                x = dropout(linear_relu(x, linear.weight, linear.bias, in_parts=self.in_parts), index)
         return x
 
 
@@ -68,16 +96,18 @@ class PairwiseDots(nn.Module):
     """Dot products of every two of a sample's vectors: the strictly lower triangle, row by row.
 
     ``in_slices`` copies the triangle row by row: ONNX Runtime takes longer to pick its columns one by one.
+    ``fuses``: on a card one kernel does all of it.
     """
 
     in_slices = False
+    fuses = True
     lower: Tensor
     pair_of: Tensor
 
     def __init__(self, num_vectors: int) -> None:
         super().__init__()
         rows, columns = torch.tril_indices(num_vectors, num_vectors, offset=-1)
-        self.num_pairs = len(rows)
+        self.num_vectors, self.num_pairs = num_vectors, len(rows)
         pair_of = torch.full((num_vectors, num_vectors), self.num_pairs)
         pair_of[rows, columns] = pair_of[columns, rows] = torch.arange(self.num_pairs)
         self.register_buffer("lower", rows * num_vectors + columns, persistent=False)
@@ -90,6 +120,23 @@ class PairwiseDots(nn.Module):
             return torch.cat([square[:, row * size : row * size + row] for row in range(1, size)], dim=1)
         dots: Tensor = _LowerTriangleDots.apply(vectors, self.lower, self.pair_of)  # type: ignore[no-untyped-call]  # torch's apply has no types
         return dots
+
+    def joined(self, first: Tensor | None, others: Tensor, *, pads: bool = False) -> Tensor:
+        """A sample's first vector, if any, and the dot products of every two of its vectors.
+
+        ``others`` has the other vectors of a sample side by side. ``pads``: columns of zeros may follow.
+        """
+        joined_dots = _fused("dots:joined_dots", others) if self.fuses and not self.in_slices else None
+        if joined_dots is not None:
+            joined: Tensor | None = joined_dots(first, others, self.num_vectors, pads=pads)
+            if joined is not None:
+                return joined
+        count = self.num_vectors - (first is not None)
+        vectors = others.reshape(others.shape[0], count, others.shape[1] // count)
+        if first is None:
+            dots: Tensor = self(vectors)
+            return dots
+        return torch.cat([first, self(torch.cat([first.unsqueeze(1), vectors], dim=1))], dim=1)
 
 
 def _products(vectors: Tensor) -> Tensor:

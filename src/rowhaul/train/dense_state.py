@@ -8,19 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_OF_A_DEVICE = {"capturable": False, "fused": None}  # options that follow from the device, as on a CPU
+
 
 def make_recordable(
     kind: type, options: dict[str, Any], parameters: list[torch.nn.Parameter]
 ) -> dict[str, Any]:
     """Make steps on a card ones that can be recorded and replayed at any rate, where the optimizer can.
 
-    In float64 it cannot: PyTorch then counts steps, and corrects by them, in float32.
+    In float64 it cannot: PyTorch then counts steps, and corrects by them, in float32. Adam steps all weights
+    in one kernel, unless the options say otherwise.
     """
     can = "capturable" in signature(kind).parameters
     if not can or not parameters or not parameters[0].is_cuda or parameters[0].dtype != torch.float32:
         return options
-    rate = torch.tensor(options["lr"], dtype=torch.float64, device=parameters[0].device)
-    return {**options, "lr": rate, "capturable": True}
+    fuses = issubclass(kind, torch.optim.Adam) and not {"fused", "foreach", "differentiable"} & {*options}
+    # The fused kernel reads a rate of float32.
+    dtype = torch.float32 if fuses or options.get("fused") else torch.float64
+    rate = torch.tensor(options["lr"], dtype=dtype, device=parameters[0].device)
+    return {**options, "lr": rate, "capturable": True, **({"fused": True} if fuses else {})}
 
 
 def portable_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -34,7 +40,7 @@ def load_portable(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> No
     """Load what `portable_state` returned; rates and counts go where this optimizer has them."""
     ours = optimizer.param_groups
     groups = [
-        group | ({"capturable": own["capturable"]} if "capturable" in own else {})
+        group | {name: own[name] for name in _OF_A_DEVICE if name in own}
         for group, own in zip(state["param_groups"], ours, strict=True)
     ]
     rates = [own["lr"] for own in ours]
@@ -45,6 +51,6 @@ def load_portable(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> No
 
 
 def _plain(name: str, value: Any) -> Any:
-    if name == "capturable":
-        return False
+    if name in _OF_A_DEVICE:
+        return _OF_A_DEVICE[name]
     return value.item() if isinstance(value, Tensor) else value

@@ -114,8 +114,9 @@ class StepRecorder:
         ):
             loss = self._backward(self._batch)
             self._scores = trainer.progressive.recorded() if trainer.progressive is not None else None
-            sums = [one.grad.sum() for one in trainer.model.parameters() if one.grad is not None]
-            self._result = torch.stack([loss, torch.stack(sums).sum().to(loss.dtype)])
+            gradients = [one.grad for one in trainer.model.parameters() if one.grad is not None]
+            norms = torch.stack(torch._foreach_norm(gradients, 1))
+            self._result = torch.stack([loss, norms.sum().to(loss.dtype)])
             rows.step(trainer.rows.param_groups[0]["lr"], trainer.step + 1)
             trainer.dense.step()
         self._graph, self._version = graph, rows.memory_version

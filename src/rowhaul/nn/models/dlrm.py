@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from rowhaul.errors import ConfigError
@@ -59,12 +58,7 @@ class DLRM(RecommendationModel):
 
     def logits(self, pooled: Tensor, dense: Tensor, index: Tensor) -> Tensor:
         """Logits, one per sample."""
-        vectors = pooled.reshape(pooled.shape[0], len(self.features), self.embedding_dim)
-        if self.bottom is None:
-            interactions = self.dots(vectors)
-        else:
-            bottom = self.bottom(dense, index)
-            dots = self.dots(torch.cat([bottom.unsqueeze(1), vectors], dim=1))
-            interactions = torch.cat([bottom, dots], dim=1)
+        bottom = None if self.bottom is None else self.bottom(dense, index)
+        interactions = self.dots.joined(bottom, pooled, pads=self.top.fuses and len(self.top.linears) > 0)
         logits: Tensor = self.out(self.top(interactions, index)).squeeze(1)
         return logits
