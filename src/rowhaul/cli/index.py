@@ -7,8 +7,8 @@ from pathlib import Path
 import typer
 
 from rowhaul.cli.console import console, facts_table, say
+from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import progress_bar
-from rowhaul.cli.run import AS_JSON
 
 
 def index(
@@ -26,7 +26,6 @@ def index(
     as_json: bool = AS_JSON,
 ) -> None:
     """Write item vectors for retrieval; with --data, recall@k against comparing all items."""
-    import json
     from dataclasses import asdict
 
     from rowhaul.retrieval import item_vectors, write_index
@@ -34,12 +33,12 @@ def index(
     from rowhaul.train import load_trained
 
     trainer = load_trained(run)
-    with progress_bar("indexing", "nothing was written", quiet=as_json):
+    with progress_bar("indexing", "nothing was written"):
         keys, vectors = item_vectors(trainer, items or None)
         made = write_index(out, keys, vectors, kind, trainer.step)
     measured = measure_index(made, trainer, data, k, users) if data else None
     if as_json:
-        typer.echo(json.dumps({**asdict(made.facts), **(asdict(measured) if measured else {})}))
+        print_json({**asdict(made.facts), **(asdict(measured) if measured else {})})
         return
     say(f"{len(keys):,} items, vectors of {vectors.shape[1]}, in {out} ({kind})")
     if measured is not None:
