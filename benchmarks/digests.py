@@ -34,7 +34,7 @@ from rowhaul.nn import Batch
 from rowhaul.schedule import HotRows
 from rowhaul.train.config import ModelConfig, OptimizerConfig, TrainConfig
 from rowhaul.train.distributed.replicas import COMPARE_EVERY, Replicas
-from rowhaul.train.distributed.training import layout_of
+from rowhaul.train.distributed.tables import layout_of
 from rowhaul.train.finite import check_step
 from rowhaul.train.trainer import Trainer
 

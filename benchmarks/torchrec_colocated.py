@@ -100,7 +100,7 @@ def rowhaul_rank(path: str, warm_up: int, dispatcher: str, hot_rows: int) -> Non
     from rowhaul.schedule import HotRows
     from rowhaul.train.cluster_config import ClusterConfig
     from rowhaul.train.distributed import distribute
-    from rowhaul.train.distributed.training import layout_of
+    from rowhaul.train.distributed.tables import layout_of
 
     torch.set_num_threads(1)
     keep_freed_memory()

@@ -24,7 +24,7 @@ from rowhaul.train.config import ModelConfig, OptimizerConfig, RateSchedule, Tra
 from rowhaul.train.distributed import checkpointing
 from rowhaul.train.distributed.beside_training import BesideTraining
 from rowhaul.train.distributed.setup import distribute
-from rowhaul.train.distributed.training import layout_of
+from rowhaul.train.distributed.tables import layout_of
 from rowhaul.train.run_folder import CHECKPOINTS, CONFIG_FILE
 from rowhaul.train.trainer import Trainer, per_sample_loss, rate_factor
 from rowhaul.transport.in_process import InProcessNetwork

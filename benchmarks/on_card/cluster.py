@@ -21,7 +21,7 @@ from rowhaul.runtime.mover import Mover
 from rowhaul.runtime.phases import Payloads
 from rowhaul.train import ClusterConfig
 from rowhaul.train.config import ModelConfig, OptimizerConfig, TrainConfig
-from rowhaul.train.distributed.training import layout_of, only_collection
+from rowhaul.train.distributed.tables import layout_of, only_collection
 from rowhaul.train.trainer import make_model
 from rowhaul.verify.comparison import compare
 from rowhaul.verify.verify import Recorded, train_alone, train_and_record

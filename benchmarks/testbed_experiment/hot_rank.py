@@ -35,7 +35,7 @@ from rowhaul.schedule import CacheSettings, HotRows, Plan, ScheduleSettings
 from rowhaul.simulate.clock import Clock
 from rowhaul.simulate.hot import Beginning, HotModel
 from rowhaul.train.distributed import distribute
-from rowhaul.train.distributed.training import layout_of
+from rowhaul.train.distributed.tables import layout_of
 from rowhaul.tuning.hot_set.broadcast import broadcast_sets, state_for_first
 from rowhaul.tuning.hot_set.controller import COMING, HotSetController
 from rowhaul.tuning.hot_set.trial import SKIPPED as TRIAL_SKIPPED

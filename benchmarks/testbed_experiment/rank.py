@@ -32,7 +32,7 @@ from rowhaul.schedule import CacheSettings, IdBatch, ScheduleSettings, link_pric
 from rowhaul.schedule.plan import Moves, Plan
 from rowhaul.simulate.clock import Clock, TimeModel
 from rowhaul.train.distributed import distribute
-from rowhaul.train.distributed.training import layout_of
+from rowhaul.train.distributed.tables import layout_of
 from rowhaul.tuning.shares import TRIED_BATCHES, MeasuredLinks, ShareController, seconds_per_sample
 from testbed_experiment.experiment import (
     CACHE_SHARE,

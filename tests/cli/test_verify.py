@@ -14,7 +14,7 @@ from rowhaul.data.files import find_schema
 from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.store.row_format import format_of
 from rowhaul.train.config import TrainConfig
-from rowhaul.train.distributed.training import layout_of, only_collection
+from rowhaul.train.distributed.tables import layout_of, only_collection
 from rowhaul.train.trainer import make_model
 from rowhaul.verify.comparison import compare
 from rowhaul.verify.verify import Recorded, train_alone

@@ -25,7 +25,7 @@ from rowhaul.device.host_indexed.layout import CardLayout
 from rowhaul.device.host_indexed.messages import Uploads
 from rowhaul.device.host_indexed.tables import CardTables
 from rowhaul.device.launch import runs_interpreted
-from rowhaul.train.distributed.training import layout_of
+from rowhaul.train.distributed.tables import layout_of
 
 DEVICE = torch.device("cpu" if runs_interpreted() else "cuda")
 RULES = [SGD(0.1, weight_decay=0.01), Adagrad(0.1), RowwiseAdagrad(0.1, weight_decay=0.01), Adam(0.1)]

@@ -18,7 +18,7 @@ from rowhaul.budget.maps import SlotMaps
 from rowhaul.data.samples import Samples
 from rowhaul.nn import Batch
 from rowhaul.store.keyed import locate, remove
-from rowhaul.train.distributed.training import layout_of, only_collection
+from rowhaul.train.distributed.tables import layout_of, only_collection
 
 
 def train_alone(case: Case, ends: list[int], workers: list[np.ndarray] | None = None) -> Alone:

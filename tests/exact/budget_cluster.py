@@ -14,7 +14,7 @@ from rowhaul.budget.cluster.upkeep import HandOverNote
 from rowhaul.data.samples import Samples
 from rowhaul.schedule import IdBatch, Scheduler
 from rowhaul.train.distributed.evaluation import score
-from rowhaul.train.distributed.training import layout_of, only_collection
+from rowhaul.train.distributed.tables import layout_of, only_collection
 
 
 class BudgetRank(Rank):

@@ -35,12 +35,8 @@ from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.mover import Job
 from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule import HotRows, IdBatch, Plan, Scheduler
-from rowhaul.train.distributed.training import (
-    DistributedTraining,
-    layout_of,
-    only_collection,
-    tables_of_features,
-)
+from rowhaul.train.distributed.tables import layout_of, only_collection, tables_of_features
+from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.transport.in_process import InProcessNetwork
 
 

@@ -15,7 +15,7 @@ from rowhaul.pruning.cluster.pruning import PruneNote
 from rowhaul.pruning.layout import ChunkLayout
 from rowhaul.pruning.scheduling import ChunkScheduler
 from rowhaul.schedule import IdBatch, Scheduler
-from rowhaul.train.distributed.training import layout_of, only_collection
+from rowhaul.train.distributed.tables import layout_of, only_collection
 
 
 class PrunedRank(Rank):

@@ -25,7 +25,7 @@ from rowhaul.budget.room import least_bytes
 from rowhaul.budget.scheduling import SimulatedBudget, SlotScheduler, staying_hot
 from rowhaul.errors import CacheTooSmallError
 from rowhaul.schedule import HotRows, Plan
-from rowhaul.train.distributed.training import layout_of, only_collection
+from rowhaul.train.distributed.tables import layout_of, only_collection
 from slow_cases import mostly_slow
 
 # Kernels may compile while a case is drawn, and others may be at work: that says nothing of the case.

@@ -19,7 +19,7 @@ from training_case import Case
 from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.scheduling import SimulatedPruning
 from rowhaul.schedule import RowSizes
-from rowhaul.train.distributed.training import layout_of, only_collection
+from rowhaul.train.distributed.tables import layout_of, only_collection
 from slow_cases import mostly_slow
 
 # Kernels may compile while a case is drawn, and others may be at work: that says nothing of the case.

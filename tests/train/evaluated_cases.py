@@ -20,7 +20,7 @@ from rowhaul.nn.local_rows import TableRows
 from rowhaul.optim import row_optimizer
 from rowhaul.schedule import CacheSettings, HotRows, ScheduleSettings, Topology
 from rowhaul.train.distributed.evaluation import evaluate, score
-from rowhaul.train.distributed.training import only_collection
+from rowhaul.train.distributed.tables import only_collection
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
 from rowhaul.transport.in_process import InProcessNetwork
 

@@ -30,7 +30,7 @@ from rowhaul.train.distributed.data_streams import (
 )
 from rowhaul.train.distributed.evaluation import evaluate
 from rowhaul.train.distributed.setup import distribute
-from rowhaul.train.distributed.training import layout_of
+from rowhaul.train.distributed.tables import layout_of
 from rowhaul.train.trainer import Trainer, per_sample_loss
 from slow_cases import mostly_slow
 

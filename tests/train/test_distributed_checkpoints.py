@@ -25,7 +25,7 @@ from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.train import load_trained, train_run
 from rowhaul.train.config import OptimizerConfig
 from rowhaul.train.distributed import checkpointing
-from rowhaul.train.distributed.training import layout_of
+from rowhaul.train.distributed.tables import layout_of
 from rowhaul.train.run_folder import CHECKPOINTS
 from rowhaul.train.trainer import Trainer
 from slow_cases import mostly_slow

@@ -20,7 +20,7 @@ from rowhaul.train import losses, snapshot, train_run
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.distributed import checkpointing
 from rowhaul.train.distributed.setup import distribute
-from rowhaul.train.distributed.training import layout_of
+from rowhaul.train.distributed.tables import layout_of
 from rowhaul.train.finite import DivergedError, is_finite
 from rowhaul.train.trainer import Trainer
 

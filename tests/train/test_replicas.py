@@ -24,7 +24,8 @@ from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.distributed import checkpointing, divergence
 from rowhaul.train.distributed.replicas import Replicas
 from rowhaul.train.distributed.setup import distribute
-from rowhaul.train.distributed.training import DistributedTraining, layout_of
+from rowhaul.train.distributed.tables import layout_of
+from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.trainer import Trainer
 
 ODD, FLIPPED_AFTER, STEPS = 1, 3, 10

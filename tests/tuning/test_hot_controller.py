@@ -22,7 +22,7 @@ from checkpointed_ranks import (
 from rowhaul.data.stream import SampleStream
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.distributed.setup import distribute
-from rowhaul.train.distributed.training import layout_of
+from rowhaul.train.distributed.tables import layout_of
 from rowhaul.train.trainer import Trainer, per_sample_loss
 from rowhaul.tuning import move_costs as collectives
 from rowhaul.tuning.hot_set import controller as hot_set_controller

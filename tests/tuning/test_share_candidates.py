@@ -11,7 +11,7 @@ from rowhaul.pruning import PruneSettings
 from rowhaul.runtime.runtime import MEASURES
 from rowhaul.schedule import CacheSettings, IdBatch, RowSizes, ScheduleSettings, Topology
 from rowhaul.train.cluster_config import ClusterConfig
-from rowhaul.train.distributed.training import layout_of
+from rowhaul.train.distributed.tables import layout_of
 from rowhaul.tuning.shares import candidates
 from rowhaul.tuning.shares.links import MeasuredLinks
 

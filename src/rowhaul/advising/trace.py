@@ -14,7 +14,7 @@ from rowhaul.runtime.layout import TableLayout
 from rowhaul.schedule import HotRows, IdBatch
 from rowhaul.simulate.trace import RowCounter
 from rowhaul.train.config import TrainConfig
-from rowhaul.train.distributed.training import ids_of, layout_of, only_collection
+from rowhaul.train.distributed.tables import ids_of, layout_of, only_collection
 from rowhaul.train.trainer import make_model
 
 FEWEST_BATCHES = 8

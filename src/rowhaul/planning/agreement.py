@@ -1,10 +1,9 @@
 """Ranks compare their plans before they act on them.
 
 For every iteration each rank sends one small message of fixed size to all: digests of its plan and of its
-samples, now and then of its replicas, and whether it wants to stop or, on rank 0, to save,
-to publish or to rest. Control
-records of rank 0 follow if its message announces them. All ranks see the same messages, so all raise the same
-error, or none does.
+samples, now and then of its replicas, and whether it wants to stop or, on rank 0, to save, to publish or to
+rest. Control records of rank 0 follow if its message announces them. All ranks see the same messages, so all
+raise the same error, or none does.
 """
 
 from __future__ import annotations

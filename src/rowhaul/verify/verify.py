@@ -42,7 +42,7 @@ from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed import checkpointing
 from rowhaul.train.distributed.run import join_as_configured
 from rowhaul.train.distributed.session import ClusterSession
-from rowhaul.train.distributed.training import layout_of
+from rowhaul.train.distributed.tables import layout_of
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.progressive import ProgressiveValues
 from rowhaul.train.run_folder import CHECKPOINTS

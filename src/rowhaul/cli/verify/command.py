@@ -118,7 +118,7 @@ class _Task:
         return print_devices(self.config, on_card, plain, again, as_json=self.as_json)
 
     def _layout(self) -> Any:
-        from rowhaul.train.distributed.training import layout_of, only_collection
+        from rowhaul.train.distributed.tables import layout_of, only_collection
         from rowhaul.train.trainer import make_model
 
         return layout_of(only_collection(make_model(self.config, self.schema)))

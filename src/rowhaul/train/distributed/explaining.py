@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.explain.account import RunFacts
+from rowhaul.explain.explainer import Explainer
 from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.trainer import Trainer
 from rowhaul.transport.dense.overlapping import EXACT_WIRE
 
 
-def explained_facts(cluster: Cluster, training: DistributedTraining, trainer: Trainer) -> RunFacts:
+def explainer_of(
+    cluster: Cluster, training: DistributedTraining, trainer: Trainer, folder: Path | None
+) -> Explainer:
+    """Make the explainer of a rank; rank 0's tells and writes."""
+    leads, every = cluster.rank == 0, trainer.config.log_every
+    facts = _explained_facts(cluster, training, trainer) if leads else None
+    return Explainer(training.runtime, every, facts, folder if leads else None)
+
+
+def _explained_facts(cluster: Cluster, training: DistributedTraining, trainer: Trainer) -> RunFacts:
     """Describe ranks, tables and caches."""
     settings = training.settings
     workers = settings.topology.num_workers

@@ -14,7 +14,8 @@ from rowhaul.checkpoint import Place
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.nn import TableCollection
 from rowhaul.train.distributed import checkpointing
-from rowhaul.train.distributed.training import DistributedTraining, only_collection
+from rowhaul.train.distributed.tables import only_collection
+from rowhaul.train.distributed.training import DistributedTraining
 
 
 @dataclass

@@ -36,13 +36,15 @@ from rowhaul.train.distributed.data_streams import (
 )
 from rowhaul.train.distributed.devices import device_of_rank
 from rowhaul.train.distributed.evaluation import evaluate
-from rowhaul.train.distributed.explaining import explained_facts
+from rowhaul.train.distributed.explaining import explainer_of
 from rowhaul.train.distributed.gathering import scores_of_all
 from rowhaul.train.distributed.log import ClusterLog
 from rowhaul.train.distributed.publishing import ClusterPublisher
 from rowhaul.train.distributed.resuming import fit_to_workers, what_changed
+from rowhaul.train.distributed.same_settings import settings_of_all
 from rowhaul.train.distributed.setup import distribute, use_given_links
-from rowhaul.train.distributed.training import DistributedTraining, layout_of
+from rowhaul.train.distributed.tables import layout_of
+from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.progressive import Scores
 from rowhaul.train.run_data import read_contents
@@ -161,7 +163,9 @@ class ClusterSession(Session):
             self.notes.append(what_changed(differences))
         if self.is_leader:
             self._introduce_ranks(monitor)
-        self.explainer = self._explain(folder) if config.monitoring.explain else None
+        self.explainer: Explainer | None = None
+        if config.monitoring.explain:
+            self.explainer = explainer_of(cluster, self.training, self.trainer, folder)
         self.shares = ShareController(
             self.training,
             lambda: first_batches(self.stream, self.trainer.collection),
@@ -204,14 +208,6 @@ class ClusterSession(Session):
         publisher = self.publisher
         return publisher is not None and publisher.is_free and self.should_publish()
 
-    def _explain(self, folder: Path | None) -> Explainer:
-        return Explainer(
-            self.training.runtime,
-            self.config.log_every,
-            explained_facts(self.cluster, self.training, self.trainer) if self.is_leader else None,
-            folder if self.is_leader else None,
-        )
-
     def _introduce_ranks(self, monitor: Monitor) -> None:
         cluster, configs = self.cluster, self.trainer.collection.table_configs()
         parts = len(self.training.layout.specs) // len(configs)  # a pruned table is several to plans
@@ -224,14 +220,8 @@ class ClusterSession(Session):
         )
 
     def _facts(self) -> dict[str, str]:
-        # Hosts may keep the secret at different places, and have other numbers of cores.
-        common = replace(self.config.cluster, secret_file="", planning_threads=0)
-        settings = replace(self.config, cluster=common).to_dict()
-        monitoring = settings.pop("monitoring")  # hosts may keep their logs in different places
-        settings["monitoring.explain"] = monitoring["explain"]  # but all exchange what they measure, or none
-        config = {f"configuration {name}": repr(value) for name, value in settings.items()}
         data = {"data files": self.stream.fingerprint, "schema": repr(self.schema)}
-        return {**config, **data, "resumed after step": str(self.trainer.step)}
+        return {**settings_of_all(self.config), **data, "resumed after step": str(self.trainer.step)}
 
     def _distribute(self, saved: checkpointing.Saved | None) -> DistributedTraining:
         config, cluster, trainer = self.config, self.cluster, self.trainer

@@ -36,12 +36,8 @@ from rowhaul.schedule import IdBatch, Plan, Scheduler, ScheduleSettings
 from rowhaul.schedule.lifetimes import policies_by_table
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.distributed.samples import as_samples
-from rowhaul.train.distributed.training import (
-    DistributedTraining,
-    layout_of,
-    only_collection,
-    tables_of_features,
-)
+from rowhaul.train.distributed.tables import layout_of, only_collection, tables_of_features
+from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.transport.local_sockets import new_address
 
 if TYPE_CHECKING:

@@ -16,21 +16,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rowhaul._activity import Activity, doing
-from rowhaul.data.samples import Samples
 from rowhaul.errors import ConfigError
-from rowhaul.nn import Batch, BatchNorm1d, TableCollection
+from rowhaul.nn import Batch, BatchNorm1d
 from rowhaul.planning.rank0_data.sharing import DataSource
 from rowhaul.planning.replicas import compare_replicas
 from rowhaul.runtime.flush import FlushSlices, flush
 from rowhaul.runtime.hot_set import carry_out, replacing_plan
-from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.mover import Job
 from rowhaul.runtime.row_changes import RowChanges
 from rowhaul.runtime.row_memory import Rates, RowMemory
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.runtime.worker_rows import CachedRows
-from rowhaul.schedule import HotRows, IdBatch, Plan, ScheduleSettings
-from rowhaul.store import TableSpec
+from rowhaul.schedule import HotRows, Plan, ScheduleSettings
 from rowhaul.store.row_format import format_of
 from rowhaul.store.whole_rows import WholeRows
 from rowhaul.train.distributed.divergence import find_nonfinite, raise_diverged
@@ -39,8 +36,8 @@ from rowhaul.train.distributed.left_out import LeftOut, OnNote
 from rowhaul.train.distributed.replica_state import ReplicaState
 from rowhaul.train.distributed.replicas import COMPARE_EVERY, Replicas
 from rowhaul.train.distributed.samples import part_of
+from rowhaul.train.distributed.tables import layout_of, only_collection
 from rowhaul.train.finite import is_finite
-from rowhaul.train.row_lifecycle import table_of_feature
 from rowhaul.transport.dense.gradients import DenseGradients
 from rowhaul.transport.dense.overlapping import EXACT_WIRE, OverlappingSum, wire_type
 
@@ -358,53 +355,3 @@ class DistributedTraining:
         batch = Batch.from_samples(mine, global_size=len(job.samples))
         self._batch = batch.beside(self.collection.device)
         return self._batch
-
-
-def only_collection(model: nn.Module) -> TableCollection:
-    """Return the one collection of tables of a model."""
-    found = [one for one in model.modules() if isinstance(one, TableCollection)]
-    if len(found) != 1:
-        raise ConfigError(
-            f"{type(model).__name__} has {len(found)} collections of tables; distributed training needs "
-            "exactly one, whose rows one plan moves: put all tables into one EmbeddingBagCollection or, if "
-            "features are not to be pooled, one EmbeddingCollection"
-        )
-    return found[0]
-
-
-def layout_of(collection: TableCollection) -> TableLayout:
-    """Describe a collection's tables as every rank needs to know them."""
-    configs = collection.table_configs()
-    features = [feature for config in configs for feature in config.feature_names]
-    twice = sorted({feature for feature in features if features.count(feature) > 1})
-    if twice:
-        raise ConfigError(
-            f"feature {twice[0]!r} reads two tables; distributed training needs one table a feature: "
-            "give the second one a feature of its own"
-        )
-    whole = TableLayout(
-        tuple(TableSpec(one.name, one.embedding_dim, *one.initial_range, one.init_fn) for one in configs),
-        collection.optimizer,
-        str(configs[0].data_type).removeprefix("torch."),
-        collection.seed,
-    )
-    settings = collection.row_settings
-    return whole if settings is None else settings.layout(whole)
-
-
-def ids_of(collection: TableCollection, samples: Samples) -> IdBatch:
-    """Return the ids of a batch as the scheduler will see them."""
-    tables = tables_of_features(collection, samples.features)
-    return IdBatch.from_features(tables, samples.values, samples.lengths, samples.time)
-
-
-def tables_of_features(collection: TableCollection, features: tuple[str, ...]) -> list[int]:
-    """Return the number of the table that each feature of the data reads."""
-    table = table_of_feature(collection)
-    unread = [name for name in features if name not in table]
-    if unread:
-        raise ConfigError(
-            f"feature {unread[0]!r} of the data reads no table of the model; leave it out of the schema, or "
-            "give it a table"
-        )
-    return [table[name] for name in features]

@@ -29,12 +29,8 @@ from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule import ScheduleSettings
 from rowhaul.store import snapshot
 from rowhaul.train.config import TrainConfig
-from rowhaul.train.distributed.training import (
-    DistributedTraining,
-    layout_of,
-    only_collection,
-    tables_of_features,
-)
+from rowhaul.train.distributed.tables import layout_of, only_collection, tables_of_features
+from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.trainer import backward, make_model
 from rowhaul.transport.in_process import InProcessNetwork
 

@@ -27,7 +27,8 @@ from rowhaul.schedule.arrays import Arrays
 from rowhaul.schedule.settings import NO_ROWS
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.hot import Beginning, HotModel, Prediction
-from rowhaul.train.distributed.training import DistributedTraining, ids_of
+from rowhaul.train.distributed.tables import ids_of
+from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.tuning.hot_set.broadcast import broadcast_number, broadcast_rows, broadcast_sets, state_for_first
 from rowhaul.tuning.hot_set.costs import calibrated, processors
 from rowhaul.tuning.hot_set.trial import SKIPPED, TURN, HotTrial, different, same_rows, worth_trying

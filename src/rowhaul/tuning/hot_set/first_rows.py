@@ -11,7 +11,7 @@ from rowhaul.nn import TableCollection
 from rowhaul.schedule import HotRows
 from rowhaul.simulate.trace import RowCounter
 from rowhaul.train.cluster_config import ClusterConfig
-from rowhaul.train.distributed.training import ids_of, layout_of
+from rowhaul.train.distributed.tables import ids_of, layout_of
 
 
 def profile_hot_rows(

@@ -28,7 +28,7 @@ from rowhaul.simulate.shares import (
     equal_shares,
     subset_candidates,
 )
-from rowhaul.train.distributed.training import ids_of, layout_of
+from rowhaul.train.distributed.tables import ids_of, layout_of
 from rowhaul.tuning.shares.links import MeasuredLinks
 from rowhaul.tuning.shares.trial import ShareCandidate
 
