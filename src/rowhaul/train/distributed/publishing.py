@@ -63,7 +63,7 @@ class ClusterPublisher:
         folder: Path | None,
         reader: CheckpointReader | None,
     ) -> None:
-        from rowhaul.export.serving.folder import check_servable, unknown_ids  # what exports imports much
+        from rowhaul.export.serving.folder import check_servable, unknown_ids  # it takes a while to import
 
         self._cluster, self._training, self._trainer = cluster, training, trainer
         self._path = trainer.config.publish.path.absolute()
