@@ -81,7 +81,8 @@ def train_in_one(num_ranks):
     return rows, top.weight.detach(), top.bias.detach()
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [1, 3])
 def test_ranks_train_as_one_process(num_ranks):
     network = InProcessNetwork(num_ranks)
     results = run_ranks(num_ranks, train, network, tables=TABLES, optimizer=RULE, dtype="float64")

@@ -111,7 +111,7 @@ class CacheStates(RuleBasedStateMachine):
                 assert self.collection.num_rows(name) >= sum(table == name for table, _ in self.expected)
 
 
-TestCacheStates = CacheStates.TestCase
+TestCacheStates = pytest.mark.slow(CacheStates.TestCase)
 TestCacheStates.settings = settings(
     max_examples=6 if runs_interpreted() else 60, stateful_step_count=12, deadline=None, derandomize=True
 )

@@ -74,12 +74,13 @@ def by_key(rows):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "memory", "ahead"),
     [
-        pytest.param(RowwiseAdagrad(0.1), TIGHT, 0, marks=pytest.mark.slow),
-        pytest.param(RowwiseAdagrad(0.1), 2 * TIGHT, 3, marks=pytest.mark.slow),
-        pytest.param(RowwiseAdagrad(0.1), 40 * TIGHT, 2, marks=pytest.mark.slow),
+        (RowwiseAdagrad(0.1), TIGHT, 0),
+        (RowwiseAdagrad(0.1), 2 * TIGHT, 3),
+        (RowwiseAdagrad(0.1), 40 * TIGHT, 2),
         (Adam(0.05), 2 * TIGHT, 1),
     ],
 )

@@ -42,6 +42,7 @@ def test_records_are_those_of_a_dictionary():
     assert index.num_records < 1.1 * len(known) + 200  # numbers of removed rows are used again
 
 
+@pytest.mark.slow
 def test_places_take_few_bytes():
     index, count = DeviceIndex(DEVICE), 1500 if runs_interpreted() else 3_000_000
     keys = torch.arange(count, device=DEVICE)

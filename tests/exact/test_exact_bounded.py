@@ -41,6 +41,7 @@ def test_a_bound_of_zero_is_full_synchronisation(case: Case) -> None:
         assert all(np.array_equal(rows[row], others[row]) for row in rows)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None, derandomize=True, phases=NO_SHRINKING)
 @given(st.sampled_from(["bounded:1", "bounded:2", "bounded:5"]).flatmap(cases))
 def test_training_with_stale_rows_goes_on(case: Case) -> None:

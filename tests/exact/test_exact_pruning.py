@@ -97,6 +97,7 @@ def check_against_one_process(case: Case) -> None:
         check_close(case, outcome, TrainedAlone(case).run(ends))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sync", "peer_to_peer"), WAYS)
 @settings(few, max_examples=6)
 @given(data=st.data())

@@ -11,18 +11,14 @@ from hypothesis import strategies as st
 from in_process_cluster import run_cluster
 from oracles import assert_bit_equal, plain, replay
 
-from slow_cases import mostly_slow
-
 NO_SHRINKING = (Phase.explicit, Phase.generate)
 ROW_DTYPES = ("bfloat16", "int8", "float16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sync", "peer_to_peer"),
-    mostly_slow(
-        [("on-demand", False), ("on-demand", True), ("full", False), ("static", False), ("bounded:0", False)],
-        ("on-demand", True),
-    ),
+    [("on-demand", False), ("on-demand", True), ("full", False), ("static", False), ("bounded:0", False)],
 )
 @settings(max_examples=12, deadline=None, derandomize=True, phases=NO_SHRINKING)
 @given(data=st.data())

@@ -122,6 +122,7 @@ def _described(hot: Any) -> tuple[int, int]:
     return (0, 0) if hot is None else (len(hot), int(hot.keys.sum() % 1000003))
 
 
+@pytest.mark.slow
 def test_all_ranks_try_the_rows_that_rank_0_proposes(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
