@@ -21,7 +21,7 @@ from rowhaul.data.stream import SampleStream
 from rowhaul.schedule import HotRows, Topology
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import ModelConfig, OptimizerConfig, RateSchedule, TrainConfig
-from rowhaul.train.distributed import checkpointing
+from rowhaul.train.distributed import checkpointing, setup
 from rowhaul.train.distributed.beside_training import BesideTraining
 from rowhaul.train.distributed.setup import distribute
 from rowhaul.train.distributed.tables import layout_of
@@ -162,6 +162,13 @@ saves: list[tuple[int, int, Exception | None]] = []  # beside training, that hav
 
 def _end_save(rank: int, step: int, error: Exception | None) -> None:
     saves.append((rank, step, error))
+
+
+def tracking(cluster: Any, model: Any, stream: SampleStream, **more: Any) -> Any:
+    """`distribute`, noting which rows change; tests put it in place of `distribute` here."""
+    training = setup.distribute(cluster, model, stream, **more)
+    training.track_changes()
+    return training
 
 
 def _train(trainer: Trainer, training: Any, until: int) -> None:

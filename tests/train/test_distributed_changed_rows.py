@@ -8,10 +8,9 @@ import pytest
 
 import checkpointed_ranks
 from checkpointed_layouts import HOT, LAYOUTS
-from checkpointed_ranks import STEPS, Session, contents
+from checkpointed_ranks import STEPS, Session, contents, tracking
 from rowhaul.train.distributed.changed_rows import take_changed_rows
 from rowhaul.train.distributed.cluster_snapshot import ClusterSnapshot
-from rowhaul.train.distributed.setup import distribute
 
 pytestmark = pytest.mark.slow
 
@@ -33,13 +32,8 @@ def taken(monkeypatch):
         found[trainer.step, cluster.rank] = take_changed_rows(training, since)
         take(self, cluster, training, trainer, facts, **more)
 
-    def tracked(cluster, model, stream, **more):
-        training = distribute(cluster, model, stream, **more)
-        training.track_changes()
-        return training
-
     monkeypatch.setattr(ClusterSnapshot, "__init__", taking)
-    monkeypatch.setattr(checkpointed_ranks, "distribute", tracked)
+    monkeypatch.setattr(checkpointed_ranks, "distribute", tracking)
     return found
 
 

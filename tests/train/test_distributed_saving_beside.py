@@ -10,11 +10,10 @@ import pytest
 
 import checkpointed_ranks
 from checkpointed_layouts import HOT, LAYOUTS, SAVED
-from checkpointed_ranks import STEPS, Session, contents, same_bits
+from checkpointed_ranks import STEPS, Session, contents, same_bits, tracking
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.runtime import flush
 from rowhaul.train.distributed.cluster_snapshot import ClusterSnapshot
-from rowhaul.train.distributed.setup import distribute
 from rowhaul.train.run_folder import CHECKPOINTS
 from rowhaul.train.save_thread import Pacer, SaveCancelledError
 from slow_cases import mostly_slow
@@ -176,13 +175,8 @@ def test_all_ranks_together_know_the_rows_that_have_changed(layout, session, tmp
         take(self, *arguments, **more)
         taken.append(self)
 
-    def tracked(cluster, model, stream, **more):
-        training = distribute(cluster, model, stream, **more)
-        training.track_changes()
-        return training
-
     monkeypatch.setattr(ClusterSnapshot, "__init__", kept)
-    monkeypatch.setattr(checkpointed_ranks, "distribute", tracked)
+    monkeypatch.setattr(checkpointed_ranks, "distribute", tracking)
     replace(session, **LAYOUTS[layout], save_at=[3, 6, STEPS]).on_threads(tmp_path / "a")
     dense = ("model/", "dense-optimizer/")
     saved = {

@@ -46,7 +46,7 @@ def allows_tf32() -> bool:
 
 @contextmanager
 def in_tf32() -> Iterator[None]:
-    """Have PyTorch multiply in TF32 for a while; this holds for all threads, so it is short."""
+    """Allow TF32 in PyTorch's matrix products. The setting is global, so keep the block short."""
     matmul = torch.backends.cuda.matmul
     name, value = ("fp32_precision", "tf32") if hasattr(matmul, "fp32_precision") else ("allow_tf32", True)
     before = getattr(matmul, name)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from rowhaul.errors import ConfigError, DataError
+from rowhaul.errors import ConfigError
 from rowhaul.nn.batch import Batch
 from rowhaul.nn.jagged import JaggedTensor
 from rowhaul.nn.layers import LayerFactory
 from rowhaul.nn.losses import Losses, per_sample_loss
 from rowhaul.nn.models.base import check_dropout
-from rowhaul.nn.models.sequence import SequenceModel, drawn_loss, owners, summed_rows
+from rowhaul.nn.models.sequence import SequenceModel, drawn_loss, labelled_losses, owners, summed_rows
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,7 @@ class SASRec(SequenceModel):
         rows, _ = self.rows(batch)
         state = self._state(rows[self.history[0]], batch.index)
         logits = self._logits(rows, state)
-        if batch.labels is None:
-            raise DataError("SASRec needs labels to learn from; name the label in the schema")
-        per_sample = losses(logits, batch)
+        per_sample = labelled_losses("SASRec", logits, batch, losses)
         if self.negatives:
             others = rows[self.negatives]
             owner = owners(others.lengths().to(torch.int64))

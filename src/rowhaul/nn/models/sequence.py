@@ -12,6 +12,7 @@ from torch.nn.functional import softplus
 from rowhaul.errors import ConfigError, DataError
 from rowhaul.nn.batch import Batch
 from rowhaul.nn.jagged import JaggedTensor
+from rowhaul.nn.losses import Losses
 from rowhaul.nn.models.base import RecommendationModel
 
 
@@ -92,6 +93,13 @@ def summed_rows(rows: JaggedTensor) -> Tensor:
     """The sum of a feature's rows, samples x dim."""
     lengths = rows.lengths().to(torch.int64)
     return summed(rows.values(), owners(lengths), len(lengths))
+
+
+def labelled_losses(model: str, logits: Tensor, batch: Batch, losses: Losses) -> Tensor:
+    """The loss of each sample, refused for samples without labels."""
+    if batch.labels is None:
+        raise DataError(f"{model} needs labels to learn from; name the label in the schema")
+    return losses(logits, batch)
 
 
 def drawn_loss(scores: Tensor, drawn: JaggedTensor, weights: Tensor | None) -> Tensor:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from rowhaul._nearest import did_you_mean
-from rowhaul.errors import ConfigError, DataError
+from rowhaul.errors import ConfigError
 from rowhaul.nn.batch import Batch
 from rowhaul.nn.jagged import JaggedTensor
 from rowhaul.nn.layers import MLP, LayerFactory
 from rowhaul.nn.losses import Losses, per_sample_loss
 from rowhaul.nn.models.base import MLPOptions, RecommendationModel
-from rowhaul.nn.models.sequence import drawn_loss, owners, summed_rows
+from rowhaul.nn.models.sequence import drawn_loss, labelled_losses, owners, summed_rows
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,7 @@ class TwoTower(RecommendationModel):
         rows, dense = self._rows(batch)
         user = self._user(rows, dense, batch.index)
         logits = self._logits(rows, user, batch.index)
-        if batch.labels is None:
-            raise DataError("TwoTower needs labels to learn from; name the label in the schema")
-        per_sample = losses(logits, batch)
+        per_sample = labelled_losses("TwoTower", logits, batch, losses)
         if self.negatives:
             drawn = rows[self.negatives]
             owner = owners(drawn.lengths().to(torch.int64))
