@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from torch.distributed import HashStore
 
 from click_logs import click_log
 from rowhaul._threads import Failure
@@ -216,36 +217,10 @@ def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray])
     return max(float(np.abs(one[name] - other[name]).max(initial=0)) for name in one)
 
 
-class ThreadStore:
-    """A rendezvous store between threads."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
-        self._changed = threading.Condition()
-
-    def set(self, key: str, value: str) -> None:
-        with self._changed:
-            self._values[key] = value.encode()
-            self._changed.notify_all()
-
-    def get(self, key: str) -> bytes:
-        with self._changed:
-            assert self._changed.wait_for(lambda: key in self._values, 60)
-            return self._values[key]
-
-    def check(self, keys: list[str]) -> bool:
-        with self._changed:
-            return all(key in self._values for key in keys)
-
-    def delete_key(self, key: str) -> None:
-        with self._changed:
-            self._values.pop(key, None)
-
-
 class ThreadCluster:
     """What a rank that is a thread sees of its cluster; every rank is a host of its own, and plans."""
 
-    def __init__(self, rank: int, topology: Topology, network: InProcessNetwork, store: ThreadStore) -> None:
+    def __init__(self, rank: int, topology: Topology, network: InProcessNetwork, store: HashStore) -> None:
         self.rank, self.topology, self.store = rank, topology, store
         self.num_ranks = topology.num_ranks
         self.is_worker = rank < topology.num_workers
@@ -264,13 +239,13 @@ class ThreadCluster:
     def forget(self, key: str) -> None:
         self.store.delete_key(key)
 
-    def another_store(self) -> ThreadStore:
+    def another_store(self) -> HashStore:
         return self.store
 
 
 def on_threads(topology: Topology, work: Callable[[ThreadCluster], Any]) -> list[Any]:
     """What the work of each rank returns; the first error of any, with those of all as a note."""
-    network, store = InProcessNetwork(topology.num_ranks, timeout_seconds=60), ThreadStore()
+    network, store = InProcessNetwork(topology.num_ranks, timeout_seconds=60), HashStore()
     clusters = [ThreadCluster(rank, topology, network, store) for rank in range(topology.num_ranks)]
     results: list[Any] = [None] * topology.num_ranks
     errors: dict[int, Exception] = {}

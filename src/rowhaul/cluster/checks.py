@@ -12,12 +12,13 @@ import os
 import platform
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch.distributed import DistError
+from torch.distributed import DistError, DistStoreError
 
 from rowhaul import __version__
 from rowhaul._machine import compiler_versions, cpu_capability
@@ -28,6 +29,9 @@ from rowhaul.errors import ClusterError
 
 _WIDTH = 100  # most characters shown of a value
 _STORE_SECONDS = 10.0  # for the requests to the store
+# A request that waits keeps its connection: not for long, since an error elsewhere may need it. Asking more
+# often would take processor time from a rank that computes while the others wait, for hours maybe.
+_ASKING_SECONDS = 1.0
 
 
 def gather_texts(
@@ -78,7 +82,7 @@ def _meet(
 ) -> list[str]:
     keys = [f"meeting/{what}/{number}/{rank}" for rank in range(cluster.num_ranks)]
     store.set(keys[cluster.rank], text)
-    if not until(lambda: store.check(keys), seconds, check):
+    if not until(lambda: _are_set(store, keys, min(seconds, _ASKING_SECONDS)), seconds, check):
         missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
         if missing:
             raise ClusterError(
@@ -89,6 +93,15 @@ def _meet(
     if number:  # all ranks have finished the call before this one
         store.delete_key(f"meeting/{what}/{number - 1}/{cluster.rank}")
     return texts
+
+
+def _are_set(store: Store, keys: list[str], seconds: float) -> bool:
+    """Return whether all keys have values within some seconds; the store answers as soon as they do."""
+    try:
+        store.wait(keys, timedelta(seconds=seconds))
+    except DistStoreError:
+        return False
+    return True
 
 
 def require_all(cluster: Cluster, what: str, seconds: float = 30.0) -> None:

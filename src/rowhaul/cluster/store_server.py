@@ -128,7 +128,8 @@ class StoreServer:
                 return [done, *(self._values[key] for key in keys)] if kind == GET else [done]
         with self._changed:
             result = self._change(kind, parts)
-            self._changed.notify_all()
+            if kind not in (CHECK, COUNT, DELETE):  # these add nothing that others wait for
+                self._changed.notify_all()
         return [done, *result]
 
     def _change(self, kind: int, parts: list[bytes]) -> list[bytes]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 from rowhaul._activity import Activity, doing
 
 Result = TypeVar("Result")
+
+FOREVER = 10 * 365 * 86400.0  # seconds: while another rank works; if it dies, its heartbeat says so
 
 _PAUSE = 0.05  # seconds between two checks
 
@@ -47,9 +49,13 @@ def within(
                 discard(result)
 
     threading.Thread(target=run, name="rowhaul-call", daemon=True).start()
+    deadline = time.monotonic() + seconds
     try:
-        if not until(future.done, seconds, check):
-            raise TimeoutError
+        with doing(Activity.WAITING):
+            while not wait([future], _PAUSE).done:
+                check()
+                if time.monotonic() > deadline:
+                    raise TimeoutError
         return future.result()
     except BaseException:
         if not future.cancel() and future.exception() is None:  # finished while this thread gave up

@@ -22,6 +22,7 @@ from rowhaul._cores import usable_cores
 from rowhaul._quantities import bytes_text
 from rowhaul.cluster.checks import gather_texts
 from rowhaul.cluster.cluster import Cluster
+from rowhaul.cluster.waiting import FOREVER
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.session import RunResult, ShouldStop
@@ -30,7 +31,6 @@ from rowhaul.tuning.shares import CHANGED_LINK, MeasuredLinks, ShareController, 
 ROOM = 2.0  # times the rows so far that must be free: they grow, and loading them takes memory, too
 SCARCE = 0.1  # of the memory free: the cluster goes on
 _LOOK_SECONDS = 1.0  # between two looks at the memory
-_WAIT_SECONDS = 10 * 365 * 86400.0  # a rank that dies meanwhile is noticed by its heartbeat
 _LINKS, _BACK, _END = "measure links", "back", "end"  # what rank 0 says to the others
 
 Train = Callable[[ShouldStop], RunResult]
@@ -110,11 +110,11 @@ def _wait(cluster: Cluster, before: RunResult) -> Outcome:
 
 
 def _say(cluster: Cluster, word: str, **more: Any) -> None:
-    gather_texts(cluster, "training alone", json.dumps({"word": word, **more}), _WAIT_SECONDS)
+    gather_texts(cluster, "training alone", json.dumps({"word": word, **more}), FOREVER)
 
 
 def _hear(cluster: Cluster) -> dict[str, Any]:
-    return dict(json.loads(gather_texts(cluster, "training alone", "", _WAIT_SECONDS)[0]))
+    return dict(json.loads(gather_texts(cluster, "training alone", "", FOREVER)[0]))
 
 
 class _Lookout:

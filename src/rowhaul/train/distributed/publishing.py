@@ -24,7 +24,7 @@ from rowhaul.checkpoint import CheckpointReader
 from rowhaul.cluster.checks import check_shared_folder, gather_texts, require_all
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.rendezvous import Store
-from rowhaul.cluster.waiting import ranks_text
+from rowhaul.cluster.waiting import FOREVER, ranks_text
 from rowhaul.errors import CheckpointError
 from rowhaul.store.row_format import format_of
 from rowhaul.store.whole_rows import WholeRows
@@ -37,8 +37,6 @@ from rowhaul.train.trainer import Trainer, make_model
 if TYPE_CHECKING:
     from rowhaul.publishing.changed_rows import Changes
     from rowhaul.publishing.folder import PublishedFolder, State
-
-_LONG_SECONDS = 24 * 3600.0  # a rank that dies meanwhile is noticed by its heartbeat
 
 
 class ClusterPublisher:
@@ -84,7 +82,7 @@ class ClusterPublisher:
         if cluster.rank == 0:
             with doing(Activity.SAVING):
                 self._folder = self._begin(folder, reader)
-        require_all(cluster, "publishing the model", _LONG_SECONDS)
+        require_all(cluster, "publishing the model", FOREVER)
 
     def _begin(self, run_folder: Path | None, reader: CheckpointReader | None) -> PublishedFolder:
         """Publish what the run knows, on rank 0."""
@@ -181,7 +179,7 @@ class ClusterPublisher:
     ) -> None:
         """Write this rank's rows, wait for the others, publish all."""
         pacer.hurry()
-        meet = partial(gather_texts, self._cluster, seconds=_LONG_SECONDS, store=store, check=pacer)
+        meet = partial(gather_texts, self._cluster, seconds=FOREVER, store=store, check=pacer)
         mine = json.dumps(self._write_part(self._path / name, changes, step, pacer))
         parts = [json.loads(text) for text in meet("writing a version", mine)]
         trouble = self._complete(name, parts, state) if state is not None else ""

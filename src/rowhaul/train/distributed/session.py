@@ -15,6 +15,7 @@ from rowhaul._activity import Activity, doing
 from rowhaul.checkpoint import Place
 from rowhaul.cluster.checks import check_same, require_all
 from rowhaul.cluster.cluster import Cluster
+from rowhaul.cluster.waiting import FOREVER
 from rowhaul.data.schema import Schema
 from rowhaul.data.sources.live import LiveStream
 from rowhaul.data.stream import SampleStream
@@ -57,8 +58,6 @@ from rowhaul.tuning.hot_set.controller import HotSetController
 from rowhaul.tuning.joint_passes import PassesController, fits_passes
 from rowhaul.tuning.shares import MeasuredLinks, ShareController, first_batches
 from rowhaul.tuning.sum_watch import SumWatch
-
-_LONG_SECONDS = 24 * 3600.0  # a rank that dies meanwhile is noticed by its heartbeat
 
 
 class ClusterSession(Session):
@@ -131,7 +130,7 @@ class ClusterSession(Session):
             with doing(Activity.READING):
                 read_contents(folder, self.stream, verify=keeps_contents)
         if saved is not None and folder:
-            require_all(cluster, "comparing the data with what was read before", _LONG_SECONDS)
+            require_all(cluster, "comparing the data with what was read before", FOREVER)
         # A worker without samples has nothing to compute, unless layers need all workers at once.
         self._joins_empty = any(isinstance(one, BatchNorm1d) for one in self.trainer.model.modules())
         tries_shares = config.cluster.shares == "auto" and cluster.topology.num_workers > 1
@@ -350,7 +349,7 @@ class ClusterSession(Session):
         with doing(Activity.SAVING):
             self.saving.finish()
             # Rank 0 may still be removing old checkpoints.
-            require_all(self.cluster, "finishing a checkpoint", _LONG_SECONDS)
+            require_all(self.cluster, "finishing a checkpoint", FOREVER)
             checkpointing.save(self.cluster, self.training, self.trainer, checkpoints, facts)
 
     def save_beside(self, checkpoints: Place, facts: dict[str, Any], done: Saved, *, waits: bool) -> bool:
