@@ -146,6 +146,7 @@ def test_a_place_that_cannot_be_written(rowhaul, log_folder, tmp_path):
     assert "is a file, not a folder" in err.lower()
 
 
+@pytest.mark.slow
 def test_an_unwritable_kernel_cache_only_warns(tmp_path):
     """A copy of the package that cannot write beside itself, for a user whose home is no folder."""
     shutil.copytree(

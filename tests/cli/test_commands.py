@@ -207,6 +207,7 @@ def test_test_files_taken_for_training_are_not_evaluated_on(rowhaul, tmp_path):
     assert "for want of held-out samples" in out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("default_sigint")
 def test_an_interrupted_generate_says_how_to_go_on(tmp_path):
     command = [

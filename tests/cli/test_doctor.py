@@ -130,6 +130,7 @@ def test_a_process_group_that_cannot_form_fails_with_a_fix(monkeypatch: pytest.M
     assert check_gloo().status == "ok"
 
 
+@pytest.mark.slow
 def test_a_kernel_cache_that_cannot_be_written_is_warned_of(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     program = "from rowhaul.cli.doctor.machine import check_kernel_cache as c; print(c().status, c().detail)"

@@ -74,6 +74,7 @@ def test_memory_that_does_not_suffice_is_said(plan):
     assert ": too much" in out
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_and_needs_no_network(plan, tmp_path):
     code, _, _ = plan("--links", "1gbit*2,100mbit*2", "--machines", "2,4", "--out", tmp_path / "plan.html")
     assert code == 0

@@ -20,6 +20,7 @@ def run_folder(tmp_path_factory, log_folder):
     return out
 
 
+@pytest.mark.slow
 def test_a_run_is_listed_converted_and_goes_on(rowhaul, run_folder, log_folder, tmp_path):
     code, out, _ = rowhaul("ckpt", "ls", run_folder)
     assert code == 0

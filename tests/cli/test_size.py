@@ -40,6 +40,7 @@ def test_json_has_all_numbers(size, log_folder):
     assert found["needed"] == found["ranks"][0]["total"] == sum(found["ranks"][0]["parts"].values())
 
 
+@pytest.mark.slow
 def test_memory_of_a_card_is_counted(size):
     code, out, _ = size("--json")
     in_host_memory = json.loads(out)["ranks"][0]["parts"]
@@ -76,6 +77,7 @@ def test_what_does_not_fit_is_refused_with_what_would_help(size):
     assert json.loads(out)["fits"] is False
 
 
+@pytest.mark.slow
 def test_a_cluster_is_told_rank_by_rank(size):
     code, out, _ = size("--workers", "2", "--stores", "2", "--cache", "1000", "--machines", "2", "--json")
     assert code == 0
@@ -87,6 +89,7 @@ def test_a_cluster_is_told_rank_by_rank(size):
     assert "The fullest machine needs" in out
 
 
+@pytest.mark.slow
 def test_pruning_is_told_beside_what_there_would_be_without(size):
     code, out, _ = size("--prune", "90%", "--set", "prune.chunks=2", "--memory", "16GiB")
     assert code == 0
@@ -117,6 +120,7 @@ def test_a_budget_is_told_as_what_it_buys(size):
     assert "too few for" in err
 
 
+@pytest.mark.slow
 def test_policies_and_hot_rows_are_told(size):
     code, out, _ = size("--max-rows", "100", "--batch-size", "20", "--memory", "16GiB")
     assert code == 0
@@ -128,6 +132,7 @@ def test_policies_and_hot_rows_are_told(size):
     assert "Hot rows: counted at their upper limit" in out
 
 
+@pytest.mark.slow
 def test_a_sample_says_that_it_is_one(size):
     code, out, _ = size("--sample", "1000", "--memory", "16GiB")
     assert code == 0

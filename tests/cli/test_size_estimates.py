@@ -166,6 +166,7 @@ PRUNED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prune", PRUNED.values(), ids=list(PRUNED))
 def test_pruned_runs_take_no_more_than_predicted_and_not_much_less(prune, log, counts):
     """At the fullest step; pruning leaves entries free, and new rows have not filled all of them by then."""
@@ -184,6 +185,7 @@ def test_pruned_runs_take_no_more_than_predicted_and_not_much_less(prune, log, c
         assert predicted < 0.75 * sum(table.total for table in whole)
 
 
+@pytest.mark.slow
 def test_a_pruned_cluster_is_told_part_by_part(log, counts):
     cluster = ClusterConfig(workers=2, stores=2, cache="500")
     prune = PruneConfig(ratio="90%", two_dimensions=False, utility="gradient")
@@ -215,6 +217,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", POLICIES)
 def test_policies_bound_what_a_table_holds(kind, log, counts):
     policy, most, why = POLICIES[kind]

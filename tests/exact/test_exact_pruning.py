@@ -106,6 +106,7 @@ def test_a_cluster_keeps_the_chunks_of_one_process(sync, peer_to_peer, data):
     check_against_one_process(data.draw(pruned_cases(sync, peer_to_peer)))
 
 
+@pytest.mark.slow
 @settings(few, max_examples=4)
 @given(data=st.data())
 def test_rows_are_pruned_early_when_training_begins(data):

@@ -64,6 +64,7 @@ def test_a_cluster_does_the_same_under_two_secrets(sync: str, data: st.DataObjec
     check(data.draw(cases(sync, data.draw(st.booleans()) and sync == "on-demand")), Rank)
 
 
+@pytest.mark.slow
 @few
 @given(pruned_cases("on-demand", False))
 def test_a_cluster_prunes_the_same_under_two_secrets(case: Case) -> None:

@@ -34,7 +34,7 @@ def log(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("name", mostly_slow(OPTIONS, "esmm"))
+@pytest.mark.parametrize("name", mostly_slow(OPTIONS))
 def test_scores_are_those_of_predict(name, log, tmp_path):
     labels = ["liked", {"name": "conversion", "after": "liked"}]
     schema, run = Schema.from_dict({"labels": labels, "ids": ["user", "movie"]}), tmp_path / "run"

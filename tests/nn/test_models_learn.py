@@ -39,7 +39,7 @@ def make_collection(configs: list[EmbeddingBagConfig]) -> EmbeddingBagCollection
     return EmbeddingBagCollection(configs, optimizer=Adagrad(lr=0.1))
 
 
-@pytest.mark.parametrize("name", mostly_slow(POOLED, "dlrm", "dcn", "deepfm"))
+@pytest.mark.parametrize("name", mostly_slow(POOLED, "dlrm"))
 def test_models_learn_an_interaction(name: str) -> None:
     model = build_model(
         name,

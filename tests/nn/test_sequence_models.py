@@ -223,7 +223,8 @@ def draw(generator: np.random.Generator, count: int, negatives: bool) -> Samples
     )
 
 
-@pytest.mark.parametrize("name", ["din", pytest.param("sasrec", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["din", "sasrec"])
 def test_learns_what_only_the_history_tells(name: str) -> None:
     negatives = name == "sasrec"
     model: RecommendationModel = build_model(

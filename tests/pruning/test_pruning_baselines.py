@@ -236,6 +236,7 @@ def test_intervals_are_students():
     assert math.isnan(Estimate.of([1.0]).half)
 
 
+@pytest.mark.slow
 def test_results_are_kept_and_compared_with_the_unpruned_run(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "FOLDER", tmp_path)
     monkeypatch.setattr("pruning_methods.logs.CACHE", tmp_path / "data")

@@ -99,6 +99,7 @@ def test_a_run_of_another_host_is_known_by_its_beat(is_alive, tmp_path, monkeypa
             assert "took over the lock of process 7 (rank 0) on elsewhere" in lock.note
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_locked_the_holder_counts(tmp_path, monkeypatch, hold):
     def unsupported(*arguments):
         raise OSError(37, "No locks available")
@@ -123,6 +124,7 @@ def test_the_holder_beats(tmp_path, monkeypatch):
         assert (tmp_path / "run" / LOCK_FILE).stat().st_mtime_ns != before
 
 
+@pytest.mark.slow
 def test_a_run_in_progress_is_not_disturbed(tmp_path, log_schema, log_folder):
     refused = []
 

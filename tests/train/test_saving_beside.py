@@ -18,6 +18,7 @@ from rowhaul.train.config import ModelConfig, OptimizerConfig, PruneConfig
 from rowhaul.train.save_thread import Pacer, SaveCancelledError, SaveThread
 from rowhaul.train.trainer import Trainer
 from save_threads import wait_for_saves
+from slow_cases import mostly_slow
 
 CONFIG = TrainConfig(
     model=ModelConfig(embedding_dim=4, options={"dropout": 0.2}),
@@ -87,7 +88,7 @@ def test_a_snapshot_is_the_checkpoint_of_its_step(name, tmp_path, log_schema, lo
     assert state_bytes(trainer) == state_bytes(undisturbed)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", mostly_slow(CONFIGS, "rows that come and go"))
 def test_a_run_that_saves_beside_training_learns_the_same(name, tmp_path, log_schema, log_folder):
     """And resumes from any of its checkpoints to the same bits."""
     config = replace(CONFIGS[name], max_steps=20, keep_checkpoints=100)

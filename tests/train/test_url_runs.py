@@ -27,6 +27,7 @@ def _empty():
     fsspec.filesystem("memory").store.clear()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_the_url_alone(tmp_path, log_schema, log_folder):
     train_run(CONFIG, log_schema, log_folder, out=tmp_path / "a")
     train_run(AT_URL, log_schema, log_folder, out=tmp_path / "b", should_stop=stop_after(11))
