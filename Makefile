@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test test-all lint format bench dist release-check docs clean
+.PHONY: help demo test quick test-all lint format bench dist release-check docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -36,7 +36,11 @@ format: $(STAMP)
 # More at a time than cores: many tests wait for processes that they have started.
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-test: lint
+# Side by side: the type checker uses one core, and tests leave some of the other unused.
+test: $(STAMP)
+	@$(MAKE) --no-print-directory -j 2 lint quick
+
+quick: $(STAMP)
 	$(PYTEST) -n 3 -m 'not slow'
 
 # Some need a real Redis or a browser; without it they are skipped, and say so.
