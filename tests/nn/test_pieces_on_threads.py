@@ -1,4 +1,4 @@
-"""Pieces of a step on threads: results in order, no more threads than PyTorch has, errors after all is done."""
+"""Pieces of a step on threads: results in order, few threads, errors after all is done."""
 
 import threading
 import time
