@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rowhaul import simulate as simulate
     from rowhaul import store as store
     from rowhaul import train as train
+    from rowhaul.checkpoint.dcp import DcpReader as DcpReader
     from rowhaul.data.schema import Schema as Schema
     from rowhaul.data.stream import SampleStream as SampleStream
     from rowhaul.database import DatabaseBags as DatabaseBags
@@ -55,10 +56,13 @@ if TYPE_CHECKING:
     from rowhaul.train.distributed import evaluate as evaluate
     from rowhaul.train.distributed import find_checkpoint as find_checkpoint
     from rowhaul.train.distributed import save_checkpoint as save_checkpoint
+    from rowhaul.train.distributed.dcp import find_dcp as find_dcp
+    from rowhaul.train.distributed.dcp import load_dcp as load_dcp
 
 _EXPORTS = {
     "": "checkpoint cluster data database errors nn optim pruning retrieval schedule serve simulate "
     "store train",
+    "checkpoint.dcp": "DcpReader",
     "data.schema": "Schema",
     "data.stream": "SampleStream",
     "database": "DatabaseBags DenseSum DistributedEmbeddingDatabase EmbeddingDatabase",
@@ -72,6 +76,7 @@ _EXPORTS = {
     "train.cluster_config": "ClusterConfig",
     "train.config": "TrainConfig",
     "train.distributed": "distribute evaluate find_checkpoint save_checkpoint",
+    "train.distributed.dcp": "find_dcp load_dcp",
 }
 __all__, __getattr__ = lazy_exports("rowhaul", _EXPORTS)
 

@@ -17,6 +17,8 @@ from oracles import assert_bit_equal, assert_close, plain, replay
 from training_case import Case
 
 from rowhaul.nn import Batch, EmbeddingCollection, EmbeddingConfig, RowPrecision
+from rowhaul.schedule import CacheSettings, IdBatch, RowSizes, Scheduler, ScheduleSettings, Topology
+from rowhaul.schedule.plan import Kind
 from rowhaul.store.tables import InitFn
 
 
@@ -83,6 +85,28 @@ def test_a_cluster_trains_what_one_process_trains(sync: str, peer_to_peer: bool,
     if case.dtype == torch.float64:
         assert_close(case, outcome, plain(case, outcome))
     check_run(case, outcome)
+
+
+def test_a_row_moves_once_however_often_histories_name_it() -> None:
+    draw = np.random.default_rng(0)
+    lengths = np.array([[1] * 64, [50] * 64], np.int32)
+    popular = np.minimum(draw.geometric(0.01, (20, lengths.sum())), 400)
+    scheduler = Scheduler(
+        ScheduleSettings(Topology(2), RowSizes((64,), (64,)), (1, 1), CacheSettings(500)),
+        iter([IdBatch.from_features([0, 0], keys, lengths) for keys in popular]),
+    )
+    for keys in popular:
+        assert scheduler.fill()
+        plan = scheduler.plan()
+        of_sample = np.concatenate([np.repeat(np.arange(64), each) for each in lengths])
+        moved = plan.moves
+        rows = {*zip(moved.kind, moved.key, moved.source, moved.target, strict=True)}
+        assert len(rows) == len(moved)
+        for worker in range(2):
+            wanted = np.unique(keys[plan.worker[of_sample] == worker])
+            pulled = moved.key[(moved.kind == Kind.MISS_PULL) & (moved.target == worker)]
+            assert np.isin(pulled, wanted).all()
+            assert plan.lookups[worker] == len(wanted) < (plan.worker == worker).sum() * 51 / 2
 
 
 @pytest.mark.slow

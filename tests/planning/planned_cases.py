@@ -63,11 +63,14 @@ MODES = [
 ]
 
 
+_WEIGHTS = st.sampled_from([None, None, np.float32, np.float64])
+
+
 @st.composite
 def streams(draw):
-    """Settings and a few batches: some empty, without ids, without labels, without dense values."""
+    """Settings and a few batches: some empty, without ids, labels or dense values; ids may have weights."""
     sizes = draw(st.lists(st.integers(0, 9), min_size=1, max_size=5))
-    labelled, num_dense = draw(st.booleans()), draw(st.integers(0, 2))
+    labelled, num_dense, weights = draw(st.booleans()), draw(st.integers(0, 2)), draw(_WEIGHTS)
     batches = []
     for number, size in enumerate(sizes):
         batch = samples(draw(st.integers(0, 10**6)), size, labelled=labelled, num_keys=12)
@@ -78,7 +81,8 @@ def streams(draw):
                 lengths=np.zeros_like(batch.lengths),
                 index=batch.index + number,
             )
-        batches.append(dataclasses.replace(batch, dense=batch.dense[:, :num_dense]))
+        weighted = None if weights is None else np.arange(len(batch.values), dtype=weights) / 3
+        batches.append(dataclasses.replace(batch, dense=batch.dense[:, :num_dense], id_weights=weighted))
     return draw(st.sampled_from(MODES)), batches
 
 

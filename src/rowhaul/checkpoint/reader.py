@@ -51,18 +51,30 @@ class CheckpointReader:
             instead=_INSTEAD,
         )
         try:
-            self.facts: dict[str, Any] = manifest["facts"]
-            self.groups: list[str] = manifest["groups"]
-            implied = implied_format(self.facts)
+            facts = manifest["facts"]
+            implied = implied_format(facts)
             tables = [TableEntry.from_dict(entry, implied) for entry in manifest["tables"]]
-            self._files = {name: (int(e["bytes"]), str(e["xxh3"])) for name, e in manifest["files"].items()}
+            files = {name: (int(e["bytes"]), str(e["xxh3"])) for name, e in manifest["files"].items()}
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise DamagedCheckpointError(
                 f"{self.path / MANIFEST_FILE} is damaged: {type(error).__name__} {error}; {_INSTEAD}"
             ) from None
-        for name in self._files:
+        for name in files:
             check_inside(name, self.path / MANIFEST_FILE, _INSTEAD)
+        self._describe(self.path, facts, manifest["groups"], tables, files)
+
+    def _describe(
+        self,
+        path: Place,
+        facts: dict[str, Any],
+        groups: list[str],
+        tables: Iterable[TableEntry],
+        files: dict[str, tuple[int, str]],
+    ) -> None:
+        """Note what there is to read; ``files`` have sizes and checksums."""
+        self.path, self.facts, self.groups = path, facts, groups
         self.tables: dict[str, TableEntry] = {table.name: table for table in tables}
+        self._files = files
         self._believed: set[str] = set()  # files whose checksum agreed
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ class Samples:
     groups: npt.NDArray[np.int64] | None = None  # samples: whose each is, for metrics within a group
     totals: npt.NDArray[np.float64] | None = None  # of the global batch that these are a part of
     time: int = 0  # of the newest event of the global batch, in seconds since 1970; 0: not known
+    id_weights: npt.NDArray[Any] | None = None  # sum(lengths): what the row of each id is multiplied by
 
     def take(self, places: npt.NDArray[np.int64]) -> Samples:
         """Some of the samples, in the order given."""
@@ -36,19 +38,20 @@ class Samples:
         each = lengths.reshape(-1)
         # The n-th id of a sample's feature is n places after the first; one subtraction makes all n.
         firsts = np.repeat(begins.reshape(-1) - (np.cumsum(each, dtype=np.int64) - each), each)
-        values = self.values[firsts + np.arange(len(firsts))]
-        return self.part(places, values, lengths)
+        return self.part(places, lengths, ids=firsts + np.arange(len(firsts)))
 
     def part(
         self,
         places: npt.NDArray[np.int64],
-        values: npt.NDArray[np.int64],
         lengths: npt.NDArray[np.int32],
+        *,
+        values: npt.NDArray[np.int64] | None = None,
+        ids: npt.NDArray[np.int64] | None = None,
     ) -> Samples:
-        """Some of the samples, given their ids; they know the totals of all."""
+        """Some of the samples, given their ids, or the places of these; they know the totals of all."""
         return Samples(
             self.features,
-            values,
+            self.values[ids] if values is None else values,
             lengths,
             self.dense[places],
             None if self.labels is None else self.labels[places],
@@ -57,6 +60,7 @@ class Samples:
             None if self.groups is None else self.groups[places],
             self.global_totals(),
             self.time,
+            None if self.id_weights is None else self.id_weights[ids],
         )
 
     def global_totals(self) -> npt.NDArray[np.float64] | None:

@@ -79,6 +79,7 @@ class Batch:
         ids = KeyedJaggedTensor(
             samples.features,
             _tensor(samples.values),
+            None if samples.id_weights is None else _tensor(samples.id_weights),
             lengths=_tensor(samples.lengths.reshape(-1)),
             stride=len(samples),
         )

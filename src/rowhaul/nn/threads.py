@@ -8,25 +8,34 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import TypeVar
+
+import torch
 
 Result = TypeVar("Result")
 
 
 def run_all(tasks: Sequence[Callable[[], Result]], in_parallel: bool) -> list[Result]:
-    """Results of all tasks; the first runs in the caller's thread."""
-    if len(tasks) == 1 or not in_parallel:
+    """Results of all tasks, on as many threads as PyTorch has; some run in the caller's."""
+    num_threads = min(len(tasks), torch.get_num_threads()) if in_parallel else 1
+    if num_threads <= 1:
         return [task() for task in tasks]
-    others = [_pool(len(tasks) - 1).submit(task) for task in tasks[1:]]
+    parts = [partial(_run_each, tasks[number::num_threads]) for number in range(num_threads)]
+    others = [_pool(num_threads - 1).submit(part) for part in parts[1:]]
     try:
-        first = tasks[0]()
+        first = parts[0]()
     finally:  # even if it failed: no task may still write when the caller continues
         finished = [other.exception() for other in others]
     for error in finished:
         if error is not None:
             raise error
-    return [first, *(other.result() for other in others)]
+    found = [first, *(other.result() for other in others)]
+    return [found[number % num_threads][number // num_threads] for number in range(len(tasks))]
+
+
+def _run_each(tasks: Sequence[Callable[[], Result]]) -> list[Result]:
+    return [task() for task in tasks]
 
 
 @cache

@@ -105,7 +105,7 @@ class EmbeddingCollection(TableCollection):
     def _jagged(self, ids: JaggedTensor, rows: Tensor) -> JaggedTensor:
         weights = ids.values() if self._need_indices else ids.weights_or_none()
         there = weights.to(self.device) if weights is not None else None
-        return JaggedTensor(rows, there, lengths=ids.lengths().to(self.device))
+        return ids.with_values(rows, there)
 
     def _moved(self, source: MovableRows) -> RowSource:
         return cast(RowSource, source)

@@ -223,6 +223,11 @@ def check_samples(samples: Samples) -> None:
     for name in ("labels", "weights", "groups"):
         if (column := getattr(samples, name)) is not None:
             sizes[name] = len(column)
+    weights = samples.id_weights
+    if weights is not None and weights.shape != samples.values.shape:
+        raise DataError(
+            f"{len(samples.values):,} ids need as many weights, one each; got an array of {weights.shape}"
+        )
     if len(set(sizes.values())) > 1:
         given = ", ".join(f"{name} of {size}" for name, size in sizes.items())
         raise DataError(f"all parts of a batch must have the same number of samples; got {given}")

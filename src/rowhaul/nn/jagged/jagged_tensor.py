@@ -170,6 +170,15 @@ class JaggedTensor:
         """The same rows in page-locked memory, from where copies to an accelerator can overlap work."""
         return self._map(Tensor.pin_memory)
 
+    def with_values(self, values: Tensor, weights: Tensor | None = None) -> JaggedTensor:
+        """Rows of the same lengths with other values, on the device of these."""
+        if len(values) != len(self._values):
+            raise DataError(
+                f"{len(self._values):,} values are needed, as many as before; got {len(values):,}"
+            )
+        there = values.device
+        return _trusted(values, weights, self._lengths.to(there), self._offsets.to(there))
+
     def _map(self, function: Callable[[Tensor], Tensor]) -> JaggedTensor:
         weights = None if self._weights is None else function(self._weights)
         return _trusted(function(self._values), weights, function(self._lengths), function(self._offsets))

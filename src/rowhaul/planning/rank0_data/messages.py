@@ -2,7 +2,8 @@
 
 Ids of a whole global batch go to every host, so they are packed: numbers are sent as their distance from the
 smallest, in as few bytes as the largest distance needs, and in none if all are equal. Positions in the stream
-are sent as their difference from counting up, which is constant in most streams.
+are sent as their difference from counting up, which is constant in most streams. Weights of ids, if there are
+any, go with the ids as they are.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Description:
     num_labels: int = 0
     more: dict[str, str] = field(default_factory=dict)
     num_totals: int = 0
+    id_weight_type: str = ""  # empty without weights of ids
 
     @classmethod
     def of(cls, samples: Samples) -> Description:
@@ -90,6 +92,7 @@ class Description:
             labels.shape[1] if labels is not None and labels.ndim > 1 else 0,
             {name: column.dtype.str for name, column in more.items() if column is not None},
             0 if totals is None else len(totals),
+            "" if samples.id_weights is None else samples.id_weights.dtype.str,
         )
 
     def check(self, samples: Samples) -> None:
@@ -186,7 +189,10 @@ def pack_ids(samples: Samples) -> Bytes:
     packed = [_narrow(numbers) for numbers in (samples.values, samples.lengths.reshape(-1), beyond)]
     sizes = (number for least, width, _ in packed for number in (least, width))
     prefix = np.frombuffer(_IDS.pack(len(samples), len(samples.values), samples.time, *sizes), np.uint8)
-    return np.concatenate([prefix, *(data for _, _, data in packed)])
+    weights = np.empty(0) if samples.id_weights is None else samples.id_weights
+    return np.concatenate(
+        [prefix, *(data for _, _, data in packed), np.ascontiguousarray(weights).view(np.uint8)]
+    )
 
 
 def unpack_ids(payload: Bytes, description: Description) -> tuple[Samples, Bytes]:
@@ -198,6 +204,10 @@ def unpack_ids(payload: Bytes, description: Description) -> tuple[Samples, Bytes
         numbers.append(_widen(rest[: count * width], count, least, width))
         rest = rest[count * width :]
     values, lengths, beyond = numbers
+    weights = None
+    if kind := description.id_weight_type:
+        size = num_ids * np.dtype(kind).itemsize
+        weights, rest = np.frombuffer(rest[:size], kind).copy(), rest[size:]
     samples = Samples(
         **{"labels": None, **_placeholders(description, num_samples)},
         features=description.features,
@@ -205,6 +215,7 @@ def unpack_ids(payload: Bytes, description: Description) -> tuple[Samples, Bytes
         lengths=lengths.astype(np.int32).reshape(num_features, num_samples),
         index=beyond + np.arange(num_samples),
         time=time,
+        id_weights=weights,
     )
     return samples, rest
 

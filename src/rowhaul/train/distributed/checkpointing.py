@@ -172,7 +172,7 @@ class Saved:
     def differences(self, settings: ScheduleSettings) -> list[str]:
         """Say what keeps the run from continuing with the same bits; the model is equal but for rounding."""
         if self._written is None:
-            return ["it was saved by one process"]
+            return ["it was saved without caches and schedule, by one process or as a state dict"]
         return differences(settings.describe(), self._written["settings"])
 
     def keep_prices(self, settings: ScheduleSettings) -> ScheduleSettings:

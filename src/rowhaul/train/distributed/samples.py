@@ -13,9 +13,12 @@ from rowhaul.runtime.phase_kernels import take_ids
 
 def part_of(samples: Samples, worker: npt.NDArray[np.int32], rank: int) -> Samples:
     """Return the samples that a worker trains, in order: `Samples.take` in one pass over the ids."""
-    mine = np.flatnonzero(worker == rank)
-    values, lengths = take_ids(samples.values, np.ascontiguousarray(samples.lengths), mine)
-    return samples.part(mine, values, lengths)
+    mine, lengths = np.flatnonzero(worker == rank), np.ascontiguousarray(samples.lengths)
+    if samples.id_weights is not None:
+        ids, taken = take_ids(np.arange(len(samples.values)), lengths, mine)
+        return samples.part(mine, taken, ids=ids)
+    values, taken = take_ids(samples.values, lengths, mine)
+    return samples.part(mine, taken, values=values)
 
 
 def as_samples(given: Samples | Batch) -> Samples:
@@ -27,8 +30,12 @@ def as_samples(given: Samples | Batch) -> Samples:
             f"a global batch must be rowhaul.data.samples.Samples or rowhaul.Batch, got {type(given)}"
         )
     ids = given.ids
-    if ids.weights_or_none() is not None:
-        raise DataError("ids with weights cannot be dispatched; leave them out, or train in one process")
+    weights = ids.weights_or_none()
+    if weights is not None and weights.requires_grad:
+        raise DataError(
+            "weights of ids that take gradients cannot be dispatched: data is not learned; compute them "
+            "in the model, from the batch that a worker gets"
+        )
     shape = (len(ids.keys()), ids.stride())
     return Samples(
         features=tuple(ids.keys()),
@@ -40,4 +47,5 @@ def as_samples(given: Samples | Batch) -> Samples:
         weights=None if given.weights is None else given.weights.cpu().numpy().astype(np.float32, copy=False),
         groups=None if given.groups is None else given.groups.cpu().numpy().astype(np.int64, copy=False),
         time=given.time,
+        id_weights=None if weights is None else weights.cpu().numpy(),
     )

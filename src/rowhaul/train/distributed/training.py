@@ -77,6 +77,7 @@ class DistributedTraining:
         self.rates = rates
         self.collection = only_collection(model)
         self._on_iteration, self._on_prune = on_iteration, on_prune
+        self._optimizer = optimizer
         self._job: Job | None = None
         self._batch: Batch | None = None  # of the job
         self._compute_began = 0.0
@@ -326,6 +327,27 @@ class DistributedTraining:
         if self._replicas is not None and not (self._left_out and self._left_out.is_behind):
             mine = self._replicas.at_rest(self.iteration, self.settings.hot, optimizer)
         self.runtime.in_control(lambda control: compare_replicas(control, mine)).wait()
+
+    def state_dict(self, optimizer: Optimizer | None = None) -> dict[str, Any]:
+        """Return what this rank holds of the model, for `torch.distributed.checkpoint.save` on every rank.
+
+        A collective call, between two segments, by stores, too. All ranks together have every row once, by
+        key and with all steps applied; rank 0 also has dense weights and optimizer. `rowhaul.find_dcp` loads
+        it on any number of ranks, `rowhaul.load_dcp` in one process. Training does not notice.
+
+        Args:
+            optimizer: of the dense weights, unless `distribute` has it.
+        """
+        from rowhaul.train.distributed import dcp  # late: it imports this module, and much of torch
+
+        if self._job is not None:
+            raise ConfigError("state_dict() within an iteration; call it between two calls of batches()")
+        optimizer = optimizer or self._optimizer
+        if optimizer is None:
+            raise ConfigError(
+                "state_dict() needs the optimizer of the dense weights: pass it, or give it to distribute()"
+            )
+        return dcp.state_of(self, optimizer)
 
     def held(self) -> tuple[int, int]:
         """Count the rows of the model, and bytes of rows and indexes on all ranks; a collective call."""
