@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rowhaul.errors import ConfigError
+
 TEMPORARY_PREFIX = ".tmp-"
 
 
@@ -34,6 +36,14 @@ def write_text(path: str | Path, text: str) -> None:
     """Write a text file atomically."""
     with whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def check_new_folder(path: Path, purpose: str) -> None:
+    """Refuse a place for a new folder that holds anything already."""
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{path} is a file; choose a new folder for {purpose}")
+    if path.is_dir() and any(path.iterdir()):
+        raise ConfigError(f"{path} exists and is not empty; choose another folder for {purpose}")
 
 
 def temporary_beside(path: Path) -> Path:

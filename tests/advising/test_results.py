@@ -6,6 +6,7 @@ import pytest
 
 from rowhaul.advising.predict import Prediction
 from rowhaul.advising.results import DISTURBED, Results
+from rowhaul.simulate.links import parse_links
 
 
 @pytest.mark.parametrize(
@@ -13,7 +14,9 @@ from rowhaul.advising.results import DISTURBED, Results
 )
 def test_more_than_linear_speed_was_measured_on_a_busy_machine(two_machines, is_given, warns):
     predictions = (Prediction(1, "", 0, 1.0, 1.0), Prediction(2, "joint", 0, two_machines, two_machines))
-    machines, costs = SimpleNamespace(share_cores=False), SimpleNamespace(given=is_given)
+    machines = SimpleNamespace(share_cores=False, links=parse_links("1gb*2,100mbit", 3, "--links"))
+    costs = SimpleNamespace(given=is_given)
     results = Results(500, 10, True, machines, costs, predictions, {}, 0, None)
     assert results.warning == (DISTURBED if warns else "")
     assert (DISTURBED in results.notes) == warns
+    assert results.notes[-1].startswith("Links of 8gbit, 100mbit a second")  # as bits, if bytes were given

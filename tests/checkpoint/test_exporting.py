@@ -123,6 +123,9 @@ def test_bad_requests_say_what_is_there(reader, tmp_path):
         export(reader, tmp_path / "x", format="csv")
     with pytest.raises(ConfigError, match="exists and is not empty"):
         export(reader, tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file is a file; choose a new folder for the export"):
+        export(reader, tmp_path / "file")
 
 
 @pytest.mark.parametrize("kind", list(FILE_KINDS))

@@ -201,8 +201,8 @@ def test_ranks_need_no_folder_in_common(tmp_path, log_folder):
     rowhaul("predict", ROOT, "--data", log_folder / "test", "--out", tmp_path / "scores.parquet")
     assert "all" in rowhaul("ckpt", "ls", ROOT, "--verify")
     assert "step 16" in rowhaul("ckpt", "ls", tmp_path / "b")  # whose checkpoints are at the URL
-    rowhaul("ckpt", "merge", ROOT, "--to", "s3://models/merged")
-    rowhaul("export", "s3://models/merged", "--to", tmp_path / "x")
+    rowhaul("ckpt", "merge", ROOT, "--out", "s3://models/merged")
+    rowhaul("export", "s3://models/merged", "--out", tmp_path / "x")
     assert rowhaul("evaluate", tmp_path / "x", *held_out) == rowhaul("evaluate", ROOT, *held_out)
     said = rowhaul("train", *data, "--out", "s3://models/other", *small, code=2)
     assert "--checkpoints the URL" in said

@@ -104,7 +104,7 @@ def test_a_run_within_a_budget_is_looked_into(trained, rowhaul, log_folder):
     code, _, errors = rowhaul("ckpt", "convert", out, "--row-dtype", "float32", "--out", out.parent / "x")
     assert code != 0
     assert "have a budget" in " ".join(errors.split())
-    code, _, errors = rowhaul("ckpt", "merge", out, out, "--to", out.parent / "merged")
+    code, _, errors = rowhaul("ckpt", "merge", out, out, "--out", out.parent / "merged")
     assert code != 0
     assert "cannot be merged" in " ".join(errors.split())
 

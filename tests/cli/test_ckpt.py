@@ -146,7 +146,7 @@ def test_an_exported_model_serves_what_predict_predicts(rowhaul, trained, loaded
 
 
 def test_merge_makes_a_run_that_evaluates_and_goes_on(rowhaul, trained, log_folder, tmp_path):
-    code, out, _ = rowhaul("ckpt", "merge", trained, "--to", tmp_path / "again")
+    code, out, _ = rowhaul("ckpt", "merge", trained, "--out", tmp_path / "again")
     assert code == 0
     assert "Merged into" in out
     test = log_folder / "test"
@@ -159,7 +159,7 @@ def test_merge_makes_a_run_that_evaluates_and_goes_on(rowhaul, trained, log_fold
     code, out, _ = rowhaul("train", "--resume", "--out", tmp_path / "again", "--data", data, "--epochs", "2")
     assert code == 0
     assert "in 24 steps" in out
-    code, _, err = rowhaul("ckpt", "merge", trained, "--to", tmp_path / "again")
+    code, _, err = rowhaul("ckpt", "merge", trained, "--out", tmp_path / "again")
     assert code == 2
     assert "exists and is not empty" in err
 
@@ -169,7 +169,7 @@ def test_merge_says_whose_rows_were_taken(rowhaul, trained, tmp_path):
         rows = np.ones((2, 5), np.float32)
         writer.table("user", [(np.array([USER, -9]), rows)], dim=4, state_width=1, dtype="float32")
         writer.table("city", [(np.array([1]), rows[:1])], dim=4, state_width=1, dtype="float32")
-    code, out, _ = rowhaul("ckpt", "merge", trained, tmp_path / "more", "--to", tmp_path / "to")
+    code, out, _ = rowhaul("ckpt", "merge", trained, tmp_path / "more", "--out", tmp_path / "to")
     assert code == 0
     assert "were taken from the last one" in out
     code, out, _ = rowhaul("ckpt", "cat", tmp_path / "to", str(USER), "-9", "--json")
@@ -230,9 +230,9 @@ def test_a_pruned_run_is_listed_shown_merged_and_exported(rowhaul, log_folder, t
     code, out, _ = rowhaul("ckpt", "cat", run, str(USER), "--table", "user")
     assert code == 0
     assert " of 4 stored" in out
-    code, out, _ = rowhaul("ckpt", "merge", run, run, "--to", tmp_path / "merged")
+    code, out, _ = rowhaul("ckpt", "merge", run, run, "--out", tmp_path / "merged")
     assert code == 0
-    code, _, err = rowhaul("export", tmp_path / "merged", "--to", tmp_path / "exported", "--format", "npz")
+    code, _, err = rowhaul("export", tmp_path / "merged", "--out", tmp_path / "exported", "--format", "npz")
     assert code == 0, err
     scores = []
     for folder in (run, tmp_path / "merged", tmp_path / "exported"):

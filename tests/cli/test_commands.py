@@ -118,11 +118,18 @@ def test_scores_are_written_as_csv_too(rowhaul, trained, log_folder, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("s.txt", "written to .parquet or .csv files"), ("nowhere/s.csv", "there is no folder")],
+    [
+        ("s.txt", "written to .parquet or .csv files"),
+        ("nowhere/s.csv", "there is no folder"),
+        ("file/s.csv", "file is a file, not a folder"),
+        ("folder.csv", "is a folder; name a file"),
+    ],
 )
 def test_a_place_where_scores_cannot_be_written_is_named(
     name, message, rowhaul, trained, log_folder, tmp_path
 ):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.csv").mkdir()
     code, _, err = rowhaul("predict", trained, "--data", log_folder / "test", "--out", tmp_path / name)
     assert code == 2
     assert message in " ".join(err.split())

@@ -71,7 +71,7 @@ def test_predicted_exported_merged_and_converted(printed, trained, log_folder, t
     assert scores["num_scores"] == len((tmp_path / "scores.csv").read_text().splitlines()) - 1
     exported = printed("export", trained, "--out", tmp_path / "tables")
     assert {one["name"] for one in exported["tables"]} >= {"user", "item"}
-    merged = printed("ckpt", "merge", trained, "--to", tmp_path / "merged")
+    merged = printed("ckpt", "merge", trained, "--out", tmp_path / "merged")
     assert {one["name"]: one["rows"] for one in merged["tables"]}["user"] > 0
     converted = printed("ckpt", "convert", trained, "--row-dtype", "int8", "--out", tmp_path / "int8")
     assert converted["bytes"] < converted["bytes_before"]

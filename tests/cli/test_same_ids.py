@@ -75,7 +75,7 @@ def test_ids_of_another_kind_are_refused_wherever_they_come(rowhaul, rows, tmp_p
     other = tmp_path / "other"
     code, _, err = rowhaul("train", *data, "--out", other, *SMALL)
     assert code == 0, err
-    code, _, err = rowhaul("ckpt", "merge", run, other, "--to", tmp_path / "merged")
+    code, _, err = rowhaul("ckpt", "merge", run, other, "--out", tmp_path / "merged")
     assert code == 2
     assert "feature 'user' has integer ids, but text ids" in " ".join(err.split())
 

@@ -21,6 +21,10 @@ def test_the_old_name_of_the_folder_still_works(rowhaul, trained, tmp_path):
     code, _, err = rowhaul("export", trained)
     assert (code, "export needs --out" in err) == (2, True)
     assert "--to" not in rowhaul("export", "--help")[1]
+    code, _, err = rowhaul("ckpt", "merge", trained, "--to", tmp_path / "merged")
+    assert (code, "--to is now called --out" in err) == (0, True)
+    code, _, err = rowhaul("ckpt", "merge", trained)
+    assert (code, "ckpt merge needs --out" in err) == (2, True)
 
 
 def test_options_of_tables_do_not_go_with_a_graph(rowhaul, trained, tmp_path):

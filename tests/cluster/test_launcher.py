@@ -8,11 +8,12 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from rowhaul.cluster import launch
+from rowhaul.cluster import launch, launcher
 from rowhaul.errors import ClusterError
 
 # A rank without PyTorch: it notes who it is in the folder FOLDER and does what BEHAVIOUR says.
@@ -105,6 +106,14 @@ def test_a_rank_that_dies_is_named_with_its_last_words_and_the_others_end(tmp_pa
     assert message.endswith("ValueError: the last words")
     assert len(pids(tmp_path)) == 3
     assert not any(map(runs, pids(tmp_path)))
+
+
+def test_causes_come_before_ranks_that_ended_because_of_them():
+    codes = (launcher.EXIT_PEER_ENDED, 3, -signal.SIGKILL)
+    ended = [
+        launcher._Child(rank, "", SimpleNamespace(returncode=code), None) for rank, code in enumerate(codes)
+    ]
+    assert [child.rank for child in sorted(ended, key=launcher._after_causes)] == [2, 1, 0]
 
 
 def test_a_rank_that_does_not_want_to_end_is_killed(tmp_path):

@@ -61,6 +61,12 @@ def test_what_cannot_be_found_is_said_with_the_working_directory(
         expand_files("data.parquet")
     with pytest.raises(DataError, match=r"empty holds no \*\.parquet"):
         expand_files("empty")
+    (tmp_path / "link.parquet").symlink_to("gone.parquet")
+    with pytest.raises(DataError, match=r"link\.parquet is a link to gone\.parquet, which is not there"):
+        expand_files("link.parquet")
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"no such file: file/a\.parquet; file is a file, not a folder"):
+        expand_files("file/a.parquet")
     with pytest.raises(DataError, match="no data files"):
         expand_files([])
 

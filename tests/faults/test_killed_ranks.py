@@ -56,6 +56,8 @@ def kill_and_resume(victim, seed, log, tmp_path, expected, *more):
     assert code == 2
     assert f"rank {RANKS[victim]} ({victim}) was killed by SIGKILL" in message
     assert f"rowhaul train --resume --out {out}" in message
+    assert message.count("error:") == 1  # said once, by the launcher
+    assert "Ctrl-C" not in message
     assert not any(process.is_running() for process in ranks.values())
     resumed = subprocess.run(
         command(log, out, "--resume", *more), timeout=250, capture_output=True, text=True

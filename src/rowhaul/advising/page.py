@@ -89,6 +89,7 @@ def _by_speed(results: Results) -> Figure:
             axis.plot([slowest * speed for speed in SPEEDS], speeds, color=colour, label=name)
         axis.axvline(slowest, color=GRID, linewidth=1)
         axis.set_xscale("log")
+        axis.xaxis.set_major_formatter("{x:,.0f}")
 
     return _figure(results, draw, "Mbit/s of the slowest link")
 
@@ -104,6 +105,7 @@ def _figure(results: Results, draw: Callable[[Axes], None], across: str) -> Figu
     axis.spines[["top", "right"]].set_visible(False)
     axis.set_xlabel(across)
     axis.set_ylabel("samples/s")
+    axis.yaxis.set_major_formatter("{x:,.0f}")
     axis.set_ylim(bottom=0)
     axis.legend(frameon=False)
     return figure

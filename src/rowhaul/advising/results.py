@@ -10,10 +10,9 @@ from rowhaul.advising.advice import Advice
 from rowhaul.advising.costs import Costs
 from rowhaul.advising.predict import SPEEDS, Machines, Prediction
 
-ASSUMPTIONS = (
+ASSUMED = (
     "Every machine stores a part of the rows, trains an equal share of the batch, and sends rows to the "
-    "others without a detour.",
-    "Links are full-duplex, and nothing between them is a bottleneck; see docs/simulate.md for the model.",
+    "others without a detour."
 )
 MEASURED = (
     "The machines are like this one. Its processor time was measured by training a little, alone and as two "
@@ -68,7 +67,17 @@ class Results:
             f"{sample}, {more}.",
             GIVEN if self.costs.given else MEASURED,
             SHARED if self.machines.share_cores else APART,
-            *ASSUMPTIONS,
+            ASSUMED,
+            self._links_note,
+        )
+
+    @property
+    def _links_note(self) -> str:
+        """How fast links are, in bits: `1gb` is in bytes, and was perhaps meant in bits."""
+        speeds = ", ".join(dict.fromkeys(map(str, self.machines.links)))
+        return (
+            f"Links of {speeds} a second are full-duplex, and nothing between them is a bottleneck; see "
+            "docs/simulate.md for the model."
         )
 
     def plain(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rowhaul._quantities import bytes_text
 from rowhaul.nn.row_source import RowNote
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ class BudgetReport:
             ),
             (
                 "budget",
-                f"{self.allocated_bytes / 2**20:,.1f} MiB: rows {self.row_bytes / 2**20:,.1f}, "
-                f"what finds and counts them {self.map_bytes / 2**20:,.1f}",
+                f"{bytes_text(self.allocated_bytes)}: rows {bytes_text(self.row_bytes)}, what finds and "
+                f"counts them {bytes_text(self.map_bytes)}",
             ),
         ]
 

@@ -32,7 +32,8 @@ from rowhaul.cli.size.command import size
 from rowhaul.cli.train import train
 from rowhaul.cli.verify.command import verify
 from rowhaul.cluster import is_launched
-from rowhaul.errors import RowhaulError
+from rowhaul.cluster.place import EXIT_PEER_ENDED, launcher_tells
+from rowhaul.errors import RankLostError, RowhaulError
 
 EXIT_ERROR = 2
 
@@ -74,6 +75,8 @@ def main() -> None:
     except _ClickError as error:
         _fail_usage(error)
     except RowhaulError as error:
+        if isinstance(error, RankLostError) and launcher_tells(error):
+            _exit(EXIT_PEER_ENDED)
         _fail(str(error), EXIT_ERROR)
     except (KeyboardInterrupt, SystemError) as error:
         if not is_interruption(error):
@@ -117,6 +120,10 @@ def _explained(error: OSError) -> str | None:
 def _fail(message: str, code: int) -> None:
     console = Console(stderr=True, soft_wrap=True, emoji=False)
     console.print(f"[bold red]error:[/] {escape(message)}", highlight=False)
+    _exit(code)
+
+
+def _exit(code: int) -> None:
     if is_launched():  # threads may be stuck in the network, and would abort an orderly exit
         sys.stdout.flush()
         sys.stderr.flush()

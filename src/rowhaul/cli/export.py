@@ -11,6 +11,7 @@ import typer
 from rowhaul.cli.console import bytes_text, console, counted, plain_table, say
 from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import progress_bar
+from rowhaul.cli.renamed import TO, out_or_to
 
 if TYPE_CHECKING:
     from rowhaul.checkpoint import CheckpointReader
@@ -36,7 +37,7 @@ def export(
     whole: bool = typer.Option(
         False, "--whole", help="Write pruned rows in full, with zeros where pruned, instead of stored chunks."
     ),
-    to: str | None = typer.Option(None, "--to", hidden=True, help="The old name of --out."),
+    to: str | None = TO,
     as_json: bool = AS_JSON,
 ) -> None:
     """Write tables as keys and vectors, and dense weights as safetensors; read all back and compare.
@@ -47,11 +48,7 @@ def export(
     from rowhaul.errors import ConfigError
     from rowhaul.train.run_folder import open_saved
 
-    place = out if out is not None else to
-    if place is None:
-        raise ConfigError("export needs --out: the folder to write")
-    if out is None:
-        typer.echo("--to is now called --out, as in the other commands", err=True)
+    place = out_or_to("export", out, to)
     if dense and (format != "parquet" or table or state or whole):
         raise ConfigError(
             "--dense writes a folder to serve from, with all rows and without state; --format, --table, "

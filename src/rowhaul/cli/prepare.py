@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from rowhaul.cli.console import counted, say
+from rowhaul.cli.console import bytes_text, counted, say
 from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import progress_bar
 
@@ -71,7 +71,7 @@ def prepare(
         return
     say(
         f"{report.rows:,} rows in {out} ({report.test_rows:,} of them in test/), "
-        f"{report.bytes / 2**20:,.1f} MiB, {report.seconds:,.1f} s"
+        f"{bytes_text(report.bytes)}, {report.seconds:,.1f} s"
     )
     for kind, what in (("integer", "integers"), ("string", "text, which is hashed")):
         if columns := [name for name, guessed in report.guessed_types.items() if guessed == kind]:

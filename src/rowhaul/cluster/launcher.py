@@ -25,7 +25,7 @@ from pathlib import Path
 
 from rowhaul._cores import usable_cores
 from rowhaul.cluster import tied_child
-from rowhaul.cluster.place import STORE_VARIABLE, require_linux, roles_of
+from rowhaul.cluster.place import EXIT_PEER_ENDED, STORE_VARIABLE, require_linux, roles_of
 from rowhaul.cluster.secret import VARIABLE as SECRET_VARIABLE
 from rowhaul.cluster.store_server import StoreServer, backlog
 from rowhaul.errors import ClusterError
@@ -179,10 +179,13 @@ class _Children:
             child.process.wait()
 
     def _first_dead(self, signals: Sequence[int]) -> _Child | None:
-        """Return the failed child that is the most likely cause: a killed one before the others."""
+        """Return the failed child that is the most likely cause: a killed one before the others.
+
+        Those that ended because of another one come last.
+        """
         good = (None, 0, _INTERRUPTED) if signals else (None, 0)
         ended = [child for child in self._children if child.process.poll() not in good]
-        return min(ended, key=lambda child: (child.process.returncode >= 0, child.rank), default=None)
+        return min(ended, key=_after_causes, default=None)
 
     def _handle(self, signals: Sequence[int]) -> None:
         """Forward new signals; kill at a second Ctrl-C, ignore a second SIGTERM."""
@@ -201,6 +204,11 @@ class _Children:
         for child in self._children:
             if child.process.poll() is None:
                 child.process.send_signal(number)
+
+
+def _after_causes(child: _Child) -> tuple[bool, bool, int]:
+    code = child.process.returncode
+    return code == EXIT_PEER_ENDED, code >= 0, child.rank
 
 
 def _variables(num_ranks: int, store_port: int) -> dict[str, str]:

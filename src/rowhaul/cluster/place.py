@@ -8,12 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rowhaul.errors import ClusterError
+from rowhaul.errors import ClusterError, RankLostError
 
 STORE_VARIABLE = "ROWHAUL_STORE"  # set by our launcher: where it hosts the rendezvous store
+EXIT_PEER_ENDED = 75  # of a rank that leaves it to our launcher to say which other one has ended, and how
 
 if TYPE_CHECKING:
     from rowhaul.schedule.topology import Topology
+
+
+def launcher_tells(error: RankLostError) -> bool:
+    """Whether our launcher, which sees processes end, will say the same, and more."""
+    from rowhaul.cluster.watchdog.losses import ENDED
+
+    return STORE_VARIABLE in os.environ and error.reason == ENDED
 
 
 def require_linux() -> None:

@@ -94,12 +94,22 @@ def _expand(item: str | Path) -> list[Path]:
     if path.exists():
         return [path]
     if not glob.has_magic(str(item)):
-        raise DataError(f"no such file: {item} (working directory: {Path.cwd()})")
+        raise DataError(f"no such file: {item}{_why_absent(path)} (working directory: {Path.cwd()})")
     matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
     matched_files = sorted((match for match in matches if match.is_file()), key=natural_order)
     if not matched_files:
         raise DataError(f"the glob {str(item)!r} matches no file (working directory: {Path.cwd()})")
     return matched_files
+
+
+def _why_absent(path: Path) -> str:
+    """Name a link that leads nowhere, or a file that is taken for a folder; the usual reason is a typo."""
+    for one in (path, *path.parents):
+        if one.is_symlink() and not one.exists():
+            return f"; {one} is a link to {one.readlink()}, which is not there"
+        if one.is_file():
+            return f"; {one} is a file, not a folder"
+    return ""
 
 
 def natural_order(path: Path) -> list[str | int]:

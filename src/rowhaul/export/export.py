@@ -29,7 +29,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from rowhaul._files import sync, temporary_beside, whole
+from rowhaul._files import check_new_folder, sync, temporary_beside, whole
 from rowhaul._id_kinds import KINDS_FACT, ORIGINS_FACT, UNRECORDED, kinds_in
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.checkpoint.progress import Counter, Progress
@@ -86,8 +86,7 @@ def export(
     path, chosen = Path(to), chosen_tables(reader, tables)
     if format not in FILE_KINDS:
         raise ConfigError(f"format {format!r} is not known; choose {', '.join(FILE_KINDS)}")
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ConfigError(f"{path} exists and is not empty; choose another folder for the export")
+    check_new_folder(path, "the export")
     layouts = {name: _layout(reader, name, with_state, whole_rows) for name in chosen}
     ids, kind = ids_of_tables(reader), FILE_KINDS[format]
     count = Counter(2 * sum(reader.tables[name].num_rows for name in chosen), progress)

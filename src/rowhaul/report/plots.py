@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_WIDTH, _HEIGHT = 7.0, 2.7  # inches
+_WIDTH, _HEIGHT = 4.8, 2.8  # inches: legible in half of a page, and on a phone
 _MOST_WORKERS = 8  # lines in one plot
 
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
@@ -172,5 +172,5 @@ def _figure(draw: Callable[[Axes], None], *, legend: bool) -> Figure:
     axis.set_axisbelow(True)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     if legend:
-        figure.legend(loc="outside right upper", frameon=False)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
     return figure

@@ -12,6 +12,7 @@ STYLE = """
 .tiles b { display: block; font-size: 1.25rem; } .tiles span { color: var(--soft); font-size: .85rem; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1rem; }
 figure { margin: 0; background: var(--card); border-radius: .5rem; padding: .6rem; }
+figure svg.plot { min-width: 0; }
 figcaption { font-weight: 600; font-size: .95rem; }
 code { white-space: nowrap; font-size: .92em; }
 td.bar { min-width: 7rem; }

@@ -16,7 +16,8 @@ from rowhaul.simulate.table import footnotes, is_comparison, label, moves_column
 _STYLE = """
 th:first-child, td:first-child { text-align: left; }
 .compared { color: var(--soft); } .compared td:first-child { padding-left: 1.8rem; }
-.settings td:first-child { color: var(--soft); }
+.settings td:first-child { color: var(--soft); white-space: normal; }
+.settings .wrap { min-width: 0; overflow-wrap: anywhere; }
 """
 
 _PLOTS = (

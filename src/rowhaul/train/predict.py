@@ -101,8 +101,12 @@ def _open(data: Any, schema: Schema, batch_size: int, fill_absent: bool) -> Samp
 def _check_file(out: Path, overwrite: bool) -> None:
     if out.suffix not in _WRITERS:
         raise ConfigError(f"scores are written to {' or '.join(_WRITERS)} files; got {out}")
+    if out.is_dir():
+        raise DataError(f"{out} is a folder; name a file for the scores")
     if out.exists() and not overwrite:
         raise DataError(f"{out} exists; choose another file, or replace it (--overwrite)")
+    if out.parent.exists() and not out.parent.is_dir():
+        raise DataError(f"{out.parent} is a file, not a folder to write {out.name} to; choose another")
     if not out.parent.is_dir():
         raise DataError(f"there is no folder {out.parent} to write {out.name} to; make it, or choose another")
     if not os.access(out.parent, os.W_OK):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from rowhaul.cli.ckpt.merge import into_folder
-from rowhaul.cli.console import say
+from rowhaul.cli.console import bytes_text, say
 from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import progress_bar
 
@@ -48,7 +48,7 @@ def convert(
         print_json({"path": made[1], **numbers})
         return
     say(
-        f"{rows:,} rows, now in {row_dtype}: {before / 2**20:,.1f} MiB became {after / 2**20:,.1f}. "
+        f"{rows:,} rows, now in {row_dtype}: {bytes_text(before)} became {bytes_text(after)}. "
         f"Converted into {made[1]}"
     )
     if made[1] != place:

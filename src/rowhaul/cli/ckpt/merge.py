@@ -10,7 +10,7 @@ import typer
 from rowhaul.cli.console import console, plain_table, say
 from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import progress_bar
-from rowhaul.errors import ConfigError
+from rowhaul.cli.renamed import TO, out_or_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,11 +29,12 @@ def merge(
         metavar="A B ...",
         help="Checkpoints (folders or URLs) or runs; the last one that has a row wins.",
     ),
-    to: str = typer.Option(
-        ...,
-        "--to",
+    out: str | None = typer.Option(
+        None,
+        "--out",
         help="New folder: a run if the last one is of a run, else a checkpoint; a URL: a checkpoint.",
     ),
+    to: str | None = TO,
     as_json: bool = AS_JSON,
 ) -> None:
     """Merge the tables and rows of checkpoints; compact a single one into fewer files.
@@ -43,7 +44,8 @@ def merge(
     from rowhaul.checkpoint import as_place
     from rowhaul.train.run_folder import open_saved
 
-    sources, place = [open_saved(path) for path in paths], as_place(to)
+    place = as_place(out_or_to("ckpt merge", out, to))
+    sources = [open_saved(path) for path in paths]
     with progress_bar("merging", "nothing was written") as progress:  # written, then read back
         merged = merge_into_folder(sources, place, lambda done, total: progress(done // 2, total // 2))
     if as_json:
@@ -78,7 +80,7 @@ def into_folder(
     import shutil
     from dataclasses import replace
 
-    from rowhaul._files import temporary_beside, whole
+    from rowhaul._files import check_new_folder, temporary_beside, whole
     from rowhaul.checkpoint.layout import step_folder
     from rowhaul.checkpoint.location import local_path
     from rowhaul.checkpoint.opening import run_of
@@ -87,8 +89,8 @@ def into_folder(
     from rowhaul.train.run_folder import CHECKPOINTS, CONFIG_FILE, saved_settings
 
     path = local_path(to)
-    if path is not None and path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ConfigError(f"{path} exists and is not empty; choose another folder for the result")
+    if path is not None:
+        check_new_folder(path, "the result")
     settings = saved_settings(source)
     if path is None or settings is None or path.resolve().parent.name == CHECKPOINTS:
         return make(to), to

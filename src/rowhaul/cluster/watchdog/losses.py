@@ -13,7 +13,7 @@ from typing import Any
 from rowhaul.cluster.waiting import ranks_text
 from rowhaul.cluster.watchdog.beats import Beat
 
-_ENDED = "has ended without a word: its process was killed or has crashed (see its output)"
+ENDED = "has ended without a word: its process was killed or has crashed (see its output)"
 _CLOSED = "has closed its connection without a word: its process or its host has died"
 
 
@@ -71,7 +71,7 @@ class Losses:
         elif "lost" in post:
             self._lose(post["lost"], post["reason"])
         elif "died" in post:
-            self._lose(rank, _ENDED)
+            self._lose(rank, ENDED)
         else:
             self._lose(rank, f"failed: {post['failed']}")
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from rowhaul._files import sync, temporary_beside, whole
+from rowhaul._files import check_new_folder, sync, temporary_beside, whole
 from rowhaul._id_kinds import kinds_in
 from rowhaul._manifest import write_manifest
 from rowhaul.checkpoint import CheckpointReader
@@ -62,8 +62,7 @@ def export_served(
     """
     path, kinds = Path(to), list(dict.fromkeys(dense))
     check_exporters(kinds)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ConfigError(f"{path} exists and is not empty; choose another folder for the export")
+    check_new_folder(path, "the export")
     trainer = load_trained(reader.path)
     check_servable(trainer)
     tables = [config.name for config in trainer.collection.table_configs()]
