@@ -1,7 +1,9 @@
 """When samples happened: read from Parquet and from messages, the newest of a batch."""
 
 import json
+import os
 from dataclasses import replace
+from itertools import takewhile
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +13,8 @@ import pytest
 from click_logs import click_log
 from rowhaul.data.preparing import prepare
 from rowhaul.data.schema import Schema, TimeColumn
+from rowhaul.data.sources.folder import FolderSource
+from rowhaul.data.sources.live import Idle, LiveStream
 from rowhaul.data.sources.messages import MessageDecoder
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import DataError
@@ -74,3 +78,25 @@ def test_a_schema_keeps_its_time(tmp_path, log_schema):
     pq.write_table(click_log(100, 1).append_column("at", column), tmp_path / "part-0.parquet")
     with pytest.raises(DataError, match="a time is a timestamp"):
         SampleStream(tmp_path, schema, 30)
+
+
+def test_without_a_time_column_a_batch_of_a_stream_has_the_time_at_which_its_samples_came(
+    tmp_path, log_schema
+):
+    came = (1_700_000_500, 1_700_000_000, 1_700_000_900)  # the second one was written long ago
+    for number, when in enumerate(came):
+        path = tmp_path / f"part-{number}.parquet"
+        pq.write_table(click_log(50, number), path)
+        os.utime(path, (when, when))
+
+    def batches(position):
+        """(time, position after it) of each batch from a position on, until nothing more comes."""
+        stream = LiveStream(FolderSource(tmp_path, log_schema, {}), log_schema, 30, position=position)
+        read = takewhile(lambda one: not isinstance(one, Idle), stream.prepared(lambda samples: samples))
+        return [(one.time, stream.position) for one in read]
+
+    whole = batches(None)
+    first, _, last = came
+    assert [time for time, _ in whole] == [first, first, first, last, last]  # it never goes back
+    for place, (_, position) in enumerate(whole[:-1], start=1):
+        assert batches(position) == whole[place:]

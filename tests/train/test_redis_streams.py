@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import replace
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from test_trainer import state_bytes
@@ -65,6 +66,29 @@ def send(client, stream, rows, at_once=1):
                 if "equal or smaller" in str(error):  # it was added, but the answer was lost
                     break
                 raise
+
+
+def test_entries_of_arrow_are_learned_as_a_file(server, expected, tmp_path, log_schema):
+    """Also beside entries of JSON, and where the run ends within an entry."""
+    rows, bits = expected
+    table = pa.Table.from_pylist(rows)
+    for number, first in enumerate(range(0, SAMPLES, 70)):
+        some = table.slice(first, 70)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, some.schema) as stream:
+            stream.write_table(some)
+        lines = "\n".join(json.dumps(row) for row in some.to_pylist())
+        as_json = number in (5, 60)
+        server.client.xadd("clicks", {"json": lines} if as_json else {"arrow": sink.getvalue().to_pybytes()})
+        if first == 2100:
+            server.client.xadd("clicks", {"arrow": b"no such thing"})
+    stopped = replace(CONFIG, max_steps=10)
+    train_run(stopped, log_schema, server.url("clicks"), out=tmp_path / "run")
+    result = train_run(CONFIG, log_schema, server.url("clicks"), out=tmp_path / "run", resume=True)
+    assert result.samples == SAMPLES
+    assert state_bytes(load_trained(tmp_path / "run")) == bits
+    (aside,) = map(json.loads, (tmp_path / "run" / "set_aside.jsonl").read_text().splitlines())
+    assert "its field arrow is no Arrow stream" in aside["why"]
 
 
 @pytest.mark.parametrize("at_once", [1, 7])

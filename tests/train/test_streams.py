@@ -14,7 +14,7 @@ from test_trainer import state_bytes
 
 from click_logs import click_log
 from rowhaul.checkpoint.opening import open_checkpoint
-from rowhaul.data.schema import Schema
+from rowhaul.data.schema import Schema, TimeColumn
 from rowhaul.data.sources.lines import LinesSource
 from rowhaul.data.sources.live import Idle, LiveStream
 from rowhaul.data.stream import SampleStream
@@ -169,6 +169,8 @@ def test_lines_of_json_are_learned_as_files(tmp_path, logs, log_schema):
     thread.join()
     os.close(reader)
     assert [len(one) for one in batches] == [256] * 9 + [good - 9 * 256]
+    came = stream.position.pop("came")
+    assert 0 <= time.time() - came < 600
     assert stream.position == {"source": {"lines": good + len(bad)}, "set_aside": len(bad), "early_cuts": 0}
     reasons = [one.why for one in stream.set_aside]
     expected_reasons = ["not JSON", "not a JSON object", "no field 'price'", "label 'click' is 7"]
@@ -244,3 +246,32 @@ def test_a_folder_of_files_of_another_schema_is_an_error(tmp_path, logs):
     other = Schema.from_dict({"label": "bought", "ids": ["user", "item"]})
     with pytest.raises(DataError, match=r"does not fit the schema.*no column 'bought'"):
         train_run(FOLLOWING, other, logs, out=tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_rows_live_as_long_by_the_time_at_which_files_came_as_by_that_of_events(tmp_path, log_schema):
+    timed = replace(log_schema, time=TimeColumn("at"))
+    for number in range(6):
+        table, when = click_log(200, number), 1_700_000_000 + 60 * number
+        path = tmp_path / f"part-{number}.parquet"
+        pq.write_table(table.append_column("at", pa.array([when] * len(table))), path)
+        os.utime(path, (when, when))
+    aged = replace(FOLLOWING, batch_size=100, tables={"default": {"ttl": "100s"}})
+    by_clock, by_event, kept = (
+        bits(train_and_open(config, schema, tmp_path, tmp_path.parent / f"run-{number}"))
+        for number, (config, schema) in enumerate(
+            ((aged, log_schema), (aged, timed), (replace(aged, tables={}), timed))
+        )
+    )
+    assert by_clock == by_event
+    assert by_clock != kept
+
+
+def train_and_open(config, schema, data, out):
+    train_run(config, schema, data, out=out)
+    return out
+
+
+def test_files_need_times_where_rows_live_for_days(tmp_path, logs, log_schema):
+    with pytest.raises(ConfigError, match="add `time: COLUMN` to it, or give ttl as a number of steps"):
+        train_run(replace(CONFIG, tables={"default": {"ttl": "3d"}}), log_schema, logs, out=tmp_path / "run")

@@ -116,7 +116,7 @@ _FLAGS_BY_PANEL: dict[str, dict[str, tuple[str, Any, str]]] = {
         "ttl": (
             "tables.default.ttl",
             str,
-            "Forget rows not named for N steps, or 30d of event time.",
+            "Forget rows not named for N steps, or 30d of event time (streams: or of wall time).",
         ),
         "max_rows": ("tables.default.max_rows", int, "Most rows of a table; see --evict."),
         "evict": ("tables.default.evict", str, "Which rows a full table forgets: lru or lfu."),

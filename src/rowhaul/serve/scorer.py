@@ -48,10 +48,11 @@ class Scorer:
 
     Args:
         path: the folder.
-        backend: ``onnx``, ``pt2``, or ``auto`` for what is there and installed.
+        backend: ``numpy``, ``onnx``, ``pt2``, or ``auto`` for what is there and installed.
         on_unknown: what ids never trained read (``init``, ``default``, ``error`` or ``tail``) instead of what
             the run was configured with.
-        threads: that one request may use for the dense part, by ONNX Runtime.
+        threads: that one request may use for the dense part, by ONNX Runtime; NumPy's BLAS has its own
+            setting (OPENBLAS_NUM_THREADS), which `rowhaul serve` sets to 1.
         verify: compare the checksum of all rows first, which reads them once.
 
     Example:

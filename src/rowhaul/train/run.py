@@ -28,7 +28,7 @@ from rowhaul.train import loop, snapshot
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.log import TrainingLog
 from rowhaul.train.metrics import MetricValues
-from rowhaul.train.run_data import check_same_data, read_contents
+from rowhaul.train.run_data import check_same_data, check_times, read_contents
 from rowhaul.train.run_folder import (
     PROBE,
     begin_folder,
@@ -132,6 +132,7 @@ def _open_data(
 
 def open_streams(config: TrainConfig, schema: Schema, data: Any, eval_data: Any, start: int) -> Streams:
     """Open the files to train on, from sample ``start``, and those to evaluate on."""
+    check_times(config, schema)
     stream = SampleStream(
         data,
         schema.without_group(),

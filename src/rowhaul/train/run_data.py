@@ -20,10 +20,11 @@ from rowhaul._files import write_text
 from rowhaul._yaml import load_yaml
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.data.contents import FileFacts, first_difference
+from rowhaul.data.schema import Schema
 from rowhaul.data.sources.live import LiveStream
 from rowhaul.data.sources.opening import is_address
 from rowhaul.data.stream import SampleStream
-from rowhaul.errors import CheckpointError
+from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.run_stream import stream_facts
 
@@ -160,3 +161,16 @@ def read_contents(folder: Path, stream: SampleStream, verify: bool) -> None:
             changed.append(file)
     if verify:
         stream.read_again(changed)
+
+
+def check_times(config: TrainConfig, schema: Schema) -> None:
+    """Refuse a ttl in time for files without times; a stream knows when its samples came.
+
+    Raises:
+        ConfigError: it says what to change.
+    """
+    if schema.time is None and any(one.ttl_seconds for one in config.row_policies(list(schema.tables))):
+        raise ConfigError(
+            "a ttl in days or hours goes by when events happened, but the schema does not say which column "
+            "of these files that is; add `time: COLUMN` to it, or give ttl as a number of steps"
+        )

@@ -71,11 +71,6 @@ class Trainer:
         self.total_steps = 0  # when known, what the learning rates decay towards
         self.key_kinds: dict[str, str] = {}  # of the ids trained on, see `rowhaul._id_kinds`
         self.policies = config.row_policies([one.name for one in self.collection.table_configs()])
-        if schema.time is None and any(one.ttl_seconds for one in self.policies):
-            raise ConfigError(
-                "a ttl in days or hours goes by when events happened, but the schema does not say which "
-                "column that is; add `time: COLUMN` to it, or give ttl as a number of steps"
-            )
         self.lifecycle: RowLifecycle | None = None  # where policies admit and drop rows
         if not all(one.keeps_all for one in self.policies):
             card = self.device if self.device.type == "cuda" else None

@@ -45,6 +45,7 @@ from rowhaul.train.distributed.session import ClusterSession
 from rowhaul.train.distributed.tables import layout_of
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.progressive import ProgressiveValues
+from rowhaul.train.run_data import check_times
 from rowhaul.train.run_folder import CHECKPOINTS
 from rowhaul.train.trainer import Trainer
 from rowhaul.tuning.hot_set.first_rows import profile_hot_rows
@@ -203,6 +204,7 @@ def joined_rows(layout: TableLayout, table: str, blocks: Iterable[Arrays]) -> Ar
 
 def open_stream(config: TrainConfig, schema: Schema, data: Any) -> SampleStream:
     """The global batches of a run, as every rank of it reads them."""
+    check_times(config, schema)
     return SampleStream(
         data,
         schema.without_group(),

@@ -2,6 +2,9 @@
 
 A batch is full, however its samples arrived, so that reading the same samples again gives the same batches.
 Only the last batch before the end is shorter, and those that ``max_wait`` cuts, which are counted.
+
+Where the schema has no time, that of a batch is when its newest sample came: as the source says, so that
+reading it again gives the same, or else by the clock of the process that reads, for all ranks.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from rowhaul._activity import progressed
@@ -24,6 +27,7 @@ from rowhaul.errors import DataError
 
 PREFETCHED_BATCHES = 4
 UNKNOWN_END = 1 << 60  # batches of a stream whose end is not known
+_EARLIEST = 1e9  # in 2001: seconds since 1970 before it are no time, but a number that a producer chose
 _TOLD_ONE_BY_ONE, _TOLD_EVERY = 10, 1000  # of what is set aside
 
 Prepared = TypeVar("Prepared")
@@ -83,6 +87,7 @@ class LiveStream:
         self._maker = FeatureMaker(schema, seed=0)
         self._samples, self._max_wait, self._stop_when_idle = samples, max_wait, stop_when_idle
         self._num_aside, self._num_early = self.position["set_aside"], self.position["early_cuts"]
+        self._came: int = self.position.get("came", 0)  # when the newest sample did, in seconds since 1970
         self._barren = 0  # set aside before the first sample
         self.should_stop: Callable[[], bool] = lambda: False  # asked while a cluster waits for samples
         self._ahead: deque[_Cut] = deque()  # given to a cluster, which has not trained them yet
@@ -137,7 +142,7 @@ class LiveStream:
     def event_time(self) -> float | None:
         """When the newest event that was trained on happened, in seconds since 1970, if the source knows."""
         position = self.position["source"]
-        return None if position is None else self.source.event_time(position)
+        return None if position is None else self.source.event_time(position) or None
 
     def saved(self, position: Position) -> None:
         """Take note that a checkpoint holds everything up to a position."""
@@ -185,6 +190,9 @@ class LiveStream:
     def _cut(self, pieces: list[Block], position: Position | None, early: bool) -> _Cut:
         block = join(pieces)
         samples = self._maker.samples(block, self._samples)
+        if self.schema.time is None and position is not None:
+            self._came = max(self._came, self._time_of(position))
+            samples = replace(samples, time=self._came)
         self._samples += len(block)
         self._barren = -1
         if early:
@@ -195,7 +203,13 @@ class LiveStream:
                     f"{self._max_wait:g}s (--max-wait): a replay may cut elsewhere, and learn other bits"
                 )
         counts: dict[str, Any] = {"set_aside": self._num_aside, "early_cuts": self._num_early}
+        counts["came"] = self._came
         return _Cut(samples, self._samples, {"source": position, **counts}, dict(self.source.kinds))
+
+    def _time_of(self, position: Position) -> int:
+        """Return when the newest sample before a position came; the clock says it where the source cannot."""
+        found = self.source.event_time(position)
+        return int(time.time() if found is None or 0 < found < _EARLIEST else found)
 
     def _put_aside(self, one: SetAside) -> None:
         self._num_aside += 1

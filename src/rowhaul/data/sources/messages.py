@@ -28,6 +28,10 @@ from rowhaul.data.columns import (
     decode_label,
     decode_times,
     dense_numbers,
+    id_kind,
+    is_list,
+    is_number,
+    is_time,
     label_numbers,
     time_numbers,
 )
@@ -43,7 +47,16 @@ _KINDS = {"integer": INTEGER, "hex": HEX, "string": TEXT}  # by type in a schema
 _NOWHERE = Origin(Path("message"), 0)  # every value is checked before it is decoded
 
 Fields = Mapping[str, Any]
-Message = bytes | Fields  # JSON, or an object as it would be after parsing
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A message that nothing can be read from."""
+
+    why: str
+
+
+Message = bytes | Fields | Unreadable  # JSON, or an object as it would be after parsing
 
 
 @dataclass(frozen=True)
@@ -100,6 +113,40 @@ class MessageDecoder:
                 bad.append((len(good), SetAside(where(number), str(error), shown[:_SHOWN])))
         return Decoded(self._block(self._as_rows(good)), places, bad)
 
+    def decode_table(self, table: pa.Table) -> Block | None:
+        """Decode samples that are columns already; None: one of them needs a closer look."""
+        if len(set(table.column_names)) < table.num_columns or set(self._columns) - set(table.column_names):
+            return None
+        kinds: dict[str, str] = {}
+        for name in self._schema.stored_features:
+            kind = id_kind(table.schema.field(name).type)
+            known = self._kinds.get(name, kind)
+            if kind not in (INTEGER, TEXT) or not (known == kind or (known, kind) == (HEX, INTEGER)):
+                return None
+            if is_list(table.schema.field(name).type) and _has_null(table.column(name)):
+                return None
+            kinds[name] = known
+        for name in set(self._columns) - set(kinds):
+            holds = is_time if self._schema.time and name == self._schema.time.name else is_number
+            if not holds(table.schema.field(name).type):
+                return None
+        (rows,) = table.select(self._columns).combine_chunks().to_batches()
+        if not self._has_usable_numbers(rows):
+            return None
+        self._kinds.update(kinds)
+        return self._block(rows)
+
+    def _has_usable_numbers(self, rows: pa.RecordBatch) -> bool:
+        """Whether label, numbers and time of all samples can be trained on."""
+        if (time := self._schema.time) is not None and not time_numbers(rows.column(time.name), time)[
+            1
+        ].all():
+            return False
+        usable = label_numbers(rows.column(self._label.name), self._label)[1].all()
+        return bool(usable) and all(
+            dense_numbers(rows.column(one.name))[1].all() for one in self._schema.dense
+        )
+
     def _parsed_together(self, messages: Sequence[Message]) -> pa.RecordBatch | None:
         """Parse messages like those before them; None: they are not all, or one needs a closer look."""
         if not self._in_lists or not messages or not isinstance(messages[0], bytes):
@@ -123,14 +170,7 @@ class MessageDecoder:
                 return None
             if self._in_lists.get(name) and column.flatten().null_count:
                 return None
-        if (time := self._schema.time) is not None and not time_numbers(rows.column(time.name), time)[
-            1
-        ].all():
-            return None
-        usable = label_numbers(rows.column(self._label.name), self._label)[1].all() and all(
-            dense_numbers(rows.column(one.name))[1].all() for one in self._schema.dense
-        )
-        return rows if usable else None
+        return rows if self._has_usable_numbers(rows) else None
 
     def _arrow_schema(self) -> pa.Schema:
         fields = [(name, pa.float64()) for name in self._columns if name not in self._in_lists]
@@ -169,6 +209,8 @@ class MessageDecoder:
 
     def _checked(self, message: Message) -> Fields:
         """Parse one message and check every value; raises a ValueError that says what is wrong."""
+        if isinstance(message, Unreadable):
+            raise ValueError(message.why)
         if isinstance(message, bytes):
             try:
                 fields = json.loads(message)
@@ -226,6 +268,11 @@ class MessageDecoder:
                     "different keys; send all as one type"
                 )
         return kind
+
+
+def _has_null(column: pa.ChunkedArray) -> bool:
+    """Whether a list in a column has an element that is missing."""
+    return any(chunk.flatten().null_count for chunk in column.chunks)
 
 
 def _is_number(value: Any) -> bool:

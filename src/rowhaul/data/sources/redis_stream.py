@@ -1,10 +1,12 @@
 """Redis Streams, read through a consumer group.
 
-An entry has a field ``json`` with a JSON object, or with several of them, one a line; or a field for each
-column, as text. The checkpoint's position rules: the group is set to it at the start, and to the last entry
-read after Redis was away, so that entries that were delivered, but are not in the model, are delivered again.
-Entries are acknowledged once a checkpoint holds them, so those pending are what a crash would deliver again.
-Only one run may read a group.
+An entry has a field ``json`` with a JSON object, or with several of them, one a line; a field ``arrow`` with
+an Arrow IPC stream of samples; or a field for each column, as text.
+
+The checkpoint's position rules: the group is set to it at the start, and to the last entry read after Redis
+was away, so that entries that were delivered, but are not in the model, are delivered again. Entries are
+acknowledged once a checkpoint holds them, so those pending are what a crash would deliver again. Only one run
+may read a group.
 """
 
 from __future__ import annotations
@@ -16,15 +18,17 @@ from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pyarrow as pa
+
 from rowhaul._id_kinds import TEXT
 from rowhaul.data.schema import Schema
-from rowhaul.data.sources.messages import Message, MessageDecoder
+from rowhaul.data.sources.messages import Message, MessageDecoder, Unreadable
 from rowhaul.data.sources.source import POLL_SECONDS, Chunk, Position
 from rowhaul.errors import ConfigError, DataError
 
 SCHEMES = ("redis", "rediss")
 DEFAULT_GROUP, _CONSUMER = "rowhaul", "trainer"
-_JSON = b"json"
+_JSON, _ARROW = b"json", b"arrow"
 _FIRST_ENTRIES, _MOST_ENTRIES = 50, 1000  # asked for at a time
 _CHUNK_SAMPLES = 4096  # about: a chunk is trained on while the next one is parsed
 _GATHER_SECONDS = 0.05  # when all that came is read: parsing few samples at a time costs more for each
@@ -32,6 +36,11 @@ _ACKNOWLEDGED = 1000  # at a time
 _RETRY_SECONDS = 0.5
 _SOCKET_SECONDS = 10.0
 _BEGINNING = "0-0"
+
+
+Entries = Sequence[tuple[bytes, Mapping[bytes, bytes]]]
+Place = tuple[str, str, int, int]
+"""Where a sample is: the entry before, its entry, its number there from 1, samples there."""
 
 
 class RedisSource:
@@ -117,8 +126,7 @@ class RedisSource:
 
     def event_time(self, position: Position) -> float | None:
         """Return the time in an entry's id: when it was added, unless its producer chose another one."""
-        milliseconds = _number(position["id"])[0]
-        return milliseconds / 1000 if milliseconds else None
+        return _number(position["id"])[0] / 1000  # 0 within the first entry
 
     def saved(self, position: Position) -> None:
         """Acknowledge what a checkpoint holds, when the reading thread comes round to it."""
@@ -167,21 +175,52 @@ class RedisSource:
             for _ in done:
                 self._delivered.popleft()
 
-    def _chunk(self, last: str, skip: int, entries: list[tuple[bytes, Mapping[bytes, bytes]]]) -> Chunk:
-        """Decode entries; the first ``skip`` lines of the first one are in the model already."""
+    def _chunk(self, last: str, skip: int, entries: Entries) -> Chunk:
+        """Decode entries; the first ``skip`` samples of the first one are in the model already."""
+        self._delivered.extend(id_bytes.decode() for id_bytes, _ in entries)
+        if (together := self._arrow_chunk(last, skip, entries)) is not None:
+            return together
         messages: list[Message] = []
-        origins: list[tuple[str, str, int, int]] = []  # the entry before, this one, line, lines
+        origins: list[Place] = []
         for number, (id_bytes, fields) in enumerate(entries):
-            entry = id_bytes.decode()
-            self._delivered.append(entry)
-            found: list[Message] = [self._as_object(fields)] if _JSON not in fields else []
-            found += fields[_JSON].strip().split(b"\n") if _JSON in fields else []
+            entry, found = id_bytes.decode(), self._messages(fields)
             for line in range(skip if number == 0 else 0, len(found)):
                 messages.append(found[line])
                 origins.append((last, entry, line + 1, len(found)))
             last = entry
         decoded = self._decoder.decode(messages, lambda place: f"entry {origins[place][1]}")
         return Chunk(decoded.block, partial(_after, origins, decoded.places), decoded.set_aside)
+
+    def _arrow_chunk(self, last: str, skip: int, entries: Entries) -> Chunk | None:
+        """Decode entries of Arrow, all at once; None: one of them is something else, or is not alike."""
+        if not all(_ARROW in fields for _, fields in entries):
+            return None
+        try:
+            tables = [_table(fields[_ARROW]) for _, fields in entries]
+            table = pa.concat_tables(tables).slice(skip)
+        except pa.ArrowException:
+            return None
+        block = self._decoder.decode_table(table) if len(table) else None
+        if block is None:
+            return None
+        origins: list[Place] = []
+        for (id_bytes, _), one in zip(entries, tables, strict=True):
+            entry = id_bytes.decode()
+            origins += [(last, entry, line + 1, len(one)) for line in range(len(one))]
+            last = entry
+        return Chunk(block, partial(_after, origins[skip:], range(len(table))))
+
+    def _messages(self, fields: Mapping[bytes, bytes]) -> Sequence[Message]:
+        """Return the samples of an entry, one by one."""
+        if _JSON in fields:
+            return fields[_JSON].strip().split(b"\n")
+        if _ARROW not in fields:
+            return [self._as_object(fields)]
+        try:
+            found: list[Message] = _table(fields[_ARROW]).to_pylist()
+        except (pa.ArrowException, ValueError) as error:
+            return [Unreadable(f"its field arrow is no Arrow stream: {error}")]
+        return found
 
     def _as_object(self, fields: Mapping[bytes, bytes]) -> dict[str, Any]:
         """Fields of text as values; what is no number stays text, which is then refused."""
@@ -211,6 +250,14 @@ class RedisSource:
             return text  # refused where ids are integers
 
 
+def _table(data: bytes) -> pa.Table:
+    """Read an Arrow stream; raises what Arrow does where it is none."""
+    with pa.ipc.open_stream(data) as stream:
+        table = stream.read_all()
+    table.validate(full=True)  # offsets that point elsewhere would be followed
+    return table
+
+
 def _as_number(text: str) -> float | str | None:
     if not text:
         return None
@@ -226,6 +273,6 @@ def _number(entry: str) -> tuple[int, int]:
     return int(milliseconds), int(sequence or 0)
 
 
-def _after(origins: list[tuple[str, str, int, int]], places: Sequence[int], count: int) -> Position:
+def _after(origins: list[Place], places: Sequence[int], count: int) -> Position:
     before, entry, line, lines = origins[places[count - 1]]
     return {"id": entry, "lines": 0} if line == lines else {"id": before, "lines": line}

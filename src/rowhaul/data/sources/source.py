@@ -62,7 +62,10 @@ class Source(Protocol):
         """
 
     def event_time(self, position: Position) -> float | None:
-        """Return when the newest event before a position happened, in seconds since 1970, if it is known."""
+        """Return when the newest event before a position happened, in seconds since 1970.
+
+        None: the source cannot know; 0: not yet.
+        """
         return None
 
     def saved(self, position: Position) -> None:

@@ -26,7 +26,7 @@ class RowPolicy:
             it does. Until then it reads its initial value, and its gradient is dropped.
         ttl: after how many iterations that do not name it a row is forgotten; so are the sightings of one
             that is not admitted. A time such as ``30d`` is event time: a row is forgotten when events are so
-            much newer than the last batch that named it.
+            much newer than the last batch that named it, or wall time on a stream without event times.
         max_rows: how many rows the table may hold after an iteration.
         evict: which rows are forgotten where there are more: ``lru``, those named longest ago, or ``lfu``,
             those that the fewest samples have named since they came. Ties go by last use, then by key.
