@@ -13,10 +13,11 @@ from rowhaul.optim import RowwiseAdagrad
 
 pytest.importorskip("triton", reason="Triton is not installed: `pip install rowhaul[gpu]`")
 
-from rowhaul.device.arena import DeviceArena
 from rowhaul.device.cache_size import CacheSize
 from rowhaul.device.cached_rows import CachedDeviceRows
+from rowhaul.device.hauling import Hauler
 from rowhaul.device.host_tables import HostTables
+from rowhaul.device.index import DeviceIndex
 from rowhaul.device.launch import runs_interpreted
 from rowhaul.device.rows import DeviceRows
 
@@ -47,10 +48,10 @@ def late_streams(monkeypatch):
         return wait_then_call
 
     for owner, name, on_card in (
-        (DeviceArena, "read", True),
-        (DeviceArena, "write", True),
-        (HostTables, "fetch", False),
-        (HostTables, "write", False),
+        (Hauler, "_launch", True),
+        (DeviceIndex, "number_listed", True),
+        (HostTables, "find", False),
+        (HostTables, "add", False),
     ):
         monkeypatch.setattr(owner, name, delayed(getattr(owner, name), on_card))
 

@@ -8,12 +8,11 @@ from rowhaul.device.arena import shift_of
 
 _PLACES = 5 / 3  # of the index, for each record: between two sweeps a fifth of them can be taken
 _PLACE_BYTES = 16
-_USE_BYTES = 4  # when a record was last used
+_NOTE_BYTES = 16  # of each record: when it was last used, where it is in host memory, whether it is free
 _SPARE_BYTES = 2048  # of the index and of lists
-_STAGED_SHARE = 1 / 64  # of all bytes, for each staging buffer
+_STAGED_SHARE = 1 / 16  # of all bytes, for each staging buffer in host memory
 _STAGED_BYTES = 32 << 20  # at most
 _LEAST_STAGED = 16  # records
-NUM_STAGED = 4  # buffers: two each way, so that one is filled while the other is emptied
 
 
 @dataclass(frozen=True)
@@ -23,15 +22,15 @@ class CacheSize:
     num_records: int
     shift: int  # of a chunk of records
     num_places: int  # of the index
-    num_staged: int  # records of a staging buffer
+    num_staged: int  # records of a staging buffer in host memory
 
     @classmethod
     def within(cls, num_bytes: int, record_bytes: int) -> CacheSize:
         """Return the largest cache that takes ``num_bytes`` at most; it may have no record at all."""
         staged = int(min(num_bytes * _STAGED_SHARE, _STAGED_BYTES)) // record_bytes
         staged = max(staged, _LEAST_STAGED)
-        rest = num_bytes - _SPARE_BYTES - NUM_STAGED * staged * record_bytes
-        most = max(int(rest / (record_bytes + _USE_BYTES + _PLACES * _PLACE_BYTES)), 0)
+        rest = num_bytes - _SPARE_BYTES
+        most = max(int(rest / (record_bytes + _NOTE_BYTES + _PLACES * _PLACE_BYTES)), 0)
         shift = min(shift_of(record_bytes), shift_of(record_bytes, most * record_bytes // 16))
         most = most >> shift << shift
         return cls(most, shift, int(most * _PLACES) + 1, staged)
@@ -39,7 +38,7 @@ class CacheSize:
     @classmethod
     def for_records(cls, num_records: int, record_bytes: int) -> int:
         """Return bytes within which there is room for so many records."""
-        num_bytes = num_records * (record_bytes + _USE_BYTES) + _SPARE_BYTES
+        num_bytes = num_records * (record_bytes + _NOTE_BYTES) + _SPARE_BYTES
         while cls.within(num_bytes, record_bytes).num_records < num_records:
             num_bytes += max(num_bytes // 32, 1024)
         return num_bytes

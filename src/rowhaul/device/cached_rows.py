@@ -38,7 +38,7 @@ class CachedDeviceRows(DeviceRows):
         optimizer: of rows.
         seed: of first values.
         device: the card.
-        device_memory: bytes on the card for records, index and staging buffers.
+        device_memory: bytes on the card for records, index and notes on both.
     """
 
     tables: list[CachedTables]  # type: ignore[assignment]  # a list of a narrower kind
@@ -202,7 +202,8 @@ class CachedDeviceRows(DeviceRows):
 
     def put(self, features: KeyedJaggedTensor, static: KeyedJaggedTensor) -> None:
         """Copy the records of a batch to where a recorded step reads them."""
-        for one, there in zip(self._batch_of(features).records, self._batches[static].records, strict=True):
+        # `can_record` has brought its rows, for this stream.
+        for one, there in zip(self._batches[features].records, self._batches[static].records, strict=True):
             there.copy_(one, non_blocking=True)
 
     def replayed(self, features: KeyedJaggedTensor) -> None:

@@ -3,8 +3,10 @@
 A batch is *planned* before it is read: its rows are found on the card, the missing ones get the records of
 rows used longest ago, these go back to host memory, and those are fetched from there. Rows of batches that
 are planned and not finished stay. So plans touch no row that training uses at that time, and training goes on
-beside them. What goes to and from host memory goes through one thread, in the order of plans: a row that was
-written back is read as it was written.
+beside them.
+
+A plan waits for the card once, to learn how many rows are missing. Records for the next batch are freed after
+that, as many as this one needed.
 """
 
 from __future__ import annotations
@@ -23,12 +25,21 @@ from rowhaul.device.arena import DeviceArena
 from rowhaul.device.batches import Ids
 from rowhaul.device.cache_counts import CacheCounts
 from rowhaul.device.cache_size import CacheSize
-from rowhaul.device.copy_kernels import list_rows, mark_used
 from rowhaul.device.hauling import Fetched, Hauler
 from rowhaul.device.host_tables import HostTables
-from rowhaul.device.index import DeviceIndex
-from rowhaul.device.lanes import Event, Lanes, Listener, brought
+from rowhaul.device.index import BLOCK, DeviceIndex
+from rowhaul.device.index_kernels import (
+    NEXT_RECORD,
+    NUM_FREE,
+    NUM_LISTED,
+    NUM_MISSING,
+    NUM_NEW,
+    NUM_REMOVED,
+    NUM_REUSED,
+)
+from rowhaul.device.lanes import Event, Lanes, Listener
 from rowhaul.device.launch import grid_of
+from rowhaul.device.plan_kernels import list_rows, look_up
 from rowhaul.device.tables import DeviceTables
 from rowhaul.device.victims import Victims
 from rowhaul.optim import RowOptimizerRule
@@ -36,8 +47,7 @@ from rowhaul.store import TableGroup, TableSpec
 
 Int64s = npt.NDArray[np.int64]
 _BLOCK = 1024
-_TURNS = 3  # batches that room is made for at once
-NEXT_RECORD, NUM_FREE, NUM_NEW, NUM_MISSING, NUM_REUSED = 2, 3, 4, 5, 6  # of the index's facts
+_TURNS = 2  # batches that room is made for at once
 
 Released = Callable[[bool], tuple[int, Event]]
 
@@ -48,6 +58,15 @@ class Plan:
 
     records: Tensor
     fetched: Future[Fetched]
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What the host was last told of the card's index."""
+
+    num_used: int  # records that have ever held a row
+    num_free: int  # of these, those that hold none
+    num_removed: int  # places
 
 
 @dataclass(frozen=True)
@@ -69,9 +88,9 @@ class CachedTables(DeviceTables):
         dtype: of values and state.
         seed: of first values.
         device: the card.
-        num_bytes: on the card, for records, index and staging buffers.
+        num_bytes: on the card, for records, index and notes on both.
         lanes: streams to work on.
-        hauling: the thread that reads and writes host memory.
+        hauling: the thread that looks up host memory.
     """
 
     def __init__(
@@ -89,13 +108,13 @@ class CachedTables(DeviceTables):
         dim, width = tables[0].dim, group.width
         self.size = size = CacheSize.within(num_bytes, width * dtype.itemsize)
         self.num_bytes, self._lanes = num_bytes, lanes
-        self.host = HostTables(group, size.num_records)
-        self.index = DeviceIndex(device, size.num_places)
+        self.host = HostTables(group, size.num_records, device)
+        self.index = DeviceIndex(device, size.num_places, max(size.num_records, 1))
         self.arena = arena = DeviceArena(dim, width - dim, dtype, device, size.shift)
         arena.reserve(max(size.num_records, 1))
         self._last_used = torch.zeros(max(size.num_records, 1), dtype=torch.int32, device=device)
         self._listener = Listener(device)
-        self._victims = Victims(self.index, self._last_used, self._listener)
+        self._victims = Victims(self.index, self._last_used)
         self.hauler = Hauler(self.host, arena, size, lanes, hauling, self._make)
         self._planned = CacheCounts()
         super().__init__(tables, optimizer, dtype, seed, device)
@@ -107,7 +126,7 @@ class CachedTables(DeviceTables):
 
     def clear(self) -> None:
         """Forget every row."""
-        self.host.group.clear()
+        self.host.clear()
         self.forget_card()
 
     def forget_card(self) -> None:
@@ -117,14 +136,12 @@ class CachedTables(DeviceTables):
         self._victims.clear()
         self.hauler.forget_card()
         self.is_empty = True
-        self._num_used = 0  # records that have ever held a row, when last heard of
-        self._num_free = 0  # of these, those that hold none
-        self._num_reused = 0  # places of the index
+        self._facts = _Facts(0, 0, 0)
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes on the card."""
-        return super().allocated_bytes + self._last_used.nbytes + self.hauler.allocated_bytes
+        return super().allocated_bytes + self._last_used.nbytes + self.hauler.homes.nbytes
 
     def _make(self, keys: Tensor, tables: Tensor, records: Tensor, new: Tensor, num_new: Tensor) -> None:
         self._write_initial(keys, tables, records, new, num_new, self.arena)
@@ -137,65 +154,87 @@ class CachedTables(DeviceTables):
         ``released`` returns the oldest batch whose rows must stay, and an event after all that was done
         with rows of those before: at once, or with True those that are over soon, too.
         """
-        records = self.index.find(ids.keys, ids.tables)
-        self._mark(records, number)
-        missing = self.index.list_missing(records)
+        records = torch.empty(len(ids.keys), dtype=torch.int32, device=self.device)
+        missing = torch.empty_like(records)
+        facts = self.index.facts
+        facts[NUM_NEW.value : NUM_MISSING.value + 1].zero_()
+        look_up[grid_of(len(records), BLOCK)](
+            ids.keys, ids.tables, self.index.places, facts, records, missing, self._last_used, number,
+            len(records), BLOCK=BLOCK, num_warps=1,
+        )  # fmt: skip
         num_missing = self._hear_facts()
-        self._planned.num_ids += len(records)
         if not num_missing:
+            self._planned.num_ids += len(records)
             return Plan(records, self.hauler.fetch_nothing())
         num_most = self._make_room(ids, num_missing, released)
         if num_most is None:
-            self._planned.num_ids -= len(records)
             return None
         self.is_empty = False
+        self._planned.num_ids += len(records)
         self._planned.num_missing += num_missing
         new = self.index.number_listed(ids.keys, ids.tables, missing, records)
-        self._mark(records, number)
-        listed = torch.empty(1 + 3 * num_most, dtype=torch.int64, device=self.device)
+        listed = self.hauler.list(num_most)
         list_rows[grid_of(num_most, _BLOCK)](
-            new, self.index.facts[NUM_NEW : NUM_NEW + 1], records, ids.keys, ids.tables, listed, num_most,
+            new, facts, records, ids.keys, ids.tables, self._last_used, number, listed.all, listed.most,
             BLOCK=_BLOCK,
         )  # fmt: skip
-        return Plan(records, self.hauler.fetch(listed, number))
+        plan = Plan(records, self.hauler.fetch(listed, number))
+        self._free_ahead(num_most, released)
+        return plan
 
     def _hear_facts(self) -> int:
         """Learn how many records are in use, and free, after all plans so far; returns the missing ids."""
-        facts = self._listener.hear(self.index.facts)
-        self._num_used, self._num_free = int(facts[NEXT_RECORD]), max(int(facts[NUM_FREE]), 0)
-        self._num_reused = int(facts[NUM_REUSED])
-        return int(facts[NUM_MISSING])
+        facts = self._listener.hear(self.index.facts).tolist()
+        self._facts = _Facts(
+            num_used=facts[NEXT_RECORD.value],
+            num_free=max(facts[NUM_FREE.value], 0),
+            num_removed=facts[NUM_REMOVED.value] - facts[NUM_REUSED.value],
+        )
+        self._victims.heard(facts[NUM_LISTED.value])
+        return int(facts[NUM_MISSING.value])
 
     def _make_room(self, ids: Ids, num_missing: int, released: Released) -> int | None:
         """Free a record for each missing row of a batch; returns their number, at most, or None: no room."""
-        for waits in (False, True):
-            oldest, finished = released(waits)
-            if num_missing > self._num_unused:
-                wanted = max(num_missing, min(_TURNS * num_missing, self.size.num_records // 16))
-                self._evict(wanted - self._num_unused, oldest, finished)
-            if num_missing <= self._num_unused:
-                break
-        else:  # several ids may name one row: how many rows are they?
+        if not any(self._frees(num_missing, *released(waits)) for waits in (False, True)):
+            # Several ids may name one row: how many rows are they?
             num_missing = self.count_missing(ids)
             if num_missing > self._num_unused:
                 return None
-        if self.index.sweep_for(self._num_used - self._num_free, num_missing, self._num_reused):
+        facts = self._facts
+        if self.index.sweep_for(facts.num_used - facts.num_free, num_missing, facts.num_removed):
             self._victims.clear()
         return num_missing
 
     @property
     def _num_unused(self) -> int:
-        """Records that hold no row."""
-        return self._num_free + self.size.num_records - self._num_used
+        """Records that hold no row, when last heard of."""
+        return self._facts.num_free + self.size.num_records - self._facts.num_used
 
-    def _evict(self, count: int, oldest: int, finished: Event) -> None:
-        """Send rows back to host memory, as many or all that may go; their records are free then."""
+    def _frees(self, count: int, oldest: int, finished: Event) -> bool:
+        """Write rows back until so many records are free; returns whether they are."""
+        for everything in (False, True):
+            while count > (before := self._num_unused):
+                self._evict(count - before, oldest, finished, everything=everything)
+                self._hear_facts()
+                if self._num_unused == before and not self._victims.has_more:
+                    break
+        return count <= self._num_unused
+
+    def _free_ahead(self, count: int, released: Released) -> None:
+        """Free records for batches to come, each like one that lacked ``count`` ids, without waiting."""
+        needed = count + count // 8
+        unused = self._num_unused - min(count, self.hauler.num_listed)
+        if unused < needed:
+            wanted = max(needed, min(_TURNS * count, self.size.num_records // 16))
+            self._evict(wanted - unused, *released(False), everything=False)
+
+    def _evict(self, count: int, oldest: int, finished: Event, *, everything: bool) -> None:
+        """Write about so many rows back to host memory that no batch from ``oldest`` on uses."""
         self._lanes.planning.wait(finished)
-        victims = self._victims.take(count, oldest)
-        if len(victims):
-            self.hauler.write_back(victims, brought(victims))
-            self.index.give(victims, self._num_free)
-            self._num_free += len(victims)
+        if not self._victims.has_more:
+            self._victims.list(count, oldest, everything=everything)
+        self.index.facts[NUM_FREE.value : NUM_FREE.value + 1].clamp_(min=0)
+        self.hauler.evict(self._victims, count, self.index, self._last_used)
 
     def num_pinned(self, oldest: int) -> int:
         """Count the records that batches from ``oldest`` on use."""
@@ -205,9 +244,6 @@ class CachedTables(DeviceTables):
         """Count the rows of a batch that the card lacks."""
         absent = torch.nonzero(self.index.find(ids.keys, ids.tables) < 0).reshape(-1)
         return len(self._missing(ids, absent).keys) if len(absent) else 0
-
-    def _mark(self, records: Tensor, number: int) -> None:
-        mark_used[grid_of(len(records), _BLOCK)](records, self._last_used, number, len(records), BLOCK=_BLOCK)
 
     def _missing(self, ids: Ids, which: Tensor) -> _Missing:
         keys, tables = ids.keys[which], ids.tables[which]
@@ -224,15 +260,12 @@ class CachedTables(DeviceTables):
 
     def settle(self, last_read: int) -> None:
         """Write every row of the card to host memory, but those made for batches after ``last_read``."""
-        jobs = []
         with self._lanes.planning.use():
             self._hear_facts()
-            for first in range(0, self._num_used, self.size.num_staged):
-                slots = np.arange(first, min(first + self.size.num_staged, self._num_used))
-                here = torch.from_numpy(slots[self.host.exists(slots, last_read)])
-                jobs += self.hauler.write_back(here.to(self.device), here, evicts=False)
-        for one in jobs:
-            one.result()
+            jobs = self.hauler.write_back(self._facts.num_used, last_read)
+            for added in (one.result() for one in jobs):
+                slots = torch.from_numpy(added.slots).to(self.device)
+                self.hauler.homes[slots] = torch.from_numpy(added.locations).to(self.device)
 
     def look(self, ids: Ids, last_read: int) -> tuple[Tensor, Tensor, Tensor]:
         """Copy the values of a batch's rows, wherever they are, without bringing any to the card.
@@ -242,19 +275,16 @@ class CachedTables(DeviceTables):
         """
         records = self.index.find(ids.keys, ids.tables)
         slots, row_of_id = torch.unique(records, return_inverse=True)
-        listed = slots.cpu().numpy().astype(np.int64)
-        there = listed >= 0
-        there[there] = self.host.exists(listed[there], last_read)
-        cached = torch.from_numpy(there).to(self.device)
+        cached = (slots >= 0) & self.hauler.exist(slots.clamp(min=0), last_read)
         values = self.arena.read(torch.where(cached, slots, 0).to(torch.int64))[:, : self.dim]
         records = -1 - row_of_id.to(torch.int32)
         elsewhere = torch.nonzero(~cached[row_of_id]).reshape(-1)
         if not len(elsewhere):
             return records, values.contiguous(), elsewhere
         missing = self._missing(ids, elsewhere)
-        rows = np.empty((len(missing.keys), self.host.group.width), self.host.group.dtype)
         tables, keys = missing.tables.to(torch.int64).cpu().numpy(), missing.keys.cpu().numpy()
-        is_known = torch.from_numpy(self.host.look(tables, keys, rows) >= 0).to(self.device)
+        locations, rows = self.host.look(tables, keys)
+        is_known = torch.from_numpy(locations >= 0).to(self.device)
         records[missing.ids] = (-1 - len(values) - missing.row_of_id).to(torch.int32)
         more = torch.from_numpy(rows[:, : self.dim]).to(self.device)
         return records, torch.cat([values, more]), missing.ids[~is_known[missing.row_of_id]]

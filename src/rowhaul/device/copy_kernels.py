@@ -54,25 +54,3 @@ def write_records(
         value = tl.load(begin[:, None] + DIM + column[None, :], mask=mask, other=0.0)
         row = rows_at(state_chunks, states, record, SHIFT, STATE)
         tl.store(row[:, None] + column[None, :], value, mask=mask)
-
-
-@triton.jit(do_not_specialize=["most"])
-def list_rows(ids, num_ids, records, keys, tables, out, most, BLOCK: tl.constexpr):
-    """Write how many ids are listed, then their records, keys and tables in three rows of ``most``."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    count = tl.load(num_ids)
-    inside = at < count
-    which = tl.load(ids + at, mask=inside, other=0)
-    tl.store(out + at, tl.zeros((BLOCK,), tl.int64) + count, mask=at == 0)
-    rows = out + 1 + at
-    tl.store(rows, tl.load(records + which, mask=inside, other=0).to(tl.int64), mask=inside)
-    tl.store(rows + most, tl.load(keys + which, mask=inside, other=0), mask=inside)
-    tl.store(rows + 2 * most, tl.load(tables + which, mask=inside, other=0).to(tl.int64), mask=inside)
-
-
-@triton.jit(do_not_specialize=["number"])
-def mark_used(records, last_used, number, count, BLOCK: tl.constexpr):
-    """Note the number of a batch for each record that it uses; -1 is none."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    record = tl.load(records + at, mask=at < count, other=-1)
-    tl.store(last_used + record, tl.zeros((BLOCK,), tl.int32) + number, mask=record >= 0)

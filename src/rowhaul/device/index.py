@@ -21,8 +21,8 @@ _LEAST = 1024
 _MOST_BYTES = 24  # a key, however much room a batch may need
 _PLACE_BYTES = 16
 _MOST_RECORDS = 2**31 - 1
-_RECORD_MASK = (1 << 40) - 1
-NUM_REUSED = kernels.NUM_REUSED.value
+RECORD_MASK = (1 << 40) - 1
+NUM_REUSED, NUM_REMOVED = kernels.NUM_REUSED.value, kernels.NUM_REMOVED.value
 _SLICE = 1 << 20  # places moved at a time where memory must not grow
 
 
@@ -31,15 +31,22 @@ class DeviceIndex:
 
     How many keys there are is known on the card; the host learns it a little later, and until then goes by an
     upper bound, so that a step waits for nothing.
+
+    Args:
+        device: the card.
+        capacity: places at first.
+        num_records: if there are never more: kernels of the caller list those that are free.
     """
 
-    def __init__(self, device: torch.device, capacity: int = _LEAST) -> None:
+    def __init__(self, device: torch.device, capacity: int = _LEAST, num_records: int = 0) -> None:
         self.device = device
         self._capacity = capacity
         self._places = self._empty_places(capacity)
-        secret = secrets.randbits(63)
-        self._facts = torch.tensor([capacity, secret, 0, 0, 0, 0, 0], dtype=torch.int64).to(device)
-        self._free = torch.zeros(1, dtype=torch.int64, device=device)
+        facts = [capacity, secrets.randbits(63), *[0] * (kernels.NUM_FACTS - 2)]
+        self._facts = torch.tensor(facts, dtype=torch.int64).to(device)
+        self._free = torch.zeros(
+            max(num_records, 1), dtype=torch.int32 if num_records else torch.int64, device=device
+        )
         self.num_growths = 0
         self._num_removed = 0  # places that are neither empty nor used, or were and are used again
         self._known = 0  # keys, and records ever numbered, when last heard of
@@ -177,20 +184,18 @@ class DeviceIndex:
         )
         return records
 
-    # Where there are never more than so many keys: memory stays as it is, and the caller counts.
+    # Where there are never more than so many records: memory stays as it is, and the caller counts.
 
-    def give(self, free: Tensor, num_free: int) -> None:
-        """Give freed records, whose keys were removed from `places`, to new keys, beside those still free."""
-        self._num_removed += len(free)
-        self._free = torch.cat([self._free[:num_free], free])
-        self._facts[3:4].fill_(len(self._free))
+    @property
+    def free(self) -> Tensor:
+        """Records without a key, as many as `facts` says."""
+        return self._free
 
-    def sweep_for(self, num_keys: int, count: int, num_reused: int) -> bool:
+    def sweep_for(self, num_keys: int, count: int, num_removed: int) -> bool:
         """Empty the places of removed keys, if ``count`` more beside ``num_keys`` need that: keys move.
 
-        ``num_reused`` is what the `facts` say.
+        ``num_removed`` is what `facts` says: places of removed keys less those used again.
         """
-        num_removed = self._num_removed - num_reused
         if num_keys + num_removed + count <= _FULL * self._capacity or not num_removed:
             return False
         self._sweep(num_keys)
@@ -213,8 +218,7 @@ class DeviceIndex:
         self._places.fill_(-1)
         for first in range(0, count, _SLICE):
             self._put(held[first : min(first + _SLICE, count)].to(self.device))
-        self._num_removed = 0
-        self._facts[NUM_REUSED : NUM_REUSED + 1].zero_()
+        self._facts[NUM_REUSED : NUM_REMOVED + 1].zero_()
 
     def clear(self) -> None:
         """Forget every key."""
@@ -227,7 +231,7 @@ class DeviceIndex:
         """Tables, keys and records of everything, by table and key."""
         used = self._words() >= 0
         words, keys = self._words()[used], self._places[: self._capacity, 0][used]
-        tables, records = words >> 40, words & _RECORD_MASK
+        tables, records = words >> 40, words & RECORD_MASK
         order = torch.argsort(keys, stable=True)
         order = order[torch.argsort(tables[order], stable=True)]
         return tables[order], keys[order], records[order]

@@ -14,7 +14,10 @@ REMOVED = tl.constexpr(-2)  # a search goes on
 _CLAIMED = tl.constexpr(-16)  # and below: claimed by an id of the batch that is being inserted
 RECORD_BITS = tl.constexpr(40)
 # Numbers that kernels share, in one array on the card.
-CAPACITY, SECRET, NEXT_RECORD, NUM_FREE, NUM_NEW, NUM_MISSING, NUM_REUSED = map(tl.constexpr, range(7))
+CAPACITY, SECRET, NEXT_RECORD, NUM_FREE, NUM_NEW, NUM_MISSING = map(tl.constexpr, range(6))
+NUM_REUSED, NUM_REMOVED = tl.constexpr(6), tl.constexpr(7)  # places since they were last swept
+NUM_LISTED = tl.constexpr(8)  # places of rows that may leave a cache
+NUM_FACTS = 9
 _RECORD_MASK = tl.constexpr((1 << 40) - 1)
 
 
@@ -40,7 +43,7 @@ def _following(place, capacity):
 
 
 @triton.jit
-def _search(key, table, active, places, facts, BLOCK: tl.constexpr):
+def search(key, table, active, places, facts, BLOCK: tl.constexpr):
     """Return the place of each (table, key), -1 where there is none; and the word there."""
     size = tl.load(facts + CAPACITY)
     place = _first_place(key, table, tl.load(facts + SECRET), size)
@@ -69,7 +72,7 @@ def find(
     inside = at < count
     key = tl.load(keys + at, mask=inside, other=0)
     table = tl.load(tables + at, mask=inside, other=0).to(tl.int64)
-    _, record = _search(key, table, inside, places, facts, BLOCK)
+    _, record = search(key, table, inside, places, facts, BLOCK)
     tl.store(records + at, record.to(tl.int32), mask=inside)
 
 
@@ -177,7 +180,7 @@ def find_listed(
         at = tl.load(missing + block + lane, mask=inside, other=0)
         key = tl.load(keys + at, mask=inside, other=0)
         table = tl.load(tables + at, mask=inside, other=0).to(tl.int64)
-        _, record = _search(key, table, inside, places, facts, BLOCK)
+        _, record = search(key, table, inside, places, facts, BLOCK)
         tl.store(records + at, record.to(tl.int32), mask=inside)
 
 
@@ -214,6 +217,6 @@ def remove(
     inside = at < count
     key = tl.load(keys + at, mask=inside, other=0)
     table = tl.load(tables + at, mask=inside, other=0).to(tl.int64)
-    place, record = _search(key, table, inside, places, facts, BLOCK)
+    place, record = search(key, table, inside, places, facts, BLOCK)
     tl.store(places + 2 * place + 1, tl.full((BLOCK,), -2, tl.int64), mask=inside & (place >= 0))
     tl.store(records + at, record, mask=inside)

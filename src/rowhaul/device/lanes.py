@@ -55,24 +55,17 @@ class Lane:
         """Return an event after all that is on this stream by now."""
         return None if self.stream is None else self.stream.record_event()
 
-    def keep(self, *tensors: Tensor) -> None:
-        """Keep the memory of tensors of another stream until this one has used them."""
-        if self.stream is not None:
-            for one in tensors:
-                one.record_stream(self.stream)
-
 
 class Lanes:
-    """Beside the stream of training: one that plans, one that fetches rows, one that writes them back."""
+    """Beside the stream of training: one that plans and writes rows back, and one that fetches others."""
 
     def __init__(self, device: torch.device) -> None:
         self.planning = Lane(device, is_urgent=True)
         self.fetching = Lane(device, is_urgent=True)
-        self.writing = Lane(device)
 
     def all(self) -> tuple[Lane, ...]:
         """Return each of them."""
-        return self.planning, self.fetching, self.writing
+        return self.planning, self.fetching
 
 
 class Listener:
@@ -87,32 +80,18 @@ class Listener:
 
     def hear(self, tensor: Tensor) -> npt.NDArray[Any]:
         """Return the numbers of a tensor; they are valid until the next call."""
-        return self.hear_each(tensor)[0]
-
-    def hear_each(self, *tensors: Tensor) -> list[npt.NDArray[Any]]:
-        """Return the numbers of each tensor, valid until the next call; waits for the card once."""
-        sizes = [-(-one.nbytes // 8) * 8 for one in tensors]
-        if sum(sizes) > len(self._heard):
-            self._heard = pinned(2 * sum(sizes), torch.uint8, self._device)
-        parts, first = [], 0
-        for one, size in zip(tensors, sizes, strict=True):
-            part = self._heard[first : first + one.nbytes].view(one.dtype).view(one.shape)
-            part.copy_(one, non_blocking=True)
-            parts.append(part.numpy())
-            first += size
+        if tensor.nbytes > len(self._heard):
+            self._heard = pinned(2 * tensor.nbytes, torch.uint8, self._device)
+        heard = self._heard[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        heard.copy_(tensor, non_blocking=True)
         settle(here(self._device))
-        return parts
+        numbers: npt.NDArray[Any] = heard.numpy()
+        return numbers
 
 
 def pinned(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Allocate host memory that a card copies to and from without waiting."""
     return torch.empty(count, dtype=dtype, pin_memory=device.type == "cuda")
-
-
-def brought(numbers: Tensor) -> Tensor:
-    """Copy numbers to host memory on this thread's stream: they are there after the next event on it."""
-    there = pinned(len(numbers), numbers.dtype, numbers.device)
-    return there.copy_(numbers, non_blocking=True)
 
 
 def here(device: torch.device) -> Event:

@@ -1,17 +1,17 @@
-"""Triton kernels that find the rows of a card's cache used longest ago, and take them out of its index."""
+"""Triton kernels that find the rows of a card's cache used longest ago."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from rowhaul.device.index_kernels import RECORD_BITS, REMOVED
+from rowhaul.device.index_kernels import NUM_LISTED, RECORD_BITS
 
 _RECORD_MASK = tl.constexpr((1 << RECORD_BITS.value) - 1)
 
 
 @triton.jit
-def _is_old(word, last_used, inside, latest):
+def is_old_at(word, last_used, inside, latest):
     """Whether a place holds a row last used by the batch ``latest`` or before; and its record."""
     there = inside & (word >= 0)
     record = tl.where(there, word & _RECORD_MASK, 0)
@@ -20,7 +20,7 @@ def _is_old(word, last_used, inside, latest):
 
 
 @triton.jit(do_not_specialize=["capacity", "stride", "most"])
-def list_old(places, capacity, stride, last_used, latest, listed, counter, most, BLOCK: tl.constexpr):
+def list_old(places, capacity, stride, last_used, latest, listed, facts, most, BLOCK: tl.constexpr):
     """List the places of rows last used by the batch ``latest`` or before, ``most`` of them.
 
     Neighbours are ``stride`` places apart: were a stretch of the index emptied while others fill up, searches
@@ -30,26 +30,9 @@ def list_old(places, capacity, stride, last_used, latest, listed, counter, most,
     inside = at < capacity
     at = at * stride % capacity
     word = tl.load(places + 2 * at + 1, mask=inside, other=-1)
-    is_old, _ = _is_old(word, last_used, inside, tl.load(latest))
+    is_old, _ = is_old_at(word, last_used, inside, tl.load(latest))
     old = is_old.to(tl.int64)
     total = tl.sum(old, axis=0)
     if total > 0:
-        to = tl.atomic_add(counter, total) + tl.cumsum(old, axis=0) - old
+        to = tl.atomic_add(facts + NUM_LISTED, total) + tl.cumsum(old, axis=0) - old
         tl.store(listed + to, at, mask=is_old & (to < most))
-
-
-@triton.jit(do_not_specialize=["count"])
-def take_listed(listed, count, places, last_used, latest, taken, counter, BLOCK: tl.constexpr):
-    """Take rows at listed places out of the index, but those used since; writes the records they leave."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    place = tl.load(listed + at, mask=inside, other=0)
-    word = tl.load(places + 2 * place + 1, mask=inside, other=-1)
-    is_old, record = _is_old(word, last_used, inside, tl.load(latest))
-    old = is_old.to(tl.int64)
-    total = tl.sum(old, axis=0)
-    if total > 0:
-        to = tl.atomic_add(counter, total) + tl.cumsum(old, axis=0) - old
-        tl.store(taken + to, record, mask=is_old)
-        tl.store(places + 2 * place + 1, tl.zeros((BLOCK,), tl.int64) + REMOVED, mask=is_old)
-        tl.store(last_used + record, tl.zeros((BLOCK,), tl.int32), mask=is_old)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from rowhaul.device.index import DeviceIndex
-from rowhaul.device.lanes import Listener
+from rowhaul.device.index_kernels import NUM_LISTED
 from rowhaul.device.launch import grid_of
-from rowhaul.device.victim_kernels import list_old, take_listed
+from rowhaul.device.victim_kernels import list_old
 
 _LISTED_SHARE = 1 / 32  # of all records: listing looks at all of them, so it is done for many batches at once
 _LISTED_TURNS = 8  # or so many times what is needed now
@@ -22,17 +22,17 @@ _BLOCK = 1024
 
 
 class Victims:
-    """Lists places of the index by when their rows were last used; rows used again since are passed over.
+    """Lists places of the index by when their rows were last used, on the card; waits for nothing.
+
+    How many are listed is known on the card, and here once `heard` is told; rows may be used again later.
 
     Args:
         index: of the card.
         last_used: by record, the number of the latest batch that uses it; 0: it holds no row.
-        listener: brings numbers from the card.
     """
 
-    def __init__(self, index: DeviceIndex, last_used: Tensor, listener: Listener) -> None:
-        self._index, self._last_used, self._listener = index, last_used, listener
-        self._counter = torch.zeros(1, dtype=torch.int64, device=index.device)
+    def __init__(self, index: DeviceIndex, last_used: Tensor) -> None:
+        self._index, self._last_used = index, last_used
         self._stride = int(_GOLDEN * index.capacity) | 1  # between places that follow in a list
         while math.gcd(self._stride, index.capacity) > 1:
             self._stride += 2
@@ -40,52 +40,46 @@ class Victims:
 
     def clear(self) -> None:
         """Forget the list; do so when places move."""
-        self._listed = self._counter[:0]
-        self._latest = self._last_used[:1]  # of the rows listed
+        self.listed = torch.zeros(0, dtype=torch.int64, device=self._last_used.device)
+        self.latest = self._last_used[:1]  # batch that used one of the rows listed
+        self._first = self._end = 0  # of those not taken yet
 
-    def take(self, count: int, oldest: int) -> Tensor:
-        """Take rows that no batch from ``oldest`` on uses out of the index; returns their records.
+    def heard(self, num_listed: int) -> None:
+        """Note how many the card has listed."""
+        self._end = min(self._end, num_listed)
 
-        These are ``count`` or a few more, or all that there are.
+    @property
+    def has_more(self) -> bool:
+        """Whether some of the list may be left."""
+        return self._first < self._end
+
+    def list(self, count: int, oldest: int, *, everything: bool) -> None:
+        """List rows used longest ago, many times ``count``; or ``everything`` that may go.
+
+        These are rows that no batch from ``oldest`` on uses.
         """
-        taken, num_taken = [self._counter[:0]], 0
-        while num_taken < count:
-            if not len(self._listed) and not self._list(count - num_taken, oldest):
-                break
-            wanted = count - num_taken
-            some = self._listed[: wanted + int(_SPARE * wanted)]
-            self._listed = self._listed[len(some) :]
-            records = torch.empty_like(some)
-            self._counter.zero_()
-            take_listed[grid_of(len(some), _BLOCK)](
-                some, len(some), self._index.places, self._last_used, self._latest, records, self._counter,
-                BLOCK=_BLOCK,
-            )  # fmt: skip
-            found = int(self._listener.hear(self._counter)[0])
-            taken.append(records[:found])
-            num_taken += found
-        return torch.cat(taken) if len(taken) > 2 else taken[-1]
-
-    def _list(self, count: int, oldest: int) -> bool:
-        """List rows used longest ago; return whether there are any."""
         num_records = len(self._last_used)
         wanted = min(num_records, max(_LISTED_TURNS * count, int(_LISTED_SHARE * num_records)))
-        some = self._last_used[:: max(1, num_records // _SAMPLE)]
-        uses = torch.where((some > 0) & (some < oldest), some, _NEVER).sort().values
-        at = min(wanted * len(uses) // num_records, len(uses) - 1)
-        # A batch, and all of those before, whose rows are about as many.
         most = min(num_records, 2 * wanted)
-        if self._list_until(uses[at : at + 1].clamp(max=oldest - 1), most) < count:
-            return self._list_until(uses.new_full((1,), oldest - 1), most) > 0
-        return True
-
-    def _list_until(self, latest: Tensor, most: int) -> int:
-        listed = torch.empty(most, dtype=torch.int64, device=self._counter.device)
-        self._counter.zero_()
-        places, capacity = self._index.places, self._index.capacity
+        if everything:
+            self.latest = self._last_used.new_full((1,), oldest - 1)
+        else:
+            # A batch such that rows used by it and those before are about as many.
+            some = self._last_used[:: max(1, num_records // _SAMPLE)]
+            uses = torch.where((some > 0) & (some < oldest), some, _NEVER).sort().values
+            at = min(wanted * len(uses) // num_records, len(uses) - 1)
+            self.latest = uses[at : at + 1].clamp(max=oldest - 1)
+        self.listed = torch.zeros(most, dtype=torch.int64, device=self._last_used.device)
+        facts, capacity = self._index.facts, self._index.capacity
+        facts[NUM_LISTED.value : NUM_LISTED.value + 1].zero_()
         list_old[grid_of(capacity, _BLOCK)](
-            places, capacity, self._stride, self._last_used, latest, listed, self._counter, most, BLOCK=_BLOCK
-        )
-        num_listed = min(int(self._listener.hear(self._counter)[0]), most)
-        self._listed, self._latest = listed[:num_listed], latest
-        return num_listed
+            self._index.places, capacity, self._stride, self._last_used, self.latest, self.listed, facts,
+            most, BLOCK=_BLOCK,
+        )  # fmt: skip
+        self._first, self._end = 0, most
+
+    def take(self, count: int, most: int) -> tuple[int, int]:
+        """Take about ``count`` of the list, and at most ``most``: from a place of it on, so many."""
+        first, wanted = self._first, min(count + int(_SPARE * count), most)
+        self._first = min(first + wanted, self._end)
+        return first, self._first - first

@@ -76,6 +76,10 @@ class RecordArena:
         self.keeper = None
         self.addresses = _addresses(self._chunks)
 
+    def new(self) -> RecordArena:
+        """Return an arena of the same kind without records."""
+        return RecordArena(self.width, self.dtype)
+
     @property
     def record_bytes(self) -> int:
         """Bytes of one record."""
@@ -174,9 +178,12 @@ class RecordArena:
         if len(self._uncut) < stride:
             is_small = stride * num_chunks <= _SMALL_BYTES
             size = _SMALL_SLAB_BYTES if is_small else min(stride * num_chunks // 4, _SLAB_BYTES)
-            self._uncut = _slab(max(1, size // stride) * stride, huge_pages=not is_small)
+            self._uncut = self._new_slab(max(1, size // stride) * stride, huge_pages=not is_small)
         chunk, self._uncut = self._uncut[:num_bytes], self._uncut[stride:]
         return chunk
+
+    def _new_slab(self, num_bytes: int, *, huge_pages: bool) -> npt.NDArray[np.uint8]:
+        return _slab(num_bytes, huge_pages=huge_pages)
 
 
 class FixedArena(RecordArena):

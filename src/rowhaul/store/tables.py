@@ -239,7 +239,7 @@ class TableGroup:
     def clear(self) -> None:
         """Forget every row."""
         self.index = KeyIndex(len(self.tables))
-        self.arena = RecordArena(self.arena.width, self.arena.dtype)
+        self.arena = self.arena.new()
 
     def _write_initial(
         self, memory: RecordMemory, records: Int64s, keys: Int64s, starts: Int64s, which: Int64s

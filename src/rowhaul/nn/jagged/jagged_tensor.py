@@ -37,23 +37,34 @@ class JaggedTensor:
                 f"weights must have one entry per value: {len(weights):,} weights for {len(values):,} values"
             )
         both = lengths is not None and offsets is not None
-        if offsets is None:
-            if lengths is None:
-                raise DataError("a jagged tensor needs lengths or offsets; neither was given")
-            offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0, dtype=lengths.dtype)])
-        elif not len(offsets):
+        if offsets is not None and not len(offsets):
             raise DataError("offsets must start with 0 and so have at least one entry, got none")
-        self._values, self._weights, self._offsets = values, weights, offsets
-        self._lengths = offsets.diff() if lengths is None else lengths
+        if lengths is None:
+            if offsets is None:
+                raise DataError("a jagged tensor needs lengths or offsets; neither was given")
+            lengths = offsets.diff()
+        self._values, self._weights, self._lengths, self._known_offsets = values, weights, lengths, offsets
         if values.device.type == "cpu":
             self._check(both)
+
+    @property
+    def _offsets(self) -> Tensor:
+        """Where rows begin, and the end; made when first asked for: a batch of one id each never is."""
+        if self._known_offsets is None:
+            lengths = self._lengths
+            self._known_offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0, dtype=lengths.dtype)])
+        return self._known_offsets
 
     def _check(self, both: bool) -> None:
         if both and not torch.equal(self._lengths, self._offsets.diff().to(self._lengths.dtype)):
             raise DataError("lengths and offsets were both given and disagree; give only one of them")
-        if len(self._lengths) and int(self._lengths.min()) < 0:
+        lengths = self._lengths.numpy()  # by NumPy: to wake threads, as PyTorch does, takes longer
+        if len(lengths) and lengths.min() < 0:
             raise DataError("lengths must not be negative and offsets must not decrease")
-        first, last = int(self._offsets[0]), int(self._offsets[-1])
+        if self._known_offsets is None:
+            first, last = 0, int(lengths.sum())
+        else:
+            first, last = int(self._known_offsets[0]), int(self._known_offsets[-1])
         if first != 0 or last != len(self._values):
             raise DataError(
                 f"lengths do not add up: they span {first:,} to {last:,}, "
@@ -181,7 +192,8 @@ class JaggedTensor:
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> JaggedTensor:
         weights = None if self._weights is None else function(self._weights)
-        return _trusted(function(self._values), weights, function(self._lengths), function(self._offsets))
+        offsets = None if self._known_offsets is None else function(self._known_offsets)
+        return _trusted(function(self._values), weights, function(self._lengths), offsets)
 
     def _rows(self, begin: int, end: int, first_value: int, last_value: int) -> JaggedTensor:
         """Rows ``begin`` to ``end``, which hold the values ``first_value`` to ``last_value``; no copy."""
@@ -200,11 +212,11 @@ class JaggedTensor:
         return f"[{', '.join(rows)}{', …' if len(self._lengths) > _SHOWN else ''}]"
 
 
-def _trusted(values: Tensor, weights: Tensor | None, lengths: Tensor, offsets: Tensor) -> JaggedTensor:
+def _trusted(values: Tensor, weights: Tensor | None, lengths: Tensor, offsets: Tensor | None) -> JaggedTensor:
     """Put together what is known to fit, without looking again."""
     jagged = object.__new__(JaggedTensor)
     jagged._values, jagged._weights = values, weights
-    jagged._lengths, jagged._offsets = lengths, offsets
+    jagged._lengths, jagged._known_offsets = lengths, offsets
     return jagged
 
 
