@@ -37,6 +37,7 @@ from rowhaul.pruning.config import PruneConfig
 from rowhaul.pruning.pool.collection import PrunedRows
 from rowhaul.train import TrainConfig
 from rowhaul.train.config import ModelConfig, OptimizerConfig
+from rowhaul.train.first_sums import STEPS
 from rowhaul.train.fitting import Reads, fitted_to
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
 
@@ -111,9 +112,11 @@ def config_of(run: Run, log: Log, budget: int = 0) -> TrainConfig:
         seed=run.seed,
         on_unknown="default",
     )
+    if case.method != BUDGET:
+        return config
+    # As `rowhaul train --memory-budget` does.
     reads = Reads(log.counts, 1.0, log.num_samples)
-    # As `rowhaul train --memory-budget` does; nothing changes where there is none.
-    return fitted_to(config, log.schema, reads, choose_dim=True).config if case.method == BUDGET else config
+    return fitted_to(config, log.schema, reads, choose_dim=True, first=log.train[:STEPS]).config
 
 
 def train(run: Run, log: Log) -> Result:

@@ -13,7 +13,7 @@ from rowhaul.data.schema import Schema
 from rowhaul.errors import ConfigError
 from rowhaul.pruning.config import PruneConfig
 from rowhaul.train.config import ModelConfig, TrainConfig
-from rowhaul.train.fitting import as_fitted, fitted
+from rowhaul.train.fitting import as_fitted, decisions, fitted, with_decisions
 
 SCHEMA = Schema.from_dict({"label": "click", "ids": ["user", "item"]})
 CONFIG = TrainConfig(model=ModelConfig(embedding_dim=32), batch_size=100)
@@ -25,6 +25,16 @@ def log(tmp_path_factory):
     random = np.random.default_rng(0)
     ids = {name: random.zipf(1.2, 20_000).astype(np.int64) % 10**6 for name in ("user", "item")}
     path = tmp_path_factory.mktemp("log") / "log.parquet"
+    pq.write_table(pa.table({"click": np.zeros(20_000, np.int8), **ids}), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def often_read(tmp_path_factory):
+    """20,000 samples of ids that come some twenty times each, a few much more often."""
+    random = np.random.default_rng(0)
+    ids = {name: (random.pareto(1.5, 20_000) * 300).astype(np.int64) % 1000 for name in ("user", "item")}
+    path = tmp_path_factory.mktemp("often") / "log.parquet"
     pq.write_table(pa.table({"click": np.zeros(20_000, np.int8), **ids}), path)
     return path
 
@@ -56,16 +66,27 @@ def test_the_choice_is_written_down_and_said(log):
     assert "embedding_dim stays 32" in stays.note
 
 
-def test_precision_and_shared_rows_follow_the_budget(log):
-    budgets = [with_budget(one) for one in ("8KiB", "200KiB", "300KiB", "64MiB")]
-    found = [fitted(one, SCHEMA, log, choose_dim=True).config for one in budgets]
-    assert "bfloat16" in [one.row_dtype for one in found[1:-1]]
-    assert found[-1].row_dtype == "float32"  # all ids have a row
+def test_precision_and_shared_rows_follow_the_budget(log, often_read):
+    budgets = [with_budget(one) for one in ("8KiB", "40KiB", "180KiB", "64MiB")]
+    found = [fitted(one, SCHEMA, often_read, choose_dim=True).config for one in budgets]
+    assert [one.row_dtype for one in found[2:]] == ["bfloat16", "float32"]  # in the end all ids have a row
     assert found[0].prune.shared > found[-1].prune.shared == 0.04
     chosen = with_budget("1MiB", row_dtype="int8")
     assert fitted(chosen, SCHEMA, log, choose_dim=True).config.row_dtype == "int8"
     exact = with_budget("1MiB", precision="float64")
     assert fitted(exact, SCHEMA, log, choose_dim=True).config.row_dtype == "auto"
+
+
+def test_ids_that_are_rare_get_narrow_rows_in_float32_few_shared_ones_and_small_steps(log, often_read):
+    for budget in ("80KiB", "200KiB"):
+        found = fitted(with_budget(budget), SCHEMA, log, choose_dim=True).config
+        assert found.model.embedding_dim < 32
+        assert found.row_dtype == "float32"
+        assert found.prune.shared < 0.04
+        assert found.row_rule().initial_state > 0
+        assert with_decisions(with_budget(budget), decisions(found)) == found
+        same = fitted(with_budget(budget), SCHEMA, often_read, choose_dim=True).config
+        assert (same.rows, same.prune.shared >= 0.04) == (CONFIG.rows, True)
 
 
 def test_a_dim_that_was_given_stays(log):

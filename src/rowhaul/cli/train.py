@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+import yaml
 
 from rowhaul.cli.console import bytes_text, console, facts_table, say
 from rowhaul.cli.json_output import AS_JSON, print_json
@@ -177,6 +178,9 @@ def _as_options(config: TrainConfig) -> list[str]:
     decided = decisions(config)
     settings = {f"prune.{name}": value for name, value in decided["prune"].items()}
     settings |= {"model.embedding_dim": decided["embedding_dim"], "row_dtype": decided["row_dtype"]}
+    for name, value in decided["row_options"].items():
+        # As YAML has it: there 7e-09 is a text.
+        settings[f"rows.options.{name}"] = yaml.safe_dump(value, default_flow_style=True).partition("\n")[0]
     return [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
 
 

@@ -2,17 +2,17 @@
 
 Within a budget smaller rows are more rows. The ids of the data are counted before the run begins, and of all
 sizes and precisions of rows the one is taken that is expected to lose least: by rows that are smaller, and by
-reads that find no row of their own. The choice is written into the run's configuration, from which a resumed
-run has it.
+reads that find no row of their own. What Adagrad's sums begin with is tried, see `rowhaul.train.first_sums`.
+Choices are written into the run's configuration, from which a resumed run has them.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from rowhaul.budget.id_counts import IdCounts
 from rowhaul.budget.maps import record_bytes
 from rowhaul.budget.room import room_for
-from rowhaul.budget.settings import PERIOD, BudgetSettings
+from rowhaul.budget.settings import MOST_SHARED, PERIOD, BudgetSettings
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
@@ -28,6 +28,10 @@ from rowhaul.pruning.config import parse_share
 from rowhaul.store.footprint import index_bytes
 from rowhaul.store.packing import PLAIN
 from rowhaul.train.config import AUTO, TrainConfig
+from rowhaul.train.first_sums import NAME, STEPS, as_tried, with_first_sums
+
+if TYPE_CHECKING:
+    from rowhaul.nn import Batch
 
 LEAST_DIM = 2
 # What is lost, in points of AUC: as measured on MovieLens-1M and a log whose rare ids carry signal.
@@ -35,6 +39,12 @@ _HALVING = 0.2  # by rows of half the values
 _PRECISION = {PLAIN: 0.0, "bfloat16": 0.03, "int8": 0.1}
 _READS = 30.0  # if all reads of repeated ids shared rows; of ids that have few reads, or come late, ...
 _IDS = 0.05  # ... so much more, of the share of the ids
+# The same where most ids are read so rarely that not much can be learned of them, as measured on a log shaped
+# like Criteo's: wide rows learn little more than narrow ones there, and rounding adds to their noise.
+_RARE = 10  # reads
+_NARROW = 0.6  # by rows of so few values: in parts of one value
+_RARE_PRECISION = {PLAIN: 0.0, "bfloat16": 0.1, "int8": 0.15}
+_SHARED_READS = 400  # that a shared row needs at least to be more than noise
 # More rows are shared where more than a few reads do: of the budget, by their share.
 _FEW_READS, _SHARED_BY_READS, _MOST_SHARED = 0.04, 6.0, 0.5
 MOST_SAMPLES = 10_000_000  # read to count ids, from the first
@@ -73,6 +83,15 @@ class Reads:
         served = repeated[: int(num_slots * self.share)]
         return float(served.sum() / max(repeated.sum(), 1)) if len(repeated) else 1.0
 
+    @property
+    def is_rare(self) -> bool:
+        """Whether most ids are read too rarely for anything to be learned of them."""
+        return len(self.counts) > 0 and float(np.median(self.counts)) < _RARE
+
+    def shared(self, num_slots: int) -> float:
+        """How many reads find no row of their own then."""
+        return float(self.counts[int(num_slots * self.share) :].sum()) / self.share
+
     def without(self, num_slots: int) -> float:
         """The share of the repeated ids that have no row of their own then."""
         num_repeated = int(np.count_nonzero(self.counts > 1))
@@ -97,7 +116,7 @@ def fitted(
         data: files as `SampleStream` takes them. None: a stream, of which nothing is known beforehand. Then
             rows stay as configured (`row_dtype: auto` is int8), and a period is short only with `max_steps`.
         choose_dim: whether the embedding_dim may become smaller; then `row_dtype` and `prune.shared` are
-            chosen as well, where they are as by default.
+            chosen as well, where they are as by default, and what Adagrad's sums begin with.
         progress: called with the samples read and all that are.
     """
     if not config.prune.is_used:
@@ -109,12 +128,15 @@ def fitted(
         note = f"embedding_dim stays {dim}, in {config.held_in}: the ids of a stream cannot be counted first"
         return Fitted(_paced(config), note)
     if parse_share(config.prune.ratio) or choose_dim:
-        return fitted_to(config, schema, _count(config, schema, data, progress), choose_dim=choose_dim)
+        reads = _count(config, schema, data, progress)
+        return fitted_to(config, schema, reads, choose_dim=choose_dim, first=_first(config, schema, data))
     return Fitted(_paced(config, _samples(schema, data)))
 
 
-def fitted_to(config: TrainConfig, schema: Schema, reads: Reads, *, choose_dim: bool) -> Fitted:
-    """The same, given how often ids are read."""
+def fitted_to(
+    config: TrainConfig, schema: Schema, reads: Reads, *, choose_dim: bool, first: Iterable[Batch]
+) -> Fitted:
+    """The same, given how often ids are read, and the first batches."""
     notes = []
     if ratio := parse_share(config.prune.ratio):
         num_bytes = round((1 - ratio) * _unpruned_bytes(config, reads.num_ids))
@@ -123,6 +145,11 @@ def fitted_to(config: TrainConfig, schema: Schema, reads: Reads, *, choose_dim: 
     if choose_dim:
         config, note = _narrowed(config, schema, reads)
         notes.append(note)
+        if reads.is_rare:
+            tried = with_first_sums(config, schema, first)
+            if tried != config:
+                notes.append(f"most ids are rare, so {NAME} is {tried.rows.options[NAME]:g}")
+            config = tried
     return Fitted(_paced(config, reads.samples), "; ".join(notes))
 
 
@@ -141,14 +168,20 @@ def _paced(config: TrainConfig, samples: int | None = None) -> TrainConfig:
 def decisions(config: TrainConfig) -> dict[str, Any]:
     """Return what `fitted` may have decided, in plain types, for `with_decisions`."""
     prune = {name: getattr(config.prune, name) for name in _DECIDED}
-    return {"prune": prune, "embedding_dim": config.model.embedding_dim, "row_dtype": config.row_dtype}
+    return {
+        "prune": prune,
+        "embedding_dim": config.model.embedding_dim,
+        "row_dtype": config.row_dtype,
+        "row_options": config.rows.options,
+    }
 
 
 def with_decisions(config: TrainConfig, decided: Mapping[str, Any]) -> TrainConfig:
     """Return a configuration with what was decided for another of the same run."""
     model = replace(config.model, embedding_dim=decided["embedding_dim"])
     prune = replace(config.prune, **decided["prune"])
-    return replace(config, model=model, prune=prune, row_dtype=decided["row_dtype"])
+    rows = replace(config.rows, options=decided["row_options"])
+    return replace(config, model=model, prune=prune, rows=rows, row_dtype=decided["row_dtype"])
 
 
 def as_fitted(config: TrainConfig, before: TrainConfig) -> TrainConfig:
@@ -168,12 +201,21 @@ def as_fitted(config: TrainConfig, before: TrainConfig) -> TrainConfig:
     if mine.shared == BudgetSettings.shared:
         prune = replace(prune, shared=theirs.shared)
     row_dtype = before.row_dtype if config.row_dtype == AUTO else config.row_dtype
-    return replace(config, prune=prune, model=model, row_dtype=row_dtype)
+    found = replace(config, prune=prune, model=model, row_dtype=row_dtype)
+    return as_tried(found, before)
 
 
 def _samples(schema: Schema, data: Any) -> int:
     ids_only = Schema(label=None, dense=(), ids=schema.ids)
     return SampleStream(data, ids_only, 1, require_label=False).num_samples
+
+
+def _first(config: TrainConfig, schema: Schema, data: Any) -> Iterator[Batch]:
+    """Yield the batches on which sums are tried."""
+    from rowhaul.nn import Batch  # it takes a while to import
+
+    for samples in SampleStream(data, schema, config.batch_size, limit=STEPS * config.batch_size):
+        yield Batch.from_samples(samples)
 
 
 def _count(config: TrainConfig, schema: Schema, data: Any, progress: Progress) -> Reads:
@@ -197,11 +239,13 @@ def _narrowed(config: TrainConfig, schema: Schema, reads: Reads) -> tuple[TrainC
     if best.prune.shared == BudgetSettings.shared:
         more = _SHARED_BY_READS * (1 - reads.served(slots) - _FEW_READS)
         shared = round(min(_MOST_SHARED, best.prune.shared + max(0.0, more)), 2)
+        if reads.is_rare:
+            shared = min(shared, _share_of_rows(best, schema, reads.shared(slots) / _SHARED_READS))
         best = replace(best, prune=replace(best.prune, shared=shared))
         slots = _num_slots(best, schema)
     found = (
         f"in {best.held_in}: so {reads.served(slots):.1%} of the reads of ids that come more than once, of "
-        f"{reads.num_ids:,} ids, find a row of their own; {best.prune.shared:.0%} of the budget is shared"
+        f"{reads.num_ids:,} ids, find a row of their own; {best.prune.shared:.1%} of the budget is shared"
     )
     if dim == first:
         return best, f"embedding_dim stays {dim}, {found}"
@@ -231,16 +275,33 @@ def _expected_loss(config: TrainConfig, first_dim: int, schema: Schema, reads: R
         slots = _num_slots(config, schema)
     except ConfigError:
         return math.inf
-    halvings = math.log2(first_dim / config.model.embedding_dim)
+    dim = config.model.embedding_dim
     unserved = 1 - reads.served(slots) + _IDS * reads.without(slots)
-    return _HALVING * halvings + _PRECISION.get(config.held_in, 0.0) + _READS * unserved
+    if reads.is_rare:
+        narrow, precision = _NARROW / dim - _NARROW / first_dim, _RARE_PRECISION
+    else:
+        narrow, precision = _HALVING * math.log2(first_dim / dim), _PRECISION
+    return narrow + precision.get(config.held_in, 0.0) + _READS * unserved
 
 
 def _num_slots(config: TrainConfig, schema: Schema) -> int:
+    settings, size = _settings_and_size(config)
+    return room_for(settings, settings.bytes, size, len(schema.tables)).num_slots
+
+
+def _share_of_rows(config: TrainConfig, schema: Schema, num_rows: float) -> float:
+    """The share of the budget that so many rows take, at least one a table; rounded up."""
+    settings, size = _settings_and_size(config)
+    share = max(num_rows, len(schema.tables)) * size / settings.bytes
+    return min(MOST_SHARED, math.ceil(share * 1e4) / 1e4)
+
+
+def _settings_and_size(config: TrainConfig) -> tuple[BudgetSettings, int]:
+    """The budget, and the bytes of a row with its state."""
     settings = config.row_settings()
     assert isinstance(settings, BudgetSettings)
-    size = record_bytes(config.model.embedding_dim, config.row_rule(), config.precision, settings.row_dtype)
-    return room_for(settings, settings.bytes, size, len(schema.tables)).num_slots
+    dim = config.model.embedding_dim
+    return settings, record_bytes(dim, config.row_rule(), config.precision, settings.row_dtype)
 
 
 def _unpruned_bytes(config: TrainConfig, num_ids: int) -> int:
