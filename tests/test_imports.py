@@ -76,15 +76,12 @@ TABLE = {
     ),
     "publishing": (
         {"checkpoint", "store", "data", "train", "nn", "export", "serve"},
-        {*ARRAYS, "torch", "onnx", "safetensors"},
+        {*ARRAYS, "torch", "onnx"},
     ),
     "retrieval": ({"data", "nn", "train"}, {"numpy", "torch", "pyarrow", "faiss"}),
     "serve": (
         {"data", "store"},
-        {
-            *(*ARRAYS, "torch", "pyarrow", "prometheus_client", "fastapi", "starlette", "uvicorn"),
-            *("onnxruntime", "safetensors"),
-        },
+        {*ARRAYS, "torch", "pyarrow", "prometheus_client", "fastapi", "starlette", "uvicorn", "onnxruntime"},
     ),
     "sizing": (
         {

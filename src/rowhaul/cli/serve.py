@@ -15,7 +15,7 @@ def serve(
     port: int = typer.Option(8080, help="0: a free one."),
     workers: int = typer.Option(1, help="Processes; they share the memory of the rows."),
     threads: int = typer.Option(0, help="That score in each process; 0: processors / workers."),
-    backend: str = typer.Option("auto", help="Of the dense part: auto, numpy, onnx or pt2."),
+    backend: str = typer.Option("auto", help="Of the dense part: auto, onnx or pt2."),
     on_unknown: str | None = typer.Option(
         None, help="What keys never trained read as: init, default, error or tail; default: as the run says."
     ),
@@ -33,9 +33,6 @@ def serve(
     """Serve scores over HTTP: POST /score; also /healthz, /metrics and /docs."""
     import os
     import tempfile
-
-    for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # requests are what is spread over threads
-        os.environ.setdefault(name, "1")  # before NumPy is imported, which looks once
 
     from rowhaul._quantities import parse_bytes
     from rowhaul.serve.settings import METRICS_FOLDER, ServeSettings

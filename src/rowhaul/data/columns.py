@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ Float32s = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 
 LATEST_TIME = 1 << 36  # in the year 4147: what is later is of another unit
-_TYPES = 1000  # of which is remembered what they can hold: servers ask for every column of a request
 _INT64 = pa.int64().id
 _VIEWED: dict[int, type[Any]] = {
     _INT64: np.int64,
@@ -292,7 +290,6 @@ def offsets_of(lengths: npt.NDArray[Any]) -> Int64s:
     return offsets
 
 
-@lru_cache(_TYPES)
 def id_kind(kind: pa.DataType) -> str:
     """ "integer", "text", "null" (an all-null column) or "" for a type that holds no ids."""
     if is_list(kind):
@@ -314,7 +311,6 @@ def is_list(kind: pa.DataType) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-@lru_cache(_TYPES)
 def is_number(kind: pa.DataType) -> bool:
     """Whether a column of a type can be dense numbers or labels."""
     types = pa.types

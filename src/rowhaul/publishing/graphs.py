@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from rowhaul._files import sync
 from rowhaul.errors import ConfigError
-from rowhaul.export.serving.dense import all_kinds, check_exporters, export_dense
+from rowhaul.export.serving.dense import check_exporters, export_dense
 from rowhaul.nn.models import RecommendationModel
 from rowhaul.serve.files import ServedFile
-from rowhaul.serve.folder import DENSE_FILES, NUMPY
+from rowhaul.serve.folder import DENSE_FILES
 
 _PART = "model."  # what the graph calls the model
 
@@ -57,7 +55,6 @@ class GraphWriter:
     def exported(cls, model: RecommendationModel, kinds: Sequence[str]) -> GraphWriter:
         """Export a model that is on the CPU; its weights do not matter."""
         check_exporters(list(kinds))
-        kinds = all_kinds(model, kinds)
         with tempfile.TemporaryDirectory(prefix="rowhaul-graph-") as folder:
             files = {kind: Path(folder) / DENSE_FILES[kind] for kind in kinds}
             for kind, path in files.items():
@@ -111,16 +108,4 @@ class _Program:
         torch.export.save(self._program, path)
 
 
-class _Weights:
-    def __init__(self, path: Path) -> None:
-        with safe_open(path, "pt") as file:
-            self._about, self._names = file.metadata(), set(file.keys())
-
-    def names(self) -> set[str]:
-        return self._names
-
-    def write(self, weights: Mapping[str, Tensor], path: Path) -> None:
-        save_file({name: weights[name].contiguous() for name in self._names}, path, self._about)
-
-
-_GRAPHS: dict[str, Callable[[Path], _Graph]] = {NUMPY: _Weights, "onnx": _OnnxGraph, "pt2": _Program}
+_GRAPHS: dict[str, Callable[[Path], _Graph]] = {"onnx": _OnnxGraph, "pt2": _Program}

@@ -12,7 +12,6 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.requests import ClientDisconnect
-from starlette.routing import Route
 
 from rowhaul import __version__
 from rowhaul.errors import RowhaulError
@@ -180,8 +179,6 @@ def make_app(scorer: Scorer, settings: ServeSettings) -> FastAPI:
         return stats.answer(since)
 
     app.post("/score", openapi_extra=openapi_request(scorer.folder), response_class=Response)(score)
-    # FastAPI's route is what /openapi.json shows; Starlette's answers, without looking for parameters.
-    app.router.routes.insert(0, Route("/score", score, methods=["POST"]))
     app.get("/healthz")(healthz)
     app.get("/metrics", include_in_schema=False)(exposed_metrics)
     app.get("/docs", include_in_schema=False)(docs)

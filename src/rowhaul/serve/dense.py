@@ -1,22 +1,19 @@
-"""The part of a model without rows: by NumPy, or as a graph by ONNX Runtime or PyTorch."""
+"""The part of a model without rows, as a graph: by ONNX Runtime, or by PyTorch."""
 
 from __future__ import annotations
 
-import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
 
 from rowhaul.errors import CheckpointError, ConfigError
-from rowhaul.serve.folder import NUMPY, ServedFolder
-from rowhaul.serve.request_forms import ABOUT, FORMS, SharedInputs
+from rowhaul.serve.folder import ServedFolder
 
 Floats = npt.NDArray[Any]
-BACKENDS = ("auto", "numpy", "onnx", "pt2")
+BACKENDS = ("auto", "onnx", "pt2")
 
 
 class DenseGraph(Protocol):
@@ -24,21 +21,16 @@ class DenseGraph(Protocol):
 
     kind: str
 
-    def __call__(self, pooled: Floats, numbers: Floats, shared: SharedInputs) -> Floats:
-        """Return a logit for each sample, given samples x vectors and samples x numbers.
-
-        ``shared`` says which columns are the same in all samples: what they lead to may be computed once.
-        """
+    def __call__(self, pooled: Floats, numbers: Floats) -> Floats:
+        """Return a logit for each sample, given samples x vectors and samples x numbers."""
 
 
 def open_dense(folder: ServedFolder, backend: str = "auto", threads: int = 1) -> DenseGraph:
-    """Open what a folder has; ``auto``: NumPy's, or ONNX where it is there and ONNX Runtime is installed."""
+    """Open a graph of a folder; ``auto``: ONNX where it is there and ONNX Runtime is installed."""
     if backend not in BACKENDS:
         raise ConfigError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     kinds = folder.dense_kinds
-    if backend == "auto" and NUMPY in kinds:
-        backend = NUMPY
-    elif backend == "auto":
+    if backend == "auto":
         backend = "onnx" if "onnx" in kinds and (has_onnxruntime() or "pt2" not in kinds) else "pt2"
     if backend not in kinds:
         raise CheckpointError(
@@ -48,36 +40,13 @@ def open_dense(folder: ServedFolder, backend: str = "auto", threads: int = 1) ->
 
 
 def open_graph(path: Path, kind: str, has_numbers: bool, threads: int = 1) -> DenseGraph:
-    """Open a file of the dense part."""
-    if kind == NUMPY:
-        return NumpyGraph(path)
+    """Open a file of a graph."""
     return OnnxGraph(path, has_numbers, threads) if kind == "onnx" else TorchGraph(path, has_numbers)
 
 
 def has_onnxruntime() -> bool:
     """Whether ONNX Runtime is installed."""
     return find_spec("onnxruntime") is not None
-
-
-class NumpyGraph:
-    """The weights of a model that has a `RequestForm`; BLAS decides on its threads."""
-
-    kind = NUMPY
-
-    def __init__(self, path: Path) -> None:
-        try:
-            with safe_open(path, "numpy") as file:
-                about = json.loads(file.metadata()[ABOUT])
-                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
-            self._form = FORMS[about["model"]](weights, tuple(about["widths"]))
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"{path} is damaged: {type(error).__name__} {error}; export again"
-            ) from None
-
-    def __call__(self, pooled: Floats, numbers: Floats, shared: SharedInputs) -> Floats:
-        """Return a logit for each sample."""
-        return self._form(pooled, numbers, shared)
 
 
 class OnnxGraph:
@@ -97,7 +66,7 @@ class OnnxGraph:
         self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self._has_numbers = has_numbers
 
-    def __call__(self, pooled: Floats, numbers: Floats, shared: SharedInputs | None = None) -> Floats:
+    def __call__(self, pooled: Floats, numbers: Floats) -> Floats:
         """Return a logit for each sample."""
         given = {"pooled": pooled, "numbers": numbers} if self._has_numbers else {"pooled": pooled}
         logits: Floats = self._session.run(None, given)[0]
@@ -115,7 +84,7 @@ class TorchGraph:
         self._torch, self._has_numbers = torch, has_numbers
         self._module = torch.export.load(path).module()
 
-    def __call__(self, pooled: Floats, numbers: Floats, shared: SharedInputs | None = None) -> Floats:
+    def __call__(self, pooled: Floats, numbers: Floats) -> Floats:
         """Return a logit for each sample."""
         given = (pooled, numbers) if self._has_numbers else (pooled,)
         with self._torch.inference_mode():

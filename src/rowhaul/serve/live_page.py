@@ -172,7 +172,12 @@ _CHARTS = (
     ("auc-chart", "AUC, before learning", "a window of samples has to end first", ()),
     ("fresh-chart", "Age of the newest learned event, s", "no run publishes here", ()),
     ("requests-chart", "Requests a second", "no requests yet", ()),
-    ("times-chart", "Time of a request, ms", "no requests yet", _TIMES),
+    (
+        "times-chart",
+        "Time of a request, ms",
+        "no requests yet",
+        (("var(--accent)", "p50"), ("#e69f00", "p99")),
+    ),
 )
 
 

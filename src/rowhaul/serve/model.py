@@ -12,7 +12,6 @@ from rowhaul.errors import CheckpointError
 from rowhaul.serve.deltas import Delta, Moment
 from rowhaul.serve.dense import DenseGraph, open_dense, open_graph
 from rowhaul.serve.folder import ServedFolder
-from rowhaul.serve.request_forms import SharedInputs
 from rowhaul.serve.requests import RequestReader, Samples
 from rowhaul.serve.rows import MappedRows
 
@@ -64,15 +63,8 @@ class ServedModel:
         if not len(samples):
             num_tasks = len(self.folder.schema.labels)
             return pooled[:, :num_tasks] if num_tasks > 1 else pooled[:, 0], 0
-        logits = self.dense(
-            pooled, samples.numbers.astype(pooled.dtype, copy=False), self._shared_inputs(samples)
-        )
+        logits = self.dense(pooled, samples.numbers.astype(pooled.dtype, copy=False))
         return logits, int(num_unknown.sum())
-
-    def _shared_inputs(self, samples: Samples) -> SharedInputs:
-        """Return which inputs of the dense part all samples have in common."""
-        has_one_bag = np.diff(samples.bags.first_bags) == 1
-        return SharedInputs(self.rows.columns_of(has_one_bag), samples.shares_numbers)
 
     def after(self, delta: Delta) -> ServedModel:
         """Return the model after a delta; this one stays as it is.

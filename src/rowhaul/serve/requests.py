@@ -58,7 +58,6 @@ class Samples:
 
     bags: IdBags
     numbers: npt.NDArray[np.float32]  # samples x dense columns
-    shares_numbers: bool = False  # whether all samples have the same
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -101,8 +100,7 @@ class RequestReader:
                     wanted.name, place, f"{given} is no finite float32; give null for a missing number"
                 )
             numbers[:, position] = transformed(found, wanted)
-        shares_numbers = all(one.name in columns.shared for one in self._schema.dense)
-        return Samples(bags, numbers, shares_numbers)
+        return Samples(bags, numbers)
 
     def _ids(self, columns: _Columns, name: str) -> Ids:
         trained = self._kinds.get(name)

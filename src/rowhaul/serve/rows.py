@@ -73,10 +73,6 @@ class MappedRows:
         self.dtype = np.dtype("float64" if self.value_type == "float64" else "float32")
         self._tables = np.array([file.tables[one.table] for one in features], np.int64)
         self._columns = np.array([one.column for one in features], np.int64)
-        dims = file.entries[self._tables, FIELD["dim"]].astype(np.int64)
-        self._feature_of = np.empty(width, np.int64)  # by column
-        for feature, (first, dim) in enumerate(zip(self._columns, dims, strict=True)):
-            self._feature_of[first : first + dim] = feature
         entries = file.entries
         self._ranges = np.ascontiguousarray(entries[:, [FIELD["initial_low"], FIELD["initial_step"]]]).view(
             np.float64
@@ -91,10 +87,6 @@ class MappedRows:
         made = copy.copy(self)
         made.overlay = self.overlay.with_changes(files)
         return made
-
-    def columns_of(self, features: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return which columns of pooled vectors are of these features."""
-        return features[self._feature_of]
 
     def pool(self, bags: IdBags) -> tuple[Floats, Int64s]:
         """Return pooled vectors, samples x width, and how many ids of each feature have no row."""

@@ -48,11 +48,10 @@ class Scorer:
 
     Args:
         path: the folder.
-        backend: ``numpy``, ``onnx``, ``pt2``, or ``auto`` for what is there and installed.
+        backend: ``onnx``, ``pt2``, or ``auto`` for what is there and installed.
         on_unknown: what ids never trained read (``init``, ``default``, ``error`` or ``tail``) instead of what
             the run was configured with.
-        threads: that one request may use for the dense part, by ONNX Runtime; NumPy's BLAS has its own
-            setting (OPENBLAS_NUM_THREADS), which `rowhaul serve` sets to 1.
+        threads: that one request may use for the dense part, by ONNX Runtime.
         verify: compare the checksum of all rows first, which reads them once.
 
     Example:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from rowhaul.checkpoint import CheckpointReader
@@ -22,17 +20,9 @@ from rowhaul.serve.scorer import Scorer
 from rowhaul.train.run_data import remembered_data
 from rowhaul.train.trainer import Trainer
 
-NUM_SAMPLES = 2048  # as they are, with shared features, and with unseen ids among them
+NUM_SAMPLES = 2048  # as they are, and once more with unseen ids among them
 TOLERANCE = 1e-5  # of logits, or of their size where that is above 1
 _UNSEEN = 0.1  # the share of ids that are replaced
-_EVERY = 2  # how many features there are to one that is shared
-
-
-class _Part(NamedTuple):
-    """Samples to compare, and whether they share what `_with_shared` makes the same."""
-
-    samples: Samples
-    is_shared: bool
 
 
 @dataclass(frozen=True)
@@ -53,18 +43,18 @@ def compare(scorers: dict[str, Scorer], trainer: Trainer, reader: CheckpointRead
     """
     real = _samples_of_run(reader, trainer)
     samples = real if real is not None else _made_samples(reader, trainer)
-    parts, num_unseen = [_Part(samples, False), _Part(_with_shared(samples), True)], 0
+    parts, num_unseen = [samples], 0
     if trainer.config.on_unknown != "error":
         mixed, num_unseen = _with_unseen(samples)
-        parts.append(_Part(mixed, False))
+        parts.append(mixed)
     differences = dict.fromkeys(scorers, 0.0)
     was_training = trainer.model.training
     trainer.model.eval()
     for part in parts:
         with torch.no_grad():
-            expected = trainer.model(Batch.from_samples(part.samples)).numpy()
+            expected = trainer.model(Batch.from_samples(part)).numpy()
         for kind, scorer in scorers.items():
-            found, _ = scorer.logits(_request(*part))
+            found, _ = scorer.logits(_request(part))
             away = np.abs(found.astype(np.float64) - expected)
             if not (away <= TOLERANCE * np.maximum(1, np.abs(expected))).all():
                 place = int(np.argmax(np.nan_to_num(away, nan=np.inf)) // max(1, away[0].size))
@@ -112,27 +102,8 @@ def _with_unseen(samples: Samples) -> tuple[Samples, int]:
     return replace(samples, values=np.where(chosen, unseen, samples.values)), int(chosen.sum())
 
 
-def _with_shared(samples: Samples) -> Samples:
-    """Give all samples the numbers of the first one, and every second feature its ids."""
-    lengths, parts = samples.lengths.copy(), _by_feature(samples)
-    for feature in range(0, len(parts), _EVERY):
-        count = int(lengths[feature, 0])
-        parts[feature], lengths[feature] = np.tile(parts[feature][:count], len(samples)), count
-    dense = np.repeat(samples.dense[:1], len(samples), axis=0)
-    return replace(samples, values=np.concatenate(parts), lengths=lengths, dense=dense)
-
-
-def _request(samples: Samples, is_shared: bool) -> requests.Samples:
-    """Turn samples into a request; what `_with_shared` made the same is given once."""
-    lengths, parts = list(samples.lengths), _by_feature(samples)
-    for feature in range(0, len(parts), _EVERY) if is_shared else ():
-        parts[feature] = parts[feature][: int(lengths[feature][0])]
-        lengths[feature] = lengths[feature][:1]
-    first_bags = offsets_of(np.array(list(map(len, lengths))))
-    bags = IdBags(np.concatenate(parts), offsets_of(np.concatenate(lengths)), first_bags, len(samples))
-    return requests.Samples(bags, samples.dense, is_shared)
-
-
-def _by_feature(samples: Samples) -> list[npt.NDArray[np.int64]]:
-    """Return the ids of each feature."""
-    return np.split(samples.values, np.cumsum(samples.lengths.sum(axis=1))[:-1])
+def _request(samples: Samples) -> requests.Samples:
+    num_features, num_samples = samples.lengths.shape
+    first_bags = np.arange(num_features + 1) * num_samples
+    bags = IdBags(samples.values, offsets_of(samples.lengths.reshape(-1)), first_bags, num_samples)
+    return requests.Samples(bags, samples.dense)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rowhaul.errors import ConfigError
 from rowhaul.nn.layers import PairwiseDots
-from rowhaul.nn.models import MODELS, RecommendationModel
-from rowhaul.serve.folder import NUMPY
-from rowhaul.serve.request_forms import ABOUT, FORMS
+from rowhaul.nn.models import RecommendationModel
 
 
 class DensePart(nn.Module):
@@ -46,21 +42,8 @@ def check_exporters(kinds: list[str]) -> None:
         raise ConfigError("--dense onnx needs ONNX: pip install 'rowhaul[onnx]'; --dense pt2 does without")
 
 
-def all_kinds(model: RecommendationModel, kinds: Sequence[str]) -> list[str]:
-    """Return the kinds of graphs that were asked for, after the one for NumPy where the model has that."""
-    return [*([NUMPY] if _form_of(model) is not None else []), *kinds]
-
-
-def _form_of(model: RecommendationModel) -> str | None:
-    """Name the request form of a model."""
-    return next((name for name in FORMS if type(model) is MODELS[name]), None)
-
-
 def export_dense(model: RecommendationModel, kind: str, path: Path) -> None:
     """Write the part of a model without rows; any number of samples can be given to it."""
-    if kind == NUMPY:
-        _write_weights(model, path)
-        return
     dtype = next(model.parameters()).dtype
     given = [torch.zeros(2, sum(model.widths), dtype=dtype)]
     if model.num_dense:
@@ -79,14 +62,6 @@ def export_dense(model: RecommendationModel, kind: str, path: Path) -> None:
         model.train(was_training)
         for one in dots:
             one.in_slices = False
-
-
-def _write_weights(model: RecommendationModel, path: Path) -> None:
-    name = _form_of(model)
-    assert name is not None
-    weights = {key: one.detach().contiguous() for key, one in model.named_parameters()}
-    # One entry: safetensors writes several in any order, and equal weights are to give equal files.
-    save_file(weights, path, {ABOUT: json.dumps({"model": name, "widths": model.widths})})
 
 
 def _write_onnx(program: torch.export.ExportedProgram, path: Path) -> None:

@@ -70,11 +70,7 @@ def _compared(about: dict[str, Any]) -> list[str]:
     ]
 
 
-_GRAPHS = {
-    "numpy": "the weights of the rest of the model, for `rowhaul serve`",
-    "onnx": "the rest of the model as ONNX",
-    "pt2": "the rest of the model for `torch.export.load`",
-}
+_GRAPHS = {"onnx": "the rest of the model as ONNX", "pt2": "the rest of the model for `torch.export.load`"}
 
 
 def _transforms(schema: Schema) -> list[str]:
