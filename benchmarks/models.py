@@ -96,7 +96,11 @@ def samples_of(log: Log, folder: Path, seed: int, arguments: Any) -> tuple[list[
     test = SampleStream(folder / "test", schema, BATCH_SIZE, limit=arguments.rows)
     if not log.ranks:
         return list(train), list(test)
-    return list(train), [candidates(one, "movie", "others", 40, 0) for one in islice(test, 10)]
+    batches = list(train)
+    movies = np.unique(
+        np.concatenate([one.ids_of_features()[one.features.index("movie")] for one in batches])
+    )
+    return batches, [candidates(one, movies, 40, 0) for one in islice(test, 10)]
 
 
 def ids_and_rows(schema: Schema, batches: Sequence[Samples]) -> tuple[int, int]:

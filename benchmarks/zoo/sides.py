@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from sklearn.metrics import roc_auc_score
 from torch import nn
@@ -163,15 +164,22 @@ def measure(
     return Measured((found[0], found[1]), (rates[0], rates[1]), (sparse[0], sparse[1]))
 
 
-def candidates(samples: Samples, target: str, negatives: str, most: int, seed: int) -> Samples:
-    """Liked samples, each among others that differ in their target alone; the true one comes first."""
+def candidates(samples: Samples, every: npt.NDArray[np.int64], most: int, seed: int) -> Samples:
+    """Liked samples, each among others with another movie; the true one comes first.
+
+    The others are drawn from all movies, each once, but for those that the user has seen: a history tells
+    that these come no more.
+    """
     assert samples.labels is not None
-    liked = np.flatnonzero(samples.labels == 1)[:most]
-    every = samples.take(np.repeat(liked, CANDIDATES))
-    ids = dict(zip(every.features, every.ids_of_features(), strict=True))
-    lengths = every.lengths.copy()
-    drawn = np.random.default_rng(seed).choice(np.unique(ids[target]), len(ids[target]))
-    is_true = np.arange(len(drawn)) % CANDIDATES == 0
-    ids[target] = np.where(is_true, ids[target], drawn)
-    ids[negatives], lengths[every.features.index(negatives)] = ids[negatives][:0], 0
-    return replace(every, values=np.concatenate(list(ids.values())), lengths=lengths)
+    liked = samples.take(np.flatnonzero(samples.labels == 1)[:most])
+    ids = dict(zip(liked.features, liked.ids_of_features(), strict=True))
+    ends = np.cumsum(liked.lengths[liked.features.index("history")])[:-1]
+    random, among = np.random.default_rng(seed), []
+    for movie, seen in zip(ids["movie"], np.split(ids["history"], ends), strict=True):
+        others = np.setdiff1d(every, np.append(seen, movie))
+        among += [[movie], random.choice(others, CANDIDATES - 1, replace=False)]
+    asked = liked.take(np.repeat(np.arange(len(liked)), CANDIDATES))
+    ids, lengths = dict(zip(asked.features, asked.ids_of_features(), strict=True)), asked.lengths.copy()
+    ids["movie"] = np.concatenate(among)
+    ids["others"], lengths[asked.features.index("others")] = ids["others"][:0], 0
+    return replace(asked, values=np.concatenate(list(ids.values())), lengths=lengths)
