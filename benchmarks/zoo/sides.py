@@ -165,20 +165,19 @@ def measure(
 
 
 def candidates(samples: Samples, every: npt.NDArray[np.int64], most: int, seed: int) -> Samples:
-    """Liked samples, each among others with another movie; the true one comes first.
+    """Samples, each among others with another movie; the true one comes first.
 
     The others are drawn from all movies, each once, but for those that the user has seen: a history tells
     that these come no more.
     """
-    assert samples.labels is not None
-    liked = samples.take(np.flatnonzero(samples.labels == 1)[:most])
-    ids = dict(zip(liked.features, liked.ids_of_features(), strict=True))
-    ends = np.cumsum(liked.lengths[liked.features.index("history")])[:-1]
+    true = samples.take(np.arange(min(most, len(samples))))
+    ids = dict(zip(true.features, true.ids_of_features(), strict=True))
+    ends = np.cumsum(true.lengths[true.features.index("history")])[:-1]
     random, among = np.random.default_rng(seed), []
     for movie, seen in zip(ids["movie"], np.split(ids["history"], ends), strict=True):
         others = np.setdiff1d(every, np.append(seen, movie))
         among += [[movie], random.choice(others, CANDIDATES - 1, replace=False)]
-    asked = liked.take(np.repeat(np.arange(len(liked)), CANDIDATES))
+    asked = true.take(np.repeat(np.arange(len(true)), CANDIDATES))
     ids, lengths = dict(zip(asked.features, asked.ids_of_features(), strict=True)), asked.lengths.copy()
     ids["movie"] = np.concatenate(among)
     ids["others"], lengths[asked.features.index("others")] = ids["others"][:0], 0
