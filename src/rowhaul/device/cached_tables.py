@@ -62,7 +62,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What the host was last told of the card's index."""
+    """Counts of the card's index, as of the last time the host read them."""
 
     num_used: int  # records that have ever held a row
     num_free: int  # of these, those that hold none

@@ -131,7 +131,7 @@ class Hauler:
         return jobs
 
     def _keep(self, records: Tensor) -> None:
-        """Have a snapshot copy the rows of records in host memory, which are about to change."""
+        """Before host rows of these records are overwritten: let a running snapshot copy them."""
         arena = self._host.group.arena
         if arena.keeper is not None:
             homes = self.homes[records].cpu().numpy()
