@@ -62,10 +62,14 @@ class Writer:
         """Publish a whole model."""
         self.folder.write_base(self._served(rows, {}), self._state(step), _Uncounted())
 
-    def write_delta(self, rows, deleted, step, ends=True):
-        """Publish changed rows, {(table, key): values}, and deleted keys; or die before the end."""
+    def write_delta(self, rows, deleted, step, ends=True, edit=lambda folder: None):
+        """Publish changed rows, {(table, key): values}, and deleted keys; or die before the end.
+
+        ``edit`` gets the folder of the change before anybody is told of it.
+        """
         name, folder = self.folder.begin_delta()
         part = self.folder.write_part(folder, "r0000", self._served(rows, deleted), step)
+        edit(folder)
         return self.folder.end_delta(name, [part], self._state(step)) if ends else None
 
     def _served(self, rows, deleted):
