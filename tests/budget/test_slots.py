@@ -50,7 +50,7 @@ def drawn(seed, size, below):
 ids = st.builds(drawn, st.integers(0, 1000), st.integers(1, 200), st.integers(1, 300))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(ids, min_size=1, max_size=12), st.randoms())
 def test_the_order_of_rows_in_a_batch_does_not_matter(batches, random):
     one, other = made(shared=0.2), made(shared=0.2)
@@ -67,7 +67,7 @@ def test_the_order_of_rows_in_a_batch_does_not_matter(batches, random):
     assert_same_state(one, other)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(ids, min_size=1, max_size=12))
 def test_rows_change_hands_only_as_a_stop_says(batches):
     """A dictionary from row to owner, changed as hand-overs say, knows all rows that are ever found."""
@@ -152,10 +152,10 @@ class Seating(RuleBasedStateMachine):
 
 
 TestSeating = Seating.TestCase
-TestSeating.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
+TestSeating.settings = settings(max_examples=25, stateful_step_count=15)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(ids, min_size=1, max_size=8))
 def test_the_sketch_knows_at_least_every_read(batches):
     """Of ids without a slot, as long as nothing decays; and no more than if cells were sums."""

@@ -43,7 +43,7 @@ def oracle(sources):
     return merged
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sources=SOURCES, keys_in_memory=st.integers(1, 20), file_bytes=st.sampled_from([1, 60, 1 << 20]))
 def test_merging_is_updating_a_dictionary(sources, keys_in_memory, file_bytes, monkeypatch):
     monkeypatch.setattr(shards, "FILE_BYTES", file_bytes)

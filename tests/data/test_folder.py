@@ -83,7 +83,7 @@ def test_layout_and_manifest(tmp_path):
     check_complete(folder / "test" / "part-00000.parquet")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(
     sizes=st.lists(st.integers(0, 250), min_size=1, max_size=8).filter(lambda sizes: sum(sizes) > 1),
     stops=st.lists(st.integers(0, 8), max_size=4),

@@ -43,7 +43,7 @@ def test_the_columns_are_those_of_the_schema(preset):
         assert batch.schema.field(name).type == wanted
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(preset=st.sampled_from(preset_names()), rows=st.integers(1, ROWS), data=st.data())
 def test_every_part_of_the_log_can_be_made_alone(preset, rows, data):
     start = data.draw(st.integers(0, rows - 1))

@@ -41,7 +41,7 @@ def leaks(events, histories):
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 99)), max_size=60),
     st.lists(st.integers(0, 60), max_size=3),

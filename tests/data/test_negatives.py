@@ -83,7 +83,7 @@ def test_negatives_are_others_of_the_batch_and_follow_from_seed_and_place(log):
             assert set(past_others) <= past - own
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(0, 5), max_size=3)), min_size=1, max_size=8)
 )

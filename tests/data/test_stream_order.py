@@ -58,9 +58,7 @@ def _small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "READ_ROWS", 7)
 
 
-settled = settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+settled = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 layouts = st.fixed_dictionaries(
     {

@@ -17,7 +17,7 @@ from rowhaul.data.text.layout import Field, TextLayout
 from rowhaul.data.text.reader import BadLines, Place, read_text
 from rowhaul.errors import BadLineError, DataError
 
-in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture

@@ -167,7 +167,7 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=8, stateful_step_count=25, deadline=None)
+TestHistories.settings = settings(max_examples=8, stateful_step_count=25)
 
 
 def random_request(random):

@@ -133,7 +133,7 @@ def compare(ours, theirs):
 
 
 @given(histories())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_ranks_together_are_one_database(history):
     num_ranks, rule, steps = history
     with tempfile.TemporaryDirectory() as folder:

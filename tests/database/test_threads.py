@@ -32,7 +32,7 @@ def run_together(*bodies):
 
 
 @given(st.lists(st.lists(st.integers(-30, 30), min_size=1, max_size=40), min_size=2, max_size=4), st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_threads_that_train_the_same_keys_lose_nothing(batches, data):
     """SGD's steps commute, so any interleaving ends at the dictionary's rows."""
     with EmbeddingDatabase(TABLES, SGD(lr=0.5), dtype="float64", prefetch_threads=2) as db:

@@ -113,5 +113,5 @@ class CacheStates(RuleBasedStateMachine):
 
 TestCacheStates = pytest.mark.slow(CacheStates.TestCase)
 TestCacheStates.settings = settings(
-    max_examples=6 if runs_interpreted() else 60, stateful_step_count=12, deadline=None, derandomize=True
+    max_examples=6 if runs_interpreted() else 60, stateful_step_count=12, derandomize=True
 )

@@ -110,7 +110,6 @@ def test_records_go_to_messages_and_back():
 )
 @settings(
     max_examples=2,
-    deadline=None,
     derandomize=True,
     phases=(Phase.generate,),
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -28,7 +28,7 @@ NUM_WORKERS = 3
 
 
 @pytest.mark.slow
-@settings(max_examples=5, deadline=None, derandomize=True, phases=NO_SHRINKING)
+@settings(max_examples=5, derandomize=True, phases=NO_SHRINKING)
 @given(cases("full", undecided=True))
 def test_a_bound_of_zero_is_full_synchronisation(case: Case) -> None:
     full = run_cluster(case)
@@ -42,7 +42,7 @@ def test_a_bound_of_zero_is_full_synchronisation(case: Case) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=6, deadline=None, derandomize=True, phases=NO_SHRINKING)
+@settings(max_examples=6, derandomize=True, phases=NO_SHRINKING)
 @given(st.sampled_from(["bounded:1", "bounded:2", "bounded:5"]).flatmap(cases))
 def test_training_with_stale_rows_goes_on(case: Case) -> None:
     outcome = run_cluster(case)

@@ -27,7 +27,7 @@ NO_SHRINKING = (Phase.explicit, Phase.generate)  # it takes longer than a test m
         ("on-demand", True),
     ),
 )
-@settings(max_examples=10, deadline=None, derandomize=True, phases=NO_SHRINKING)
+@settings(max_examples=10, derandomize=True, phases=NO_SHRINKING)
 @given(data=st.data())
 def test_a_cluster_trains_what_one_process_trains(sync: str, peer_to_peer: bool, data: st.DataObject) -> None:
     case = data.draw(cases(sync, peer_to_peer))
@@ -39,7 +39,7 @@ def test_a_cluster_trains_what_one_process_trains(sync: str, peer_to_peer: bool,
     check_run(case, outcome)
 
 
-@settings(max_examples=6, deadline=None, derandomize=True, phases=NO_SHRINKING)
+@settings(max_examples=6, derandomize=True, phases=NO_SHRINKING)
 @given(st.sampled_from(["on-demand", "full", "bounded:1"]).flatmap(partial(cases, undecided=True)))
 def test_a_cache_that_is_a_little_too_small_stops_every_rank(case: Case) -> None:
     smaller = too_small(case)

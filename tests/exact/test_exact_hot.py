@@ -61,7 +61,7 @@ def changing_cases(draw: st.DrawFn, sync: str, peer_to_peer: bool) -> Case:
         ("on-demand", True),
     ),
 )
-@settings(max_examples=6, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=6, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(data=st.data())
 def test_rows_may_enter_and_leave_the_replicated_set(
     sync: str, peer_to_peer: bool, data: st.DataObject
@@ -88,7 +88,7 @@ def _check_replicated(case: Case, plans: list) -> None:
             hot = rows_of(after)
 
 
-@settings(max_examples=5, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=5, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(data=st.data())
 def test_the_simulator_counts_what_is_really_summed_and_moved(data: st.DataObject) -> None:
     case = data.draw(cases("on-demand", data.draw(st.booleans()), undecided=True))
@@ -120,7 +120,7 @@ def test_the_simulator_counts_what_is_really_summed_and_moved(data: st.DataObjec
     assert sum(outcome.posted.values()) == pytest.approx(simulated.bytes.sum() * count)
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10, derandomize=True)
 @given(data=st.data())
 def test_a_scheduler_goes_on_from_a_state_with_the_rows_that_were_replicated_last(
     data: st.DataObject,

@@ -44,7 +44,7 @@ class LeavingRank(Rank):
         ("on-demand", True),
     ),
 )
-@settings(max_examples=5, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=5, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(data=st.data())
 def test_shares_of_zero_at_any_moment(sync: str, peer_to_peer: bool, data: st.DataObject) -> None:
     """Replay to the bit, with control records in the midst of training, hot rows and row policies."""
@@ -162,7 +162,7 @@ def norm_cases(draw: st.DrawFn) -> NormCase:
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=15, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(case=norm_cases())
 def test_batch_norm_hot_rows_evaluation_and_optimizer_state(case: NormCase) -> None:
     """Bit-equal to a cluster whose workers never leave; sums are over those with a share alone."""

@@ -24,7 +24,6 @@ from slow_cases import mostly_slow
 
 # Kernels may compile while a case is drawn, and others may be at work: that says nothing of the case.
 few = settings(
-    deadline=None,
     derandomize=True,
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=[HealthCheck.too_slow],

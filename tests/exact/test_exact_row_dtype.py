@@ -20,7 +20,7 @@ ROW_DTYPES = ("bfloat16", "int8", "float16")
     ("sync", "peer_to_peer"),
     [("on-demand", False), ("on-demand", True), ("full", False), ("static", False), ("bounded:0", False)],
 )
-@settings(max_examples=12, deadline=None, derandomize=True, phases=NO_SHRINKING)
+@settings(max_examples=12, derandomize=True, phases=NO_SHRINKING)
 @given(data=st.data())
 def test_a_cluster_trains_what_replay_trains(sync: str, peer_to_peer: bool, data: st.DataObject) -> None:
     row_dtype = data.draw(st.sampled_from(ROW_DTYPES))
@@ -33,7 +33,7 @@ def test_a_cluster_trains_what_replay_trains(sync: str, peer_to_peer: bool, data
 
 
 @pytest.mark.slow
-@settings(max_examples=4, deadline=None, derandomize=True, phases=NO_SHRINKING)
+@settings(max_examples=4, derandomize=True, phases=NO_SHRINKING)
 @given(data=st.data())
 def test_training_with_stale_rows_goes_on_and_repeats(data: st.DataObject) -> None:
     row_dtype = data.draw(st.sampled_from(ROW_DTYPES))

@@ -19,7 +19,6 @@ from secrets_of_positions import secret
 
 few = settings(
     max_examples=5,
-    deadline=None,
     derandomize=True,
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=[HealthCheck.too_slow],

@@ -75,7 +75,7 @@ def unpooled(case: Case) -> UnpooledCase:
         pytest.param("full", False, marks=pytest.mark.slow),
     ],
 )
-@settings(max_examples=4, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=4, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(data=st.data())
 def test_a_cluster_trains_what_one_process_trains(sync: str, peer_to_peer: bool, data: st.DataObject) -> None:
     """Hot rows, policies and any cache included: bit-equal to a replay, 1e-9 to whole batches."""
@@ -110,7 +110,7 @@ def test_a_row_moves_once_however_often_histories_name_it() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=3, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=3, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(data=st.data())
 def test_rows_in_few_bits_are_the_same_in_a_replay(data: st.DataObject) -> None:
     case = unpooled(data.draw(cases("on-demand", row_dtype="bfloat16")))

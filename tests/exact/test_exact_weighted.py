@@ -58,7 +58,7 @@ def weighted(case: Case) -> WeightedCase:
         pytest.param("on-demand", False, "bfloat16", marks=pytest.mark.slow),
     ],
 )
-@settings(max_examples=2, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=2, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(data=st.data())
 def test_a_cluster_trains_what_one_process_trains(
     sync: str, peer_to_peer: bool, row_dtype: str, data: st.DataObject

@@ -132,7 +132,7 @@ def assert_equals_whole(
         assert_close(ours[0], theirs)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     num_workers=st.integers(1, 5),
     sizes=st.lists(st.integers(2, 12), min_size=1, max_size=3),

@@ -43,7 +43,7 @@ def cases(draw):
     return tables, {name: batch[name] for name in order}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cases(), st.booleans(), st.sampled_from([1, 3]))
 def test_equals_embedding_bag(case, weighted, num_threads):
     """Pooling, row gradients and one SGD step equal EmbeddingBag on pre-indexed ids."""

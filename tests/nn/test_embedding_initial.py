@@ -47,7 +47,7 @@ def test_initial_rows_do_not_depend_on_order_batch_or_other_tables():
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**64 - 1), st.integers(1, 9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_initial_bits_are_a_function_of_seed_table_and_key(key, seed, dim):
     collection = one_table(dim=dim, seed=seed)
     collection(jagged({"f": [[key]]}))

@@ -56,7 +56,7 @@ def cases(draw):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(case=cases(), num_threads=st.sampled_from([1, 3]))
 def test_equals_embedding(name, case, num_threads):
     """Two steps equal torch.nn.Embedding, whose rows get the sum over all places that read them."""
@@ -103,7 +103,7 @@ def test_equals_embedding(name, case, num_threads):
             np.testing.assert_allclose(after[key], expected, rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=4),
     length=st.none() | st.integers(0, 7),

@@ -65,7 +65,7 @@ def random_steps(seed, dim, num_steps=8):
     ids=["sgd", "adagrad", "adagrad-set", "adam"],
 )
 @given(seed=st.integers(0, 10_000), dim=st.integers(1, 9))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_equals_torch_on_sparse_gradients(rule, make, seed, dim):
     values, steps = random_steps(seed, dim)
     np.testing.assert_allclose(
@@ -74,7 +74,7 @@ def test_equals_torch_on_sparse_gradients(rule, make, seed, dim):
 
 
 @given(seed=st.integers(0, 10_000), dim=st.integers(1, 9), decay=st.sampled_from([0.0, 0.1]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_rowwise_adagrad_equals_its_formula(seed, dim, decay):
     values, steps = random_steps(seed, dim)
     rule = RowwiseAdagrad(lr=0.1, eps=1e-6, initial_accumulator_value=0.01, weight_decay=decay)

@@ -41,7 +41,7 @@ def arrays_of(value):
             yield from arrays_of(getattr(value, field.name))
 
 
-@examples(max_examples=60, deadline=None)
+@examples(max_examples=60)
 @given(streams())
 def test_plans_and_samples_of_any_shape_come_back_equal(case):
     chosen, batches = case

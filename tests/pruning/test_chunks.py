@@ -37,7 +37,7 @@ def whole_layout(dim=5, tables=2):
     return TableLayout(specs, row_optimizer("rowwise_adagrad", lr=0.1), "float32", 3)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.sets(st.integers(0, 5000)), st.integers(5001, 1 << 20), st.binary(max_size=3))
 def test_a_set_comes_back_and_takes_few_bits(numbers, bound, rest):
     given_numbers = np.array(sorted(numbers), np.int64)
@@ -49,7 +49,7 @@ def test_a_set_comes_back_and_takes_few_bits(numbers, bound, rest):
     assert 8 * (len(data) - 17) <= bits + len(numbers) + 16  # a header, and whole bytes
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.dictionaries(st.integers(0, 5000), st.tuples(*[st.floats(0, 2.0**100, width=32)] * 3), max_size=40),
     st.integers(1, 3),
@@ -75,7 +75,7 @@ def test_it_is_looked_ten_times_in_the_first_period_whether_to_prune():
     assert PruneSettings(ratio=0.5, period=1000).next_stop(550) == 600
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.dictionaries(st.integers(0, 40), st.floats(0, 100, width=32), max_size=6), min_size=1, max_size=12
@@ -114,7 +114,7 @@ def id_batches(draw):
     return IdBatch(offsets, tables, keys)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(id_batches())
 def test_rows_are_counted(ids):
     named, keys, starts, counts = distinct_by_appearance(ids.tables, ids.keys, 2)
@@ -125,7 +125,7 @@ def test_rows_are_counted(ids):
     assert Counter(dict(zip(rows, counts.tolist(), strict=True))) == Counter(given_rows)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(id_batches(), min_size=1, max_size=6), st.sampled_from([0.3, 0.6, 0.9]), st.integers(1, 3))
 def test_the_pool_is_never_exceeded_and_batches_name_what_is_there(batches, ratio, chunks):
     layout = chunk_layout(whole_layout(), PruneSettings(ratio=ratio, chunks=chunks, period=2))

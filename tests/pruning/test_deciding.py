@@ -26,7 +26,7 @@ def test_deciding_imports_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 1 << 18)), max_size=30),
     st.sampled_from([1.0, 0.999, 0.5]),

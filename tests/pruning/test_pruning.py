@@ -77,7 +77,7 @@ def cases(draw):
 
 
 @given(cases())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_fast_version_equals_the_slow_one_step_for_step(case):
     prune, dim, optimizer, seed, split = case
     fast = Fast(prune, dim, optimizer, split=split)

@@ -17,7 +17,7 @@ def batches(random, count):
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.sampled_from([1, 2, 5]), st.integers(1, 3))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_lookup_of_any_age_is_brought_up_to_date(seed, ahead, period, split):
     prune = PruneSettings(ratio=0.9, chunks=2, period=period, decay=0.5, enforcement=0.0)
     early, late = (Fast(prune, 4, SGD(lr=0.1), split=split) for _ in range(2))

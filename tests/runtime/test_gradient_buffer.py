@@ -22,7 +22,7 @@ def by_table(rows):
     return tables, keys, np.searchsorted(tables, np.arange(NUM_TABLES + 1))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.booleans(), SOME_ROWS), max_size=12), st.integers(0, 900))
 def test_a_buffer_holds_what_was_put_and_not_taken(changes, more):
     buffer, expected = GradientBuffer(NUM_TABLES, 2, "float32"), {}

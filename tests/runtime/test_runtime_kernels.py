@@ -15,7 +15,7 @@ from rowhaul.schedule.row_states import State
 from rowhaul.train.distributed.samples import part_of
 
 SEEDS = st.integers(0, 2**32 - 1)
-EXAMPLES = settings(max_examples=30, deadline=None)
+EXAMPLES = settings(max_examples=30)
 
 
 def some_moves(random, count, num_ranks, *, within=False):

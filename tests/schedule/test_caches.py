@@ -122,7 +122,7 @@ def largest_need(batches, num_workers, room):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("unit", mostly_slow(["rows", "bytes"], "rows"))
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 2**32 - 1),
     num_workers=st.sampled_from([1, 2, 3, 8, 64]),

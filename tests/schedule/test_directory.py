@@ -26,7 +26,7 @@ def names(directory, slots):
     return list(zip(records["table"].tolist(), records["key"].tolist(), strict=True))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.lists(st.lists(ROWS, max_size=4), max_size=4), min_size=1, max_size=6))
 def test_rows_are_found_again_sorted_and_counted_once_per_sample(stream):
     directory = Directory(first_touch=True)
@@ -48,7 +48,7 @@ def test_rows_are_found_again_sorted_and_counted_once_per_sample(stream):
     assert directory.num_rows == len(last_batch)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.lists(ROWS, min_size=1, max_size=8), min_size=1, max_size=12))
 def test_slots_given_back_leave_the_index_whole(stream):
     directory = Directory(first_touch=False)

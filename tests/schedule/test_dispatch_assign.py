@@ -14,7 +14,7 @@ from rowhaul.schedule.dispatch import make_dispatcher
 from rowhaul.schedule.dispatch.adaptive import LaiaAdaptive, rank_tables
 from rowhaul.schedule.dispatch.laia import Laia
 
-quick = settings(deadline=None, max_examples=100)
+quick = settings(max_examples=100)
 NAMES = [
     "random",
     "round-robin",
@@ -33,7 +33,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(task=tasks())
 def test_every_sample_gets_a_worker_with_room_and_always_the_same(name, task):
     worker = make_dispatcher(name).assign(task)

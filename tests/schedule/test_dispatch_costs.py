@@ -12,7 +12,7 @@ from rowhaul.errors import ConfigError
 from rowhaul.schedule.dispatch.brute_force import BruteForce
 from rowhaul.schedule.dispatch.costs import expected_cost, true_cost
 
-quick = settings(deadline=None, max_examples=100)
+quick = settings(max_examples=100)
 
 
 @quick

@@ -13,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 from rowhaul.errors import ConfigError
 from rowhaul.schedule.dispatch.esd import Esd
 
-quick = settings(deadline=None, max_examples=100)
+quick = settings(max_examples=100)
 CRITERIA = ["min2-min", "min3-min", "min3-min2", "mean"]
 
 

@@ -52,7 +52,7 @@ def test_without_a_choice_the_next_batch_is_not_asked_for():
     assert TwoBatches(Laia()).assign_ahead(task, follow).tolist() == [0, 0]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(tasks())
 def test_it_fills_places_like_the_inner_dispatcher_and_is_never_dearer(task):
     for name in ("laia", "esd:1"):

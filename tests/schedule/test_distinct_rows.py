@@ -36,7 +36,7 @@ def check(samples):
     assert offsets[-1] == len(rows)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(st.lists(ROWS, max_size=5), max_size=6))
 @example([])
 @example([[]])
@@ -45,7 +45,7 @@ def test_rows_of_samples_are_told_apart_and_ordered(samples):
     check(samples)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(ROWS, max_size=30))
 @example([])
 def test_rows_by_appearance_are_counted_table_by_table(ids):
@@ -59,7 +59,7 @@ def test_rows_by_appearance_are_counted_table_by_table(ids):
     assert counts.tolist() == [ids.count(row) for row in expected]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(1, 4), st.lists(KEYS, min_size=FEW, max_size=4 * FEW, unique=True))
 def test_samples_whose_tables_ascend_are_counted_as_others_are(num_tables, keys):
     """One id a table, as most logs have them, takes a shorter way; many keys are sorted by another."""
@@ -71,7 +71,7 @@ def test_samples_whose_tables_ascend_are_counted_as_others_are(num_tables, keys)
     check([*samples, [(0, keys[0]), (0, keys[0])]])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 4), st.integers(0, 3 * FEW), st.integers(0, 2**32 - 1), KEYS)
 @example(3, 0, 0, 1)
 def test_ids_feature_by_feature_are_those_sample_by_sample(num_features, num_samples, seed, step):
@@ -118,7 +118,7 @@ def test_many_keys_of_odd_shapes(step):
     check([[(1, keys[i % 1500])] for i in np.random.default_rng(0).permutation(3000)])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(0, 12))
 def test_round_robin_deals_in_rounds(room, num_samples):
     num_samples = min(num_samples, sum(room))

@@ -7,7 +7,7 @@ from rowhaul.errors import DataError
 from rowhaul.schedule.batch import IdBatch
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.data())
 def test_turning_features_around_keeps_every_id_of_every_sample(data):
     num_features, num_samples = data.draw(st.integers(0, 4)), data.draw(st.integers(0, 5))

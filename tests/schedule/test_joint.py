@@ -20,7 +20,7 @@ from rowhaul.schedule.dispatch.joint.search import improve
 from rowhaul.schedule.dispatch.joint.spread import cost_of, make_spread, move, price_elsewhere
 
 DEBT = 3 * UNIT // 8  # what a sole trainer's later push counts
-quick = settings(deadline=None, max_examples=100)
+quick = settings(max_examples=100)
 
 
 def long_run_cost(task, worker, future=UNIT):

@@ -73,7 +73,7 @@ def check_iteration(lifetimes: Lifetimes, naive: NaiveLifetimes, iteration: int,
     assert forget(lifetimes, iteration) == naive.forget(iteration)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(traces())
 def test_rows_are_admitted_and_forgotten_as_dictionaries_say(
     trace: tuple[list[RowPolicy], list[Counter[Row]]],
@@ -83,7 +83,7 @@ def test_rows_are_admitted_and_forgotten_as_dictionaries_say(
         check_iteration(lifetimes, naive, iteration, named)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(traces(), st.integers(0, 30))
 def test_what_was_exported_goes_on(trace: tuple[list[RowPolicy], list[Counter[Row]]], cut: int) -> None:
     lifetimes, naive = Lifetimes(trace[0]), NaiveLifetimes(trace[0])

@@ -288,7 +288,7 @@ def features(plan: NaivePlan, before: dict[Row, Entry], after: dict[Row, Entry])
 
 
 @pytest.mark.timeout(400)  # Hypothesis takes up to five minutes to make a failing trace small.
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 @pytest.mark.parametrize(("sync", "peer_to_peer"), MODES)
 def test_plans_of_any_trace(data: st.DataObject, sync: str, peer_to_peer: bool) -> None:

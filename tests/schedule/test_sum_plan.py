@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rowhaul.schedule.sum_plan import NEGLIGIBLE, SCALE, SumPlan, least_seconds, ways_to_sum
@@ -33,7 +33,6 @@ def bytes_by_message(plan: SumPlan, num_ranks: int, num_bytes: int) -> tuple[np.
     return sent, received
 
 
-@settings(deadline=None)
 @given(SPEEDS, st.integers(1, 10**6))
 def test_links_carry_what_the_plan_says(speeds: list[float], num_bytes: int) -> None:
     num_ranks = len(speeds)
@@ -47,7 +46,6 @@ def test_links_carry_what_the_plan_says(speeds: list[float], num_bytes: int) -> 
         assert way.seconds(speeds, num_bytes) >= least_seconds(speeds, num_bytes) * (1 - 1e-12)
 
 
-@settings(deadline=None)
 @given(SPEEDS)
 def test_the_best_way_comes_near_the_bound(speeds: list[float]) -> None:
     num_bytes = 10.0**8  # far more than messages cost

@@ -91,7 +91,7 @@ def problems(draw: st.DrawFn) -> tuple[Ints, Ints]:
 
 
 @given(problems())
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_costs_no_more_than_the_assignment_of_the_expanded_matrix(problem: tuple[Ints, Ints]) -> None:
     cost, capacity = problem
     worker = transport(cost, capacity)

@@ -56,7 +56,7 @@ def file_of(tables, dim, dtype, folder, on_unknown="default"):
     return MappedRows(RowFile(path), features, dim * len(tables))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data(), dim=st.integers(1, 9), dtype=st.sampled_from(["float32", "float64"]))
 def test_every_row_is_found_and_no_other(data, dim, dtype):
     numbers = st.lists(st.floats(-1e6, 1e6, width=32), min_size=dim, max_size=dim)

@@ -79,7 +79,7 @@ def drawn_cases(draw):
     return plans, model, sorted(training)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(drawn_cases())
 def test_any_plans_take_what_their_events_take(case):
     plans, model, training = case

@@ -140,7 +140,7 @@ def test_too_few_batches_are_refused() -> None:
         HotModel(skewed_batches(3), SCHEDULE, SLOW_STORE, 4, 1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 5000), st.integers(0, 60), st.floats(0.1, 10))
 def test_ternary_search_finds_the_bottom(most: int, bottom: int, steepness: float) -> None:
     sizes = hot._sizes(most)

@@ -1,7 +1,7 @@
 """Counting rows, remembering a trace, and following a time budget."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rowhaul.schedule import IdBatch
@@ -9,7 +9,6 @@ from rowhaul.simulate.measure import OBSERVED_DECISIONS, DecisionBudget
 from rowhaul.simulate.trace import RememberedTrace, RowCounter
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(-3, 3))), max_size=12), st.integers(0, 9))
 def test_counting_equals_a_dictionary(pieces, num_hot):
     counter, counts = RowCounter(3), {}

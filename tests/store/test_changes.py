@@ -14,7 +14,7 @@ steps = st.lists(
 
 
 @given(steps, st.integers(0, 10))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_changes_are_those_of_a_dictionary(noted, asked):
     rows, expected, sealed = ChangedRows(TABLES), {}, []
     for step, (table, keys, ends) in enumerate(noted, 1):

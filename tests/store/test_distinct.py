@@ -18,7 +18,7 @@ def known_rows(random, rows):
     return KnownRows(shuffled, shuffled_tables, random.permutation(len(rows)), order, keys, starts)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["same", "one more id", "one row too many"]))
 def test_every_id_is_matched_with_its_row_or_the_batch_is_another_one(seed, case):
     random = np.random.default_rng(seed)

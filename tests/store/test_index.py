@@ -131,7 +131,7 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndex = IndexMachine.TestCase
-TestIndex.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
+TestIndex.settings = settings(max_examples=25, stateful_step_count=15)
 
 
 def inserted(keys, index=None):

@@ -54,7 +54,7 @@ changes = st.tuples(
 
 
 @given(st.lists(changes, max_size=6), st.lists(st.lists(changes, max_size=4), min_size=1, max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_snapshot_is_what_was_there(before, between):
     tables = group()
     for one in before:
@@ -83,7 +83,7 @@ def test_the_snapshot_is_what_was_there(before, between):
 
 
 @given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_rows_with_a_mark_are_read_apart(there, marked, removed):
     tables = group()
     change(tables, "step", 1, sorted(there))

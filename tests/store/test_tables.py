@@ -14,7 +14,7 @@ feature = st.lists(st.integers(-5, 5), max_size=20)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), feature), min_size=1, max_size=5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_distinct_rows_in_order_of_first_appearance(features):
     """The compiled pass equals one dictionary a table."""
     features = sorted(features, key=lambda pair: pair[0])

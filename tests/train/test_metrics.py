@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from sklearn.metrics import accuracy_score, roc_auc_score
@@ -28,7 +28,6 @@ def labelled_logits(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(labelled_logits())
-@settings(deadline=None)
 def test_auc_and_accuracy_equal_scikit_learns(case: tuple[np.ndarray, np.ndarray]) -> None:
     labels, logits = case
     assert auc(labels, logits) == pytest.approx(roc_auc_score(labels, logits), abs=1e-12)
@@ -36,7 +35,6 @@ def test_auc_and_accuracy_equal_scikit_learns(case: tuple[np.ndarray, np.ndarray
 
 
 @given(labelled_logits())
-@settings(deadline=None)
 def test_log_loss_and_normalised_entropy_equal_scikit_learns(case: tuple[np.ndarray, np.ndarray]) -> None:
     labels, logits = case
     logits = logits.clip(-15, 15)  # beyond that the oracle's 1 - probability loses digits
@@ -47,7 +45,6 @@ def test_log_loss_and_normalised_entropy_equal_scikit_learns(case: tuple[np.ndar
 
 
 @given(labelled_logits(), st.lists(st.integers(0, 80), max_size=4))
-@settings(deadline=None)
 def test_metrics_do_not_depend_on_how_samples_are_batched(
     case: tuple[np.ndarray, np.ndarray], cuts: list[int]
 ) -> None:

@@ -28,7 +28,7 @@ def bytes_of(*values: int) -> np.ndarray:
     return np.array(values, np.uint8)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     num_ranks=st.integers(2, 5),
     num_posts=st.integers(1, 6),

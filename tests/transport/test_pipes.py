@@ -43,7 +43,7 @@ def some_bytes(size: int, seed: int) -> torch.Tensor:
     return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["send", "expect", "wait", "free"]), st.booleans(), st.sampled_from(SIZES)),

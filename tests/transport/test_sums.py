@@ -112,7 +112,7 @@ def sums(draw: st.DrawFn) -> tuple[SumPlan, int, torch.dtype, Wire | None]:
     return SumPlan(parts, draw(st.sampled_from([1, 2, 3, 8]))), num_ranks, size, dtype, wire
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(sums(), st.randoms(use_true_random=False))
 def test_every_way_gives_the_sum_in_rank_order(case: Any, random: Any) -> None:
     plan, num_ranks, size, dtype, wire = case
