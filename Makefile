@@ -33,8 +33,9 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# More at a time than cores: many tests wait for processes that they have started.
-PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+# More at a time than cores: many tests wait for processes that they have started. A worker that dies ends the
+# run: pytest-xdist gives its tests to the next one, and may wait for ever.
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # Side by side: the type checker uses one core, and tests leave some of the other unused.
 test: $(STAMP)
