@@ -1,7 +1,7 @@
 """Names ranks that hold up the others: alive, but without progress.
 
-A cluster stalls while no rank makes progress and at least one waits for others. Time is counted in rounds, as
-for losses.
+A cluster stalls while no rank makes progress and at least one waits: for others, or for a disk that does not
+answer. Time is counted in rounds, as for losses.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Stalls:
     def round(self, beats: Mapping[int, Beat]) -> Stall:
         """Look at the latest beats of all ranks that run."""
         progress = {rank: (beat.iteration, beat.ticks) for rank, beat in beats.items()}
-        someone_waits = any(one.activity.waits for beat in beats.values() for one in beat.doing)
+        someone_waits = any(
+            beat.is_blocked or any(one.activity.waits for one in beat.doing) for beat in beats.values()
+        )
         moves = progress != self._progress or not someone_waits
         self._progress = progress
         if moves:
