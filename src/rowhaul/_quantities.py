@@ -15,6 +15,8 @@ _NUMBER = re.compile(
     r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?|[+-]?(?:nan|inf))\s*([a-z/]*)\s*", re.I
 )
 
+_UNCLEAR_SPEED = re.compile(r".*[kKmMgGtT]b(/s)?")  # networks are sold in Gb, which are bits
+
 _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _BINARY_PREFIXES = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
 BYTE_UNITS = {f"{prefix}b": scale for prefix, scale in (_PREFIXES | _BINARY_PREFIXES).items()}
@@ -46,8 +48,11 @@ def seconds_text(seconds: float) -> str:
 
 
 def parse_speed(text: str, option: str) -> float:
-    """Bytes a second, from bits (``5gbit``) or bytes (``600mb``)."""
-    speed = _parse(text, option, SPEED_UNITS, "a speed such as 5gbit (bits) or 600mb (bytes) a second")
+    """Bytes a second, from bits (``5gbit``) or bytes (``600MB``)."""
+    speed = _parse(text, option, SPEED_UNITS, "a speed such as 5gbit (bits) or 600MB (bytes) a second")
+    if _UNCLEAR_SPEED.fullmatch(text.strip()):
+        number = re.sub("(?i)b(/s)?$", "", text.strip())
+        raise ConfigError(f"{option}: {text!r} may mean bits or bytes; write {number}bit or {number}B")
     if speed <= 0:
         raise ConfigError(f"{option}: {text!r} is no speed; it must be above 0")
     if not LEAST_SPEED <= speed <= MOST_SPEED:

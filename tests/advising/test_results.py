@@ -4,19 +4,19 @@ from types import SimpleNamespace
 
 import pytest
 
+from rowhaul.advising.advice import Advice
 from rowhaul.advising.predict import Prediction
 from rowhaul.advising.results import DISTURBED, Results
 from rowhaul.simulate.links import parse_links
 
 
 @pytest.mark.parametrize(
-    ("two_machines", "is_given", "warns"), [(0.6, False, False), (0.2, False, True), (0.2, True, False)]
+    ("two_machines", "is_given", "warns"), [(0.6, False, False), (0.45, False, True), (0.2, True, False)]
 )
 def test_more_than_linear_speed_was_measured_on_a_busy_machine(two_machines, is_given, warns):
     predictions = (Prediction(1, "", 0, 1.0, 1.0), Prediction(2, "joint", 0, two_machines, two_machines))
-    machines = SimpleNamespace(share_cores=False, links=parse_links("1gb*2,100mbit", 3, "--links"))
+    machines = SimpleNamespace(share_cores=False, links=parse_links("1GB*2,100mbit", 3, "--links"))
     costs = SimpleNamespace(given=is_given)
-    results = Results(500, 10, True, machines, costs, predictions, {}, 0, None)
-    assert results.warning == (DISTURBED if warns else "")
-    assert (DISTURBED in results.notes) == warns
+    results = Results(500, 10, True, machines, costs, predictions, {}, 0, Advice(2, "take two"))
+    assert results.headline == (DISTURBED if warns else "Take two.")
     assert results.notes[-1].startswith("Links of 8gbit, 100mbit a second")  # as bits, if bytes were given

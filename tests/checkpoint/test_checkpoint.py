@@ -101,7 +101,10 @@ def test_other_formats_are_refused(tmp_path):
     path.write_text(json.dumps({**manifest, "version": 99}))
     with pytest.raises(CheckpointError, match="version 99, but this Rowhaul reads"):
         CheckpointReader(tmp_path / "c")
-    for damaged in ("[]", "{}"):
+    path.write_text('{"made_by": "prepare", "files": []}')
+    with pytest.raises(CheckpointError, match=r"its manifest\.json is of something else"):
+        CheckpointReader(tmp_path / "c")
+    for damaged in ("[]", '{"format": "rowhaul-checkpoint"}'):
         path.write_text(damaged)
         with pytest.raises(CheckpointError, match="entries are missing"):
             CheckpointReader(tmp_path / "c")

@@ -57,6 +57,9 @@ def test_bad_data_is_named_and_leaves_nothing(columns, message, rowhaul, log_sch
         assert not (tmp_path / "run").exists()
     else:
         assert not list(tmp_path.glob("run/checkpoints/*"))
+    if (tmp_path / "run").exists():
+        code, _, err = rowhaul("train", "--data", tmp_path / "bad.parquet", "--out", tmp_path / "run", *SMALL)
+        assert "holds a run without a checkpoint; remove the folder" in " ".join(err.split())
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 nonsense", None], ids=["empty", "garbage", "truncated"])
@@ -209,6 +212,24 @@ def test_an_input_named_twice_is_refused(rowhaul, tmp_path):
     )
     assert code == 2
     assert "named twice" in err
+
+
+def test_lists_are_not_kept_beside_scores_in_csv(rowhaul, trained, log_folder, tmp_path):
+    given = ("--data", log_folder / "test", "--keep", "user,tags", "--out", tmp_path / "scores.csv")
+    code, _, err = rowhaul("predict", trained, *given)
+    said = " ".join(err.split())
+    assert code == 2
+    assert "column 'tags' is of type list" in said
+    assert "write the scores to a .parquet file" in said
+    assert not any(tmp_path.iterdir())
+
+
+def test_what_is_no_run_is_named(rowhaul, log_folder, tmp_path):
+    (tmp_path / "served.json").write_text("{}")
+    code, _, err = rowhaul("evaluate", tmp_path, "--data", log_folder / "test")
+    assert (code, "is a folder to serve from (export --dense)" in " ".join(err.split())) == (2, True)
+    code, _, err = rowhaul("train", tmp_path, "--data", log_folder, "--out", tmp_path / "run")
+    assert (code, "is a folder, but a file is needed here" in " ".join(err.split())) == (2, True)
 
 
 def test_a_run_is_no_place_for_data(rowhaul, trained):

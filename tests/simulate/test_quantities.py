@@ -14,7 +14,7 @@ from rowhaul.simulate.links import Link, Links, parse_link, parse_links
         (parse_speed, "5gbit", 5e9 / 8),
         (parse_speed, "0.5 Gbit/s", 5e8 / 8),
         (parse_speed, "100mbit", 1e8 / 8),
-        (parse_speed, "600mb", 6e8),
+        (parse_speed, "600MB", 6e8),
         (parse_speed, "1MiB/s", 2**20),
         (parse_seconds, "50us", 5e-5),
         (parse_seconds, "50µs", 5e-5),
@@ -36,6 +36,8 @@ def test_units(parse, text, value):
     [
         (parse_speed, "5", "has no unit"),
         (parse_speed, "5gbps", "unknown unit 'gbps'"),
+        (parse_speed, "1Gb", "may mean bits or bytes; write 1Gbit or 1GB"),
+        (parse_speed, "10 mb/s", "write 10 mbit or 10 mB"),
         (parse_speed, "fast", "not understood"),
         (parse_speed, "0gbit", "above 0"),
         (parse_speed, "-1gbit", "not negative"),

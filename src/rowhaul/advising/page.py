@@ -20,10 +20,9 @@ _STYLE = "th:nth-child(2), td:nth-child(2) { text-align: left; }"
 
 def render(results: Results) -> str:
     """Return the page as HTML text."""
-    advice = html.escape(results.advice.text[0].upper() + results.advice.text[1:] + ".")
     links = ", ".join(dict.fromkeys(str(link) for link in results.machines.links))
     body = [
-        f"<h1>{advice}</h1>",
+        f"<h1>{html.escape(results.headline)}</h1>",
         f"<p>{results.batch_size:,} samples a step over all machines; links of {html.escape(links)}.</p>",
         "<h2>Samples per second, by machines</h2>",
         drawn(_by_machines, results),

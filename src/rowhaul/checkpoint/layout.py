@@ -100,6 +100,8 @@ def read_manifest(
         if isinstance(error, CheckpointError):
             raise
         raise DamagedCheckpointError(f"{path} is damaged: {error}; {instead}") from None
+    if isinstance(manifest, dict) and manifest.get("format") != version[0]:
+        raise CheckpointError(f"{path.parent} is no {of}: its {path.name} is of something else; {hint}")
     if not isinstance(manifest, dict) or not manifest.keys() >= entries | {"format", "version"}:
         raise DamagedCheckpointError(f"{path} is damaged: entries are missing; {instead}")
     if not checksum_agrees(manifest):  # older versions wrote none

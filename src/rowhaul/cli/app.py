@@ -112,6 +112,8 @@ def _explained(error: OSError) -> str | None:
         above = [Path(error.filename), *Path(error.filename).parents]
         file = next((one for one in above if one.is_file()), above[0])
         return f"{where}{file} is a file, not a folder; choose another place"
+    if error.errno == errno.EISDIR and error.filename:
+        return f"{error.filename} is a folder, but a file is needed here"
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
         return f"{where}{(error.strerror or str(error)).lower()}"
     return None

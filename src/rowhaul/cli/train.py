@@ -296,7 +296,9 @@ def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
             table.add_row("", metrics.note)
         if metrics.unknown_keys is not None:
             table.add_row("never trained", unknown_text(metrics.unknown_keys, metrics.unknown_by_feature))
-    table.add_row("samples per second", f"{result.samples_per_second:,.0f}")
+    if result.samples_per_second:
+        speed = f"{result.samples_per_second:,.0f}   without starting, evaluating and saving"
+        table.add_row("samples per second", speed)
     table.add_row("trained", f"{result.samples:,} samples in {result.step:,} steps")
     if result.waits:
         table.add_row("waits", result.waits)

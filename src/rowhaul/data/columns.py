@@ -96,7 +96,10 @@ def check_columns(
         if kind == "":
             hint = "an id column holds integers or strings, or lists of them"
             if pa.types.is_floating(found.field(name).type):
-                hint += "; cast it to int64 with nulls where the id is missing"
+                hint += (
+                    "; list a number under `dense` in a schema file, and cast ids to int64 with nulls where "
+                    "they are missing"
+                )
             raise _wrong_type(path, name, found, hint)
         if kind == "null":
             continue

@@ -19,6 +19,8 @@ from rowhaul.train.config import TrainConfig
 from rowhaul.train.run_folder import CONFIG_FILE, has_checkpoint, open_saved, saved_settings
 from rowhaul.train.trainer import Trainer
 
+_SERVED_FILE = "served.json"  # of `export --dense`
+
 
 def load_trained(run: str | Place, on_unknown: str | None = None) -> Trainer:
     """Return the trainer of a run, of one of its checkpoints or of an export, as it was saved.
@@ -29,6 +31,10 @@ def load_trained(run: str | Place, on_unknown: str | None = None) -> Trainer:
     folder = local_path(as_place(run))
     if folder is not None and (folder / MANIFEST_FILE).is_file():
         return _load_export(ExportReader(folder), on_unknown)
+    if folder is not None and (folder / _SERVED_FILE).is_file():
+        raise CheckpointError(
+            f"{run} is a folder to serve from (export --dense); name the run, or an export without --dense"
+        )
     if folder is not None and (folder / CONFIG_FILE).is_file() and not has_checkpoint(folder):
         raise CheckpointError(f"{run} has no complete checkpoint yet; let the training finish or resume it")
     try:

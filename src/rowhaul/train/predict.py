@@ -59,6 +59,8 @@ def predict_file(
         if name in keep:
             raise ConfigError(f"a column called {name!r} cannot be kept: that is the name of the scores")
     kept = _Columns(stream.files, list(keep))
+    if out.suffix == ".csv":
+        _check_flat(kept.schema)
     schema = kept.schema
     for name in names:
         schema = schema.append(pa.field(name, pa.float32(), nullable=False))
@@ -96,6 +98,15 @@ def _open(data: Any, schema: Schema, batch_size: int, fill_absent: bool) -> Samp
         if not absent_columns(data, schema):
             raise
         raise DataError(f"{error}; --fill-absent reads absent columns as missing") from None
+
+
+def _check_flat(kept: pa.Schema) -> None:
+    for field in kept:
+        if pa.types.is_nested(field.type):
+            raise ConfigError(
+                f"column {field.name!r} is of type {field.type}, which a CSV file cannot hold; keep other "
+                "columns, or write the scores to a .parquet file"
+            )
 
 
 def _check_file(out: Path, overwrite: bool) -> None:

@@ -70,6 +70,11 @@ def is_empty(folder: Path) -> bool:
 def check_new_run(folder: Path | None, checkpoints: Place | None) -> None:
     """Refuse to start a run where there is one already."""
     if folder is not None and ((folder.exists() and not folder.is_dir()) or not is_empty(folder)):
+        if (folder / CONFIG_FILE).is_file() and not has_checkpoint(folder):
+            raise ConfigError(
+                f"{folder} holds a run without a checkpoint; remove the folder to start anew, or choose "
+                "another --out"
+            )
         raise ConfigError(f"{folder} exists and is not empty; resume it (--resume), or choose another --out")
     if checkpoints is not None and latest_checkpoint(checkpoints) is not None:
         raise ConfigError(

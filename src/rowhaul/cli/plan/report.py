@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
 def print_report(results: Results) -> None:
     """Print the advice first, then a table, then what it rests on."""
-    if results.warning:
-        say(f"{results.warning}\n")
-    say(results.advice.text[0].upper() + results.advice.text[1:] + ".\n")
+    say(f"{results.headline}\n")
     speeds = plain_table("machines", "how", "samples/s", "x one", "MB a step", "memory of each")
     times = plain_table("machines", "how", "ms a step", "compute", "rows", "dense", "planning")
     alone = results.predictions[0].seconds
@@ -33,5 +31,5 @@ def print_report(results: Results) -> None:
     for table in (speeds, times):
         console.print(table, highlight=False)
         say("")
-    for note in results.notes[bool(results.warning) :]:
+    for note in results.notes:
         say(f"- {note}")

@@ -86,6 +86,6 @@ def _print(found: Sequence[Probe], steps: int) -> None:
         )
     console.print(table)
     say(
-        f"\nAfter {steps:,} steps each. More steps bring more ids, and budgets fall behind a little; "
-        "differences of a few hundredths of a point are noise."
+        f"\nAfter {steps:,} steps each. So short a training scatters: differences below half a point are "
+        "noise. More steps bring more ids, and budgets fall behind a little."
     )
