@@ -29,6 +29,11 @@ def test_budgets_are_kept_and_compared_with_all_rows(log, tmp_path):
     assert small["row_bytes"] <= 128 << 10 < large["row_bytes"] <= 512 << 10 < whole["row_bytes"]
     assert 0.4 < small["auc"] < 1
     assert (tmp_path / "trade.png").read_bytes().startswith(b"\x89PNG")
+    # However few steps are tried, rows are held as the whole run would hold them.
+    shorter = sized("--data", log, "--batch-size", 256, "--probe-steps", 1, "--budgets", "128KiB", "--json")
+    assert [json.loads(shorter.stdout)["probes"][1][name] for name in ("dim", "row_dtype")] == [
+        small[name] for name in ("dim", "row_dtype")
+    ]
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

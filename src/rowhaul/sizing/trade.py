@@ -20,10 +20,11 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Probe:
-    """A short training: its budget (0: whole rows), row size, bytes of rows, and how good it is."""
+    """A short training: its budget (0: whole rows), how rows are held, their bytes, and how good it is."""
 
     budget: int
     dim: int
+    row_dtype: str
     row_bytes: int
     auc: float
     log_loss: float
@@ -43,6 +44,8 @@ def probes(
 ) -> list[Probe]:
     """Train ``steps`` steps with whole rows, then within each budget, from the largest on.
 
+    Rows are held as the whole run would hold them within that budget.
+
     Args:
         config: of the run, without pruning.
         schema: of the data.
@@ -56,20 +59,26 @@ def probes(
     """
     if config.prune.is_used:
         raise ConfigError("--budgets tries budgets itself; leave out --prune, --memory-budget and prune")
-    config = replace(config, max_steps=steps, eval_every=0, checkpoint_every=0, checkpoints="")
     found: list[Probe] = []
     for budget in (0, *sorted(budgets, reverse=True)):
         started(f"{budget / _MIB:,.4g} MiB" if budget else "whole rows")
-        tried = config
+        tried = _shortened(config, config, steps)
         if budget:
             given = replace(config, prune=replace(config.prune, budget=f"{budget}b"))
-            tried = fitted(given, schema, data, choose_dim=choose_dim).config
+            run = fitted(given, schema, data, choose_dim=choose_dim).config
+            tried = fitted(_shortened(run, config, steps), schema, data).config
         result = train_run(tried, schema, data, eval_data=eval_data, should_stop=should_stop)
         if result.metrics is None:
             return found  # it was stopped
         metrics, dim = result.metrics, tried.model.embedding_dim
-        found.append(Probe(budget, dim, result.row_bytes, metrics.auc, metrics.log_loss))
+        found.append(Probe(budget, dim, tried.held_in, result.row_bytes, metrics.auc, metrics.log_loss))
     return found
+
+
+def _shortened(run: TrainConfig, given: TrainConfig, steps: int) -> TrainConfig:
+    """Return a run's settings for a few steps; how often rows change hands follows their number."""
+    prune = replace(run.prune, period=given.prune.period)
+    return replace(run, prune=prune, max_steps=steps, eval_every=0, checkpoint_every=0, checkpoints="")
 
 
 def draw(found: Sequence[Probe], path: Path) -> None:

@@ -73,12 +73,12 @@ def try_budgets(
 
 def _print(found: Sequence[Probe], steps: int) -> None:
     whole = found[0]
-    table = plain_table("budget", "values a row", "rows take", "AUC", "against all rows", "log loss")
+    table = plain_table("budget", "a row", "rows take", "AUC", "against all", "log loss")
     for one in found:
         points = 100 * (one.auc - whole.auc)
         table.add_row(
-            bytes_text(one.budget) if one.budget else "none: all rows",
-            str(one.dim),
+            bytes_text(one.budget) if one.budget else "all rows",
+            f"{one.dim} × {one.row_dtype}",
             bytes_text(one.row_bytes),
             f"{one.auc:.4f}",
             f"{points:+.2f} points" if one.budget else "",
