@@ -30,6 +30,8 @@ def test_generate_train_evaluate_predict(rowhaul, tmp_path):
     code, out, _ = rowhaul("evaluate", tmp_path / "run", "--data", test, "--json")
     assert code == 0
     assert json.loads(out.splitlines()[-1])["num_samples"] == 600
+    _, held_out, _ = rowhaul("evaluate", tmp_path / "run", "--json")
+    assert held_out.splitlines()[-1] == out.splitlines()[-1]
     code, out, _ = rowhaul("predict", tmp_path / "run", "--data", test, "--out", tmp_path / "scores.parquet")
     assert code == 0
     scores = pq.read_table(tmp_path / "scores.parquet")["score"].to_numpy()
@@ -212,6 +214,9 @@ def test_test_files_taken_for_training_are_not_evaluated_on(rowhaul, tmp_path):
     code, out, _ = rowhaul("train", "--data", f"{tmp_path}/logs/**/*.parquet", *SMALL)
     assert code == 0
     assert "for want of held-out samples" in out
+    code, _, err = rowhaul("evaluate", tmp_path, "--json")
+    assert code == 2
+    assert "is no training run" in err
 
 
 @pytest.mark.slow

@@ -12,6 +12,9 @@ from rowhaul.cli.progress import progress_bar
 from rowhaul.cli.run import DATA
 
 _RUN = typer.Argument(..., help="The --out of a `train`, a checkpoint (folder or URL), or an export.")
+_HELD_OUT = typer.Option(
+    [], "--data", help="Parquet files, a folder or a glob; repeatable. Default: what the run held out."
+)
 _BATCH_SIZE = typer.Option(8192, help="Samples scored at a time.")
 _ON_UNKNOWN = typer.Option(None, help="What keys never trained read as: init, default, error or tail.")
 _METRIC_NAMES = {"gauc": "GAUC", "mrr": "MRR"}
@@ -19,7 +22,7 @@ _METRIC_NAMES = {"gauc": "GAUC", "mrr": "MRR"}
 
 def evaluate(
     run: str = _RUN,
-    data: list[str] = DATA,
+    data: list[str] = _HELD_OUT,
     batch_size: int = _BATCH_SIZE,
     on_unknown: str | None = _ON_UNKNOWN,
     as_json: bool = AS_JSON,
@@ -32,7 +35,7 @@ def evaluate(
     from rowhaul.train.unknown_keys import unknown_text
 
     trainer = load_trained(run, on_unknown)
-    stream = SampleStream(data, trainer.schema, batch_size)
+    stream = SampleStream(data or _held_out(run), trainer.schema, batch_size)
     with progress_bar("evaluating", "nothing was written") as progress:
         values = asdict(trainer.evaluate(stream, progress))
     if as_json:
@@ -54,16 +57,33 @@ def evaluate(
     _warn_of_unknown(run, by_feature)
 
 
-def _warn_of_unknown(run: str, by_feature: dict[str, float]) -> None:
-    """Compare the share of ids never trained with that of the run's own evaluation."""
+def _held_out(run: str) -> list[str]:
+    from rowhaul.errors import ConfigError
+    from rowhaul.train.run_data import remembered_data
+
+    folder = _folder(run)
+    remembered = remembered_data(folder) if folder is not None else None
+    if remembered is None or not remembered.eval_data:
+        raise ConfigError(f"{run} does not say which samples were held out: name some with --data")
+    return remembered.eval_data
+
+
+def _folder(run: str) -> Path | None:
+    """Return the folder of a run that is on this machine, given it or one of its checkpoints."""
     from rowhaul.checkpoint import as_place
     from rowhaul.checkpoint.location import local_path
-    from rowhaul.train.log import unknown_keys_of
     from rowhaul.train.run_folder import CHECKPOINTS
-    from rowhaul.train.unknown_keys import unknown_warning
 
     path = local_path(as_place(run))
-    folder = path.parent.parent if path is not None and path.parent.name == CHECKPOINTS else path
+    return path.parent.parent if path is not None and path.parent.name == CHECKPOINTS else path
+
+
+def _warn_of_unknown(run: str, by_feature: dict[str, float]) -> None:
+    """Compare the share of ids never trained with that of the run's own evaluation."""
+    from rowhaul.train.log import unknown_keys_of
+    from rowhaul.train.unknown_keys import unknown_warning
+
+    folder = _folder(run)
     before = unknown_keys_of(folder) if folder is not None else None
     if warning := unknown_warning(by_feature, before):
         typer.echo(warning, err=True)

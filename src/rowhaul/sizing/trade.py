@@ -101,7 +101,7 @@ def draw(found: Sequence[Probe], path: Path) -> None:
 
 
 def _label(axes: Axes, one: Probe, text: str, *, below: bool) -> None:
-    offset = (0, -14) if below else (0, 8)
-    axes.annotate(
-        text, (one.row_bytes / _MIB, one.auc), offset, textcoords="offset points", ha="center", fontsize=8
-    )
+    # Beside the line, which rises to the right.
+    offset, side = ((7, -10), "left") if below else ((0, 8), "center")
+    place = one.row_bytes / _MIB, one.auc
+    axes.annotate(text, place, offset, textcoords="offset points", ha=side, fontsize=8)
