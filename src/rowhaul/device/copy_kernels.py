@@ -1,11 +1,11 @@
-"""Triton kernels that copy whole records to and from rows that lie together, and note when rows are used."""
+"""Triton kernels that copy whole records to and from rows that lie together."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from rowhaul.device.row_kernels import rows_at
+from rowhaul.device.row_kernels import copy_in, copy_out
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -18,18 +18,11 @@ def read_records(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     record = tl.load(records + at, mask=inside, other=0)
-    begin = out + at.to(tl.int64) * (DIM + STATE)
-    column = tl.arange(0, COLUMNS)
-    mask = inside[:, None] & (column < DIM)[None, :]
-    row = rows_at(value_chunks, values, record, SHIFT, DIM)
-    value = tl.load(row[:, None] + column[None, :], mask=mask, other=0.0)
-    tl.store(begin[:, None] + column[None, :], value, mask=mask)
-    if STATE > 0:
-        column = tl.arange(0, STATE_COLUMNS)
-        mask = inside[:, None] & (column < STATE)[None, :]
-        row = rows_at(state_chunks, states, record, SHIFT, STATE)
-        value = tl.load(row[:, None] + column[None, :], mask=mask, other=0.0)
-        tl.store(begin[:, None] + DIM + column[None, :], value, mask=mask)
+    to = out + at.to(tl.int64) * (DIM + STATE)
+    copy_out(
+        record, inside, to, value_chunks, values, state_chunks, states, DIM, COLUMNS, STATE, STATE_COLUMNS,
+        SHIFT,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -42,15 +35,8 @@ def write_records(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     record = tl.load(records + at, mask=inside, other=0)
-    begin = contents + at.to(tl.int64) * (DIM + STATE)
-    column = tl.arange(0, COLUMNS)
-    mask = inside[:, None] & (column < DIM)[None, :]
-    value = tl.load(begin[:, None] + column[None, :], mask=mask, other=0.0)
-    row = rows_at(value_chunks, values, record, SHIFT, DIM)
-    tl.store(row[:, None] + column[None, :], value, mask=mask)
-    if STATE > 0:
-        column = tl.arange(0, STATE_COLUMNS)
-        mask = inside[:, None] & (column < STATE)[None, :]
-        value = tl.load(begin[:, None] + DIM + column[None, :], mask=mask, other=0.0)
-        row = rows_at(state_chunks, states, record, SHIFT, STATE)
-        tl.store(row[:, None] + column[None, :], value, mask=mask)
+    source = contents + at.to(tl.int64) * (DIM + STATE)
+    copy_in(
+        record, inside, source, value_chunks, values, state_chunks, states, DIM, COLUMNS, STATE,
+        STATE_COLUMNS, SHIFT,
+    )  # fmt: skip

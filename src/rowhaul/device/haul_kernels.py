@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from rowhaul.device.index_kernels import NUM_FREE, NUM_LISTED, NUM_REMOVED, REMOVED
-from rowhaul.device.row_kernels import rows_at
+from rowhaul.device.row_kernels import copy_in, copy_out
 from rowhaul.device.victim_kernels import is_old_at
 
 FREE = tl.constexpr(-(2**63))
@@ -24,26 +24,6 @@ def _home_at(host_chunks, home, there, like, HOST_SHIFT: tl.constexpr, RECORD_BY
     """Pointers to rows of host memory, of the type of those ``like``."""
     chunk = tl.load(host_chunks + (home >> HOST_SHIFT), mask=there, other=0)
     return (chunk + (home & ((1 << HOST_SHIFT) - 1)) * RECORD_BYTES).to(like.dtype)
-
-
-@triton.jit
-def _send(
-    record, there, to, value_chunks, values, state_chunks, states,
-    DIM: tl.constexpr, COLUMNS: tl.constexpr, STATE: tl.constexpr, STATE_COLUMNS: tl.constexpr,
-    SHIFT: tl.constexpr,
-):  # fmt: skip
-    """Copy records of the card to where pointers say."""
-    column = tl.arange(0, COLUMNS)
-    mask = there[:, None] & (column < DIM)[None, :]
-    row = rows_at(value_chunks, values, record, SHIFT, DIM)
-    value = tl.load(row[:, None] + column[None, :], mask=mask, other=0.0)
-    tl.store(to[:, None] + column[None, :], value, mask=mask)
-    if STATE > 0:
-        column = tl.arange(0, STATE_COLUMNS)
-        mask = there[:, None] & (column < STATE)[None, :]
-        row = rows_at(state_chunks, states, record, SHIFT, STATE)
-        value = tl.load(row[:, None] + column[None, :], mask=mask, other=0.0)
-        tl.store(to[:, None] + DIM + column[None, :], value, mask=mask)
 
 
 @triton.jit(do_not_specialize=["first", "count"])
@@ -77,7 +57,7 @@ def evict_listed(
         tl.store(homes + record, tl.zeros((BLOCK,), tl.int64) + FREE, mask=is_old)
         row = _home_at(host_chunks, home, is_old & (home >= 0), values, HOST_SHIFT, RECORD_BYTES)
         row = tl.where(home >= 0, row, rows + at.to(tl.int64) * (DIM + STATE))
-        _send(
+        copy_out(
             record, is_old, row, value_chunks, values, state_chunks, states, DIM, COLUMNS, STATE,
             STATE_COLUMNS, SHIFT,
         )  # fmt: skip
@@ -100,7 +80,7 @@ def write_back(
     record = tl.where(inside, record, 0)
     row = _home_at(host_chunks, home, home >= 0, values, HOST_SHIFT, RECORD_BYTES)
     row = tl.where(home >= 0, row, rows + at.to(tl.int64) * (DIM + STATE))
-    _send(
+    copy_out(
         record, there, row, value_chunks, values, state_chunks, states, DIM, COLUMNS, STATE, STATE_COLUMNS,
         SHIFT,
     )  # fmt: skip
@@ -121,14 +101,7 @@ def fetch_rows(
         there = home >= 0
         tl.store(homes + record, tl.where(there, home, unborn), mask=inside)
         source = _home_at(host_chunks, home, there, values, HOST_SHIFT, RECORD_BYTES)
-        column = tl.arange(0, COLUMNS)
-        mask = there[:, None] & (column < DIM)[None, :]
-        value = tl.load(source[:, None] + column[None, :], mask=mask, other=0.0)
-        row = rows_at(value_chunks, values, record, SHIFT, DIM)
-        tl.store(row[:, None] + column[None, :], value, mask=mask)
-        if STATE > 0:
-            column = tl.arange(0, STATE_COLUMNS)
-            mask = there[:, None] & (column < STATE)[None, :]
-            value = tl.load(source[:, None] + DIM + column[None, :], mask=mask, other=0.0)
-            row = rows_at(state_chunks, states, record, SHIFT, STATE)
-            tl.store(row[:, None] + column[None, :], value, mask=mask)
+        copy_in(
+            record, there, source, value_chunks, values, state_chunks, states, DIM, COLUMNS, STATE,
+            STATE_COLUMNS, SHIFT,
+        )  # fmt: skip

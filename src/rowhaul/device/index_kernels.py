@@ -69,22 +69,34 @@ def find(
 ):  # fmt: skip
     """Write the record of each (table, key), -1 where there is none."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    key = tl.load(keys + at, mask=inside, other=0)
-    table = tl.load(tables + at, mask=inside, other=0).to(tl.int64)
-    _, record = search(key, table, inside, places, facts, BLOCK)
-    tl.store(records + at, record.to(tl.int32), mask=inside)
+    write_found(keys, tables, places, facts, records, at, at < count, BLOCK)
 
 
 @triton.jit
 def list_missing(records, missing, facts, count, BLOCK: tl.constexpr):
     """List the ids that have no record."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    absent = (tl.load(records + at, mask=at < count, other=0) < 0).to(tl.int32)
+    append_missing(tl.load(records + at, mask=at < count, other=0) < 0, at, missing, facts)
+
+
+@triton.jit
+def write_found(keys, tables, places, facts, records, at, inside, BLOCK: tl.constexpr):
+    """Write and return the records of ids."""
+    key = tl.load(keys + at, mask=inside, other=0)
+    table = tl.load(tables + at, mask=inside, other=0).to(tl.int64)
+    _, record = search(key, table, inside, places, facts, BLOCK)
+    tl.store(records + at, record.to(tl.int32), mask=inside)
+    return record
+
+
+@triton.jit
+def append_missing(is_missing, at, missing, facts):
+    """Append ids to the list of those without a record."""
+    absent = is_missing.to(tl.int32)
     total = tl.sum(absent, axis=0)
     if total > 0:
         first = tl.atomic_add(facts + NUM_MISSING, total.to(tl.int64))
-        tl.store(missing + first + tl.cumsum(absent, axis=0) - absent, at, mask=absent > 0)
+        tl.store(missing + first + tl.cumsum(absent, axis=0) - absent, at, mask=is_missing)
 
 
 @triton.jit

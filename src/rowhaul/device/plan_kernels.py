@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rowhaul.device.index_kernels import NUM_MISSING, NUM_NEW, search
+from rowhaul.device.index_kernels import NUM_NEW, append_missing, write_found
 
 HEADER = tl.constexpr(2)  # words before a list of rows, of which the first counts them
 
@@ -18,16 +18,9 @@ def look_up(
     """Write the record of each (table, key), and note that batch ``number`` uses it; list ids without one."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
-    key = tl.load(keys + at, mask=inside, other=0)
-    table = tl.load(tables + at, mask=inside, other=0).to(tl.int64)
-    _, record = search(key, table, inside, places, facts, BLOCK)
-    tl.store(records + at, record.to(tl.int32), mask=inside)
+    record = write_found(keys, tables, places, facts, records, at, inside, BLOCK)
     tl.store(last_used + record, tl.zeros((BLOCK,), tl.int32) + number, mask=inside & (record >= 0))
-    absent = (inside & (record < 0)).to(tl.int32)
-    total = tl.sum(absent, axis=0)
-    if total > 0:
-        first = tl.atomic_add(facts + NUM_MISSING, total.to(tl.int64))
-        tl.store(missing + first + tl.cumsum(absent, axis=0) - absent, at, mask=absent > 0)
+    append_missing(inside & (record < 0), at, missing, facts)
 
 
 @triton.jit(do_not_specialize=["most", "number"])

@@ -1,4 +1,4 @@
-"""Triton kernels over rows: first values, pooling, gradients of weights.
+"""Triton kernels over rows: first values, copies, pooling, gradients of weights.
 
 Records are in chunks of ``2**SHIFT``, whose addresses are in an array, so memory grows without copies. Values
 and optimizer state have chunks of their own, which keeps rows aligned. A record ``-1 - k`` is row ``k`` of a
@@ -19,6 +19,39 @@ def rows_at(chunks, base, records, SHIFT: tl.constexpr, WIDTH: tl.constexpr):
     # Chunks are aligned; said so, rows are loaded in words of 16 bytes.
     chunk = tl.multiple_of(tl.load(chunks + (records >> SHIFT)), 16)
     return base + (chunk + (records & ((1 << SHIFT) - 1)).to(tl.int64) * WIDTH)
+
+
+@triton.jit
+def copy_out(
+    record, there, to, value_chunks, values, state_chunks, states,
+    DIM: tl.constexpr, COLUMNS: tl.constexpr, STATE: tl.constexpr, STATE_COLUMNS: tl.constexpr,
+    SHIFT: tl.constexpr,
+):  # fmt: skip
+    """Copy values, then state, of records to where pointers say."""
+    _copy(rows_at(value_chunks, values, record, SHIFT, DIM), to, there, DIM, COLUMNS)
+    if STATE > 0:
+        _copy(rows_at(state_chunks, states, record, SHIFT, STATE), to + DIM, there, STATE, STATE_COLUMNS)
+
+
+@triton.jit
+def copy_in(
+    record, there, source, value_chunks, values, state_chunks, states,
+    DIM: tl.constexpr, COLUMNS: tl.constexpr, STATE: tl.constexpr, STATE_COLUMNS: tl.constexpr,
+    SHIFT: tl.constexpr,
+):  # fmt: skip
+    """The way back: set records to what pointers say."""
+    _copy(source, rows_at(value_chunks, values, record, SHIFT, DIM), there, DIM, COLUMNS)
+    if STATE > 0:
+        _copy(source + DIM, rows_at(state_chunks, states, record, SHIFT, STATE), there, STATE, STATE_COLUMNS)
+
+
+@triton.jit
+def _copy(source, to, there, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """Copy ``WIDTH`` elements of each row from where pointers say to where others do."""
+    column = tl.arange(0, COLUMNS)
+    mask = there[:, None] & (column < WIDTH)[None, :]
+    value = tl.load(source[:, None] + column[None, :], mask=mask, other=0.0)
+    tl.store(to[:, None] + column[None, :], value, mask=mask)
 
 
 @triton.jit
