@@ -89,10 +89,10 @@ def draw(found: Sequence[Probe], path: Path) -> None:
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
     axes.semilogx([one.row_bytes / _MIB for one in within], [one.auc for one in within], "o-", color="C0")
-    for one in within:
-        _label(axes, one, f"{one.budget / _MIB:,.4g} MiB, rows of {one.dim}", below=True)
+    for one in within:  # beside the line, which rises to the right
+        _label(axes, one, f"{one.budget / _MIB:,.4g} MiB, rows of {one.dim}", "left", (7, -10))
     axes.semilogx([whole.row_bytes / _MIB], [whole.auc], "s", color="black")
-    _label(axes, whole, f"all rows, {whole.dim} values each", below=False)
+    _label(axes, whole, f"all rows, {whole.dim} values each", "center", (0, -14))
     axes.set(xlabel="memory of rows, optimizer state and all that finds them (MiB)", ylabel="AUC")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.margins(x=0.2, y=0.2)
@@ -100,8 +100,6 @@ def draw(found: Sequence[Probe], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _label(axes: Axes, one: Probe, text: str, *, below: bool) -> None:
-    # Beside the line, which rises to the right.
-    offset, side = ((7, -10), "left") if below else ((0, 8), "center")
+def _label(axes: Axes, one: Probe, text: str, side: str, offset: tuple[float, float]) -> None:
     place = one.row_bytes / _MIB, one.auc
     axes.annotate(text, place, offset, textcoords="offset points", ha=side, fontsize=8)
