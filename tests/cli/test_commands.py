@@ -211,12 +211,13 @@ def test_a_signal_stops_and_saves_and_resume_goes_on(number, log_folder, tmp_pat
 
 def test_test_files_taken_for_training_are_not_evaluated_on(rowhaul, tmp_path):
     rowhaul("generate", "--rows", "2_000", "--out", tmp_path / "logs")
-    code, out, _ = rowhaul("train", "--data", f"{tmp_path}/logs/**/*.parquet", *SMALL)
+    everything, run = f"{tmp_path}/logs/**/*.parquet", tmp_path / "run"
+    code, out, _ = rowhaul("train", "--data", everything, "--out", run, *SMALL)
     assert code == 0
     assert "for want of held-out samples" in out
-    code, _, err = rowhaul("evaluate", tmp_path, "--json")
+    code, _, err = rowhaul("evaluate", run)
     assert code == 2
-    assert "is no training run" in err
+    assert "does not say which samples were held out: name some with --data" in " ".join(err.split())
 
 
 @pytest.mark.slow
