@@ -65,7 +65,7 @@ class Writer:
     def write_delta(self, rows, deleted, step, ends=True, edit=lambda folder: None):
         """Publish changed rows, {(table, key): values}, and deleted keys; or die before the end.
 
-        ``edit`` gets the folder of the change before anybody is told of it.
+        ``edit`` is called with the folder of the delta before ``served.json`` names it.
         """
         name, folder = self.folder.begin_delta()
         part = self.folder.write_part(folder, "r0000", self._served(rows, deleted), step)
