@@ -193,9 +193,10 @@ def test_too_little_memory_names_what_would_do():
 def test_sizes_stay_within_what_is_given(record_bytes):
     for num_bytes in (0, 10_000, 10**6, 10**8, 8 << 30):
         size = CacheSize.within(num_bytes, record_bytes)
-        taken = size.num_records * (record_bytes + 16) + 16 * (size.num_places + 64)
+        taken = size.num_records * (record_bytes + 18.5) + 4 * (size.num_places + 64)
         assert size.num_records == 0 or taken <= num_bytes
         if num_bytes >= 10**8:
-            assert size.num_records * record_bytes > 0.5 * num_bytes * record_bytes / (record_bytes + 43)
+            # Whole chunks of records alone.
+            assert size.num_records + (1 << size.shift) >= (num_bytes - 2048) // (record_bytes + 24)
     for count in (1, 1000, 10**6):
         assert CacheSize.within(CacheSize.for_records(count, record_bytes), record_bytes).num_records >= count

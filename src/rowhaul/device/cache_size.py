@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rowhaul.device.arena import shift_of
+from rowhaul.device.index import NAME_BYTES
+from rowhaul.device.victims import MOST_LISTED
 
-_PLACES = 5 / 3  # of the index, for each record: between two sweeps a fifth of them can be taken
-_PLACE_BYTES = 16
-_NOTE_BYTES = 16  # of each record: when it was last used, where it is in host memory, whether it is free
+_PLACES = 1.37  # of the index, for each record: between two sweeps a fifth of them can be taken
+_PLACE_BYTES = 4
+# Of each record: its key and table, when it was last used, where it is in host memory; and its part of the
+# list of those that may leave.
+_NOTE_BYTES = NAME_BYTES + 4 + 4 + 4 * MOST_LISTED
 _SPARE_BYTES = 2048  # of the index and of lists
 _STAGED_SHARE = 1 / 16  # of all bytes, for each staging buffer in host memory
 _STAGED_BYTES = 32 << 20  # at most
@@ -38,7 +42,7 @@ class CacheSize:
     @classmethod
     def for_records(cls, num_records: int, record_bytes: int) -> int:
         """Return bytes within which there is room for so many records."""
-        num_bytes = num_records * (record_bytes + _NOTE_BYTES) + _SPARE_BYTES
+        num_bytes = int(num_records * (record_bytes + _NOTE_BYTES)) + _SPARE_BYTES
         while cls.within(num_bytes, record_bytes).num_records < num_records:
             num_bytes += max(num_bytes // 32, 1024)
         return num_bytes

@@ -27,8 +27,8 @@ from rowhaul.device.cache_counts import CacheCounts
 from rowhaul.device.cache_size import CacheSize
 from rowhaul.device.hauling import Fetched, Hauler
 from rowhaul.device.host_tables import HostTables
-from rowhaul.device.index import BLOCK, DeviceIndex
-from rowhaul.device.index_kernels import (
+from rowhaul.device.index import (
+    BLOCK,
     NEXT_RECORD,
     NUM_FREE,
     NUM_LISTED,
@@ -36,6 +36,7 @@ from rowhaul.device.index_kernels import (
     NUM_NEW,
     NUM_REMOVED,
     NUM_REUSED,
+    DeviceIndex,
 )
 from rowhaul.device.lanes import Event, Lanes, Listener
 from rowhaul.device.launch import grid_of
@@ -114,7 +115,7 @@ class CachedTables(DeviceTables):
         arena.reserve(max(size.num_records, 1))
         self._last_used = torch.zeros(max(size.num_records, 1), dtype=torch.int32, device=device)
         self._listener = Listener(device)
-        self._victims = Victims(self.index, self._last_used)
+        self._victims = Victims(self.index.facts, self._last_used)
         self.hauler = Hauler(self.host, arena, size, lanes, hauling, self._make)
         self._planned = CacheCounts()
         super().__init__(tables, optimizer, dtype, seed, device)
@@ -141,7 +142,8 @@ class CachedTables(DeviceTables):
     @property
     def allocated_bytes(self) -> int:
         """Bytes on the card."""
-        return super().allocated_bytes + self._last_used.nbytes + self.hauler.homes.nbytes
+        notes = self._last_used, self.hauler.homes, self._victims.listed
+        return super().allocated_bytes + sum(one.nbytes for one in notes)
 
     def _make(self, keys: Tensor, tables: Tensor, records: Tensor, new: Tensor, num_new: Tensor) -> None:
         self._write_initial(keys, tables, records, new, num_new, self.arena)
@@ -157,10 +159,10 @@ class CachedTables(DeviceTables):
         records = torch.empty(len(ids.keys), dtype=torch.int32, device=self.device)
         missing = torch.empty_like(records)
         facts = self.index.facts
-        facts[NUM_NEW.value : NUM_MISSING.value + 1].zero_()
+        facts[NUM_NEW : NUM_MISSING + 1].zero_()
         look_up[grid_of(len(records), BLOCK)](
-            ids.keys, ids.tables, self.index.places, facts, records, missing, self._last_used, number,
-            len(records), BLOCK=BLOCK, num_warps=1,
+            ids.keys, ids.tables, *self.index.memory, records, missing, self._last_used, number, len(records),
+            BLOCK=BLOCK, num_warps=1,
         )  # fmt: skip
         num_missing = self._hear_facts()
         if not num_missing:
@@ -173,6 +175,7 @@ class CachedTables(DeviceTables):
         self._planned.num_ids += len(records)
         self._planned.num_missing += num_missing
         new = self.index.number_listed(ids.keys, ids.tables, missing, records)
+        self.index.forget_free()
         listed = self.hauler.list(num_most)
         list_rows[grid_of(num_most, _BLOCK)](
             new, facts, records, ids.keys, ids.tables, self._last_used, number, listed.all, listed.most,
@@ -186,12 +189,12 @@ class CachedTables(DeviceTables):
         """Learn how many records are in use, and free, after all plans so far; returns the missing ids."""
         facts = self._listener.hear(self.index.facts).tolist()
         self._facts = _Facts(
-            num_used=facts[NEXT_RECORD.value],
-            num_free=max(facts[NUM_FREE.value], 0),
-            num_removed=facts[NUM_REMOVED.value] - facts[NUM_REUSED.value],
+            num_used=facts[NEXT_RECORD],
+            num_free=max(facts[NUM_FREE], 0),
+            num_removed=facts[NUM_REMOVED] - facts[NUM_REUSED],
         )
-        self._victims.heard(facts[NUM_LISTED.value])
-        return int(facts[NUM_MISSING.value])
+        self._victims.heard(facts[NUM_LISTED])
+        return int(facts[NUM_MISSING])
 
     def _make_room(self, ids: Ids, num_missing: int, released: Released) -> int | None:
         """Free a record for each missing row of a batch; returns their number, at most, or None: no room."""
@@ -201,8 +204,8 @@ class CachedTables(DeviceTables):
             if num_missing > self._num_unused:
                 return None
         facts = self._facts
-        if self.index.sweep_for(facts.num_used - facts.num_free, num_missing, facts.num_removed):
-            self._victims.clear()
+        self.index.sweep_for(facts.num_used - facts.num_free, num_missing, facts.num_removed)
+        self.index.list_free(facts.num_free)
         return num_missing
 
     @property
@@ -233,7 +236,7 @@ class CachedTables(DeviceTables):
         self._lanes.planning.wait(finished)
         if not self._victims.has_more:
             self._victims.list(count, oldest, everything=everything)
-        self.index.facts[NUM_FREE.value : NUM_FREE.value + 1].clamp_(min=0)
+        self.index.facts[NUM_FREE : NUM_FREE + 1].clamp_(min=0)
         self.hauler.evict(self._victims, count, self.index, self._last_used)
 
     def num_pinned(self, oldest: int) -> int:
@@ -265,7 +268,7 @@ class CachedTables(DeviceTables):
             jobs = self.hauler.write_back(self._facts.num_used, last_read)
             for added in (one.result() for one in jobs):
                 slots = torch.from_numpy(added.slots).to(self.device)
-                self.hauler.homes[slots] = torch.from_numpy(added.locations).to(self.device)
+                self.hauler.homes[slots] = torch.from_numpy(added.locations).to(self.device, torch.int32)
 
     def look(self, ids: Ids, last_read: int) -> tuple[Tensor, Tensor, Tensor]:
         """Copy the values of a batch's rows, wherever they are, without bringing any to the card.

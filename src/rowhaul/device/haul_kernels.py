@@ -10,11 +10,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rowhaul.device.index_kernels import NUM_FREE, NUM_LISTED, NUM_REMOVED, REMOVED
+from rowhaul.device.index_kernels import NUM_FREE, NUM_LISTED, NUM_REMOVED, search, take_out
 from rowhaul.device.row_kernels import copy_in, copy_out
-from rowhaul.device.victim_kernels import is_old_at
+from rowhaul.device.victim_kernels import is_old
 
-FREE = tl.constexpr(-(2**63))
+FREE = tl.constexpr(-(2**31))
 # What is said of records that were to be written back, instead of their numbers.
 STAYED, WENT_HOME = tl.constexpr(-1), tl.constexpr(-2)
 
@@ -28,37 +28,38 @@ def _home_at(host_chunks, home, there, like, HOST_SHIFT: tl.constexpr, RECORD_BY
 
 @triton.jit(do_not_specialize=["first", "count"])
 def evict_listed(
-    listed, first, count, latest, places, facts, free, last_used, homes, host_chunks, slots, rows,
+    listed, first, count, latest, places, held_keys, held_tables, facts, last_used, homes, host_chunks,
+    slots, rows,
     value_chunks, values, state_chunks, states,
     DIM: tl.constexpr, COLUMNS: tl.constexpr, STATE: tl.constexpr, STATE_COLUMNS: tl.constexpr,
     SHIFT: tl.constexpr, HOST_SHIFT: tl.constexpr, RECORD_BYTES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write rows at listed places back, and take them out of the index, but those used since.
+    """Write rows of listed records back, and take them out of the index, but those used since.
 
     Their records are free then. Rows that host memory lacks go to ``rows``, and their records to ``slots``.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     is_listed = inside & (first + at < tl.load(facts + NUM_LISTED))
-    place = tl.load(listed + first + at, mask=is_listed, other=0)
-    word = tl.load(places + 2 * place + 1, mask=is_listed, other=-1)
-    is_old, record = is_old_at(word, last_used, is_listed, tl.load(latest))
-    home = tl.load(homes + record, mask=is_old, other=-1)
-    slot = tl.where(is_old, tl.where(home >= 0, WENT_HOME, record), STAYED)
+    record = tl.load(listed + first + at, mask=is_listed, other=0).to(tl.int64)
+    goes = is_old(record, last_used, is_listed, tl.load(latest))
+    home = tl.load(homes + record, mask=goes, other=-1).to(tl.int64)
+    slot = tl.where(goes, tl.where(home >= 0, WENT_HOME, record), STAYED)
     tl.store(slots + at, slot, mask=inside)
-    old = is_old.to(tl.int64)
-    total = tl.sum(old, axis=0)
+    total = tl.sum(goes.to(tl.int64), axis=0)
     if total > 0:
-        to = tl.atomic_add(facts + NUM_FREE, total) + tl.cumsum(old, axis=0) - old
+        tl.atomic_add(facts + NUM_FREE, total)
         tl.atomic_add(facts + NUM_REMOVED, total)
-        tl.store(free + to, record.to(tl.int32), mask=is_old)
-        tl.store(places + 2 * place + 1, tl.zeros((BLOCK,), tl.int64) + REMOVED, mask=is_old)
-        tl.store(last_used + record, tl.zeros((BLOCK,), tl.int32), mask=is_old)
-        tl.store(homes + record, tl.zeros((BLOCK,), tl.int64) + FREE, mask=is_old)
-        row = _home_at(host_chunks, home, is_old & (home >= 0), values, HOST_SHIFT, RECORD_BYTES)
+        key = tl.load(held_keys + record, mask=goes, other=0)
+        table = tl.load(held_tables + record, mask=goes, other=0).to(tl.int64)
+        place, _ = search(key, table, goes, places, held_keys, held_tables, facts, BLOCK)
+        take_out(place, record, goes, places, held_tables, BLOCK)
+        tl.store(last_used + record, tl.zeros((BLOCK,), tl.int32), mask=goes)
+        tl.store(homes + record, tl.zeros((BLOCK,), tl.int32) + FREE, mask=goes)
+        row = _home_at(host_chunks, home, goes & (home >= 0), values, HOST_SHIFT, RECORD_BYTES)
         row = tl.where(home >= 0, row, rows + at.to(tl.int64) * (DIM + STATE))
         copy_out(
-            record, is_old, row, value_chunks, values, state_chunks, states, DIM, COLUMNS, STATE,
+            record, goes, row, value_chunks, values, state_chunks, states, DIM, COLUMNS, STATE,
             STATE_COLUMNS, SHIFT,
         )  # fmt: skip
 
@@ -73,7 +74,7 @@ def write_back(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     record = (first + at).to(tl.int64)
-    home = tl.load(homes + record, mask=inside, other=FREE)
+    home = tl.load(homes + record, mask=inside, other=FREE).to(tl.int64)
     there = (home >= 0) | ((home > FREE) & (-1 - home <= last_read))
     slot = tl.where(there, tl.where(home >= 0, WENT_HOME, record), STAYED)
     tl.store(slots + at, slot, mask=inside)
@@ -99,7 +100,7 @@ def fetch_rows(
         record = tl.load(slots + at, mask=inside, other=0)
         home = tl.load(locations + at, mask=inside, other=-1)
         there = home >= 0
-        tl.store(homes + record, tl.where(there, home, unborn), mask=inside)
+        tl.store(homes + record, tl.where(there, home, unborn).to(tl.int32), mask=inside)
         source = _home_at(host_chunks, home, there, values, HOST_SHIFT, RECORD_BYTES)
         copy_in(
             record, there, source, value_chunks, values, state_chunks, states, DIM, COLUMNS, STATE,

@@ -21,7 +21,7 @@ from rowhaul.device.arena import DeviceArena
 from rowhaul.device.cache_counts import CacheCounts
 from rowhaul.device.cache_size import CacheSize
 from rowhaul.device.host_tables import HostTables
-from rowhaul.device.index import RECORD_MASK, DeviceIndex
+from rowhaul.device.index import DeviceIndex
 from rowhaul.device.lanes import Event, Lanes, settle
 from rowhaul.device.launch import columns_of, grid_of, rows_together
 from rowhaul.device.staging import LeavingRows, ListedRows, Ring
@@ -77,7 +77,7 @@ class Hauler:
     ) -> None:
         self._host, self._arena, self._size = host, arena, size
         self._lanes, self._thread, self._make = lanes, thread, make
-        self.homes = torch.full((max(size.num_records, 1),), FREE, dtype=torch.int64, device=arena.device)
+        self.homes = torch.full((max(size.num_records, 1),), FREE, dtype=torch.int32, device=arena.device)
         self._leaving = Ring(
             lambda: LeavingRows(size.num_staged, arena.width, arena.torch_dtype, arena.device), _NUM_LEAVING
         )
@@ -106,13 +106,12 @@ class Hauler:
         while count > 0 and victims.has_more:
             first, num_taken = victims.take(count, self._size.num_staged)
             if self._host.group.arena.keeper is not None:
-                words = index.places[victims.listed[first : first + num_taken], 1]
-                self._keep(words[words >= 0] & RECORD_MASK)
+                self._keep(victims.listed[first : first + num_taken])
             leaving = self._leaving.next()
             self._launch(
                 haul_kernels.evict_listed, num_taken,
-                victims.listed, first, num_taken, victims.latest, index.places, index.facts, index.free,
-                last_used, self.homes, self._host.chunks_there(), leaving.slots, leaving.rows,
+                victims.listed, first, num_taken, victims.latest, *index.memory, last_used, self.homes,
+                self._host.chunks_there(), leaving.slots, leaving.rows,
             )  # fmt: skip
             self._add_later(leaving, num_taken)
             count -= num_taken

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rowhaul.device.lanes import here, settle
 from rowhaul.device.pinned_arena import PinnedArena
+from rowhaul.errors import RowhaulError
 from rowhaul.nn.threads import run_all
 from rowhaul.store import TableGroup
 from rowhaul.store.keyed import locate_or_add
@@ -22,6 +23,7 @@ from rowhaul.store.keyed import locate_or_add
 Int64s = npt.NDArray[np.int64]
 
 _NUM_THREADS = max(1, min(6, (os.cpu_count() or 1) - 2))  # training and loading have threads, too
+_MOST_ROWS = 2**31  # the card knows them by numbers of 32 bits
 _WORTH_THREAD = 1 << 15  # rows: to wake a thread takes its turn in Python from the others
 
 
@@ -54,6 +56,11 @@ class HostTables:
         addresses = self.group.arena.addresses
         with self._growing:
             if len(addresses) > self._num_chunks:
+                if len(addresses) << self.group.arena.shift > _MOST_ROWS:
+                    raise RowhaulError(
+                        f"host memory has over {_MOST_ROWS:,} rows of one size, more than a card's cache "
+                        "numbers; spread them over more workers"
+                    )
                 if len(addresses) > len(self._chunks):
                     self._all_chunks.append(self._chunks)
                     self._chunks = self._chunks.new_zeros(2 * len(addresses))

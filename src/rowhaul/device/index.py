@@ -12,18 +12,25 @@ from rowhaul.device import index_kernels as kernels
 from rowhaul.device.launch import grid_of, limited
 from rowhaul.errors import RowhaulError
 
+CAPACITY, RECORD_BITS = kernels.CAPACITY.value, kernels.RECORD_BITS.value
+NEXT_RECORD, NUM_FREE = kernels.NEXT_RECORD.value, kernels.NUM_FREE.value
+NUM_NEW, NUM_MISSING = kernels.NUM_NEW.value, kernels.NUM_MISSING.value
+NUM_REUSED, NUM_REMOVED = kernels.NUM_REUSED.value, kernels.NUM_REMOVED.value
+NUM_LISTED = kernels.NUM_LISTED.value
+
 # Ids a program of one warp: a search goes on until the last of them is found.
 BLOCK = 64
 _LIST_BLOCK = 1024
-_FULL = 0.8  # the share of places that may be used: beyond, searches get long
-_ROOMY = 0.68  # the share that is used after growing: at 16 bytes a place, 23.5 a key
-_LEAST = 1024
+_FULL = 0.65  # the share of places that may be used: beyond, searches get long
+_ROOMY = 0.5  # the share that is used after growing
+_FULL_FIXED = 0.88  # the same where memory does not grow
+_SPARE_RECORDS = 1.25  # numbers of records there is room for after growing, for each that is used
+_LEAST = 1024  # places
+_PLACE_BYTES = 4
+NAME_BYTES = 10  # of a record: its key and its table
 _MOST_BYTES = 24  # a key, however much room a batch may need
-_PLACE_BYTES = 16
 _MOST_RECORDS = 2**31 - 1
-RECORD_MASK = (1 << 40) - 1
-NUM_REUSED, NUM_REMOVED = kernels.NUM_REUSED.value, kernels.NUM_REMOVED.value
-_SLICE = 1 << 20  # places moved at a time where memory must not grow
+MOST_TABLES = 2**15 - 1
 
 
 class DeviceIndex:
@@ -34,19 +41,21 @@ class DeviceIndex:
 
     Args:
         device: the card.
-        capacity: places at first.
-        num_records: if there are never more: kernels of the caller list those that are free.
+        num_places: at first.
+        num_records: numbers there is room for at first.
     """
 
-    def __init__(self, device: torch.device, capacity: int = _LEAST, num_records: int = 0) -> None:
+    def __init__(
+        self, device: torch.device, num_places: int = _LEAST, num_records: int = int(_LEAST * _FULL)
+    ) -> None:
         self.device = device
-        self._capacity = capacity
-        self._places = self._empty_places(capacity)
-        facts = [capacity, secrets.randbits(63), *[0] * (kernels.NUM_FACTS - 2)]
+        facts = [num_places, secrets.randbits(63), *[0] * (kernels.NUM_FACTS - 2)]
         self._facts = torch.tensor(facts, dtype=torch.int64).to(device)
-        self._free = torch.zeros(
-            max(num_records, 1), dtype=torch.int32 if num_records else torch.int64, device=device
-        )
+        self._keys = torch.zeros(0, dtype=torch.int64, device=device)  # by record, like the next
+        self._tables = torch.zeros(0, dtype=torch.int16, device=device)
+        self._places = torch.zeros(0, dtype=torch.int32, device=device)
+        self._free = torch.zeros(1, dtype=torch.int32, device=device)
+        self._resize(num_places, num_records)
         self.num_growths = 0
         self._num_removed = 0  # places that are neither empty nor used, or were and are used again
         self._known = 0  # keys, and records ever numbered, when last heard of
@@ -54,21 +63,26 @@ class DeviceIndex:
 
     def __len__(self) -> int:
         """Count the keys; waits for the card."""
-        return int((self._words() >= 0).sum())
+        return int((self._tables >= 0).sum())
 
     def num_keys(self, table: int) -> int:
         """Count the keys of a table; waits for the card."""
-        return int((self._words() >> 40 == table).sum())
+        return int((self._tables == table).sum())
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of places and lists."""
-        return self._places.nbytes + self._free.nbytes
+        """Bytes of places, names and lists."""
+        return sum(one.nbytes for one in (self._places, self._keys, self._tables, self._free))
+
+    @property
+    def memory(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As kernels take it: places, keys and tables of records, and numbers that kernels share."""
+        return self._places, self._keys, self._tables, self._facts
 
     @property
     def num_records(self) -> int:
         """Numbers ever handed out; waits for the card."""
-        return int(self._facts[2])
+        return int(self._facts[NEXT_RECORD])
 
     @property
     def most_records(self) -> int:
@@ -80,7 +94,7 @@ class DeviceIndex:
         """Numbers of the records of keys, -1 where there is none."""
         records = torch.empty(len(keys), dtype=torch.int32, device=self.device)
         kernels.find[grid_of(len(keys), BLOCK)](
-            keys, tables, self._places, self._facts, records, len(keys), BLOCK=BLOCK, num_warps=1
+            keys, tables, *self.memory, records, len(keys), BLOCK=BLOCK, num_warps=1
         )
         return records
 
@@ -91,12 +105,13 @@ class DeviceIndex:
         there are.
         """
         missing = self.list_missing(records)
-        return self.number_listed(keys, tables, missing, records), self._facts[4:5]
+        new = self.number_listed(keys, tables, missing, records)
+        return new, self._facts[NUM_NEW : NUM_NEW + 1]
 
     def list_missing(self, records: Tensor) -> Tensor:
         """List the ids whose record is -1; `facts` says how many there are."""
         missing = torch.empty(len(records), dtype=torch.int32, device=self.device)
-        self._facts[4:6].zero_()
+        self._facts[NUM_NEW : NUM_MISSING + 1].zero_()
         kernels.list_missing[grid_of(len(records), _LIST_BLOCK)](
             records, missing, self._facts, len(records), BLOCK=_LIST_BLOCK
         )
@@ -107,9 +122,9 @@ class DeviceIndex:
         new = torch.empty_like(missing)
         claimed = torch.empty(len(missing), dtype=torch.int64, device=self.device)
         grid = limited(grid_of(len(missing), BLOCK))
-        batch = keys, tables, self._places, self._facts
         options = {"BLOCK": BLOCK, "num_warps": 1}
-        kernels.claim[grid](*batch, missing, claimed, **options)
+        kernels.claim[grid](keys, tables, self._places, self._facts, missing, claimed, **options)
+        batch = keys, tables, *self.memory
         kernels.settle[grid](*batch, self._free, missing, claimed, records, new, **options)
         kernels.find_listed[grid](*batch, missing, records, **options)
         return new
@@ -119,19 +134,10 @@ class DeviceIndex:
         """Numbers on the card that kernels share: see `index_kernels`."""
         return self._facts
 
-    @property
-    def places(self) -> Tensor:
-        """Where keys are, in pairs of words: see `index_kernels`."""
-        return self._places
-
-    @property
-    def capacity(self) -> int:
-        """Places that keys may have."""
-        return self._capacity
-
     def has_room(self, count: int) -> bool:
         """Whether ``count`` more keys surely fit."""
-        return self.most_records + self._num_removed + count <= _FULL * self._capacity
+        needed = self.most_records + count
+        return needed <= len(self._keys) and needed + self._num_removed <= _FULL * self._num_places
 
     def spare_for(self, count: int, most_bytes: int) -> bool:
         """Make room for ``count`` more keys if that takes little: then nobody needs to know how many are new.
@@ -141,7 +147,7 @@ class DeviceIndex:
         if self.has_room(count):
             return True
         self._wait()
-        needed = (self._known + count) / _FULL * _PLACE_BYTES
+        needed = (self._known + count) * (_PLACE_BYTES / _FULL + NAME_BYTES)
         if needed > max(_MOST_BYTES * self._known, most_bytes):
             return False
         self.reserve(count)
@@ -163,96 +169,80 @@ class DeviceIndex:
                 f"({_MOST_RECORDS:,}); spread them over more workers"
             )
         if not self.has_room(count):
-            self._grow(int(max(self._known / _ROOMY, (self._known + count) / _FULL)) + 1)
+            needed = self._known + count
+            num_places = max(self._known / _ROOMY, needed / _FULL, _LEAST)
+            self._resize(int(num_places) + 1, max(int(_SPARE_RECORDS * self._known), needed))
+            self.num_growths += 1
+            self._num_removed = 0
+            self._facts[NUM_REUSED].zero_()
 
     def remove(self, keys: Tensor, tables: Tensor) -> Tensor:
         """Remove keys, all different; returns the records they had, for others from now on."""
-        records = self._drop(keys, tables)
+        records = torch.empty(len(keys), dtype=torch.int32, device=self.device)
+        kernels.remove[grid_of(len(keys), BLOCK)](keys, tables, *self.memory, records, len(keys), BLOCK=BLOCK)
         freed = records[records >= 0]
-        num_free = max(int(self._facts[3]), 0)
+        num_free = max(int(self._facts[NUM_FREE]), 0)
         self._free = torch.cat([self._free[:num_free], freed, self._free.new_zeros(1)])
-        self._facts[3] = num_free + len(freed)
+        self._facts[NUM_FREE] = num_free + len(freed)
         self.num_growths += 1  # the list of free records is another
         self._num_removed += len(freed)
         return freed
 
-    def _drop(self, keys: Tensor, tables: Tensor) -> Tensor:
-        """Empty the places of keys, and return the records they had."""
-        records = torch.empty(len(keys), dtype=torch.int64, device=self.device)
-        kernels.remove[grid_of(len(keys), BLOCK)](
-            keys, tables, self._places, self._facts, records, len(keys), BLOCK=BLOCK
+    # Where there are never more than so many records: places stay as they are, and the caller counts.
+
+    def list_free(self, count: int) -> None:
+        """List the records that lost their keys, ``count`` of them, before others get them."""
+        self._free = torch.zeros(max(count, 1), dtype=torch.int32, device=self.device)
+        self._facts[NUM_FREE].zero_()
+        kernels.list_free[grid_of(len(self._tables), _LIST_BLOCK)](
+            self._tables, self._free, self._facts, BLOCK=_LIST_BLOCK
         )
-        return records
 
-    # Where there are never more than so many records: memory stays as it is, and the caller counts.
+    def forget_free(self) -> None:
+        """Free the memory of that list."""
+        self._free = self._free[:1].clone()
 
-    @property
-    def free(self) -> Tensor:
-        """Records without a key, as many as `facts` says."""
-        return self._free
-
-    def sweep_for(self, num_keys: int, count: int, num_removed: int) -> bool:
-        """Empty the places of removed keys, if ``count`` more beside ``num_keys`` need that: keys move.
+    def sweep_for(self, num_keys: int, count: int, num_removed: int) -> None:
+        """Empty the places of removed keys, if ``count`` more beside ``num_keys`` need that.
 
         ``num_removed`` is what `facts` says: places of removed keys less those used again.
         """
-        if num_keys + num_removed + count <= _FULL * self._capacity or not num_removed:
-            return False
-        self._sweep(num_keys)
-        return True
-
-    def _put(self, entries: Tensor) -> None:
-        kernels.move_places[grid_of(len(entries), BLOCK)](
-            entries, len(entries), self._places, self._facts, BLOCK=BLOCK
-        )
-
-    def _sweep(self, num_keys: int) -> None:
-        """Take all keys out, through host memory, and put them in again."""
-        held = torch.empty((num_keys, 2), dtype=torch.int64, pin_memory=self.device.type == "cuda")
-        count = 0
-        for first in range(0, self._capacity, _SLICE):
-            some = self._places[first : min(first + _SLICE, self._capacity)]
-            some = some[some[:, 1] >= 0]
-            held[count : count + len(some)].copy_(some)
-            count += len(some)
-        self._places.fill_(-1)
-        for first in range(0, count, _SLICE):
-            self._put(held[first : min(first + _SLICE, count)].to(self.device))
-        self._facts[NUM_REUSED : NUM_REMOVED + 1].zero_()
+        if num_removed and num_keys + num_removed + count > _FULL_FIXED * self._num_places:
+            self._places.fill_(-1)
+            self._place_all()
+            self._facts[NUM_REUSED : NUM_REMOVED + 1].zero_()
 
     def clear(self) -> None:
         """Forget every key."""
         self._places.fill_(-1)
-        self._facts[2:].zero_()
+        self._tables.fill_(-1)
+        self._facts[NEXT_RECORD:].zero_()
         self._known = self._num_removed = 0
         self._unheard.clear()
 
     def entries(self) -> tuple[Tensor, Tensor, Tensor]:
         """Tables, keys and records of everything, by table and key."""
-        used = self._words() >= 0
-        words, keys = self._words()[used], self._places[: self._capacity, 0][used]
-        tables, records = words >> 40, words & RECORD_MASK
+        records = torch.nonzero(self._tables >= 0).reshape(-1)
+        tables, keys = self._tables[records], self._keys[records]
         order = torch.argsort(keys, stable=True)
         order = order[torch.argsort(tables[order], stable=True)]
         return tables[order], keys[order], records[order]
 
-    def _words(self) -> Tensor:
-        """What places hold beside their keys, place by place."""
-        return self._places[: self._capacity, 1]
+    def _resize(self, num_places: int, num_records: int) -> None:
+        """Get room for so many records, and other places."""
+        more = max(num_records - len(self._keys), 0)
+        self._keys = torch.cat([self._keys, self._keys.new_zeros(more)])
+        self._tables = torch.cat([self._tables, self._tables.new_full((more,), -1)])
+        del self._places  # before there are others: names tell where keys belong
+        self._num_places = num_places
+        # Behind them are some that nobody claims.
+        self._places = torch.full((num_places + BLOCK,), -1, dtype=torch.int32, device=self.device)
+        self._facts[CAPACITY] = num_places
+        self._facts[RECORD_BITS] = (len(self._keys) - 1).bit_length()
+        self._place_all()
 
-    def _grow(self, capacity: int) -> None:
-        old, num_old = self._places, self._capacity
-        self.num_growths += 1
-        self._capacity = max(_LEAST, capacity)
-        self._places = self._empty_places(self._capacity)
-        self._facts[0] = self._capacity
-        kernels.move_places[grid_of(num_old, BLOCK)](old, num_old, self._places, self._facts, BLOCK=BLOCK)
-        self._num_removed = 0
-        self._facts[NUM_REUSED : NUM_REUSED + 1].zero_()
-
-    def _empty_places(self, capacity: int) -> Tensor:
-        """Places without keys, and some behind them that nobody claims."""
-        return torch.full((capacity + BLOCK, 2), -1, dtype=torch.int64, device=self.device)
+    def _place_all(self) -> None:
+        kernels.place_all[grid_of(len(self._keys), BLOCK)](*self.memory, len(self._keys), BLOCK=BLOCK)
 
     def ask(self, count: int) -> None:
         """Ask the card how many records there are, after `add_missing` of ``count`` ids."""
@@ -260,7 +250,7 @@ class DeviceIndex:
             self._known = self.num_records
             return
         heard = torch.empty(1, dtype=torch.int64, pin_memory=True)
-        heard.copy_(self._facts[2:3], non_blocking=True)
+        heard.copy_(self._facts[NEXT_RECORD : NEXT_RECORD + 1], non_blocking=True)
         event = torch.cuda.Event()
         event.record()
         self._unheard.append((event, heard, count))

@@ -12,13 +12,13 @@ HEADER = tl.constexpr(2)  # words before a list of rows, of which the first coun
 
 @triton.jit(do_not_specialize=["number"])
 def look_up(
-    keys, tables, places, facts, records, missing, last_used, number, count,
+    keys, tables, places, held_keys, held_tables, facts, records, missing, last_used, number, count,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the record of each (table, key), and note that batch ``number`` uses it; list ids without one."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
-    record = write_found(keys, tables, places, facts, records, at, inside, BLOCK)
+    record = write_found(keys, tables, places, held_keys, held_tables, facts, records, at, inside, BLOCK)
     tl.store(last_used + record, tl.zeros((BLOCK,), tl.int32) + number, mask=inside & (record >= 0))
     append_missing(inside & (record < 0), at, missing, facts)
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from rowhaul.device import row_kernels, step_kernels
 from rowhaul.device.arena import DeviceArena
 from rowhaul.device.batches import Bags
-from rowhaul.device.index import DeviceIndex
+from rowhaul.device.index import MOST_TABLES, DeviceIndex
 from rowhaul.device.launch import columns_of, grid_of, limited, rows_together
 from rowhaul.device.segments import LONG, PIECE, Segments
+from rowhaul.errors import ConfigError
 from rowhaul.optim import SGD, Adagrad, Adam, RowOptimizerRule, RowwiseAdagrad
 from rowhaul.store import TableSpec
 from rowhaul.store.tables import table_seeds
@@ -29,6 +30,8 @@ _RULES = {
 _SPARE = 0.05  # the share of free memory, or of all records, that may be allocated for keys that may be new
 _CHUNK_OF_HOST = 1 << 24  # the same where there is no card
 _ONE_CHUNK = 30  # shift of memory in one piece
+# Threads that exchange products to sum them would each round the other's alone, and get different sums.
+_FUSES = False
 _BLOCK_ROWS = 1 << 16  # rows copied at a time when a table is read whole
 
 
@@ -43,6 +46,11 @@ class DeviceTables:
         seed: int,
         device: torch.device,
     ) -> None:
+        if len(tables) > MOST_TABLES:
+            raise ConfigError(
+                f"{len(tables):,} tables of one row size are more than a card's index numbers "
+                f"({MOST_TABLES:,}); let features share tables"
+            )
         self.tables, self.optimizer, self.device = tuple(tables), optimizer, device
         self.dim, self.dtype = tables[0].dim, dtype
         self._rule = _RULES[type(optimizer)]
@@ -135,7 +143,7 @@ class DeviceTables:
             self._first_state,
             DIM=self.dim, COLUMNS=columns_of(self.dim), STATE=arena.state_width,
             STATE_COLUMNS=columns_of(arena.state_width), SHIFT=arena.shift, BLOCK=block,
-            enable_fp_fusion=False,
+            enable_fp_fusion=_FUSES,
         )  # fmt: skip
 
     def initial(self, keys: Tensor, tables: Tensor) -> Tensor:
@@ -178,7 +186,7 @@ class DeviceTables:
             records, self._or(bags.bags), self._or(bags.offsets), *self.arena.memory[:2], self._or(spare),
             bags.columns, bags.is_mean, gradients, out, bags.num_ids, bags.num_samples, gradients.stride(0),
             DIM=self.dim, COLUMNS=columns_of(self.dim), SHIFT=self.arena.shift, ONE_EACH=bags.one_each,
-            HAS_SPARE=spare is not None, BLOCK=together,
+            HAS_SPARE=spare is not None, BLOCK=together, enable_fp_fusion=_FUSES,
         )  # fmt: skip
         return out
 
@@ -238,7 +246,7 @@ class DeviceTables:
             "COLUMNS": columns_of(self.dim),
             "ONE_EACH": bags.one_each,
             "WEIGHTED": bags.weights is not None,
-            "enable_fp_fusion": not same_bits,
+            "enable_fp_fusion": _FUSES,
         }
         ids = (
             segments.ids, self._or(bags.bags), self._or(bags.offsets), self._or(bags.weights), bags.columns,
@@ -259,7 +267,7 @@ class DeviceTables:
             segments.starts, segments.long_segments, segments.first_pieces, segments.counters,
             segments.records, partial, *memory, settings,
             RULE=rule, DIM=self.dim, COLUMNS=columns_of(self.dim), SHIFT=shift, PIECE=PIECE,
-            ROWS=min(together, PIECE), SAME_BITS=same_bits, enable_fp_fusion=not same_bits,
+            ROWS=min(together, PIECE), SAME_BITS=same_bits, enable_fp_fusion=_FUSES,
         )  # fmt: skip
 
     def set_rates(self, lr: float, number: int) -> None:

@@ -5,34 +5,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rowhaul.device.index_kernels import NUM_LISTED, RECORD_BITS
-
-_RECORD_MASK = tl.constexpr((1 << RECORD_BITS.value) - 1)
+from rowhaul.device.index_kernels import NUM_LISTED
 
 
 @triton.jit
-def is_old_at(word, last_used, inside, latest):
-    """Whether a place holds a row last used by the batch ``latest`` or before; and its record."""
-    there = inside & (word >= 0)
-    record = tl.where(there, word & _RECORD_MASK, 0)
-    use = tl.load(last_used + record, mask=there, other=0)
-    return there & (use > 0) & (use <= latest), record
+def is_old(record, last_used, inside, latest):
+    """Whether records hold rows last used by the batch ``latest`` or before."""
+    use = tl.load(last_used + record, mask=inside, other=0)
+    return (use > 0) & (use <= latest)
 
 
-@triton.jit(do_not_specialize=["capacity", "stride", "most"])
-def list_old(places, capacity, stride, last_used, latest, listed, facts, most, BLOCK: tl.constexpr):
-    """List the places of rows last used by the batch ``latest`` or before, ``most`` of them.
-
-    Neighbours are ``stride`` places apart: were a stretch of the index emptied while others fill up, searches
-    there would get long.
-    """
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < capacity
-    at = at * stride % capacity
-    word = tl.load(places + 2 * at + 1, mask=inside, other=-1)
-    is_old, _ = is_old_at(word, last_used, inside, tl.load(latest))
-    old = is_old.to(tl.int64)
-    total = tl.sum(old, axis=0)
+@triton.jit(do_not_specialize=["count", "most"])
+def list_old(last_used, count, latest, listed, facts, most, BLOCK: tl.constexpr):
+    """List the records whose rows were last used by the batch ``latest`` or before, ``most`` of them."""
+    record = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    old = is_old(record, last_used, record < count, tl.load(latest))
+    one = old.to(tl.int64)
+    total = tl.sum(one, axis=0)
     if total > 0:
-        to = tl.atomic_add(facts + NUM_LISTED, total) + tl.cumsum(old, axis=0) - old
-        tl.store(listed + to, at, mask=is_old & (to < most))
+        to = tl.atomic_add(facts + NUM_LISTED, total) + tl.cumsum(one, axis=0) - one
+        tl.store(listed + to, record.to(tl.int32), mask=old & (to < most))
