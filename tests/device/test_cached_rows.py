@@ -22,7 +22,7 @@ DEVICE = torch.device("cpu" if runs_interpreted() else "cuda")
 NAMES = ["w", "z", "x", "y"]
 SAMPLES, IDS = (6, 120) if runs_interpreted() else (64, 3000)
 COUNT = 10 if runs_interpreted() else 30
-TIGHT = 17_000 if runs_interpreted() else 120_000  # bytes: room for the rows of a batch or two
+TIGHT = 12_000 if runs_interpreted() else 120_000  # bytes: room for the rows of a batch or two
 
 
 def collection(memory=None, rule=None, on_unknown="init"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rowhaul.sizing.sizing import Run
 
-KEY_BYTES = 24  # of the index, for each row, at most
+KEY_BYTES = 21  # of the index, for each row, at most
 RESERVE = 0.1  # of all else: what PyTorch keeps, kernels and libraries
 _NOTED_BYTES = 32  # in host memory, for each row of the cache: what it is, and where it belongs
 _STAGED_SHARE, _STAGED_BYTES = 1 / 16, 128 << 20  # of the cache, as pinned host memory
