@@ -4,8 +4,9 @@ Eight co-located workers, each in a network namespace of its own, four of them w
 Everything travels over the shaped links: rows, dense gradients and control messages. `auto` runs several
 times; each time it tries its candidates in training, decides, and the last iterations of the run count. Then
 the candidates that it tried most often of each kind, one machine always among them, run by themselves with
-fixed shares for as many iterations. The last column compares the end of each `auto` run with the best of
-these. Medians, wall time: run it on a quiet machine.
+fixed shares for as many iterations. After each `auto` run a single process trains the same samples, with
+nobody waiting beside it. The last columns compare the end of each `auto` run with the best candidate and with
+that process. Medians, wall time: run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ import json
 import re
 import shutil
 import statistics
+import subprocess
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, replace
 
 from report import console, print_machine, print_table
+from rowhaul._cores import usable_cores
 from rowhaul.data.generate.folder import generate_folder
 from rowhaul.simulate.links import Link
 from rowhaul.train.cluster_config import ClusterConfig
@@ -90,12 +93,27 @@ def train(network: Network, data: Path, shares: str, steps: int, timeout: float)
         shutil.rmtree(out, ignore_errors=True)
 
 
+def train_single(data: Path, threads: int, steps: int, timeout: float) -> float:
+    """Milliseconds of the last iterations of a single process."""
+    config = replace(CONFIG, max_steps=steps, threads=threads, cluster=ClusterConfig())
+    with tempfile.TemporaryDirectory(prefix="shares-auto-") as out:
+        done = subprocess.run(
+            [sys.executable, str(RANK), str(data), f"{out}/run", json.dumps(config.to_dict())],
+            capture_output=True, text=True, check=True, timeout=timeout,
+        )  # fmt: skip
+    return statistics.median(json.loads(done.stdout.strip().splitlines()[-1])[-COUNTED:]) * 1e3
+
+
 def compare(network: Network, data: Path, runs: int, steps: int, timeout: float) -> None:
     """Run `auto` several times, then each candidate; print all."""
-    found = []
+    found, single = [], []
     for number in range(runs):
         found.append(train(network, data, "auto", steps, timeout))
-        console.print(f"run {number + 1}: {found[-1].milliseconds:.1f} ms with [{found[-1].chosen}]")
+        single.append(min(train_single(data, threads, steps, timeout) for threads in (1, usable_cores())))
+        console.print(
+            f"run {number + 1}: {found[-1].milliseconds:.1f} ms with [{found[-1].chosen}]; "
+            f"a single process {single[-1]:.1f} ms"
+        )
     tried = Counter((kind, shares) for one in found for kind, shares in one.tried.items())
     most: dict[str, str] = {}
     for (kind, shares), _ in tried.most_common():
@@ -111,10 +129,14 @@ def compare(network: Network, data: Path, runs: int, steps: int, timeout: float)
         [[kind, shares, alone[shares], f"{alone[shares] / best:.2f}"] for kind, shares in most.items()],
     )
     rows = [
-        [f"run {number}", one.chosen, one.milliseconds, f"{100 * (one.milliseconds / best - 1):+.1f} %"]
-        for number, one in enumerate(found, 1)
-    ]
-    print_table("shares auto", ["", "shares chosen", "ms at the end", "against the best"], rows)
+        [
+            f"run {number}", one.chosen, one.milliseconds, f"{one.milliseconds / best:.2f}",
+            f"{one.milliseconds / beside:.2f}",
+        ]
+        for number, (one, beside) in enumerate(zip(found, single, strict=True), 1)
+    ]  # fmt: skip
+    heads = ["", "shares chosen", "ms at the end", "of the best candidate's", "of a single process's"]
+    print_table("shares auto", heads, rows)
     for text in found[-1].notes:
         console.print(f"log of the last run: {text}")
 

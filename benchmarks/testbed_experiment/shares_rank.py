@@ -1,4 +1,4 @@
-"""One rank of `shares_auto`: trains as `rowhaul train` does; rank 0 prints the seconds of its iterations."""
+"""One rank of `shares_auto`, or one process: trains as `rowhaul train` does; prints seconds of iterations."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.run import train_on_cluster
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.progressive import ProgressiveValues
+from rowhaul.train.run import train_run
 
 
 class Clock:
@@ -49,14 +50,9 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     switch_threads_sooner()
-    clock = Clock()
-    train_on_cluster(
-        TrainConfig.from_dict(json.loads(config)),
-        Schema.read(Path(data) / "schema.yaml"),
-        data,
-        out=out,
-        listener=clock,
-    )
+    clock, read = Clock(), TrainConfig.from_dict(json.loads(config))
+    train = train_on_cluster if read.cluster.workers else train_run
+    train(read, Schema.read(Path(data) / "schema.yaml"), data, out=out, listener=clock)
     pairs = zip(clock.times, clock.times[1:], strict=False)
     print(json.dumps([after - before for before, after in pairs]))
 
