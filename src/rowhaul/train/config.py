@@ -24,7 +24,7 @@ from rowhaul.store.packing import PLAIN, check_row_dtype
 from rowhaul.store.tables import ON_UNKNOWN
 from rowhaul.train.checkpoint_pace import pace_of
 from rowhaul.train.cluster_config import ONE_PROCESS, ClusterConfig
-from rowhaul.train.dense_state import make_recordable
+from rowhaul.train.dense_state import options_for_device
 from rowhaul.train.losses import PLAIN_LOSS, LossConfig
 from rowhaul.train.progressive import AUTO_WINDOW, MOST_SAMPLES
 from rowhaul.train.publish_config import UNPUBLISHED, PublishConfig
@@ -351,7 +351,7 @@ class TrainConfig:
         try:
             make: Callable[..., torch.optim.Optimizer] = kind
             given = {**self.dense.options, "lr": self.dense.lr}
-            options = make_recordable(kind, given, parameters)
+            options = options_for_device(kind, given, parameters)
             return make(parameters, **options)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"dense: torch.optim.{self.dense.name} rejects its options: {error}") from None

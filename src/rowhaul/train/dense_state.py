@@ -11,22 +11,27 @@ from torch import Tensor
 _OF_A_DEVICE = {"capturable": False, "fused": None}  # options that follow from the device, as on a CPU
 
 
-def make_recordable(
+def options_for_device(
     kind: type, options: dict[str, Any], parameters: list[torch.nn.Parameter]
 ) -> dict[str, Any]:
-    """Make steps on a card ones that can be recorded and replayed at any rate, where the optimizer can.
+    """Add the options of an optimizer that suit where its weights are.
 
-    In float64 it cannot: PyTorch then counts steps, and corrects by them, in float32. Adam steps all weights
-    in one kernel, unless the options say otherwise.
+    Adam steps each weight in one pass, unless the options say otherwise. On a card steps become ones that can
+    be recorded and replayed at any rate, where the optimizer can; in float64 it cannot: PyTorch then counts
+    steps, and corrects by them, in float32.
     """
-    can = "capturable" in signature(kind).parameters
-    if not can or not parameters or not parameters[0].is_cuda or parameters[0].dtype != torch.float32:
+    if not parameters:
         return options
-    fuses = issubclass(kind, torch.optim.Adam) and not {"fused", "foreach", "differentiable"} & {*options}
+    on_card, dtype = parameters[0].is_cuda, parameters[0].dtype
+    records = on_card and dtype == torch.float32 and "capturable" in signature(kind).parameters
+    if issubclass(kind, torch.optim.Adam) and not {"fused", "foreach", "differentiable"} & {*options}:
+        options = {**options, "fused": True} if records or not on_card else options
+    if not records:
+        return options
     # The fused kernel reads a rate of float32.
-    dtype = torch.float32 if fuses or options.get("fused") else torch.float64
-    rate = torch.tensor(options["lr"], dtype=dtype, device=parameters[0].device)
-    return {**options, "lr": rate, "capturable": True, **({"fused": True} if fuses else {})}
+    rate_dtype = torch.float32 if options.get("fused") else torch.float64
+    rate = torch.tensor(options["lr"], dtype=rate_dtype, device=parameters[0].device)
+    return {**options, "lr": rate, "capturable": True}
 
 
 def portable_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
