@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rowhaul._files import sync
 from rowhaul.errors import ConfigError
-from rowhaul.export.serving.dense import check_exporters, export_dense
+from rowhaul.export.serving.dense import check_exporters, export_dense, graph_kinds
 from rowhaul.nn.models import RecommendationModel
 from rowhaul.serve.files import ServedFile
 from rowhaul.serve.folder import DENSE_FILES
@@ -56,7 +56,7 @@ class GraphWriter:
         """Export a model that is on the CPU; its weights do not matter."""
         check_exporters(list(kinds))
         with tempfile.TemporaryDirectory(prefix="rowhaul-graph-") as folder:
-            files = {kind: Path(folder) / DENSE_FILES[kind] for kind in kinds}
+            files = {kind: Path(folder) / DENSE_FILES[kind] for kind in graph_kinds(model, kinds)}
             for kind, path in files.items():
                 export_dense(model, kind, path)
             return cls(files, [name for name, _ in model.named_parameters()])
@@ -108,4 +108,4 @@ class _Program:
         torch.export.save(self._program, path)
 
 
-_GRAPHS: dict[str, Callable[[Path], _Graph]] = {"onnx": _OnnxGraph, "pt2": _Program}
+_GRAPHS: dict[str, Callable[[Path], _Graph]] = {"onnx": _OnnxGraph, "dots": _OnnxGraph, "pt2": _Program}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,9 +10,15 @@ import numpy.typing as npt
 
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.serve.folder import ServedFolder
+from rowhaul.serve.onnx_session import has_onnxruntime, open_session
+from rowhaul.serve.requests import Samples
+from rowhaul.serve.rows import MappedRows
+from rowhaul.serve.shared_dots import SharedDotsGraph
 
 Floats = npt.NDArray[Any]
-BACKENDS = ("auto", "onnx", "pt2")
+Int64s = npt.NDArray[np.int64]
+BACKENDS = ("auto", "dots", "onnx", "pt2")  # auto: the first one that is there and can be run
+_BY_ONNXRUNTIME = ("dots", "onnx")
 
 
 class DenseGraph(Protocol):
@@ -21,17 +26,18 @@ class DenseGraph(Protocol):
 
     kind: str
 
-    def __call__(self, pooled: Floats, numbers: Floats) -> Floats:
-        """Return a logit for each sample, given samples x vectors and samples x numbers."""
+    def logits(self, rows: MappedRows, samples: Samples) -> tuple[Floats, Int64s]:
+        """Return a logit for each sample, and how many ids of each feature have no row."""
 
 
 def open_dense(folder: ServedFolder, backend: str = "auto", threads: int = 1) -> DenseGraph:
-    """Open a graph of a folder; ``auto``: ONNX where it is there and ONNX Runtime is installed."""
+    """Open a graph of a folder; ``auto``: one for ONNX Runtime, where it is there and that is installed."""
     if backend not in BACKENDS:
         raise ConfigError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     kinds = folder.dense_kinds
     if backend == "auto":
-        backend = "onnx" if "onnx" in kinds and (has_onnxruntime() or "pt2" not in kinds) else "pt2"
+        can_run = [one for one in BACKENDS[1:] if has_onnxruntime() or one not in _BY_ONNXRUNTIME]
+        backend = next((one for one in (*can_run, *BACKENDS[1:]) if one in kinds), kinds[0])
     if backend not in kinds:
         raise CheckpointError(
             f"{folder.path} has no {backend} graph, only {', '.join(kinds)}; export with --dense {backend}"
@@ -41,30 +47,34 @@ def open_dense(folder: ServedFolder, backend: str = "auto", threads: int = 1) ->
 
 def open_graph(path: Path, kind: str, has_numbers: bool, threads: int = 1) -> DenseGraph:
     """Open a file of a graph."""
-    return OnnxGraph(path, has_numbers, threads) if kind == "onnx" else TorchGraph(path, has_numbers)
+    if kind == "pt2":
+        return TorchGraph(path, has_numbers)
+    return (SharedDotsGraph if kind == "dots" else OnnxGraph)(path, has_numbers, threads)
 
 
-def has_onnxruntime() -> bool:
-    """Whether ONNX Runtime is installed."""
-    return find_spec("onnxruntime") is not None
+class _WholeGraph:
+    """A graph from pooled vectors and numbers to logits."""
+
+    def __call__(self, pooled: Floats, numbers: Floats) -> Floats:
+        """Return a logit for each sample, given samples x vectors and samples x numbers."""
+        raise NotImplementedError
+
+    def logits(self, rows: MappedRows, samples: Samples) -> tuple[Floats, Int64s]:
+        """Return a logit for each sample, and how many ids of each feature have no row."""
+        pooled, num_unknown = rows.pool(samples.bags)
+        numbers = samples.numbers.astype(pooled.dtype, copy=False)
+        if len(numbers) != len(pooled):
+            numbers = np.repeat(numbers, len(pooled), axis=0)
+        return self(pooled, numbers), num_unknown
 
 
-class OnnxGraph:
+class OnnxGraph(_WholeGraph):
     """A graph run by ONNX Runtime."""
 
     kind = "onnx"
 
     def __init__(self, path: Path, has_numbers: bool, threads: int) -> None:
-        if not has_onnxruntime():
-            raise ConfigError(f"{path} needs ONNX Runtime: pip install 'rowhaul[serve]'")
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # other requests need it
-        options.log_severity_level = 3
-        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        self._has_numbers = has_numbers
+        self._session, self._has_numbers = open_session(path, threads), has_numbers
 
     def __call__(self, pooled: Floats, numbers: Floats) -> Floats:
         """Return a logit for each sample."""
@@ -73,7 +83,7 @@ class OnnxGraph:
         return logits
 
 
-class TorchGraph:
+class TorchGraph(_WholeGraph):
     """A graph run by PyTorch."""
 
     kind = "pt2"

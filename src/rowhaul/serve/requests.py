@@ -57,10 +57,10 @@ class Samples:
     """What to score."""
 
     bags: IdBags
-    numbers: npt.NDArray[np.float32]  # samples x dense columns
+    numbers: npt.NDArray[np.float32]  # samples x dense columns; one row where all samples share them
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return self.bags.num_samples
 
 
 class RequestReader:
@@ -83,7 +83,8 @@ class RequestReader:
             offsets_of(np.array(list(map(len, lengths)))),
             len(columns),
         )
-        numbers = np.empty((len(columns), len(self._schema.dense)), np.float32)
+        are_shared = all(wanted.name in columns.shared for wanted in self._schema.dense)
+        numbers = np.empty((1 if are_shared else len(columns), len(self._schema.dense)), np.float32)
         for position, wanted in enumerate(self._schema.dense):
             single = columns.shared.get(wanted.name)
             if type(single) is float and abs(single) < _LARGEST and wanted.name not in columns.first:
