@@ -55,7 +55,6 @@ wrk.method = "POST"
 wrk.headers["Content-Type"] = "%s"
 wrk.headers["Accept"] = "%s"
 init = function(arguments)  -- once, since the client takes its time from the server's cores
-  wrk.init(arguments)
   for place = 0, %d do
     local file = io.open("%s/" .. place, "rb")
     requests[place] = wrk.format(nil, nil, nil, file:read("*a"))
