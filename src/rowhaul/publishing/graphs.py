@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rowhaul._files import sync
@@ -108,4 +109,15 @@ class _Program:
         torch.export.save(self._program, path)
 
 
-_GRAPHS: dict[str, Callable[[Path], _Graph]] = {"onnx": _OnnxGraph, "dots": _OnnxGraph, "pt2": _Program}
+class _Weights:
+    def __init__(self, path: Path) -> None:
+        self._names = set(load_file(path))
+
+    def names(self) -> set[str]:
+        return self._names
+
+    def write(self, weights: Mapping[str, Tensor], path: Path) -> None:
+        save_file({name: weights[name].contiguous() for name in sorted(self._names)}, path)
+
+
+_GRAPHS: dict[str, Callable[[Path], _Graph]] = {"onnx": _OnnxGraph, "pt2": _Program, "dots": _Weights}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,15 +11,13 @@ import numpy.typing as npt
 
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.serve.folder import ServedFolder
-from rowhaul.serve.onnx_session import has_onnxruntime, open_session
 from rowhaul.serve.requests import Samples
 from rowhaul.serve.rows import MappedRows
-from rowhaul.serve.shared_dots import SharedDotsGraph
+from rowhaul.serve.shared_dots import SharedDots
 
 Floats = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]
-BACKENDS = ("auto", "dots", "onnx", "pt2")  # auto: the first one that is there and can be run
-_BY_ONNXRUNTIME = ("dots", "onnx")
+BACKENDS = ("auto", "dots", "onnx", "pt2")  # the quickest first
 
 
 class DenseGraph(Protocol):
@@ -31,12 +30,12 @@ class DenseGraph(Protocol):
 
 
 def open_dense(folder: ServedFolder, backend: str = "auto", threads: int = 1) -> DenseGraph:
-    """Open a graph of a folder; ``auto``: one for ONNX Runtime, where it is there and that is installed."""
+    """Open a graph of a folder; ``auto``: the first of `BACKENDS` that is there and can be run."""
     if backend not in BACKENDS:
         raise ConfigError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     kinds = folder.dense_kinds
     if backend == "auto":
-        can_run = [one for one in BACKENDS[1:] if has_onnxruntime() or one not in _BY_ONNXRUNTIME]
+        can_run = [one for one in BACKENDS[1:] if one != "onnx" or has_onnxruntime()]
         backend = next((one for one in (*can_run, *BACKENDS[1:]) if one in kinds), kinds[0])
     if backend not in kinds:
         raise CheckpointError(
@@ -47,9 +46,14 @@ def open_dense(folder: ServedFolder, backend: str = "auto", threads: int = 1) ->
 
 def open_graph(path: Path, kind: str, has_numbers: bool, threads: int = 1) -> DenseGraph:
     """Open a file of a graph."""
-    if kind == "pt2":
-        return TorchGraph(path, has_numbers)
-    return (SharedDotsGraph if kind == "dots" else OnnxGraph)(path, has_numbers, threads)
+    if kind == "onnx":
+        return OnnxGraph(path, has_numbers, threads)
+    return SharedDots(path, has_numbers) if kind == "dots" else TorchGraph(path, has_numbers)
+
+
+def has_onnxruntime() -> bool:
+    """Whether ONNX Runtime is installed."""
+    return find_spec("onnxruntime") is not None
 
 
 class _WholeGraph:
@@ -74,7 +78,16 @@ class OnnxGraph(_WholeGraph):
     kind = "onnx"
 
     def __init__(self, path: Path, has_numbers: bool, threads: int) -> None:
-        self._session, self._has_numbers = open_session(path, threads), has_numbers
+        if not has_onnxruntime():
+            raise ConfigError(f"{path} needs ONNX Runtime: pip install 'rowhaul[serve]'")
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # other requests need it
+        options.log_severity_level = 3
+        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self._has_numbers = has_numbers
 
     def __call__(self, pooled: Floats, numbers: Floats) -> Floats:
         """Return a logit for each sample."""

@@ -79,7 +79,7 @@ class ServedModel:
             )
         kind = self.dense.kind
         if kind == "dots" and kind not in delta.dense:
-            kind = "onnx"  # a trainer that does not write the other one
+            kind = next(iter(delta.dense), kind)  # a trainer that does not write them
         if kind not in delta.dense:
             raise CheckpointError(
                 f"{self.folder.path / delta.name.folder} has no {kind} graph, only "

@@ -1,9 +1,8 @@
-"""`SharedDotsGraph`: a DLRM in parts, so that what all candidates of a request share is computed once.
+"""`SharedDots`: a DLRM that computes once what all candidates of a request share.
 
 Dot products of two shared vectors are the same for all candidates, and so is what they add to the first layer
-after them. The other products are made by a kernel: ONNX Runtime makes them from many tiny matrix products.
-The graph in the file (`rowhaul.export.serving.parts`) has the layers before the products and those after
-them; which columns of the first matrix after them belong to which products is an input.
+after them. All else is done by kernels too, since that layer has other inputs in each form of request, and
+products of small vectors are what graphs do worst. The file has the weights, by their names in the model.
 """
 
 from __future__ import annotations
@@ -15,97 +14,95 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from safetensors.numpy import load_file
 
-from rowhaul.serve.dots_kernels import SPARE, fill_dots
-from rowhaul.serve.onnx_session import only_what_is_asked_for, open_session
+from rowhaul.serve.dots_kernels import SPARE, score_dots
+from rowhaul.serve.layer_kernels import FIELDS, pack, padded
 from rowhaul.serve.requests import Samples
 from rowhaul.serve.rows import MappedRows
 
-Floats = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
 Int64s = npt.NDArray[np.int64]
-_NUM_FORMS = 64  # that are remembered; the requests of one caller have one
-_TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64}
+_NUM_FORMS = 16  # that are remembered, with weights of their own; the requests of one caller have one
+
+
+class _Layer:
+    """A linear layer for the kernels."""
+
+    def __init__(self, weight: Floats, bias: Floats, has_relu: bool) -> None:
+        inputs, outputs = weight.shape
+        self._packed, self._bias = pack(weight), np.zeros(padded(outputs), np.float32)
+        self._bias[:outputs] = bias
+        self.width = max(inputs, padded(outputs))
+        self.fields = (self._packed.ctypes.data, self._bias.ctypes.data, inputs, padded(outputs), has_relu)
 
 
 class _Form(NamedTuple):
-    """Where values are among the inputs of the first layer after the products."""
+    """The first layer after the products, for requests that share the same features."""
 
-    own: Int64s  # those that each candidate has
-    shared: Int64s  # those that are the same for all
+    own: _Layer
+    shared: _Layer
 
 
-class SharedDotsGraph:
-    """The graph of a DLRM in parts; any number of threads may call it.
+class SharedDots:
+    """The part of a DLRM without rows; any number of threads may call it.
 
     Args:
-        path: of its file.
-        has_numbers: whether there are dense columns: their vector is the first one.
-        threads: that one request may use, by ONNX Runtime.
+        path: of the weights.
+        has_numbers: whether there are dense columns: their vector comes first.
     """
 
     kind = "dots"
 
-    def __init__(self, path: Path, has_numbers: bool, threads: int) -> None:
-        self._session, self._options = open_session(path, threads), only_what_is_asked_for()
+    def __init__(self, path: Path, has_numbers: bool) -> None:
+        weights = load_file(path)
         self._has_numbers = has_numbers
-        # ONNX Runtime wants all inputs, those of the parts that are not run as well.
-        self._nothing = {
-            one.name: np.empty([size if isinstance(size, int) else 0 for size in one.shape], _TYPES[one.type])
-            for one in self._session.get_inputs()
-        }
+        top = [*_linears(weights, "top."), (weights["out.weight"].T, weights["out.bias"])]
+        self._before = [_Layer(*one, True) for one in _linears(weights, "bottom.")]
+        self._first, self._first_has_relu = top[0], len(top) > 1
+        self._after = [_Layer(*one, number < len(top)) for number, one in enumerate(top[1:], start=2)]
+        self._tables = _table(self._before), _table(self._after)
+        self._form = lru_cache(_NUM_FORMS)(self._form_of)
 
     def logits(self, rows: MappedRows, samples: Samples) -> tuple[Floats, Int64s]:
         """Return a logit for each sample, and how many ids of each feature have no row."""
-        dim = rows.width // len(rows.features)
-        own_numbers = shared_numbers = 0
-        if self._has_numbers:
-            vector = self._run("vector", numbers=samples.numbers.astype(rows.dtype, copy=False))
-            own_numbers, shared_numbers = (dim, 0) if len(vector) == len(samples) else (0, dim)
-        pooled = rows.pool_apart(samples.bags, own_numbers, shared_numbers)
-        if own_numbers:
-            pooled.own[:, :dim] = vector
-        elif shared_numbers:
-            pooled.shared[:dim] = vector
-        form = _form(pooled.is_shared, self._has_numbers, shared_numbers > 0, dim)
-        logits = self._run(
-            "logits",
-            interactions=_interactions(pooled.own, pooled.shared, dim, own_numbers, len(form.own)),
-            columns=form.own,
-            shared=_interactions(
-                pooled.shared[None], pooled.shared[:0], dim, shared_numbers, len(form.shared)
-            ),
-            shared_columns=form.shared,
+        dim, numbers = rows.width // len(rows.features), np.ascontiguousarray(samples.numbers)
+        shares_numbers = self._has_numbers and len(numbers) != len(samples)
+        own_room = dim if self._has_numbers and not shares_numbers else 0
+        pooled = rows.pool_apart(samples.bags, own_room, dim if shares_numbers else 0)
+        form = self._form(pooled.is_shared, shares_numbers, dim)
+        layers = (*self._before, form.own, form.shared, *self._after)
+        width = padded(max(one.width for one in layers) + SPARE)
+        out, (before, after) = np.empty(len(samples), np.float32), self._tables
+        first, shared = np.array(form.own.fields), np.array(form.shared.fields)
+        score_dots(numbers, pooled.own, pooled.shared, dim, before, first, shared, after, width, out)
+        return out, pooled.num_unknown
+
+    def _form_of(self, is_shared: tuple[bool, ...], shares_numbers: bool, dim: int) -> _Form:
+        vectors = list(enumerate(((shares_numbers,) if self._has_numbers else ()) + is_shared))
+        own, shared = ([vector for vector, one in vectors if one is kind] for kind in (False, True))
+        num_passed, (weight, bias) = dim if self._has_numbers else 0, self._first
+        return _Form(
+            _Layer(weight[_inputs(own, shared, num_passed)], bias, self._first_has_relu),
+            _Layer(weight[_inputs(shared, [], num_passed)], bias, False),
         )
-        return logits, pooled.num_unknown
-
-    def _run(self, output: str, **given: Floats) -> Floats:
-        found: Floats = self._session.run([output], {**self._nothing, **given}, self._options)[0]
-        return found
 
 
-def _interactions(own: Floats, shared: Floats, dim: int, num_passed: int, width: int) -> Floats:
-    """Return what `fill_dots` makes, samples x width; one column of zeros where it makes nothing."""
-    if own.shape[1] * (own.shape[1] + len(shared) - dim) + num_passed == 0:
-        return np.zeros((len(own), 1), own.dtype)
-    out = np.empty(len(own) * width + SPARE, own.dtype)
-    fill_dots(own, shared, dim, num_passed, out)
-    return out[:-SPARE].reshape(len(own), width)
+def _linears(weights: dict[str, Any], prefix: str) -> list[tuple[Floats, Floats]]:
+    """Return the layers of an MLP, inputs x outputs."""
+    names = [f"{prefix}linears.{number}." for number in range(len(weights))]
+    return [(weights[f"{one}weight"].T, weights[f"{one}bias"]) for one in names if f"{one}weight" in weights]
 
 
-@lru_cache(_NUM_FORMS)
-def _form(is_shared: tuple[bool, ...], has_numbers: bool, numbers_are_shared: bool, dim: int) -> _Form:
-    """Find the columns of what `fill_dots` makes; ``is_shared`` is of the features in order."""
-    vectors = list(enumerate(((numbers_are_shared,) if has_numbers else ()) + is_shared))
-    own, shared = ([vector for vector, one in vectors if one is kind] for kind in (False, True))
-    num_passed = dim if has_numbers else 0
-    return _Form(_columns(own, shared, num_passed), _columns(shared, [], num_passed))
+def _table(layers: Sequence[_Layer]) -> Int64s:
+    return np.array([one.fields for one in layers], np.int64).reshape(-1, FIELDS)
 
 
-def _columns(vectors: Sequence[int], others: Sequence[int], num_passed: int) -> Int64s:
-    """Return the columns of a row of `fill_dots`: the inputs are the first vector, then all pairs."""
-    columns = list(range(num_passed)) if 0 in vectors else []
+def _inputs(vectors: Sequence[int], others: Sequence[int], num_passed: int) -> Int64s:
+    """Return which inputs of the layer after the products `write_dots` writes."""
+    found = list(range(num_passed)) if 0 in vectors else []
     for place, vector in enumerate(vectors):
         for other in (*others, *vectors[:place]):
             low, high = sorted((vector, other))
-            columns.append(num_passed + high * (high - 1) // 2 + low)
-    return np.array(columns or [0], np.int64)
+            found.append(num_passed + high * (high - 1) // 2 + low)
+    return np.array(found, np.int64)

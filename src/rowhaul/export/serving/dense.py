@@ -5,21 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rowhaul.errors import ConfigError
-from rowhaul.export.serving.parts import DotsParts
 from rowhaul.nn.layers import PairwiseDots
 from rowhaul.nn.models import RecommendationModel
 from rowhaul.nn.models.dlrm import DLRM
-
-KINDS = ("onnx", "pt2")  # that can be asked for
 
 
 class DensePart(nn.Module):
@@ -37,61 +34,49 @@ class DensePart(nn.Module):
         no_index = torch.zeros(0, dtype=torch.int64, device=pooled.device)  # only dropout reads it
         return self.model.logits(pooled, numbers, no_index)
 
-    def inputs(self) -> dict[str, tuple[Tensor, dict[int, Any]]]:
-        """Return examples of the inputs, and which of their sizes differ between requests."""
-        dtype = next(self.model.parameters()).dtype
-        widths = {"pooled": sum(self.model.widths), "numbers": self.model.num_dense}
-        samples = torch.export.Dim("samples", min=1)
-        return {
-            name: (torch.zeros(2, width, dtype=dtype), {0: samples})
-            for name, width in widths.items()
-            if width
-        }
-
-    @property
-    def outputs(self) -> list[str]:
-        """The names of what `forward` returns."""
-        return ["logits"]
-
 
 def check_exporters(kinds: list[str]) -> None:
     """Refuse unknown kinds of graphs, and those that need a package that is not installed."""
     for kind in kinds:
-        if kind not in KINDS:
-            raise ConfigError(f"--dense {kind!r} is not known; choose {' or '.join(KINDS)}")
+        if kind not in EXPORTERS:
+            raise ConfigError(f"--dense {kind!r} is not known; choose {' or '.join(EXPORTERS)}")
     if "onnx" in kinds and not all(find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime")):
         raise ConfigError("--dense onnx needs ONNX: pip install 'rowhaul[onnx]'; --dense pt2 does without")
 
 
 def graph_kinds(model: RecommendationModel, kinds: Sequence[str]) -> list[str]:
-    """Return the kinds of graphs to write where some are asked for: beside ``onnx``, a DLRM in parts."""
-    return [*kinds, *(["dots"] if "onnx" in kinds and type(model) is DLRM else [])]
+    """Return what to write where some kinds are asked for: of a DLRM also what the server's kernels read."""
+    has_kernels = type(model) is DLRM and model.out.weight.dtype == torch.float32
+    return [*kinds, *(["dots"] if has_kernels else [])]
 
 
 def export_dense(model: RecommendationModel, kind: str, path: Path) -> None:
     """Write the part of a model without rows; any number of samples can be given to it."""
+    if kind == "dots":
+        save_file({name: one.detach().contiguous() for name, one in model.named_parameters()}, path)
+        return
+    dtype = next(model.parameters()).dtype
+    given = [torch.zeros(2, sum(model.widths), dtype=dtype)]
+    if model.num_dense:
+        given.append(torch.zeros(2, model.num_dense, dtype=dtype))
+    samples = torch.export.Dim("samples", min=1)
     was_training, dots = model.training, [one for one in model.modules() if isinstance(one, PairwiseDots)]
     try:
         for one in dots:
             one.in_slices = kind == "onnx"
         with torch.no_grad(), _quietly():
-            part = DotsParts(cast(DLRM, model)) if kind == "dots" else DensePart(model)
-            inputs = part.inputs()
-            given, sizes = zip(*inputs.values(), strict=True)
-            program = torch.export.export(part, given, dynamic_shapes=sizes)
-            if kind == "pt2":
-                torch.export.save(program, path)
-            else:
-                _write_onnx(program, path, list(inputs), part.outputs)
+            part = DensePart(model)
+            shapes = tuple({0: samples} for _ in given)
+            program = torch.export.export(part, tuple(given), dynamic_shapes=shapes)
+            EXPORTERS[kind](program, path)
     finally:
         model.train(was_training)
         for one in dots:
             one.in_slices = False
 
 
-def _write_onnx(
-    program: torch.export.ExportedProgram, path: Path, inputs: Sequence[str], outputs: Sequence[str]
-) -> None:
+def _write_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
+    names = ["pooled", "numbers"][: len(program.graph_signature.user_inputs)]
     # Not optimized: weights keep their names, so that published changes can replace them. ONNX Runtime does
     # its own optimizations when it opens the graph.
     made = torch.onnx.export(
@@ -99,12 +84,22 @@ def _write_onnx(
         (),
         dynamo=True,
         verbose=False,
-        input_names=inputs,
-        output_names=outputs,
+        input_names=names,
+        output_names=["logits"],
         optimize=False,
     )
     assert made is not None
     made.save(path, external_data=False)
+
+
+def _write_program(program: torch.export.ExportedProgram, path: Path) -> None:
+    torch.export.save(program, path)
+
+
+EXPORTERS: dict[str, Callable[[torch.export.ExportedProgram, Path], None]] = {
+    "onnx": _write_onnx,
+    "pt2": _write_program,
+}
 
 
 @contextlib.contextmanager
