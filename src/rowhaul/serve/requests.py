@@ -44,6 +44,7 @@ _TAKEN: dict[str | None, tuple[str, ...]] = {
 # Types whose values can be used where they lie, and what `request_kernels` needs to know of them.
 _IDS = {pa.int64().id: 0}
 _FLOATS = {pa.float32().id: 4, pa.float64().id: 8}
+_ABSENT = object()
 _LARGEST = 1e38  # of numbers that are certainly finite as float32
 _HEX = re.compile(r"[0-9a-fA-F]{1,16}")
 
@@ -76,14 +77,19 @@ class RequestReader:
 
     def read(self, shared: Shared, candidates: Candidates) -> Samples:
         """Return the samples of a request."""
-        columns = _Columns(shared, candidates)
-        parts = [self._ids(columns, name) for name in self._schema.features]
-        return Samples(_joined(parts, len(columns)), self._numbers(columns))
+        columns, wanted = _Columns(shared, candidates), self._schema
+        singles = _Singles(len(wanted.features) + len(wanted.dense))
+        parts = [self._ids(columns, singles, name) for name in wanted.features]
+        return Samples(_joined(parts, len(columns)), self._numbers(columns, singles))
 
-    def _ids(self, columns: _Columns, name: str) -> _Part:
+    def _ids(self, columns: _Columns, singles: _Singles, name: str) -> _Part:
         trained = self._kinds.get(name)
-        if (single := _single_id(columns, name, trained)) is not None:
-            return single
+        value = columns.shared.get(name, _ABSENT)
+        if value is not _ABSENT and name not in columns.first:
+            if value is None:
+                return singles.none()
+            if (key := _plain_key(value, trained)) is not None:
+                return singles.key(key)
         column = columns.array(name)
         if (plain := _plain(column, _IDS)) is not None and INTEGER in _TAKEN.get(trained, _ANY):
             return plain
@@ -101,21 +107,22 @@ class RequestReader:
             column = _unhexed(columns, name, column)
         return _decoded(decode_ids(column))
 
-    def _numbers(self, columns: _Columns) -> npt.NDArray[np.float32]:
+    def _numbers(self, columns: _Columns, singles: _Singles) -> npt.NDArray[np.float32]:
         names = [one.name for one in self._schema.dense]
         are_shared = all(name in columns.shared for name in names)
         numbers = np.empty((1 if are_shared else len(columns), len(names)), np.float32)
-        parts = [self._number(columns, name) for name in names]
+        parts = [self._number(columns, singles, name) for name in names]
         if numbers.size:
             wrong = fill_numbers(_table(parts), self._are_logs, numbers)
             if wrong >= 0:
                 _checked_numbers(columns, names[wrong], columns.array(names[wrong]))
         return numbers
 
-    def _number(self, columns: _Columns, name: str) -> _Part:
-        single = columns.shared.get(name)
-        if type(single) is float and abs(single) < _LARGEST and name not in columns.first:
-            return _values(np.array([single], np.float32), 4)
+    def _number(self, columns: _Columns, singles: _Singles, name: str) -> _Part:
+        value = columns.shared.get(name, _ABSENT)
+        is_plain = value is None or (type(value) is float and abs(value) < _LARGEST)
+        if is_plain and name not in columns.first:
+            return singles.number(value or 0.0)
         column = columns.array(name)
         if (plain := _plain(column, _FLOATS)) is not None:
             return plain
@@ -128,6 +135,31 @@ class _Part(NamedTuple):
     fields: tuple[int, int, int, int, int]  # see `rowhaul.serve.request_kernels`
     num_values: int
     owner: Any  # of the memory
+
+
+class _Singles:
+    """Shared values, side by side: an array for each would take longer than all else that is done with it."""
+
+    def __init__(self, count: int) -> None:
+        self._keys = np.zeros(count + 1, np.int64)  # the last one is a zero, and no bit of it says valid
+        self._numbers, self._next = self._keys.view(np.float64), 0
+        self._address = self._keys.ctypes.data
+        self._zero = self._address + 8 * count
+
+    def none(self) -> _Part:
+        return _Part((self._zero, self._zero, 0, 0, 1), 1, self._keys)
+
+    def key(self, key: int) -> _Part:
+        self._keys[self._next] = key
+        return self._part(0)
+
+    def number(self, value: float) -> _Part:
+        self._numbers[self._next] = value
+        return self._part(8)
+
+    def _part(self, kind: int) -> _Part:
+        self._next += 1
+        return _Part((self._address + 8 * (self._next - 1), 0, 0, kind, 1), 1, self._keys)
 
 
 def _plain(column: pa.Array, kinds: Mapping[int, int]) -> _Part | None:
@@ -273,15 +305,12 @@ class _Columns:
             raise self.error(name, place, reason) from None
 
 
-def _single_id(columns: _Columns, name: str, trained: str | None) -> _Part | None:
-    """Return the id of a shared feature where it is plainly right; None: Arrow has to look at it."""
-    value = columns.shared.get(name)
-    if name in columns.first:
-        return None
+def _plain_key(value: Any, trained: str | None) -> int | None:
+    """Return the key of an id that is plainly right; None: Arrow has to look at it."""
     if type(value) is int and INTEGER in _TAKEN.get(trained, _ANY) and -(2**63) <= value < 2**63:
-        return _values(np.array([value], np.int64))
+        return value
     if type(value) is str and value.isascii() and trained in (TEXT, None):
-        return _values(np.array([hash_string(value)], np.int64))
+        return int(hash_string(value))
     return None
 
 
