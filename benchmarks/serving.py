@@ -1,8 +1,9 @@
 """Scores over HTTP: candidates per second at the peak, latency at half of it, and opening a large folder.
 
 The demo's DLRM (26 id features, 13 numbers, embeddings of 16) is trained, exported and served by `rowhaul
-serve`, and by the plain FastAPI server of `serving_peer.py` with as many processes. `wrk` asks both in turn,
-with the same requests of 500 candidates; half of the columns are shared by all candidates of a request.
+serve`, in one process unless told otherwise, and by the plain FastAPI server of `serving_peer.py` with a
+process for each core. `wrk` asks both in turn, with the same requests of 500 candidates; half of the columns
+are shared by all candidates of a request.
 Client and server share the machine's cores. Processor time a request is the servers' alone, and depends less
 on what else runs. Then a folder with a large file of rows is opened in a new
 process.
@@ -233,7 +234,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--samples", type=int, default=400_000)
     parser.add_argument("--open-gb", type=float, default=5.0)
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--workers", type=int, default=1, help="processes of `rowhaul serve`")
     options = parser.parse_args()
     if shutil.which("wrk") is None:
         console.print("skipped: wrk is not installed (Debian: apt-get install wrk)")
@@ -250,9 +251,10 @@ def main() -> None:
         subprocess.run(export, check=True, stdout=subprocess.DEVNULL)
         load = Load(folder, folder / "demo" / "logs", Schema.read(served / "schema.yaml"))
         ports, workers = (free_port(), free_port()), str(options.workers)
+        peers = str(len(os.sched_getaffinity(0)))
         ours = [*rowhaul, "serve", str(served), "--port", str(ports[0]), "--workers", workers]
         peer = [sys.executable, "-m", "uvicorn", "serving_peer:app", "--app-dir", str(_HERE)]
-        peer += ["--port", str(ports[1]), "--workers", workers, "--log-level", "warning"]
+        peer += ["--port", str(ports[1]), "--workers", peers, "--log-level", "warning"]
         with server(ours, ports[0]) as one, server(peer, ports[1], ROWHAUL_PEER_RUN=str(run)) as other:
             servers = {
                 "rowhaul serve, Arrow": (*one, "arrow"),
@@ -273,7 +275,8 @@ def main() -> None:
         ]
         kinds = f"{load.bytes('arrow'):,} bytes in Arrow, {load.bytes('json'):,} in JSON"
         print_table(
-            f"{workers} processes, {CANDIDATES} candidates a request ({kinds}); medians of {options.repeats}",
+            f"processes: {workers} of rowhaul serve, {peers} of the plain server; {CANDIDATES} candidates a "
+            f"request ({kinds}); medians of {options.repeats}",
             [
                 *("", "candidates/s, peak", "CPU ms a request", "p99, ms", "candidates/s, half", "p50, ms"),
                 *("p99, ms", "peak", "by CPU"),
