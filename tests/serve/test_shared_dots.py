@@ -87,7 +87,7 @@ class Vectors:
         num_samples = len(self._vectors)
         shared = self._vectors[0, self._is_shared].reshape(-1)
         own = self._vectors[:, ~self._is_shared].reshape(num_samples, -1)
-        own = np.concatenate([np.zeros((num_samples, first), np.float32), own], axis=1)
+        own = np.ascontiguousarray(np.concatenate([np.zeros((num_samples, first), np.float32), own], axis=1))
         shared = np.concatenate([np.zeros(first_shared, np.float32), shared])
         unknown = np.zeros(len(self.features), np.int64)
         return PooledApart(own, shared, tuple(self._is_shared.tolist()), unknown)
@@ -132,7 +132,7 @@ def plain_logits(weights, vectors, numbers):
 SIZES = st.lists(st.integers(1, 40), max_size=2)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     data=st.data(),
     num_samples=st.sampled_from([1, 2, 5, 32, 67]),
