@@ -17,7 +17,7 @@ import numpy.typing as npt
 from safetensors.numpy import load_file
 
 from rowhaul.serve.dots_kernels import SPARE, score_dots
-from rowhaul.serve.layer_kernels import FIELDS, pack, padded
+from rowhaul._linear_layers import FIELDS, pack, padded
 from rowhaul.serve.requests import Samples
 from rowhaul.serve.rows import MappedRows
 
