@@ -9,9 +9,9 @@ import numpy as np
 from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
+from rowhaul._linear_layers import apply_layer, apply_layers
 from rowhaul._memory import data_address
 from rowhaul._vectors import copy_row, four_times, load_four, load_one, multiply_add, store_four
-from rowhaul._linear_layers import apply_layer, apply_layers
 
 SPARE = 12  # numbers that may be written after a row of dot products
 _BLOCK = 32  # samples at a time

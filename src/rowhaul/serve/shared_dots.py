@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file
 
-from rowhaul.serve.dots_kernels import SPARE, score_dots
 from rowhaul._linear_layers import FIELDS, pack, padded
+from rowhaul.serve.dots_kernels import SPARE, score_dots
 from rowhaul.serve.requests import Samples
 from rowhaul.serve.rows import MappedRows
 
