@@ -1,8 +1,9 @@
 """Scores over HTTP: candidates per second at the peak, latency at half of it, and opening a large folder.
 
 The demo's DLRM (26 id features, 13 numbers, embeddings of 16) is trained, exported and served by `rowhaul
-serve`, and by the plain FastAPI server of `serving_peer.py` with as many processes. `wrk` asks both in turn,
-with the same requests of 500 candidates; half of the columns are shared by all candidates of a request.
+serve`, in one process unless told otherwise, and by the plain FastAPI server of `serving_peer.py` with a
+process for each core. `wrk` asks both in turn, with the same requests of 500 candidates; half of the columns
+are shared by all candidates of a request.
 Client and server share the machine's cores. Processor time a request is the servers' alone, and depends less
 on what else runs. Then a folder with a large file of rows is opened in a new
 process.
@@ -50,18 +51,20 @@ CONNECTIONS = 8
 BODIES = 16
 _HERE = Path(__file__).parent
 _LUA = """
-local bodies, number, delays = {}, 0, %s
-for place = 0, %d do
-  local file = io.open("%s/" .. place, "rb")
-  bodies[place] = file:read("*a")
-  file:close()
-end
+local requests, number, delays = {}, 0, %s
 wrk.method = "POST"
 wrk.headers["Content-Type"] = "%s"
 wrk.headers["Accept"] = "%s"
+init = function(arguments)  -- once, since the client takes its time from the server's cores
+  for place = 0, %d do
+    local file = io.open("%s/" .. place, "rb")
+    requests[place] = wrk.format(nil, nil, nil, file:read("*a"))
+    file:close()
+  end
+end
 request = function()
   number = (number + 1) %% %d
-  return wrk.format(nil, nil, nil, bodies[number])
+  return requests[number]
 end
 if delays > 0 then delay = function() return math.floor(delays * 2 * math.random() + 0.5) end end
 done = function(summary, latency, requests)
@@ -103,7 +106,7 @@ class Load:
     ) -> dict[str, float]:
         """Ask for some seconds; each connection waits for ``delay_ms`` on average before a request."""
         script, mime = self._folder / "load.lua", {"json": JSON, "arrow": ARROW}[kind]
-        script.write_text(_LUA % (delay_ms, BODIES - 1, self._folder / kind, mime, mime, BODIES))
+        script.write_text(_LUA % (delay_ms, mime, mime, BODIES - 1, self._folder / kind, BODIES))
         command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "--timeout", "10s", "-s", script]
         before = cpu_seconds(server_pid)
         done = subprocess.run(
@@ -231,7 +234,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--samples", type=int, default=400_000)
     parser.add_argument("--open-gb", type=float, default=5.0)
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--workers", type=int, default=1, help="processes of `rowhaul serve`")
     options = parser.parse_args()
     if shutil.which("wrk") is None:
         console.print("skipped: wrk is not installed (Debian: apt-get install wrk)")
@@ -248,9 +251,10 @@ def main() -> None:
         subprocess.run(export, check=True, stdout=subprocess.DEVNULL)
         load = Load(folder, folder / "demo" / "logs", Schema.read(served / "schema.yaml"))
         ports, workers = (free_port(), free_port()), str(options.workers)
+        peers = str(len(os.sched_getaffinity(0)))
         ours = [*rowhaul, "serve", str(served), "--port", str(ports[0]), "--workers", workers]
         peer = [sys.executable, "-m", "uvicorn", "serving_peer:app", "--app-dir", str(_HERE)]
-        peer += ["--port", str(ports[1]), "--workers", workers, "--log-level", "warning"]
+        peer += ["--port", str(ports[1]), "--workers", peers, "--log-level", "warning"]
         with server(ours, ports[0]) as one, server(peer, ports[1], ROWHAUL_PEER_RUN=str(run)) as other:
             servers = {
                 "rowhaul serve, Arrow": (*one, "arrow"),
@@ -271,7 +275,8 @@ def main() -> None:
         ]
         kinds = f"{load.bytes('arrow'):,} bytes in Arrow, {load.bytes('json'):,} in JSON"
         print_table(
-            f"{workers} processes, {CANDIDATES} candidates a request ({kinds}); medians of {options.repeats}",
+            f"processes: {workers} of rowhaul serve, {peers} of the plain server; {CANDIDATES} candidates a "
+            f"request ({kinds}); medians of {options.repeats}",
             [
                 *("", "candidates/s, peak", "CPU ms a request", "p99, ms", "candidates/s, half", "p50, ms"),
                 *("p99, ms", "peak", "by CPU"),

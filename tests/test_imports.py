@@ -76,12 +76,15 @@ TABLE = {
     ),
     "publishing": (
         {"checkpoint", "store", "data", "train", "nn", "export", "serve"},
-        {*ARRAYS, "torch", "onnx"},
+        {*ARRAYS, "torch", "onnx", "safetensors"},
     ),
     "retrieval": ({"data", "nn", "train"}, {"numpy", "torch", "pyarrow", "faiss"}),
     "serve": (
         {"data", "store"},
-        {*ARRAYS, "torch", "pyarrow", "prometheus_client", "fastapi", "starlette", "uvicorn", "onnxruntime"},
+        {
+            *(*ARRAYS, "torch", "pyarrow", "safetensors", "prometheus_client"),
+            *("fastapi", "starlette", "uvicorn", "onnxruntime"),
+        },
     ),
     "sizing": (
         {

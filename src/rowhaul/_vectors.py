@@ -125,6 +125,19 @@ def four_times(typing_context: Any, value: Any) -> Any:
 
 
 @intrinsic
+def multiply_add(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    """``a * b + c`` of four, rounded once."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = arguments[0].type
+        name = f"llvm.fma.v{LANES}f{a.element.bitwidth}"
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
+        return builder.call(function, arguments)
+
+    return a(a, b, c), generate
+
+
+@intrinsic
 def joined(typing_context: Any, four: Any) -> Any:
     """The sum of the four lanes: ``(a + b) + (c + d)``."""
 

@@ -31,7 +31,8 @@ def test_every_model_is_exported_both_ways(model, precision, tmp_path, log_folde
     assert made.comparison.is_real
     assert made.comparison.num_samples == 4096
     assert made.comparison.num_unseen > 100
-    assert set(made.comparison.differences) == {"onnx", "pt2"}
+    has_kernels = model == "dlrm" and precision == "float32"
+    assert set(made.comparison.differences) == {"onnx", "pt2"} | ({"dots"} if has_kernels else set())
     assert max(made.comparison.differences.values()) <= 1e-5
 
 

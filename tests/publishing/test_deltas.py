@@ -18,6 +18,7 @@ from published_rows import TABLES, Writer, rows_of
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.publishing import compaction
 from rowhaul.publishing import folder as publishing_folder
+from rowhaul.publishing.graphs import GraphWriter
 from rowhaul.serve import Scorer
 
 KEYS = st.tuples(st.sampled_from(TABLES), st.integers(-3, 12))
@@ -95,6 +96,23 @@ def damage(path, edit):
     data = bytearray(path.read_bytes())
     edit(data)
     path.write_bytes(data)
+
+
+def test_a_delta_without_weights_for_kernels_is_scored_by_its_graph(tmp_path):
+    writer = Writer(tmp_path, GIVEN["schema"], GIVEN["graph"])
+    dots = GIVEN["graph"].with_name("dots.safetensors")
+    both, graph = {"onnx": GIVEN["graph"], "dots": dots}, {"onnx": GIVEN["graph"]}
+    writer.folder._graphs = GraphWriter(both, [])
+    writer.write_base({}, 1)
+    scorer = Scorer(tmp_path)
+    assert scorer.dense.kind == "dots"
+    writer.write_delta({("user", 1): [1] * 4}, [], 2)
+    assert scorer.refresh().num_deltas == 1
+    assert scorer.dense.kind == "dots"
+    writer.folder._graphs = GraphWriter(graph, [])
+    writer.write_delta({("user", 2): [1] * 4}, [], 3)
+    assert scorer.refresh().num_deltas == 1
+    assert (scorer.dense.kind, scorer.step) == ("onnx", 3)
 
 
 def rewritten(path, **changes):

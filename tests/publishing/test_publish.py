@@ -35,6 +35,8 @@ def test_base_and_deltas_are_the_export(tmp_path, log_folder, log_schema, settin
     newest = served / about["deltas"][-1]["folder"] if about["deltas"] else scorer.folder.rows.path.parent
     exported_in = expected.folder.rows.path.parent
     assert weights_of(newest / "dense.onnx") == weights_of(exported_in / "dense.onnx")
+    assert (newest / "dots.safetensors").read_bytes() == (exported_in / "dots.safetensors").read_bytes()
+    assert scorer.dense.kind == "dots"
 
 
 @pytest.mark.parametrize(

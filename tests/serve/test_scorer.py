@@ -155,7 +155,7 @@ def test_rows_of_another_export_are_refused(served_run, tmp_path, log_folder, lo
 
 
 def test_choices_that_are_not_there(served_run, tmp_path):
-    with pytest.raises(ConfigError, match="backend must be one of auto, onnx, pt2"):
+    with pytest.raises(ConfigError, match="backend must be one of auto, dots, onnx, pt2"):
         Scorer(served_run[1], backend="tensorrt")
     strict = Scorer(served_run[1], on_unknown="error")
     with pytest.raises(UnknownKeyError, match="feature 'user': key 5"):

@@ -15,7 +15,7 @@ def serve(
     port: int = typer.Option(8080, help="0: a free one."),
     workers: int = typer.Option(1, help="Processes; they share the memory of the rows."),
     threads: int = typer.Option(0, help="That score in each process; 0: processors / workers."),
-    backend: str = typer.Option("auto", help="Of the dense part: auto, onnx or pt2."),
+    backend: str = typer.Option("auto", help="Of the dense part: auto, dots, onnx or pt2."),
     on_unknown: str | None = typer.Option(
         None, help="What keys never trained read as: init, default, error or tail; default: as the run says."
     ),

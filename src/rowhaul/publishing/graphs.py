@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rowhaul._files import sync
 from rowhaul.errors import ConfigError
-from rowhaul.export.serving.dense import check_exporters, export_dense
+from rowhaul.export.serving.dense import check_exporters, export_dense, graph_kinds
 from rowhaul.nn.models import RecommendationModel
 from rowhaul.serve.files import ServedFile
 from rowhaul.serve.folder import DENSE_FILES
@@ -56,7 +57,7 @@ class GraphWriter:
         """Export a model that is on the CPU; its weights do not matter."""
         check_exporters(list(kinds))
         with tempfile.TemporaryDirectory(prefix="rowhaul-graph-") as folder:
-            files = {kind: Path(folder) / DENSE_FILES[kind] for kind in kinds}
+            files = {kind: Path(folder) / DENSE_FILES[kind] for kind in graph_kinds(model, kinds)}
             for kind, path in files.items():
                 export_dense(model, kind, path)
             return cls(files, [name for name, _ in model.named_parameters()])
@@ -108,4 +109,15 @@ class _Program:
         torch.export.save(self._program, path)
 
 
-_GRAPHS: dict[str, Callable[[Path], _Graph]] = {"onnx": _OnnxGraph, "pt2": _Program}
+class _Weights:
+    def __init__(self, path: Path) -> None:
+        self._names = set(load_file(path))
+
+    def names(self) -> set[str]:
+        return self._names
+
+    def write(self, weights: Mapping[str, Tensor], path: Path) -> None:
+        save_file({name: weights[name].contiguous() for name in sorted(self._names)}, path)
+
+
+_GRAPHS: dict[str, Callable[[Path], _Graph]] = {"onnx": _OnnxGraph, "pt2": _Program, "dots": _Weights}

@@ -11,9 +11,13 @@ import numpy.typing as npt
 
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.serve.folder import ServedFolder
+from rowhaul.serve.requests import Samples
+from rowhaul.serve.rows import MappedRows
+from rowhaul.serve.shared_dots import SharedDots
 
 Floats = npt.NDArray[Any]
-BACKENDS = ("auto", "onnx", "pt2")
+Int64s = npt.NDArray[np.int64]
+BACKENDS = ("auto", "dots", "onnx", "pt2")  # the quickest first
 
 
 class DenseGraph(Protocol):
@@ -21,17 +25,18 @@ class DenseGraph(Protocol):
 
     kind: str
 
-    def __call__(self, pooled: Floats, numbers: Floats) -> Floats:
-        """Return a logit for each sample, given samples x vectors and samples x numbers."""
+    def logits(self, rows: MappedRows, samples: Samples) -> tuple[Floats, Int64s]:
+        """Return a logit for each sample, and how many ids of each feature have no row."""
 
 
 def open_dense(folder: ServedFolder, backend: str = "auto", threads: int = 1) -> DenseGraph:
-    """Open a graph of a folder; ``auto``: ONNX where it is there and ONNX Runtime is installed."""
+    """Open a graph of a folder; ``auto``: the first of `BACKENDS` that is there and can be run."""
     if backend not in BACKENDS:
         raise ConfigError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     kinds = folder.dense_kinds
     if backend == "auto":
-        backend = "onnx" if "onnx" in kinds and (has_onnxruntime() or "pt2" not in kinds) else "pt2"
+        can_run = [one for one in BACKENDS[1:] if one != "onnx" or has_onnxruntime()]
+        backend = next((one for one in (*can_run, *BACKENDS[1:]) if one in kinds), kinds[0])
     if backend not in kinds:
         raise CheckpointError(
             f"{folder.path} has no {backend} graph, only {', '.join(kinds)}; export with --dense {backend}"
@@ -41,7 +46,9 @@ def open_dense(folder: ServedFolder, backend: str = "auto", threads: int = 1) ->
 
 def open_graph(path: Path, kind: str, has_numbers: bool, threads: int = 1) -> DenseGraph:
     """Open a file of a graph."""
-    return OnnxGraph(path, has_numbers, threads) if kind == "onnx" else TorchGraph(path, has_numbers)
+    if kind == "onnx":
+        return OnnxGraph(path, has_numbers, threads)
+    return SharedDots(path, has_numbers) if kind == "dots" else TorchGraph(path, has_numbers)
 
 
 def has_onnxruntime() -> bool:
@@ -49,7 +56,23 @@ def has_onnxruntime() -> bool:
     return find_spec("onnxruntime") is not None
 
 
-class OnnxGraph:
+class _WholeGraph:
+    """A graph from pooled vectors and numbers to logits."""
+
+    def __call__(self, pooled: Floats, numbers: Floats) -> Floats:
+        """Return a logit for each sample, given samples x vectors and samples x numbers."""
+        raise NotImplementedError
+
+    def logits(self, rows: MappedRows, samples: Samples) -> tuple[Floats, Int64s]:
+        """Return a logit for each sample, and how many ids of each feature have no row."""
+        pooled, num_unknown = rows.pool(samples.bags)
+        numbers = samples.numbers.astype(pooled.dtype, copy=False)
+        if len(numbers) != len(pooled):
+            numbers = np.repeat(numbers, len(pooled), axis=0)
+        return self(pooled, numbers), num_unknown
+
+
+class OnnxGraph(_WholeGraph):
     """A graph run by ONNX Runtime."""
 
     kind = "onnx"
@@ -73,7 +96,7 @@ class OnnxGraph:
         return logits
 
 
-class TorchGraph:
+class TorchGraph(_WholeGraph):
     """A graph run by PyTorch."""
 
     kind = "pt2"

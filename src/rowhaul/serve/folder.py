@@ -8,6 +8,7 @@
       schema.yaml               the columns of a request
       base-000001000/rows.bin   all rows, see `rowhaul.serve.row_file`
       base-000001000/dense.onnx and, if asked for, dense.pt2: pooled vectors and numbers to logits
+      base-000001000/dots.safetensors: of a DLRM, its weights for `rowhaul.serve.shared_dots`
 
 The base has a folder of its own, so that another one can appear beside it, and published changes after it
 (`rowhaul.serve.deltas`); ``served.json`` names those in use.
@@ -30,7 +31,7 @@ from rowhaul.serve.rows import ServedFeature
 
 MANIFEST_FILE = "served.json"
 FORMAT, VERSION = "rowhaul-served", 1
-DENSE_FILES = {"onnx": "dense.onnx", "pt2": "dense.pt2"}
+DENSE_FILES = {"onnx": "dense.onnx", "pt2": "dense.pt2", "dots": "dots.safetensors"}
 ROWS_FILE = "rows.bin"
 _ENTRIES = {"features", "width", "precision", "step", "key_kinds", "schema", "rows", "dense"}
 _INSTEAD = "export again"

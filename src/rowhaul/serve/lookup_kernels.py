@@ -155,11 +155,15 @@ def _add_chunks(target, record, table, base, dtype, size):
 
 @kernel
 def pool_whole(
-    base, tables, feature_tables, columns, first_bags, lows, unknown, ids, offsets, found, out, num_samples
+    base, tables, feature_tables, targets, first_bags, lows, unknown, ids, offsets, found, out, num_samples
 ):
-    """Fill ``out[i, columns[f]:columns[f] + dim]`` with the pooled rows of each bag; values as they are."""
+    """Write the pooled rows of each bag, values as they are; feature ``f`` begins at address ``targets[f]``.
+
+    From one sample to the next it is a row of ``out``. A bag that samples share is copied for
+    ``num_samples``; 1: it is not.
+    """
     zero, one = out.dtype.type(0), out.dtype.type(1)
-    size, out_address = size_of(zero), data_address(out)
+    size = size_of(zero)
     sample_bytes = out.shape[1] * size
     for feature in range(len(feature_tables)):
         table = tables[feature_tables[feature]]
@@ -170,7 +174,7 @@ def pool_whole(
         for sample in range(num_bags):
             bag = first_bags[feature] + sample
             begin, end = offsets[bag], offsets[bag + 1]
-            target = out_address + sample * sample_bytes + columns[feature] * size
+            target = targets[feature] + sample * sample_bytes
             if begin == end or table[_NUM_CHUNKS]:
                 clear_row(target, dim, zero)
             for i in range(begin, end):
@@ -190,17 +194,16 @@ def pool_whole(
                 else:
                     add_row(target, row, dim, one)
         for sample in range(num_bags, num_samples):
-            first = out_address + columns[feature] * size
-            copy_row(first + sample * sample_bytes, first, dim * size)
+            copy_row(targets[feature] + sample * sample_bytes, targets[feature], dim * size)
 
 
 @kernel
 def pool_packed(
-    base, tables, feature_tables, columns, first_bags, lows, unknown, ids, offsets, found, out, num_samples,
+    base, tables, feature_tables, targets, first_bags, lows, unknown, ids, offsets, found, out, num_samples,
     like,
 ):  # fmt: skip
     """`pool_whole` of rows in few bits; the type of ``like`` says in which: see `rowhaul._packed_vectors`."""
-    zero, one, out_address = float32(0), float32(1), data_address(out)
+    zero, one = float32(0), float32(1)
     sample_bytes = 4 * out.shape[1]
     for feature in range(len(feature_tables)):
         table = tables[feature_tables[feature]]
@@ -211,7 +214,7 @@ def pool_packed(
         for sample in range(num_bags):
             bag = first_bags[feature] + sample
             begin, end = offsets[bag], offsets[bag + 1]
-            target = out_address + sample * sample_bytes + 4 * columns[feature]
+            target = targets[feature] + sample * sample_bytes
             if begin == end:
                 clear_row(target, dim, zero)
             for i in range(begin, end):
@@ -230,8 +233,7 @@ def pool_packed(
                 else:
                     add_packed(target, row, dim, one, like)
         for sample in range(num_bags, num_samples):
-            first = out_address + 4 * columns[feature]
-            copy_row(first + sample * sample_bytes, first, 4 * dim)
+            copy_row(targets[feature] + sample * sample_bytes, targets[feature], 4 * dim)
 
 
 # Writing a file.

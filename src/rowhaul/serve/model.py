@@ -59,11 +59,10 @@ class ServedModel:
 
     def logits(self, samples: Samples) -> tuple[npt.NDArray[Any], int]:
         """Return a logit for each sample (and label, of several), and how many ids have no row."""
-        pooled, num_unknown = self.rows.pool(samples.bags)
         if not len(samples):
-            num_tasks = len(self.folder.schema.labels)
+            pooled, num_tasks = self.rows.pool(samples.bags)[0], len(self.folder.schema.labels)
             return pooled[:, :num_tasks] if num_tasks > 1 else pooled[:, 0], 0
-        logits = self.dense(pooled, samples.numbers.astype(pooled.dtype, copy=False))
+        logits, num_unknown = self.dense.logits(self.rows, samples)
         return logits, int(num_unknown.sum())
 
     def after(self, delta: Delta) -> ServedModel:
@@ -79,6 +78,8 @@ class ServedModel:
                 "model before it stays in use"
             )
         kind = self.dense.kind
+        if kind == "dots" and kind not in delta.dense:
+            kind = next(iter(delta.dense), kind)  # a trainer that does not write them
         if kind not in delta.dense:
             raise CheckpointError(
                 f"{self.folder.path / delta.name.folder} has no {kind} graph, only "

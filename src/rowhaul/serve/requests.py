@@ -9,17 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from rowhaul._id_kinds import HEX, INTEGER, TEXT, UNRECORDED
-from rowhaul.data.columns import Ids, decode_ids, dense_numbers, id_kind, is_number, offsets_of, transformed
+from rowhaul.data.columns import Ids, decode_ids, dense_numbers, id_kind, is_number
 from rowhaul.data.keys import hash_string
 from rowhaul.data.schema import Schema
 from rowhaul.errors import DataError
+from rowhaul.serve.request_kernels import fill_numbers, join_ids
 from rowhaul.serve.rows import IdBags
 
 Shared = Mapping[str, Any]
@@ -40,6 +41,10 @@ _TAKEN: dict[str | None, tuple[str, ...]] = {
     TEXT: (TEXT,),
     HEX: (TEXT, INTEGER),
 }
+# Types whose values can be used where they lie, and what `request_kernels` needs to know of them.
+_IDS = {pa.int64().id: 0}
+_FLOATS = {pa.float32().id: 4, pa.float64().id: 8}
+_ABSENT = object()
 _LARGEST = 1e38  # of numbers that are certainly finite as float32
 _HEX = re.compile(r"[0-9a-fA-F]{1,16}")
 
@@ -57,10 +62,10 @@ class Samples:
     """What to score."""
 
     bags: IdBags
-    numbers: npt.NDArray[np.float32]  # samples x dense columns
+    numbers: npt.NDArray[np.float32]  # samples x dense columns; one row where all samples share them
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return self.bags.num_samples
 
 
 class RequestReader:
@@ -68,45 +73,26 @@ class RequestReader:
 
     def __init__(self, schema: Schema, key_kinds: Mapping[str, str]) -> None:
         self._schema, self._kinds = schema, key_kinds
+        self._are_logs = np.array([column.transform == "log1p" for column in schema.dense], np.bool_)
 
     def read(self, shared: Shared, candidates: Candidates) -> Samples:
         """Return the samples of a request."""
-        columns = _Columns(shared, candidates)
-        parts = [self._ids(columns, name) for name in self._schema.features]
-        lengths = [
-            np.ones(len(one.values), np.int64) if one.offsets is None else np.diff(one.offsets)
-            for one in parts
-        ]
-        bags = IdBags(
-            np.concatenate([one.values for one in parts]),
-            offsets_of(np.concatenate(lengths)),
-            offsets_of(np.array(list(map(len, lengths)))),
-            len(columns),
-        )
-        numbers = np.empty((len(columns), len(self._schema.dense)), np.float32)
-        for position, wanted in enumerate(self._schema.dense):
-            single = columns.shared.get(wanted.name)
-            if type(single) is float and abs(single) < _LARGEST and wanted.name not in columns.first:
-                numbers[:, position] = transformed(np.array([single], np.float32), wanted)
-                continue
-            column = columns.array(wanted.name)
-            if not is_number(column.type):
-                raise columns.error(wanted.name, 0, f"a number is needed, got {_shown(column)}")
-            found, finite = dense_numbers(column)
-            if not finite.all():
-                place = int(np.argmin(finite))
-                given = column[place].as_py()
-                raise columns.error(
-                    wanted.name, place, f"{given} is no finite float32; give null for a missing number"
-                )
-            numbers[:, position] = transformed(found, wanted)
-        return Samples(bags, numbers)
+        columns, wanted = _Columns(shared, candidates), self._schema
+        singles = _Singles(len(wanted.features) + len(wanted.dense))
+        parts = [self._ids(columns, singles, name) for name in wanted.features]
+        return Samples(_joined(parts, len(columns)), self._numbers(columns, singles))
 
-    def _ids(self, columns: _Columns, name: str) -> Ids:
+    def _ids(self, columns: _Columns, singles: _Singles, name: str) -> _Part:
         trained = self._kinds.get(name)
-        if (single := _single_id(columns, name, trained)) is not None:
-            return single
+        value = columns.shared.get(name, _ABSENT)
+        if value is not _ABSENT and name not in columns.first:
+            if value is None:
+                return singles.none()
+            if (key := _plain_key(value, trained)) is not None:
+                return singles.key(key)
         column = columns.array(name)
+        if (plain := _plain(column, _IDS)) is not None and INTEGER in _TAKEN.get(trained, _ANY):
+            return plain
         kind = id_kind(column.type)
         if kind == "":
             needed = _NEEDED.get(trained or "", "an integer or a string")
@@ -119,7 +105,112 @@ class RequestReader:
             )
         if trained == HEX and kind == TEXT:
             column = _unhexed(columns, name, column)
-        return decode_ids(column)
+        return _decoded(decode_ids(column))
+
+    def _numbers(self, columns: _Columns, singles: _Singles) -> npt.NDArray[np.float32]:
+        names = [one.name for one in self._schema.dense]
+        are_shared = all(name in columns.shared for name in names)
+        numbers = np.empty((1 if are_shared else len(columns), len(names)), np.float32)
+        parts = [self._number(columns, singles, name) for name in names]
+        if numbers.size:
+            wrong = fill_numbers(_table(parts), self._are_logs, numbers)
+            if wrong >= 0:
+                _checked_numbers(columns, names[wrong], columns.array(names[wrong]))
+        return numbers
+
+    def _number(self, columns: _Columns, singles: _Singles, name: str) -> _Part:
+        value = columns.shared.get(name, _ABSENT)
+        is_plain = value is None or (type(value) is float and abs(value) < _LARGEST)
+        if is_plain and name not in columns.first:
+            return singles.number(value or 0.0)
+        column = columns.array(name)
+        if (plain := _plain(column, _FLOATS)) is not None:
+            return plain
+        return _values(_checked_numbers(columns, name, column), 4)
+
+
+class _Part(NamedTuple):
+    """A column where it lies in memory."""
+
+    fields: tuple[int, int, int, int, int]  # see `rowhaul.serve.request_kernels`
+    num_values: int
+    owner: Any  # of the memory
+
+
+class _Singles:
+    """Shared values, side by side: an array for each would take longer than all else that is done with it."""
+
+    def __init__(self, count: int) -> None:
+        self._keys = np.zeros(count + 1, np.int64)  # the last one is a zero, and no bit of it says valid
+        self._numbers, self._next = self._keys.view(np.float64), 0
+        self._address = self._keys.ctypes.data
+        self._zero = self._address + 8 * count
+
+    def none(self) -> _Part:
+        return _Part((self._zero, self._zero, 0, 0, 1), 1, self._keys)
+
+    def key(self, key: int) -> _Part:
+        self._keys[self._next] = key
+        return self._part(0)
+
+    def number(self, value: float) -> _Part:
+        self._numbers[self._next] = value
+        return self._part(8)
+
+    def _part(self, kind: int) -> _Part:
+        self._next += 1
+        return _Part((self._address + 8 * (self._next - 1), 0, 0, kind, 1), 1, self._keys)
+
+
+def _plain(column: pa.Array, kinds: Mapping[int, int]) -> _Part | None:
+    """Return a column whose values need not be decoded; None: its type is not one of those."""
+    if column.type.id not in kinds:
+        return None
+    bits, values = column.buffers()
+    if values is None:
+        return None
+    first, count = column.offset, len(column)
+    size = 4 if kinds[column.type.id] == 4 else 8
+    bits_at = bits.address if column.null_count else 0
+    return _Part((values.address + size * first, bits_at, first, kinds[column.type.id], count), count, column)
+
+
+def _values(values: npt.NDArray[Any], kind: int = 0) -> _Part:
+    """Return a column of values, none of them null."""
+    return _Part((values.ctypes.data, 0, 0, kind, len(values)), len(values), values)
+
+
+def _decoded(ids: Ids) -> _Part:
+    values, offsets = np.ascontiguousarray(ids.values), ids.offsets
+    if offsets is None:
+        return _values(values)
+    fields = (values.ctypes.data, 0, 0, offsets.ctypes.data, len(offsets) - 1)
+    return _Part(fields, len(values), (values, offsets))
+
+
+def _table(parts: Sequence[_Part]) -> npt.NDArray[np.int64]:
+    return np.array([one.fields for one in parts], np.int64)
+
+
+def _joined(parts: Sequence[_Part], num_samples: int) -> IdBags:
+    """Put the ids of all features together."""
+    num_bags = sum(one.fields[-1] for one in parts)
+    ids = np.empty(sum(one.num_values for one in parts), np.int64)
+    offsets, first_bags = np.empty(num_bags + 1, np.int64), np.empty(len(parts) + 1, np.int64)
+    num_ids = join_ids(_table(parts), ids, offsets, first_bags)
+    return IdBags(ids[:num_ids], offsets, first_bags, num_samples)
+
+
+def _checked_numbers(columns: _Columns, name: str, column: pa.Array) -> npt.NDArray[np.float32]:
+    """Return the numbers of a column, or say which of them is none."""
+    if not is_number(column.type):
+        raise columns.error(name, 0, f"a number is needed, got {_shown(column)}")
+    found, finite = dense_numbers(column)
+    if not finite.all():
+        place = int(np.argmin(finite))
+        given = column[place].as_py()
+        raise columns.error(name, place, f"{given} is no finite float32; give null for a missing number")
+    return np.ascontiguousarray(found)
 
 
 class _Columns:
@@ -214,15 +305,12 @@ class _Columns:
             raise self.error(name, place, reason) from None
 
 
-def _single_id(columns: _Columns, name: str, trained: str | None) -> Ids | None:
-    """Return the id of a shared feature where it is plainly right; None: Arrow has to look at it."""
-    value = columns.shared.get(name)
-    if name in columns.first:
-        return None
+def _plain_key(value: Any, trained: str | None) -> int | None:
+    """Return the key of an id that is plainly right; None: Arrow has to look at it."""
     if type(value) is int and INTEGER in _TAKEN.get(trained, _ANY) and -(2**63) <= value < 2**63:
-        return Ids(np.array([value], np.int64), None)
+        return value
     if type(value) is str and value.isascii() and trained in (TEXT, None):
-        return Ids(np.array([hash_string(value)], np.int64), None)
+        return int(hash_string(value))
     return None
 
 

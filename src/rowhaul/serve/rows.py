@@ -43,6 +43,15 @@ class IdBags:
     num_samples: int
 
 
+class PooledApart(NamedTuple):
+    """Pooled vectors of some samples, features in the order of their columns."""
+
+    own: Floats  # samples x columns of the features that samples have for themselves
+    shared: Floats  # columns of the others
+    is_shared: tuple[bool, ...]  # which features those are
+    num_unknown: Int64s  # ids without a row, by feature
+
+
 class MappedRows:
     """The rows of some features in a mapped file; any number of threads may read.
 
@@ -73,6 +82,8 @@ class MappedRows:
         self.dtype = np.dtype("float64" if self.value_type == "float64" else "float32")
         self._tables = np.array([file.tables[one.table] for one in features], np.int64)
         self._columns = np.array([one.column for one in features], np.int64)
+        self._in_order = np.argsort(self._columns).tolist()
+        self._dims = file.entries[self._tables, FIELD["dim"]].tolist()
         entries = file.entries
         self._ranges = np.ascontiguousarray(entries[:, [FIELD["initial_low"], FIELD["initial_step"]]]).view(
             np.float64
@@ -90,9 +101,35 @@ class MappedRows:
 
     def pool(self, bags: IdBags) -> tuple[Floats, Int64s]:
         """Return pooled vectors, samples x width, and how many ids of each feature have no row."""
-        num_features = len(self.features)
-        found, num_unknown = np.empty(len(bags.ids), np.int64), np.empty(num_features, np.int64)
         out = np.empty((bags.num_samples, self.width), self.dtype)
+        targets = out.ctypes.data + self._columns * self.dtype.itemsize
+        return out, self._pool(bags, targets, out, bags.num_samples)
+
+    def pool_apart(self, bags: IdBags, first: int = 0, first_shared: int = 0) -> PooledApart:
+        """Return pooled vectors; those that all samples share once.
+
+        Args:
+            bags: the ids.
+            first: columns to leave free before a sample's own vectors.
+            first_shared: columns to leave free before the shared ones. A single sample shares none.
+        """
+        is_shared = (np.diff(bags.first_bags) == 1) & (bags.num_samples != 1)
+        width, width_shared = first, first_shared
+        places = np.empty(len(self.features), np.int64)
+        for feature in self._in_order:
+            dim = self._dims[feature]
+            if is_shared[feature]:
+                places[feature], width_shared = width_shared, width_shared + dim
+            else:
+                places[feature], width = width, width + dim
+        own = np.empty((bags.num_samples, width), self.dtype)
+        shared = np.empty(width_shared, self.dtype)
+        starts = np.where(is_shared, shared.ctypes.data, own.ctypes.data)
+        num_unknown = self._pool(bags, starts + places * self.dtype.itemsize, own, 1)
+        return PooledApart(own, shared, tuple(is_shared[self._in_order].tolist()), num_unknown)
+
+    def _pool(self, bags: IdBags, targets: Int64s, out: Floats, num_copies: int) -> Int64s:
+        found, num_unknown = np.empty(len(bags.ids), np.int64), np.empty(len(self.features), np.int64)
         starts = bags.offsets[bags.first_bags]
         base, entries = self.file.address, self.file.entries
         locate_rows(base, entries, self._tables, starts, bags.ids, found, num_unknown)
@@ -101,13 +138,13 @@ class MappedRows:
         if num_unknown.any():
             self._refuse(bags.ids, starts, found, num_unknown)
         if bags.num_samples:
-            where = base, entries, self._tables, self._columns, bags.first_bags, self._ranges, self._unknown
-            given = bags.ids, bags.offsets, found, out, bags.num_samples
+            where = base, entries, self._tables, targets, bags.first_bags, self._ranges, self._unknown
+            given = bags.ids, bags.offsets, found, out, num_copies
             if self.value_type in ("float32", "float64"):
                 pool_whole(*where, *given)
             else:
                 pool_packed(*where, *given, RowPacking(self.value_type, 2, 0).like)
-        return out, num_unknown
+        return num_unknown
 
     def _refuse(self, ids: Int64s, starts: Int64s, found: Int64s, num_unknown: Int64s) -> None:
         """Raise an error where an id without a row is one."""

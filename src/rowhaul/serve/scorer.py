@@ -16,7 +16,7 @@ from rowhaul.serve.dense import DenseGraph
 from rowhaul.serve.folder import ServedFolder, published_in, read_served
 from rowhaul.serve.model import ServedModel
 from rowhaul.serve.requests import Candidates, Samples, Shared
-from rowhaul.serve.rows import IdBags, MappedRows
+from rowhaul.serve.rows import MappedRows
 
 Floats = npt.NDArray[Any]
 _log = logging.getLogger(__name__)
@@ -48,7 +48,8 @@ class Scorer:
 
     Args:
         path: the folder.
-        backend: ``onnx``, ``pt2``, or ``auto`` for what is there and installed.
+        backend: ``dots`` (kernels for a DLRM), ``onnx``, ``pt2``, or ``auto`` for the first of these that is
+            there and installed.
         on_unknown: what ids never trained read (``init``, ``default``, ``error`` or ``tail``) instead of what
             the run was configured with.
         threads: that one request may use for the dense part, by ONNX Runtime.
@@ -187,11 +188,8 @@ class Scorer:
 
     def warm_up(self) -> None:
         """Compile what scoring needs, so that the first request does not wait for it."""
-        num_features = len(self.rows.features)
-        bags = IdBags(
-            np.empty(0, np.int64), np.zeros(num_features + 1, np.int64), np.arange(num_features + 1), 1
-        )
-        self.logits(Samples(bags, np.zeros((1, len(self.folder.schema.dense)), np.float32)))
+        names = self.folder.schema.column_names(with_label=False)
+        self.score(dict.fromkeys(names), [{}])
 
     def logits(self, samples: Samples) -> tuple[Floats, int]:
         """Return a logit for each sample, and how many ids have no row."""

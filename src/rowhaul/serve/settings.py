@@ -21,7 +21,7 @@ class ServeSettings:
         port: 0 takes a free one.
         workers: processes; they share the memory of the rows.
         threads: that score in each process; 0: as many as processors, divided by the processes.
-        backend: of the dense part: auto, onnx or pt2.
+        backend: of the dense part: auto, dots, onnx or pt2.
         on_unknown: what ids never trained read, where that is not what the run says.
         max_candidates: of a request.
         max_body_bytes: of a request.

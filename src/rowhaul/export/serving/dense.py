@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rowhaul.errors import ConfigError
 from rowhaul.nn.layers import PairwiseDots
 from rowhaul.nn.models import RecommendationModel
+from rowhaul.nn.models.dlrm import DLRM
 
 
 class DensePart(nn.Module):
@@ -42,8 +44,17 @@ def check_exporters(kinds: list[str]) -> None:
         raise ConfigError("--dense onnx needs ONNX: pip install 'rowhaul[onnx]'; --dense pt2 does without")
 
 
+def graph_kinds(model: RecommendationModel, kinds: Sequence[str]) -> list[str]:
+    """Return what to write where some kinds are asked for: of a DLRM also what the server's kernels read."""
+    has_kernels = type(model) is DLRM and model.out.weight.dtype == torch.float32
+    return [*kinds, *(["dots"] if has_kernels else [])]
+
+
 def export_dense(model: RecommendationModel, kind: str, path: Path) -> None:
     """Write the part of a model without rows; any number of samples can be given to it."""
+    if kind == "dots":
+        save_file({name: one.detach().contiguous() for name, one in model.named_parameters()}, path)
+        return
     dtype = next(model.parameters()).dtype
     given = [torch.zeros(2, sum(model.widths), dtype=dtype)]
     if model.num_dense:

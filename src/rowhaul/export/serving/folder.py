@@ -18,7 +18,7 @@ from rowhaul.data.schema import SCHEMA_FILE
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.export.manifest import README_FILE
 from rowhaul.export.serving.comparison import Comparison, compare
-from rowhaul.export.serving.dense import check_exporters, export_dense
+from rowhaul.export.serving.dense import check_exporters, export_dense, graph_kinds
 from rowhaul.export.serving.readme import readme
 from rowhaul.export.serving.row_file import UnknownIds, write_rows
 from rowhaul.serve.files import ServedFile
@@ -65,6 +65,7 @@ def export_served(
     check_new_folder(path, "the export")
     trainer = load_trained(reader.path)
     check_servable(trainer)
+    kinds = graph_kinds(trainer.model, kinds)
     tables = [config.name for config in trainer.collection.table_configs()]
     count = Counter(sum(reader.tables[name].num_rows for name in tables), progress)
     path.parent.mkdir(parents=True, exist_ok=True)

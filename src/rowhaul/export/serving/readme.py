@@ -27,7 +27,7 @@ def readme(manifest: dict[str, Any], schema: Schema) -> str:
         "| `schema.yaml` | the columns of a request |",
         f"| `{manifest['rows']['file']}` | all rows, in one file to be mapped into memory |",
         *(
-            f"| `{one['file']}` | {_GRAPHS[kind]}: {inputs} to `logits` |"
+            f"| `{one['file']}` | {_GRAPHS[kind].format(inputs=inputs)} |"
             for kind, one in manifest["dense"].items()
         ),
         "",
@@ -70,7 +70,11 @@ def _compared(about: dict[str, Any]) -> list[str]:
     ]
 
 
-_GRAPHS = {"onnx": "the rest of the model as ONNX", "pt2": "the rest of the model for `torch.export.load`"}
+_GRAPHS = {
+    "onnx": "the rest of the model as ONNX: {inputs} to `logits`",
+    "pt2": "the rest of the model for `torch.export.load`: {inputs} to `logits`",
+    "dots": "its weights, with which `rowhaul serve` computes once what all candidates share",
+}
 
 
 def _transforms(schema: Schema) -> list[str]:
