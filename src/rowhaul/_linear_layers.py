@@ -49,12 +49,8 @@ def _step(
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         a, stride, weights, inputs, bias, lowest, out = arguments
-        fma, maximum = (
-            cgutils.get_or_insert_function(
-                builder.module, ir.FunctionType(_COLUMNS, [_COLUMNS] * count), f"llvm.{name}.v{COLUMNS}f32"
-            )
-            for name, count in (("fma", 3), ("maximum", 2))
-        )
+        kind = ir.FunctionType(_COLUMNS, [_COLUMNS] * 3)
+        fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{COLUMNS}f32")
 
         def load(address: Any, kind: Any) -> Any:
             return builder.load(builder.inttoptr(address, kind.as_pointer()), align=_BYTES)
@@ -93,7 +89,9 @@ def _step(
             add_products(values, 0, after(weights, number, COLUMNS * _BYTES))
         least = everywhere(single(lowest), 0)
         for total, target in zip(sums, targets, strict=True):
-            result = builder.call(maximum, [builder.load(total), least])
+            found = builder.load(total)
+            # A comparison, since older LLVMs have no maximum for x86; what is not a number stays so.
+            result = builder.select(builder.fcmp_ordered("<", found, least), least, found)
             builder.store(result, builder.inttoptr(target, _COLUMNS.as_pointer()), align=_BYTES)
         return context.get_dummy_value()
 
