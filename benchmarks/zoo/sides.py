@@ -34,12 +34,14 @@ def our_tables(configs: Sequence[Any], seed: int) -> nn.Module:
 class Side:
     """One way to train: a model, what steps it, and the processor time that it took."""
 
-    def __init__(self, name: str, schema: Schema, make: Callable[..., nn.Module], seed: int) -> None:
+    def __init__(
+        self, name: str, schema: Schema, make: Callable[..., nn.Module], seed: int, dim: int = DIM
+    ) -> None:
         self.model = build_model(
             name,
             tables=schema.tables,
             num_dense=len(schema.dense),
-            embedding_dim=DIM,
+            embedding_dim=dim,
             make_collection=make,
             seed=seed,
             num_tasks=max(1, len(schema.tasks)),
@@ -111,16 +113,19 @@ class Numbers:
         for samples in every:
             for name, ids in zip(samples.features, samples.ids_of_features(), strict=True):
                 found.setdefault(self._table_of[name], []).append(ids)
-        self._keys = {table: np.unique(np.concatenate(parts)) for table, parts in found.items()}
-        self.sizes = {table: len(keys) for table, keys in self._keys.items()}
+        self.keys = {table: np.unique(np.concatenate(parts)) for table, parts in found.items()}
+        self.sizes = {table: len(keys) for table, keys in self.keys.items()}
+
+    def of_features(self, samples: Samples) -> list[npt.NDArray[np.int64]]:
+        """Row numbers of the ids of each feature."""
+        return [
+            np.searchsorted(self.keys[self._table_of[name]], ids)
+            for name, ids in zip(samples.features, samples.ids_of_features(), strict=True)
+        ]
 
     def batch(self, samples: Samples) -> Batch:
         """Make a batch of row numbers."""
-        values = [
-            np.searchsorted(self._keys[self._table_of[name]], ids)
-            for name, ids in zip(samples.features, samples.ids_of_features(), strict=True)
-        ]
-        return Batch.from_samples(replace(samples, values=np.concatenate(values)))
+        return Batch.from_samples(replace(samples, values=np.concatenate(self.of_features(samples))))
 
 
 @dataclass(frozen=True)
