@@ -20,7 +20,7 @@ SCHEMA = Schema.from_dict(
             {"name": "item", "table": "items"},
             {"name": "history", "table": "items", "max_length": 3},
             {"name": "others", "table": "items", "negatives_of": "item", "count": 2},
-            {"name": "past_others", "table": "items", "negatives_of": "history"},
+            {"name": "past_others", "table": "items", "negatives_of": "history", "draw": "frequent"},
         ],
     }
 )
@@ -106,8 +106,20 @@ def test_a_sample_gets_its_own_id_only_if_the_batch_has_no_other(rows):
     for (item, history), others in zip(rows, bags(drawn, "others"), strict=True):
         free = {other for other, _ in rows} - {item, *history}
         assert set(others) <= {other for other, _ in rows}
-        if 4 * len([other for other, _ in rows if other in free]) >= 3 * count:  # 16 tries do not all fail
+        if 4 * len(free) >= 3 * len({other for other, _ in rows}):  # 16 tries do not all fail
             assert set(others) <= free
+
+
+@pytest.mark.parametrize(("draw", "share"), [("even", 1 / 4), ("frequent", 0.7)])
+def test_negatives_are_drawn_evenly_or_as_often_as_ids_occur(draw, share):
+    items = np.repeat([0, 1, 2, 3, 4], [700, 100, 100, 99, 1])
+    ids = [{"name": "item", "table": "items"}]
+    ids += [{"name": "n", "table": "items", "negatives_of": "item", "count": 50, "draw": draw}]
+    dense = np.zeros((len(items), 0), np.float32)
+    plain = Samples(("item",), items, np.ones((1, len(items)), np.int32), dense, None, np.arange(len(items)))
+    drawn = bags(draw_negatives(plain, Schema.from_dict({"ids": ids}), 3), "n")
+    rest = np.concatenate(drawn[-100:-1])  # of samples with id 3, which the others are drawn against
+    assert np.mean(rest == 0) == pytest.approx(share / (1 - (0.099 if draw == "frequent" else 0)), rel=0.06)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +128,11 @@ def test_a_sample_gets_its_own_id_only_if_the_batch_has_no_other(rows):
         ({"name": "n", "negatives_of": "item"}, "reads the same table"),
         ({"name": "n", "table": "items", "negatives_of": "typo"}, "name an id column that is in the files"),
         ({"name": "n", "count": 2}, "say `negatives_of`"),
+        ({"name": "n", "draw": "frequent"}, "draw is for negatives; say `negatives_of`"),
+        (
+            {"name": "n", "table": "items", "negatives_of": "item", "draw": "often"},
+            "known are even, frequent",
+        ),
         ({"name": "n", "max_length": 0}, "max_length must be at least 1"),
         ({"name": "n", "max_length": "5"}, "`max_length` must be int"),
     ],

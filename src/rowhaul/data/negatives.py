@@ -2,8 +2,9 @@
 
 Both happen before anything is planned, on the whole batch, so that every rank sees the same ids. A negative
 is a function of the seed, the sample's place in the stream and the ids of the global batch, not of who trains
-the sample. It is one of the ids that other samples of the batch have (so popular ids are drawn more often),
-and none that the sample itself has, as its target or in a history.
+the sample. It is one of the ids that other samples of the batch have, and none that the sample itself has, as
+its target or in a history. By default each distinct id is as likely as any other: drawn as often as they
+occur, popular ids would be negatives as often as targets, and no model could learn that they are popular.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ def draw_negatives(samples: Samples, schema: Schema, seed: int) -> Samples:
     lengths = dict(zip(samples.features, samples.lengths, strict=True))
     for number, column in enumerate(schema.negatives):
         pool = by_name[column.negatives_of]
+        if column.draw == "even":
+            pool = np.unique(pool)
         each = lengths[column.negatives_of] * column.count
         owner = np.repeat(np.arange(len(samples)), each)
         place = np.arange(len(owner)) - np.repeat(np.cumsum(each) - each, each)

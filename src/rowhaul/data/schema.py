@@ -49,6 +49,7 @@ SCHEMA_FILE = "schema.yaml"
 TRANSFORMS = ("none", "log1p")
 TIME_UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}  # in a second
 ID_TYPES = ("auto", "string", "integer", "hex")
+DRAWS = ("even", "frequent")
 LABEL_KINDS = ("binary", "number")
 
 
@@ -93,7 +94,8 @@ class IdColumn:
 
     ``max_length`` makes the column a history: a list in order, oldest first, of which the last ``max_length``
     ids are read. A column with ``negatives_of`` is in no file: for every id of that feature the reader draws
-    ``count`` ids which the sample does not have, see `rowhaul.data.negatives`.
+    ``count`` ids which the sample does not have, see `rowhaul.data.negatives`. ``draw`` says how likely each
+    is: ``even``, as any other, or ``frequent``, as often as the batch has it.
     """
 
     name: str
@@ -103,14 +105,19 @@ class IdColumn:
     max_length: int | None = None
     negatives_of: str = ""
     count: int = 1
+    draw: str = "even"
 
     def __post_init__(self) -> None:
         _check_choice("type", self.type, ID_TYPES, self.name)
+        _check_choice("draw", self.draw, DRAWS, self.name)
         for entry, given in (("max_length", self.max_length), ("count", self.count)):
             if given is not None and given < 1:
                 raise DataError(f"column {self.name!r}: {entry} must be at least 1, got {given}")
-        if self.count != 1 and not self.negatives_of:
-            raise DataError(f"column {self.name!r}: count is for negatives; say `negatives_of` which feature")
+        for entry, is_set in (("count", self.count != 1), ("draw", self.draw != "even")):
+            if is_set and not self.negatives_of:
+                raise DataError(
+                    f"column {self.name!r}: {entry} is for negatives; say `negatives_of` which feature"
+                )
         if not self.table:
             object.__setattr__(self, "table", self.name)
 
@@ -340,6 +347,7 @@ _TYPES: dict[str, tuple[type[Any], ...]] = {
     ),
     "separator": (str, type(None)),
     "negatives_of": (str,),
+    "draw": (str,),
     "max_length": (int, type(None)),
     "count": (int,),
     "header": (bool,),
