@@ -15,7 +15,11 @@ NOT_BENCHMARKS = {
     "serving_peer.py",
 }
 MADE_BY_ITSELF = ".venv-torchrec/installed"  # by a benchmark that is run by itself
-NEEDS = {"torchrec_colocated.py": MADE_BY_ITSELF, "peers.py": MADE_BY_ITSELF}
+NEEDS = {
+    "torchrec_colocated.py": MADE_BY_ITSELF,
+    "peers.py": MADE_BY_ITSELF,
+    "zoo_peers.py": ".venv-recbole/installed",  # made after FuxiCTR's
+}
 ARGUMENTS = {"papers.py": ["--quick"], "memory.py": ["--quick"]}  # whole, they take long
 
 

@@ -48,9 +48,8 @@ from zoo.environments import FUXICTR, RECBOLE, Environment
 from zoo.exchange import PeerProcess, SplitFiles
 from zoo.sides import Numbers, Side
 
-LR, TURN = 0.001, 20  # of Adam, everywhere; batches that one trains before the next does
-ROWS_BY_DEFAULT, ROWS_BY_ADAM = Adagrad(lr=0.05, eps=1e-8), Adam(lr=LR)
-RANKED = 2_000  # test samples for which all movies are ranked
+TURN = 20  # batches that one trains before the next does
+RANKED, EVENTS = 10_000, 20  # test samples for which all movies are ranked; events that SASRec reads
 
 
 def tables(configs: Sequence[EmbeddingConfig], rule: RowOptimizerRule, seed: int) -> nn.Module:
@@ -79,10 +78,11 @@ class Contender(Protocol):
 class Ours:
     """A model of this library."""
 
-    def __init__(self, split: Split, rule: RowOptimizerRule) -> None:
-        self._split, seed = split, split.seed
+    def __init__(self, split: Split, *, by_adam: bool = False) -> None:
+        self._split, seed, size = split, split.seed, split.size
+        rule = Adam(lr=size.lr) if by_adam else Adagrad(lr=0.05, eps=1e-8)
         self._side = Side(
-            split.model, split.schema, lambda configs: tables(configs, rule, seed), seed, split.dim
+            split.model, split.schema, lambda configs: tables(configs, rule, seed), seed, size.dim, size.lr
         )
 
     def train(self, first: int, last: int) -> float:
@@ -113,40 +113,54 @@ class Ours:
 
 
 @dataclass(frozen=True)
+class Size:
+    """What all sides have in common."""
+
+    dim: int  # of rows
+    batch: int
+    lr: float  # of Adam
+
+
+BY_CLICKS, BY_RANKS = Size(16, BATCH_SIZE, 0.001), Size(32, 256, 0.003)
+
+
+@dataclass(frozen=True)
 class Split:
     """What one seed trains on, in which order, and is tested on."""
 
     model: str
     schema: Schema
     seed: int
-    dim: int
+    size: Size
     ranks: bool
     train: list[Samples]
     test: list[Samples]
     numbers: Numbers
 
     @classmethod
-    def read(cls, model: str, folder: Path, seed: int, arguments: Any) -> Split:
+    def read(cls, model: str, folder: Path, seed: int, num_samples: int, **negatives: Any) -> Split:
         """Read MovieLens-1M, prepared, in the order that a seed makes."""
         schema, ranks = Schema.read(folder / "schema.yaml"), model == "sasrec"
         if ranks:
-            schema = next_item(schema)
+            movie, history, others = next_item(schema).ids
+            history, others = replace(history, max_length=EVENTS), replace(others, **negatives)
+            schema = Schema(schema.label, (), (movie, history, others))
+        size = BY_RANKS if ranks else BY_CLICKS
         stream = SampleStream(
             folder,
             schema,
-            BATCH_SIZE,
-            epochs=1 + arguments.samples // 900_000,  # so many are not held out
+            size.batch,
+            epochs=1 + num_samples // 900_000,  # so many are not held out
             shuffle_rows=1 << 20,
             seed=seed,
-            limit=arguments.samples,
+            limit=num_samples,
         )
         train, test = list(stream), list(SampleStream(folder / "test", schema, BATCH_SIZE))
         if ranks:
             train, test = [with_history(one) for one in train], [with_history(one) for one in test]
             step = max(1, sum(map(len, test)) // RANKED)
             test = [one.take(np.arange(0, len(one), step)) for one in test]
-        dim = 32 if ranks else 16
-        return cls(model, schema, seed, dim, ranks, train, test, Numbers(schema, [*train, *test]))
+        return cls(model, schema, seed, size, ranks, train, test, Numbers(schema, [*train, *test]))
 
     def quality(self, scores: npt.NDArray[np.float32]) -> float:
         """AUC, or NDCG@10 of the true movie among all but those in the history."""
@@ -186,7 +200,7 @@ class Library:
         files = SplitFiles(split.schema, split.numbers, [*split.train, *split.test])
         files.write(folder / "train.npz", split.train)
         files.write(folder / "test.npz", split.test)
-        settings = {"model": split.model, "seed": split.seed, "dim": split.dim, "lr": LR}
+        settings = {"model": split.model, "seed": split.seed, "dim": split.size.dim, "lr": split.size.lr}
         return PeerProcess(
             self.environment,
             self.script,
@@ -213,23 +227,29 @@ PEERS = {
 }
 
 
-def contenders(split: Split, folder: Path) -> dict[str, Contender]:
-    """Every side by its name, ours first."""
+OTHER_NEGATIVES: dict[str, dict[str, Any]] = {
+    "Rowhaul, `draw: frequent`": {"draw": "frequent"},
+}
+
+
+def contenders(split: Split, others: dict[str, Split], folder: Path) -> dict[str, Contender]:
+    """Every side by its name, ours first; ``others`` have the same samples with other negatives."""
     ours = {
-        "Rowhaul": Ours(split, ROWS_BY_DEFAULT),
-        "Rowhaul, Adam for rows": Ours(split, ROWS_BY_ADAM),
+        "Rowhaul": Ours(split),
+        "Rowhaul, Adam for rows": Ours(split, by_adam=True),
+        **{name: Ours(one) for name, one in others.items()},
     }
     theirs = {name: one.start(split, folder / name) for name, one in PEERS[split.model].items()}
     return {**ours, **theirs}
 
 
-def measure(split: Split, folder: Path) -> dict[str, tuple[float, float]]:
+def measure(split: Split, others: dict[str, Split], folder: Path) -> dict[str, tuple[float, float]]:
     """Train all by turns; the quality and the samples a processor second of each."""
-    sides = contenders(split, folder)
+    sides = contenders(split, others, folder)
     seconds = dict.fromkeys(sides, 0.0)
     for first in range(0, len(split.train), TURN):
         for name, one in sides.items():
-            spent = one.train(first, first + TURN)
+            spent = one.train(first, min(first + TURN, len(split.train)))
             seconds[name] += spent if first else 0.0  # kernels may have been compiled
     samples = sum(len(one) for one in split.train[TURN:])
     found = {}
@@ -263,7 +283,7 @@ def main() -> None:
     )
     parser.add_argument("--models", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--samples", type=int, default=900_000, help="to train on; 900,000 are an epoch")
+    parser.add_argument("--samples", type=int, default=100_000, help="to train on; 900,000 are an epoch")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print_machine("scikit-learn")
@@ -274,9 +294,14 @@ def main() -> None:
         for model in arguments.models:
             found = []
             for seed in range(arguments.seeds):
-                split = Split.read(model, folder, seed, arguments)
+                given = model, folder, seed, arguments.samples
+                split = Split.read(*given)
+                others = {
+                    name: Split.read(*given, **one) for name, one in OTHER_NEGATIVES.items() if split.ranks
+                }
                 with tempfile.TemporaryDirectory() as peers:
-                    found.append(measure(split, Path(peers)))
+                    found.append(measure(split, others, Path(peers)))
+                console.print(model, seed, found[-1])
             samples = sum(map(len, split.train))
             print_table(
                 f"{model}, {arguments.seeds} seed(s), {samples:,} samples",

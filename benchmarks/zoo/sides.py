@@ -35,7 +35,13 @@ class Side:
     """One way to train: a model, what steps it, and the processor time that it took."""
 
     def __init__(
-        self, name: str, schema: Schema, make: Callable[..., nn.Module], seed: int, dim: int = DIM
+        self,
+        name: str,
+        schema: Schema,
+        make: Callable[..., nn.Module],
+        seed: int,
+        dim: int = DIM,
+        dense_lr: float = DENSE_LR,
     ) -> None:
         self.model = build_model(
             name,
@@ -57,7 +63,7 @@ class Side:
             self.rows = RowOptimizer(self.model)
         of_tables = {id(one) for one in tables.parameters()}
         dense = [one for one in self.model.parameters() if id(one) not in of_tables]
-        self.dense = torch.optim.Adam(dense, lr=DENSE_LR)
+        self.dense = torch.optim.Adam(dense, lr=dense_lr)
         self.seconds, self.samples = 0.0, 0
 
     def train(self, batch: Batch) -> None:
