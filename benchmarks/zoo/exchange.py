@@ -16,7 +16,7 @@ from rowhaul.data.schema import Schema
 from zoo.environments import Environment
 from zoo.sides import Numbers
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).resolve().parent
 
 
 class SplitFiles:
@@ -65,6 +65,7 @@ class PeerProcess:
             stdout=subprocess.PIPE,
             stderr=(folder / "log").open("w"),
             text=True,
+            cwd=folder,  # RecBole writes a folder of logs where it is
         )
 
     def train(self, first: int, last: int) -> float:
