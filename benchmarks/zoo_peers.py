@@ -229,6 +229,7 @@ PEERS = {
 
 OTHER_NEGATIVES: dict[str, dict[str, Any]] = {
     "Rowhaul, `draw: frequent`": {"draw": "frequent"},
+    "Rowhaul, 8 negatives": {"count": 8},
 }
 
 

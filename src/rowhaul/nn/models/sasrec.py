@@ -18,6 +18,8 @@ from rowhaul.nn.losses import Losses, per_sample_loss
 from rowhaul.nn.models.base import check_dropout
 from rowhaul.nn.models.sequence import SequenceModel, drawn_loss, labelled_losses, owners, summed_rows
 
+_SCALE_OF_PLACES = 0.1  # of Glorot's range: rows start small, and places would drown them for many steps
+
 
 @dataclass(frozen=True)
 class SASRecOptions:
@@ -84,6 +86,8 @@ class SASRec(SequenceModel):
         self.negatives, self.max_length = options.negatives, options.max_length
         layers = LayerFactory(seed)
         self.places = layers.weight(options.max_length, width)
+        with torch.no_grad():
+            self.places.mul_(_SCALE_OF_PLACES)
         self.start = layers.weight(1, width)
         self.scale = width**0.5
         self.dropout = layers.dropout(options.dropout)
