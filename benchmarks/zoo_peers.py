@@ -297,8 +297,10 @@ def main() -> None:
             for seed in range(arguments.seeds):
                 given = model, folder, seed, arguments.samples
                 split = Split.read(*given)
-                others = {
-                    name: Split.read(*given, **one) for name, one in OTHER_NEGATIVES.items() if split.ranks
+                others = {  # tested on the same samples, all movies in the same order
+                    name: replace(split, train=Split.read(*given, **one).train)
+                    for name, one in OTHER_NEGATIVES.items()
+                    if split.ranks
                 }
                 with tempfile.TemporaryDirectory() as peers:
                     found.append(measure(split, others, Path(peers)))
