@@ -1,12 +1,10 @@
 """Scores over HTTP: candidates per second at the peak, latency at half of it, and opening a large folder.
 
 The demo's DLRM (26 id features, 13 numbers, embeddings of 16) is trained, exported and served by `rowhaul
-serve`, in one process unless told otherwise, and by the plain FastAPI server of `serving_peer.py` with a
-process for each core. `wrk` asks both in turn, with the same requests of 500 candidates; half of the columns
-are shared by all candidates of a request.
-Client and server share the machine's cores. Processor time a request is the servers' alone, and depends less
-on what else runs. Then a folder with a large file of rows is opened in a new
-process.
+serve` and by the plain FastAPI server of `serving_peer.py`, each with a process for each core. `wrk` asks
+both in turn, with the same requests of 500 candidates; half of the columns are shared by all candidates of a
+request. Client and server share the machine's cores. Processor time a request is the servers' alone, and
+depends less on what else runs. Then a folder with a large file of rows is opened in a new process.
 
     python benchmarks/serving.py [--seconds 5] [--repeats 3] [--open-gb 5] [--samples 400000]
 """
@@ -234,7 +232,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--samples", type=int, default=400_000)
     parser.add_argument("--open-gb", type=float, default=5.0)
-    parser.add_argument("--workers", type=int, default=1, help="processes of `rowhaul serve`")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--workers", type=int, default=cores, help="processes of `rowhaul serve`")
     options = parser.parse_args()
     if shutil.which("wrk") is None:
         console.print("skipped: wrk is not installed (Debian: apt-get install wrk)")
@@ -251,7 +250,7 @@ def main() -> None:
         subprocess.run(export, check=True, stdout=subprocess.DEVNULL)
         load = Load(folder, folder / "demo" / "logs", Schema.read(served / "schema.yaml"))
         ports, workers = (free_port(), free_port()), str(options.workers)
-        peers = str(len(os.sched_getaffinity(0)))
+        peers = str(cores)
         ours = [*rowhaul, "serve", str(served), "--port", str(ports[0]), "--workers", workers]
         peer = [sys.executable, "-m", "uvicorn", "serving_peer:app", "--app-dir", str(_HERE)]
         peer += ["--port", str(ports[1]), "--workers", peers, "--log-level", "warning"]

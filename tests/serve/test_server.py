@@ -1,5 +1,6 @@
 """A real server process: it finishes running requests when told to stop, and several share a port."""
 
+import asyncio
 import os
 import re
 import signal
@@ -14,6 +15,11 @@ import httpx
 import pytest
 from server_process import BODY, children_of, start, stop, wait_for, wait_until_up
 
+from rowhaul.serve.server import bind
+from rowhaul.serve.settings import ServeSettings
+
+NO_DELAY = socket.IPPROTO_TCP, socket.TCP_NODELAY
+
 
 def leave_early(url):
     """A client that closes its connection in the middle of a body."""
@@ -21,6 +27,25 @@ def leave_early(url):
     with socket.create_connection((host, int(port))) as client:
         client.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
         time.sleep(0.3)
+
+
+def test_answers_do_not_wait_for_acknowledgements(served_run):
+    async def first_connection(bound):
+        accepted = asyncio.get_running_loop().create_future()
+
+        class Listener(asyncio.Protocol):
+            def connection_made(self, transport):
+                accepted.set_result(transport.get_extra_info("socket").getsockopt(*NO_DELAY))
+
+        server = await asyncio.get_running_loop().create_server(Listener, sock=bound)
+        client = socket.create_connection(bound.getsockname())
+        try:
+            return await accepted
+        finally:
+            client.close()
+            server.close()
+
+    assert asyncio.run(first_connection(bind(ServeSettings(folder=str(served_run[1]), port=0))))
 
 
 @pytest.mark.slow

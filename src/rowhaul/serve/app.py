@@ -89,7 +89,8 @@ class ScoreService:
 
     async def _in_time(self, work: Awaitable[Any], status: int, what: str) -> Any:
         try:
-            return await asyncio.wait_for(work, self._settings.timeout_seconds)
+            async with asyncio.timeout(self._settings.timeout_seconds):
+                return await work
         except TimeoutError:
             raise RefusedError(status, f"{what} within {self._settings.timeout_seconds:g} seconds") from None
 

@@ -37,8 +37,11 @@ def bind(settings: ServeSettings) -> socket.socket:
         ConfigError: it cannot be had.
     """
     try:
-        family, _, _, _, place = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, socket.SOCK_STREAM)
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, place = found[0]
+        # With its protocol: without, asyncio leaves Nagle's algorithm on, and an answer waits for 40 ms until
+        # the client has acknowledged its header.
+        bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(place)
         bound.listen(_BACKLOG)
@@ -80,6 +83,7 @@ def _serve_here(settings: ServeSettings, bound: socket.socket) -> None:
         make_app(scorer, settings),
         log_config=None,
         access_log=False,
+        backlog=1,  # that asyncio accepts at once; see `startup`
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=settings.shutdown_seconds,
     )
@@ -101,6 +105,12 @@ def _end_with_parent() -> None:
 
 class _Server(uvicorn.Server):
     """A server that ends as a program does that has done what it was told: uvicorn's dies by the signal."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open the port; a process takes one connection at a time and leaves the next one to the others."""
+        await super().startup(sockets)
+        for one in sockets or []:
+            one.listen(_BACKLOG)  # asyncio has made the queue as short as what it accepts at once
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop; a second Ctrl-C does not wait for running requests."""
