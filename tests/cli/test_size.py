@@ -49,7 +49,7 @@ def test_memory_of_a_card_is_counted(size):
     found = json.loads(out)
     rows = sum(one["rows"] for one in found["tables"])
     assert found["card"]["rows"] == rows * (4 + 1) * 4
-    assert found["card"]["index"] == 24 * rows
+    assert found["card"]["index"] == 21 * rows
     assert found["card"]["dense model"] == in_host_memory["dense model"]
     assert not {"rows", "index", "step"} & found["ranks"][0]["parts"].keys()
     code, out, _ = size("--device", "cuda", "--device-memory", "1MiB", "--json")
