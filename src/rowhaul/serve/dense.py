@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,9 +39,8 @@ def open_dense(folder: ServedFolder, backend: str = "auto", threads: int = 1) ->
         can_run = [one for one in BACKENDS[1:] if one != "onnx" or has_onnxruntime()]
         backend = next((one for one in (*can_run, *BACKENDS[1:]) if one in kinds), kinds[0])
     if backend not in kinds:
-        raise CheckpointError(
-            f"{folder.path} has no {backend} graph, only {', '.join(kinds)}; export with --dense {backend}"
-        )
+        advice = "a DLRM in float32 has one" if backend == "dots" else f"export with --dense {backend}"
+        raise CheckpointError(f"{folder.path} has no {backend} graph, only {', '.join(kinds)}; {advice}")
     return open_graph(folder.dense(backend), backend, bool(folder.schema.dense), threads)
 
 
@@ -56,12 +56,12 @@ def has_onnxruntime() -> bool:
     return find_spec("onnxruntime") is not None
 
 
-class _WholeGraph:
+class _WholeGraph(ABC):
     """A graph from pooled vectors and numbers to logits."""
 
+    @abstractmethod
     def __call__(self, pooled: Floats, numbers: Floats) -> Floats:
         """Return a logit for each sample, given samples x vectors and samples x numbers."""
-        raise NotImplementedError
 
     def logits(self, rows: MappedRows, samples: Samples) -> tuple[Floats, Int64s]:
         """Return a logit for each sample, and how many ids of each feature have no row."""
