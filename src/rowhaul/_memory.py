@@ -37,13 +37,27 @@ def record_address(addresses: Any, shift: int, record_bytes: int, record: int) -
 
 @intrinsic
 def data_address(typing_context: Any, array: Any) -> Any:
-    """Where an array's first element is: loops that follow addresses carry integers instead of arrays."""
+    """Where an array's first element is: loops that follow addresses carry integers instead of arrays.
+
+    Numba frees an array after its last use, and does not know that the address is one: a kernel that made the
+    array itself needs `keep_alive` after the last use of the address.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(array)(context, builder, arguments[0]).data
         return builder.ptrtoint(data, ir.IntType(64))
 
     return types.int64(array), generate
+
+
+@intrinsic
+def keep_alive(typing_context: Any, array: Any) -> Any:
+    """Do nothing; until here, an array that the kernel made is not freed."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return context.get_dummy_value()
+
+    return types.void(array), generate
 
 
 @intrinsic

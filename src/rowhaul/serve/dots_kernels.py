@@ -10,7 +10,7 @@ from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
 from rowhaul._linear_layers import apply_layer, apply_layers
-from rowhaul._memory import data_address
+from rowhaul._memory import data_address, keep_alive
 from rowhaul._vectors import copy_row, four_times, load_four, load_one, multiply_add, store_four
 
 SPARE = 12  # numbers that may be written after a row of dot products
@@ -131,3 +131,5 @@ def score_dots(numbers, own, shared, dim, before, first, first_shared, after, wi
         logits = apply_layers(after, count, stride, there, here)
         for i in range(count):
             out[begin + i] = load_one(logits + i * stride, np.float32(0))
+    keep_alive(rooms)
+    keep_alive(bias)

@@ -12,7 +12,15 @@ from numba import float32, int64, uint16, uint64
 from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
-from rowhaul._memory import copy_bytes, data_address, load8, load64, memory_at, prefetch_to_read
+from rowhaul._memory import (
+    copy_bytes,
+    data_address,
+    keep_alive,
+    load8,
+    load64,
+    memory_at,
+    prefetch_to_read,
+)
 from rowhaul._vectors import add_row, clear_row, copy_row, size_of
 from rowhaul.serve.row_file import BY_SLOT, FIELD, SLOTS
 from rowhaul.store.packing_kernels import add_packed, occasion_seed, pack_row, unpack_row, value_bytes
@@ -193,6 +201,7 @@ def pool_whole(
                     copy_row(target, row, dim * size)
                 else:
                     add_row(target, row, dim, one)
+        keep_alive(spare)
         for sample in range(num_bags, num_samples):
             copy_row(targets[feature] + sample * sample_bytes, targets[feature], dim * size)
 
@@ -232,6 +241,8 @@ def pool_packed(
                     unpack_row(target, row, dim, like)
                 else:
                     add_packed(target, row, dim, one, like)
+        keep_alive(spare)
+        keep_alive(packed)
         for sample in range(num_bags, num_samples):
             copy_row(targets[feature] + sample * sample_bytes, targets[feature], 4 * dim)
 

@@ -13,7 +13,15 @@ from numba import float32, uint8, uint64
 from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
-from rowhaul._memory import data_address, memory_at, prefetch_to_read, prefetch_to_write, record_at, store8
+from rowhaul._memory import (
+    data_address,
+    keep_alive,
+    memory_at,
+    prefetch_to_read,
+    prefetch_to_write,
+    record_at,
+    store8,
+)
 from rowhaul._packed_vectors import (
     MOST_INT8,
     add_eight,
@@ -139,6 +147,7 @@ def write_packed_initial(
         pack_row(row, address, dim, occasion_seed(row_seed, 0), like)
         for at in range(first, record_bytes, 4):
             store_one(row + at, state)
+    keep_alive(values)
 
 
 @kernel
@@ -200,6 +209,7 @@ def _step(
         step_row(values, row + first, gradient + 4 * i * dim, dim, scalars)
         row_seed = mix(uint64(keys[i]) ^ seeds[tables[i]])
         pack_row(row, values, dim, occasion_seed(row_seed, numbers[min(i, len(numbers) - 1)]), like)
+    keep_alive(scratch)
 
 
 @kernel
