@@ -17,7 +17,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from rowhaul._vectors import LANES as FOUR
-from rowhaul._vectors import Four
+from rowhaul._vectors import Lanes
 
 BFLOAT16, FLOAT16, INT8 = types.uint16, types.int16, types.int8
 # A little below 127: what is largest in its row never rounds to 128.
@@ -226,7 +226,7 @@ def has_scale(typing_context: Any, like: Any) -> Any:
 
 
 def _larger(lanes: int) -> Any:
-    kind = types.float32 if lanes == 1 else Four(types.float32)
+    kind = types.float32 if lanes == 1 else Lanes(types.float32)
 
     @intrinsic
     def larger(typing_context: Any, most: Any, numbers: Any) -> Any:

@@ -1,9 +1,10 @@
-"""Four numbers at a time inside a kernel, by address.
+"""Several numbers at a time inside a kernel, by address.
 
 Whether LLVM turns a loop over values into vector instructions depends on what it can prove of the memory
 behind: of rows that are found by address it proves little, and a step with square roots stays scalar. Here
-the four lanes are written down. Each lane is rounded as a single number would be, so a formula gives the same
-bits in a lane as it does alone; formulas that use only ``+ - * /`` and `root` take both.
+the lanes, mostly four, are written down; how many registers they take is LLVM's business. Each lane is
+rounded as a single number would be, so a formula gives the same bits in a lane as it does alone; formulas
+that use only ``+ - * /`` and `root` take both.
 """
 
 from __future__ import annotations
@@ -20,30 +21,30 @@ from numba.extending import intrinsic, lower_builtin, models, register_jitable, 
 LANES = 4
 
 
-class Four(types.Type):  # type: ignore[misc]  # Numba's classes have no types
-    """Numba's type of four numbers of one kind."""
+class Lanes(types.Type):  # type: ignore[misc]  # Numba's classes have no types
+    """Numba's type of several numbers of one kind."""
 
-    def __init__(self, element: Any) -> None:
-        self.element = element
-        super().__init__(name=f"Four({element})")
+    def __init__(self, element: Any, count: int = LANES) -> None:
+        self.element, self.count = element, count
+        super().__init__(name=f"Lanes({element} x {count})")
 
 
-@register_model(Four)
-class _FourModel(models.PrimitiveModel):  # type: ignore[misc]  # Numba's classes have no types
-    def __init__(self, manager: Any, four: Any) -> None:
-        element = manager.lookup(four.element).get_value_type()
-        super().__init__(manager, four, ir.VectorType(element, LANES))
+@register_model(Lanes)
+class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]  # Numba's classes have no types
+    def __init__(self, manager: Any, lanes: Any) -> None:
+        element = manager.lookup(lanes.element).get_value_type()
+        super().__init__(manager, lanes, ir.VectorType(element, lanes.count))
 
 
 def _add_operator(function: Any, instruction: str) -> None:
     @infer_global(function)
     class Template(AbstractTemplate):  # type: ignore[misc]  # Numba's classes have no types
         def generic(self, arguments: Any, keywords: Any) -> Any:
-            if len(arguments) == 2 and isinstance(arguments[0], Four) and arguments[0] == arguments[1]:
+            if len(arguments) == 2 and isinstance(arguments[0], Lanes) and arguments[0] == arguments[1]:
                 return signature(arguments[0], *arguments)
             return None
 
-    @lower_builtin(function, Four, Four)
+    @lower_builtin(function, Lanes, Lanes)
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return getattr(builder, instruction)(*arguments)
 
@@ -87,21 +88,27 @@ def store_one(typing_context: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, value), generate
 
 
+def _load(count: int) -> Any:
+    @intrinsic
+    def load(typing_context: Any, address: Any, like: Any) -> Any:
+        lanes = Lanes(like, count)
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            vector = context.get_value_type(lanes)
+            return builder.load(_pointer(builder, arguments[0], vector), align=4)
+
+        return lanes(types.int64, like), generate
+
+    return load
+
+
+# The numbers from an address on, each of the type of ``like``.
+load_four, load_sixteen = _load(4), _load(16)
+
+
 @intrinsic
-def load_four(typing_context: Any, address: Any, like: Any) -> Any:
-    """The four numbers from an address on, each of the type of ``like``."""
-    four = Four(like)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vector = context.get_value_type(four)
-        return builder.load(_pointer(builder, arguments[0], vector), align=4)
-
-    return four(types.int64, like), generate
-
-
-@intrinsic
-def store_four(typing_context: Any, address: Any, values: Any) -> Any:
-    """Write four numbers from an address on."""
+def store_lanes(typing_context: Any, address: Any, values: Any) -> Any:
+    """Write all lanes from an address on."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.store(arguments[1], _pointer(builder, arguments[0], arguments[1].type), align=4)
@@ -110,27 +117,45 @@ def store_four(typing_context: Any, address: Any, values: Any) -> Any:
     return types.void(types.int64, values), generate
 
 
-@intrinsic
-def four_times(typing_context: Any, value: Any) -> Any:
-    """A number in all lanes."""
-    four = Four(value)
+def _spread(builder: Any, vector: Any, lane: int, count: int) -> Any:
+    everywhere = ir.Constant(ir.VectorType(ir.IntType(32), count), [lane] * count)
+    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), everywhere)
+
+
+def _times(count: int) -> Any:
+    @intrinsic
+    def times(typing_context: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            vector = ir.VectorType(arguments[0].type, count)
+            one = builder.insert_element(ir.Constant(vector, ir.Undefined), arguments[0], _lane(0))
+            return _spread(builder, one, 0, count)
+
+        return Lanes(value, count)(value), generate
+
+    return times
+
+
+# A number in all lanes.
+four_times, sixteen_times = _times(4), _times(16)
+
+
+@intrinsic(prefer_literal=True)
+def lane_sixteen_times(typing_context: Any, lanes: Any, number: Any) -> Any:
+    """One lane of several, by its number, in all of sixteen."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vector = context.get_value_type(four)
-        one = builder.insert_element(ir.Constant(vector, ir.Undefined), arguments[0], _lane(0))
-        first_lane = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-        return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), first_lane)
+        return _spread(builder, arguments[0], number.literal_value, 16)
 
-    return four(value), generate
+    return Lanes(lanes.element, 16)(lanes, number), generate
 
 
 @intrinsic
 def multiply_add(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
-    """``a * b + c`` of four, rounded once."""
+    """``a * b + c`` of all lanes, rounded once."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = arguments[0].type
-        name = f"llvm.fma.v{LANES}f{a.element.bitwidth}"
+        name = f"llvm.fma.v{a.count}f{a.element.bitwidth}"
         function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
         return builder.call(function, arguments)
 
@@ -169,7 +194,7 @@ def joined_each(typing_context: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
 @intrinsic
 def narrowed(typing_context: Any, four: Any) -> Any:
     """Four numbers of double precision in single precision."""
-    narrow = Four(types.float32)
+    narrow = Lanes(types.float32)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.fptrunc(arguments[0], context.get_value_type(narrow))
@@ -180,7 +205,7 @@ def narrowed(typing_context: Any, four: Any) -> Any:
 @intrinsic
 def widened(typing_context: Any, four: Any) -> Any:
     """The four numbers in double precision."""
-    wide = Four(types.float64)
+    wide = Lanes(types.float64)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if four.element == types.float64:
@@ -192,11 +217,11 @@ def widened(typing_context: Any, four: Any) -> Any:
 
 @intrinsic
 def root(typing_context: Any, value: Any) -> Any:
-    """The square root of a number, or of four."""
+    """The square root of a number, or of all lanes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = arguments[0].type
-        element, lanes = (value.element, f"v{LANES}") if isinstance(value, Four) else (value, "")
+        element, lanes = (value.element, f"v{value.count}") if isinstance(value, Lanes) else (value, "")
         function = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(kind, [kind]), f"llvm.sqrt.{lanes}f{element.bitwidth}"
         )
@@ -253,7 +278,7 @@ def clear_row(target: Any, num_values: Any, zero: Any) -> None:
     size, zeros = size_of(zero), four_times(zero)
     whole = num_values - num_values % 4
     for k in range(0, whole, 4):
-        store_four(target + k * size, zeros)
+        store_lanes(target + k * size, zeros)
     for k in range(whole, num_values):
         store_one(target + k * size, zero)
 
@@ -266,7 +291,7 @@ def add_row(target: Any, source: Any, num_values: Any, factor: Any) -> None:
     for k in range(0, whole, 4):
         offset = k * size
         sums = load_four(target + offset, factor) + factors * load_four(source + offset, factor)
-        store_four(target + offset, sums)
+        store_lanes(target + offset, sums)
     for k in range(whole, num_values):
         offset = k * size
         store_one(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from rowhaul.nn.dots import joined_dots
 from rowhaul.nn.dropout import SampleDropout
 from rowhaul.store.row_format import load_named
 
@@ -96,7 +97,7 @@ class PairwiseDots(nn.Module):
     """Dot products of every two of a sample's vectors: the strictly lower triangle, row by row.
 
     ``in_slices`` copies the triangle row by row: ONNX Runtime takes longer to pick its columns one by one.
-    ``fuses``: on a card one kernel does all of it.
+    ``fuses``: one kernel does all of it.
     """
 
     in_slices = False
@@ -126,9 +127,11 @@ class PairwiseDots(nn.Module):
 
         ``others`` has the other vectors of a sample side by side. ``pads``: columns of zeros may follow.
         """
-        joined_dots = _fused("dots:joined_dots", others) if self.fuses and not self.in_slices else None
-        if joined_dots is not None:
-            joined: Tensor | None = joined_dots(first, others, self.num_vectors, pads=pads)
+        if self.fuses and not self.in_slices:
+            on_card = _fused("dots:joined_dots", others)
+            joined: Tensor | None = on_card and on_card(first, others, self.num_vectors, pads=pads)
+            if joined is None and _has_kernel(first, others):
+                joined = joined_dots(first, others, self.num_vectors)
             if joined is not None:
                 return joined
         count = self.num_vectors - (first is not None)
@@ -137,6 +140,14 @@ class PairwiseDots(nn.Module):
             dots: Tensor = self(vectors)
             return dots
         return torch.cat([first, self(torch.cat([first.unsqueeze(1), vectors], dim=1))], dim=1)
+
+
+def _has_kernel(first: Tensor | None, others: Tensor) -> bool:
+    """Whether the kernel for CPUs takes these vectors."""
+    if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+        return False
+    is_one_type = first is None or first.dtype == others.dtype
+    return is_one_type and others.device.type == "cpu" and others.dtype in (torch.float32, torch.float64)
 
 
 def _products(vectors: Tensor) -> Tensor:

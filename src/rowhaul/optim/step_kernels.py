@@ -16,7 +16,7 @@ from numba.extending import register_jitable
 
 from rowhaul._kernels import kernel
 from rowhaul._memory import data_address, prefetch_to_write, record_at
-from rowhaul._vectors import four_times, joined, load_four, load_one, root, size_of, store_four, store_one
+from rowhaul._vectors import four_times, joined, load_four, load_one, root, size_of, store_lanes, store_one
 
 _RECORDS_AHEAD = 16
 _CACHE_LINE = 64
@@ -60,7 +60,7 @@ def sgd_row(row, state, gradient, dim, scalars):
     rates, decays, size = four_times(rate), four_times(decay), size_of(rate)
     whole = (dim - dim % 4) * size
     for at in range(0, whole, 4 * size):
-        store_four(row + at, _sgd(load_four(row + at, rate), load_four(gradient + at, rate), rates, decays))
+        store_lanes(row + at, _sgd(load_four(row + at, rate), load_four(gradient + at, rate), rates, decays))
     for at in range(whole, dim * size, size):
         store_one(row + at, _sgd(load_one(row + at, rate), load_one(gradient + at, rate), rate, decay))
 
@@ -96,8 +96,8 @@ def adagrad_row(row, state, gradient, dim, scalars):
             load_four(row + at, rate), load_four(state + at, rate), load_four(gradient + at, rate),
             rates, decays, all_eps,
         )  # fmt: skip
-        store_four(row + at, fours)
-        store_four(state + at, four_squares)
+        store_lanes(row + at, fours)
+        store_lanes(state + at, four_squares)
     for at in range(whole, dim * size, size):
         value, squares = _adagrad(
             load_one(row + at, rate), load_one(state + at, rate), load_one(gradient + at, rate),
@@ -140,7 +140,7 @@ def rowwise_adagrad_row(row, state, gradient, dim, scalars):
     scale = rate / (root(mean_squares) + eps)
     scales = four_times(scale)
     for at in range(0, whole, 4 * size):
-        store_four(row + at, _sgd(load_four(row + at, rate), load_four(gradient + at, rate), scales, decays))
+        store_lanes(row + at, _sgd(load_four(row + at, rate), load_four(gradient + at, rate), scales, decays))
     for at in range(whole, dim * size, size):
         store_one(row + at, _sgd(load_one(row + at, rate), load_one(gradient + at, rate), scale, decay))
 
@@ -178,9 +178,9 @@ def adam_row(row, state, gradient, dim, scalars):
             load_four(row + at, rate), load_four(means + at, rate), load_four(squares + at, rate),
             load_four(gradient + at, rate), rates, decays, all_eps, betas1, betas2, ones,
         )  # fmt: skip
-        store_four(row + at, fours)
-        store_four(means + at, four_means)
-        store_four(squares + at, four_squares)
+        store_lanes(row + at, fours)
+        store_lanes(means + at, four_means)
+        store_lanes(squares + at, four_squares)
     for at in range(whole, dim * size, size):
         value, mean, square = _adam(
             load_one(row + at, rate), load_one(means + at, rate), load_one(squares + at, rate),

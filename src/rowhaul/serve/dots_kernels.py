@@ -8,80 +8,21 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
+from rowhaul._dots import SPARE, padded, place_vectors, write_dots
 from rowhaul._kernels import kernel
 from rowhaul._linear_layers import apply_layer, apply_layers
 from rowhaul._memory import data_address, keep_alive
-from rowhaul._vectors import copy_row, four_times, load_four, load_one, multiply_add, store_four
+from rowhaul._vectors import copy_row, load_one
 
-SPARE = 12  # numbers that may be written after a row of dot products
 _BLOCK = 32  # samples at a time
 _SIZE = 4  # bytes of a number
 
 
 @register_jitable
-def _four_dots(target, vector, turned, stride, dim):
-    """Write the products of a vector with four others, which lie side by side from ``turned`` on."""
-    zero = np.float32(0)
-    sums = four_times(zero)
-    for k in range(dim):
-        value = four_times(load_one(vector + k * _SIZE, zero))
-        sums = multiply_add(value, load_four(turned + k * stride, zero), sums)
-    store_four(target, sums)
-
-
-@register_jitable
-def _sixteen_dots(target, vector, turned, stride, dim):
-    """Write the products with sixteen: a value is loaded once for four sums, none of which waits."""
-    zero = np.float32(0)
-    first, second, third, fourth = four_times(zero), four_times(zero), four_times(zero), four_times(zero)
-    for k in range(dim):
-        value, at = four_times(load_one(vector + k * _SIZE, zero)), turned + k * stride
-        first = multiply_add(value, load_four(at, zero), first)
-        second = multiply_add(value, load_four(at + 16, zero), second)
-        third = multiply_add(value, load_four(at + 32, zero), third)
-        fourth = multiply_add(value, load_four(at + 48, zero), fourth)
-    store_four(target, first)
-    store_four(target + 16, second)
-    store_four(target + 32, third)
-    store_four(target + 48, fourth)
-
-
-@register_jitable
-def _turn(vectors, num_vectors, dim, turned, first):
-    """Put vectors side by side, from column ``first`` on."""
-    for one in range(num_vectors):
-        for k in range(dim):
-            turned[k, first + one] = load_one(vectors + (one * dim + k) * _SIZE, np.float32(0))
-
-
-@register_jitable
-def write_dots(vectors, num_vectors, num_shared, dim, passes, turned, target):
-    """Write what the layers after the products read of one sample.
-
-    First its first vector as it is, if it ``passes``; then for each vector the products with all shared ones,
-    which are in ``turned`` already, and with the sample's vectors before it. Up to `SPARE` numbers after
-    those are written, too.
-    """
-    _turn(vectors, num_vectors, dim, turned, num_shared)
-    turned_at, stride = data_address(turned), turned.shape[1] * _SIZE
-    if passes:
-        copy_row(target, vectors, dim * _SIZE)
-        target += dim * _SIZE
-    for one in range(num_vectors):
-        vector, count, at = vectors + one * dim * _SIZE, num_shared + one, 0
-        while at < count:
-            if count - at > 4:
-                _sixteen_dots(target + at * _SIZE, vector, turned_at + at * _SIZE, stride, dim)
-                at += 16
-            else:
-                _four_dots(target + at * _SIZE, vector, turned_at + at * _SIZE, stride, dim)
-                at += 4
-        target += count * _SIZE
-
-
-@register_jitable
-def _room_to_turn(num_vectors, dim):
-    return np.zeros((dim, num_vectors // 16 * 16 + 16), np.float32)
+def _pass_first(vectors, count, target):
+    """Copy the first numbers of vectors as they are; returns where they end."""
+    copy_row(target, vectors, count * _SIZE)
+    return target + count * _SIZE
 
 
 @kernel
@@ -97,7 +38,7 @@ def score_dots(numbers, own, shared, dim, before, first, first_shared, after, wi
         first: the layer after the products, from what samples have for themselves ...
         first_shared: ... and from what they share, without ReLU.
         after: the layers that follow.
-        width: numbers that a row of any layer takes, with `SPARE`.
+        width: numbers that a row of any layer takes.
     """
     stride, num_own, num_shared = width * _SIZE, own.shape[1] // dim, len(shared) // dim
     rooms = np.zeros((2, _BLOCK, width), np.float32)
@@ -109,13 +50,14 @@ def score_dots(numbers, own, shared, dim, before, first, first_shared, after, wi
         vector = apply_layers(before, 1, stride, here, there)
         copy_row(data_address(shared), vector, dim * _SIZE)
     own_numbers, shared_numbers = has_own_numbers, has_numbers and not has_own_numbers
-    turned = _room_to_turn(num_shared, dim)
-    write_dots(data_address(shared), num_shared, 0, dim, shared_numbers, turned, here)
+    rows = np.zeros((num_shared + num_own + SPARE, padded(dim, 4)), np.float32)
+    room = np.empty((2, len(rows)), np.float32)
+    place_vectors(rows, data_address(shared), num_shared, dim)
+    passed = _pass_first(data_address(shared), shared_numbers * dim, here)
+    write_dots(rows, 0, num_shared, room, passed)
     apply_layer(first_shared, 1, stride, here, there)
     bias, first_layer = rooms[1, 0].copy(), first.copy()
     first_layer[1] = data_address(bias)
-    turned = _room_to_turn(num_shared + num_own, dim)
-    _turn(data_address(shared), num_shared, dim, turned, 0)
     for begin in range(0, len(out), _BLOCK):
         count, vectors = min(_BLOCK, len(out) - begin), data_address(own) + begin * own.shape[1] * _SIZE
         if own_numbers:
@@ -126,7 +68,9 @@ def score_dots(numbers, own, shared, dim, before, first, first_shared, after, wi
                 copy_row(vectors + i * own.shape[1] * _SIZE, vector + i * stride, dim * _SIZE)
         for i in range(count):
             sample = vectors + i * own.shape[1] * _SIZE
-            write_dots(sample, num_own, num_shared, dim, own_numbers, turned, here + i * stride)
+            place_vectors(rows[num_shared:], sample, num_own, dim)
+            passed = _pass_first(sample, own_numbers * dim, here + i * stride)
+            write_dots(rows, num_shared, len(rows) - SPARE, room, passed)
         apply_layer(first_layer, count, stride, here, there)
         logits = apply_layers(after, count, stride, there, here)
         for i in range(count):

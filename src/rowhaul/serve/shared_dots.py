@@ -17,7 +17,7 @@ import numpy.typing as npt
 from safetensors.numpy import load_file
 
 from rowhaul._linear_layers import FIELDS, pack, padded
-from rowhaul.serve.dots_kernels import SPARE, score_dots
+from rowhaul.serve.dots_kernels import score_dots
 from rowhaul.serve.requests import Samples
 from rowhaul.serve.rows import MappedRows
 
@@ -72,7 +72,7 @@ class SharedDots:
         pooled = rows.pool_apart(samples.bags, own_room, dim if shares_numbers else 0)
         form = self._form(pooled.is_shared, shares_numbers, dim)
         layers = (*self._before, form.own, form.shared, *self._after)
-        width = padded(max(one.width for one in layers) + SPARE)
+        width = padded(max(one.width for one in layers))
         out, (before, after) = np.empty(len(samples), np.float32), self._tables
         first, shared = np.array(form.own.fields), np.array(form.shared.fields)
         score_dots(numbers, pooled.own, pooled.shared, dim, before, first, shared, after, width, out)

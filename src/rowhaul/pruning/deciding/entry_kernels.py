@@ -22,7 +22,7 @@ from rowhaul._vectors import (
     narrowed,
     root,
     size_of,
-    store_four,
+    store_lanes,
     store_one,
     widened,
 )
@@ -171,7 +171,7 @@ def add_norms(addresses, shift, width, entries, accesses, starts, gradients, pow
                 )
             )
             before = widened(load_four(place, float32(0)))
-            store_four(place, narrowed(four_times(kept) * before + four_times(times) * norms))
+            store_lanes(place, narrowed(four_times(kept) * before + four_times(times) * norms))
         for k in range(in_fours, num_chunks):
             norm = _norm(gradient + starts[k] * size, starts[k + 1] - starts[k], size, zero)
             place = address + 4 * (num_chunks + k)
