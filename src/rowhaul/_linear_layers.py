@@ -1,6 +1,6 @@
 """Linear layers with ReLU inside a kernel, for a few dozen samples at a time that stay in the cache.
 
-Weights are packed: sixteen columns lie side by side, input by input. One step multiplies four samples with
+Weights are packed: sixteen columns lie side by side, input by input. One step multiplies some samples with
 sixteen columns, all sums in registers; how many registers sixteen numbers take is LLVM's business.
 """
 
@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
 Floats = npt.NDArray[np.float32]
 
-ROWS, COLUMNS = 4, 16  # of a step
+# Where a register holds sixteen numbers, sums of four samples are too few: each waits for the one before it.
+_HAS_WIDE_REGISTERS = binding.get_host_cpu_features().get("avx512f", False)
+ROWS, COLUMNS = 8 if _HAS_WIDE_REGISTERS else 4, 16  # of a step
 FIELDS = 5  # of a layer: addresses of its weights and its bias, inputs, outputs, whether ReLU follows
 
 _FLOAT, _INT32, _INT64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
@@ -42,7 +44,7 @@ def padded(size: int) -> int:
 def _step(
     typing_context: Any, a: Any, stride: Any, weights: Any, inputs: Any, bias: Any, lowest: Any, out: Any
 ) -> Any:
-    """Write ``max(a @ weights + bias, lowest)`` of four samples and sixteen columns, all by address.
+    """Write ``max(a @ weights + bias, lowest)`` of a step's samples and columns, all by address.
 
     ``stride`` are the bytes from one sample to the next, in ``a`` and in ``out``.
     """

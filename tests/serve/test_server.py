@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from server_process import BODY, children_of, start, stop, wait_for, wait_until_up
 
@@ -93,6 +94,47 @@ def test_processes_share_a_port_and_count_together(served_run):
         assert "rowhaul_serve_candidates_total 80.0" in text
         code, _ = stop(process)
         assert code == 0
+    finally:
+        process.kill()
+
+
+@pytest.mark.slow
+def test_connections_go_to_the_process_that_has_the_fewest(served_run):
+    process, url = start(served_run[1], "--workers", "2")
+    host, _, port = url.removeprefix("http://").rpartition(":")
+
+    def ports():
+        """The clients' ports of each process, fewest first."""
+
+        def ports_of(pid):
+            found = psutil.Process(pid).net_connections("tcp")
+            return {one.raddr.port for one in found if one.raddr}
+
+        return sorted(map(ports_of, children_of(process.pid)), key=len)
+
+    def counted(expected):
+        wait_for(lambda: list(map(len, ports())) == expected, f"{expected} connections")
+        time.sleep(0.3)  # until the first process knows that connections are closed
+
+    try:
+        wait_until_up(url)
+        wait_for(lambda: "rowhaul_serve_processes 2.0" in httpx.get(f"{url}/metrics", timeout=30).text, "two")
+        counted([0, 0])
+        clients = [socket.create_connection((host, int(port))) for _ in range(9)]
+        counted([4, 5])
+        for client in clients:
+            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert client.recv(20).startswith(b"HTTP/1.1 200")
+        few, _ = ports()
+        for client in [one for one in clients if one.getsockname()[1] in few][:3]:
+            client.close()
+        counted([1, 5])
+        clients += [socket.create_connection((host, int(port))) for _ in range(4)]
+        counted([5, 5])
+        for client in clients:
+            client.close()
+        counted([0, 0])
+        assert stop(process)[0] == 0
     finally:
         process.kill()
 

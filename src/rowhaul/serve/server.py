@@ -10,7 +10,6 @@ import signal
 import socket
 import threading
 import time
-from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from types import FrameType
 from typing import Any
@@ -20,6 +19,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from rowhaul.errors import ConfigError
 from rowhaul.serve.app import make_app
+from rowhaul.serve.connections import Dealer, DealtConnections
 from rowhaul.serve.scorer import Scorer
 from rowhaul.serve.settings import METRICS_FOLDER, ServeSettings
 
@@ -72,7 +72,7 @@ def serve(settings: ServeSettings, bound: socket.socket) -> None:
         _Processes(settings, bound).run()
 
 
-def _serve_here(settings: ServeSettings, bound: socket.socket) -> None:
+def _serve_here(settings: ServeSettings, connections: socket.socket, are_dealt: bool = False) -> None:
     scorer = Scorer(settings.folder, backend=settings.backend, on_unknown=settings.on_unknown)
     if scorer.dense.kind == "pt2":
         import torch
@@ -83,17 +83,20 @@ def _serve_here(settings: ServeSettings, bound: socket.socket) -> None:
         make_app(scorer, settings),
         log_config=None,
         access_log=False,
-        backlog=1,  # that asyncio accepts at once; see `startup`
+        backlog=_BACKLOG,
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=settings.shutdown_seconds,
     )
-    _Server(config).run(sockets=[bound])
+    if are_dealt:
+        _DealtServer(config, connections).run(sockets=[])
+    else:
+        _Server(config).run(sockets=[connections])
 
 
-def _serve_as_child(settings: ServeSettings, bound: socket.socket) -> None:
-    """Serve until told to stop, or until the parent is gone: nobody else would free the port then."""
+def _serve_as_child(settings: ServeSettings, channel: socket.socket) -> None:
+    """Serve until told to stop, or until the parent is gone: nobody would deal connections then."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _serve_here(settings, bound)
+    _serve_here(settings, channel, are_dealt=True)
 
 
 def _end_with_parent() -> None:
@@ -106,16 +109,28 @@ def _end_with_parent() -> None:
 class _Server(uvicorn.Server):
     """A server that ends as a program does that has done what it was told: uvicorn's dies by the signal."""
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open the port; a process takes one connection at a time and leaves the next one to the others."""
-        await super().startup(sockets)
-        for one in sockets or []:
-            one.listen(_BACKLOG)  # asyncio has made the queue as short as what it accepts at once
-
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop; a second Ctrl-C does not wait for running requests."""
         super().handle_exit(sig, frame)
         self._captured_signals.clear()
+
+
+class _DealtServer(_Server):
+    """A server without a port, which is dealt its connections."""
+
+    def __init__(self, config: uvicorn.Config, channel: socket.socket) -> None:
+        super().__init__(config)
+        self._channel = channel
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and take connections."""
+        await super().startup(sockets)
+        self._connections = DealtConnections(self._channel, self)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more, and finish running requests."""
+        self._connections.close()
+        await super().shutdown(sockets)
 
 
 class _Processes:
@@ -126,7 +141,7 @@ class _Processes:
     """
 
     def __init__(self, settings: ServeSettings, bound: socket.socket) -> None:
-        self._settings, self._socket = settings, bound
+        self._settings, self._dealer = settings, Dealer(bound)
         self._context = multiprocessing.get_context("spawn")
         self._began: dict[SpawnProcess, float] = {}
         self._is_stopping = False
@@ -138,9 +153,10 @@ class _Processes:
             for _ in range(self._settings.workers):
                 self._start()
             while not self._is_stopping:
-                wait([one.sentinel for one in self._began], _POLL_SECONDS)
+                self._dealer.deal([one.sentinel for one in self._began], _POLL_SECONDS)
                 self._replace_dead()
         finally:
+            self._dealer.close()
             for one in self._began:
                 one.terminate()
             for one in self._began:
@@ -154,8 +170,9 @@ class _Processes:
         self._is_stopping = True
 
     def _start(self) -> None:
-        process = self._context.Process(target=_serve_as_child, args=(self._settings, self._socket))
-        process.start()
+        with self._dealer.channel() as channel:  # the process has its own copy
+            process = self._context.Process(target=_serve_as_child, args=(self._settings, channel))
+            process.start()
         self._began[process] = time.monotonic()
 
     def _replace_dead(self) -> None:
