@@ -51,6 +51,7 @@ from rowhaul.nn.models import build_model
 from rowhaul.optim import RowwiseAdagrad
 from rowhaul.store import TableSpec
 from rowhaul.train.trainer import Trainer, per_sample_loss
+from zoo.plain_tables import use_plain_operations
 
 CARD = torch.device("cuda")
 
@@ -221,9 +222,7 @@ def _peer(
         make_collection=lambda tables: _Placeholder(tables, IndexedTables(names, num_keys, dim, num_tables)),
         seed=0, options=dict(LAYERS),
     ).to(CARD)  # fmt: skip
-    for one in model.modules():
-        if hasattr(one, "fuses"):
-            one.fuses = False  # PyTorch's own operations alone
+    use_plain_operations(model)
     sparse = [one for name, one in model.named_parameters() if ".rows." in name]
     others = [one for name, one in model.named_parameters() if ".rows." not in name]
     optimizers = [torch.optim.Adagrad(sparse, 0.05), torch.optim.Adam(others, 0.001)]

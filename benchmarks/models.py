@@ -1,9 +1,10 @@
 """Every model beside the same model over plain PyTorch tables: what they learn, how fast, and what moves.
 
 The peer is the very same module over `torch.nn.EmbeddingBag` or, for models of histories,
-`torch.nn.Embedding` (sparse gradients, `torch.optim.Adagrad`; `torch.optim.Adam` for the dense part) with the
-same batches, seeds and epochs. Its ids are numbered before anything is timed, since PyTorch's tables take
-numbers and Rowhaul takes keys. Both train by turns; speeds are of processor time, on one thread.
+`torch.nn.Embedding` (sparse gradients, `torch.optim.Adagrad`; `torch.optim.Adam` for the dense part; no
+kernel of this library) with the same batches, seeds and epochs. Its ids are numbered before anything is
+timed, since PyTorch's tables take numbers and Rowhaul takes keys. Both train by turns; speeds are of
+processor time, on one thread.
 
     python benchmarks/models.py                                  # all, 3 seeds
     python benchmarks/models.py --logs criteo --models dcnv2 --seeds 1 --rows 50_000

@@ -5,8 +5,8 @@ Everything travels over the shaped links: rows, dense gradients and control mess
 times; each time it tries its candidates in training, decides, and the last iterations of the run count. Then
 the candidates that it tried most often of each kind, one machine always among them, run by themselves with
 fixed shares for as many iterations. After each `auto` run a single process trains the same samples, with
-nobody waiting beside it. The last columns compare the end of each `auto` run with the best candidate and with
-that process. Medians, wall time: run it on a quiet machine.
+nobody waiting beside it: with one thread, as every rank has, and with all. The last columns compare the end
+of each `auto` run with the best candidate and with those. Medians, wall time: run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -109,10 +109,11 @@ def compare(network: Network, data: Path, runs: int, steps: int, timeout: float)
     found, single = [], []
     for number in range(runs):
         found.append(train(network, data, "auto", steps, timeout))
-        single.append(min(train_single(data, threads, steps, timeout) for threads in (1, usable_cores())))
+        single.append([train_single(data, threads, steps, timeout) for threads in (1, usable_cores())])
+        one, every = single[-1]
         console.print(
             f"run {number + 1}: {found[-1].milliseconds:.1f} ms with [{found[-1].chosen}]; "
-            f"a single process {single[-1]:.1f} ms"
+            f"a single process {one:.1f} ms with one thread, {every:.1f} with all"
         )
     tried = Counter((kind, shares) for one in found for kind, shares in one.tried.items())
     most: dict[str, str] = {}
@@ -131,11 +132,12 @@ def compare(network: Network, data: Path, runs: int, steps: int, timeout: float)
     rows = [
         [
             f"run {number}", one.chosen, one.milliseconds, f"{one.milliseconds / best:.2f}",
-            f"{one.milliseconds / beside:.2f}",
+            *(f"{one.milliseconds / other:.2f}" for other in beside),
         ]
         for number, (one, beside) in enumerate(zip(found, single, strict=True), 1)
     ]  # fmt: skip
-    heads = ["", "shares chosen", "ms at the end", "of the best candidate's", "of a single process's"]
+    heads = ["", "shares chosen", "ms at the end", "of the best candidate's"]
+    heads += ["of a single process's, one thread", "all threads"]
     print_table("shares auto", heads, rows)
     for text in found[-1].notes:
         console.print(f"log of the last run: {text}")

@@ -69,3 +69,10 @@ def plain_tables(configs: Sequence[EmbeddingConfig], sizes: dict[str, int], seed
     """Tables as a model asks for them: pooled or not."""
     kind = PlainBags if isinstance(configs[0], EmbeddingBagConfig) else PlainTables
     return kind(configs, sizes, seed)
+
+
+def use_plain_operations(model: nn.Module) -> None:
+    """Take PyTorch's own operations alone: no kernel of this library."""
+    for one in model.modules():
+        if hasattr(one, "fuses"):
+            one.fuses = False

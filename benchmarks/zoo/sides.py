@@ -19,7 +19,7 @@ from rowhaul.nn import Batch, EmbeddingBagCollection, EmbeddingBagConfig, Embedd
 from rowhaul.nn.models import build_model
 from rowhaul.optim import Adagrad
 from rowhaul.train.losses import LossConfig, TaskLosses
-from zoo.plain_tables import PlainTables, plain_tables
+from zoo.plain_tables import PlainTables, plain_tables, use_plain_operations
 
 DIM, ROW_LR, DENSE_LR = 16, 0.05, 0.001
 CANDIDATES = 101  # the next item, and others that it is ranked among
@@ -157,6 +157,7 @@ def measure(
         Side(name, schema, lambda configs: our_tables(configs, seed), seed),
         Side(name, schema, lambda configs: plain_tables(configs, numbers.sizes, seed), seed),
     ]
+    use_plain_operations(sides[1].model)
     makes: tuple[Callable[[Samples], Batch], ...] = (Batch.from_samples, numbers.batch)
     for place, samples in enumerate(train):
         for side, make in zip(sides, makes, strict=True):
