@@ -37,10 +37,14 @@ def draw(studies: Sequence[Study], path: Path) -> Path:
         num_rows, num_columns, figsize=(5.2 * num_columns, 4.0 * num_rows), squeeze=False
     )
     places = list(grid.flat)
-    for place in places[len(studies) :]:
-        place.remove()
     for place, study in zip(places, studies, strict=False):
         _draw_log(place, study)
+    # The names beside the panels where one is free, and in the first one otherwise.
+    free, handles = places[len(studies) :], places[0].get_legend_handles_labels()
+    for place in free:
+        place.set_axis_off()
+    where = {"loc": "center", "fontsize": 13} if free else {"loc": "lower right", "fontsize": 9}
+    (free[0] if free else places[0]).legend(*handles, frameon=False, **where)
     figure.suptitle("AUC for all bytes from a raw key to its row (higher and further left is better)")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
@@ -49,7 +53,6 @@ def draw(studies: Sequence[Study], path: Path) -> Path:
 
 
 def _draw_log(place: Axes, study: Study) -> None:
-    ends: list[tuple[float, float, str]] = []
     changes_shown = [0.0]
     for name, (families, color) in LINES.items():
         cases = [case for family in families for case in study.cases(family)]
@@ -66,16 +69,16 @@ def _draw_log(place: Axes, study: Study) -> None:
             *zip(*shown, *further, strict=True),
             markevery=range(len(shares)),
             color=color,
+            label=name,
             marker="o",
             markersize=5 if is_ours else 3,
             linewidth=2.6 if is_ours else 1.4,
             zorder=3 if is_ours else 2,
         )
-        ends.append((shares[0], changes[0], name))
         changes_shown += changes
     place.axhline(0, color="black", linewidth=0.8)
     place.set_xscale("log")
-    place.set_xlim(0.5, 110)
+    place.set_xlim(1.7, 110)
     low, high = min(*changes_shown, -LEAST_RANGE), max(changes_shown)
     room = 0.1 * max(high - low, 0.2)
     place.set_ylim(low - room, high + 2 * room)
@@ -85,24 +88,3 @@ def _draw_log(place: Axes, study: Study) -> None:
     place.set_xlabel("share of the unpruned bytes")
     place.set_ylabel("AUC minus unpruned, points")
     place.grid(alpha=0.25)
-    _label(place, ends)
-
-
-def _label(place: Axes, ends: Sequence[tuple[float, float, str]]) -> None:
-    """Write each line's name at its left end, names that would overlap above each other."""
-    low, high = place.get_ylim()
-    least = 0.06 * (high - low)
-    height = -float("inf")
-    for share, change, name in sorted(ends, key=lambda end: end[1]):
-        height = max(change, height + least)
-        families, color = LINES[name]
-        place.annotate(
-            name,
-            (share, change),
-            xytext=(share / 1.12, height),
-            ha="right",
-            va="center",
-            fontsize=9,
-            color=color,
-            fontweight="bold" if OURS in families else "normal",
-        )
