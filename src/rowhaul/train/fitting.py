@@ -39,12 +39,12 @@ _HALVING = 0.2  # by rows of half the values
 _PRECISION = {PLAIN: 0.0, "bfloat16": 0.03, "int8": 0.1}
 _READS = 30.0  # if all reads of repeated ids shared rows; of ids that have few reads, or come late, ...
 _IDS = 0.05  # ... so much more, of the share of the ids
-# The same where most ids are read so rarely that not much can be learned of them, as measured on a log shaped
-# like Criteo's: wide rows learn little more than narrow ones there, and rounding adds to their noise.
+# The same where most ids are read so rarely that not much can be learned of them, as measured on logs shaped
+# like Criteo's and Avazu's: reads without a row of their own cost little there, and rounding adds to noise.
 _RARE = 10  # reads
-_NARROW = 0.6  # by rows of so few values: in parts of one value
+_NARROW = 1.2  # by rows of so few values: in parts of one value
 _RARE_PRECISION = {PLAIN: 0.0, "bfloat16": 0.1, "int8": 0.15}
-_SHARED_READS = 400  # that a shared row needs at least to be more than noise
+_RARE_READS = 1.0
 # More rows are shared where more than a few reads do: of the budget, by their share.
 _FEW_READS, _SHARED_BY_READS, _MOST_SHARED = 0.04, 6.0, 0.5
 MOST_SAMPLES = 10_000_000  # read to count ids, from the first
@@ -87,10 +87,6 @@ class Reads:
     def is_rare(self) -> bool:
         """Whether most ids are read too rarely for anything to be learned of them."""
         return len(self.counts) > 0 and float(np.median(self.counts)) < _RARE
-
-    def shared(self, num_slots: int) -> float:
-        """How many reads find no row of their own then."""
-        return float(self.counts[int(num_slots * self.share) :].sum()) / self.share
 
     def without(self, num_slots: int) -> float:
         """The share of the repeated ids that have no row of their own then."""
@@ -239,8 +235,8 @@ def _narrowed(config: TrainConfig, schema: Schema, reads: Reads) -> tuple[TrainC
     if best.prune.shared == BudgetSettings.shared:
         more = _SHARED_BY_READS * (1 - reads.served(slots) - _FEW_READS)
         shared = round(min(_MOST_SHARED, best.prune.shared + max(0.0, more)), 2)
-        if reads.is_rare:
-            shared = min(shared, _share_of_rows(best, schema, reads.shared(slots) / _SHARED_READS))
+        if reads.is_rare:  # what rare ids share is noise, which new ids would read, too
+            shared = _share_of_one_a_table(best, schema)
         best = replace(best, prune=replace(best.prune, shared=shared))
         slots = _num_slots(best, schema)
     found = (
@@ -279,9 +275,9 @@ def _expected_loss(config: TrainConfig, first_dim: int, schema: Schema, reads: R
     unserved = 1 - reads.served(slots) + _IDS * reads.without(slots)
     if reads.is_rare:
         narrow, precision = _NARROW / dim - _NARROW / first_dim, _RARE_PRECISION
-    else:
-        narrow, precision = _HALVING * math.log2(first_dim / dim), _PRECISION
-    return narrow + precision.get(config.held_in, 0.0) + _READS * unserved
+        return narrow + precision.get(config.held_in, 0.0) + _RARE_READS * unserved
+    narrow = _HALVING * math.log2(first_dim / dim)
+    return narrow + _PRECISION.get(config.held_in, 0.0) + _READS * unserved
 
 
 def _num_slots(config: TrainConfig, schema: Schema) -> int:
@@ -289,10 +285,10 @@ def _num_slots(config: TrainConfig, schema: Schema) -> int:
     return room_for(settings, settings.bytes, size, len(schema.tables)).num_slots
 
 
-def _share_of_rows(config: TrainConfig, schema: Schema, num_rows: float) -> float:
-    """The share of the budget that so many rows take, at least one a table; rounded up."""
+def _share_of_one_a_table(config: TrainConfig, schema: Schema) -> float:
+    """The share of the budget that a shared row for each table takes, rounded up."""
     settings, size = _settings_and_size(config)
-    share = max(num_rows, len(schema.tables)) * size / settings.bytes
+    share = len(schema.tables) * size / settings.bytes
     return min(MOST_SHARED, math.ceil(share * 1e4) / 1e4)
 
 
