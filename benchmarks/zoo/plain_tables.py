@@ -10,6 +10,7 @@ from torch import nn
 from rowhaul.nn import EmbeddingBagConfig, EmbeddingConfig, JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 RANGE = 0.01  # of first values
+OTHER_SEED = 1000  # models draw their weights by the seed itself: rows would be the same numbers
 
 
 class PlainTables(nn.Module):
@@ -18,7 +19,7 @@ class PlainTables(nn.Module):
     def __init__(self, configs: Sequence[EmbeddingConfig], sizes: dict[str, int], seed: int) -> None:
         super().__init__()
         self.configs = list(configs)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed + OTHER_SEED)
         self.tables = nn.ModuleDict()
         for one in configs:
             weight = torch.empty(sizes[one.name], one.embedding_dim)
