@@ -127,9 +127,9 @@ class DealtConnections:
 
 def _reporting(server: uvicorn.Server, ended: Callable[[], None]) -> Callable[[], asyncio.Protocol]:
     """Return what makes uvicorn's protocol for a connection; ``ended`` is called when that is closed."""
-    config, protocol = server.config, server.config.http_protocol_class  # by what is installed
+    config, protocol = server.config, server.config.http_protocol_class
 
-    class Reporting(protocol):  # type: ignore[valid-type, misc]
+    class Reporting(protocol):  # type: ignore[valid-type, misc]  # which class depends on what is installed
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             ended()

@@ -67,19 +67,20 @@ def serve(settings: ServeSettings, bound: socket.socket) -> None:
     Several processes count together where PROMETHEUS_MULTIPROC_DIR names a folder.
     """
     if settings.workers == 1:
-        _serve_here(settings, bound)
+        _Server(_prepared(settings)).run(sockets=[bound])
     else:
         _Processes(settings, bound).run()
 
 
-def _serve_here(settings: ServeSettings, connections: socket.socket, are_dealt: bool = False) -> None:
+def _prepared(settings: ServeSettings) -> uvicorn.Config:
+    """Open the folder, compile what scoring needs, and return what a server runs."""
     scorer = Scorer(settings.folder, backend=settings.backend, on_unknown=settings.on_unknown)
     if scorer.dense.kind == "pt2":
         import torch
 
         torch.set_num_threads(1)  # requests are what is spread over threads
     scorer.warm_up()
-    config = uvicorn.Config(
+    return uvicorn.Config(
         make_app(scorer, settings),
         log_config=None,
         access_log=False,
@@ -87,16 +88,12 @@ def _serve_here(settings: ServeSettings, connections: socket.socket, are_dealt: 
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=settings.shutdown_seconds,
     )
-    if are_dealt:
-        _DealtServer(config, connections).run(sockets=[])
-    else:
-        _Server(config).run(sockets=[connections])
 
 
 def _serve_as_child(settings: ServeSettings, channel: socket.socket) -> None:
     """Serve until told to stop, or until the parent is gone: nobody would deal connections then."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _serve_here(settings, channel, are_dealt=True)
+    _DealtServer(_prepared(settings), channel).run(sockets=[])
 
 
 def _end_with_parent() -> None:
