@@ -2,8 +2,8 @@
 
 Three threads run beside the main thread: *control* compares plans with the other ranks, *moves* carries them
 out, and *dense* sums gradients over the workers. The main thread of a worker trains iteration t between its
-`begin` and its `end`; meanwhile rows of t+1 move. A run is divided into segments: at the end of one nothing
-is pending, and rows are where the directory says.
+`begin` and its `end`; meanwhile rows of t+1 move, those that t trains from `release_rows` on. A run is
+divided into segments: at the end of one nothing is pending, and rows are where the directory says.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rowhaul.runtime.phases import RankPhases
 from rowhaul.transport.base import Collective, Wire
 
 AHEAD = 2  # iterations agreed on beyond the one in training; one more may be planned
-# Iteration t + this is agreed on when t + 2 has its rows: then t + 1 is trained, and t's digests are known.
+# Iteration t + this is agreed on when t + 2 gets its rows: then t + 1 is trained, and t's digests are known.
 DIGEST_DELAY = AHEAD + 3
 
 # What ranks report to each other with every plan: all in seconds, except for the samples and the iteration,
@@ -151,9 +151,12 @@ class Runtime:
             job.seconds["waiting"] += time.perf_counter() - began
         return job
 
-    def end(self, trained: TrainedRows | None) -> None:
-        """Pass on the gradients of the iteration that was begun last."""
+    def release_rows(self, trained: TrainedRows | None) -> None:
+        """Pass on the gradients of the iteration that was begun last: from now on its rows may move."""
         self._iterations[self.iteration].trained.set_result(trained)
+
+    def end(self) -> None:
+        """Count the iteration that was begun last as trained, after `release_rows`."""
         self.iteration += 1
         progressed(self.iteration)
 
@@ -171,11 +174,13 @@ class Runtime:
     def await_agreements(self) -> None:
         """Wait until all ranks agree on the plans under way; raise the error of all if they do not.
 
-        While an iteration is trained all ranks have the same plans under way. A worker that waits for them
-        before it fails for a reason of its own never hides a disagreement that the others report.
+        While an iteration is trained all ranks have the same plans under way, and some that have released its
+        rows one more. A worker that waits for those of all before it fails for a reason of its own never hides
+        a disagreement that the others report.
         """
-        for one in list(self._iterations.values()):
-            one.job.wait()
+        for number, one in list(self._iterations.items()):
+            if number <= self.iteration + AHEAD + 1:
+                one.job.wait()
 
     def finish_segment(self) -> None:
         """Wait until nothing is pending; on a store this is the whole segment."""
@@ -306,9 +311,11 @@ class Runtime:
         if job is not None:
             self.mover.early(job)
         while job is not None:
+            # Before training begins, see `await_agreements`; and before rows move: plans are made while
+            # training waits for rows and sums, not while it computes.
+            self._plan(number + AHEAD + 1)
             self.mover.late(job)
             iteration = self._iterations[number]
-            self._plan(number + AHEAD + 1)  # before training begins, see `await_agreements`
             iteration.ready.set_result(job)
             following = self._take(number + 1)
             if following is not None:

@@ -216,7 +216,8 @@ class DistributedTraining:
             for one in self.model.parameters():
                 one.grad = None
             self._job = None
-            self.runtime.end([])
+            self.runtime.release_rows([])
+            self.runtime.end()
             return None
         shared = self._dense.complete(loss)
         taken.write_replicated(shared.replicated)
@@ -227,6 +228,10 @@ class DistributedTraining:
         began = time.perf_counter()
         buffered = [] if found else rows.step_own(taken, self.runtime.rank)
         stepped = time.perf_counter()
+        # Rows that are not replicated have taken their step: they need not wait for the dense sum.
+        is_released = not found and self.settings.hot is None
+        if is_released:
+            self.runtime.release_rows(buffered)
         self._dense.wait()
         job.seconds["all_reduce"] += time.perf_counter() - stepped
         if not is_finite(shared.total):
@@ -238,7 +243,9 @@ class DistributedTraining:
         if self._replicas.is_due(self.iteration + 1):
             self._replicas.hash_rows(self.iteration + 1, self.settings.hot)
         self._job = None
-        self.runtime.end(buffered)
+        if not is_released:
+            self.runtime.release_rows(buffered)
+        self.runtime.end()
         return shared.loss
 
     def sum_over_workers(self, values: Tensor) -> None:
