@@ -23,14 +23,14 @@ from rowhaul.schedule import CacheSettings, HotRows, ScheduleSettings, Topology
 
 pytestmark = pytest.mark.slow
 
-# Between them: dedicated stores and none, peers that send and that do not, all modes.
+# Between them: dedicated stores and none, peers that send and that do not, all modes, replicated rows and none.
 CLUSTERS = {
-    "on demand": (Topology(3, num_stores=2), "on-demand"),
-    "on demand between peers": (Topology(3, peer_to_peer=True), "on-demand"),
-    "on demand, co-located": (Topology(3, colocated=True, peer_to_peer=True), "on-demand"),
-    "full": (Topology(3, num_stores=2), "full"),
-    "static": (Topology(3, colocated=True), "static"),
-    "bounded": (Topology(3, num_stores=2), "bounded:2"),
+    "on demand": (Topology(3, num_stores=2), "on-demand", False),
+    "on demand between peers": (Topology(3, peer_to_peer=True), "on-demand", True),
+    "on demand, co-located": (Topology(3, colocated=True, peer_to_peer=True), "on-demand", False),
+    "full": (Topology(3, num_stores=2), "full", True),
+    "static": (Topology(3, colocated=True), "static", True),
+    "bounded": (Topology(3, num_stores=2), "bounded:2", False),
 }
 SEGMENTS = (5, 1, None)
 
@@ -38,7 +38,7 @@ SEGMENTS = (5, 1, None)
 @cache
 def case_of(cluster: str) -> Case:
     """Caches as small as can be, so that much moves."""
-    topology, sync = CLUSTERS[cluster]
+    topology, sync, replicates = CLUSTERS[cluster]
     rng = np.random.default_rng(5)
     tables = tuple(
         EmbeddingBagConfig(embedding_dim=dim, name=name, feature_names=features)
@@ -53,7 +53,7 @@ def case_of(cluster: str) -> Case:
         dispatcher="joint",
         sync=sync,
         look_ahead=2,
-        hot=HotRows(np.array([0, 1]), np.array([0, 1])),
+        hot=HotRows(np.array([0, 1]), np.array([0, 1])) if replicates else None,
     )
     batches = tuple(random_samples(rng, ("f0", "f1", "f2"), 7, range(14), 2) for _ in range(10))
     case = Case(tables, optimizer, settings, batches, rates=changing_rate, segments=SEGMENTS)

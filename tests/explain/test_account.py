@@ -101,7 +101,8 @@ def test_advice_rests_on_what_was_counted():
     saved = [one.saves_seconds for one in advise(found)]
     assert saved == sorted(saved, reverse=True)
     assert all(one.basis for one in advise(found))
-    assert "1.1 times as long" in one_machine_text(found)  # three times 9 ms of processor time against 24 ms
+    text = one_machine_text(found)
+    assert "take 24 ms an iteration; one alone would take up to 27 ms" in text  # three times 9 ms
 
 
 def test_one_machine_is_advised_where_it_is_faster():

@@ -107,6 +107,9 @@ class IterationOfEvents:
             elif phase == "summed":
                 self.not_summed.discard(lane.rank)
                 self.tell_if_trained()
+            elif phase == "computed":
+                if lane.rank in self.computing:
+                    return
             elif phase == "trained":
                 if not self.trained:
                     return
@@ -128,6 +131,9 @@ class IterationOfEvents:
         self.computing.discard(rank)
         if rank in self.sums:
             self.go_on(self.sums[rank])
+        moving = self.moving[rank]
+        if moving.program[moving.place] == "computed":
+            self.go_on(moving)
         self.tell_if_trained()
 
     def tell_if_trained(self):
@@ -275,16 +281,19 @@ def seconds_by_events(plans, model, training, run=IterationOfEvents):
         model = replace(model, dense_seconds=0.0)
     seconds = []
     for plan, following in zip(plans, [*plans[1:], None], strict=True):
-        phases = ["LATE_FIRST", "LATE_SECOND", "ready", "EARLY_FIRST", "EARLY_SECOND", "trained", "AFTER"]
-        messages = messages_of(plan, (Phase.LATE_FIRST, Phase.LATE_SECOND, Phase.AFTER))
-        if plan is plans[0]:  # nothing runs yet beside which its early moves could travel
-            phases = ["EARLY_FIRST before", "EARLY_SECOND before", *phases]
-            messages += messages_of(plan, (Phase.EARLY_FIRST, Phase.EARLY_SECOND), " before")
+        rows_wait_for = "trained" if plan.all_reduce_bytes else "computed"
+        phases = ["ready", "EARLY_FIRST", "EARLY_SECOND", rows_wait_for]
+        phases += ["AFTER", "LATE_FIRST", "LATE_SECOND", "trained"]
+        messages = messages_of(plan, (Phase.AFTER,))
+        if plan is plans[0]:  # nothing runs yet beside which its moves could travel
+            before = [Phase.EARLY_FIRST, Phase.EARLY_SECOND, Phase.LATE_FIRST, Phase.LATE_SECOND]
+            phases = [*(f"{one.name} before" for one in before), *phases]
+            messages += messages_of(plan, before, " before")
         if following is not None:
-            messages += messages_of(following, (Phase.EARLY_FIRST, Phase.EARLY_SECOND))
+            messages += messages_of(following, [one for one in Phase if one is not Phase.AFTER])
         in_sum = list(training) if model.dense_seconds is None else []
         messages += messages_of_sum(model, model.dense_bytes + plan.all_reduce_bytes, in_sum)
-        only_workers = ("ready", "trained")
+        only_workers = ("ready", "computed", "trained")
         programs = {
             rank: [phase for phase in phases if rank < num_workers or phase not in only_workers]
             for rank in range(num_ranks)

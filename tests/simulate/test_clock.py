@@ -119,10 +119,21 @@ def test_messages_that_start_together_share_a_link_and_the_shorter_is_there_firs
     assert seconds_of([late], model(workers=(100.0, 100.0), stores=(20.0,), compute=(1.0, 0.0))) == [3.0]
 
 
-@pytest.mark.parametrize(("compute", "first"), [(6.0, 6.0), (4.0, 4.0), (1.0, 4.0)])
-def test_early_moves_travel_beside_the_compute_before(compute, first):
+@pytest.mark.parametrize(("compute", "first"), [(6.0, 7.0), (4.0, 5.0), (1.0, 4.0)])
+def test_early_moves_travel_beside_the_compute_before_and_late_ones_after_it(compute, first):
     plans = [plan(0, worker=[0]), plan(1, [pull(1, 40, 0), pull(0, 100, 1)], worker=[0])]
-    assert seconds_of(plans, model(compute=(compute, 0.0))) == [first, 1 + compute]
+    assert seconds_of(plans, model(compute=(compute, 0.0))) == [first, compute]
+
+
+def test_late_moves_travel_beside_the_sum_before_unless_it_has_replicated_rows():
+    # Compute 1 s; the sum: 4 s on the slow link, 0.4 s on the fast one, which has room for another second.
+    dense = model(dense_bytes=40, compute=(1.0, 0.0))
+    late = plan(1, [pull(0, 100, 1)])
+    assert seconds_of([plan(0, worker=[0]), late], dense)[0] == 1 + 4
+    slow = plan(1, [pull(1, 20, 1)])
+    assert seconds_of([plan(0, worker=[0]), slow], dense)[0] == 1 + 4 + 1  # it began a second sooner
+    replicated = plan(0, worker=[0], all_reduce_bytes=20)
+    assert seconds_of([replicated, late], dense)[0] == 1 + 6 + 1
 
 
 def test_early_moves_have_two_turns_too():

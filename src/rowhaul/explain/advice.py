@@ -42,7 +42,10 @@ def advise(found: Findings) -> list[Advice]:
 
 
 def one_machine_seconds(found: Findings) -> float:
-    """Estimate an iteration of one worker that trains the whole batch alone."""
+    """Estimate an iteration of one worker that trains the whole batch alone, rather too high.
+
+    A large batch takes less a sample than small ones, and processors are slower after they have waited.
+    """
     return sum(found.step_cpu_seconds) + found.composition["data"]
 
 
@@ -58,8 +61,8 @@ def one_machine_text(found: Findings) -> str:
             f"{seconds_text(now)}: stay with one while the rows fit in its memory."
         )
     return (
-        f"{workers.capitalize()} take {seconds_text(now)} an iteration; one alone would take about "
-        f"{seconds_text(alone)}, {alone / now:.1f} times as long."
+        f"{workers.capitalize()} take {seconds_text(now)} an iteration; one alone would take up to "
+        f"{seconds_text(alone)}, and less where workers wait for links: `rowhaul plan` measures it."
     )
 
 
@@ -72,7 +75,8 @@ def _fewer_workers(found: Findings) -> Iterator[Advice]:
             f"One worker alone would take about {seconds_text(alone)} an iteration instead of "
             f"{seconds_text(now)}, if all rows fit in its memory.",
             "The processor time that the workers' training threads have taken, one after the other. A large "
-            "batch takes less a sample than small ones, so this overestimates.",
+            "batch takes less a sample than small ones, and processors are slower after they have waited, so "
+            "this overestimates.",
         )
 
 

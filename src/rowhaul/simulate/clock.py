@@ -4,8 +4,9 @@ A `Clock` is shown plan after plan and answers with seconds. It follows what the
 phase (`rowhaul.schedule.phases`), on links that are fluid (`rowhaul.simulate.timeline`); what it assumes
 is written in `ASSUMPTIONS`, which every table and report of the simulator repeats. In short:
 
-    late first -> late second -> compute -> sum of dense gradients -> after -> next iteration
-                              -> early first, early second of the next iteration ->
+    compute -> sum of dense gradients ->                            next iteration
+            -> after -> late first, late second of the next one ->
+    early first, early second of the next one ->
 """
 
 from __future__ import annotations
@@ -29,18 +30,20 @@ ASSUMPTIONS = (
     "its bytes over the speed of the slower one. A link works through its messages without gaps, in the "
     "order in which they start; those that start together have equal parts of it.",
     "An iteration has phases. A message starts when both of its ends have reached its phase; a rank enters "
-    "the next phase when it has received everything of this one, and does not wait for what it sends. First "
-    "phase: pushes, and pulls of rows that nobody pushes. Second: pulls of the pushed rows, and what "
-    "gatherers send to peers. Then a worker computes, seconds per sample times samples.",
-    "Moves of rows at rest are early: they have two phases beside the iteration before, which each rank "
-    "enters once it has its rows, and share the links with everything else. The first iteration has none "
-    "before it: its early moves come first.",
-    "Then the workers that train sum dense gradients and replicated rows, in the quickest of several ways: "
+    "the next phase when it has received everything of this one, and does not wait for what it sends. A worker "
+    "computes, seconds per sample times samples. Then come two phases of rows that the next iteration needs. "
+    "First: pushes, and pulls of rows that nobody pushes. Second: pulls of the pushed rows, and what "
+    "gatherers send to peers.",
+    "Moves of rows at rest are early: they have two phases of their own before these, which each rank "
+    "enters when the iteration begins, and share the links with everything else. The first iteration has none "
+    "before it: all its moves come first.",
+    "Beside the moves, workers that train sum dense gradients and replicated rows (where there are such rows, "
+    "moves wait for the sum), in the quickest of several ways: "
     "everyone sends everything to everyone; or each adds up a part and sends the sum to all others, parts as "
     "large as its link is fast: over equal links 2(n-1)/n of the bytes travel each way over each, over a "
-    "slow one the bytes once, in buckets whose sums travel beside the next one's parts. Where rows are "
-    "pushed after training (full synchronisation, no look-ahead) that is the last phase.",
-    "All start an iteration together: when all have trained, and their early moves are done.",
+    "slow one the bytes once, in buckets whose sums travel beside the next one's parts. Rows that are "
+    "pushed after training (full synchronisation, no look-ahead) have a phase before those of the next iteration.",
+    "All start an iteration together: when all have trained and have its rows.",
     "Steps at the stores, memory copies, serialisation and the decision itself take no time: decisions are "
     "made beside the iteration before, and their time is shown for comparison.",
     "Total cost adds up bytes over bandwidth for every move and every worker link that it crosses, as if "
@@ -100,7 +103,7 @@ class TimeModel:
 
 
 # The phases of a `Timeline`; those of a kind come one after the other.
-_BEFORE, _LATE, _EARLY, _SUMS, _AFTER = (0, 1), (2, 3), (4, 5), (6, 7, 8), 9
+_BEFORE, _EARLY, _SUMS, _LATE = (0, 1, 2, 3), (4, 5), (6, 7, 8), (9, 10, 11)
 
 
 @dataclass(frozen=True)
@@ -108,18 +111,18 @@ class _Iteration:
     """What an iteration does by itself, whatever travels beside it."""
 
     number: int
-    before: tuple[Messages, Messages]  # early moves that have nothing to travel beside
-    late: tuple[Messages, Messages]
+    before: tuple[Messages, ...]  # its own moves, where there is no iteration that they travel beside
     compute_seconds: Floats  # workers
     sums: tuple[Messages, Messages, Messages]
     after: Messages
+    has_replicated: bool  # rows, whose gradients are in the sum
 
 
 class Clock:
     """Turns plans, shown in order, into seconds.
 
-    An iteration's time is known once the next plan has shown what travels early beside it, so
-    `observe` answers for the iteration before, and `finish` for the last.
+    An iteration's time is known once the next plan has shown what travels beside it, so `observe` answers
+    for the iteration before, and `finish` for the last.
 
     Args:
         model: links and compute speed.
@@ -147,33 +150,33 @@ class Clock:
             Messages.between(pair[phases == phase], num_bytes[phases == phase], self._num_ranks)
             for phase in Phase
         )
-        nothing, previous = Messages.none(), None
-        before = (nothing, nothing)
+        previous, before = None, (Messages.none(),) * len(_BEFORE)
         if self._open is None:
-            before = (first, second)
+            before = (first, second, late_first, late_second)
         else:
             if self._even_out:
                 first, second = self._even_out.left(moves, phases)
-            previous, timeline = self._close(self._open, (first, second))
+            previous, timeline = self._close(self._open, (first, second), (late_first, late_second))
             if self._even_out:
                 self._even_out.add(self._open.number, self._room(previous, timeline))
         samples = np.bincount(plan.worker, minlength=plan.num_workers)
         self._open = _Iteration(
             plan.iteration,
             before,
-            (late_first, late_second),
             samples * np.array(self._model.compute_seconds),
             self._sums.exchanges(
                 round(self._model.sum_weight * (self._model.dense_bytes + plan.all_reduce_bytes))
             ),
             after,
+            plan.all_reduce_bytes > 0,
         )
         return previous
 
     def finish(self) -> float:
-        """Seconds of the iteration observed last, with no early moves beside it."""
+        """Seconds of the iteration observed last, with no moves of another beside it."""
         assert self._open is not None
-        return self._close(self._open, (Messages.none(), Messages.none()))[0]
+        nothing = Messages.none(), Messages.none()
+        return self._close(self._open, nothing, nothing)[0]
 
     def link_seconds(self, plan: Plan) -> Floats:
         """Each worker's part of the total cost: bytes of rows that cross its link, over bandwidth."""
@@ -186,12 +189,14 @@ class Clock:
         crossing[self._training] += 4 * (count - 1) / max(count, 1) * plan.all_reduce_bytes
         return np.asarray((crossing / self._rows.speeds)[: plan.num_workers])
 
-    def _close(self, iteration: _Iteration, early: tuple[Messages, Messages]) -> tuple[float, Timeline]:
-        """Seconds of an iteration beside which these early moves travel."""
+    def _close(
+        self, iteration: _Iteration, early: tuple[Messages, Messages], late: tuple[Messages, Messages]
+    ) -> tuple[float, Timeline]:
+        """Seconds of an iteration beside which these moves of the next one travel."""
         timeline = Timeline(
-            [(messages, self._rows) for messages in (*iteration.before, *iteration.late, *early)]
+            [(messages, self._rows) for messages in (*iteration.before, *early)]
             + [(messages, self._dense) for messages in iteration.sums]
-            + [(iteration.after, self._rows)]
+            + [(messages, self._rows) for messages in (iteration.after, *late)]
         )
         workers = slice(len(iteration.compute_seconds))
 
@@ -199,25 +204,29 @@ class Clock:
             ready = self._ready(timeline)
             computed = ready.copy()
             computed[workers] += iteration.compute_seconds
-            moved = timeline.arrivals(_EARLY[1], timeline.arrivals(_EARLY[0], ready))
             summed = computed
             for phase in _SUMS:
                 summed = timeline.arrivals(phase, summed)
             trained = summed[workers].max() + self._dense_seconds
-            begin = moved.copy()
-            begin[workers] = np.maximum(moved[workers], trained)
-            return float(timeline.arrivals(_AFTER, begin).max())
+            moved = ready
+            for phase in _EARLY:
+                moved = timeline.arrivals(phase, moved)
+            moved = moved.copy()
+            moved[workers] = np.maximum(moved, trained if iteration.has_replicated else computed)[workers]
+            for phase in _LATE:
+                moved = timeline.arrivals(phase, moved)
+            return float(max(moved.max(), trained))
 
         return timeline.solve(end), timeline
 
     def _room(self, seconds: float, timeline: Timeline) -> Floats:
         """The seconds of an iteration that each link of the rows has nothing to do beside the training."""
-        busy = timeline.busy_seconds((*_EARLY, *_SUMS, _AFTER))
+        busy = timeline.busy_seconds((*_EARLY, *_SUMS, *_LATE))
         return np.asarray(seconds - np.tile(self._ready(timeline), 2) - busy[: self._rows.end])
 
     def _ready(self, timeline: Timeline) -> Floats:
-        """When each rank has the rows of the iteration."""
+        """When each rank has the rows of the iteration: at once, but in the first."""
         begin = np.zeros(self._num_ranks)
-        for phase in (*_BEFORE, *_LATE):
+        for phase in _BEFORE:
             begin = timeline.arrivals(phase, begin)
         return begin
