@@ -23,7 +23,7 @@ from rowhaul.schedule import CacheSettings, HotRows, ScheduleSettings, Topology
 
 pytestmark = pytest.mark.slow
 
-# Between them: dedicated stores and none, peers that send and that do not, all modes, replicated rows and none.
+# Between them: dedicated stores and none, peers that send and do not, all modes, replicated rows and none.
 CLUSTERS = {
     "on demand": (Topology(3, num_stores=2), "on-demand", False),
     "on demand between peers": (Topology(3, peer_to_peer=True), "on-demand", True),

@@ -174,9 +174,9 @@ class Runtime:
     def await_agreements(self) -> None:
         """Wait until all ranks agree on the plans under way; raise the error of all if they do not.
 
-        While an iteration is trained all ranks have the same plans under way, and some that have released its
-        rows one more. A worker that waits for those of all before it fails for a reason of its own never hides
-        a disagreement that the others report.
+        While an iteration is trained all ranks have the same plans under way; those that have released its
+        rows may have one more. A worker that waits for the former before it fails for a reason of its own
+        never hides a disagreement that the others report.
         """
         for number, one in list(self._iterations.items()):
             if number <= self.iteration + AHEAD + 1:

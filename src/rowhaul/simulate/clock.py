@@ -30,19 +30,19 @@ ASSUMPTIONS = (
     "its bytes over the speed of the slower one. A link works through its messages without gaps, in the "
     "order in which they start; those that start together have equal parts of it.",
     "An iteration has phases. A message starts when both of its ends have reached its phase; a rank enters "
-    "the next phase when it has received everything of this one, and does not wait for what it sends. A worker "
-    "computes, seconds per sample times samples. Then come two phases of rows that the next iteration needs. "
-    "First: pushes, and pulls of rows that nobody pushes. Second: pulls of the pushed rows, and what "
+    "the next phase when it has received everything of this one, and does not wait for what it sends. A "
+    "worker computes, seconds per sample times samples. Then come two phases of rows that the next iteration "
+    "needs. First: pushes, and pulls of rows that nobody pushes. Second: pulls of the pushed rows, and what "
     "gatherers send to peers.",
-    "Moves of rows at rest are early: they have two phases of their own before these, which each rank "
-    "enters when the iteration begins, and share the links with everything else. The first iteration has none "
+    "Moves of rows at rest are early: they have two phases of their own before these, which each rank enters "
+    "when the iteration begins, and share the links with everything else. The first iteration has none "
     "before it: all its moves come first.",
-    "Beside the moves, workers that train sum dense gradients and replicated rows (where there are such rows, "
-    "moves wait for the sum), in the quickest of several ways: "
-    "everyone sends everything to everyone; or each adds up a part and sends the sum to all others, parts as "
-    "large as its link is fast: over equal links 2(n-1)/n of the bytes travel each way over each, over a "
-    "slow one the bytes once, in buckets whose sums travel beside the next one's parts. Rows that are "
-    "pushed after training (full synchronisation, no look-ahead) have a phase before those of the next iteration.",
+    "Beside the moves, workers that train sum dense gradients and replicated rows (moves wait for the sum if "
+    "there are such rows), in the quickest of several ways: everyone sends everything to everyone; or each "
+    "adds up a part and sends the sum to all others, parts as large as its link is fast: over equal links "
+    "2(n-1)/n of the bytes travel each way over each, over a slow one the bytes once, in buckets whose sums "
+    "travel beside the next one's parts. Rows that are pushed after training (full synchronisation, no "
+    "look-ahead) have a phase before those of the next iteration.",
     "All start an iteration together: when all have trained and have its rows.",
     "Steps at the stores, memory copies, serialisation and the decision itself take no time: decisions are "
     "made beside the iteration before, and their time is shown for comparison.",
