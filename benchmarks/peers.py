@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import tempfile
@@ -56,7 +57,7 @@ class Result:
     """One run of a contender."""
 
     seconds: float  # of a step
-    link_bytes: float  # that the busiest link carried in a step, in its busier direction
+    link_seconds: float  # that the busiest link worked for a step, in its busier direction
     all_bytes: float  # that all links carried in a step
 
 
@@ -122,16 +123,20 @@ def run(contender: Contender, setting: Setting, work: Path, folder: Path, timeou
     assert progress.began is not None
     assert progress.ended is not None
     passed, took = progress.ended[1] - progress.began[1], progress.ended[0] - progress.began[0]
+    busy = [
+        max(one.sent_bytes, one.received_bytes) / link.bytes_per_second
+        for one, link in zip(passed.haul, [*links, *stores], strict=True)
+    ]
     return Result(
         progress.seconds(setting.batch),
-        max(max(one.sent_bytes, one.received_bytes) for one in passed.haul) / took,
+        max(busy) / took,
         sum(one.sent_bytes for one in passed.haul) / took,
     )
 
 
 def compare(setting: Setting, torchrec: str, given: argparse.Namespace) -> None:
     """Print one table: all contenders in turns."""
-    chosen = [one for one in contenders(setting, torchrec) if given.only in one.name]
+    chosen = [one for one in contenders(setting, torchrec) if re.search(given.only, one.name)]
     results: defaultdict[str, list[Result]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as top:
         work = Path(top) / "work"
@@ -160,14 +165,14 @@ def compare(setting: Setting, torchrec: str, given: argparse.Namespace) -> None:
             one.seconds * 1e3,
             f"{setting.batch / one.seconds:,.0f}",
             one.all_bytes / 1e6,
-            one.link_bytes / 1e6,
+            one.link_seconds * 1e3,
             min(alone) / one.seconds if alone else float("nan"),
             min(peers) / one.seconds if peers else float("nan"),
         ]
         for name, one in medians.items()
     ]
     columns = [
-        "", "ms a step", "samples/s", "MB a step", "MB, busiest link", "x one machine", "x TorchRec's best",
+        "", "ms a step", "samples/s", "MB a step", "ms, busiest link", "x one machine", "x TorchRec's best",
     ]  # fmt: skip
     print_table(f"{setting.title}, {setting.batch:,} samples a step, dim {setting.dim}", columns, rows)
 
@@ -177,7 +182,7 @@ def main() -> None:
     parser.add_argument("--settings", default=",".join(SETTINGS), help="comma-separated")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60, help="that count, after 30 others")
-    parser.add_argument("--only", default="", help="contenders whose name has this in it")
+    parser.add_argument("--only", default="", help="contenders whose name matches this expression")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one run")
     given = parser.parse_args()
     torchrec = str(peers_python())
