@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from cluster_checks import check_run
 from exact_cases import changing_rate, random_samples
-from in_process_cluster import Rank, run_cluster, train_batch
-from training_case import Case, row_sizes
+from in_process_cluster import Rank, RankErrorsError, run_cluster, train_batch
+from scripted_cases import script
+from training_case import Case, per_sample_loss, row_sizes
 
 from rowhaul.nn import Batch, EmbeddingBagConfig
 from rowhaul.optim import row_optimizer
 from rowhaul.schedule import CacheSettings, ScheduleSettings, Topology
+from rowhaul.train.finite import DivergedError
 
 
 def case_of(topology: Topology) -> Case:
@@ -63,3 +67,21 @@ def test_the_next_rows_are_there_before_a_sum_is_complete(topology: Topology) ->
     rows, others = outcome.rows(), expected.rows()
     assert all(np.array_equal(rows[row], others[row]) for row in others)
     check_run(case, outcome)
+
+
+def test_a_worker_that_diverges_after_others_have_gone_on_is_reported_by_all() -> None:
+    """The others have agreed to one plan more than it has; they must not wait for its agreement."""
+
+    def train(rank: Rank, batch: Batch) -> float | None:
+        if rank.rank != 1 or rank.training.iteration != 2:
+            return train_batch(rank, batch)
+        loss = float("nan") * batch.loss(per_sample_loss(rank.model(batch), batch))
+        loss.backward()
+        time.sleep(0.3)  # the others, who need none of its rows, get as far as they can
+        return rank.training.step(loss)
+
+    case = script(*[{0: "a", 1: "b", 2: "c"}] * 10, colocated=True, peer_to_peer=True)
+    with pytest.raises(RankErrorsError) as raised:
+        run_cluster(case, train=train)
+    assert all(isinstance(error, DivergedError) for error in raised.value.errors)
+    assert len({str(error) for error in raised.value.errors}) == 1

@@ -77,10 +77,10 @@ def describe(
         for losses in batch.losses:
             if not is_finite(losses):
                 place = int(torch.nonzero(~torch.isfinite(losses))[0])
-                index = int(batch.index[place])
-                return f"the loss is {float(losses[place])} {when} in sample {index:,}, counted from 0"
+                found, index = float(losses[place].detach()), int(batch.index[place])
+                return f"the loss is {found} {when} in sample {index:,}, counted from 0"
     if loss is not None and not is_finite(loss):
-        return f"the loss is {float(loss)} {when}"
+        return f"the loss is {float(loss.detach())} {when}"
     for one in rows:
         if not is_finite(one.values):
             place = int(torch.nonzero(~torch.isfinite(torch.as_tensor(one.values)).all(dim=1))[0])
