@@ -7,39 +7,16 @@ import time
 import numpy as np
 import pytest
 from cluster_checks import check_run
-from exact_cases import changing_rate, random_samples
 from in_process_cluster import Rank, RankErrorsError, run_cluster, train_batch
 from scripted_cases import script
-from training_case import Case, per_sample_loss, row_sizes
+from training_case import per_sample_loss
 
-from rowhaul.nn import Batch, EmbeddingBagConfig
-from rowhaul.optim import row_optimizer
-from rowhaul.schedule import CacheSettings, ScheduleSettings, Topology
+from rowhaul.nn import Batch
 from rowhaul.train.finite import DivergedError
 
 
-def case_of(topology: Topology) -> Case:
-    """Few rows, so that nearly all are needed again at once, by another worker."""
-    tables = (EmbeddingBagConfig(embedding_dim=3, name="a", feature_names=["f0", "f1"]),)
-    optimizer = row_optimizer("adam", lr=0.1)
-    settings = ScheduleSettings(
-        topology=topology,
-        sizes=row_sizes(tables, optimizer, Case.dtype),
-        prices=(1, 1, 10),
-        cache=CacheSettings(1 << 30),
-        dispatcher="random",
-    )
-    draw = np.random.default_rng(5)
-    batches = tuple(random_samples(draw, ("f0", "f1"), 9, range(6), 2) for _ in range(8))
-    return Case(tables, optimizer, settings, batches, rates=changing_rate, segments=(3, None))
-
-
-@pytest.mark.parametrize(
-    "topology",
-    [Topology(3, num_stores=2), Topology(3, colocated=True, peer_to_peer=True)],
-    ids=["stores", "peers"],
-)
-def test_the_next_rows_are_there_before_a_sum_is_complete(topology: Topology) -> None:
+@pytest.mark.parametrize("between_peers", [False, True], ids=["a store", "peers"])
+def test_the_next_rows_are_there_before_a_sum_is_complete(between_peers: bool) -> None:
     waited = []
 
     def train(rank: Rank, batch: Batch) -> float | None:
@@ -59,7 +36,9 @@ def test_the_next_rows_are_there_before_a_sum_is_complete(topology: Topology) ->
         finally:
             dense.wait = wait
 
-    case = case_of(topology)
+    # Every row is needed again at once: one by all three workers, the others by the next one.
+    needs = [{worker: "abc"[(worker + t) % 3] + "d" for worker in range(3)} for t in range(8)]
+    case = script(*needs, segments=(3, None), colocated=between_peers, peer_to_peer=between_peers)
     outcome = run_cluster(case, train=train)
     assert len(waited) > 3 * len(case.batches) / 2
     expected = run_cluster(case)

@@ -205,7 +205,8 @@ class DistributedTraining:
             DivergedError: on every worker, in the same iteration, if a loss or gradient of any is not finite;
                 those that are left out learn of it as stores do, by the loss of the others.
                 That worker has stepped nothing, and nobody dense weights or replicated rows; others may have
-                stepped rows of their own. The iteration cannot be finished, so it is never saved.
+                stepped rows of their own, and sent them on. The iteration cannot be finished, so it is never
+                saved.
         """
         job, rows = self._job, self._rows
         if job is None or rows is None or self._replicas is None or self._batch is None:
