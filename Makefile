@@ -4,6 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+# Tests start hundreds of processes; without cached bytecode each would compile the whole package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test quick test-all lint format bench dist release-check docs clean
 .DEFAULT_GOAL := help
 
