@@ -3,10 +3,12 @@
 The peer is the very same module over `torch.nn.EmbeddingBag` or, for models of histories,
 `torch.nn.Embedding` (sparse gradients, `torch.optim.Adagrad`; `torch.optim.Adam` for the dense part; no
 kernel of this library) with the same batches, seeds and epochs. Its ids are numbered before anything is
-timed, since PyTorch's tables take numbers and Rowhaul takes keys. Both train by turns; speeds are of
-processor time, on one thread.
+timed, since PyTorch's tables take numbers and Rowhaul takes keys. Rowhaul steps the dense part by PyTorch's
+`Adam(fused=True)`, as `rowhaul train` does; the peer by its default, or with ``--fused-peer`` by the same.
+Both train by turns; speeds are of processor time, on one thread.
 
     python benchmarks/models.py                                  # all, 3 seeds
+    python benchmarks/models.py --fused-peer                     # the peer asks for the faster Adam
     python benchmarks/models.py --logs criteo --models dcnv2 --seeds 1 --rows 50_000
 """
 
@@ -128,7 +130,7 @@ def lines(log: Log, folder: Path, names: Sequence[str], arguments: Any) -> Itera
     read, distinct = ids_and_rows(schema, every[0][0][:20])
     for name in names:
         found = [
-            measure(name, schema, train, test, seed, ranks=log.ranks)
+            measure(name, schema, train, test, seed, ranks=log.ranks, fused_peer=arguments.fused_peer)
             for seed, (train, test) in enumerate(every)
         ]
         yield [name, *_numbers(found), f"{distinct / read:.1%}"]
@@ -155,6 +157,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--rows", type=int, default=100_000, help="to train on in an epoch, and to test on")
+    parser.add_argument("--fused-peer", action="store_true", help="the peer asks for Adam(fused=True), too")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print_machine("scikit-learn")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,6 +42,8 @@ class Side:
         seed: int,
         dim: int = DIM,
         dense_lr: float = DENSE_LR,
+        fused: bool = False,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self.model = build_model(
             name,
@@ -50,6 +52,7 @@ class Side:
             embedding_dim=dim,
             make_collection=make,
             seed=seed,
+            options=options,
             num_tasks=max(1, len(schema.tasks)),
             histories=schema.histories,
             negatives={one.name: one.negatives_of for one in schema.negatives},
@@ -61,9 +64,10 @@ class Side:
             self.rows = torch.optim.Adagrad(tables.parameters(), lr=ROW_LR, eps=1e-8)
         else:
             self.rows = RowOptimizer(self.model)
+            fused = True  # as `rowhaul train` does by itself
         of_tables = {id(one) for one in tables.parameters()}
         dense = [one for one in self.model.parameters() if id(one) not in of_tables]
-        self.dense = torch.optim.Adam(dense, lr=dense_lr)
+        self.dense = torch.optim.Adam(dense, lr=dense_lr, fused=fused or None)
         self.seconds, self.samples = 0.0, 0
 
     def train(self, batch: Batch) -> None:
@@ -149,13 +153,25 @@ class Measured:
 
 
 def measure(
-    name: str, schema: Schema, train: Sequence[Samples], test: Sequence[Samples], seed: int, *, ranks: bool
+    name: str,
+    schema: Schema,
+    train: Sequence[Samples],
+    test: Sequence[Samples],
+    seed: int,
+    *,
+    ranks: bool,
+    fused_peer: bool = False,
 ) -> Measured:
-    """Train both sides by turns, so that they see the same machine."""
+    """Train both sides by turns, so that they see the same machine.
+
+    The peer's Adam is PyTorch's default, unless ``fused_peer`` asks for the one that takes a single pass.
+    """
     numbers = Numbers(schema, [*train, *test])
     sides = [
         Side(name, schema, lambda configs: our_tables(configs, seed), seed),
-        Side(name, schema, lambda configs: plain_tables(configs, numbers.sizes, seed), seed),
+        Side(
+            name, schema, lambda configs: plain_tables(configs, numbers.sizes, seed), seed, fused=fused_peer
+        ),
     ]
     use_plain_operations(sides[1].model)
     makes: tuple[Callable[[Samples], Batch], ...] = (Batch.from_samples, numbers.batch)
