@@ -130,7 +130,7 @@ class PairwiseDots(nn.Module):
         if self.fuses and not self.in_slices:
             on_card = _fused("dots:joined_dots", others)
             joined: Tensor | None = on_card and on_card(first, others, self.num_vectors, pads=pads)
-            if joined is None and _has_kernel(first, others):
+            if joined is None and has_kernel(others, *(() if first is None else (first,))):
                 joined = joined_dots(first, others, self.num_vectors)
             if joined is not None:
                 return joined
@@ -142,12 +142,13 @@ class PairwiseDots(nn.Module):
         return torch.cat([first, self(torch.cat([first.unsqueeze(1), vectors], dim=1))], dim=1)
 
 
-def _has_kernel(first: Tensor | None, others: Tensor) -> bool:
-    """Whether the kernel for CPUs takes these vectors."""
+def has_kernel(*tensors: Tensor) -> bool:
+    """Whether a kernel for CPUs takes these tensors: all on one, of one type that it knows."""
     if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
         return False
-    is_one_type = first is None or first.dtype == others.dtype
-    return is_one_type and others.device.type == "cpu" and others.dtype in (torch.float32, torch.float64)
+    dtype = tensors[0].dtype
+    on_cpu = all(one.device.type == "cpu" and one.dtype == dtype for one in tensors)
+    return on_cpu and dtype in (torch.float32, torch.float64)
 
 
 def _products(vectors: Tensor) -> Tensor:

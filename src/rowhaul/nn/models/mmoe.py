@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rowhaul.errors import ConfigError
 from rowhaul.nn.layers import LayerFactory
 from rowhaul.nn.models.base import MLPOptions, checked_sizes
-from rowhaul.nn.models.multi_task import Experts, MultiTaskModel, Towers, mixed
+from rowhaul.nn.models.multi_task import Experts, Mixtures, MultiTaskModel, Towers
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,12 @@ class MMoE(MultiTaskModel):
         self.gates = nn.ModuleList(
             layers.linear(inputs, options.num_experts, bias=False) for _ in range(num_tasks)
         )
+        self.mixtures = Mixtures([range(options.num_experts)] * num_tasks)
         outputs = (inputs, *options.hidden)[-1]
         self.towers = Towers(layers, num_tasks, outputs, options.tower, options.dropout)
 
     def task_logits(self, inputs: Tensor, index: Tensor) -> Tensor:
         """Logits, samples x tasks, from embeddings and dense columns."""
-        experts = self.experts(inputs, index)
-        logits: Tensor = self.towers([mixed(gate, inputs, experts) for gate in self.gates], index)
+        mixed = self.mixtures([gate(inputs) for gate in self.gates], self.experts(inputs, index))
+        logits: Tensor = self.towers(mixed, index)
         return logits

@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rowhaul.nn.layers import LayerFactory
+from rowhaul.nn.layers import LayerFactory, has_kernel
+from rowhaul.nn.mixtures import mixtures
 from rowhaul.nn.models.base import RecommendationModel
 
 
@@ -30,7 +31,7 @@ class Towers(nn.Module):
 
 
 class Experts(nn.Module):
-    """MLPs over one input, and their outputs side by side."""
+    """MLPs over one input."""
 
     def __init__(
         self, layers: LayerFactory, count: int, inputs: int, hidden: Sequence[int], dropout: float
@@ -38,15 +39,33 @@ class Experts(nn.Module):
         super().__init__()
         self.mlps = nn.ModuleList(layers.mlp(inputs, hidden, dropout) for _ in range(count))
 
-    def forward(self, inputs: Tensor, index: Tensor) -> Tensor:
-        """Samples x experts x outputs."""
-        return torch.stack([mlp(inputs, index) for mlp in self.mlps], dim=1)
+    def forward(self, inputs: Tensor, index: Tensor) -> list[Tensor]:
+        """Samples x outputs of each."""
+        return [mlp(inputs, index) for mlp in self.mlps]
 
 
-def mixed(gate: nn.Module, inputs: Tensor, experts: Tensor) -> Tensor:
-    """Σ_e softmax(gate(x))_e expert_e: samples x outputs, from samples x experts x outputs."""
-    weights = torch.softmax(gate(inputs), dim=1)
-    return (weights.unsqueeze(2) * experts).sum(1)
+class Mixtures(nn.Module):
+    """Σ_e softmax(g)_e expert_e, for the logits g of several gates.
+
+    ``fuses``: a kernel makes all sums at once, where it can.
+
+    Args:
+        members: of each gate, the numbers of the experts that it mixes.
+    """
+
+    fuses = True
+
+    def __init__(self, members: Sequence[Sequence[int]]) -> None:
+        super().__init__()
+        self.members = members
+
+    def forward(self, gates: Sequence[Tensor], experts: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Samples x outputs of each gate."""
+        weights = [torch.softmax(one, dim=1) for one in gates]
+        if self.fuses and has_kernel(*weights, *experts):
+            return mixtures(self.members, torch.cat(weights, dim=1), experts)
+        mixed = [torch.stack([experts[number] for number in some], dim=1) for some in self.members]
+        return [(one.unsqueeze(2) * some).sum(1) for one, some in zip(weights, mixed, strict=True)]
 
 
 class MultiTaskModel(RecommendationModel):

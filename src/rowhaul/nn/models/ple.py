@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from rowhaul.nn.layers import LayerFactory
 from rowhaul.nn.models.base import MLPOptions, checked_sizes
 from rowhaul.nn.models.mmoe import check_count
-from rowhaul.nn.models.multi_task import Experts, MultiTaskModel, Towers, mixed
+from rowhaul.nn.models.multi_task import Experts, Mixtures, MultiTaskModel, Towers
 
 
 @dataclass(frozen=True)
@@ -89,18 +88,21 @@ class _Level(nn.Module):
         self.own = nn.ModuleList(experts(options.num_own) for _ in range(num_tasks))
         self.shared = experts(options.num_shared)
         self.gates = nn.ModuleList(gate(options.num_own + options.num_shared) for _ in range(num_tasks))
-        every = num_tasks * options.num_own + options.num_shared
+        of_tasks, every = num_tasks * options.num_own, num_tasks * options.num_own + options.num_shared
         self.shared_gate = None if is_last else gate(every)
+        common = range(of_tasks, every)  # own experts come first, task by task
+        members: list[Sequence[int]] = [
+            [*range(first, first + options.num_own), *common] for first in range(0, of_tasks, options.num_own)
+        ]
+        self.mixtures = Mixtures(members if is_last else [*members, range(every)])
 
     def forward(
         self, of_tasks: Sequence[Tensor], shared: Tensor, index: Tensor
-    ) -> tuple[list[Tensor], Tensor]:
-        own = [experts(x, index) for experts, x in zip(self.own, of_tasks, strict=True)]
-        common = self.shared(shared, index)
-        following = [
-            mixed(gate, x, torch.cat([mine, common], dim=1))
-            for gate, x, mine in zip(self.gates, of_tasks, own, strict=True)
-        ]
+    ) -> tuple[Sequence[Tensor], Tensor]:
+        experts = [one for some, x in zip(self.own, of_tasks, strict=True) for one in some(x, index)]
+        experts += self.shared(shared, index)
+        gates = [gate(x) for gate, x in zip(self.gates, of_tasks, strict=True)]
         if self.shared_gate is None:
-            return following, shared
-        return following, mixed(self.shared_gate, shared, torch.cat([*own, common], dim=1))
+            return self.mixtures(gates, experts), shared
+        *following, last = self.mixtures([*gates, self.shared_gate(shared)], experts)
+        return following, last

@@ -1,0 +1,74 @@
+"""Weighted sums of experts' outputs on a CPU, without copies of all outputs for every sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rowhaul.nn.mixture_kernels import mix, unmix
+from rowhaul.nn.pooled import is_worth_threads
+from rowhaul.nn.threads import run_all
+
+
+def mixtures(
+    members: Sequence[Sequence[int]], weights: Tensor, experts: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Sum experts' outputs, several times: samples x outputs for each list of ``members``.
+
+    Args:
+        members: numbers of the experts that each sum is of.
+        weights: samples x members of all sums, one sum after the other.
+        experts: samples x outputs of each; of the weights' type.
+    """
+    sums: tuple[Tensor, ...] = _Mixtures.apply(members, weights, *experts)  # type: ignore[no-untyped-call]  # torch's apply has no types
+    return sums
+
+
+class _Mixtures(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, members: Sequence[Sequence[int]], weights: Tensor, *experts: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.members = members
+        weights, *experts = (one.contiguous() for one in (weights, *experts))  # type: ignore[assignment]  # a list is as good
+        ctx.save_for_backward(weights, *experts)
+        sums = tuple(torch.empty_like(experts[0]) for _ in members)
+        _run(mix, members, weights, experts, sums)
+        return sums
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        weights, *experts = ctx.saved_tensors
+        gradients = tuple(one.contiguous() for one in gradients)
+        of_weights, of_experts = torch.empty_like(weights), [torch.empty_like(one) for one in experts]
+        _run(unmix, ctx.members, weights, experts, gradients, of_experts, of_weights.numpy())
+        return None, of_weights, *of_experts
+
+
+def _run(
+    function: Any,
+    members: Sequence[Sequence[int]],
+    weights: Tensor,
+    experts: Sequence[Tensor],
+    sums: Sequence[Tensor],
+    of_experts: Sequence[Tensor] = (),
+    *more: Any,
+) -> None:
+    """Call a kernel, for as many parts of the samples as there are threads."""
+    ends = np.cumsum([0, *map(len, members)])
+    flat = np.array([one for some in members for one in some], dtype=np.int64)
+    places = [
+        np.array([one.data_ptr() for one in some], dtype=np.int64) for some in (experts, sums, of_experts)
+    ]
+    in_parallel = is_worth_threads(experts[0].numel() * len(flat))
+    bounds = np.linspace(0, len(weights), (torch.get_num_threads() if in_parallel else 1) + 1).astype(int)
+    given = (flat, ends, weights.detach().numpy(), experts[0].shape[1], *places, *more)
+    run_all([partial(function, begin, end, *given) for begin, end in pairwise(bounds)], in_parallel)
