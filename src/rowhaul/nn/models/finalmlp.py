@@ -99,9 +99,9 @@ class FinalMLP(RecommendationModel):
         second = self.second(inputs * self.second_gate(pooled), index)
         heads, part = self.num_heads, self.product.shape[1]
         samples = inputs.shape[0]  # not len(): it would fix the size of exported graphs
-        left = first.reshape(samples, heads, 1, first.shape[1] // heads)
+        left = first.reshape(samples, heads, first.shape[1] // heads).transpose(0, 1)
         weights = self.product.reshape(heads, first.shape[1] // heads, part)
-        products = (left @ weights).reshape(samples, heads * part)  # o₁ₕᵀ W_h, side by side
+        products = torch.bmm(left, weights).transpose(0, 1).reshape(samples, heads * part)  # o₁ₕᵀ W_h
         logits: Tensor = (self.first_out(first) + self.second_out(second)).squeeze(1)
         logits = logits + (products * second).sum(1)
         return logits
