@@ -78,11 +78,17 @@ class Contender(Protocol):
 class Ours:
     """A model of this library."""
 
-    def __init__(self, split: Split, *, by_adam: bool = False) -> None:
+    def __init__(self, split: Split, *, by_adam: bool = False, **options: Any) -> None:
         self._split, seed, size = split, split.seed, split.size
         rule = Adam(lr=size.lr) if by_adam else Adagrad(lr=0.05, eps=1e-8)
         self._side = Side(
-            split.model, split.schema, lambda configs: tables(configs, rule, seed), seed, size.dim, size.lr
+            split.model,
+            split.schema,
+            lambda configs: tables(configs, rule, seed),
+            seed,
+            size.dim,
+            size.lr,
+            options=options,
         )
 
     def train(self, first: int, last: int) -> float:
@@ -227,9 +233,19 @@ PEERS = {
 }
 
 
-OTHER_NEGATIVES: dict[str, dict[str, Any]] = {
-    "Rowhaul, `draw: frequent`": {"draw": "frequent"},
-    "Rowhaul, 8 negatives": {"count": 8},
+@dataclass(frozen=True)
+class Negatives:
+    """Other negatives than one for each sample: fields of their column, and options of the model."""
+
+    column: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+OTHER_NEGATIVES = {
+    "Rowhaul, `draw: frequent`": Negatives({"draw": "frequent"}),
+    "Rowhaul, 8 negatives": Negatives({"count": 8}),
+    "Rowhaul, 8 negatives, softmax": Negatives({"count": 8}, {"negatives_loss": "softmax"}),
+    "Rowhaul, 64 negatives, softmax": Negatives({"count": 64}, {"negatives_loss": "softmax"}),
 }
 
 
@@ -238,7 +254,7 @@ def contenders(split: Split, others: dict[str, Split], folder: Path) -> dict[str
     ours = {
         "Rowhaul": Ours(split),
         "Rowhaul, Adam for rows": Ours(split, by_adam=True),
-        **{name: Ours(one) for name, one in others.items()},
+        **{name: Ours(one, **OTHER_NEGATIVES[name].options) for name, one in others.items()},
     }
     theirs = {name: one.start(split, folder / name) for name, one in PEERS[split.model].items()}
     return {**ours, **theirs}
@@ -298,7 +314,7 @@ def main() -> None:
                 given = model, folder, seed, arguments.samples
                 split = Split.read(*given)
                 others = {  # tested on the same samples, all movies in the same order
-                    name: replace(split, train=Split.read(*given, **one).train)
+                    name: replace(split, train=Split.read(*given, **one.column).train)
                     for name, one in OTHER_NEGATIVES.items()
                     if split.ranks
                 }

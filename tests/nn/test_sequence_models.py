@@ -140,10 +140,19 @@ def sasrec_state(model: Any, events: Tensor) -> Tensor:
     return model.norm(states[-1])
 
 
-@pytest.mark.parametrize("heads", [1, 2])
-def test_sasrec_equals_its_formula(heads: int) -> None:
+def expected_loss(logit: Tensor, label: Tensor, others: list[Tensor], negatives_loss: str) -> Tensor:
+    """Of one sample, by the formula."""
+    if negatives_loss == "softmax" and label:
+        return -torch.log(logit.exp() / torch.stack([logit, *others]).exp().sum())
+    wrong = [-torch.log(1 - torch.sigmoid(other)) for other in others if negatives_loss == "binary"]
+    likely = torch.sigmoid(logit if label else -logit)
+    return -torch.log(likely) + (sum(wrong) / len(wrong) if wrong else 0)
+
+
+@pytest.mark.parametrize(("heads", "negatives_loss"), [(1, "binary"), (2, "binary"), (1, "softmax")])
+def test_sasrec_equals_its_formula(heads: int, negatives_loss: str) -> None:
     """Histories longer than there are places are cut to the newest; negatives count by their mean."""
-    model = make_model("sasrec", NEXT, heads=heads, max_length=3, dropout=0.0)
+    model = make_model("sasrec", NEXT, heads=heads, max_length=3, dropout=0.0, negatives_loss=negatives_loss)
     others = [[4, 5], [1], [], [9, 9], [2]]
     batch = make_batch({"item": IDS["item"], "history": HISTORY, "others": others})
     logits, losses = model.logits_and_losses(batch)
@@ -152,9 +161,8 @@ def test_sasrec_equals_its_formula(heads: int) -> None:
         state = sasrec_state(model, rows_of(model, "items", HISTORY[i][-3:]))
         logit = state @ rows_of(model, "items", IDS["item"][i])[0]
         torch.testing.assert_close(logits[i], logit)
-        likely = torch.sigmoid(logit if batch.labels[i] else -logit)
-        wrong = [-torch.log(1 - torch.sigmoid(state @ row)) for row in rows_of(model, "items", others[i])]
-        expected = -torch.log(likely) + (sum(wrong) / len(wrong) if wrong else 0)
+        scores = [state @ row for row in rows_of(model, "items", others[i])]
+        expected = expected_loss(logit, batch.labels[i], scores, negatives_loss)
         torch.testing.assert_close(losses[i], expected)
 
 
@@ -188,6 +196,8 @@ def test_refusals_say_what_to_change() -> None:
         make_model("sasrec", {"users": ("user",), "items": ("item", "history")})
     with pytest.raises(ConfigError, match="3 heads do not divide rows of 4"):
         make_model("sasrec", NEXT, heads=3)
+    with pytest.raises(ConfigError, match="negatives_loss must be one of binary, softmax, got 'soft'"):
+        make_model("sasrec", NEXT, negatives_loss="soft")
     with pytest.raises(ConfigError, match="no id feature 'typo'"):
         make_model("din", TABLES, history=("typo",), target=("item",))
     with pytest.raises(ConfigError, match="'din' does not read negatives, of which the schema draws others"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_sequence_models import HISTORY, IDS, make_batch, make_model, perceptron, rows_of
+from test_sequence_models import HISTORY, IDS, expected_loss, make_batch, make_model, perceptron, rows_of
 from torch import Tensor
 
 from rowhaul.errors import ConfigError
@@ -26,9 +26,11 @@ def tower(one: Any, x: Tensor) -> Tensor:
     return vector / vector.norm() if one.scaled else vector
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.5])
-def test_equals_its_formula(temperature: float) -> None:
-    model = make_model("two_tower", TABLES, 2, hidden=(5,), size=3, temperature=temperature)
+@pytest.mark.parametrize(("temperature", "loss"), [(0.0, "binary"), (0.5, "binary"), (0.5, "softmax")])
+def test_equals_its_formula(temperature: float, loss: str) -> None:
+    model = make_model(
+        "two_tower", TABLES, 2, hidden=(5,), size=3, temperature=temperature, negatives_loss=loss
+    )
     batch = make_batch(CASE, 2)
     logits, losses = model.logits_and_losses(batch)
     assert torch.equal(logits, model(batch))
@@ -42,9 +44,8 @@ def test_equals_its_formula(temperature: float) -> None:
 
         logit = score(rows_of(model, "items", IDS["item"][i])[0])
         torch.testing.assert_close(logits[i], logit)
-        wrong = [-torch.log(1 - torch.sigmoid(score(row))) for row in rows_of(model, "items", OTHERS[i])]
-        expected = -torch.log(torch.sigmoid(logit if batch.labels[i] else -logit))
-        torch.testing.assert_close(losses[i], expected + (sum(wrong) / len(wrong) if wrong else 0))
+        others = [score(row) for row in rows_of(model, "items", OTHERS[i])]
+        torch.testing.assert_close(losses[i], expected_loss(logit, batch.labels[i], others, loss))
     check_trainable(model, torch.optim.Adam(model.parameters()))
     assert model(make_batch({feature: [] for feature in CASE}, 2)).shape == (0,)
 

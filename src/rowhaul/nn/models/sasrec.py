@@ -16,7 +16,14 @@ from rowhaul.nn.jagged import JaggedTensor
 from rowhaul.nn.layers import LayerFactory
 from rowhaul.nn.losses import Losses, per_sample_loss
 from rowhaul.nn.models.base import check_dropout
-from rowhaul.nn.models.sequence import SequenceModel, drawn_loss, labelled_losses, owners, summed_rows
+from rowhaul.nn.models.sequence import (
+    SequenceModel,
+    check_negatives_loss,
+    labelled_losses,
+    losses_with_drawn,
+    owners,
+    summed_rows,
+)
 
 _SCALE_OF_PLACES = 0.1  # of Glorot's range: rows start small, and places would drown them for many steps
 
@@ -30,6 +37,8 @@ class SASRecOptions:
         target: the feature with the next id; by default the other feature of the history's table.
         negatives: the feature with ids that were drawn against the target; empty: there is none, and labels
             alone tell good items from others.
+        negatives_loss: ``"binary"``, each of them counts as an item with label 0, or ``"softmax"``, the item
+            has to be found among them.
         max_length: places of a history that have a vector of their own; longer ones are cut to the newest.
         blocks: self-attention blocks.
         heads: of attention; they divide the embedding size.
@@ -39,6 +48,7 @@ class SASRecOptions:
     history: tuple[str, ...] = ()
     target: tuple[str, ...] = ()
     negatives: str = ""
+    negatives_loss: str = "binary"
     max_length: int = 50
     blocks: int = 2
     heads: int = 1
@@ -46,6 +56,7 @@ class SASRecOptions:
 
     def __post_init__(self) -> None:
         check_dropout(self.dropout)
+        check_negatives_loss(self.negatives_loss)
         for name, least in (("max_length", 1), ("blocks", 0), ("heads", 1)):
             given = getattr(self, name)
             if not isinstance(given, int) or given < least:
@@ -56,8 +67,9 @@ class SASRec(SequenceModel):
     """logit = ⟨s, e_target⟩, s = the last state of causal self-attention over the history.
 
     Training adds, for each negative n of a sample, the loss of the logit ⟨s, e_n⟩ with label 0, divided by
-    their number. A state sees its own event and earlier ones alone. Places are counted from the newest event.
-    A sample without a history has a state of its own.
+    their number, or asks for the target among them (`SASRecOptions.negatives_loss`). A state sees its own
+    event and earlier ones alone. Places are counted from the newest event. A sample without a history has a
+    state of its own.
     """
 
     Options = SASRecOptions
@@ -84,6 +96,7 @@ class SASRec(SequenceModel):
         if width % options.heads:
             raise ConfigError(f"SASRec: {options.heads} heads do not divide rows of {width}")
         self.negatives, self.max_length = options.negatives, options.max_length
+        self.negatives_loss = options.negatives_loss
         layers = LayerFactory(seed)
         self.places = layers.weight(options.max_length, width)
         with torch.no_grad():
@@ -120,7 +133,8 @@ class SASRec(SequenceModel):
             others = rows[self.negatives]
             owner = owners(others.lengths().to(torch.int64))
             scores = (state.index_select(0, owner) * others.values()).sum(1)
-            per_sample = per_sample + drawn_loss(scores, others, batch.weights)
+            loss = self.negatives_loss
+            per_sample = losses_with_drawn(loss, per_sample, logits, scores, others, batch)
         return logits, per_sample
 
     def _logits(self, rows: Mapping[str, JaggedTensor], state: Tensor) -> Tensor:

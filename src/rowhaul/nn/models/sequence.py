@@ -15,6 +15,8 @@ from rowhaul.nn.jagged import JaggedTensor
 from rowhaul.nn.losses import Losses
 from rowhaul.nn.models.base import RecommendationModel
 
+NEGATIVES_LOSSES = ("binary", "softmax")
+
 
 class SequenceModel(RecommendationModel):
     """Base of models over an `EmbeddingCollection`: a history and its target read one table.
@@ -102,8 +104,35 @@ def labelled_losses(model: str, logits: Tensor, batch: Batch, losses: Losses) ->
     return losses(logits, batch)
 
 
-def drawn_loss(scores: Tensor, drawn: JaggedTensor, weights: Tensor | None) -> Tensor:
-    """The cross entropy of negatives' scores with label 0, the mean over those of each sample."""
+def check_negatives_loss(given: str) -> None:
+    """Refuse what is not one of `NEGATIVES_LOSSES`."""
+    if given not in NEGATIVES_LOSSES:
+        raise ConfigError(f"negatives_loss must be one of {', '.join(NEGATIVES_LOSSES)}, got {given!r}")
+
+
+def losses_with_drawn(
+    loss: str, per_sample: Tensor, logits: Tensor, scores: Tensor, drawn: JaggedTensor, batch: Batch
+) -> Tensor:
+    """The loss of each sample with its negatives, one of `NEGATIVES_LOSSES`.
+
+    Args:
+        loss: ``"binary"``: the mean cross entropy of negatives' scores with label 0 is added. ``"softmax"``:
+            the cross entropy of the item among itself and its negatives takes the place of a positive label's
+            loss; other samples keep theirs.
+        per_sample: losses without negatives.
+        logits: of the samples' own items.
+        scores: of the negatives.
+        drawn: their rows.
+        batch: the samples.
+    """
     lengths = drawn.lengths().to(torch.int64)
-    losses = summed(softplus(scores), owners(lengths), len(lengths)) / lengths.clamp(min=1)
-    return losses if weights is None else losses * weights.to(losses.dtype)
+    owner = owners(lengths)
+    weights = 1 if batch.weights is None else batch.weights.to(logits.dtype)
+    if loss == "binary":
+        means = summed(softplus(scores), owner, len(lengths)) / lengths.clamp(min=1)
+        return per_sample + means * weights
+    highest = logits.detach().scatter_reduce(0, owner, scores.detach(), "amax")
+    others = summed((scores - highest[owner]).exp(), owner, len(lengths))
+    found = ((logits - highest).exp() + others).log() + highest - logits
+    assert batch.labels is not None
+    return torch.where(batch.labels.reshape(-1) > 0, found * weights, per_sample)

@@ -20,7 +20,13 @@ from rowhaul.nn.jagged import JaggedTensor
 from rowhaul.nn.layers import MLP, LayerFactory
 from rowhaul.nn.losses import Losses, per_sample_loss
 from rowhaul.nn.models.base import MLPOptions, RecommendationModel
-from rowhaul.nn.models.sequence import drawn_loss, labelled_losses, owners, summed_rows
+from rowhaul.nn.models.sequence import (
+    check_negatives_loss,
+    labelled_losses,
+    losses_with_drawn,
+    owners,
+    summed_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,8 @@ class TwoTowerOptions(MLPOptions):
             a history, else the second of two features. All others are the user's.
         negatives: the feature with ids that were drawn against the item; empty: there is none, and labels
             alone tell good items from others.
+        negatives_loss: ``"binary"``, each of them counts as an item with label 0, or ``"softmax"``, the item
+            has to be found among them.
         size: numbers in a vector.
         temperature: 0 leaves vectors as they are; otherwise they have length 1, and the score is their
             cosine divided by this.
@@ -41,11 +49,13 @@ class TwoTowerOptions(MLPOptions):
     hidden: tuple[int, ...] = (128,)
     item: tuple[str, ...] = ()
     negatives: str = ""
+    negatives_loss: str = "binary"
     size: int = 32
     temperature: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_negatives_loss(self.negatives_loss)
         object.__setattr__(self, "item", tuple(self.item))  # a list in a configuration file
         if not isinstance(self.size, int) or self.size < 1:
             raise ConfigError(f"size must be a number from 1, got {self.size!r}")
@@ -74,7 +84,8 @@ class TwoTower(RecommendationModel):
     """logit = ⟨u, v⟩ + b, u = user tower([mean rows of its features, dense]), v = item tower(mean rows).
 
     Training adds, for each negative n of a sample, the loss of the logit ⟨u, v_n⟩ + b with label 0, divided
-    by their number. The bias is the same for all items, so that products alone rank them.
+    by their number, or asks for the item among them (`TwoTowerOptions.negatives_loss`). The bias is the same
+    for all items, so that products alone rank them.
     """
 
     Options = TwoTowerOptions
@@ -109,6 +120,7 @@ class TwoTower(RecommendationModel):
                 "others of a drawn id are not known; leave out all but one, or learn from labels alone"
             )
         self.item, self.negatives = options.item, options.negatives
+        self.negatives_loss = options.negatives_loss
         self.temperature = options.temperature or 1.0
         layers = LayerFactory(seed)
         self.user_tower = _Tower(layers, users, sum(width_of[name] for name in users) + num_dense, options)
@@ -153,7 +165,8 @@ class TwoTower(RecommendationModel):
             owner = owners(drawn.lengths().to(torch.int64))
             vectors = self.item_tower(drawn.values(), batch.index.index_select(0, owner))
             scores = self._scores(user.index_select(0, owner), vectors)
-            per_sample = per_sample + drawn_loss(scores, drawn, batch.weights)
+            loss = self.negatives_loss
+            per_sample = losses_with_drawn(loss, per_sample, logits, scores, drawn, batch)
         return logits, per_sample
 
     def user_vectors(self, batch: Batch) -> Tensor:
