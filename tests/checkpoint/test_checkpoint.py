@@ -1,6 +1,7 @@
 """The on-disk format: whole or not there, and damage is named."""
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -46,6 +47,21 @@ def test_large_tables_are_cut_into_files(tmp_path, monkeypatch):
     reader = CheckpointReader(write(tmp_path / "c", sizes=[30] * 10))
     assert len(reader.tables["users/ünï"].files) == 5
     assert np.concatenate([keys for keys, _ in reader.rows("users/ünï")]).tolist() == list(range(-5, 295))
+
+
+def test_a_large_table_takes_no_more_memory_than_two_files(tmp_path, monkeypatch):
+    """The rows of one, and the same joined; not those of the file before."""
+    monkeypatch.setattr("rowhaul.checkpoint.shard.FILE_BYTES", 1 << 20)
+    block = 1 << 16
+    rows = ((np.arange(i * 500, i * 500 + 500), np.ones((500, 32), np.float32)) for i in range(64))
+    tracemalloc.start()
+    try:
+        with CheckpointWriter(tmp_path / "step-000000001") as writer:
+            writer.table("t", rows, dim=32, state_width=0, dtype="float32")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < (2 << 20) + 6 * block
 
 
 def test_an_interrupted_save_leaves_nothing(tmp_path):

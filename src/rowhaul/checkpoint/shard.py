@@ -90,6 +90,7 @@ class ShardWriter:
         for block in _joined(row_format(format), blocks, FILE_BYTES):
             names.append(self.arrays(f"{prefix}{len(names):05d}", block))
             num_rows += len(block["keys"])
+            del block  # it is as large as a file, and the next one is made now
         entry = TableEntry(name, dim, state_width, dtype, num_rows, tuple(names), format)
         self.written.tables.append(entry)
 
@@ -127,7 +128,14 @@ def _joined(format: RowFormat, blocks: Iterable[Arrays], file_bytes: int) -> Ite
         held.append(block)
         held_bytes += sum(array.nbytes for name, array in block.items() if name not in format.constants)
         if held_bytes >= file_bytes:
-            yield format.join(held)
-            held, held_bytes = [], 0
+            yield _join_all(format, held)
+            held_bytes = 0
     if held:
-        yield format.join(held)
+        yield _join_all(format, held)
+
+
+def _join_all(format: RowFormat, held: list[Arrays]) -> Arrays:
+    """Join blocks, and hold them no longer while the file is written."""
+    joined = format.join(held)
+    held.clear()
+    return joined
