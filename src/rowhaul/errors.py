@@ -39,7 +39,7 @@ class DamagedCheckpointError(CheckpointError):
     """A complete checkpoint is not what was written: a file is missing, cut off or changed."""
 
 
-class StorageError(CheckpointError, OSError):
+class StorageError(OSError, CheckpointError):
     """The storage behind a URL refuses, fails or cannot be reached."""
 
 

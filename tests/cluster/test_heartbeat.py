@@ -13,6 +13,7 @@ from rowhaul._threads import Failure
 from rowhaul.cluster.heartbeat import Heartbeat
 from rowhaul.cluster.watchdog.settings import Settings
 from rowhaul.errors import ClusterError, RankLostError
+from rowhaul.planning.sharing import LeaderLostError
 from rowhaul.transport.base import LinkError
 
 INTERVAL = 0.1
@@ -152,13 +153,14 @@ def test_a_rank_that_ends_because_of_another_names_that_one_to_the_rest(ranks):
     assert str(three.error_of(2)) == "rank 1 (worker 1) was seen falling"
 
 
-def test_a_broken_connection_is_explained_by_the_rank_that_is_gone(ranks):
+@pytest.mark.parametrize("error", [LinkError("receiving failed", 1), LeaderLostError("rank 1 has ended")])
+def test_a_broken_connection_is_explained_by_the_rank_that_is_gone(ranks, error):
     three = ranks().wait_for_beats()
-    three.failures[0].set(LinkError("receiving failed", 1))
+    three.failures[0].set(error)
     three.signal(1, signal.SIGSTOP)
     with pytest.raises(RankLostError, match=r"rank 1 \(worker 1\) has not been heard of") as caught:
         three.failures[0].check()
-    assert isinstance(caught.value.__cause__, LinkError)
+    assert caught.value.__cause__ is error
     assert three.error_of(2).rank == 1  # not rank 0, whose connection broke
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rowhaul.errors import BadLineError, CacheTooSmallError, DataError
+from rowhaul.errors import BadLineError, CacheTooSmallError, DataError, StorageError
 from rowhaul.planning.sharing import LeaderLostError
 from rowhaul.transport.remote_errors import read_report, write_report
 
@@ -17,6 +17,7 @@ from rowhaul.transport.remote_errors import read_report, write_report
         FileNotFoundError(2, "No such file or directory", "part-3.parquet"),
         ZeroDivisionError(),
         LeaderLostError("rank 3"),
+        StorageError("s3://bucket refuses"),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -127,7 +127,7 @@ class Heartbeat:
 
     def explain(self, error: BaseException) -> BaseException:
         """Replace a broken connection by the loss behind it, after a short wait for it to be detected."""
-        if isinstance(error, ClusterError) or not is_broken_connection(error):
+        if not is_broken_connection(error):
             return error
         self._found.wait(max(0.0, self._patience_ends() - time.monotonic()))
         if self.lost is not None:

@@ -42,11 +42,11 @@ _RELEASED = struct.Struct("<Q")  # the number of a file that a subscriber releas
 _PURPOSE = "planner"  # of the proof
 
 
-class LeaderLostError(ClusterError):
+class LeaderLostError(ConnectionError, ClusterError):
     """The process that plans for this host has ended without reporting an error."""
 
 
-class SubscriberLostError(ClusterError):
+class SubscriberLostError(ConnectionError, ClusterError):
     """A process that gets its plans from this one has ended, or never connected."""
 
 
