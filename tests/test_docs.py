@@ -75,7 +75,6 @@ def run_line(line, monkeypatch):
     assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.timeout(300)  # some pages start clusters, and the machine may be busy
 @pytest.mark.parametrize(
     "pages",
     [pytest.param(one, marks=[pytest.mark.slow] if one[-1] in LONG else [], id=one[-1]) for one in CHAINS],

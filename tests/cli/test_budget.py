@@ -172,7 +172,6 @@ def test_what_does_not_go_together_is_refused(settings, message, rowhaul, log_fo
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # it starts three processes, and the machine may be busy
 def test_ranks_take_what_was_decided(rowhaul, log_folder, tmp_path):
     out = tmp_path / "run"
     code, _, errors = rowhaul(
@@ -190,7 +189,6 @@ def test_ranks_take_what_was_decided(rowhaul, log_folder, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # it starts processes, and the machine may be busy
 @pytest.mark.parametrize(
     "given", [("--memory-budget", "8KiB"), ("--prune", "95%", "--set", "prune.tail=shared")]
 )

@@ -10,7 +10,6 @@ from rowhaul.train.run_folder import CHECKPOINTS
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # it starts three processes, and the machine may be busy
 def test_a_run_within_a_budget_on_a_cluster_is_one_process_s_to_read(rowhaul, log_folder, tmp_path):
     out = tmp_path / "run"
     code, _, errors = rowhaul(

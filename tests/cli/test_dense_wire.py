@@ -30,7 +30,6 @@ def notes_and_losses(run: Path) -> tuple[list[str], list[float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)  # starts processes four times
 def test_a_run_says_that_it_is_not_exact(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     rowhaul_command("generate", "--rows", "2_000", "--test-share", "0", "--out", str(logs))
@@ -49,7 +48,6 @@ def test_a_run_says_that_it_is_not_exact(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 def test_verify_says_what_differs_and_why(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     rowhaul_command("generate", "--rows", "2_000", "--test-share", "0", "--out", str(logs))

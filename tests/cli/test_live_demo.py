@@ -14,7 +14,6 @@ from rowhaul.cli.live.demo import summary
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_live_demo_learns_publishes_and_serves_until_ctrl_c(tmp_path):
     command = [sys.executable, "-m", "rowhaul", "demo", "--live", "--events", "1500", "--seconds", "240"]
     demo = subprocess.Popen(

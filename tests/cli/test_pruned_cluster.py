@@ -13,7 +13,6 @@ pytestmark = pytest.mark.slow
 NARROW = ("period=6", "dims=4", "cold_start=4", "chunks=2")
 
 
-@pytest.mark.timeout(300)  # it starts three processes, and the machine may be busy
 def test_a_pruned_run_on_a_cluster_is_one_process_s_to_read(rowhaul, log_folder, tmp_path):
     out = tmp_path / "run"
     options = [word for setting in NARROW for word in ("--set", f"prune.{setting}")]

@@ -67,7 +67,6 @@ def test_bad_input_is_one_line(rowhaul, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # kernels may have to be compiled
 @pytest.mark.parametrize("places", [("--topology", "colocated"), ("--stores", "1", "--peer-to-peer")])
 def test_a_cluster_explains_every_byte_that_it_logs(places, log_folder, tmp_path):
     run = tmp_path / "run"
@@ -116,7 +115,6 @@ def test_a_cluster_explains_every_byte_that_it_logs(places, log_folder, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # kernels may have to be compiled
 def test_a_worker_without_a_share_is_left_out_and_waits_for_nothing(log_folder, tmp_path):
     run = tmp_path / "run"
     command = [sys.executable, "-m", "rowhaul", "train", "--data", log_folder, "--out", run, *SMALL]
@@ -135,7 +133,6 @@ def test_a_worker_without_a_share_is_left_out_and_waits_for_nothing(log_folder, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # kernels may have to be compiled
 def test_being_explained_changes_nothing_that_is_learned(log_folder, tmp_path):
     losses = []
     for options in ([], ["--explain"]):

@@ -160,7 +160,6 @@ def test_a_resumed_run_remembers_its_data(rowhaul, log_folder, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # it starts three processes twice
 @pytest.mark.parametrize("data_from", ["every_host", "rank0"])
 def test_a_cluster_remembers_its_data_and_counts_ids_never_trained(data_from, log_folder, tmp_path):
     run = tmp_path / "run"

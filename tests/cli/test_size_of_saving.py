@@ -63,7 +63,7 @@ def peak_bytes(*arguments):
 def test_a_run_that_saves_takes_what_was_said(cluster, log, tmp_path):
     given = ["--data", log / "part-0.parquet", "--schema", log / "schema.yaml", *RUN, *CLUSTERS[cluster]]
     expected = max(rank["total"] for rank in json.loads(rowhaul("size", *given, "--json"))["ranks"])
-    rowhaul("train", *given, "--out", tmp_path / "kernels", "--checkpoint-every", "2")
+    rowhaul("train", *given, "--out", tmp_path / "kernels", "--max-steps", "2", "--checkpoint-every", "1")
     found = peak_bytes("train", *given, "--out", tmp_path / "run", "--checkpoint-every", "8")
     print(f"{cluster}: {found / 2**20:.0f} MiB, said {expected / 2**20:.0f} MiB")
     assert found == pytest.approx(expected, rel=0.1)

@@ -63,7 +63,6 @@ def test_ranks_train_what_one_process_does(logs, tmp_path, arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # it starts three processes and trains three times
 def test_ranks_prune_and_train_what_one_process_does(logs, tmp_path):
     """Over several prunings and past the cold start, to the middle of a period."""
     options = ("period=3", "cold_start=4", "dims=3", "chunks=2", "two_dimensions=false")
@@ -80,7 +79,6 @@ def test_ranks_prune_and_train_what_one_process_does(logs, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # it starts four processes and trains three times
 @pytest.mark.parametrize("row_dtype", ["auto", "int8"])
 def test_ranks_hand_rows_over_as_one_process_does(logs, tmp_path, row_dtype):
     """With two homes, hot rows, and samples that rank 0 reads for all."""

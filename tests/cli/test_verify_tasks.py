@@ -24,7 +24,6 @@ def rowhaul(*arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # it starts three processes and trains three times
 @pytest.mark.parametrize("model", CASES)
 def test_ranks_learn_several_labels_as_one_process_does(model, tmp_path):
     made = rowhaul(

@@ -121,7 +121,6 @@ def run_all(commands, variables, folder, log_folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["compose", "job", "pytorchjob"])
 def test_the_commands_train(kind, tmp_path, log_folder):
     if kind == "pytorchjob":
@@ -135,7 +134,6 @@ def test_the_commands_train(kind, tmp_path, log_folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_slurm_script_trains(tmp_path, log_folder):
     programs = {
         "scontrol": "#!/bin/sh\nprintf '127.0.0.1\\nother\\nthird\\n'\n",

@@ -132,7 +132,6 @@ def run_verify(log_folder, *arguments):
 
 
 @needs_card
-@pytest.mark.timeout(300)
 def test_a_card_is_verified_against_a_cpu(log_folder):
     done = run_verify(log_folder)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -140,7 +139,6 @@ def test_a_card_is_verified_against_a_cpu(log_folder):
 
 
 @needs_card
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("arguments", [
     ("--workers", "3", "--stores", "1", "--row-optimizer", "rowwise_adagrad", "--set", "cluster.hot_rows=5"),
     ("--workers", "2", "--colocated", "--peer-to-peer", "--row-optimizer", "adam"),
@@ -154,7 +152,6 @@ def test_workers_on_one_card_train_what_one_process_on_it_does(log_folder, argum
 
 @needs_card
 @pytest.mark.skipif(torch.cuda.device_count() != 1, reason="needs one card")
-@pytest.mark.timeout(300)
 def test_two_workers_on_one_card_are_refused(log_folder):
     done = run_verify(log_folder, "--workers", "2")
     assert done.returncode == 2
@@ -162,7 +159,6 @@ def test_two_workers_on_one_card_are_refused(log_folder):
 
 
 @needs_card
-@pytest.mark.timeout(300)
 def test_workers_with_caches_on_a_card_resume_with_the_same_bits_and_go_on_without_it(log_folder, tmp_path):
     command = [sys.executable, "-m", "rowhaul", "train", "--data", f"{log_folder}/*.parquet"]
     command += ["--batch-size", "200", "--set", "model.embedding_dim=8", "--set", "log_every=1"]

@@ -99,7 +99,6 @@ def test_records_go_to_messages_and_back():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("one_kernel_at_a_time")
 @pytest.mark.parametrize(
     ("sync", "peer_to_peer"),
@@ -121,7 +120,6 @@ def test_workers_with_caches_on_cards_train_what_one_process_trains(sync, peer_t
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("one_kernel_at_a_time")
 @pytest.mark.parametrize("num_stores", mostly_slow([0, 1], 0))
 def test_peers_step_rows_in_each_others_caches(num_stores):
@@ -131,7 +129,6 @@ def test_peers_step_rows_in_each_others_caches(num_stores):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("one_kernel_at_a_time")
 def test_gradients_accumulate_on_cards_as_in_host_memory():
     """With bounded staleness, which no single process replays, workers with cards equal those without."""

@@ -18,7 +18,6 @@ from rowhaul.checkpoint import latest_checkpoint
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("victim", "seed"), [("worker 1", 1), ("store 0", 2)])
 def test_a_killed_rank_is_named_and_the_run_goes_on_to_the_same_bits(
     victim, seed, log, uninterrupted, tmp_path
@@ -26,7 +25,6 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_to_the_same_bits(
     kill_and_resume(victim, seed, log, tmp_path, uninterrupted)
 
 
-@pytest.mark.timeout(400)
 def test_a_killed_run_within_a_budget_goes_on_to_the_same_bits(log, tmp_path):
     """Rows change hands after every second step or so, before and after it is killed."""
     budget = ("--set", "prune.budget=40KiB", "--set", "cluster.hot_rows=10")

@@ -46,7 +46,6 @@ def log(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_torchrun_restarts_a_lost_rank_and_the_run_ends_by_itself(log, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
     command = [*torchrun, "--max-restarts", "3", "-m", "rowhaul", *train(log, tmp_path / "run")]
@@ -76,7 +75,6 @@ def is_rank(process: psutil.Process, number: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_run_goes_on_with_fewer_machines_and_says_what_changed(log, tmp_path):
     launch = [sys.executable, "-m", "rowhaul"]
     before = train(log, tmp_path / "run", "--workers", "3", "--shares", "2,1,1", "--max-steps", "20")

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from cluster_runs import RANKS, command, contents, rank_processes, runs, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("default_sigint")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("default_sigint")]
 
 
 @contextlib.contextmanager

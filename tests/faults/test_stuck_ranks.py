@@ -17,7 +17,7 @@ from rank_processes import started
 
 from rowhaul.checkpoint import latest_checkpoint
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 
 # Every rank reads the same batches with a loader of its own; rank 1's then waits at a FIFO.
 BLOCKING_READER = """

@@ -30,7 +30,6 @@ def free_port():
         return listener.getsockname()[1]
 
 
-@pytest.mark.timeout(300)
 def test_a_cluster_is_scraped_and_a_stopped_rank_shows(log_folder, tmp_path):
     port, run = free_port(), tmp_path / "run"
     command = [

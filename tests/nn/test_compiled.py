@@ -29,7 +29,6 @@ def draw(count):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # PyTorch warns of its own deprecations while it compiles
-@pytest.mark.timeout(300)
 def test_a_compiled_dense_part_learns_the_same():
     plain, compiled = make(), make()
     compiled.logits = torch.compile(compiled.logits, backend="aot_eager", dynamic=True)

@@ -287,7 +287,6 @@ def features(plan: NaivePlan, before: dict[Row, Entry], after: dict[Row, Entry])
     return +seen
 
 
-@pytest.mark.timeout(400)  # Hypothesis takes up to five minutes to make a failing trace small.
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 @pytest.mark.parametrize(("sync", "peer_to_peer"), MODES)

@@ -124,7 +124,6 @@ def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     )
 
 
-@pytest.mark.timeout(400)  # Hypothesis takes up to five minutes to make a failing run small.
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 @pytest.mark.parametrize("sync", mostly_slow(SYNCS, "on-demand", "bounded:1"))

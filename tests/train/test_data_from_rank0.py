@@ -357,7 +357,6 @@ def run_processes(folder, name, logs, config, break_it=""):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)  # processes import and compile on machines that may be busy
 def test_real_processes_of_which_only_rank_0_sees_the_files(logs, log_schema, tmp_path):
     """Trained in one go where every host reads; with a pause, and resumed, where only one can."""
     log_schema.write(logs / "schema.yaml")
@@ -378,7 +377,6 @@ def test_real_processes_of_which_only_rank_0_sees_the_files(logs, log_schema, tm
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_real_processes_on_a_host_without_the_files(logs, log_schema, tmp_path):
     log_schema.write(logs / "schema.yaml")
     config = replace(CONFIG, cluster=ClusterConfig(workers=3), max_steps=5)

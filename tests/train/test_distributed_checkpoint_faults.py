@@ -245,7 +245,6 @@ def run_processes(session, folder, given, cluster, doomed=(-1, 0, "cluster_snaps
     )
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("cluster", "rank", "function", "beside"),
     [

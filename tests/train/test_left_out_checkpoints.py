@@ -84,7 +84,6 @@ run.train_on_cluster(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)  # processes import and compile on machines that may be busy
 def test_real_processes(session, tmp_path):
     """Worker 1 never trains; evaluated and saved on the way, and resumed."""
     session.schema.write(session.data / "schema.yaml")

@@ -94,7 +94,6 @@ def test_windows_without_both_classes_and_scores_far_out():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_workers_add_up_to_the_windows_of_one_process(tmp_path, log_folder):
     common = ["--data", str(log_folder), "--batch-size", "256", "--precision", "float64"]
     common += ["--embedding-dim", "4", "--set", "progressive_window=1000"]

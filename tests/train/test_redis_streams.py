@@ -25,7 +25,7 @@ from rowhaul.train import TrainConfig, load_trained, train_run
 from rowhaul.train.config import ModelConfig
 from rowhaul.train.stream_config import StreamConfig
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 FILES = TrainConfig(model=ModelConfig(embedding_dim=4), batch_size=256, checkpoint_every=3)
 CONFIG = replace(FILES, stream=StreamConfig(stop_when_idle="0.5s"))
 SAMPLES, KILLS = 6000, 5

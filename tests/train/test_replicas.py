@@ -209,7 +209,6 @@ except Exception as error:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)  # processes import and compile on machines that may be busy
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() == "DEFAULT",
     reason="PyTorch has one set of instructions for this processor",

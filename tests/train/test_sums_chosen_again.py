@@ -67,7 +67,6 @@ run.train_on_cluster(TrainConfig.from_dict(json.loads(config)), schema, data, ou
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)  # processes import and compile on machines that may be busy
 def test_real_processes_choose_again_in_the_same_iterations(session: Session, tmp_path: Path) -> None:
     """Four workers, one of which has no share; a choice after every few iterations."""
     session.schema.write(session.data / "schema.yaml")
