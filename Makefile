@@ -51,7 +51,7 @@ quick: $(STAMP)
 test-all: $(STAMP)
 	@testbed/install_redis.sh
 	@testbed/install_chromium.sh
-	$(PYTEST) -n 2 -m slow
+	$(PYTEST) -n 3 -m slow
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run_all.py
