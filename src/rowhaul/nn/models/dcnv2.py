@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from rowhaul.errors import ConfigError
 from rowhaul.nn.layers import LayerFactory
@@ -43,9 +44,11 @@ class DCNv2(RecommendationModel):
     """x_{l+1} = x_0 ⊙ (W_l x_l + b_l) + x_l, x_0 = [embeddings, dense].
 
     Stacked: logit = w · MLP(x_L). Parallel: logit = w · [x_L, MLP(x_0)]. Of low rank, W_l = U_l V_l.
+    ``fuses``: gradients of matrices of full rank are made with fewer passes.
     """
 
     Options = DCNv2Options
+    fuses = True
 
     def __init__(
         self, collection: nn.Module, num_dense: int, options: DCNv2Options = DCNv2Options(), seed: int = 0
@@ -68,10 +71,7 @@ class DCNv2(RecommendationModel):
     def logits(self, pooled: Tensor, dense: Tensor, index: Tensor) -> Tensor:
         """Logits, one per sample."""
         inputs = torch.cat([pooled, dense], dim=1)
-        crossed = inputs
-        for position, cross in enumerate(self.cross):
-            narrowed = self.narrow[position](crossed) if self.narrow else crossed
-            crossed = _Cross.apply(crossed, inputs, cross(narrowed))  # type: ignore[no-untyped-call]  # torch's apply has no types
+        crossed = self._crossed(inputs)
         if self.is_stacked:
             joined = self.deep(crossed, index)
         else:
@@ -79,16 +79,50 @@ class DCNv2(RecommendationModel):
         logits: Tensor = self.out(joined).squeeze(1)
         return logits
 
+    def _crossed(self, inputs: Tensor) -> Tensor:
+        if self.fuses and self.cross and not self.narrow and not _is_traced(inputs):
+            layers = [one for cross in self.cross for one in (cross.weight, cross.bias)]
+            crossed: Tensor = _Crosses.apply(inputs, *layers)  # type: ignore[no-untyped-call]  # torch's apply has no types
+            return crossed
+        crossed = inputs
+        for position, cross in enumerate(self.cross):
+            narrowed = self.narrow[position](crossed) if self.narrow else crossed
+            crossed = torch.addcmul(crossed, inputs, cross(narrowed))
+        return crossed
 
-class _Cross(torch.autograd.Function):
-    """``x + x_0 ⊙ y`` in one pass; PyTorch's own gradient of it makes each product twice."""
+
+def _is_traced(inputs: Tensor) -> bool:
+    """Whether something else than these operations is to be made of them."""
+    return torch.compiler.is_compiling() or torch.is_autocast_enabled(inputs.device.type)
+
+
+class _Crosses(torch.autograd.Function):
+    """All cross layers, from x_0 and the weight and the bias of each.
+
+    PyTorch's own gradient makes each product twice, and adds up in passes of their own what is added here as
+    it is made.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, x_0: Tensor, y: Tensor) -> Tensor:
-        ctx.save_for_backward(x_0, y)
-        return torch.addcmul(x, x_0, y)
+    def forward(ctx: Any, x_0: Tensor, *layers: Tensor) -> Tensor:
+        x, states = x_0, []
+        for weight, bias in zip(layers[::2], layers[1::2], strict=True):
+            y = torch.addmm(bias, x, weight.t())
+            states += [x, y]
+            x = torch.addcmul(x, x_0, y)
+        ctx.save_for_backward(x_0, *layers[::2], *states)
+        return x
 
     @staticmethod
-    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x_0, y = ctx.saved_tensors
-        return gradients, gradients * y, gradients * x_0
+    @once_differentiable
+    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor, ...]:
+        x_0, *saved = ctx.saved_tensors
+        count = len(saved) // 3
+        weights, xs, ys = saved[:count], saved[count::2], saved[count + 1 :: 2]
+        of_x_0, of_layers = torch.zeros_like(x_0), []
+        for weight, x, y in reversed(list(zip(weights, xs, ys, strict=True))):
+            of_y = gradients * x_0
+            of_x_0.addcmul_(gradients, y)
+            of_layers += [of_y.sum(0), of_y.t() @ x]  # from the last layer's bias to the first one's weight
+            gradients = torch.addmm(gradients, of_y, weight)
+        return of_x_0.add_(gradients), *reversed(of_layers)
