@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rowhaul.nn.mixture_kernels import mix, unmix
+from rowhaul._mixtures import mix, unmix
 from rowhaul.nn.pooled import is_worth_threads
 from rowhaul.nn.threads import run_all
 
