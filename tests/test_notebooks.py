@@ -17,7 +17,6 @@ def test_it_is_kept_without_outputs(path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")  # of the kernel's own machinery
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path, tmp_path, monkeypatch):

@@ -58,7 +58,6 @@ def run_elsewhere(lines, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # kernels may have to be compiled
 def test_one_process_needs_nothing_of_linux(tmp_path):
     lines = [
         "rowhaul demo --rows 4000",

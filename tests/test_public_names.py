@@ -30,7 +30,7 @@ def run_uninstalled(*arguments):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-c", UNINSTALLED, *map(str, arguments)]
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=110, cwd=ROOT, check=False
+        command, env=environment, capture_output=True, text=True, timeout=300, cwd=ROOT, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -70,7 +70,7 @@ def trained(tmp_path_factory, log_folder):
         "--eval-data",
         log_folder / "test",
     ]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=110)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     for word in ("AUC", "log loss", "normalised entropy", "samples per second", "rowhaul predict"):
         assert word in done.stdout

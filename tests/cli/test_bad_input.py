@@ -169,7 +169,7 @@ def test_an_unwritable_kernel_cache_only_warns(tmp_path):
         "XDG_CACHE_HOME": "/dev/null",
     }
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=100
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=300
     )
     assert done.stdout.strip() == "6.0", done.stderr
     assert "the kernel cache cannot be written" in done.stderr

@@ -18,7 +18,7 @@ SMALL = ("--embedding-dim", "4", "--batch-size", "300", "--workers", "3", "--col
 
 def rowhaul_command(*arguments: str) -> str:
     command = [sys.executable, "-m", "rowhaul", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return " ".join(done.stdout.split())
 

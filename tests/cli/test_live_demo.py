@@ -36,7 +36,7 @@ def test_a_live_demo_learns_publishes_and_serves_until_ctrl_c(tmp_path):
         children = Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split()
         assert len(children) == 2  # a trainer and a server
         demo.send_signal(signal.SIGINT)
-        rest, _ = demo.communicate(timeout=100)
+        rest, _ = demo.communicate(timeout=300)
         assert demo.returncode == 0, rest
         assert re.search(r"AUC 0\.\d+, knows events [\d.]+ s old, \d+ requests/s, p99 [\d.]+ ms", rest)
         assert not any(Path(f"/proc/{one}").exists() for one in children)

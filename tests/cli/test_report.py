@@ -74,7 +74,7 @@ def test_a_cluster_explains_every_byte_that_it_logs(places, log_folder, tmp_path
     options = ["--epochs", "3", "--workers", "2", *places, "--cache", "2500", "--threads", "1", "--explain"]
     options += ["--set", "log_every=1", "--eval-data", f"{log_folder}/test", "--eval-every", "10"]
     done = subprocess.run(
-        list(map(str, [*command, *options])), capture_output=True, text=True, timeout=140, check=False
+        list(map(str, [*command, *options])), capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "waited for" in done.stdout
@@ -121,7 +121,7 @@ def test_a_worker_without_a_share_is_left_out_and_waits_for_nothing(log_folder, 
     options = ["--epochs", "1", "--workers", "3", "--topology", "colocated", "--shares", "2,0,1"]
     options += ["--threads", "1", "--explain", "--set", "log_every=4"]
     done = subprocess.run(
-        list(map(str, [*command, *options])), capture_output=True, text=True, timeout=140, check=False
+        list(map(str, [*command, *options])), capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "worker 1 in 100% of iterations" in done.stdout
@@ -140,7 +140,7 @@ def test_being_explained_changes_nothing_that_is_learned(log_folder, tmp_path):
         command = [sys.executable, "-m", "rowhaul", "train", "--data", log_folder, "--out", run, *SMALL]
         command += ["--workers", "2", "--stores", "1", "--threads", "1", "--set", "log_every=1", *options]
         done = subprocess.run(
-            list(map(str, command)), capture_output=True, text=True, timeout=140, check=False
+            list(map(str, command)), capture_output=True, text=True, timeout=300, check=False
         )
         assert done.returncode == 0, done.stderr
         losses.append([line["loss"] for line in lines_of(run / "metrics.jsonl", "train")])

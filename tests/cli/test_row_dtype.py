@@ -16,7 +16,7 @@ SMALL = ("--embedding-dim", "8", "--max-steps", "4", "--batch-size", "200")
 def run_folder(tmp_path_factory, log_folder):
     out = tmp_path_factory.mktemp("packed") / "run"
     command = ["train", "--data", f"{log_folder}/*.parquet", "--row-dtype", "int8", *SMALL, "--out", str(out)]
-    subprocess.run([sys.executable, "-m", "rowhaul", *command], check=True, capture_output=True, timeout=110)
+    subprocess.run([sys.executable, "-m", "rowhaul", *command], check=True, capture_output=True, timeout=300)
     return out
 
 

@@ -180,7 +180,7 @@ def test_a_cluster_remembers_its_data_and_counts_ids_never_trained(data_from, lo
     assert several[0]["unknown_keys"] == alone[0]["unknown_keys"] > 0
     pq.write_table(pq.read_table(parts[0]).slice(1), tmp_path / "part-0.parquet")
     command = (*COMMAND, "--resume", "--out", run, "--data", tmp_path / "part-0.parquet", "--data", parts[1])
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=140)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
     assert done.returncode != 0
     assert "part-0.parquet has changed" in " ".join(done.stderr.split()) + " ".join(done.stdout.split())
 
@@ -189,7 +189,7 @@ COMMAND = (sys.executable, "-m", "rowhaul", "train")
 
 
 def train(*arguments):
-    done = subprocess.run(list(map(str, (*COMMAND, *arguments))), capture_output=True, text=True, timeout=140)
+    done = subprocess.run(list(map(str, (*COMMAND, *arguments))), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return " ".join(done.stdout.split())
 

@@ -31,11 +31,11 @@ def logs(tmp_path_factory):
     """A generated log of 2,000 samples."""
     folder = tmp_path_factory.mktemp("verify") / "logs"
     command = ["generate", "--rows", "2_000", "--test-share", "0", "--out", str(folder)]
-    subprocess.run([sys.executable, "-m", "rowhaul", *command], check=True, capture_output=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "rowhaul", *command], check=True, capture_output=True, timeout=300)
     return folder
 
 
-def run_verify(logs, *arguments, timeout=110):
+def run_verify(logs, *arguments, timeout=300):
     command = [sys.executable, "-m", "rowhaul", "verify", "--data", str(logs), *SMALL, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
 

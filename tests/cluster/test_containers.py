@@ -18,7 +18,7 @@ def can_mount():
 def log(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "log"
     command = ["generate", "--rows", "3000", "--out", str(folder)]
-    subprocess.run([sys.executable, "-m", "rowhaul", *command], check=True, capture_output=True, timeout=100)
+    subprocess.run([sys.executable, "-m", "rowhaul", *command], check=True, capture_output=True, timeout=300)
     return folder
 
 

@@ -28,7 +28,7 @@ def command(data: Path, out: Path, *more: str) -> list[str]:
 def generated(folder: Path, num_rows: int) -> Path:
     """Write a log of clicks; return its folder."""
     generate = [sys.executable, "-m", "rowhaul", "generate", "--rows", str(num_rows), "--out", str(folder)]
-    subprocess.run(generate, check=True, timeout=100, stdout=subprocess.DEVNULL)
+    subprocess.run(generate, check=True, timeout=300, stdout=subprocess.DEVNULL)
     return folder
 
 

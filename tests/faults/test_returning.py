@@ -78,9 +78,9 @@ def is_rank(process: psutil.Process, number: int) -> bool:
 def test_a_run_goes_on_with_fewer_machines_and_says_what_changed(log, tmp_path):
     launch = [sys.executable, "-m", "rowhaul"]
     before = train(log, tmp_path / "run", "--workers", "3", "--shares", "2,1,1", "--max-steps", "20")
-    subprocess.run([*launch, *before], check=True, timeout=150, capture_output=True)
+    subprocess.run([*launch, *before], check=True, timeout=300, capture_output=True)
     after = train(log, tmp_path / "run", "--workers", "2", "--shares", "2,1,1")
-    done = subprocess.run([*launch, *after], timeout=150, capture_output=True, text=True)
+    done = subprocess.run([*launch, *after], timeout=300, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert last_step(tmp_path / "run") == STEPS
     notes = " ".join(line["text"] for line in logged(tmp_path / "run") if line["kind"] == "note")

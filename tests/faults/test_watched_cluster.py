@@ -52,7 +52,7 @@ def test_a_cluster_is_scraped_and_a_stopped_rank_shows(log_folder, tmp_path):
         assert status == 503
         assert "no progress for" in answer["reason"] or "rank 2 (store 0)" in answer["reason"]
         assert shown["rowhaul_healthy"] == 0
-        _, errors = launcher.communicate(timeout=100)
+        _, errors = launcher.communicate(timeout=300)
         assert launcher.returncode == 2
     finally:
         for process in ranks.values():

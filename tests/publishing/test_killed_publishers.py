@@ -14,7 +14,7 @@ from published_rows import exported, rows_of, weights_of
 
 from rowhaul.serve import Scorer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 def train(tmp_path, log, *more):

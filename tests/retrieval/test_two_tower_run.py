@@ -21,7 +21,7 @@ SCHEMA = {
 
 def run(*arguments, ok=True):
     command = [sys.executable, "-m", "rowhaul", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode == 0) == ok, done.stdout + done.stderr
     return done.stdout if ok else " ".join(done.stderr.split())
 

@@ -174,7 +174,7 @@ def test_a_killed_process_is_replaced_while_others_answer(served_run):
 def test_bad_starts_are_one_line(served_run, tmp_path):
     def said(*arguments):
         command = [sys.executable, "-m", "rowhaul", "serve", *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.returncode == 2
         assert "Traceback" not in done.stderr
         return " ".join(done.stderr.split())

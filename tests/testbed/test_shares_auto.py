@@ -15,7 +15,7 @@ from rowhaul.train.config import ModelConfig, TrainConfig
 from testbed.layout import Network
 from testbed.network import reshape
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 BATCH, STEPS, SLOW = 96, 240, 2
 # A sample takes a millisecond that needs no processor: three machines are three times as fast as one even

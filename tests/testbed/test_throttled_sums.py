@@ -14,7 +14,7 @@ from rowhaul.train.config import ModelConfig, TrainConfig
 from testbed.layout import Network
 from testbed.network import reshape
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 BATCH, STEPS, THROTTLED_AT, SLOW = 48, 160, 50, 2
 

@@ -20,7 +20,7 @@ from rowhaul.train import train_run
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.log import METRICS_FILE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = pytest.mark.slow
 
 STEPS, BATCH = 120, 64
 CLUSTER = ClusterConfig(workers=2, stores=0, colocated=True, shares="auto", cache="4096")

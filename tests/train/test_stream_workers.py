@@ -93,7 +93,6 @@ def difference(one, other):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_stream_on_two_workers_is_learned_as_files_also_after_a_kill(tmp_path, log_schema):
     logs, incoming = tmp_path / "logs", tmp_path / "incoming"
     for number in range(3):
