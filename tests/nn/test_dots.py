@@ -1,9 +1,12 @@
 """Dot products by a kernel are those of matrix products, forward and backward."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample_bits import assert_bits_of_samples_alone
 
 from rowhaul.nn.layers import PairwiseDots
 
@@ -58,16 +61,8 @@ def test_bits_of_a_sample_do_not_depend_on_its_batch(num_threads: int) -> None:
     first, others = made(700, 9, 24, True, torch.float32)  # enough for threads
     layer = PairwiseDots(9)
     weights = torch.randn(700, 24 + layer.num_pairs)
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        whole = joined_and_gradients(layer, first, others, weights)
-    finally:
-        torch.set_num_threads(before)
-    for sample in (0, 233, 699):
-        one = slice(sample, sample + 1)
-        alone = joined_and_gradients(layer, first[one], others[one], weights[one])
-        assert all(torch.equal(found[one], expected) for found, expected in zip(whole, alone, strict=True))
+    compute = partial(joined_and_gradients, layer)
+    assert_bits_of_samples_alone(compute, [first, others, weights], num_threads)
 
 
 def test_views_are_taken_as_they_are_meant() -> None:

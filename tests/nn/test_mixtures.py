@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample_bits import assert_bits_of_samples_alone
 
 from rowhaul.nn.models.multi_task import Mixtures
 
@@ -54,18 +55,11 @@ def test_bits_of_a_sample_do_not_depend_on_its_batch(num_threads):
     layer = Mixtures([[0, 2], [1, 2]])
     gates, experts = made(700, layer.members, 50, torch.float32)  # enough for threads
     weights = [torch.randn(700, 50) for _ in layer.members]
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        whole = sums_and_gradients(layer, gates, experts, weights)
-    finally:
-        torch.set_num_threads(before)
-    for sample in (0, 233, 699):
-        one = slice(sample, sample + 1)
-        alone = sums_and_gradients(
-            layer, *([some[one] for some in all_] for all_ in (gates, experts, weights))
-        )
-        assert all(torch.equal(found[one], expected) for found, expected in zip(whole, alone, strict=True))
+
+    def compute(*some):
+        return sums_and_gradients(layer, some[:2], some[2:5], some[5:])
+
+    assert_bits_of_samples_alone(compute, [*gates, *experts, *weights], num_threads)
 
 
 def test_views_and_sums_that_nobody_reads():
