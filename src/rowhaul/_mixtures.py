@@ -41,7 +41,7 @@ def _dot(first, second, num_values, zero):
 
 
 @kernel
-def mix(begin, end, members, ends, weights, dim, experts, sums, unused):
+def mix(begin, end, members, ends, weights, dim, experts, sums):
     """Write the sums of samples from ``begin`` to ``end``; experts and sums are addresses."""
     zero = weights.dtype.type(0)
     stride = dim * weights.itemsize
@@ -54,7 +54,7 @@ def mix(begin, end, members, ends, weights, dim, experts, sums, unused):
 
 
 @kernel
-def unmix(begin, end, members, ends, weights, dim, experts, sums, of_experts, of_weights):
+def unmix(of_weights, begin, end, members, ends, weights, dim, experts, sums, of_experts):
     """Write the gradients of experts and weights, from those of `mix`'s sums."""
     zero = weights.dtype.type(0)
     stride = dim * weights.itemsize

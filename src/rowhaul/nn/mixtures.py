@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -37,38 +37,35 @@ class _Mixtures(torch.autograd.Function):
         ctx: Any, members: Sequence[Sequence[int]], weights: Tensor, *experts: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.members = members
-        weights, *experts = (one.contiguous() for one in (weights, *experts))  # type: ignore[assignment]  # a list is as good
-        ctx.save_for_backward(weights, *experts)
-        sums = tuple(torch.empty_like(experts[0]) for _ in members)
-        _run(mix, members, weights, experts, sums)
+        factors, *outputs = (one.contiguous() for one in (weights, *experts))
+        ctx.save_for_backward(factors, *outputs)
+        sums = tuple(torch.empty_like(outputs[0]) for _ in members)
+        _run(mix, members, factors, outputs, sums)
         return sums
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        weights, *experts = ctx.saved_tensors
-        gradients = tuple(one.contiguous() for one in gradients)
-        of_weights, of_experts = torch.empty_like(weights), [torch.empty_like(one) for one in experts]
-        _run(unmix, ctx.members, weights, experts, gradients, of_experts, of_weights.numpy())
-        return None, of_weights, *of_experts
+        factors, *outputs = ctx.saved_tensors
+        of_sums = [one.contiguous() for one in gradients]
+        of_factors, of_outputs = torch.empty_like(factors), [torch.empty_like(one) for one in outputs]
+        unmix_into = partial(unmix, of_factors.numpy())
+        _run(unmix_into, ctx.members, factors, outputs, of_sums, of_outputs)
+        return None, of_factors, *of_outputs
 
 
 def _run(
-    function: Any,
+    function: Callable[..., None],
     members: Sequence[Sequence[int]],
     weights: Tensor,
-    experts: Sequence[Tensor],
-    sums: Sequence[Tensor],
-    of_experts: Sequence[Tensor] = (),
-    *more: Any,
+    *by_address: Sequence[Tensor],
 ) -> None:
     """Call a kernel, for as many parts of the samples as there are threads."""
     ends = np.cumsum([0, *map(len, members)])
     flat = np.array([one for some in members for one in some], dtype=np.int64)
-    places = [
-        np.array([one.data_ptr() for one in some], dtype=np.int64) for some in (experts, sums, of_experts)
-    ]
-    in_parallel = is_worth_threads(experts[0].numel() * len(flat))
+    addresses = [np.array([one.data_ptr() for one in some], dtype=np.int64) for some in by_address]
+    output = by_address[0][0]
+    in_parallel = is_worth_threads(output.numel() * len(flat))
     bounds = np.linspace(0, len(weights), (torch.get_num_threads() if in_parallel else 1) + 1).astype(int)
-    given = (flat, ends, weights.detach().numpy(), experts[0].shape[1], *places, *more)
+    given = (flat, ends, weights.detach().numpy(), output.shape[1], *addresses)
     run_all([partial(function, begin, end, *given) for begin, end in pairwise(bounds)], in_parallel)
