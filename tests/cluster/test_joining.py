@@ -147,6 +147,26 @@ def test_a_rank_that_dies_while_starting_is_named_and_no_half_made_group_is_left
         assert report["initialised"] is False
 
 
+DIES_WHILE_TALKING = """
+try:
+    with join(colocated=True, timeouts=Timeouts(arrival=90)) as cluster:
+        if cluster.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        received = np.empty(1240, np.uint8)
+        cluster.moves.post({1: received}, {}).wait_received()
+except RowhaulError as error:
+    say(error=str(error), kind=type(error).__name__)
+"""
+
+
+@pytest.mark.slow
+def test_a_connection_that_breaks_in_the_users_own_thread_is_explained_by_the_rank_that_is_gone():
+    with started(DIES_WHILE_TALKING, 2) as ranks:
+        report = ranks[0].wait(100)
+    assert report["error"].startswith("rank 1 (worker 1) has ended without a word")
+    assert report["kind"] == "RankLostError"
+
+
 @pytest.fixture
 def variables(monkeypatch):
     def set_all(**values):

@@ -121,6 +121,8 @@ class Cluster:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close(error)
+        if error is not None and (explained := self.heartbeat.explain(error)) is not error:
+            raise explained from error  # a broken connection, by the rank that is gone
 
     def _at_exit(self) -> None:
         cause = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
