@@ -70,6 +70,7 @@ def options(
 def main() -> None:
     """Run the command line; user errors, full disks and Ctrl-C end in one clear line, no traceback."""
     _environment.set_passive_waiting()
+    _environment.collect_garbage_less_often()
     try:
         code = app(prog_name="rowhaul", standalone_mode=False)  # so that all errors look the same
     except _ClickError as error:
