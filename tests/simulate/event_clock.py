@@ -20,6 +20,8 @@ from rowhaul.schedule.sum_plan import SCALE, ways_to_sum
 from rowhaul.simulate.clock import TimeModel
 
 SUM_TURNS = ("sum 1", "sum 2", "sum 3")
+HALF_SUM_TURNS = tuple(f"half {turn}" for turn in SUM_TURNS)
+ALL_SUM_TURNS = (*HALF_SUM_TURNS, *SUM_TURNS)
 
 
 @dataclass(eq=False)
@@ -66,7 +68,8 @@ class IterationOfEvents:
         self.events: list[tuple[float, int, object]] = []
         self.serial = 0
         self.moving = {rank: Lane(rank, program) for rank, program in self.programs.items()}
-        self.sums = {rank: Lane(rank, [*SUM_TURNS, "summed"]) for rank in self.summing}
+        program = [*HALF_SUM_TURNS, "computed", *SUM_TURNS, "summed"]
+        self.sums = {rank: Lane(rank, program) for rank in self.summing}
         self.computing = set(range(len(self.compute_seconds)))
         self.not_summed = set(self.summing)
         self.told = self.trained = False
@@ -84,7 +87,7 @@ class IterationOfEvents:
         while self.events and self.events[0][0] == self.now:
             what = heapq.heappop(self.events)[2]
             if isinstance(what, Message):
-                lanes = self.sums if what.phase in SUM_TURNS else self.moving
+                lanes = self.sums if what.phase in ALL_SUM_TURNS else self.moving
                 lane = lanes[what.target]
                 lane.waiting -= 1
                 if not lane.waiting:
@@ -103,7 +106,10 @@ class IterationOfEvents:
                 return
             phase = lane.program[lane.place]
             if phase == "ready":
-                self.at(self.now + self.compute_seconds[lane.rank], ("computed", lane.rank))
+                seconds = self.compute_seconds[lane.rank]
+                if lane.rank in self.sums:
+                    self.at(self.now + self.model.half_sum_after * seconds, self.sums[lane.rank])
+                self.at(self.now + seconds, ("computed", lane.rank))
             elif phase == "summed":
                 self.not_summed.discard(lane.rank)
                 self.tell_if_trained()
@@ -129,11 +135,9 @@ class IterationOfEvents:
 
     def computed(self, rank):
         self.computing.discard(rank)
-        if rank in self.sums:
-            self.go_on(self.sums[rank])
-        moving = self.moving[rank]
-        if moving.program[moving.place] == "computed":
-            self.go_on(moving)
+        for lane in (self.sums.get(rank), self.moving[rank]):
+            if lane is not None and lane.program[lane.place] == "computed":
+                self.go_on(lane)
         self.tell_if_trained()
 
     def tell_if_trained(self):
@@ -166,7 +170,7 @@ class IterationOfEvents:
             self.at(max(finish[0] + target.latency_seconds, finish[1] + source.latency_seconds), message)
 
     def ends(self, message):
-        own = self.model.dense_links if message.phase in SUM_TURNS else None
+        own = self.model.dense_links if message.phase in ALL_SUM_TURNS else None
         links, network = (own, "dense") if own else (self.model.links, "rows")
         ranks = (*links.workers, *links.stores)
         return (
@@ -258,6 +262,13 @@ def messages_in_buckets(way, num_bytes, members):
 
 
 def messages_of_sum(model, num_bytes, members):
+    """Half of it ahead, if the model says so."""
+    early = num_bytes // 2 if model.half_sum_after < 1 else 0
+    ahead = [replace(one, phase=f"half {one.phase}") for one in messages_of_one_sum(model, early, members)]
+    return ahead + messages_of_one_sum(model, num_bytes - early, members)
+
+
+def messages_of_one_sum(model, num_bytes, members):
     """The quickest way where nothing else travels, of those for the power of two below."""
     if len(members) < 2 or not num_bytes:
         return []

@@ -23,7 +23,8 @@ from rowhaul.simulate.links import Link, Links
 # Powers of two, so that seconds add up without rounding and what starts together is seen to.
 SPEEDS = [2.0**power for power in (3, 6, 7, 10)]
 LATENCIES = [0.0, 2.0**-4, 0.5]
-TWELVES = st.integers(0, 100).map(lambda number: 12 * number)  # bytes that 2, 3 or 4 workers can slice
+# Bytes that 2, 3 or 4 workers can slice, and halves of them, too.
+TWELVES = st.integers(0, 50).map(lambda number: 24 * number)
 
 
 def seconds_of(plans, model, training):
@@ -74,6 +75,7 @@ def drawn_cases(draw):
         dense_bytes=draw(TWELVES),
         dense_links=drawn_links(draw, num_workers, 0) if sums == "apart" else None,
         dense_seconds=1.5 if sums == "measured" else None,
+        half_sum_after=draw(st.sampled_from([0.0, 0.5, 1.0])),
     )
     training = draw(st.sets(st.integers(0, num_workers - 1), min_size=1))
     return plans, model, sorted(training)

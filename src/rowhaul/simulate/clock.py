@@ -68,6 +68,7 @@ class TimeModel:
     dense_links: Links | None = None  # of the workers, for sums; None: they share the links of the rows
     dense_seconds: float | None = None  # that a sum takes, as measured, on links of its own; None: modelled
     sum_weight: float = 1.0  # what a byte of a sum costs, as measured, of a byte that travels
+    half_sum_after: float = 1.0  # the part of its compute after which a worker sums half of its gradients
 
     def __post_init__(self) -> None:
         num_workers = len(self.links.workers)
@@ -89,6 +90,8 @@ class TimeModel:
             raise ConfigError(
                 f"seconds of the dense sum must be finite and not negative; got {self.dense_seconds}"
             )
+        if not 0 <= self.half_sum_after <= 1:
+            raise ConfigError(f"half a sum begins in the compute, from 0 to 1; got {self.half_sum_after}")
 
     @property
     def computes(self) -> bool:
@@ -103,7 +106,7 @@ class TimeModel:
 
 
 # The phases of a `Timeline`; those of a kind come one after the other.
-_BEFORE, _EARLY, _SUMS, _LATE = (0, 1, 2, 3), (4, 5), (6, 7, 8), (9, 10, 11)
+_BEFORE, _EARLY, _HALF_SUMS, _SUMS, _LATE = (0, 1, 2, 3), (4, 5), (6, 7, 8), (9, 10, 11), (12, 13, 14)
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class _Iteration:
     number: int
     before: tuple[Messages, ...]  # its own moves, where there is no iteration that they travel beside
     compute_seconds: Floats  # workers
-    sums: tuple[Messages, Messages, Messages]
+    sums: tuple[Messages, ...]  # of the half that begins early, if one does, and of the others
     after: Messages
     has_replicated: bool  # rows, whose gradients are in the sum
 
@@ -164,13 +167,16 @@ class Clock:
             plan.iteration,
             before,
             samples * np.array(self._model.compute_seconds),
-            self._sums.exchanges(
-                round(self._model.sum_weight * (self._model.dense_bytes + plan.all_reduce_bytes))
-            ),
+            self._summed(plan.all_reduce_bytes),
             after,
             plan.all_reduce_bytes > 0,
         )
         return previous
+
+    def _summed(self, all_reduce_bytes: int) -> tuple[Messages, ...]:
+        num_bytes = round(self._model.sum_weight * (self._model.dense_bytes + all_reduce_bytes))
+        early = num_bytes // 2 if self._model.half_sum_after < 1 else 0
+        return (*self._sums.exchanges(early), *self._sums.exchanges(num_bytes - early))
 
     def finish(self) -> float:
         """Seconds of the iteration observed last, with no moves of another beside it."""
@@ -204,7 +210,11 @@ class Clock:
             ready = self._ready(timeline)
             computed = ready.copy()
             computed[workers] += iteration.compute_seconds
-            summed = computed
+            summed = ready.copy()
+            summed[workers] += self._model.half_sum_after * iteration.compute_seconds
+            for phase in _HALF_SUMS:
+                summed = timeline.arrivals(phase, summed)
+            summed = np.maximum(summed, computed)
             for phase in _SUMS:
                 summed = timeline.arrivals(phase, summed)
             trained = summed[workers].max() + self._dense_seconds
@@ -221,7 +231,7 @@ class Clock:
 
     def _room(self, seconds: float, timeline: Timeline) -> Floats:
         """The seconds of an iteration that each link of the rows has nothing to do beside the training."""
-        busy = timeline.busy_seconds((*_EARLY, *_SUMS, *_LATE))
+        busy = timeline.busy_seconds((*_EARLY, *_HALF_SUMS, *_SUMS, *_LATE))
         return np.asarray(seconds - np.tile(self._ready(timeline), 2) - busy[: self._rows.end])
 
     def _ready(self, timeline: Timeline) -> Floats:
