@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rowhaul.advising.costs import Costs, Line
 from rowhaul.advising.costs import given as given_costs
-from rowhaul.advising.predict import SPEEDS, Machines, predict, predict_alone, seconds_at
+from rowhaul.advising.predict import HALF_SUM_AFTER, SPEEDS, Machines, predict, predict_alone, seconds_at
 from rowhaul.advising.trace import Trace
 from rowhaul.data.schema import Schema
 from rowhaul.errors import DataError
@@ -39,7 +39,10 @@ def test_a_prediction_is_what_the_simulator_says(trace):
     found = predict(trace, CLUSTER, 2, "laia", None, machines, costs)
     topology = Topology(2, 0, colocated=True, peer_to_peer=True)
     settings = trace.layout.schedule_settings(replace(CLUSTER, dispatcher="laia"), topology, speeds=[2e6] * 2)
-    model = TimeModel(Links.make(topology, (LINK,) * 2), (20e-6,) * 2, trace.dense_bytes)
+    compute = (20e-6,) * 2
+    model = TimeModel(
+        Links.make(topology, (LINK,) * 2), compute, trace.dense_bytes, half_sum_after=HALF_SUM_AFTER
+    )
     outcome = measure(lambda: trace.batches, 250, settings, model, Span(len(trace.batches), 0))
     skipped = len(trace.batches) // 3
     assert found.seconds == pytest.approx(outcome.iteration_series[skipped:-1].mean())
@@ -86,9 +89,11 @@ def test_planning_takes_time_from_training_where_a_machine_has_one_core(trace):
         predict(trace, CLUSTER, 2, "round-robin", None, Machines(links, cores), costs) for cores in (1, 2)
     )
     assert one.compute == two.compute == pytest.approx(0.125)
-    assert one.planning == one.planning_cpu > 0
+    assert one.planning == pytest.approx(one.planning_cpu, rel=1e-3)
     assert two.planning == 0  # done beside training, which takes longer
-    for found in (one, two):
+    slow = predict(trace, CLUSTER, 2, "round-robin", None, Machines((LINK,) * 2, 1), costs)
+    assert slow.planning == 0  # done while it waits for the links
+    for found in (one, two, slow):
         parts = found.compute + found.rows + found.dense + found.planning
         assert found.seconds == pytest.approx(parts)
 

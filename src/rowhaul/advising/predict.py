@@ -21,6 +21,8 @@ from rowhaul.simulate.links import Link, Links
 from rowhaul.train.cluster_config import ClusterConfig
 
 SPEEDS = tuple(2.0**power for power in range(-4, 9))  # of links, relative to those given
+# The part of a step's compute after which half of the gradients are there: of DLRMs, as their sums show.
+HALF_SUM_AFTER = 0.75
 _WARM_UP = 3  # the first of this many parts of the batches counts in no mean
 
 Progress = Callable[[int], None]
@@ -53,7 +55,7 @@ class Prediction:
         compute: of it, on the slowest machine, what a rank does besides planning.
         rows: of it, waiting for rows.
         dense: of it, waiting for the sum of dense gradients.
-        planning: of it, waiting for the plan, or making it where a machine has one core.
+        planning: of it, waiting for a plan that was not finished in time.
         planning_cpu: processor seconds of a plan on each machine, beside training or not.
         row_bytes: that all links carry in a step for rows.
         dense_bytes: the same for dense gradients and replicated rows.
@@ -109,30 +111,36 @@ def predict(
     )
     planned = _Planned.run(trace, settings, links, progress)
     share = trace.batch_size / count
-    work = costs.rank(share)
-    beside = machines.share_cores or machines.cores > 1  # the planner works beside training
-    if machines.share_cores:
-        # All ranks, and the planner of each machine, take turns on the same cores.
-        work = max(work, count * (work + planned.cpu) / machines.cores)
-    busy = work if beside else work + planned.cpu
-    timed = planned.time(trace, busy / share)
-    seconds, without_dense = timed.seconds[SPEEDS.index(1.0)], timed.without_dense
-    waited = 0.0 if machines.share_cores else max(planned.cpu - seconds, 0.0)
+    cores = machines.cores / (count if machines.share_cores else 1)
+    turns = max(1.0, 1 / cores)  # all ranks compute at the same time
+    work, planning = costs.rank(share) * turns, planned.cpu * turns
+    timed = planned.time(trace, work / share)
+    waited = [max(planning - _beside(one, work, cores), 0.0) for one in timed.seconds]
+    at_speed = tuple(one + more for one, more in zip(timed.seconds, waited, strict=True))
+    now = SPEEDS.index(1.0)
     return Prediction(
         machines=count,
         dispatcher=dispatcher,
         hot_rows=0 if hot is None else len(hot),
-        seconds=seconds + waited,
+        seconds=at_speed[now],
         compute=work,
-        rows=max(without_dense - busy, 0.0),
-        dense=max(seconds - without_dense, 0.0),
-        planning=waited if beside else planned.cpu,
+        rows=max(timed.without_dense - work, 0.0),
+        dense=max(timed.seconds[now] - timed.without_dense, 0.0),
+        planning=waited[now],
         planning_cpu=planned.cpu,
         row_bytes=timed.row_bytes,
         dense_bytes=timed.dense_bytes,
-        at_speed=tuple(max(one, planned.cpu) if beside else one for one in timed.seconds),
+        at_speed=at_speed,
         pruned=trace.pruned,
     )
+
+
+def _beside(seconds: float, work: float, cores: float) -> float:
+    """The seconds of a step in which a machine can plan without making it longer."""
+    if cores >= 2:
+        return seconds
+    # One core is free while it waits for rows and sums; less than one always has another machine's to do.
+    return seconds - work if cores >= 1 else 0.0
 
 
 def planning_seconds(trace: Trace, config: ClusterConfig) -> float:
@@ -206,6 +214,9 @@ class _Planned:
         links = tuple(Link(one.bytes_per_second * speed, one.latency_seconds) for one in self.links)
         topology = self.settings.topology
         model = TimeModel(
-            Links.make(topology, links), (seconds_per_sample,) * topology.num_workers, dense_bytes
+            Links.make(topology, links),
+            (seconds_per_sample,) * topology.num_workers,
+            dense_bytes,
+            half_sum_after=HALF_SUM_AFTER,
         )
         return Clock(model, range(topology.num_workers))
