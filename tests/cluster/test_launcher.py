@@ -232,7 +232,9 @@ def test_a_background_job_keeps_ignoring_ctrl_c(tmp_path):
     assert len(list(tmp_path.glob("done-?"))) == 3
 
 
-def test_ranks_end_when_the_launcher_is_killed(tmp_path):
+def test_ranks_end_and_leave_nothing_behind_when_the_launcher_is_killed(tmp_path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
     behaviour = RANK + "note('pid', str(os.getpid()))\ntime.sleep(100)"
     program = (
         "import sys; from rowhaul.cluster import launch\n"
@@ -240,7 +242,7 @@ def test_ranks_end_when_the_launcher_is_killed(tmp_path):
     )
     launcher = subprocess.Popen(
         [sys.executable, "-c", program],
-        env={**os.environ, "FOLDER": str(tmp_path)},
+        env={**os.environ, "FOLDER": str(tmp_path), "TMPDIR": str(temporary)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -251,6 +253,7 @@ def test_ranks_end_when_the_launcher_is_killed(tmp_path):
         launcher.kill()
         launcher.wait()
     wait_until(lambda: not any(map(runs, pids(tmp_path))))
+    assert not list(temporary.iterdir())
 
 
 def test_numbers_that_cannot_be_are_refused():

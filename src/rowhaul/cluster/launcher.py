@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import IO
 
 from rowhaul._cores import usable_cores
 from rowhaul.cluster import tied_child
@@ -43,7 +43,7 @@ class _Child:
     rank: int
     role: str
     process: subprocess.Popen[bytes]
-    output: Path | None  # None: the launcher's own output
+    output: IO[bytes] | None  # None: the launcher's own output
 
     @property
     def ending(self) -> str:
@@ -94,7 +94,6 @@ def launch(
     roles = roles_of(num_ranks, num_workers)
     whole = [*(command or (sys.executable, "-m", "rowhaul")), *arguments]
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rowhaul-ranks-")))
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=backlog(num_ranks)))
         signals = stack.enter_context(_recorded_signals())
         children = _Children(grace_seconds, loss_seconds)
@@ -105,7 +104,9 @@ def launch(
         run = _variables(num_ranks, store.port) | {SECRET_VARIABLE: secret}
         variables = {**os.environ, **run, **(environment or {})}
         for rank, role in enumerate(roles):
-            children.start(rank, role, whole, variables, folder)
+            # A file without a name: nothing is left behind even if this process is killed.
+            output = stack.enter_context(tempfile.TemporaryFile()) if rank else None
+            children.start(rank, role, whole, variables, output)
         children.watch(signals)
     if children.aborted:
         raise KeyboardInterrupt("the ranks were killed")
@@ -125,17 +126,18 @@ class _Children:
         self._kill_at = float("inf")
 
     def start(
-        self, rank: int, role: str, command: Sequence[str], variables: Mapping[str, str], folder: Path
+        self,
+        rank: int,
+        role: str,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        output: IO[bytes] | None,
     ) -> None:
         tied = [sys.executable, "-I", "-S", tied_child.__file__, str(os.getpid()), *command]
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        output = folder / f"rank-{rank}.log" if rank else None
-        with contextlib.ExitStack() as stack:
-            sink = stack.enter_context(output.open("wb")) if output else None
-            environment, nothing = {**variables, **own}, subprocess.DEVNULL
-            process = subprocess.Popen(
-                tied, stdin=nothing, stdout=sink, stderr=sink, env=environment, process_group=0
-            )
+        environment = {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        process = subprocess.Popen(
+            tied, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, process_group=0
+        )
         self._children.append(_Child(rank, role, process, output))
 
     def watch(self, signals: Sequence[int]) -> None:
@@ -255,7 +257,7 @@ def _recorded_signals() -> Iterator[Sequence[int]]:
 def _last_output(child: _Child) -> str:
     if child.output is None:
         return " (see its output above)"
-    with child.output.open("rb") as file:
-        file.seek(max(0, child.output.stat().st_size - _TAIL_BYTES))
-        lines = file.read().decode(errors="replace").strip().splitlines()[-_TAIL_LINES:]
+    size = os.fstat(child.output.fileno()).st_size
+    text = os.pread(child.output.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+    lines = text.decode(errors="replace").strip().splitlines()[-_TAIL_LINES:]
     return ". Its last lines:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
