@@ -2,11 +2,12 @@
 
 import shutil
 import signal
-import socket
 import subprocess
 import time
 
 import pytest
+
+from ports import free_port
 
 
 class RedisServer:
@@ -16,9 +17,7 @@ class RedisServer:
         redis = pytest.importorskip("redis")
         if shutil.which("redis-server") is None:
             pytest.skip("redis-server is not installed: apt-get install redis-server")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self._folder = folder
         self.client = redis.Redis(port=self.port, retry_on_error=[redis.exceptions.ConnectionError])
         self._process = None

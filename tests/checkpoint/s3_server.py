@@ -10,6 +10,8 @@ import threading
 import time
 from contextlib import suppress
 
+from ports import free_port
+
 DENIED = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 
 
@@ -17,8 +19,7 @@ class S3Server:
     """Moto's server as a process of its own, reached through a proxy."""
 
     def __init__(self):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.proxy = Proxy(port)

@@ -3,10 +3,11 @@
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
+
+from ports import free_port
 
 PRELUDE = """
 import json, os, signal, sys, threading, time
@@ -26,12 +27,6 @@ def wait_for_go():
 
 rank = int(os.environ["RANK"])
 """
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class RankProcess:

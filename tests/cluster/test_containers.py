@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from rank_processes import free_port
+
+from ports import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from rank_processes import go, started
 
+from ports import free_port
 from rowhaul.cluster import Place, Timeouts, join
 from rowhaul.errors import ClusterError
 from rowhaul.transport.in_process import InProcessNetwork
@@ -232,8 +233,7 @@ def test_more_stores_than_ranks_are_refused(variables):
 def test_a_transport_can_be_given():
     """Ranks that are threads of one process join over the in-process network."""
     network = InProcessNetwork(3)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
 
     def run(rank):
         place = Place(rank, 3, "127.0.0.1", port)

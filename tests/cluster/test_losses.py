@@ -21,6 +21,8 @@ victim = int(os.environ["VICTIM"])
 try:
     with join(num_stores=1, timeouts=Timeouts(arrival=90, silence=3)) as cluster:
         executor = SerialExecutor("moves", cluster.failure)
+        while rank == 0 and len(cluster.heartbeat.table()) < 3:  # until the hub has heard of all
+            time.sleep(0.05)
         say(joined=True)
         if rank == victim:
             sys.stdin.readline()

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rank_processes import free_port, go, started
+from rank_processes import go, started
 from torch.distributed import DistError, TCPStore
 
+from ports import free_port
 from rowhaul.cluster.rendezvous import StoreAddress, connect
 from rowhaul.errors import SecretError
 

@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import socket
 import stat
 import subprocess
 import sys
@@ -12,17 +11,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ports import free_port
 from rowhaul.checkpoint import latest_checkpoint
 from rowhaul.train.run_folder import CHECKPOINTS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SMALL = ["--max-steps", "4", "--batch-size", "256", "--embedding-dim", "4", "--set", "model.options.top=[16]"]
 SECRET = "0123456789abcdef" * 2
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return str(listener.getsockname()[1])
 
 
 def load(name):
@@ -96,7 +91,7 @@ def test_images_are_built_from_files_that_there_are(name):
 def run_all(commands, variables, folder, log_folder):
     """Run commands side by side, with paths and names of a cluster replaced by local ones."""
     local = {"/data": str(log_folder), "/run/rowhaul": str(folder / "run")}
-    port = free_port()
+    port = str(free_port())
     children = []
     for command, more in zip(commands, variables, strict=True):
         words = [local.get(word, word) for word in command]
@@ -143,7 +138,7 @@ def test_the_slurm_script_trains(tmp_path, log_folder):
     for name, text in programs.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(stat.S_IRWXU)
-    script = (DEPLOY / "slurm.sh").read_text().replace("29500", free_port())
+    script = (DEPLOY / "slurm.sh").read_text().replace("29500", str(free_port()))
     (tmp_path / "job.sh").write_text(script)
     path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     slurm = {"PATH": path, "SLURM_NNODES": "3", "SLURM_JOB_NODELIST": "any", "SLURM_CPUS_PER_TASK": "1"}

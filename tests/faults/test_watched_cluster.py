@@ -12,6 +12,8 @@ import psutil
 import pytest
 from scraping import health, scrape, wait_for
 
+from ports import free_port
+
 pytestmark = pytest.mark.slow
 
 
@@ -23,11 +25,6 @@ def lines_of(path, kind):
 def rank_processes(launcher):
     found = psutil.Process(launcher.pid).children(recursive=True)  # watchdogs, too, which are no ranks
     return {int(one.environ()["RANK"]): one for one in found if "RANK" in one.environ()}
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def test_a_cluster_is_scraped_and_a_stopped_rank_shows(log_folder, tmp_path):
