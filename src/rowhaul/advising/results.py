@@ -23,7 +23,7 @@ GIVEN = (
     "slower than this."
 )
 SHARED = "All machines share the same cores, as on a testbed."
-APART = "A machine with two cores or more plans beside training; with one core, planning takes time from it."
+APART = "A machine with two cores or more plans beside training; with one, while training waits for its link."
 MOST_PER_MACHINE = 1.1  # times one machine: smaller parts may fit a cache better, but not much
 DISTURBED = (
     "No advice: machines seem to add more than their own speed, so something else kept this one busy while "
