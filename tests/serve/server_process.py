@@ -48,5 +48,5 @@ def children_of(pid):
 def wait_for(condition, what):
     end = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < end, what
+        assert time.monotonic() < end, what() if callable(what) else what
         time.sleep(0.1)

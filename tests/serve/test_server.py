@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -113,14 +114,23 @@ def test_connections_go_to_the_process_that_has_the_fewest(served_run):
         return sorted(map(ports_of, children_of(process.pid)), key=len)
 
     def counted(expected):
-        wait_for(lambda: list(map(len, ports())) == expected, f"{expected} connections")
-        time.sleep(0.3)  # until the first process knows that connections are closed
+        wait_for(lambda: list(map(len, ports())) == expected, lambda: f"{expected}; there are {ports()}")
+        time.sleep(1)  # until the first process knows that connections are closed
 
-    try:
+    def both_have_one():
+        clients.append(opened.enter_context(socket.create_connection((host, int(port)))))
+        time.sleep(0.1)
+        return all(ports())
+
+    clients = []
+    with ExitStack() as opened:
+        opened.callback(process.kill)
         wait_until_up(url)
-        wait_for(lambda: "rowhaul_serve_processes 2.0" in httpx.get(f"{url}/metrics", timeout=30).text, "two")
+        wait_for(both_have_one, lambda: f"connections of both; there are {ports()}")
+        for client in clients:
+            client.close()
         counted([0, 0])
-        clients = [socket.create_connection((host, int(port))) for _ in range(9)]
+        clients = [opened.enter_context(socket.create_connection((host, int(port)))) for _ in range(9)]
         counted([4, 5])
         for client in clients:
             client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -129,14 +139,10 @@ def test_connections_go_to_the_process_that_has_the_fewest(served_run):
         for client in [one for one in clients if one.getsockname()[1] in few][:3]:
             client.close()
         counted([1, 5])
-        clients += [socket.create_connection((host, int(port))) for _ in range(4)]
+        for _ in range(4):
+            opened.enter_context(socket.create_connection((host, int(port))))
         counted([5, 5])
-        for client in clients:
-            client.close()
-        counted([0, 0])
         assert stop(process)[0] == 0
-    finally:
-        process.kill()
 
 
 @pytest.mark.slow

@@ -163,6 +163,7 @@ def make_app(scorer: Scorer, settings: ServeSettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         refresher.start()
+        counted.serves()
         sampling = asyncio.create_task(stats.sample_on()) if settings.page else None
         yield
         if sampling is not None:

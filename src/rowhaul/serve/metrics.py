@@ -50,9 +50,9 @@ class ServeMetrics:
             multiprocess_mode="livemin",
             registry=own,
         )
-        Gauge(
+        self._processes = Gauge(
             "rowhaul_serve_processes", "Processes that serve.", multiprocess_mode="livesum", registry=own
-        ).set(1)
+        )
         self._deltas = Counter("rowhaul_serve_deltas_applied", "Published deltas applied.", registry=own)
         self._bases = Counter("rowhaul_serve_bases_opened", "Published bases opened.", registry=own)
         self._failures = Counter(
@@ -70,6 +70,10 @@ class ServeMetrics:
                 ("event", "When the newest event happened that the model has learned from."),
             )
         )
+
+    def serves(self) -> None:
+        """Count this process among those that serve."""
+        self._processes.set(1)
 
     def model(self, model: ServedModel) -> None:
         """Note the model that is served."""
