@@ -98,6 +98,17 @@ def test_planning_takes_time_from_training_where_a_machine_has_one_core(trace):
         assert found.seconds == pytest.approx(parts)
 
 
+def test_every_machine_reads_the_whole_batch(trace):
+    machines = Machines((Link(1e15),) * 2, 1)
+    costs = given_costs(1e-3)
+    plain, reads = (
+        predict(trace, CLUSTER, 2, "round-robin", None, machines, one)
+        for one in (costs, replace(costs, reading=1e-3))
+    )
+    assert reads.planning_cpu - plain.planning_cpu == pytest.approx(0.25, rel=0.1)
+    assert reads.seconds - plain.seconds == pytest.approx(0.25, rel=0.1)
+
+
 def test_too_little_data_is_refused(log_folder):
     schema = Schema.read(log_folder / "schema.yaml")
     with pytest.raises(DataError, match="a smaller --batch-size"):

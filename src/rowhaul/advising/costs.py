@@ -61,12 +61,14 @@ class Costs:
 
     Args:
         alone: of one process that trains a whole batch.
-        rank: of a rank, by the samples it trains, beside planning.
+        rank: of a rank, by the samples it trains, besides reading and planning.
+        reading: of reading a sample; every machine reads the whole batch, to plan it.
         given: whether a person has given them, instead of measuring.
     """
 
     alone: Line
     rank: Line
+    reading: float = 0.0
     given: bool = False
 
 
@@ -85,19 +87,22 @@ def measure(
 ) -> Costs:
     """Train a little on this machine, alone and as two ranks.
 
-    ``planning`` returns the processor seconds that planning a step takes, which one of the ranks spends, too.
+    ``planning`` returns the processor seconds that planning a step takes. One of the ranks plans, and reads,
+    for both.
     """
     large = max(config.batch_size, 2)
     sizes = (max(large // SMALLER, 1), large)
     progress("training alone, to measure this machine")
     alone = {size: _alone(replace(config, batch_size=size), schema, data) for size in sizes}
+    reading = _reading(config, schema, data)
     ranks = {}
     compile_kernels(_tried(config), schema, lambda: progress("compiling kernels, once"))
     for share in (max(large // (RANKS * SMALLER), 1), max(large // RANKS, 2)):
         progress(f"training as {RANKS} ranks, to measure this machine")
         tried = replace(_tried(config), batch_size=RANKS * share)
-        ranks[share] = max(_of_all_ranks(tried, schema, data) - planning(tried), 0.0) / RANKS
-    return Costs(Line.through(alone), Line.through(ranks))
+        for_both = planning(tried) + reading * tried.batch_size
+        ranks[share] = max(_of_all_ranks(tried, schema, data) - for_both, 0.0) / RANKS
+    return Costs(Line.through(alone), Line.through(ranks), reading)
 
 
 def _tried(config: TrainConfig) -> TrainConfig:
@@ -138,6 +143,17 @@ def _with_threads(config: TrainConfig, schema: Schema, data: Any) -> float:
     finally:
         torch.set_num_threads(threads)
     return _typical(taken)
+
+
+def _reading(config: TrainConfig, schema: Schema, data: Any) -> float:
+    """Seconds that reading a sample takes, files and hashing of ids included."""
+    batches, taken = iter(_stream(config, schema, data)), []
+    for _ in range(WARM_UP_STEPS + STEPS):
+        began = time.process_time()  # files are read by threads
+        next(batches)
+        taken.append(time.process_time() - began)
+    # Files are read many samples at a time, so few of the batches take most of it.
+    return float(np.mean(taken[WARM_UP_STEPS:])) / config.batch_size
 
 
 def _of_all_ranks(config: TrainConfig, schema: Schema, data: Any) -> float:

@@ -52,11 +52,12 @@ class Prediction:
         dispatcher: who trains which sample; empty for one machine.
         hot_rows: replicated on every machine.
         seconds: of a step.
-        compute: of it, on the slowest machine, what a rank does besides planning.
+        compute: of it, on the slowest machine, what a rank does besides reading and planning.
         rows: of it, waiting for rows.
         dense: of it, waiting for the sum of dense gradients.
         planning: of it, waiting for a plan that was not finished in time.
-        planning_cpu: processor seconds of a plan on each machine, beside training or not.
+        planning_cpu: processor seconds of reading and planning a batch on each machine, beside training or
+            not.
         row_bytes: that all links carry in a step for rows.
         dense_bytes: the same for dense gradients and replicated rows.
         at_speed: seconds of a step on links of other speeds, by `SPEEDS`.
@@ -113,7 +114,8 @@ def predict(
     share = trace.batch_size / count
     cores = machines.cores / (count if machines.share_cores else 1)
     turns = max(1.0, 1 / cores)  # all ranks compute at the same time
-    work, planning = costs.rank(share) * turns, planned.cpu * turns
+    planning_cpu = planned.cpu + costs.reading * trace.batch_size
+    work, planning = costs.rank(share) * turns, planning_cpu * turns
     timed = planned.time(trace, work / share)
     waited = [max(planning - _beside(one, work, cores), 0.0) for one in timed.seconds]
     at_speed = tuple(one + more for one, more in zip(timed.seconds, waited, strict=True))
@@ -127,7 +129,7 @@ def predict(
         rows=max(timed.without_dense - work, 0.0),
         dense=max(timed.seconds[now] - timed.without_dense, 0.0),
         planning=waited[now],
-        planning_cpu=planned.cpu,
+        planning_cpu=planning_cpu,
         row_bytes=timed.row_bytes,
         dense_bytes=timed.dense_bytes,
         at_speed=at_speed,
