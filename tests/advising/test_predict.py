@@ -109,6 +109,16 @@ def test_every_machine_reads_the_whole_batch(trace):
     assert reads.seconds - plain.seconds == pytest.approx(0.25, rel=0.1)
 
 
+def test_planning_beside_training_takes_longer_than_by_itself(trace):
+    machines, costs = Machines((Link(1e15),) * 2, 1), given_costs(1e-3)
+    plain, dearer = (
+        predict(trace, CLUSTER, 2, "round-robin", None, machines, one)
+        for one in (costs, replace(costs, planning=1000.0))
+    )
+    assert dearer.planning_cpu > 100 * plain.planning_cpu
+    assert dearer.planning == pytest.approx(dearer.planning_cpu, rel=1e-3)
+
+
 def test_too_little_data_is_refused(log_folder):
     schema = Schema.read(log_folder / "schema.yaml")
     with pytest.raises(DataError, match="a smaller --batch-size"):

@@ -63,12 +63,15 @@ class Costs:
         alone: of one process that trains a whole batch.
         rank: of a rank, by the samples it trains, besides reading and planning.
         reading: of reading a sample; every machine reads the whole batch, to plan it.
+        planning: how many times as long as by itself planning takes beside training, with which it shares
+            the processor's caches.
         given: whether a person has given them, instead of measuring.
     """
 
     alone: Line
     rank: Line
     reading: float = 0.0
+    planning: float = 1.0
     given: bool = False
 
 
@@ -87,22 +90,26 @@ def measure(
 ) -> Costs:
     """Train a little on this machine, alone and as two ranks.
 
-    ``planning`` returns the processor seconds that planning a step takes. One of the ranks plans, and reads,
-    for both.
+    ``planning`` returns the processor seconds that planning a step takes by itself. One of the ranks plans
+    and reads for both.
     """
     large = max(config.batch_size, 2)
     sizes = (max(large // SMALLER, 1), large)
     progress("training alone, to measure this machine")
     alone = {size: _alone(replace(config, batch_size=size), schema, data) for size in sizes}
-    reading = _reading(config, schema, data)
     ranks = {}
     compile_kernels(_tried(config), schema, lambda: progress("compiling kernels, once"))
     for share in (max(large // (RANKS * SMALLER), 1), max(large // RANKS, 2)):
         progress(f"training as {RANKS} ranks, to measure this machine")
         tried = replace(_tried(config), batch_size=RANKS * share)
-        for_both = planning(tried) + reading * tried.batch_size
-        ranks[share] = max(_of_all_ranks(tried, schema, data) - for_both, 0.0) / RANKS
-    return Costs(Line.through(alone), Line.through(ranks), reading)
+        every, planned, read = _of_all_ranks(tried, schema, data)
+        ranks[share] = max(every - planned - read, 0.0) / RANKS
+    return Costs(
+        Line.through(alone),
+        Line.through(ranks),
+        reading=read / tried.batch_size,
+        planning=max(planned / planning(tried), 1.0),
+    )
 
 
 def _tried(config: TrainConfig) -> TrainConfig:
@@ -145,19 +152,8 @@ def _with_threads(config: TrainConfig, schema: Schema, data: Any) -> float:
     return _typical(taken)
 
 
-def _reading(config: TrainConfig, schema: Schema, data: Any) -> float:
-    """Seconds that reading a sample takes, files and hashing of ids included."""
-    batches, taken = iter(_stream(config, schema, data)), []
-    for _ in range(WARM_UP_STEPS + STEPS):
-        began = time.process_time()  # files are read by threads
-        next(batches)
-        taken.append(time.process_time() - began)
-    # Files are read many samples at a time, so few of the batches take most of it.
-    return float(np.mean(taken[WARM_UP_STEPS:])) / config.batch_size
-
-
-def _of_all_ranks(config: TrainConfig, schema: Schema, data: Any) -> float:
-    """Processor seconds that all ranks together spend on a step, planning included."""
+def _of_all_ranks(config: TrainConfig, schema: Schema, data: Any) -> tuple[float, float, float]:
+    """Processor seconds that all ranks together spend on a step; of those, on planning, and on reading."""
     with tempfile.TemporaryDirectory(prefix="rowhaul-plan-") as name:
         folder = Path(name)
         config = replace(config, max_steps=WARM_UP_STEPS + STEPS, checkpoint_every=0)
@@ -167,7 +163,10 @@ def _of_all_ranks(config: TrainConfig, schema: Schema, data: Any) -> float:
         script = [sys.executable, "-m", "rowhaul.advising.tried_rank"]
         launch([name], RANKS, colocated=True, command=script, environment={"OMP_NUM_THREADS": "1"})
         taken = np.load(folder / "seconds.npy")
-    return _typical(taken.tolist())
+        beside = sum(np.load(folder / f"beside-{rank}.npy") for rank in range(RANKS))
+    # Files are read many samples at a time: few steps take most of it.
+    planned, read = np.asarray(beside)[WARM_UP_STEPS:].mean(axis=0).tolist()
+    return _typical(taken.tolist()), planned, read
 
 
 def _files(data: Any) -> list[Any]:

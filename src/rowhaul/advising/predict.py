@@ -114,7 +114,7 @@ def predict(
     share = trace.batch_size / count
     cores = machines.cores / (count if machines.share_cores else 1)
     turns = max(1.0, 1 / cores)  # all ranks compute at the same time
-    planning_cpu = planned.cpu + costs.reading * trace.batch_size
+    planning_cpu = planned.cpu * costs.planning + costs.reading * trace.batch_size
     work, planning = costs.rank(share) * turns, planning_cpu * turns
     timed = planned.time(trace, work / share)
     waited = [max(planning - _beside(one, work, cores), 0.0) for one in timed.seconds]

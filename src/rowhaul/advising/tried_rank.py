@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +24,28 @@ from rowhaul.train.distributed.run import join_as_configured
 from rowhaul.train.distributed.session import ClusterSession
 
 
+FOR_ALL = ("rowhaul-plann", "rowhaul-prefetch")  # threads that plan and read, on one rank of a host
+
+
 class _CountedRun(ClusterSession):
     """The run that `rowhaul train` makes, with a note of the processor time of all ranks."""
 
     def __init__(self, *arguments: Any) -> None:
         self.measures: list[Any] = []
+        self.beside: list[list[float]] = []  # seconds of this rank's threads of `FOR_ALL`, so far
         super().__init__(*arguments)
 
     def iterated(self, job: Job) -> None:
         super().iterated(job)
+        self.beside.append([_seconds_of(name) for name in FOR_ALL])
         if job.measures is not None:
             self.measures.append(job.measures.copy())
+
+
+def _seconds_of(name: str) -> float:
+    """Processor seconds that this process's threads of a name have used so far."""
+    idents = [one.ident for one in threading.enumerate() if one.name.startswith(name)]
+    return sum(time.clock_gettime(time.pthread_getcpuclockid(one)) for one in idents if one is not None)
 
 
 def seconds_of_all(measures: Any) -> Any:
@@ -54,6 +67,7 @@ def main() -> None:
             loop.train(run, None, None)
         finally:
             run.close()
+        np.save(folder / f"beside-{cluster.rank}.npy", np.diff(run.beside, axis=0))
         if cluster.rank == 0:
             np.save(folder / "seconds.npy", seconds_of_all(run.measures))
 
