@@ -23,7 +23,6 @@ from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.run import join_as_configured
 from rowhaul.train.distributed.session import ClusterSession
 
-
 FOR_ALL = ("rowhaul-plann", "rowhaul-prefetch")  # threads that plan and read, on one rank of a host
 
 
