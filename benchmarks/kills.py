@@ -19,7 +19,6 @@ import argparse
 import json
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +33,7 @@ import pyarrow.parquet as pq
 import torch
 
 from report import print_machine, print_table
+from rowhaul._ports import free_port
 from rowhaul.checkpoint.opening import open_checkpoint
 from rowhaul.data.generate.folder import generate_folder
 from rowhaul.data.schema import Schema
@@ -65,7 +65,7 @@ class Parts:
         import redis
 
         self.folder, self.run, self.served = folder, folder / "run", folder / "served"
-        self.redis_port, self.port = _free_port(), _free_port()
+        self.redis_port, self.port = free_port(), free_port()
         self.client = redis.Redis(port=self.redis_port, socket_timeout=10)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.away = redis.exceptions.ConnectionError, redis.exceptions.TimeoutError
@@ -110,13 +110,6 @@ class Parts:
     def _server(self) -> list[str]:
         command = [sys.executable, "-m", "rowhaul", "serve", str(self.served), "--port", str(self.port)]
         return [*command, "--refresh", "0.3"]
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def produce(parts: Parts, rows: list[dict[str, Any]], rate: float, ends: threading.Event) -> None:

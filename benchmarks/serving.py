@@ -16,7 +16,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -35,6 +34,7 @@ import pyarrow.parquet as pq
 
 from report import console, print_machine, print_table
 from rowhaul._manifest import write_manifest
+from rowhaul._ports import free_port
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.checkpoint.progress import Counter
 from rowhaul.data.schema import Schema
@@ -143,12 +143,6 @@ def server(command: list[str], port: int, **variables: str) -> Iterator[tuple[st
     finally:
         process.terminate()
         process.wait(60)
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
 
 
 def measure(

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ports import free_port
+from rowhaul._ports import free_port
 
 
 class RedisServer:

@@ -10,7 +10,7 @@ import threading
 import time
 from contextlib import suppress
 
-from ports import free_port
+from rowhaul._ports import free_port
 
 DENIED = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 
-from ports import free_port
+from rowhaul._ports import free_port
 
 PRELUDE = """
 import json, os, signal, sys, threading, time

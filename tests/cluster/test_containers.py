@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ports import free_port
+from rowhaul._ports import free_port
 
 pytestmark = pytest.mark.slow
 

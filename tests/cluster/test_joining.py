@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from rank_processes import go, started
 
-from ports import free_port
+from rowhaul._ports import free_port
 from rowhaul.cluster import Place, Timeouts, join
 from rowhaul.errors import ClusterError
 from rowhaul.transport.in_process import InProcessNetwork

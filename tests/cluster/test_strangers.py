@@ -14,7 +14,7 @@ import pytest
 from rank_processes import go, started
 from torch.distributed import DistError, TCPStore
 
-from ports import free_port
+from rowhaul._ports import free_port
 from rowhaul.cluster.rendezvous import StoreAddress, connect
 from rowhaul.errors import SecretError
 

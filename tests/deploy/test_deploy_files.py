@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ports import free_port
+from rowhaul._ports import free_port
 from rowhaul.checkpoint import latest_checkpoint
 from rowhaul.train.run_folder import CHECKPOINTS
 

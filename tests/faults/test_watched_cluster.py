@@ -12,7 +12,7 @@ import psutil
 import pytest
 from scraping import health, scrape, wait_for
 
-from ports import free_port
+from rowhaul._ports import free_port
 
 pytestmark = pytest.mark.slow
 

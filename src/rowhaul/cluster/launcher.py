@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from rowhaul._cores import usable_cores
+from rowhaul._ports import free_port
 from rowhaul.cluster import tied_child
 from rowhaul.cluster.place import EXIT_PEER_ENDED, STORE_VARIABLE, require_linux, roles_of
 from rowhaul.cluster.secret import VARIABLE as SECRET_VARIABLE
@@ -220,19 +221,13 @@ def _variables(num_ranks: int, store_port: int) -> dict[str, str]:
         "GROUP_RANK": "0",
         STORE_VARIABLE: f"127.0.0.1:{store_port}",
         "MASTER_ADDR": "127.0.0.1",  # for groups that the command makes itself
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(free_port()),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
     if "OMP_NUM_THREADS" not in os.environ:
         num_cores = usable_cores()
         found["OMP_NUM_THREADS"] = str(max(1, num_cores // num_ranks))
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
