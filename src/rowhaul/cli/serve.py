@@ -33,6 +33,7 @@ def serve(
     """Serve scores over HTTP: POST /score; also /healthz, /metrics and /docs."""
     import os
     import tempfile
+    from contextlib import ExitStack
 
     from rowhaul._quantities import parse_bytes
     from rowhaul.serve.settings import METRICS_FOLDER, ServeSettings
@@ -54,9 +55,10 @@ def serve(
         shutdown_seconds=shutdown,
         page=page,
     )
-    with tempfile.TemporaryDirectory(prefix="rowhaul-metrics-") as metrics:
-        if workers > 1:
-            os.environ[METRICS_FOLDER] = metrics  # before prometheus-client is imported, which looks once
+    with ExitStack() as opened:
+        if workers > 1:  # set before prometheus-client is imported, which looks once
+            metrics = tempfile.TemporaryDirectory(prefix="rowhaul-metrics-")
+            os.environ[METRICS_FOLDER] = opened.enter_context(metrics)
         from rowhaul.serve import Scorer
         from rowhaul.serve.server import bind, url_of
         from rowhaul.serve.server import serve as serve_port
