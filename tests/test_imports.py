@@ -167,7 +167,7 @@ def test_importing_rowhaul_imports_nothing_heavy():
         "import rowhaul, sys; print([m for m in ('torch', 'numba', 'pyarrow', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200
     )
     assert done.stdout.strip() == "[]"
 
@@ -180,7 +180,7 @@ def test_preparing_data_does_without_torch(tmp_path):
         "except SystemExit as end: print(end.code, 'torch' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200
     )
     assert done.stdout.splitlines()[-1] == "0 False"
 

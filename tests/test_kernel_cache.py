@@ -42,7 +42,7 @@ def run(copy, program=PROGRAM):
         text=True,
         check=True,
         env=environment,
-        timeout=60,
+        timeout=200,
     )
     return done.stdout.split()[0], "Counter()" in done.stdout
 

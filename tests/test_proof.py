@@ -170,6 +170,6 @@ def test_what_is_sent_is_as_documented_and_never_the_same_twice():
 def test_it_needs_the_standard_library_only():
     script = "import sys, rowhaul.cluster.secret; print(*({'torch', 'numpy', 'numba'} & sys.modules.keys()))"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=True
     )
     assert done.stdout.strip() == ""

@@ -23,8 +23,8 @@ def test_after_a_failure_nothing_runs_and_every_wait_raises_it():
     failure, called = Failure(), []
     executor, other = SerialExecutor("test", failure), SerialExecutor("other", failure)
     begun, go_on = threading.Event(), threading.Event()
-    stuck = other.submit(lambda: begun.set() or go_on.wait(60))
-    begun.wait(60)
+    stuck = other.submit(lambda: begun.set() or go_on.wait(200))
+    begun.wait(200)
     failing = executor.submit(lambda: 1 // 0)
     later = executor.submit(lambda: called.append(1))
     for future in (failing, later, stuck, Future(failure)):

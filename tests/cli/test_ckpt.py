@@ -193,7 +193,7 @@ def test_ctrl_c_during_an_export_leaves_nothing(tmp_path):
         while not list(tmp_path.glob(".tmp-x/tables/*")) and time.monotonic() < began + 60:
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=200)
     finally:
         process.kill()
     assert process.returncode == 130, (out, err)

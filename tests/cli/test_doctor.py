@@ -142,7 +142,7 @@ def test_a_kernel_cache_that_cannot_be_written_is_warned_of(tmp_path: Path) -> N
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=200,
         )
         assert run.stdout.startswith(expected)
         assert str(folder) in run.stdout

@@ -31,7 +31,7 @@ def test_a_run_is_scraped_while_it_trains(log_folder, tmp_path):
         assert health(port)[0] == 200
         shown = wait_for(lambda: (one := scrape(port))["rowhaul_step"] > 20 and one)
         os.kill(process.pid, signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate(timeout=200)
     finally:
         process.kill()
         process.wait()

@@ -108,7 +108,7 @@ def test_a_cluster_explains_every_byte_that_it_logs(places, log_folder, tmp_path
     assert {one[0] for one in timelines[-1]["spans"]} == set(range(len(final["roles"])))
     page, trace = tmp_path / "report.html", tmp_path / "trace.json"
     report = [sys.executable, "-m", "rowhaul", "report", run, "--out", page, "--trace", trace]
-    done = subprocess.run(list(map(str, report)), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(list(map(str, report)), capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert 'class="timeline"' in page.read_text()
     assert json.loads(trace.read_text())["traceEvents"]

@@ -25,7 +25,7 @@ def note(name, text):
     path.with_suffix(".new").write_text(text)
     path.with_suffix(".new").rename(path)
 def wait_for(name):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while len(list(folder.glob(name + "-?"))) < int(os.environ["WORLD_SIZE"]) and time.monotonic() < deadline:
         time.sleep(0.02)
 """

@@ -43,7 +43,7 @@ def lose(victim, how, script=WAITING):
         for rank in ranks:
             rank.wait_for("joined")
         how(ranks[victim].process)
-        return [rank.wait(60) for rank in ranks if rank.rank != victim]
+        return [rank.wait(200) for rank in ranks if rank.rank != victim]
 
 
 def by(number):
@@ -121,6 +121,6 @@ def test_the_loss_of_a_launchers_store_is_named():
             rank.wait_for("joined")
         store.close()
         for rank in (ranks[0], ranks[2]):
-            report = rank.wait(60)
+            report = rank.wait(200)
             assert report["error"].startswith("the rendezvous store at 127.0.0.1:"), report
             assert "its launcher, or the host of that, has died" in report["error"]

@@ -122,6 +122,6 @@ next(ahead)
 full.wait()
 print(threading.active_count(), "threads at the end")
 """
-    done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], timeout=200, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "2 threads at the end\n"  # the producer still waits to put an item

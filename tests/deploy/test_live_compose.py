@@ -99,7 +99,7 @@ def test_the_commands_learn_and_serve(tmp_path, log_schema):
             one.send_signal(signal.SIGTERM)
         for one in running:
             try:
-                one.communicate(timeout=60)
+                one.communicate(timeout=200)
             except subprocess.TimeoutExpired:
                 one.kill()
         redis.kill()

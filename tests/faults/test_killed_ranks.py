@@ -46,7 +46,7 @@ def kill_and_resume(victim, seed, log, tmp_path, expected, *more):
         assert sorted(ranks) == sorted(RANKS.values())
         time.sleep(random.Random(seed).random() / 4)
         os.kill(ranks[RANKS[victim]].pid, signal.SIGKILL)
-        code = launcher.wait(60)
+        code = launcher.wait(200)
     finally:
         launcher.kill()
         launcher.wait()

@@ -128,9 +128,9 @@ def test_a_folder_that_does_not_answer_is_named_and_the_run_goes_on(log, uninter
         launcher = subprocess.Popen(command(log, out, *settings), stdout=file, stderr=subprocess.STDOUT)
     try:
         wait_for(lambda: latest_checkpoint(out / "checkpoints") is not None, 250)
-        subprocess.run(["fsfreeze", "-f", disk], check=True, timeout=60)
+        subprocess.run(["fsfreeze", "-f", disk], check=True, timeout=200)
         wait_for(lambda: "file server does not answer" in output.read_text(), 60)
-        subprocess.run(["fsfreeze", "-u", disk], check=True, timeout=60)
+        subprocess.run(["fsfreeze", "-u", disk], check=True, timeout=200)
         assert launcher.wait(120) == 0
     finally:
         subprocess.run(["fsfreeze", "-u", disk], capture_output=True)
@@ -152,7 +152,7 @@ def test_a_stopped_rank_is_named_and_nothing_is_left(log, tmp_path):
         wait_for(lambda: latest_checkpoint(out / "checkpoints") is not None, 250)
         processes = psutil.Process(launcher.pid).children(recursive=True)
         os.kill(rank_processes(psutil.Process(launcher.pid))[1].pid, signal.SIGSTOP)
-        assert launcher.wait(60) == 2
+        assert launcher.wait(200) == 2
     finally:
         launcher.kill()
         launcher.wait()

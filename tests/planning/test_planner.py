@@ -210,7 +210,7 @@ def test_closing_ends_the_thread_and_closes_the_source():
     made = planner(source(), ahead=1)
     assert made.next() is not None
     made.close()
-    assert closed.wait(60)
+    assert closed.wait(200)
     with pytest.raises(ClusterError, match="closed"):
         made.next()
     with pytest.raises(ClusterError, match="closed"):

@@ -49,7 +49,7 @@ class Followers:
 
     def lines(self, process):
         """Everything that a follower said."""
-        told, _ = process.communicate(timeout=60)
+        told, _ = process.communicate(timeout=200)
         return [json.loads(line) for line in told.splitlines()]
 
 
@@ -59,7 +59,7 @@ def followers():
     yield started
     for process in started.processes:
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=200)
 
 
 # Between processes

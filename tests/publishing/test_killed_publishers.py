@@ -73,12 +73,12 @@ def test_after_kills_base_and_deltas_are_what_the_run_knows(tmp_path, log_folder
         process.kill()
         if server is not None:
             server.terminate()
-            server.wait(60)
+            server.wait(200)
             server.stdout.close()
 
 
 def step_of(url):
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=200) as answer:
         return json.loads(answer.read())["step"]
 
 

@@ -18,12 +18,12 @@ def start(folder, *options):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     line = process.stdout.readline()
     found = re.search(r"(http://\S+)/docs", line)
-    assert found, line + process.communicate(timeout=60)[0]
+    assert found, line + process.communicate(timeout=200)[0]
     return process, found.group(1)
 
 
 def wait_until_up(url):
-    end = time.monotonic() + 60
+    end = time.monotonic() + 200
     while time.monotonic() < end:
         try:
             return httpx.get(f"{url}/healthz", timeout=5).json()
@@ -34,7 +34,7 @@ def wait_until_up(url):
 
 def stop(process):
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=200)
     return process.returncode, output
 
 
@@ -46,7 +46,7 @@ def children_of(pid):
 
 
 def wait_for(condition, what):
-    end = time.monotonic() + 60
+    end = time.monotonic() + 200
     while not condition():
         assert time.monotonic() < end, what() if callable(what) else what
         time.sleep(0.1)

@@ -142,7 +142,7 @@ def test_the_reader_in_c_finds_the_same_rows(rows_of, log_folder, log_schema, tm
     kind, (file, features, width, _), folder = rows_of
     (tmp_path / "rows.c").write_text(code("c"))
     build = ["gcc", "-O2", "-Wall", "-Werror", "-o", tmp_path / "rows", tmp_path / "rows.c"]
-    subprocess.run(build, check=True, timeout=60)
+    subprocess.run(build, check=True, timeout=200)
     rows, samples = MappedRows(file, features, width), unseen(held_out(log_folder, log_schema, 10), 0.4)
     for key in samples.values[:10].tolist():
         command = [tmp_path / "rows", folder / "rows.bin", "user", str(key)]

@@ -169,7 +169,7 @@ def test_a_killed_process_is_replaced_while_others_answer(served_run):
         assert 'requests_total{status="200"} 40.0' in httpx.get(f"{url}/metrics", timeout=30).text
         left = children_of(process.pid)
         process.kill()  # nothing of it may keep the port
-        process.communicate(timeout=60)
+        process.communicate(timeout=200)
         wait_for(lambda: not any(Path(f"/proc/{one}").exists() for one in left), "processes end")
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/healthz", timeout=5)

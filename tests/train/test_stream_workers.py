@@ -109,7 +109,7 @@ def test_a_stream_on_two_workers_is_learned_as_files_also_after_a_kill(tmp_path,
     process = start(*follow)
     wait_for_step(tmp_path / "run", 3, process)
     process.kill()  # its ranks end with it
-    process.communicate(timeout=60)
+    process.communicate(timeout=200)
     put(incoming, 1)
     process = start(*follow, "--resume")
     wait_for_step(tmp_path / "run", 6, process)
