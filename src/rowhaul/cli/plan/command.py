@@ -155,7 +155,9 @@ class _Task:
             def progress(text: str) -> None:
                 bar.update(task, advance=1, description=text)
 
-            return costs.measure(self.config, self.schema, self.data, planning, progress)
+            found = costs.measure(self.config, self.schema, self.data, planning, progress)
+            bar.update(task, completed=4)  # kernels are compiled only where they are not yet
+            return found
 
     def _predict(
         self, traces: list[Trace], counts: list[int], dispatchers: list[str], hot_rows: int, costs: Costs
