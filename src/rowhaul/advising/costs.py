@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ RANKS = 2  # of the cluster that is tried
 SMALLER = 4  # a second size of batch: this many times smaller
 
 Progress = Callable[[str], None]
+Step = TypeVar("Step")
 
 
 @dataclass(frozen=True)
@@ -163,9 +164,9 @@ def _of_all_ranks(config: TrainConfig, schema: Schema, data: Any) -> tuple[float
         script = [sys.executable, "-m", "rowhaul.advising.tried_rank"]
         launch([name], RANKS, colocated=True, command=script, environment={"OMP_NUM_THREADS": "1"})
         taken = np.load(folder / "seconds.npy")
-        beside = sum(np.load(folder / f"beside-{rank}.npy") for rank in range(RANKS))
+        beside = np.sum([np.load(folder / f"beside-{rank}.npy") for rank in range(RANKS)], axis=0)
     # Files are read many samples at a time: few steps take most of it.
-    planned, read = np.asarray(beside)[WARM_UP_STEPS:].mean(axis=0).tolist()
+    planned, read = np.mean(_counted(beside.tolist()), axis=0).tolist()
     return _typical(taken.tolist()), planned, read
 
 
@@ -179,5 +180,9 @@ def _stream(config: TrainConfig, schema: Schema, data: Any) -> SampleStream:
 
 
 def _typical(taken: list[float]) -> float:
-    counted = taken[WARM_UP_STEPS:] or taken
-    return float(np.median(counted))
+    return float(np.median(_counted(taken)))
+
+
+def _counted(steps: list[Step]) -> list[Step]:
+    """Those after the warm-up; all of them where the data ends before."""
+    return steps[WARM_UP_STEPS:] or steps
