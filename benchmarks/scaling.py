@@ -1,4 +1,4 @@
-"""Two ranks with a core each against one rank on one core: the default DLRM, trained as `rowhaul train` does.
+"""Ranks with a core each against one rank on one core: the default DLRM, trained as `rowhaul train` does.
 
 Each rank is pinned to a core of its own, so that "twice as many machines" means twice as many processors and
 nothing else. The ranks are co-located and send rows to each other; they talk over shared memory, or with
@@ -6,8 +6,9 @@ nothing else. The ranks are co-located and send rows to each other; they talk ov
 table has medians of samples per second, and what a step costs the processor: milliseconds by thread, and in a
 run of its own by part of the work. The latter can be trusted where other programs run, too.
 
-One rank trains N samples a step, two train 2 N. Two single processes that share nothing but the machine, and
-learn two models, show how much of a ratio of 2 the processor allows: cores share caches and memory.
+One rank trains N samples a step, two train 2 N, and so does one process with two threads, which is what one
+would use on a single machine. Two single processes that share nothing but the machine, and learn two models,
+show how much of a ratio of 2 the processor allows: cores share caches and memory.
 """
 
 from __future__ import annotations
@@ -151,10 +152,12 @@ class StepClock:
         }
 
 
-def train(folder: str, per_rank: int, steps: int, settings: dict[str, Any], by_part: bool) -> None:
-    """Train as one rank, pinned to a core of its own; write down what its `StepClock` has measured."""
+def train(
+    folder: str, per_rank: int, steps: int, threads: int, settings: dict[str, Any], by_part: bool
+) -> None:
+    """Train as one rank, pinned to a core for each thread; write down what its `StepClock` has measured."""
     rank, num_ranks = int(os.environ.get("RANK", os.environ.get(CORE, "0"))), settings["workers"]
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[rank : rank + threads])
     from rowhaul._environment import keep_freed_memory, set_passive_waiting, switch_threads_sooner
 
     set_passive_waiting()
@@ -164,7 +167,7 @@ def train(folder: str, per_rank: int, steps: int, settings: dict[str, Any], by_p
     from rowhaul.train import TrainConfig, train_run
     from rowhaul.train.cluster_config import ClusterConfig
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     keep_freed_memory()
     cluster = ClusterConfig()
     if num_ranks > 1:
@@ -189,12 +192,13 @@ def measure(
     num_ranks: int,
     by_part: bool = False,
     num_apart: int = 1,
+    threads: int = 1,
 ):
     """Run one side, or processes that train alone at the same time; return what each has measured."""
     steps = WARM_UP + 2 + max(20, min(300, 150_000 // per_rank))
     with tempfile.TemporaryDirectory() as results:
-        environment = {**os.environ, "SCALING_RESULTS": results}
-        command = [sys.executable, __file__, "--as", "rank", folder, str(per_rank), str(steps)]
+        environment = {**os.environ, "SCALING_RESULTS": results, "OMP_NUM_THREADS": str(threads)}
+        command = [sys.executable, __file__, "--as", "rank", folder, str(per_rank), str(steps), str(threads)]
         command += [str(num_ranks), given.dispatcher, given.data_from, str(int(by_part))]
         if num_ranks == 1:
             children = [
@@ -222,20 +226,24 @@ def measure(
 
 def compare(given: argparse.Namespace, folder: str, per_rank: int) -> list[object]:
     """Measure both sides in turns; return a line of the table, and print the threads' times."""
-    alone, apart, both = [], [], []
+    count = given.ranks
+    alone, apart, both, threaded = [], [], [], []
     for _ in range(given.repeats):
         alone.append(measure(given, folder, per_rank, 1)[0])
-        both.append(measure(given, folder, per_rank, 2))
-        apart.append(measure(given, folder, per_rank, 1, num_apart=2))
+        both.append(measure(given, folder, per_rank, count))
+        threaded.append(measure(given, folder, count * per_rank, 1, threads=count))
+        apart.append(measure(given, folder, per_rank, 1, num_apart=count))
     ratios = [
         statistics.median(
-            2 * one["seconds"] / max(rank["seconds"] for rank in two)
-            for one, two in zip(alone, pairs, strict=True)
+            count * one["seconds"] / max(rank["seconds"] for rank in several)
+            for one, several in zip(alone, side, strict=True)
         )
-        for pairs in (both, apart)
+        for side in (both, threaded, apart)
     ]
     console.print(f"\n{per_rank:,} samples a rank, CPU ms a step by thread")
-    sides = {"one rank": alone, "rank 0 of two": [one[0] for one in both], "rank 1": [one[1] for one in both]}
+    sides = {"one rank": alone}
+    for rank in (0, count - 1):  # the last one plans
+        sides[f"rank {rank} of {count}"] = [one[rank] for one in both]
     for side, runs in sides.items():
         names = dict.fromkeys(name for run in runs for name in run["threads"])
         middle = {name: statistics.median(run["threads"].get(name, 0.0) for run in runs) for name in names}
@@ -248,14 +256,15 @@ def compare(given: argparse.Namespace, folder: str, per_rank: int) -> list[objec
     used = [statistics.median(sum(run["threads"].values()) for run in runs) for runs in sides.values()]
     speeds = [
         statistics.median(per_rank / one["seconds"] for one in alone),
-        statistics.median(2 * per_rank / one[0]["seconds"] for one in both),
+        statistics.median(count * per_rank / one[0]["seconds"] for one in both),
     ]
     return [f"{per_rank:,}", *speeds, *ratios, *(1e3 * one for one in used)]
 
 
 def print_parts(given: argparse.Namespace, folder: str, per_rank: int) -> None:
     """Print CPU milliseconds of each part of a step, timed from inside."""
-    runs = [*measure(given, folder, per_rank, 1, True), *measure(given, folder, per_rank, 2, True)]
+    several = measure(given, folder, per_rank, given.ranks, True)
+    runs = [*measure(given, folder, per_rank, 1, True), several[0], several[-1]]
     rows: list[list[object]] = []
     for part in PARTS:
         times = [1e3 * run["parts"].get(part, 0.0) for run in runs]
@@ -268,7 +277,9 @@ def print_parts(given: argparse.Namespace, folder: str, per_rank: int) -> None:
     for what, less in sums.items():
         rows.append([what, *(f"{total - one:.2f}" for total, one in zip(totals, less, strict=True))])
     print_table(
-        f"{per_rank:,} samples a rank, CPU ms a step by part", ["part", "one rank", "rank 0", "rank 1"], rows
+        f"{per_rank:,} samples a rank, CPU ms a step by part",
+        ["part", "one rank", "first rank", "last rank"],
+        rows,
     )
 
 
@@ -276,6 +287,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--as", dest="role", default="")
     parser.add_argument("--per-rank", default="2048,512,128")
+    parser.add_argument("--ranks", type=int, default=2, help="how many, against one")
     parser.add_argument("--link", default="", help="such as 1gbit: over shaped links, not shared memory")
     parser.add_argument("--dispatcher", default="", help="instead of the default")
     parser.add_argument("--data-from", default="every_host", help="as of rowhaul train")
@@ -285,13 +297,15 @@ def main() -> None:
     parser.add_argument("rest", nargs="*")
     given = parser.parse_args()
     if given.role:
-        folder, per_rank, steps, num_ranks, dispatcher, data_from, by_part = given.rest
+        folder, per_rank, steps, threads, num_ranks, dispatcher, data_from, by_part = given.rest
         cluster = {"workers": int(num_ranks), "data_from": data_from}
         cluster |= {"dispatcher": dispatcher} if dispatcher else {}
-        train(folder, int(per_rank), int(steps), cluster, bool(int(by_part)))
+        train(folder, int(per_rank), int(steps), int(threads), cluster, bool(int(by_part)))
         return
-    if len(os.sched_getaffinity(0)) < 2:
-        sys.exit("this benchmark pins two ranks to a core each; here is one core")
+    if given.ranks < 2:
+        sys.exit(f"--ranks is how many are compared with one, 2 or more; got {given.ranks}")
+    if (cores := len(os.sched_getaffinity(0))) < given.ranks:
+        sys.exit(f"this benchmark pins {given.ranks} ranks to a core each; cores here: {cores}")
     print_machine()
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.data or str(Path(temporary) / "log")
@@ -299,8 +313,10 @@ def main() -> None:
             generate = [sys.executable, "-m", "rowhaul", "generate", "--rows", "400000", "--out", folder]
             subprocess.run(generate, check=True, stdout=subprocess.DEVNULL)
         rows = [compare(given, folder, int(per_rank)) for per_rank in given.per_rank.split(",")]
-    columns = ["samples a rank", "one rank, samples/s", "two ranks, samples/s", "ratio", "two apart: ratio"]
-    columns += ["CPU ms a step: one rank", "rank 0 of two", "rank 1"]
+    several = f"{given.ranks} ranks"
+    columns = ["samples a rank", "one rank, samples/s", f"{several}, samples/s", f"{several}: ratio"]
+    columns += [f"one process, {given.ranks} threads: ratio", f"{given.ranks} apart: ratio"]
+    columns += ["CPU ms a step: one rank", "first of them", "last"]
     where = f"over links of {given.link}" if given.link else "over shared memory"
     print_table(f"default DLRM, co-located {where}, a core a rank", columns, rows)
 
