@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,11 +14,15 @@ import pytest
 
 from checkpointed_ranks import CONFIG, contents
 from click_logs import click_log
+from rowhaul._activity import page
 from rowhaul.cluster.launcher import launch
 from rowhaul.data.schema import SCHEMA_FILE, Schema
+from rowhaul.data.stream import SampleStream
 from rowhaul.train import train_run
 from rowhaul.train.cluster_config import ClusterConfig
+from rowhaul.train.distributed import one_machine
 from rowhaul.train.log import METRICS_FILE
+from rowhaul.train.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -110,3 +114,15 @@ def test_rank_0_goes_on_alone_and_learns_the_same_model(
     assert learned.keys() == single.keys()
     for name, values in single.items():
         np.testing.assert_allclose(learned[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_steps_and_evaluations_alone_are_progress_so_that_nobody_thinks_rank_0_stuck(
+    data: Path, log_schema: Schema
+) -> None:
+    ticks = page.read().ticks
+    lookout = one_machine._Lookout(cast(Any, None), cast(Any, None), lambda: False)
+    assert not lookout.should_stop()
+    assert page.read().ticks == ticks + 1
+    stream = SampleStream(data, log_schema, batch_size=STEPS * BATCH // 3)
+    Trainer(CONFIG, log_schema).evaluate(stream)
+    assert page.read().ticks == ticks + 4

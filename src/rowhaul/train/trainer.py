@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rowhaul._activity import progressed
 from rowhaul._id_kinds import HEX, INTEGER, TEXT, join_kinds
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
@@ -181,6 +182,7 @@ class Trainer:
                     batch = self.moved(Batch.from_samples(samples))
                     yield batch, self.model(batch)
                     done += len(batch)
+                    progressed()
                     progress(done, stream.num_samples)
         finally:
             self.model.train(was_training)

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import torch
 
+from rowhaul._activity import progressed
 from rowhaul._cores import usable_cores
 from rowhaul._quantities import bytes_text
 from rowhaul.cluster.checks import gather_texts
@@ -133,6 +134,7 @@ class _Lookout:
 
     def should_stop(self) -> bool:
         """Whether the user stops the run, or the cluster should go on; asked after every step."""
+        progressed()  # the others wait, but nothing is stuck
         if self._should_stop() or self.reason:
             return True
         now = time.monotonic()
