@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -157,6 +157,19 @@ def _contents(rank: Rank) -> dict[str, np.ndarray]:
     return contents
 
 
+def once_from(*iterations: int) -> Callable[[int], bool]:
+    """Say yes once for each of these, when asked in it or later: a busy rank is not asked in every one."""
+    due = list(iterations)
+
+    def ask(iteration: int) -> bool:
+        is_due = bool(due) and due[0] <= iteration
+        if is_due:
+            del due[0]
+        return is_due
+
+    return ask
+
+
 class RestingRank(Rank):
     """A rank that rests where others save."""
 
@@ -169,7 +182,7 @@ class RestingRank(Rank):
 def test_rank_0_asks_for_a_checkpoint_or_a_rest(kind: type[Rank]) -> None:
     """Segments end for all after the same iteration, and what follows is as if they had not."""
     case = replace(case_of("on demand"), segments=(None,) * 6)
-    outcome = run_cluster(case, should_save=lambda iteration: iteration in (2, 5), kind=kind)
+    outcome = run_cluster(case, should_save=once_from(2, 5), kind=kind)
     ends = {tuple(rest.iteration for rest in rests) for rests in outcome.rests}
     assert len(ends) == 1
     assert 2 < min(ends)[0] < min(ends)[1] <= len(case.batches)
@@ -186,10 +199,11 @@ def test_a_rank_asks_to_stop_while_others_are_late(cluster: str, asking: int) ->
     """Segments end for all after the same iteration, and what follows is as if they had not."""
     case = replace(case_of(cluster), segments=(None,) * 6)
     for late in range(case.settings.topology.num_ranks):
+        ask = once_from(2)
         outcome = run_cluster(
             case,
             delay=one_is_late(late, "control"),
-            should_stop=lambda rank, iteration: rank == asking and 2 <= iteration < 5,
+            should_stop=lambda rank, iteration, ask=ask: rank == asking and ask(iteration),
         )
         ends = {tuple(rest.iteration for rest in rests) for rests in outcome.rests}
         assert len(ends) == 1
