@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
 import rowhaul.schedule.directory.seen as seen
+import rowhaul.schedule.dispatch.joint.problem as problem
+import rowhaul.schedule.dispatch.joint.search as search
 import rowhaul.schedule.sync.exact as exact
 import rowhaul.schedule.sync.moves as moves
 import rowhaul.schedule.threads as threads
+from rowhaul._kernels import kernel
 from rowhaul.errors import ConfigError
 from rowhaul.schedule import (
     CacheSettings,
@@ -21,7 +26,15 @@ from rowhaul.schedule import (
 )
 from rowhaul.schedule.arrays import extended, zeros
 from rowhaul.schedule.sync.moves import BETWEEN, NOTHING, WITHIN, places_of_moves
-from rowhaul.schedule.threads import Threads
+from rowhaul.schedule.threads import (
+    CLOSED,
+    Threads,
+    await_parts,
+    finish_part,
+    next_part,
+    open_step,
+    rest,
+)
 
 NUM_FEATURES, BATCH, ITERATIONS = 3, 96, 8
 
@@ -67,6 +80,107 @@ def test_plans_are_the_same_for_any_number_of_threads(monkeypatch, sync, unit, n
     expected = digests(settings, num_workers, 1)
     assert digests(settings, num_workers, 2) == expected
     assert digests(settings, num_workers, 3) == expected
+
+
+@pytest.mark.parametrize("dispatcher", ["joint", "joint:objective=makespan"])
+def test_samples_placed_together_are_placed_the_same_by_any_number_of_threads(monkeypatch, dispatcher):
+    """Windows of the search have three parts here."""
+    for module, name, value in (
+        (threads, "CHUNK_ROWS", 7), (problem, "CHUNK_SAMPLES", 5), (search, "WINDOWS", 2),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
+    settings = ScheduleSettings(
+        topology=Topology(5, colocated=True),
+        sizes=RowSizes((8, 8, 20), (4, 0, 4)),
+        prices=(1, 1, 2, 3, 10),
+        cache=CacheSettings(80),
+        dispatcher=dispatcher,
+        look_ahead=2,
+    )
+    expected = digests(settings, 3, 1)
+    for num_threads in (2, 3):
+        assert digests(settings, 3, num_threads) == expected
+
+
+@kernel
+def count_steps(board, num_steps, num_parts, done):
+    """Every part of a step adds what the step before has left in all of them."""
+    for step in range(num_steps):
+        total = done[:num_parts].sum()
+        done[num_parts] = step + total
+        open_step(board, num_parts)
+        part = next_part(board)
+        while part >= 0:
+            done[part] += 1 + done[num_parts] % 3
+            finish_part(board)
+            part = next_part(board)
+        await_parts(board, num_parts)
+    return num_steps
+
+
+@kernel
+def help_to_count(board, num_parts, done):
+    spins, part = 0, next_part(board)
+    while part != CLOSED:
+        if part >= 0:
+            done[part] += 1 + done[num_parts] % 3
+            finish_part(board)
+        else:
+            spins = rest(spins)
+        part = next_part(board)
+
+
+def test_each_step_sees_everything_that_the_step_before_wrote():
+    results = []
+    for count in (1, 2, 4):
+        done = np.zeros(6, np.int64)
+        led = Threads(count).lead(
+            lambda board, done=done: count_steps(board, 20_000, 5, done),
+            lambda board, done=done: help_to_count(board, 5, done),
+            5,
+        )
+        assert led == 20_000
+        results.append(done.tolist())
+    assert results[0] == results[1] == results[2]
+    assert len(set(results[0][:5])) == 1
+
+
+def test_helpers_go_home_when_the_leader_fails():
+    threads = Threads(2)
+    with pytest.raises(ValueError, match="broken"):
+        threads.lead(
+            lambda board: int("broken"), lambda board: help_to_count(board, 5, np.zeros(6, np.int64)), 5
+        )
+    done = np.zeros(6, np.int64)
+    assert threads.lead(lambda board: count_steps(board, 3, 5, done), lambda board: None, 5) == 3
+
+
+def test_helpers_go_home_when_another_cannot_begin(monkeypatch):
+    threads, begun = Threads(3), []
+    submit = threads._pool.submit
+
+    def submit_one(assist, board):
+        if begun:
+            raise RuntimeError("can't start new thread")
+        begun.append(submit(assist, board))
+        return begun[0]
+
+    monkeypatch.setattr(threads._pool, "submit", submit_one)
+    with pytest.raises(RuntimeError, match="new thread"):
+        threads.lead(lambda board: None, lambda board: help_to_count(board, 5, np.zeros(6, np.int64)), 5)
+    assert begun[0].cancelled() or begun[0].result(60) is None
+
+
+@pytest.mark.parametrize(("count", "most_parts", "helpers"), [(4, 1, 0), (4, 3, 2), (2, 9, 1), (1, 9, 0)])
+def test_no_more_threads_look_for_parts_than_there_are(count, most_parts, helpers):
+    entered = threading.Semaphore(0)
+
+    def lead(board):
+        for _ in range(helpers):
+            assert entered.acquire(timeout=60)
+        return not entered.acquire(timeout=0.1)
+
+    assert Threads(count).lead(lead, lambda board: entered.release(), most_parts)
 
 
 @pytest.mark.parametrize("count", [0, 65, 1.5, True])

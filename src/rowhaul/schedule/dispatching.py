@@ -16,6 +16,7 @@ from rowhaul.schedule.masks import NOBODY, ONE, bit, lowest, trainers_of
 from rowhaul.schedule.row_states import HOME, NOT_ADMITTED, OWNED, REPLICATED, SPLIT
 from rowhaul.schedule.settings import ScheduleSettings
 from rowhaul.schedule.sizes import apportion
+from rowhaul.schedule.threads import Threads
 from rowhaul.schedule.topology import home_shard
 
 SEEDS = 1 << 62  # kernels take a seed as a signed 64-bit integer
@@ -27,9 +28,12 @@ _NO_ROWS, _NO_FLAGS, _NO_SIZES = np.zeros(0, np.int32), np.zeros(0, np.uint8), n
 class Dispatching:
     """From a batch and the directory to an assignment."""
 
-    def __init__(self, settings: ScheduleSettings, directory: Directory, active: ActiveControls) -> None:
+    def __init__(
+        self, settings: ScheduleSettings, directory: Directory, active: ActiveControls, threads: Threads
+    ) -> None:
         self._directory = directory
         self._active = active
+        self._threads = threads
         self.use(settings)
 
     def use(self, settings: ScheduleSettings) -> None:
@@ -104,6 +108,7 @@ class Dispatching:
             capacities=apportion(batch.num_samples, self._active.shares),
             seed=(self._settings.seed * 0x9E3779B1 + batch.number) % SEEDS,
             peer_to_peer=topology.peer_to_peer and not is_blind,
+            threads=self._threads,
         )
 
     def _task_after(

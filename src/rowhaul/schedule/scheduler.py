@@ -61,7 +61,7 @@ class Scheduler:
         self._failed = False
         self._active = ActiveControls(settings.dispatcher, settings.prices, settings.shares)
         self._tracker = RowTracker(settings, self._threads)
-        self._dispatching = Dispatching(settings, self._tracker.directory, self._active)
+        self._dispatching = Dispatching(settings, self._tracker.directory, self._active, self._threads)
 
     def fill(self) -> bool:
         """Read batches until the window is full; false when nothing is left to plan.

@@ -7,11 +7,13 @@ costs are sizes times prices, in units that only compare with each other.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+
+from rowhaul.schedule.threads import Threads
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class DispatchTask:
     capacities: npt.NDArray[np.int64]  # workers: samples each may train; they add up to the batch or more
     seed: int  # differs from iteration to iteration
     peer_to_peer: bool = False  # an owner sends to every trainer itself, instead of once to the home
+    threads: Threads = field(default_factory=Threads)  # to decide with; they change nothing but the time
 
     @property
     def row_locations(self) -> tuple[Any, ...]:

@@ -75,21 +75,19 @@ class Joint:
         return worker[: task.num_samples]
 
     def _least_sum(self, problem: Problem, task: DispatchTask, capacities: Longs) -> Ints:
-        passes = self.passes if isinstance(self.passes, int) else PASSES
-        start: Ints = grow(problem, task.prices, capacities)
-        spread, worker = make_spread(problem, start), start.copy()
-        growth = improve(problem, spread, worker, capacities, passes)
-        best = worker if growth < 0 else start
+        starts: list[Ints] = [grow(problem, task.prices, capacities)]
         second = _cheapest_alone(task, capacities) if task.num_samples <= SMALL_BATCH else None
-        if second is None:
-            return best
-        least = cost_of(problem, make_spread(problem, best), best)
-        spread, worker = make_spread(problem, second), second.copy()
-        cost = cost_of(problem, spread, second)
-        growth = improve(problem, spread, worker, capacities, passes)
-        if cost + min(growth, 0) < least:
-            best = worker if growth < 0 else second
-        return best
+        if second is not None:
+            starts.append(second)
+        passes = self.passes if isinstance(self.passes, int) else PASSES
+        found = []
+        for start in starts:
+            spread, worker = make_spread(problem, start, task.threads), start.copy()
+            before = cost_of(problem, spread, start)
+            improve(problem, spread, worker, capacities, passes, task.threads)
+            after = cost_of(problem, spread, worker)
+            found.append((after, worker) if after < before else (before, start))
+        return min(found, key=lambda one: one[0])[1]
 
 
 def _cheapest_alone(task: DispatchTask, capacities: Longs) -> Ints | None:
@@ -117,5 +115,6 @@ def _shorter(problem: Problem, task: DispatchTask, capacities: Longs, worker: In
             weight += weight * (costs - mean) // (4 * most)
             weight = weight.clip(EVEN_WEIGHT // 2, EVEN_WEIGHT * 2)
             weighted, worker = weigh(problem, weight, EVEN_WEIGHT), worker.copy()
-            improve(weighted, make_spread(weighted, worker), worker, capacities, 1)
+            spread = make_spread(weighted, worker, task.threads)
+            improve(weighted, spread, worker, capacities, 1, task.threads)
     return best

@@ -20,7 +20,6 @@ def grow(problem, prices, capacities):
     """A worker for every sample; capacities add up to the samples."""
     num_samples, num_workers = len(problem.linear), len(prices)
     hoped = _hoped_prices(problem)
-    starts, samples = samples_by_row(problem)
     worker = np.full(num_samples, -1, np.int32)
     room, left = np.empty(num_workers, np.int64), capacities.copy()
     num_strata = (num_samples + STRATUM - 1) // STRATUM
@@ -33,7 +32,7 @@ def grow(problem, prices, capacities):
             room[j] = total * (end - first) // (num_samples - first) - before
             before += room[j]
             left[j] -= room[j]
-        _grow_stratum(problem, prices, hoped, starts, samples, score, room, first, end, worker)
+        _grow_stratum(problem, prices, hoped, score, room, first, end, worker)
     return worker
 
 
@@ -53,9 +52,10 @@ def _hoped_prices(problem):
 
 
 @kernel
-def _grow_stratum(problem, prices, hoped, starts, samples, score, room, first, end, worker):
+def _grow_stratum(problem, prices, hoped, score, room, first, end, worker):
     """Deal the samples first .. end; ``hoped`` becomes 0 where a worker gets a row."""
     num_workers, width = len(prices), hoped.shape[1]
+    starts, samples = problem.starts, problem.samples
     own = np.empty(width, np.int32)
     for i in range(first, end):
         for j in range(width):
@@ -113,19 +113,3 @@ def _least(values):
     while values[place] != least:
         place += 1
     return place
-
-
-@kernel
-def samples_by_row(problem):
-    """The samples that need each row: those of row x are samples[starts[x] : starts[x + 1]], in order."""
-    num_rows, num_samples = len(problem.uses), len(problem.linear)
-    starts = np.zeros(num_rows + 2, np.int64)
-    for x in range(num_rows):
-        starts[x + 2] = starts[x + 1] + problem.uses[x]
-    samples = np.empty(len(problem.rows), np.int32)
-    for i in range(num_samples):
-        for at in range(problem.offsets[i], problem.offsets[i + 1]):
-            x = problem.rows[at]
-            samples[starts[x + 1]] = i
-            starts[x + 1] += 1
-    return starts[: num_rows + 1], samples

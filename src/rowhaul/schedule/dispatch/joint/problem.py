@@ -28,6 +28,7 @@ import numpy.typing as npt
 from rowhaul._kernels import kernel
 from rowhaul.schedule.dispatch.task import DispatchTask
 from rowhaul.schedule.masks import NOBODY, ONE, bit, lowest, popcount
+from rowhaul.schedule.threads import bounds, take
 
 Longs = npt.NDArray[np.int64]
 Ints = npt.NDArray[np.int32]
@@ -40,6 +41,7 @@ NEVER = 2**30  # the cost of a worker that there is not
 EVERYWHERE = 16
 
 LEFT_OUT, SINGLE = -1, -2
+CHUNK_SAMPLES = 1024  # that a thread takes at a time
 
 
 class Problem(NamedTuple):
@@ -54,6 +56,8 @@ class Problem(NamedTuple):
     sole: Ints  # shared rows x columns: the price of the row where one worker trains it
     many: Ints  # shared rows x columns: what a worker adds to it where several do
     uses: Ints  # shared rows: samples that need each
+    starts: Longs  # shared rows + 1: the samples that need row x are samples[starts[x] : starts[x + 1]]
+    samples: Ints  # in order, row by row
 
 
 def problem_of(task: DispatchTask, future: int, num_blanks: int) -> Problem:
@@ -63,48 +67,65 @@ def problem_of(task: DispatchTask, future: int, num_blanks: int) -> Problem:
     """
     most = np.diff(task.offsets).max(initial=0) * task.record_size.max(initial=0) * task.prices.max(initial=0)
     shift = max(0, int(8 * UNIT * most // LARGEST).bit_length())
-    return Problem(
-        *_price(
-            np.concatenate([task.offsets, np.repeat(task.offsets[-1:], num_blanks)]),
-            task.rows,
-            *task.row_locations,
-            task.prices,
-            task.capacities,
-            task.peer_to_peer,
-            future,
-            shift,
-        )
-    )
+    width = (task.num_workers + LANES - 1) // LANES * LANES
+    offsets = np.concatenate([task.offsets, np.repeat(task.offsets[-1:], num_blanks)])
+    shared, uses = _shared_rows(offsets, task.rows, task.free, task.capacities)
+    sole, many = (np.empty((len(uses), width), np.int32) for _ in range(2))
+    linear = np.empty((len(offsets) - 1, width), np.int32)
+    # Every chunk writes to places of its own: the shared rows of a sample where all of its rows are.
+    found, num_found = np.empty(len(task.rows), np.int32), np.empty(len(offsets) - 1, np.int64)
+    row_edges, sample_edges = bounds(len(shared)), bounds(len(linear), CHUNK_SAMPLES)
+    task.threads.share(
+        lambda counter: _price(
+            counter, row_edges, sample_edges, offsets, task.rows, shared, *task.row_locations, task.prices,
+            task.peer_to_peer, future, shift, sole, many, linear, found, num_found,
+        ),
+        len(row_edges) + len(sample_edges) - 2,
+    )  # fmt: skip
+    kept_offsets, kept, starts, samples = _arrange(offsets, found, num_found, uses)
+    return Problem(kept_offsets, kept, linear, sole, many, uses, starts, samples)
 
 
 @kernel
 def _price(
-    offsets, rows, latest, owner, partial, free, home, record_size, value_size, prices, capacities,
-    peer_to_peer, future, shift,
+    counter, row_edges, sample_edges, offsets, rows, shared, latest, owner, partial, free, home, record_size,
+    value_size, prices, peer_to_peer, future, shift, sole, many, linear, found, num_found,
 ):  # fmt: skip
-    num_samples, num_workers = len(offsets) - 1, len(prices)
-    width = (num_workers + LANES - 1) // LANES * LANES
     # Of sixteen rows that one worker trains, about five are next trained by it alone again: it neither pushes
     # nor pulls, so ten sixteenths of the debt are never paid. An inclination weighs as much as what remains.
     # Both were found by trying: from half to one and a half times as much the cost hardly changes.
     debt = future * 3 // 8
-    shared, shared_uses, num_shared_ids = _shared_rows(offsets, rows, free, capacities)
-    num_shared = len(shared_uses)
-    sole, many = np.empty((num_shared, width), np.int32), np.empty((num_shared, width), np.int32)
-    for x in range(len(latest)):
-        s = shared[x]
-        if s >= 0:
-            _price_shared(
-                latest[x], np.int64(owner[x]), np.int64(home[x]), record_size[x], value_size[x], prices,
-                peer_to_peer, future, debt, shift, sole[s], many[s],
+    num_row_chunks, num_chunks = len(row_edges) - 1, len(row_edges) + len(sample_edges) - 2
+    chunk = take(counter)
+    while chunk < num_chunks:
+        if chunk < num_row_chunks:
+            for x in range(row_edges[chunk], row_edges[chunk + 1]):
+                s = shared[x]
+                if s >= 0:
+                    _price_shared(
+                        latest[x], np.int64(owner[x]), np.int64(home[x]), record_size[x], value_size[x],
+                        prices, peer_to_peer, future, debt, shift, sole[s], many[s],
+                    )  # fmt: skip
+        else:
+            part = chunk - num_row_chunks
+            _price_samples(
+                sample_edges[part], sample_edges[part + 1], offsets, rows, shared, latest, owner, partial,
+                home, record_size, prices, peer_to_peer, debt, shift, linear, found, num_found,
             )  # fmt: skip
+        chunk = take(counter)
 
-    linear = np.empty((num_samples, width), np.int32)
+
+@kernel
+def _price_samples(
+    first, end, offsets, rows, shared, latest, owner, partial, home, record_size, prices, peer_to_peer, debt,
+    shift, linear, found, num_found,
+):  # fmt: skip
+    """What depends on one sample alone, and which of its rows are shared."""
+    num_workers, width = len(prices), linear.shape[1]
     own = np.zeros(num_workers, np.int64)  # of the sample at hand, less a base that depends on prices alone
-    shared_offsets, shared_rows = np.zeros(num_samples + 1, np.int64), np.empty(num_shared_ids, np.int32)
-    count = 0
-    for i in range(num_samples):
+    for i in range(first, end):
         base = by_price = np.int64(0)
+        count = offsets[i]
         for at in range(offsets[i], offsets[i + 1]):
             x = rows[at]
             s = shared[x]
@@ -113,7 +134,7 @@ def _price(
             record, holder, store = record_size[x], np.int64(owner[x]), np.int64(home[x])
             store_price = prices[store] if store >= 0 else np.int64(0)
             if s >= 0:
-                shared_rows[count] = s
+                found[count] = s
                 count += 1
             else:
                 direct = peer_to_peer and holder >= 0
@@ -138,19 +159,39 @@ def _price(
                     previous &= previous - ONE
                     if j != store:
                         own[j] -= record * debt * (prices[j] + store_price) // num_previous
-        shared_offsets[i + 1] = count
+        num_found[i] = count - offsets[i]
         line = linear[i]
         for j in range(num_workers):
             line[j] = (by_price * prices[j] + base + own[j]) >> shift
             own[j] = 0
         for j in range(num_workers, width):
             line[j] = NEVER
-    return shared_offsets, shared_rows, linear, sole, many, shared_uses
+
+
+@kernel
+def _arrange(offsets, found, num_found, uses):
+    """Put the shared rows of all samples one behind the other, and list the samples of each row."""
+    num_samples, num_rows = len(num_found), len(uses)
+    starts = np.zeros(num_rows + 2, np.int64)
+    for x in range(num_rows):
+        starts[x + 2] = starts[x + 1] + uses[x]
+    kept_offsets = np.zeros(num_samples + 1, np.int64)
+    num_ids, count = starts[num_rows + 1], 0
+    kept, samples = np.empty(num_ids, np.int32), np.empty(num_ids, np.int32)
+    for i in range(num_samples):
+        for at in range(offsets[i], offsets[i] + num_found[i]):
+            x = found[at]
+            samples[starts[x + 1]] = i
+            starts[x + 1] += 1
+            kept[count] = x
+            count += 1
+        kept_offsets[i + 1] = count
+    return kept_offsets, kept, starts[: num_rows + 1], samples
 
 
 @kernel
 def _shared_rows(offsets, rows, free, capacities):
-    """The numbers of shared rows, or what else they are; how many samples need each; the sum of those."""
+    """The numbers of shared rows, or what else they are; and how many samples need each."""
     num_rows = len(free)
     uses = np.zeros(num_rows, np.int32)
     for at in range(len(rows)):
@@ -161,7 +202,7 @@ def _shared_rows(offsets, rows, free, capacities):
         if capacity > 0:
             fewest = min(fewest, capacity)
     shared = np.empty(num_rows, np.int32)
-    num_shared = num_ids = 0
+    num_shared = 0
     for x in range(num_rows):
         if free[x] or uses[x] == 0 or uses[x] * fewest >= EVERYWHERE * places:
             shared[x] = LEFT_OUT
@@ -170,9 +211,8 @@ def _shared_rows(offsets, rows, free, capacities):
         else:
             shared[x] = num_shared
             uses[num_shared] = uses[x]
-            num_ids += uses[x]
             num_shared += 1
-    return shared, uses[:num_shared].copy(), num_ids
+    return shared, uses[:num_shared].copy()
 
 
 @kernel
@@ -219,6 +259,8 @@ def weigh(problem, weight, even):
         _weighed(problem.sole, weight, even),
         _weighed(problem.many, weight, even),
         problem.uses,
+        problem.starts,
+        problem.samples,
     )
 
 

@@ -8,16 +8,33 @@ many at the end move to where there is room.
 The time goes into looking at samples, so the budget is a number of looks. All samples are looked at once;
 then, round by round, those that were nearest to moving when last looked at. What is skipped comes nearer each
 time, since other samples have moved meanwhile. A round that moves hardly anything is the last.
+
+In large batches samples are looked at in windows, and threads share the looks of a window. Its samples see
+each other's moves only in the prices of places, without which they would all go to the same worker.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+import numpy.typing as npt
 from numba import int64
 
 from rowhaul._kernels import kernel
-from rowhaul.schedule.dispatch.joint.problem import NEVER
-from rowhaul.schedule.dispatch.joint.spread import move, price_elsewhere
+from rowhaul._memory import data_address, prefetch_to_read
+from rowhaul.schedule.dispatch.joint.problem import NEVER, Ints, Longs, Problem
+from rowhaul.schedule.dispatch.joint.spread import Spread, move, price_elsewhere
+from rowhaul.schedule.threads import (
+    CLOSED,
+    NONE_LEFT,
+    Threads,
+    await_parts,
+    finish_part,
+    next_part,
+    open_step,
+    rest,
+)
 from rowhaul.schedule.transportation.solver import solve
 
 SLACK = 4  # samples that a worker may have too many while others are on the move
@@ -26,55 +43,87 @@ LOOKED_AT = 4  # a round looks at one sample out of so many, or more where margi
 FEW_MOVES = 512  # the search ends with a round that moves fewer than one sample out of so many
 REPRICED = 512  # samples of a worker, up to which a few that are too many are a part worth choosing well
 FULL = 2**50  # the price of a place that there is not
-HIGHEST = 2**62
+HIGH, HIGHEST = 2**49, 2**62
 WORKER_BITS, WORKER = 6, 63  # a price and its worker in one number: the least of them needs no branch
+WINDOWS = 256  # of a batch: half as many, or twice, cost the same
+PART = 16  # looks that a thread takes at a time
+
+
+class Window(NamedTuple):
+    """The samples that are looked at together, and what threads need and find."""
+
+    sample: Ints
+    to: npt.NDArray[np.int8]  # where each would go
+    gain: Longs  # what it would gain there, but for the prices of places
+    toll: Longs  # columns: prices of places, out of reach where there are none
+    size: Longs  # how many samples there are
+
+
+def improve(
+    problem: Problem,
+    spread: Spread,
+    worker: Ints,
+    capacities: Longs,
+    passes: int,
+    threads: Threads | None = None,
+) -> None:
+    """Look ``passes`` times at every sample, in the mean, and move those that gain.
+
+    Updates ``worker`` and ``spread``.
+    """
+    num_samples, width = problem.linear.shape
+    size = max(1, num_samples // WINDOWS)
+    window = Window(
+        np.empty(size, np.int32), np.empty(size, np.int8), np.empty(size, np.int64),
+        np.zeros(width, np.int64), np.zeros(1, np.int64),
+    )  # fmt: skip
+    (threads or Threads()).lead(
+        lambda board: _search(board, problem, spread, worker, capacities, passes, window),
+        lambda board: _help(board, problem, spread, worker, window),
+        (size + PART - 1) // PART,
+    )
 
 
 @kernel
-def improve(problem, spread, worker, capacities, passes):
-    """Look ``passes`` times at every sample, in the mean, and move those that gain.
-
-    Updates ``worker`` and ``spread``; returns what the cost grew by.
-    """
-    num_samples, num_workers, width = len(worker), len(capacities), problem.linear.shape[1]
+def _search(board, problem, spread, worker, capacities, passes, window):
+    num_samples, num_workers, size = len(worker), len(capacities), len(window.sample)
     load = np.zeros(num_workers, np.int64)
     for i in range(num_samples):
         load[worker[i]] += 1
     limit = np.zeros(num_workers, np.int64)
     for j in range(num_workers):
         limit[j] = capacities[j] + SLACK if capacities[j] > 0 else 0
-    place_price = _place_prices(problem, spread, worker, capacities)
+    place_price, toll = _place_prices(problem, spread, worker, capacities), window.toll
     step = _typical_price(problem, num_workers) // 4
-    toll = np.zeros(width, np.int64)  # prices of places, out of reach where there are none
     for j in range(num_workers):
         toll[j] = place_price[j] + (0 if load[j] < limit[j] else FULL)
-    price = np.empty(width, np.int32)
+    price = np.empty(len(toll), np.int32)
     margin = np.zeros(num_samples, np.int64)  # how far each was from moving, or from staying
-    growth = int64(0)
     looks_left, nearest = int64(passes * num_samples), int64(63)
     while looks_left > 0:
         num_moves = num_looks = 0
-        for i in range(num_samples):
-            if margin[i] >> nearest != 0:
-                margin[i] >>= 1
-                continue
-            if num_looks == looks_left:
-                break
-            num_looks += 1
-            own = int64(worker[i])
-            price_elsewhere(problem, spread, i, own, price)
-            here = int64(price[own])
-            price[own] = NEVER
-            best = int64(HIGHEST)
-            for j in range(width):
-                best = min(best, (price[j] + toll[j]) << WORKER_BITS | j)
-            to, gain = best & WORKER, here + place_price[own] - (best >> WORKER_BITS)
-            margin[i] = abs(gain)
-            if gain > 0:
+        i = 0
+        while i < num_samples and num_looks < looks_left:
+            count = 0
+            while i < num_samples and count < size and num_looks < looks_left:
+                if margin[i] >> nearest != 0:
+                    margin[i] >>= 1
+                else:
+                    window.sample[count] = i
+                    count += 1
+                    num_looks += 1
+                i += 1
+            _look_together(board, problem, spread, worker, window, price, count)
+            for s in range(count):
+                mover = int64(window.sample[s])
+                own, to = int64(worker[mover]), int64(window.to[s])
+                gain = window.gain[s] + place_price[own] - toll[to]  # at the prices of places now
+                margin[mover] = abs(gain) if gain > -HIGH else 0  # no place is left there: look again soon
+                if gain <= 0:
+                    continue
                 num_moves += 1
-                growth += price[to] - here
-                move(problem, spread, i, own, to)
-                worker[i] = to
+                move(problem, spread, mover, own, to)
+                worker[mover] = to
                 load[own] -= 1
                 load[to] += 1
                 place_price[own] -= step
@@ -86,7 +135,62 @@ def improve(problem, spread, worker, capacities, passes):
         if num_moves * FEW_MOVES < num_samples:
             break
         nearest = _nearest(margin)
-    return growth + _move_surplus(problem, spread, worker, load, capacities, margin)
+    _move_surplus(problem, spread, worker, load, capacities, margin)
+
+
+@kernel
+def _look_together(board, problem, spread, worker, window, price, count):
+    """Look at the samples of the window, with the threads that are there."""
+    if count <= PART:
+        _look(problem, spread, worker, window, price, 0, count)
+        return
+    num_parts = (count + PART - 1) // PART
+    window.size[0] = count
+    open_step(board, num_parts)
+    part = next_part(board)
+    while part >= 0:
+        _look(problem, spread, worker, window, price, part * PART, min(count, (part + 1) * PART))
+        finish_part(board)
+        part = next_part(board)
+    await_parts(board, num_parts)
+
+
+@kernel
+def _help(board, problem, spread, worker, window):
+    price = np.empty(len(window.toll), np.int32)
+    spins, part = 0, int64(NONE_LEFT)
+    while part != CLOSED:
+        part = next_part(board)
+        if part >= 0:
+            end = min(window.size[0], (part + 1) * PART)
+            _look(problem, spread, worker, window, price, part * PART, end)
+            finish_part(board)
+            spins = 0
+        else:
+            spins = rest(spins)
+
+
+@kernel
+def _look(problem, spread, worker, window, price, first, end):
+    """Find where samples of the window would go."""
+    lines, line_bytes = data_address(spread.lines), spread.lines.itemsize * spread.lines.shape[1]
+    linear, linear_bytes = data_address(problem.linear), problem.linear.itemsize * problem.linear.shape[1]
+    for s in range(first, end):
+        if s + 1 < end:
+            following = window.sample[s + 1]
+            prefetch_to_read(linear + following * linear_bytes)
+            for at in range(problem.offsets[following], problem.offsets[following + 1]):
+                prefetch_to_read(lines + problem.rows[at] * line_bytes)
+        i = int64(window.sample[s])
+        own = int64(worker[i])
+        price_elsewhere(problem, spread, i, own, price)
+        here = int64(price[own])
+        price[own] = NEVER
+        best = int64(HIGHEST)
+        for j in range(len(price)):
+            best = min(best, (price[j] + window.toll[j]) << WORKER_BITS | j)
+        to = best & WORKER
+        window.to[s], window.gain[s] = to, here - price[to]
 
 
 @kernel
@@ -138,12 +242,11 @@ def _typical_price(problem, num_workers):
 
 @kernel
 def _move_surplus(problem, spread, worker, load, capacities, margin):
-    """Move samples from workers that have too many, those first that lose least; returns what is lost.
+    """Move samples from workers that have too many, those first that lose least.
 
     What each would lose is its margin when last looked at; in small batches it is found anew.
     """
     price = np.empty(problem.linear.shape[1], np.int32)
-    lost = int64(0)
     for own in range(len(capacities)):
         if capacities[own] < load[own] <= REPRICED:
             for i in range(len(worker)):
@@ -157,12 +260,10 @@ def _move_surplus(problem, spread, worker, load, capacities, margin):
                     moved = i
             price_elsewhere(problem, spread, moved, own, price)  # others have moved since
             to = _cheapest(price, load, capacities)
-            lost += price[to] - int64(price[own])
             move(problem, spread, moved, own, to)
             worker[moved] = to
             load[own] -= 1
             load[to] += 1
-    return lost
 
 
 @kernel

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul._kernels import kernel
-from rowhaul.schedule.dispatch.joint.problem import Ints
+from rowhaul.schedule.dispatch.joint.problem import Ints, Problem
 from rowhaul.schedule.masks import NOBODY, ONE, bit, lowest
+from rowhaul.schedule.threads import Threads, bounds, take
 
 
 class Spread(NamedTuple):
@@ -27,20 +28,32 @@ class Spread(NamedTuple):
     trainers: npt.NDArray[np.uint64]  # rows: masks
 
 
-@kernel
-def make_spread(problem, worker):
+def make_spread(problem: Problem, worker: Ints, threads: Threads | None = None) -> Spread:
     """The state under an assignment."""
     num_rows, width = problem.sole.shape
-    spread = Spread(np.zeros((num_rows, 2 * width), np.int32), np.zeros(num_rows, np.uint64))
-    for i in range(len(worker)):
-        column, mask = width + worker[i], bit(worker[i])
-        for at in range(problem.offsets[i], problem.offsets[i + 1]):
-            x = problem.rows[at]
-            spread.lines[x, column] += 1
-            spread.trainers[x] |= mask
-    for x in range(num_rows):
-        _renew(problem, spread, x)
+    spread = Spread(np.empty((num_rows, 2 * width), np.int32), np.empty(num_rows, np.uint64))
+    edges = bounds(num_rows)
+    (threads or Threads()).share(
+        lambda counter: _count(counter, edges, problem, worker, spread), len(edges) - 1
+    )
     return spread
+
+
+@kernel
+def _count(counter, edges, problem, worker, spread):
+    width = problem.sole.shape[1]
+    chunk = take(counter)
+    while chunk < len(edges) - 1:
+        for x in range(edges[chunk], edges[chunk + 1]):
+            spread.lines[x] = 0
+            trainers = NOBODY
+            for at in range(problem.starts[x], problem.starts[x + 1]):
+                j = worker[problem.samples[at]]
+                spread.lines[x, width + j] += 1
+                trainers |= bit(j)
+            spread.trainers[x] = trainers
+            _renew(problem, spread, x)
+        chunk = take(counter)
 
 
 @kernel
