@@ -10,7 +10,8 @@ import pytest
 
 from rowhaul._activity import Activity, Page
 from rowhaul._threads import Failure
-from rowhaul.cluster.heartbeat import Heartbeat
+from rowhaul.cluster import heartbeat
+from rowhaul.cluster.heartbeat import Heartbeat, stacks
 from rowhaul.cluster.watchdog.settings import Settings
 from rowhaul.errors import ClusterError, RankLostError
 from rowhaul.planning.sharing import LeaderLostError
@@ -219,6 +220,35 @@ def test_a_rank_that_holds_up_the_others_is_named_with_its_stacks_and_the_run_go
         wait_until(lambda: "going on after" in caplog.text)
     wait_until(lambda: three.beats[0].table()[2].iteration == 7)  # another rank may have noticed first
     assert all(failure.error is None for failure in three.failures)
+
+
+def deep(frames, until):
+    """Wait with this many frames on the stack."""
+    if frames:
+        deep(frames - 1, until)
+    else:
+        until.wait(60)
+
+
+def test_stacks_of_many_deep_threads_are_cut_and_lose_nobody(ranks, caplog):
+    """They are sent to all ranks: too much to send would end the connection."""
+    done = threading.Event()
+    waiting = [threading.Thread(target=deep, args=(400, done), daemon=True) for _ in range(64)]
+    for thread in waiting:
+        thread.start()
+    try:
+        with caplog.at_level(logging.WARNING):
+            three = ranks(warn_seconds=1.0, stacks=True)
+            for rank, activity in enumerate((Activity.AWAITING_ROWS, Activity.SUMMING, Activity.READING)):
+                three.pages[rank].set(0, activity, time.monotonic())
+            wait_until(lambda: "stacks of rank 2:\nthread MainThread" in caplog.text)
+            time.sleep(1.0)  # an error would follow at once
+        assert all(failure.error is None for failure in three.failures)
+        assert len(stacks()) < 2 * heartbeat._MOST_STACKS
+    finally:
+        done.set()
+        for thread in waiting:
+            thread.join(20)
 
 
 def test_a_run_that_is_stuck_for_too_long_ends_and_names_the_rank(ranks):

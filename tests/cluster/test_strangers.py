@@ -162,6 +162,7 @@ def torchrun(tmp_path: Path, **variables):
     )
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert SECRET not in done.stdout + done.stderr
+    print(done.stderr)  # shown where a test fails
     return done.returncode, said
 
 
