@@ -43,7 +43,10 @@ def train(collection, rows, steps):
 
 
 def state_of(collection):
-    return {name: tensor.numpy().tobytes() for name, tensor in collection.state_dict().items()}
+    """What a format saves: all but the number of steps, which a checkpoint has among its facts."""
+    state = collection.state_dict()
+    del state["steps"]
+    return {name: tensor.numpy().tobytes() for name, tensor in state.items()}
 
 
 def saved(collection, folder):

@@ -78,6 +78,21 @@ def test_views_are_taken_as_they_are_meant() -> None:
         assert torch.equal(found, expected)
 
 
+def test_gradients_under_autocast_are_those_without_but_for_rounding() -> None:
+    layer = PairwiseDots(4)
+    first, others = made(3, 4, 2, True, torch.float32)
+    weights = torch.ones(3, 2 + layer.num_pairs)
+    expected = joined_and_gradients(layer, first, others, weights)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = joined_and_gradients(layer, first, others, weights)
+    torch.testing.assert_close(found, expected, atol=0.1, rtol=0.1)
+    given = [one.requires_grad_() for one in (first, others)]
+    with torch.autocast("cpu", torch.bfloat16):
+        joined = layer.joined(*given)
+    joined.sum().backward()  # outside, where PyTorch wants it
+    torch.testing.assert_close([one.grad for one in given], expected[1:], atol=0.1, rtol=0.1)
+
+
 def test_what_the_kernel_does_not_take_goes_through_matrix_products() -> None:
     first, others = made(3, 4, 2, True)
     layer = PairwiseDots(4)

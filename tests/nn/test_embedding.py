@@ -126,6 +126,17 @@ def test_weights_changed_before_backward_are_noticed():
         pooled.sum().backward()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_of_any_type_have_gradients_of_theirs(dtype):
+    collection, found = one_table(is_weighted=True), []
+    for kind in (dtype, torch.float32):
+        weights = torch.ones(2, dtype=kind, requires_grad=True)
+        collection(jagged({"f": [[1], [2]]}, weights)).values().sum().backward()
+        assert weights.grad.dtype == kind
+        found.append(weights.grad)
+    assert torch.equal(found[0], found[1].to(dtype))
+
+
 def test_a_second_backward_through_a_freed_graph_is_refused():
     pooled = one_table()(jagged({"f": [[1]]})).values()
     pooled.sum().backward()

@@ -16,6 +16,7 @@ from rowhaul.nn import (
     EmbeddingConfig,
     RowPrecision,
 )
+from rowhaul.optim import Adagrad
 from rowhaul.pruning import PruneSettings
 
 
@@ -136,3 +137,38 @@ def test_init_fn_is_checked_and_refused_where_rows_are_not_whole():
         with pytest.raises(ConfigError, match="'made' has an init_fn, which is called for whole rows"):
             made_by(from_key, row_settings=how)
     made_by(from_key, row_settings=RowPrecision())
+
+
+@pytest.mark.parametrize("wrong", [OSError("not there yet"), np.zeros((1, 3))])
+def test_rows_whose_first_values_cannot_be_made_are_not_there(wrong):
+    """The next try asks for them again."""
+    answers = [wrong, np.full((1, 2), 7.0)]
+
+    def values(seed, keys):
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    made = EmbeddingBagCollection(
+        [EmbeddingBagConfig(embedding_dim=2, name="t", feature_names=["f"], init_fn=values)]
+    )
+    with pytest.raises((OSError, ConfigError)):
+        made(jagged({"f": [[1]]}))
+    assert made.num_rows("t") == 0
+    assert made(jagged({"f": [[1]]})).values().tolist() == [[7.0, 7.0]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"optimizer": "adam"}, r"rowhaul.optim.Adam\(lr=0.01\), got 'adam'"),
+        ({"optimizer": Adagrad}, "must be one of rowhaul.optim's"),
+        ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
+    ],
+)
+def test_settings_of_another_type_are_refused(settings, says):
+    with pytest.raises(ConfigError, match=says):
+        EmbeddingBagCollection(
+            [EmbeddingBagConfig(embedding_dim=2, name="t", feature_names=["f"])], **settings
+        )

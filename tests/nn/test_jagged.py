@@ -229,6 +229,15 @@ VALUES = torch.arange(4)
         ),
         (lambda: KeyedJaggedTensor.from_jt_dict({}), "empty mapping"),
         (
+            lambda: KeyedJaggedTensor(["a", "a"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1])),
+            "'a' is given twice",
+        ),
+        (lambda: KeyedJaggedTensor.concat([make({"a": [[1]]}), make({"a": [[2]]})]), "'a' is given twice"),
+        (
+            lambda: KeyedJaggedTensor(["a"], torch.tensor([1, 2]), lengths=torch.tensor([2**62] * 4 + [2])),
+            "one is 4,611,686,018,427,387,904, but there are 2 values",
+        ),
+        (
             lambda: KeyedJaggedTensor.from_jt_dict(
                 {"a": make({"a": [[1]]})["a"], "b": make({"b": [[1], []]})["b"]}
             ),
@@ -244,3 +253,8 @@ def test_what_does_not_fit_is_refused_with_the_numbers(build: Callable[[], objec
 def test_lengths_and_offsets_that_agree_may_both_be_given() -> None:
     lengths, offsets = torch.tensor([1, 3], dtype=torch.int32), torch.tensor([0, 1, 4])
     assert lists(JaggedTensor(VALUES, lengths=lengths, offsets=offsets)) == [[0], [1, 2, 3]]
+
+
+def test_lengths_of_nothing_may_be_of_any_type() -> None:
+    empty = KeyedJaggedTensor(["a"], torch.empty(0, dtype=torch.int64), lengths=torch.tensor([]))
+    assert (empty.stride(), empty.offset_per_key()) == (0, [0, 0])

@@ -261,6 +261,29 @@ def test_frozen_tables_are_read_and_never_change(rule, unpooled):
     assert not any(np.array_equal(after["learns"][key], row) for key, row in before["learns"].items())
 
 
+def test_weights_of_frozen_tables_get_the_gradients_that_others_do():
+    def tables(frozen):
+        return [
+            EmbeddingBagConfig(embedding_dim=2, name="still", feature_names=["a", "b"], frozen=frozen),
+            EmbeddingBagConfig(embedding_dim=2, name="learns", feature_names=["b"]),
+        ]
+
+    found, moved = [], []
+    for frozen in (False, True):
+        collection = EmbeddingBagCollection(tables(frozen), is_weighted=True, optimizer=optim.SGD(lr=0.5))
+        weights = torch.tensor([1.0, 2, 3, 4], requires_grad=True)
+        ids = jagged({"a": [[1], [2]], "b": [[2, 3], []]}, weights)
+        collection(ids)
+        before = values_of(collection, "still")
+        collection(ids).values().square().sum().backward()
+        RowOptimizer(collection).step()
+        found.append(weights.grad)
+        after = values_of(collection, "still")
+        moved.append(not all(np.array_equal(after[key], row) for key, row in before.items()))
+    assert torch.equal(*found)
+    assert moved == [True, False]
+
+
 def test_frozen_tables_refuse_weight_decay():
     table = EmbeddingConfig(embedding_dim=2, name="t", feature_names=["f"], frozen=True)
     with pytest.raises(ConfigError, match="is frozen, but weight_decay is"):

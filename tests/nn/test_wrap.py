@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import rowhaul
 from rowhaul.errors import ConfigError
 from rowhaul.nn import RowEmbedding, RowEmbeddingBag
-from rowhaul.optim import SGD, Adagrad
+from rowhaul.optim import SGD, Adagrad, Adam
 
 
 class Clicks(nn.Module):
@@ -93,6 +94,38 @@ def test_learns_what_plain_pytorch_does(rule: Any, make: Any) -> None:
     assert torch.equal(other.eval()(*given), wrapped.eval()(*given))
 
 
+@pytest.mark.parametrize("loads_first", [True, False])  # Lightning does
+def test_a_state_dict_resumes_adam_to_the_bit(loads_first: bool) -> None:
+    def made(state: Any = None) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = rowhaul.wrap(nn.Sequential(nn.Embedding(9, 2), nn.Linear(2, 1)), Adam(lr=0.1))
+        if state is not None and loads_first:
+            model.load_state_dict(state)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        rowhaul.step_rows_with(optimizer, model)
+        if state is not None and not loads_first:
+            train(model, optimizer, 2)  # forgotten by the load
+            model.load_state_dict(state)
+        return model, optimizer
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        for step in range(steps):
+            optimizer.zero_grad()
+            (model(torch.tensor([step, 5])) - 1).square().sum().backward()
+            optimizer.step()
+
+    (straight, ours), (first, theirs) = made(), made()
+    train(straight, ours, 3)
+    train(first, theirs, 3)
+    state = first.state_dict()
+    resumed, theirs = made(state)
+    train(straight, ours, 4)
+    train(resumed, theirs, 4)
+    torch.testing.assert_close(resumed.state_dict(), straight.state_dict(), atol=0, rtol=0)
+    del state["0.rows.steps"]  # as version 0.1 saved it
+    resumed.load_state_dict(state)
+
+
 def test_named_modules_alone_are_replaced_and_meta_ones_start_fresh() -> None:
     model = nn.ModuleDict({"large": nn.Embedding(10**12, 4, device="meta"), "small": nn.Embedding(3, 4)})
     model["frozen"] = nn.Embedding.from_pretrained(torch.ones(3, 4))
@@ -102,6 +135,84 @@ def test_named_modules_alone_are_replaced_and_meta_ones_start_fresh() -> None:
     assert model["large"].rows.num_rows("large") == 2
     assert model["large"].embedding_dim == 4
     assert not model["frozen"](torch.tensor([1])).requires_grad
+
+
+def test_weights_of_a_frozen_table_get_their_gradients() -> None:
+    plain = nn.Sequential(nn.EmbeddingBag(5, 2, mode="sum"))
+    plain[0].weight.requires_grad_(False)
+    wrapped = rowhaul.wrap(copy.deepcopy(plain))
+    found = []
+    for model in (plain, wrapped):
+        weights = torch.ones(1, 3, requires_grad=True)
+        model[0](torch.tensor([[1, 2, 4]]), per_sample_weights=weights).square().sum().backward()
+        found.append(weights.grad)
+    torch.testing.assert_close(*found)
+
+
+def test_rows_stay_as_they_are_while_their_module_requires_no_gradient() -> None:
+    model = rowhaul.wrap(
+        nn.Sequential(nn.Embedding(3, 2), nn.EmbeddingBag(3, 2), nn.Linear(2, 1)), SGD(lr=0.1)
+    )
+    rows = rowhaul.nn.RowOptimizer(model)
+
+    def changed() -> list[bool]:
+        before = copy.deepcopy(model.state_dict())
+        for part in (model[0], model[1]):
+            model[2](part(torch.tensor([[1, 2]]))).sum().backward()
+        rows.step()
+        after = model.state_dict()
+        return [not torch.equal(after[name], before[name]) for name in before if name.endswith("records")]
+
+    assert changed() == [True, True]
+    assert model[0].requires_grad_(False) is model[0]
+    assert changed() == [False, True]
+    model[0].requires_grad_()
+    model[1].requires_grad_(False)
+    assert changed() == [True, False]
+
+
+@pytest.mark.parametrize("bags", [False, True])
+def test_another_type_is_refused_after_wrapping_and_another_device_is_not(bags: bool) -> None:
+    model = rowhaul.wrap(nn.Sequential(nn.EmbeddingBag(3, 2) if bags else nn.Embedding(3, 2, padding_idx=0)))
+    for convert in (nn.Module.double, nn.Module.half, lambda module: module.to(torch.bfloat16)):
+        with pytest.raises(ConfigError, match=r"are torch.float32 and cannot become .* before wrap"):
+            convert(model)
+    assert model.float()(torch.tensor([[1, 2]])).dtype == torch.float32
+    assert model.to("meta")(torch.tensor([[1, 2]])).device.type == "meta"
+
+
+class Scaled(nn.Embedding):
+    """Computes more than a row."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+def test_modules_that_do_more_than_read_rows_are_refused_by_name() -> None:
+    table = nn.Embedding(3, 2)
+    replaced: dict[str, nn.Module] = {name: copy.deepcopy(table) for name in ("forward", "weight", "module")}
+    vars(replaced["forward"])["forward"] = Scaled(3, 2).forward  # as Accelerate's hooks do
+    replaced["weight"].get_parameter("weight").register_hook(lambda gradient: 2 * gradient)
+    replaced["module"].register_forward_hook(lambda module, given, found: 2 * found)
+    replaced["backward"] = copy.deepcopy(table)
+    replaced["backward"].register_full_backward_pre_hook(lambda module, gradients: None)
+    refused = {
+        r"'one' has a forward of its own \(Scaled\).*leave it out": [Scaled(3, 2)],
+        r"'one' has a forward of its own \(Embedding\)": [replaced["forward"]],
+        "'one' has hooks": [replaced["weight"], replaced["module"], replaced["backward"]],
+        "'one' has a parametrization": [weight_norm(nn.EmbeddingBag(3, 2))],
+    }
+    for reason, modules in refused.items():
+        for module in modules:
+            with pytest.raises(ConfigError, match=reason):
+                rowhaul.wrap(nn.ModuleDict({"one": module}))
+
+
+def test_a_subclass_with_the_same_forward_is_replaced() -> None:
+    class Named(nn.Embedding):
+        pass
+
+    assert isinstance(rowhaul.wrap(nn.Sequential(Named(3, 2)))[0], RowEmbedding)
 
 
 def test_refusals_say_what_to_change() -> None:
@@ -143,3 +254,18 @@ def test_several_processes_are_refused_at_the_first_step(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     with pytest.raises(ConfigError, match=r"use rowhaul.distribute"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_gradient_scaler_is_refused_before_anything_steps(fused: bool) -> None:
+    model = rowhaul.wrap(nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 1)), SGD(lr=0.1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    rowhaul.step_rows_with(optimizer, model)
+    before = copy.deepcopy(model.state_dict())
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.tensor([1])).sum()).backward()
+    with pytest.raises(ConfigError, match=r"unscales .* weights alone.*bfloat16"):
+        scaler.step(optimizer)
+    torch.testing.assert_close(model.state_dict(), before, atol=0, rtol=0)
+    torch.amp.GradScaler("cpu", enabled=False).step(optimizer)
+    assert not torch.equal(model.state_dict()["0.rows.0.records"], before["0.rows.0.records"])

@@ -124,6 +124,7 @@ def test_steps_stay_in_float32(rule):
         (lambda: Adagrad(lr=float("nan")), "got nan"),
         (lambda: Adam(lr=1, beta2=1.0), "below 1"),
         (lambda: RowwiseAdagrad(lr=1, eps=0.0), "eps must be above 0"),
+        (lambda: Adagrad(lr=0.1, eps=1e-50), "eps must be above 0 in float32"),
     ],
 )
 def test_mistakes_are_explained(make, message):

@@ -111,7 +111,8 @@ class Batch:
         """This rank's part of the mean over the global batch; ``per_sample`` is one loss per sample.
 
         Args:
-            per_sample: losses; those that ``mask`` leaves out may be anything, NaN too.
+            per_sample: losses; those that ``mask`` leaves out may be anything, but made from numbers: give
+                labels that are NaN one first (``nan_to_num``), or the gradient is NaN, too.
             mask: which samples count, as booleans; the others still count in the size of the batch.
             weight: what each loss is multiplied by.
             denominator: what the sum is divided by instead of ``global_size``: a number that is the same on

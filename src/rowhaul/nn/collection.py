@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -24,6 +25,8 @@ from rowhaul.nn.named_rows import NamedRows
 from rowhaul.nn.row_source import Floats, Int64s, MovableRows, RowReader, RowSettings, RowSource
 from rowhaul.optim import Adagrad, RowOptimizerRule
 from rowhaul.store.tables import ON_UNKNOWN
+
+_STEPS = "steps"  # in a state dict, beside names of tables with a dot and what of them it is
 
 
 class TableCollection(nn.Module):
@@ -47,6 +50,13 @@ class TableCollection(nn.Module):
         super().__init__()
         if on_unknown not in ON_UNKNOWN:
             raise ConfigError(f"on_unknown must be one of {', '.join(ON_UNKNOWN)}, got {on_unknown!r}")
+        if not isinstance(optimizer, RowOptimizerRule | None):
+            raise ConfigError(
+                "optimizer must be one of rowhaul.optim's, such as rowhaul.optim.Adam(lr=0.01), "
+                f"got {optimizer!r}"
+            )
+        if not isinstance(seed, int | np.integer):
+            raise ConfigError(f"seed must be a whole number, got {seed!r}")
         self.optimizer = optimizer if optimizer is not None else Adagrad(lr=0.01)
         self.seed, self.on_unknown = seed, on_unknown
         self.row_settings = row_settings
@@ -70,6 +80,8 @@ class TableCollection(nn.Module):
         if isinstance(self._source, MovableRows) and self._source.device != self.device:
             self._source = self._moved(self._source)
         self._reader: RowReader = self._source
+        self.steps = 0  # how many its rows have taken, which Adam's corrections go by
+        self.loaded_steps: int | None = None  # their number in a state dict that no step has followed yet
         # Backward reaches the rows through this: autograd needs an input that requires a gradient.
         self.anchor = torch.zeros((), requires_grad=True)
 
@@ -137,6 +149,7 @@ class TableCollection(nn.Module):
     def clear(self) -> None:
         """Drop every row of every table, and gradients that no step has used."""
         self._source.clear()
+        self.steps, self.loaded_steps = 0, None
 
     def _ids(self, features: Any) -> KeyedJaggedTensor:
         """Check the ids of a batch."""
@@ -166,6 +179,7 @@ class TableCollection(nn.Module):
     def apply_gradients(self, lr: float, number: int) -> None:
         """Step every row touched since the last call; ``number`` counts steps from 1."""
         self._source.step(lr, number)
+        self.steps, self.loaded_steps = number, None
 
     def drop_gradients(self) -> None:
         """Drop row gradients that were not applied."""
@@ -201,14 +215,18 @@ class TableCollection(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name, array in self._source.state().items():
             destination[f"{prefix}{name}"] = torch.from_numpy(array.copy())
+        destination[f"{prefix}{_STEPS}"] = torch.tensor(self.steps)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
         _, _, missing, *_ = arguments
         names = self._source.state_names()
         absent = [prefix + name for name in names if prefix + name not in state_dict]
         missing += absent
+        steps = state_dict.pop(prefix + _STEPS, None)  # state dicts of earlier versions have none
         if not absent:  # all or nothing: rows are replaced only when all are there
             self._source.load_state({name: state_dict.pop(prefix + name).cpu().numpy() for name in names})
+            if steps is not None:
+                self.steps = self.loaded_steps = int(steps)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 

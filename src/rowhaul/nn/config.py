@@ -69,7 +69,9 @@ class EmbeddingConfig:
                 f"{where}: num_embeddings must be at least 1 or None, got {self.num_embeddings}"
             )
         if not isinstance(self.embedding_dim, int) or self.embedding_dim < 1:
-            raise ConfigError(f"{where}: embedding_dim must be at least 1, got {self.embedding_dim!r}")
+            raise ConfigError(
+                f"{where}: embedding_dim must be an int of at least 1, got {self.embedding_dim!r}"
+            )
         if not self.feature_names:
             raise ConfigError(f"{where}: feature_names is empty; name the features that read this table")
         dtype = _DTYPES.get(getattr(self.data_type, "value", self.data_type), self.data_type)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from rowhaul.nn.features import group_features
 from rowhaul.nn.jagged import KeyedJaggedTensor, KeyedTensor
 from rowhaul.nn.pooled import PoolRows
 from rowhaul.nn.row_source import RowSettings
+from rowhaul.nn.uncompiled import uncompiled
 from rowhaul.optim import RowOptimizerRule
 
 
@@ -69,6 +71,9 @@ class EmbeddingBagCollection(TableCollection):
         self._keys = output_names(tables)
         self._is_frozen = [config.frozen for config in tables for _ in config.feature_names]
         self._dims = [config.embedding_dim for config in tables for _ in config.feature_names]
+        ends = list(accumulate(self._dims, initial=0))
+        columns = zip(pairwise(ends), self._is_frozen, strict=True)
+        self._frozen_columns = [slice(*bounds) for bounds, frozen in columns if frozen]
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables, in order."""
@@ -78,6 +83,7 @@ class EmbeddingBagCollection(TableCollection):
         """Whether features carry a weight per id."""
         return self._is_weighted
 
+    @uncompiled
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pooled vectors of every feature, samples × Σ dim, in the order of tables and their features."""
         features = self._ids(features)
@@ -90,16 +96,8 @@ class EmbeddingBagCollection(TableCollection):
             raise ConfigError(f"weights must be one floating-point number an id, got {form}")
         shape = (features.stride(), sum(self._dims))
         reads = self._reader.read(features, training=self.training, on_unknown=self.on_unknown)
-        anchor = self.anchor if self.training else self.anchor.detach()
+        trains = self.training and not all(self._is_frozen)
+        anchor = self.anchor if trains else self.anchor.detach()
         dtype = self._groups[0].dtype
-        pooled: Tensor = PoolRows.apply(anchor, weights, shape, dtype, reads)  # type: ignore[no-untyped-call]  # torch's apply has no types
-        pooled = self._without_frozen(pooled.to(self.device))
-        return KeyedTensor(keys=self._keys, length_per_key=self._dims, values=pooled)
-
-    def _without_frozen(self, pooled: Tensor) -> Tensor:
-        """Keep gradients from the vectors of frozen tables: their rows then step by zeros."""
-        if not any(self._is_frozen):
-            return pooled
-        parts = torch.split_with_sizes(pooled, self._dims, dim=1)
-        both = zip(parts, self._is_frozen, strict=True)
-        return torch.cat([one.detach() if frozen else one for one, frozen in both], dim=1)
+        pooled: Tensor = PoolRows.apply(anchor, weights, shape, dtype, reads, self._frozen_columns)  # type: ignore[no-untyped-call]  # torch's apply has no types
+        return KeyedTensor(keys=self._keys, length_per_key=self._dims, values=pooled.to(self.device))

@@ -176,7 +176,8 @@ class _LowerTriangleDots(torch.autograd.Function):
         with_zero = nn.functional.pad(gradient, (0, 1))  # what the diagonal points at
         samples, num_vectors, _ = vectors.shape
         square = with_zero.index_select(1, pair_of).view(samples, num_vectors, num_vectors)
-        return torch.bmm(square, vectors), None, None
+        # Autocast makes products, and so gradients, of fewer bits than the vectors that were given.
+        return torch.bmm(square.to(vectors.dtype), vectors), None, None
 
 
 def split_linear_column(pooled: Tensor, widths: Sequence[int]) -> tuple[Tensor, Tensor]:

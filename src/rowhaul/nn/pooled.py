@@ -165,13 +165,17 @@ class PoolRows(torch.autograd.Function):
         shape: tuple[int, int],
         dtype: torch.dtype,
         reads: Sequence[RowRead],
+        frozen: Sequence[slice] = (),
     ) -> Tensor:
-        """Vectors of ``shape`` samples × all columns; ``anchor`` only ties the rows into the graph."""
+        """Vectors of ``shape`` samples × all columns; ``anchor`` only ties the rows into the graph.
+
+        ``frozen`` are columns of rows that take no gradient: they step by zeros.
+        """
         device = reads[0].device
         out = torch.empty(shape, dtype=dtype, device=device)
         in_threads = device.type == "cpu" and is_worth_threads(out.numel())
         run_all([partial(read.pool, weights, as_array(out)) for read in reads], in_threads)
-        ctx.reads = reads
+        ctx.reads, ctx.frozen = reads, frozen
         # Saved the official way, so that changing the weights or a second backward is noticed.
         ctx.save_for_backward(anchor, weights)
         return out
@@ -184,23 +188,29 @@ class PoolRows(torch.autograd.Function):
         device = ctx.reads[0].device
         gradients = pooled_gradients.detach().to(device).contiguous()
         if ctx.needs_input_grad[0]:
+            of_rows = gradients.clone() if ctx.frozen else gradients
+            for columns in ctx.frozen:
+                of_rows[:, columns] = 0
             in_threads = device.type == "cpu" and is_worth_threads(gradients.numel())
             run_all(
-                [partial(read.keep_gradients, weights, as_array(gradients)) for read in ctx.reads], in_threads
+                [partial(read.keep_gradients, weights, as_array(of_rows)) for read in ctx.reads], in_threads
             )
         weight_gradients = None
         if ctx.needs_input_grad[1]:
-            weight_gradients = torch.zeros_like(weights)
+            # NumPy has no bfloat16; sums are made in the wider of both types.
+            wide = torch.promote_types(weights.dtype, gradients.dtype)
+            weight_gradients = torch.zeros_like(weights, dtype=wide)
             for read in ctx.reads:
                 found = read.weight_gradients(as_array(gradients))
                 # Not +=: a feature that reads two tables has its entries in a group twice.
                 if isinstance(found, Tensor):
                     places = torch.arange(len(weights), device=found.device)[read.entries]
-                    found = found.to(weights.device)
+                    found = found.to(weight_gradients)
                     weight_gradients.index_put_((places.to(weights.device),), found, accumulate=True)
                 else:
                     np.add.at(weight_gradients.numpy(), read.entries, found)
-        return None, weight_gradients, None, None, None
+            weight_gradients = weight_gradients.to(weights.dtype)
+        return None, weight_gradients, None, None, None, None
 
 
 def as_array(tensor: Tensor) -> Any:

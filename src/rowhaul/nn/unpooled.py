@@ -17,6 +17,7 @@ from rowhaul.nn.jagged import JaggedTensor, KeyedJaggedTensor
 from rowhaul.nn.pooled import PooledRead, as_array, is_worth_threads
 from rowhaul.nn.row_source import MovableRows, RowSettings, RowSource
 from rowhaul.nn.threads import run_all
+from rowhaul.nn.uncompiled import uncompiled
 from rowhaul.optim import RowOptimizerRule
 
 
@@ -79,6 +80,7 @@ class EmbeddingCollection(TableCollection):
         names = iter(self._keys)
         return [[next(names) for _ in config.feature_names] for config in self._configs]
 
+    @uncompiled
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Rows of every feature's ids, by feature, or ``feature@table`` where it reads several tables.
 

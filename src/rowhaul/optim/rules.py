@@ -182,9 +182,9 @@ class Adam(RowOptimizerRule):
 
 
 def _check_eps(rule: Adagrad | Adam) -> None:
-    if rule.eps <= 0:
+    if np.float32(rule.eps) <= 0:
         raise ConfigError(
-            f"{rule.name}: eps must be above 0, got {rule.eps}: a zero gradient would divide by it"
+            f"{rule.name}: eps must be above 0 in float32, got {rule.eps}: a zero gradient would divide by it"
         )
 
 

@@ -19,7 +19,7 @@ from rowhaul.optim import RecordMemory, RowOptimizerRule
 from rowhaul.store.arena import RecordArena
 from rowhaul.store.distinct import Lookup, distinct_keys
 from rowhaul.store.index import Int64s, KeyIndex
-from rowhaul.store.keyed import add_absent, find_or_add, locate_or_add
+from rowhaul.store.keyed import add_absent, find_or_add, locate_or_add, remove
 from rowhaul.store.location import ABSENT
 from rowhaul.store.packing import PLAIN, OneChunk, RowNames, packing_of
 from rowhaul.store.packing_kernels import write_packed_initial
@@ -135,18 +135,18 @@ class TableGroup:
             added = added[np.argsort(tables[added], kind="stable")]
             new_keys = keys[added]
             starts = np.searchsorted(tables[added], np.arange(len(self.tables) + 1))
-            self._write_initial(self.arena, locations[added], new_keys, starts, np.arange(len(added)))
+            every = np.arange(len(added))
+            self._fill(locations[added], new_keys, starts, every, every)
         return locations
 
     def find_or_make(
         self, keys: Int64s, starts: Int64s, *, unwritten: npt.NDArray[np.bool_] | None = None
     ) -> Int64s:
         """The same for distinct rows given table by table; ``unwritten`` ones get no values."""
-        locations, new = find_or_add(self, keys, starts)
-        if len(new):
-            if unwritten is not None:
-                new = new[~unwritten[new]]
-            self._write_initial(self.arena, locations[new], keys, starts, new)
+        locations, added = find_or_add(self, keys, starts)
+        if len(added):
+            new = added if unwritten is None else added[~unwritten[added]]
+            self._fill(locations[new], keys, starts, new, added)
         return locations
 
     def make(self, keys: Int64s, starts: Int64s, *, unwritten: npt.NDArray[np.bool_]) -> Int64s:
@@ -154,7 +154,7 @@ class TableGroup:
         locations = np.full(len(keys), ABSENT)
         add_absent(self, keys, starts, locations, len(keys))
         new = np.flatnonzero(~unwritten)
-        self._write_initial(self.arena, locations[new], keys, starts, new)
+        self._fill(locations[new], keys, starts, new, np.arange(len(keys)))
         return locations
 
     def update(
@@ -240,6 +240,14 @@ class TableGroup:
         """Forget every row."""
         self.index = KeyIndex(len(self.tables))
         self.arena = self.arena.new()
+
+    def _fill(self, records: Int64s, keys: Int64s, starts: Int64s, new: Int64s, added: Int64s) -> None:
+        """Write first values of ``new`` keys; if that fails, as an `init_fn` may, forget all ``added``."""
+        try:
+            self._write_initial(self.arena, records, keys, starts, new)
+        except BaseException:
+            remove(self, np.searchsorted(starts, added, side="right") - 1, keys[added])
+            raise
 
     def _write_initial(
         self, memory: RecordMemory, records: Int64s, keys: Int64s, starts: Int64s, which: Int64s

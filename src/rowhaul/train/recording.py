@@ -85,8 +85,7 @@ class StepRecorder:
         if not (math.isfinite(loss) and math.isfinite(check)):
             what = f"the loss is {loss}" if not math.isfinite(loss) else f"a gradient is not finite ({check})"
             raise DivergedError(f"{what} at step {trainer.step + 1:,}: {ADVICE}")
-        for group in trainer.rows.param_groups:
-            group["number"] += 1
+        trainer.count_row_steps(trainer.collection.steps + 1)
         trainer.step += 1
         trainer.samples += len(batch)
         return float(loss)

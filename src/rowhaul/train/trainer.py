@@ -91,8 +91,7 @@ class Trainer:
 
     def count_row_steps(self, steps: int) -> None:
         """Set how many steps rows have taken."""
-        for group in self.rows.param_groups:
-            group["number"] = steps
+        self.rows.count_from(steps)
 
     def prepare(self, samples: Samples) -> Batch:
         """A batch to train on; rows that can be are looked up already. May run in the loading thread."""

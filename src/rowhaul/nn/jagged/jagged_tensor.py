@@ -43,6 +43,8 @@ class JaggedTensor:
             if offsets is None:
                 raise DataError("a jagged tensor needs lengths or offsets; neither was given")
             lengths = offsets.diff()
+        if lengths.is_floating_point():  # as torch.tensor([]) is
+            lengths = lengths.to(torch.int32)
         self._values, self._weights, self._lengths, self._known_offsets = values, weights, lengths, offsets
         if values.device.type == "cpu":
             self._check(both)
@@ -61,6 +63,10 @@ class JaggedTensor:
         lengths = self._lengths.numpy()  # by NumPy: to wake threads, as PyTorch does, takes longer
         if len(lengths) and lengths.min() < 0:
             raise DataError("lengths must not be negative and offsets must not decrease")
+        if len(lengths) and lengths.max() > len(self._values):  # the sum of such could be any number
+            raise DataError(
+                f"lengths do not add up: one is {lengths.max():,}, but there are {len(self._values):,} values"
+            )
         if self._known_offsets is None:
             first, last = 0, int(lengths.sum())
         else:

@@ -36,7 +36,7 @@ class KeyedJaggedTensor:
         offsets: Tensor | None = None,
         stride: int | None = None,
     ) -> None:
-        self._keys = list(keys)
+        self._keys = _distinct(keys)
         self._jagged = JaggedTensor(values, weights, lengths, offsets)
         rows = len(self._jagged.lengths())
         self._stride = stride if stride is not None else rows // max(len(self._keys), 1)
@@ -77,7 +77,8 @@ class KeyedJaggedTensor:
         samples = {key: len(jagged.lengths()) for key, jagged in jt_dict.items()}
         if len(set(samples.values())) > 1:
             raise DataError(f"all keys must have the same number of samples, got {samples}")
-        return _joined(list(jt_dict), list(jt_dict.values()), next(iter(samples.values())))
+        joined = _end_to_end(list(jt_dict.values()))
+        return KeyedJaggedTensor(list(jt_dict), joined.values(), joined.weights_or_none(), joined.lengths())
 
     @staticmethod
     def concat(kjt_list: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
@@ -87,8 +88,8 @@ class KeyedJaggedTensor:
         strides = [one._stride for one in kjt_list]
         if len(set(strides)) > 1:
             raise DataError(f"all inputs of concat must have the same number of samples, got {strides}")
-        keys = [key for one in kjt_list for key in one._keys]
-        return _joined(keys, [one._jagged for one in kjt_list], strides[0])
+        keys = _distinct([key for one in kjt_list for key in one._keys])
+        return kjt_list[0]._wrap(keys, _end_to_end([one._jagged for one in kjt_list]))
 
     @staticmethod
     def empty(
@@ -166,7 +167,7 @@ class KeyedJaggedTensor:
             raise DataError(f"permute: there are {len(self._keys)} keys, so no index {wrong[0]}")
         keys = [self._keys[index] for index in indices]
         parts = [self._of_keys(index, index + 1) for index in indices]
-        return _joined(keys, parts, self._stride) if parts else self._wrap([], self._of_keys(0, 0))
+        return self._wrap(keys, _end_to_end(parts) if parts else self._of_keys(0, 0))
 
     def __getitem__(self, key: str) -> JaggedTensor:
         if key not in self._keys:
@@ -231,15 +232,21 @@ def as_keyed_jagged(features: Any) -> KeyedJaggedTensor:
     )
 
 
-def _joined(keys: list[str], parts: Sequence[JaggedTensor], stride: int) -> KeyedJaggedTensor:
+def _distinct(keys: Sequence[str]) -> list[str]:
+    keys = list(keys)
+    if len(set(keys)) < len(keys):
+        twice = next(key for place, key in enumerate(keys) if key in keys[:place])
+        raise DataError(f"keys must differ, but {twice!r} is given twice; give its other ids another name")
+    return keys
+
+
+def _end_to_end(parts: Sequence[JaggedTensor]) -> JaggedTensor:
     weights = [part.weights_or_none() for part in parts]
     given = [weight for weight in weights if weight is not None]
     if given and len(given) < len(parts):
         raise DataError("some inputs have weights and some have none; give weights to all or to none")
-    return KeyedJaggedTensor(
-        keys,
+    return JaggedTensor(
         torch.cat([part.values() for part in parts]),
         torch.cat(given) if given else None,
-        lengths=torch.cat([part.lengths() for part in parts]),
-        stride=stride,
+        torch.cat([part.lengths() for part in parts]),
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from rowhaul.errors import ConfigError
+from rowhaul.nn.collection import TableCollection
 from rowhaul.nn.embedding import EmbeddingBagCollection
 from rowhaul.nn.jagged import JaggedTensor, KeyedJaggedTensor
 from rowhaul.nn.unpooled import EmbeddingCollection
@@ -15,7 +16,40 @@ from rowhaul.nn.unpooled import EmbeddingCollection
 FEATURE = "ids"  # what the one feature of these tables is called
 
 
-class RowEmbedding(nn.Module):
+class RowModule(nn.Module):
+    """What both modules share.
+
+    Args:
+        rows: a collection with one table.
+    """
+
+    def __init__(self, rows: TableCollection) -> None:
+        super().__init__()
+        self.rows = rows
+
+    @property
+    def embedding_dim(self) -> int:
+        """Values in a row."""
+        return self.rows.table_configs()[0].embedding_dim
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Train or freeze the rows; calling it on a parent module does not reach them."""
+        self.rows.anchor.requires_grad_(requires_grad)
+        return super().requires_grad_(requires_grad)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        held = self.rows.table_configs()[0].data_type
+        wanted = fn(torch.empty(0, dtype=held)).dtype
+        if wanted != held:
+            raise ConfigError(
+                f"rows of a wrapped model are {held} and cannot become {wanted}; call double(), half() or "
+                "to(dtype) before wrap(), which takes float32 and float64, or use torch.autocast"
+            )
+        moved: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's method has no types
+        return moved
+
+
+class RowEmbedding(RowModule):
     """A row for each id of any shape, as ``nn.Embedding``; any int64 is an id.
 
     Args:
@@ -23,18 +57,13 @@ class RowEmbedding(nn.Module):
         padding: the id whose vector never changes, and that vector; None: there is none.
     """
 
+    rows: EmbeddingCollection
     padding_vector: Tensor | None
 
     def __init__(self, rows: EmbeddingCollection, padding: tuple[int, Tensor] | None = None) -> None:
-        super().__init__()
-        self.rows = rows
+        super().__init__(rows)
         self.padding_idx = padding[0] if padding is not None else None
         self.register_buffer("padding_vector", padding[1] if padding is not None else None)
-
-    @property
-    def embedding_dim(self) -> int:
-        """Values in a row."""
-        return self.rows.table_configs()[0].embedding_dim
 
     def forward(self, input: Tensor) -> Tensor:
         """Vectors of the ids, with their shape and one dimension more."""
@@ -52,7 +81,7 @@ class RowEmbedding(nn.Module):
         return cast(dict[str, JaggedTensor], self.rows(named))[FEATURE].values()
 
 
-class RowEmbeddingBag(nn.Module):
+class RowEmbeddingBag(RowModule):
     """A pooled vector for each bag of ids, as ``nn.EmbeddingBag``; any int64 is an id.
 
     Args:
@@ -61,17 +90,13 @@ class RowEmbeddingBag(nn.Module):
         padding_idx: the id that bags leave out; None: there is none.
     """
 
+    rows: EmbeddingBagCollection
+
     def __init__(
         self, rows: EmbeddingBagCollection, include_last_offset: bool = False, padding_idx: int | None = None
     ) -> None:
-        super().__init__()
-        self.rows = rows
+        super().__init__(rows)
         self.include_last_offset, self.padding_idx = include_last_offset, padding_idx
-
-    @property
-    def embedding_dim(self) -> int:
-        """Values in a row."""
-        return self.rows.table_configs()[0].embedding_dim
 
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None

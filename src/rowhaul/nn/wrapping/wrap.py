@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from rowhaul._nearest import did_you_mean
 from rowhaul.errors import ConfigError
@@ -22,6 +24,8 @@ from rowhaul.optim import RowOptimizerRule
 Model = TypeVar("Model", bound=nn.Module)
 _BLOCK = 1 << 16  # rows copied at a time
 _DTYPES = (torch.float32, torch.float64)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_WEIGHT_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def wrap(
@@ -51,9 +55,9 @@ def wrap(
         >>> rows = rowhaul.nn.step_rows_with(dense, model)
     """
     chosen = _chosen(model, modules)
-    _check_shared(model, chosen)
     for name, module in chosen.items():
         _check(name, module)
+    _check_shared(model, chosen)
     made = {
         id(module): _replacement(name, module, optimizer, seed, on_unknown) for name, module in chosen.items()
     }
@@ -68,9 +72,19 @@ def step_rows_with(optimizer: torch.optim.Optimizer, model: nn.Module) -> RowOpt
     """Step a model's rows whenever an optimizer steps; returns what does, whose ``lr`` schedulers may change.
 
     For loops that others own, such as Lightning's or Accelerate's. Gradients that no step has used stay, as
-    in accumulation; ``zero_grad()`` of what is returned drops them.
+    in accumulation; ``zero_grad()`` of what is returned drops them. Steps by a `torch.amp.GradScaler` are
+    refused: it would leave the gradients of rows scaled.
     """
     rows = RowOptimizer(model)
+
+    def refuse_scaled(*_: Any) -> None:
+        if _in_scaler():
+            raise ConfigError(
+                "a GradScaler unscales the gradients of this optimizer's weights alone, so rows of the "
+                "wrapped model would step by gradients many times too large; use torch.autocast(device_type, "
+                'dtype=torch.bfloat16) (Lightning and Accelerate: "bf16-mixed", "bf16"), which needs no '
+                "scaler, or train in float32"
+            )
 
     def step(*_: Any) -> None:
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
@@ -80,8 +94,19 @@ def step_rows_with(optimizer: torch.optim.Optimizer, model: nn.Module) -> RowOpt
             )
         rows.step()
 
+    optimizer.register_step_pre_hook(refuse_scaled)
     optimizer.register_step_post_hook(step)
     return rows
+
+
+def _in_scaler() -> bool:
+    """Whether a gradient scaler is what steps; it leaves no trace on an optimizer, nor on its gradients."""
+    frame = sys._getframe().f_back
+    while frame is not None:
+        if frame.f_code is torch.amp.GradScaler.step.__code__:
+            return bool(frame.f_locals["self"].is_enabled())
+        frame = frame.f_back
+    return False
 
 
 def _chosen(model: nn.Module, names: Sequence[str] | None) -> dict[str, nn.Module]:
@@ -125,7 +150,16 @@ def _check_shared(model: nn.Module, chosen: dict[str, nn.Module]) -> None:
 
 def _check(name: str, module: Any) -> None:
     wrong = None
-    if module.max_norm is not None:
+    kind = nn.Embedding if isinstance(module, nn.Embedding) else nn.EmbeddingBag
+    if is_parametrized(module):
+        wrong = "a parametrization, which makes weights from others"
+    elif any(getattr(module, hooks) for hooks in _HOOKS) or any(
+        getattr(module.weight, hooks, None) for hooks in _WEIGHT_HOOKS
+    ):
+        wrong = "hooks, which nothing would call"
+    elif getattr(module.forward, "__func__", None) is not kind.forward:
+        wrong = f"a forward of its own ({type(module).__name__}), not that of nn.{kind.__name__}"
+    elif module.max_norm is not None:
         wrong = "max_norm, which changes rows when they are read"
     elif module.scale_grad_by_freq:
         wrong = "scale_grad_by_freq"
