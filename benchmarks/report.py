@@ -12,6 +12,8 @@ from importlib.metadata import version
 from rich.console import Console
 from rich.table import Table
 
+from rowhaul import __version__
+
 console = Console(width=140)
 
 
@@ -25,8 +27,9 @@ def print_machine(*packages: str) -> None:
         pass
     cores = len(os.sched_getaffinity(0))
     console.print(f"{cpu}, {cores} cores, {platform.system()}, Python {platform.python_version()}")
-    names = ("rowhaul", "torch", "numpy", "numba", *packages)
-    console.print(", ".join(f"{name} {version(name)}" for name in names))
+    versions = [f"rowhaul {__version__}"]  # which may run from its source tree
+    versions += [f"{name} {version(name)}" for name in ("torch", "numpy", "numba", *packages)]
+    console.print(", ".join(versions))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

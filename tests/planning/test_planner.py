@@ -19,7 +19,7 @@ def batches(count):
 
 
 def without_clock(planned):
-    return dataclasses.replace(planned, decision_seconds=0.0, ready_at=0.0)
+    return dataclasses.replace(planned, decision_seconds=0.0, ready_at=0.0, reading_seconds=0.0)
 
 
 @pytest.mark.parametrize("look_ahead", [0, 1, 3])
@@ -233,6 +233,20 @@ def test_times_are_of_this_hosts_clock():
     (planned,) = all_plans(planner(batches(1), ahead=2))
     assert began <= planned.ready_at <= time.monotonic()
     assert 0 < planned.decision_seconds <= planned.ready_at - began
+
+
+def test_the_time_that_planning_waits_for_data_is_told_with_the_next_plan():
+    """The first plan waits for its own batch and for those of its window, here all of them."""
+
+    def slowly():
+        for one in batches(4):
+            time.sleep(0.05)
+            yield one
+
+    first, *others = all_plans(planner(slowly(), ahead=6))
+    waited = first.reading_seconds + sum(one.reading_seconds for one in others)
+    assert first.reading_seconds >= 0.05
+    assert waited >= 4 * 0.05
 
 
 @pytest.mark.parametrize("part", ["values", "lengths", "dense", "labels", "index", "features"])

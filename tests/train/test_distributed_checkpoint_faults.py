@@ -27,7 +27,7 @@ from rowhaul.cluster import launch
 from rowhaul.errors import CheckpointError, ClusterError, ConfigError, DataError
 from rowhaul.train.config import ModelConfig
 from rowhaul.train.distributed import checkpointing
-from rowhaul.train.run_folder import CHECKPOINTS, check_same_run, drop_old_checkpoints
+from rowhaul.train.run_folder import CHECKPOINTS, begin_folder, check_same_run, drop_old_checkpoints
 from rowhaul.train.trainer import Trainer
 
 pytestmark = pytest.mark.slow
@@ -176,8 +176,7 @@ def test_only_the_newest_stay_and_nothing_half_written(session, tmp_path):
 
 
 def test_the_cluster_may_change_when_a_run_is_resumed(session, tmp_path):
-    session.config.write(tmp_path / "config.yaml")
-    session.schema.write(tmp_path / "schema.yaml")
+    begin_folder(tmp_path, session.config, session.schema, session.data, None)
     check_same_run(tmp_path, None, replace(session.config, cluster=CLUSTER), session.schema)
     with pytest.raises(ConfigError, match="seed = 0, now it is 3"):
         check_same_run(tmp_path, None, replace(session.config, seed=3), session.schema)

@@ -15,6 +15,7 @@ import pytest
 from checkpointed_ranks import CONFIG, contents
 from click_logs import click_log
 from rowhaul._activity import page
+from rowhaul._cores import usable_cores
 from rowhaul.cluster.launcher import launch
 from rowhaul.data.schema import SCHEMA_FILE, Schema
 from rowhaul.data.stream import SampleStream
@@ -49,13 +50,36 @@ from rowhaul.train.distributed import one_machine
 
 one_machine.ROOM = 1e12
 """
+# Rank 0 notes with how many threads it trains how many samples of a batch.
+NOTE_THREADS = """
+import os, sys
+import torch
+from rowhaul.train.trainer import Trainer
+
+learn, notes = Trainer.learn, open(f"{sys.argv[2]}-threads-{os.environ['RANK']}", "a", buffering=1)
+
+def noted(self, parts, num_samples, step_rows):
+    print(sum(map(len, parts)), num_samples, torch.get_num_threads(), file=notes)
+    return learn(self, parts, num_samples, step_rows)
+
+Trainer.learn = noted
+"""
+# Sums of several workers take so long that one machine is the quickest, however busy this one is.
 SCRIPT = """
-import json, sys
+import json, sys, time
 from pathlib import Path
 from rowhaul.data.schema import Schema
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed import run
+from rowhaul.transport.dense.overlapping import OverlappingSum
 
+wait = OverlappingSum.wait
+
+def slowly(self):
+    time.sleep(0.2)
+    return wait(self)
+
+OverlappingSum.wait = slowly
 data, out, config = sys.argv[1:]
 schema = Schema.read(Path(data) / "schema.yaml")
 config = TrainConfig.from_dict(json.loads(config))
@@ -81,6 +105,14 @@ def single(data: Path, log_schema: Schema, tmp_path_factory: pytest.TempPathFact
     return contents(out, STEPS)
 
 
+def train_on_two(before: str, data: Path, folder: Path, **settings: Any) -> None:
+    """Train with a thread a worker; ``before`` is Python that each runs first."""
+    (folder / "train_it.py").write_text(before + SCRIPT)
+    config = replace(CONFIG, batch_size=BATCH, max_steps=STEPS, cluster=CLUSTER, **settings)
+    arguments = [str(folder / "train_it.py"), str(data), str(folder / "run"), json.dumps(config.to_dict())]
+    launch(arguments, 2, 0, True, command=[sys.executable], environment={"OMP_NUM_THREADS": "1"})
+
+
 @pytest.mark.parametrize(
     ("before", "says"),
     [
@@ -96,15 +128,7 @@ def single(data: Path, log_schema: Schema, tmp_path_factory: pytest.TempPathFact
 def test_rank_0_goes_on_alone_and_learns_the_same_model(
     before: str, says: list[str], data: Path, single: dict[str, Any], tmp_path: Path
 ) -> None:
-    (tmp_path / "train_it.py").write_text(before + SCRIPT)
-    config = replace(CONFIG, batch_size=BATCH, max_steps=STEPS, cluster=CLUSTER)
-    arguments = [
-        str(tmp_path / "train_it.py"),
-        str(data),
-        str(tmp_path / "run"),
-        json.dumps(config.to_dict()),
-    ]
-    launch(arguments, 2, 0, True, command=[sys.executable], environment={"OMP_NUM_THREADS": "1"})
+    train_on_two(before, data, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "run" / METRICS_FILE).read_text().splitlines()]
     notes = [line["text"] for line in lines if line["kind"] == "note"]
     for part in says:
@@ -114,6 +138,20 @@ def test_rank_0_goes_on_alone_and_learns_the_same_model(
     assert learned.keys() == single.keys()
     for name, values in single.items():
         np.testing.assert_allclose(learned[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("room", ["", NO_ROOM], ids=["alone", "in the cluster"])
+def test_one_machine_is_tried_and_goes_on_with_the_threads_of_all_ranks(
+    room: str, data: Path, tmp_path: Path
+) -> None:
+    """Each rank of the host has one, and the settings say so, too."""
+    train_on_two(NOTE_THREADS + room, data, tmp_path, threads=1)
+    lines = (tmp_path / "run-threads-0").read_text().splitlines()
+    threads: dict[bool, set[int]] = {True: set(), False: set()}  # by whether rank 0 trained all samples
+    for mine, every, count in (map(int, line.split()) for line in lines):
+        threads[mine == every].add(count)
+    assert threads == {True: {min(2, usable_cores())}, False: {1}}
+    assert len(lines) == STEPS
 
 
 def test_steps_and_evaluations_alone_are_progress_so_that_nobody_thinks_rank_0_stuck(

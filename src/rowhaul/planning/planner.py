@@ -43,6 +43,7 @@ class PlannedBatch:
     plan_digest: bytes  # 16; without the ids, which the other digest covers
     decision_seconds: float  # spent in the scheduler, without reading and looking up rows
     ready_at: float  # time.monotonic(), a clock that all processes of a host share
+    reading_seconds: float = 0.0  # since the plan before, for which planning waited for data
 
 
 def samples_digest(samples: Samples) -> bytes:
@@ -96,6 +97,7 @@ class Planner:
         self._audience = audience
         self._complete = complete
         self._window: deque[Samples] = deque()  # read, not planned yet
+        self._reading_seconds = 0.0  # since the latest plan
         self._scheduler = make_scheduler(self._ids())
         closed = "the planner is closed: no next plan"
         self._ready: RankQueue[PlannedBatch | None] = RankQueue(failure, closed)
@@ -166,8 +168,11 @@ class Planner:
             yield IdBatch.from_features(tables, samples.values, samples.lengths, samples.time)
 
     def _read(self) -> Samples | None:
+        began = time.perf_counter()
         with doing(Activity.READING):
-            return next(self._source, None)
+            samples = next(self._source, None)
+        self._reading_seconds += time.perf_counter() - began
+        return samples
 
     def _guarded(self, call: Callable[[], None]) -> None:
         """Make a call whose errors end the planner."""
@@ -199,7 +204,9 @@ class Planner:
                 plan_digest=replace(plan, ids=None).digest(),
                 decision_seconds=seconds,
                 ready_at=time.monotonic(),
+                reading_seconds=self._reading_seconds,
             )
+            self._reading_seconds = 0.0
         self._has_ended = planned is None
         if self._audience is not None:
             self._audience.end() if planned is None else self._audience.send(planned)

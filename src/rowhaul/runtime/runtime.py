@@ -300,6 +300,7 @@ class Runtime:
         phases = RankPhases(planned.plan, self.rank, early=self._early)
         job = Job(planned.plan, phases, planned.samples)
         job.seconds["dispatch"] = planned.decision_seconds
+        job.seconds["reading"] = planned.reading_seconds
         job.measures = agreement.measures
         job.ready_at = time.perf_counter()
         return job

@@ -20,6 +20,7 @@ from rowhaul.train.metrics import MetricValues
 from rowhaul.train.progressive import ProgressiveValues
 
 METRICS_FILE = "metrics.jsonl"
+BOARD = "tensorboard"  # a folder
 
 _log = logging.getLogger("rowhaul.train")
 
@@ -68,7 +69,7 @@ class TrainingLog:
         from torch.utils.tensorboard import SummaryWriter  # slow to import
 
         assert self._folder is not None
-        self._board = SummaryWriter(str(self._folder / "tensorboard"), purge_step=purge_step)
+        self._board = SummaryWriter(str(self._folder / BOARD), purge_step=purge_step)
 
     def _append(self, line: dict[str, Any]) -> None:
         """Write a line; while the disk is full, training goes on with what is buffered."""
@@ -137,6 +138,11 @@ class TrainingLog:
     def samples_per_second(self) -> float:
         """The speed of training: without the first step, evaluations and checkpoints."""
         return self._samples / self._seconds if self._seconds else 0.0
+
+    @property
+    def timed(self) -> tuple[float, int]:
+        """The seconds of training that `samples_per_second` counts, and their samples."""
+        return self._seconds, self._samples
 
     def resume_clock(self, samples: int) -> None:
         """Start timing again after a pause."""

@@ -66,6 +66,7 @@ class RunResult:
     note: str = ""  # on the data, if there is something to say
     waits: str = ""  # which of reader and card waits, where there is a card
     inexact: str = ""  # why what was learned depends on the cluster, if it does
+    one_machine: str = ""  # of a cluster: that one machine would be faster, if so
 
 
 class Session(Protocol):

@@ -17,15 +17,33 @@ from pathlib import Path
 
 import numpy as np
 
-from rowhaul.monitoring.monitor import NO_MONITOR, Monitor
+from rowhaul.cluster import Cluster
+from rowhaul.monitoring.monitor import NO_MONITOR, Monitor, RankLabels
 from rowhaul.runtime.mover import Job
 from rowhaul.runtime.runtime import MEASURES
 from rowhaul.schedule import Topology
 from rowhaul.schedule.plan import KIND_NAMES, RowCounts
+from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.log import TrainingLog
+from rowhaul.train.trainer import Trainer
 
 _STARTING_STEPS = 10  # whose plans could not overlap with training, and had kernels to compile
 _SECONDS = [name for name in MEASURES if name not in ("cpu", "samples", "iteration")]
+
+
+def introduce_ranks(
+    monitor: Monitor, cluster: Cluster, training: DistributedTraining, trainer: Trainer
+) -> None:
+    """Tell a monitor which ranks there are, and what they measure."""
+    configs = trainer.collection.table_configs()
+    parts = len(training.layout.specs) // len(configs)  # a pruned table is several to plans
+    roles = [role.split()[0] for role in cluster.roles]
+    monitor.joined(
+        [RankLabels(one.rank, roles[one.rank], one.host_name) for one in cluster.members],
+        [one.name for one in configs for _ in range(parts)],
+        MEASURES,
+        lambda: cluster.failure.error,
+    )
 
 
 class ClusterLog(TrainingLog):

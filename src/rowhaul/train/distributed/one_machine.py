@@ -95,7 +95,7 @@ def train_alone(
     if cluster.rank:
         return _wait(cluster, before)
     lookout = _Lookout(cluster, links, should_stop)
-    with _threads_of_host(cluster):
+    with threads_of_host(cluster):
         result = train(lookout.should_stop)
     back = lookout.reason if result.interrupted else ""
     facts = {name: getattr(result, name) for name in ("step", "samples", "interrupted")}
@@ -163,7 +163,7 @@ class _Lookout:
 
 
 @contextmanager
-def _threads_of_host(cluster: Cluster) -> Iterator[None]:
+def threads_of_host(cluster: Cluster) -> Iterator[None]:
     """Compute with the threads of all ranks of this host, which wait."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(before, min(before * len(cluster.local_ranks), usable_cores())))

@@ -120,7 +120,8 @@ class _Run:
             try:
                 result = loop.train(session, checkpoints_of(config, folder), self.listener, notes)
                 links = session.shares.links if session.hands_over else None
-                return replace(result, inexact=config.cluster.inexact), links
+                faster = session.yardstick.advice()
+                return replace(result, inexact=config.cluster.inexact, one_machine=faster), links
             except Exception as error:
                 cluster.failure.set(error)  # so that closing does not wait for what is stuck
                 raise
@@ -140,6 +141,7 @@ class _Run:
             listener=self.listener,
             should_stop=should_stop,
             monitor=self.monitor,
+            threads=torch.get_num_threads(),  # of all ranks of this host; the settings say those of one
         )
 
 

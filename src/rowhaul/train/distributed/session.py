@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,9 @@ from rowhaul.data.schema import Schema
 from rowhaul.data.sources.live import LiveStream
 from rowhaul.data.stream import SampleStream
 from rowhaul.explain.explainer import Explainer
-from rowhaul.monitoring.monitor import NO_MONITOR, Monitor, RankLabels
+from rowhaul.monitoring.monitor import NO_MONITOR, Monitor
 from rowhaul.nn import Batch, BatchNorm1d
 from rowhaul.runtime.mover import Job
-from rowhaul.runtime.runtime import MEASURES
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed import checkpointing, one_machine
 from rowhaul.train.distributed.beside_training import BesideTraining
@@ -39,15 +39,17 @@ from rowhaul.train.distributed.devices import device_of_rank
 from rowhaul.train.distributed.evaluation import evaluate
 from rowhaul.train.distributed.explaining import explainer_of
 from rowhaul.train.distributed.gathering import scores_of_all
-from rowhaul.train.distributed.log import ClusterLog
+from rowhaul.train.distributed.log import ClusterLog, introduce_ranks
 from rowhaul.train.distributed.publishing import ClusterPublisher
 from rowhaul.train.distributed.resuming import fit_to_workers, what_changed
 from rowhaul.train.distributed.same_settings import settings_of_all
 from rowhaul.train.distributed.setup import distribute, use_given_links
 from rowhaul.train.distributed.tables import layout_of
 from rowhaul.train.distributed.training import DistributedTraining
+from rowhaul.train.distributed.yardstick import Yardstick
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.progressive import Scores
+from rowhaul.train.ranking import check_grouped
 from rowhaul.train.run_data import read_contents
 from rowhaul.train.run_folder import begin_folder, check_new_run, check_same_run, checkpoints_of, is_empty
 from rowhaul.train.run_stream import keep_set_aside, open_stream
@@ -94,6 +96,8 @@ class ClusterSession(Session):
         if checkpoints and resume:
             with doing(Activity.LOADING):
                 saved = checkpointing.find(cluster, checkpoints, self.trainer)
+        if saved is None:  # runs of earlier versions go on
+            check_grouped(config.metrics, schema.group)
         # torchrun repeats one command when it restarts ranks: --resume may find nothing yet.
         begins = saved is None and (folder is None or is_empty(folder))
         if resume and self.is_leader and not begins:
@@ -161,7 +165,7 @@ class ClusterSession(Session):
         if saved is not None and (differences := saved.differences(self.training.settings)):
             self.notes.append(what_changed(differences))
         if self.is_leader:
-            self._introduce_ranks(monitor)
+            introduce_ranks(monitor, cluster, self.training, self.trainer)
         self.explainer: Explainer | None = None
         if config.monitoring.explain:
             self.explainer = explainer_of(cluster, self.training, self.trainer, folder)
@@ -179,9 +183,11 @@ class ClusterSession(Session):
         # Workers of one host sum in its memory.
         use_links = sum(min(host) < cluster.topology.num_workers for host in cluster.hosts) > 1
         self.sums = SumWatch(self.training, self.log.tell) if use_links and not tries_shares else None
-        self.shares.may_go_alone = (
+        self.shares.may_go_alone = self._lends_threads = (
             tries_shares and may_go_alone and checkpoints is not None and one_machine.is_possible(config)
         )
+        self.shares.shares_cores = len(cluster.local_ranks) > 1
+        self.yardstick = Yardstick(cluster, config, self.log)
         self.passes: PassesController | None = None
         if cluster.rank == 0 and fits_passes(config.cluster.dispatcher):
             self.passes = PassesController(self.training.runtime.postbox.post, cluster.topology.num_workers)
@@ -206,17 +212,6 @@ class ClusterSession(Session):
         """Whether the clock asks for a version, and nothing is being written; asked on rank 0."""
         publisher = self.publisher
         return publisher is not None and publisher.is_free and self.should_publish()
-
-    def _introduce_ranks(self, monitor: Monitor) -> None:
-        cluster, configs = self.cluster, self.trainer.collection.table_configs()
-        parts = len(self.training.layout.specs) // len(configs)  # a pruned table is several to plans
-        roles = [role.split()[0] for role in cluster.roles]
-        monitor.joined(
-            [RankLabels(one.rank, roles[one.rank], one.host_name) for one in cluster.members],
-            [one.name for one in configs for _ in range(parts)],
-            MEASURES,
-            lambda: cluster.failure.error,
-        )
 
     def _facts(self) -> dict[str, str]:
         data = {"data files": self.stream.fingerprint, "schema": repr(self.schema)}
@@ -298,7 +293,10 @@ class ClusterSession(Session):
         """Take one step with the other ranks; a worker that is left out does not know the loss."""
         joins = self._joins_empty and self.training.is_summing
         parts = [batch] if len(batch) or joins else []
-        loss = self.trainer.learn(parts, batch.global_size, self._step_rows)
+        # One machine is tried with the threads that it would have alone, and keeps them where it stays.
+        is_alone = self._lends_threads and len(batch) == batch.global_size
+        with one_machine.threads_of_host(self.cluster) if is_alone else nullcontext():
+            loss = self.trainer.learn(parts, batch.global_size, self._step_rows)
         if self.live is not None:
             self.live.reached(self.trainer.samples)
             self._report(self.live)
@@ -368,6 +366,9 @@ class ClusterSession(Session):
     def iterated(self, job: Job) -> None:
         """Observe an iteration that is over on this worker."""
         self.log.iterated(job)
+        self.yardstick.observe(job)
+        if news := self.yardstick.news():
+            self.tell(f"one machine: {news}")
         if self.explainer is not None:
             self.explainer.iterated(job)
         self.shares.observe(job)

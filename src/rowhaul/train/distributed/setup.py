@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -309,7 +308,13 @@ def _peek(batches: Iterator[Samples]) -> tuple[tuple[str, ...], Iterator[Samples
     """Return the features of the data, and all batches."""
     with doing(Activity.READING):
         first = next(batches, None)
-    return ((), iter(())) if first is None else (first.features, itertools.chain([first], batches))
+    return ((), iter(())) if first is None else (first.features, _all(first, batches))
+
+
+def _all(first: Samples, others: Iterator[Samples]) -> Iterator[Samples]:
+    """Yield all batches; a generator, since closing it closes the others, and ends the thread that reads."""
+    yield first
+    yield from others
 
 
 def _facts(cluster: Cluster, model: nn.Module, settings: ScheduleSettings, layout: str) -> dict[str, str]:

@@ -59,6 +59,7 @@ class ShareController:
         # Whether another trial is running, which would disturb the times of one of shares; rank 0 asks.
         self.is_disturbed: Callable[[], bool] = lambda: False
         self.may_go_alone = False  # whether one machine goes on without the cluster where it is the quickest
+        self.shares_cores = False  # whether others plan on the cores of that machine while it is tried
         self._training, self._first_batches, self._links = training, first_batches, links
         self._report, self._shared_links = report, shared_links
         self._decides = decides and links is not None
@@ -234,8 +235,9 @@ class ShareController:
         trial = self._trial
         assert trial is not None
         if seconds is not None and self.may_go_alone and np.count_nonzero(samples) == 1:
-            # Alone it would only compute: no plans, no messages.
-            seconds = min(seconds, ALONE * float(self._observed[-1][0, MEASURES.index("compute")]))
+            # Alone it would only compute: no plans, no messages. Plans of others cost it as much as its rest.
+            compute = float(self._observed[-1][0, MEASURES.index("compute")])
+            seconds = min(seconds, compute if self.shares_cores else ALONE * compute)
         following = trial.observe(samples, seconds)
         if following is not None:
             self._post(following)
