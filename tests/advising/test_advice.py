@@ -6,7 +6,7 @@ from rowhaul.advising.advice import WORTH, advise, helpful_speed
 from rowhaul.advising.predict import SPEEDS, Prediction
 from rowhaul.simulate.links import Link
 
-LINK = Link(100e6 / 8)
+LINKS = [Link(100e6 / 8)] * 8
 
 
 def alone(seconds=0.1):
@@ -21,7 +21,7 @@ def several(machines, compute, transfer, dispatcher="joint"):
 
 def test_one_machine_is_kept_where_links_are_too_slow_and_the_speed_that_helps_is_named():
     predictions = [alone(), several(2, 0.06, 0.2), several(4, 0.04, 0.3)]
-    advice = advise(predictions, LINK)
+    advice = advise(predictions, LINKS)
     assert advice.machines == 1
     assert advice.text.startswith(
         "stay with one machine: two would reach 0.38 times its speed; with links of "
@@ -34,18 +34,18 @@ def test_one_machine_is_kept_where_links_are_too_slow_and_the_speed_that_helps_i
 
 
 def test_links_that_could_not_help_are_not_named():
-    advice = advise([alone(), several(2, 0.12, 0.001)], LINK)
+    advice = advise([alone(), several(2, 0.12, 0.001)], LINKS)
     assert advice.machines == 1
     assert "faster links alone would not change that" in advice.text
 
 
 def test_links_that_are_much_too_slow_are_said_to_be():
-    advice = advise([alone(), several(2, 0.05, 100.0)], LINK)
+    advice = advise([alone(), several(2, 0.05, 100.0)], LINKS)
     assert advice.text.endswith("; links of 25.6gbit would not be enough either")
 
 
 def test_more_machines_are_taken_while_they_pay():
-    advice = advise([alone(), several(2, 0.05, 0.01), several(4, 0.025, 0.01), several(8, 0.02, 0.02)], LINK)
+    advice = advise([alone(), several(2, 0.05, 0.01), several(4, 0.025, 0.01), several(8, 0.02, 0.02)], LINKS)
     assert advice.machines == 4
     assert advice.text == (
         "take four machines, with joint: 2.9 times as fast as one; eight would be 2.5 times as fast"
@@ -53,12 +53,25 @@ def test_more_machines_are_taken_while_they_pay():
 
 
 def test_a_tie_goes_to_fewer_machines():
-    assert advise([alone(), several(2, 0.097, 0.0)], LINK).machines == 1
+    assert advise([alone(), several(2, 0.097, 0.0)], LINKS).machines == 1
 
 
 def test_memory_decides_where_one_machine_has_too_little():
     predictions = [alone(), several(2, 0.2, 0.2)]
-    advice = advise(predictions, LINK, lambda one: one.machines > 1)
+    advice = advise(predictions, LINKS, lambda one: one.machines > 1)
     assert advice.machines == 2
     assert "one machine does not have the memory" in advice.text
-    assert advise(predictions, LINK, lambda one: False).text.startswith("not even 2 machines")
+    assert advise(predictions, LINKS, lambda one: False).text.startswith("not even 2 machines")
+
+
+def test_links_that_differ_are_named_by_how_many_times_as_fast_they_have_to_be():
+    fast, slow = Link(1e9 / 8), Link(100e6 / 8)
+    predictions = [alone(), several(2, 0.06, 0.05), several(4, 0.04, 5.0)]
+    text = advise(predictions, [fast, fast, slow, slow]).text
+    assert text.endswith(
+        "; with links of 1.4gbit or more, two would help"
+    )  # machines are taken from the front
+    text = advise(predictions, [fast, slow, slow, slow]).text
+    assert text.endswith("; with all links 1.4 times as fast, two would help")
+    text = advise([alone(), several(2, 0.05, 100.0)], [fast, slow]).text
+    assert text.endswith("; all links 256 times as fast would not be enough either")

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from rowhaul.advising.advice import Advice
-from rowhaul.advising.predict import Prediction
+from rowhaul.advising.page import _by_speed
+from rowhaul.advising.predict import SPEEDS, Prediction
 from rowhaul.advising.results import DISTURBED, Results
 from rowhaul.simulate.links import parse_links
 
@@ -20,3 +21,18 @@ def test_more_than_linear_speed_was_measured_on_a_busy_machine(two_machines, is_
     results = Results(500, 10, True, machines, costs, predictions, {}, 0, Advice(2, "take two"))
     assert results.headline == (DISTURBED if warns else "Take two.")
     assert results.notes[-1].startswith("Links of 8gbit, 100mbit a second")  # as bits, if bytes were given
+
+
+@pytest.mark.parametrize(
+    ("links", "axis"),
+    [("1gbit", "Mbit/s of the links"), ("1gbit*2,100mbit", "speed of the links, times that given")],
+)
+def test_the_plot_over_speeds_fits_all_numbers_of_machines(links, axis):
+    at_speed = tuple(1 / speed for speed in SPEEDS)
+    predictions = (Prediction(1, "", 0, 1.0, 1.0), Prediction(2, "joint", 0, 1.0, 1.0, at_speed=at_speed))
+    machines = SimpleNamespace(share_cores=False, links=parse_links(links, 3, "--links"))
+    results = Results(
+        500, 10, True, machines, SimpleNamespace(given=True), predictions, {}, 0, Advice(1, "one")
+    )
+    (shown,) = _by_speed(results).axes
+    assert shown.get_xlabel() == axis

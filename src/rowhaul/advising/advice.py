@@ -26,13 +26,15 @@ def best_of(predictions: Sequence[Prediction], machines: int) -> Prediction:
 
 
 def advise(
-    predictions: Sequence[Prediction], link: Link, fits: Callable[[Prediction], bool] = lambda one: True
+    predictions: Sequence[Prediction],
+    links: Sequence[Link],
+    fits: Callable[[Prediction], bool] = lambda one: True,
 ) -> Advice:
     """Choose the number of machines; a tie goes to fewer.
 
     Args:
         predictions: of all numbers of machines; one machine is among them.
-        link: of the slowest machine.
+        links: of all machines; a number of them takes those in front.
         fits: whether the machines have the memory.
     """
     counts = sorted({one.machines for one in predictions})
@@ -59,7 +61,7 @@ def advise(
         return Advice(
             1,
             f"stay with one machine: {_number(other.machines)} would reach {ratio:.2g} times its speed"
-            + _when_it_helps(predictions, alone, more, link),
+            + _when_it_helps(predictions, alone, more, links),
         )
     if roomy[0] > 1:
         reason = "one machine does not have the memory"
@@ -74,7 +76,7 @@ def advise(
 
 
 def helpful_speed(predictions: Sequence[Prediction], alone: Prediction, machines: int) -> float | None:
-    """The slowest links, relative to those given, on which a number of machines is worth it; None if none."""
+    """The speed of links, relative to theirs, at which a number of machines is worth it; None if none."""
     ways = [one for one in predictions if one.machines == machines]
     for power in range(len(SPEEDS) * _STEPS):
         speed = SPEEDS[0] * 2 ** (power / _STEPS)
@@ -86,25 +88,38 @@ def helpful_speed(predictions: Sequence[Prediction], alone: Prediction, machines
 
 
 def _when_it_helps(
-    predictions: Sequence[Prediction], alone: Prediction, counts: Sequence[int], link: Link
+    predictions: Sequence[Prediction], alone: Prediction, counts: Sequence[int], links: Sequence[Link]
 ) -> str:
     speeds = {count: helpful_speed(predictions, alone, count) for count in counts}
     found = {count: speed for count, speed in speeds.items() if speed is not None}
     if not found and min(one.compute for one in predictions if one.machines > 1) * WORTH < alone.seconds:
-        return f"; links of {Link(link.bytes_per_second * SPEEDS[-1])} would not be enough either"
+        return f"; {_links_at(links[: counts[-1]], SPEEDS[-1])} would not be enough either"
     if not found:
         return (
             "; faster links alone would not change that: a rank's own work, not its link, is the limit "
             "(larger batches would help)"
         )
     count = min(found, key=lambda one: (found[one], one))
-    needed = Link(_rounded(link.bytes_per_second * 8 * found[count]) / 8)
-    return f"; with links of {needed} or more, {_number(count)} would help"
+    speed = _rounded(found[count], links[:count])
+    more = " or more" if _are_equal(links[:count]) else ""
+    return f"; with {_links_at(links[:count], speed)}{more}, {_number(count)} would help"
 
 
-def _rounded(bits: float) -> float:
-    """To two digits: a prediction is no better."""
-    return float(f"{bits:.1e}")
+def _links_at(links: Sequence[Link], speed: float) -> str:
+    """Name links that are so many times as fast."""
+    if not _are_equal(links):
+        return f"all links {speed:.3g} times as fast"
+    return f"links of {Link(links[0].bytes_per_second * speed)}"
+
+
+def _rounded(speed: float, links: Sequence[Link]) -> float:
+    """A speed at which links have two digits: a prediction is no better."""
+    given = links[0].bytes_per_second * 8 if _are_equal(links) else 1.0
+    return float(f"{given * speed:.1e}") / given
+
+
+def _are_equal(links: Sequence[Link]) -> bool:
+    return len({link.bytes_per_second for link in links}) == 1
 
 
 def _number(count: int) -> str:

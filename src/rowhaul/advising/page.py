@@ -75,7 +75,10 @@ def _by_machines(results: Results) -> Figure:
 
 
 def _by_speed(results: Results) -> Figure:
-    slowest = min(link.bytes_per_second for link in results.machines.links) * 8 / 1e6
+    speeds_given = {link.bytes_per_second * 8 / 1e6 for link in results.machines.links}
+    # Machines are taken from the front: of links that differ, each number has another slowest one.
+    given = speeds_given.pop() if len(speeds_given) == 1 else 1.0
+    across = "speed of the links, times that given" if speeds_given else "Mbit/s of the links"
     ways: defaultdict[int, list[tuple[float, ...]]] = defaultdict(list)
     for one in results.predictions[1:]:
         ways[one.machines].append(one.at_speed)
@@ -85,12 +88,12 @@ def _by_speed(results: Results) -> Figure:
             # As the advice does: on links of other speeds another dispatcher may be the quickest.
             speeds = [results.batch_size / min(some) for some in zip(*seconds, strict=True)]
             name = f"{machines} machines, at their quickest"
-            axis.plot([slowest * speed for speed in SPEEDS], speeds, color=colour, label=name)
-        axis.axvline(slowest, color=GRID, linewidth=1)
+            axis.plot([given * speed for speed in SPEEDS], speeds, color=colour, label=name)
+        axis.axvline(given, color=GRID, linewidth=1)
         axis.set_xscale("log")
-        axis.xaxis.set_major_formatter("{x:,.0f}")
+        axis.xaxis.set_major_formatter("{x:,g}")
 
-    return _figure(results, draw, "Mbit/s of the slowest link")
+    return _figure(results, draw, across)
 
 
 def _figure(results: Results, draw: Callable[[Axes], None], across: str) -> Figure:

@@ -114,7 +114,6 @@ class _Task:
             for count, bytes_needed in self._memory(config, counts).items()
         }
         available = machine_memory(memory)
-        slowest = min(self.machines.links, key=lambda link: link.bytes_per_second)
         trace = traces[0]
         results = Results(
             trace.batch_size,
@@ -125,7 +124,11 @@ class _Task:
             tuple(predictions),
             needed,
             available,
-            advise(predictions, slowest, lambda one: needed[one.machines, one.pruned] <= available),
+            advise(
+                predictions,
+                self.machines.links,
+                lambda one: needed[one.machines, one.pruned] <= available,
+            ),
         )
         if self.as_json:
             print_json(results.plain())
