@@ -54,6 +54,7 @@ def test_keys_that_are_none(db, keys, message):
         ({"keys": {"t": [1]}, "table": "t"}, "omit table"),
         ({"keys": [1, 2], "table": "t", "lengths": [1]}, "add up to 1, but 2 keys were given"),
         ({"keys": [1, 2], "table": "t", "lengths": [3, -1]}, "must not be negative"),
+        ({"keys": [1, 2], "table": "t", "lengths": [2**62] * 4 + [2]}, "but 2 keys were given"),
         ({"keys": [1, 2], "table": "t", "lengths": [1.0, 1.0]}, "whole numbers"),
         ({"keys": [1, 2], "table": "t", "pooling": "sum"}, "needs lengths"),
         ({"keys": [1, 2], "table": "t", "lengths": [2], "pooling": "max"}, "'sum' or 'mean', got 'max'"),

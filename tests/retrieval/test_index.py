@@ -62,6 +62,17 @@ def test_refusals_say_what_to_change(tmp_path):
         index.search(items[:, :3])
     with pytest.raises(ConfigError, match="k must be at least 1"):
         index.search(items, 0)
+    with pytest.raises(ConfigError, match=r"got 3 keys and vectors of shape \(4, 16\)"):
+        write_index(tmp_path / "other", keys[:3], items)
+    with pytest.raises(ConfigError, match="got 0 keys"):
+        write_index(tmp_path / "other", keys[:0], items[:0])
+    broken = items.copy()
+    broken[2, 5] = np.nan
+    with pytest.raises(DataError, match="the vector of item 2 is not finite"):
+        write_index(tmp_path / "other", keys, broken)
+    with pytest.raises(DataError, match="the vector of user 2 is not finite"):
+        index.search(broken)
+    assert not (tmp_path / "other").exists()
     (tmp_path / "items" / "index.json").write_text(json.dumps({"kind": "exact"}))
     with pytest.raises(DataError, match="is no index of items"):
         ItemIndex.read(tmp_path / "items")

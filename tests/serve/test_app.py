@@ -94,6 +94,34 @@ def test_a_wrong_field_is_named(scorer):
     assert answer.json()["field"] == "candidates[1].price"
 
 
+@pytest.mark.parametrize(
+    ("values", "place", "said"),
+    [
+        ([True, 2.0], 0, "a number is needed, got true or false"),
+        ([None, True, 2.0], 1, "a number is needed, got true or false"),
+        (["cheap", 2.0], 0, "a number is needed, got a string"),
+    ],
+)
+def test_the_value_that_is_no_number_is_named(values, place, said, scorer):
+    first = GOOD["candidates"][0]
+    columns = {name: [value] * len(values) for name, value in first.items()} | {"price": values}
+    answer = ask(scorer, "POST", "/score", json={**GOOD, "candidates": columns})
+    assert answer.json() == {
+        "error": f"candidates.price[{place}]: {said}",
+        "field": f"candidates.price[{place}]",
+    }
+
+
+def test_other_paths_and_methods_are_refused_like_all_else(scorer):
+    answer = ask(scorer, "GET", "/scores")
+    assert (answer.status_code, list(answer.json())) == (404, ["error"])
+    answer = ask(scorer, "GET", "/score")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert answer.json() == {"error": "/score does not take GET; /docs says what it takes"}
+    answer = ask(scorer, "GET", "/stats?since=long", settings={"page": True})
+    assert (answer.status_code, answer.json()["field"]) == (422, "since")
+
+
 def test_requests_have_limits(scorer):
     million = b'{"candidates": {"item": [' + b"1," * 999_999 + b"1]}}"
     answer = ask(scorer, "POST", "/score", content=million)

@@ -150,6 +150,8 @@ def _offsets(lengths: Any, num_keys: int, where: str) -> Int64s:
         )
     if len(array) and array.min() < 0:
         raise DataError(f"{where}: lengths must not be negative, got {array.min()}")
+    if len(array) and array.max() > num_keys:  # the sum of such could be any number
+        raise DataError(f"{where}: a length is {array.max():,}, but {num_keys:,} keys were given")
     offsets = np.zeros(len(array) + 1, np.int64)
     np.cumsum(array, out=offsets[1:])
     if offsets[-1] != num_keys:

@@ -36,10 +36,10 @@ from rowhaul.serve.deltas import Moment
 from rowhaul.store.row_format import format_of
 from rowhaul.store.served_rows import ServedRows
 from rowhaul.store.whole_rows import WholeRows
+from rowhaul.train.run_folder import PUBLISH_FILE
 from rowhaul.train.save_thread import Pacer, SaveThread
 from rowhaul.train.trainer import Trainer, make_model
 
-RUN_FILE = "publish.json"  # of a run's folder
 RUN_FACT = "published_by"  # of a checkpoint
 
 Done = Callable[[Exception | None], None]
@@ -198,7 +198,7 @@ def run_name(folder: Path | None, reader: CheckpointReader | None) -> str:
         return known
     made = secrets.token_hex(8)
     if folder is not None:
-        write_text(folder / RUN_FILE, json.dumps({"run": made}))
+        write_text(folder / PUBLISH_FILE, json.dumps({"run": made}))
     return made
 
 
@@ -214,7 +214,7 @@ def check_folder(path: Path, folder: Path | None, reader: CheckpointReader | Non
 def _known_name(folder: Path | None, reader: CheckpointReader | None) -> str:
     if reader is not None and RUN_FACT in reader.facts:
         return str(reader.facts[RUN_FACT])
-    path = None if folder is None else folder / RUN_FILE
+    path = None if folder is None else folder / PUBLISH_FILE
     if path is None or not path.is_file():
         return ""
     return str(json.loads(path.read_text(encoding="utf-8"))["run"])

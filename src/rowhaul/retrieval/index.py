@@ -89,6 +89,7 @@ class ItemIndex:
             raise ConfigError(f"k must be at least 1, got {k}")
         k = min(k, len(self.keys))
         users = np.ascontiguousarray(users, np.float32)
+        _check_finite("user", users, np.arange(len(users)))
         if self._searcher is None:
             return exact_search(self.vectors, users, k)
         _, places = self._searcher.search(_widened(users, np.zeros(len(users))), k)
@@ -118,8 +119,14 @@ def write_index(
         raise ConfigError(f"{path} exists; choose another folder for the index")
     if not path.parent.is_dir():
         raise ConfigError(f"there is no folder {path.parent} to write {path.name} to; make it first")
-    facts = IndexFacts(kind, len(keys), vectors.shape[1], step)
     vectors = np.ascontiguousarray(vectors, np.float32)
+    if vectors.ndim != 2 or not len(keys) == len(vectors) > 0:
+        raise ConfigError(
+            "an index needs items, and a vector for each: items x size; got "
+            f"{len(keys):,} keys and vectors of shape {vectors.shape}"
+        )
+    _check_finite("item", vectors, keys)
+    facts = IndexFacts(kind, len(keys), vectors.shape[1], step)
     searcher = _built(kind, vectors) if kind != "exact" else None
     with whole(path) as temporary:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -130,6 +137,15 @@ def write_index(
             _faiss().write_index(searcher, str(temporary / INDEX_FILE))
         (temporary / FACTS_FILE).write_text(json.dumps(asdict(facts), indent=1), encoding="utf-8")
     return ItemIndex(facts, keys, vectors, searcher)
+
+
+def _check_finite(whose: str, vectors: Floats, names: Int64s) -> None:
+    wrong = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(wrong):
+        raise DataError(
+            f"the vector of {whose} {names[wrong[0]]} is not finite ({len(wrong):,} such): "
+            "leave it out, or train the model again if its weights are not finite"
+        )
 
 
 def _built(kind: str, vectors: Floats) -> Any:

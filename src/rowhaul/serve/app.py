@@ -10,7 +10,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -147,6 +149,21 @@ class _ScoreFirst:
             await self._app(scope, receive, send)
 
 
+def _refused(request: Request, error: Exception) -> Response:
+    """Answer what has no place here, in the form of all errors."""
+    path = request.url.path
+    if isinstance(error, RequestValidationError):
+        found = error.errors()[0]
+        return JSONResponse({"error": str(found["msg"]), "field": str(found["loc"][-1])}, 422)
+    assert isinstance(error, HTTPException)
+    reasons = {
+        404: f"there is nothing at {path}; /docs says what there is",
+        405: f"{path} does not take {request.method}; /docs says what it takes",
+    }
+    reason = reasons.get(error.status_code, str(error.detail))
+    return JSONResponse({"error": reason}, error.status_code, error.headers)
+
+
 def make_app(scorer: Scorer, settings: ServeSettings) -> FastAPI:
     """Return the application that serves a scorer."""
     counted = ServeMetrics()
@@ -173,6 +190,8 @@ def make_app(scorer: Scorer, settings: ServeSettings) -> FastAPI:
 
     # FastAPI's own pages load their scripts from the internet; /docs here needs none.
     app = FastAPI(title="Rowhaul", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(RequestValidationError, _refused)
     page, shown = docs_page(scorer.folder, settings), live_page(scorer.folder.model)
 
     async def score(request: Request) -> Response:

@@ -30,6 +30,7 @@ from rowhaul.serve.row_file import RowFile
 from rowhaul.serve.rows import ServedFeature
 
 MANIFEST_FILE = "served.json"
+_RUN_FILE, _EXPORT_FILE = "config.yaml", "export.json"  # of other folders; an export has both
 FORMAT, VERSION = "rowhaul-served", 1
 DENSE_FILES = {"onnx": "dense.onnx", "pt2": "dense.pt2", "dots": "dots.safetensors"}
 ROWS_FILE = "rows.bin"
@@ -103,6 +104,14 @@ def published_in(folder: Path, manifest: Mapping[str, Any]) -> Published | None:
         ) from None
 
 
+def _to_export(folder: Path) -> str:
+    """What to export, and where to, in place of a folder that cannot be served."""
+    if (folder / _RUN_FILE).is_file() and not (folder / _EXPORT_FILE).is_file():
+        return f"{folder} --out served"
+    is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    return f"RUN --out {folder if is_new else 'served'}"
+
+
 def read_served(folder: Path) -> dict[str, Any]:
     """Read the manifest of a served folder.
 
@@ -115,7 +124,7 @@ def read_served(folder: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(
             f"{folder} is no folder to serve from: it has no {MANIFEST_FILE}; make one with `rowhaul export "
-            f"RUN --out {folder} --dense onnx`"
+            f"{_to_export(folder)} --dense onnx`"
         ) from None
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}; {_INSTEAD}") from None

@@ -96,11 +96,15 @@ class RequestReader:
         kind = id_kind(column.type)
         if kind == "":
             needed = _NEEDED.get(trained or "", "an integer or a string")
-            raise columns.error(name, 0, f"an id is {needed}, a list of those, or null; got {_shown(column)}")
+            raise columns.error(
+                name,
+                _first_valid(column),
+                f"an id is {needed}, a list of those, or null; got {_shown(column)}",
+            )
         if kind != "null" and trained is not None and kind not in _TAKEN[trained]:
             raise columns.error(
                 name,
-                0,
+                _first_valid(column),
                 f"the model was trained on {trained} ids; give {_NEEDED[trained]}, got {_shown(column)}",
             )
         if trained == HEX and kind == TEXT:
@@ -115,7 +119,7 @@ class RequestReader:
         if numbers.size:
             wrong = fill_numbers(_table(parts), self._are_logs, numbers)
             if wrong >= 0:
-                _checked_numbers(columns, names[wrong], columns.array(names[wrong]))
+                _checked_numbers(columns, names[wrong], columns.array(names[wrong], is_number=True))
         return numbers
 
     def _number(self, columns: _Columns, singles: _Singles, name: str) -> _Part:
@@ -123,7 +127,7 @@ class RequestReader:
         is_plain = value is None or (type(value) is float and abs(value) < _LARGEST)
         if is_plain and name not in columns.first:
             return singles.number(value or 0.0)
-        column = columns.array(name)
+        column = columns.array(name, is_number=True)
         if (plain := _plain(column, _FLOATS)) is not None:
             return plain
         return _values(_checked_numbers(columns, name, column), 4)
@@ -204,7 +208,7 @@ def _joined(parts: Sequence[_Part], num_samples: int) -> IdBags:
 def _checked_numbers(columns: _Columns, name: str, column: pa.Array) -> npt.NDArray[np.float32]:
     """Return the numbers of a column, or say which of them is none."""
     if not is_number(column.type):
-        raise columns.error(name, 0, f"a number is needed, got {_shown(column)}")
+        raise columns.error(name, _first_valid(column), f"a number is needed, got {_shown(column)}")
     found, finite = dense_numbers(column)
     if not finite.all():
         place = int(np.argmin(finite))
@@ -253,18 +257,18 @@ class _Columns:
         """The first candidate, or all columns: what has the features that are not shared."""
         return self._rows[0] if self._rows else self._by_column
 
-    def array(self, name: str) -> pa.Array:
+    def array(self, name: str, is_number: bool = False) -> pa.Array:
         """Return a column: one value where it is shared."""
         if name in self.shared:
             if name in self.first:
                 raise RequestError(name, "it is given both in shared and in candidates; give it once")
-            return self._converted(name, [self.shared[name]])
+            return self._converted(name, [self.shared[name]], is_number)
         if self._rows is None:
             if name not in self._by_column:
                 raise RequestError(name, "it is missing; give it in shared, or for every candidate")
-            return self._converted(name, self._by_column[name])
+            return self._converted(name, self._by_column[name], is_number)
         try:
-            return self._converted(name, [one[name] for one in self._rows])
+            return self._converted(name, [one[name] for one in self._rows], is_number)
         except KeyError:
             place = next(place for place, one in enumerate(self._rows) if name not in one)
             reason = "it is missing; give it in shared, or for every candidate (null: no value)"
@@ -293,7 +297,7 @@ class _Columns:
             )
         return next(iter(lengths.values()), 0)
 
-    def _converted(self, name: str, values: Any) -> pa.Array:
+    def _converted(self, name: str, values: Any, is_number: bool) -> pa.Array:
         if isinstance(values, pa.ChunkedArray):
             return values.combine_chunks()
         if isinstance(values, pa.Array):
@@ -301,7 +305,7 @@ class _Columns:
         try:
             return pa.array(values)
         except (pa.ArrowException, OverflowError, TypeError, ValueError):
-            place, reason = _first_wrong(values)
+            place, reason = _first_wrong(values, is_number)
             raise self.error(name, place, reason) from None
 
 
@@ -314,8 +318,13 @@ def _plain_key(value: Any, trained: str | None) -> int | None:
     return None
 
 
-def _first_wrong(values: Sequence[Any]) -> tuple[int, str]:
-    """Find the first value that Arrow cannot take, or that is not like those before it."""
+def _first_wrong(values: Sequence[Any], is_number: bool) -> tuple[int, str]:
+    """Find the first value that is wrong by itself, or that Arrow cannot take after those before it."""
+    never = (bool, str, list, dict) if is_number else (bool,)
+    for place, value in enumerate(values):
+        if isinstance(value, never):
+            needed = "a number" if is_number else "an id"
+            return place, f"{needed} is needed, got {_kind(value)}"
     for place in range(len(values)):
         try:
             pa.array(values[: place + 1])
@@ -344,6 +353,11 @@ def _unhexed(columns: _Columns, name: str, column: pa.Array) -> pa.Array:
     read = [numbers(given, place) for place, given in enumerate(column.to_pylist())]
     is_list = any(isinstance(one, list) for one in read)
     return pa.array(read, pa.list_(pa.int64()) if is_list else pa.int64())
+
+
+def _first_valid(column: pa.Array) -> int:
+    """The place of the value that `_shown` shows."""
+    return next((place for place, one in enumerate(column) if one.is_valid), 0)
 
 
 def _shown(column: pa.Array) -> str:
