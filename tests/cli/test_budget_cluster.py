@@ -20,7 +20,10 @@ def test_a_run_within_a_budget_on_a_cluster_is_one_process_s_to_read(rowhaul, lo
     assert code == 0, errors
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     told = [line["text"] for line in lines if line["kind"] == "note"]
-    assert [text.partition(":")[0] for text in told] == ["rows changed hands 10 times up to step 10"]
+    assert [text.partition(":")[0] for text in told] == [
+        "one machine",
+        "rows changed hands 10 times up to step 10",
+    ]
     (measured,) = (line for line in lines if line["kind"] == "eval")
     code, printed, errors = rowhaul("evaluate", out, "--data", log_folder / "test")
     assert code == 0, errors

@@ -24,7 +24,11 @@ def test_a_pruned_run_on_a_cluster_is_one_process_s_to_read(rowhaul, log_folder,
     assert code == 0, errors
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     told = [line["text"] for line in lines if line["kind"] == "note"]
-    assert [text.partition(":")[0] for text in told] == ["pruned after step 6", "pruned after step 12"]
+    assert [text.partition(":")[0] for text in told] == [
+        "one machine",
+        "pruned after step 6",
+        "pruned after step 12",
+    ]
     assert not any("bytes of utilities" in text for text in told)  # ids say which rows are read
     (measured,) = (line for line in lines if line["kind"] == "eval")
     code, printed, errors = rowhaul("evaluate", out, "--data", log_folder / "test")

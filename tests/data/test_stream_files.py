@@ -1,6 +1,7 @@
 """Which files a name stands for, and where their schema is found."""
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,7 +10,8 @@ import pytest
 from rowhaul.data.files import expand_files, find_schema
 from rowhaul.data.folder.writer import FolderWriter
 from rowhaul.data.schema import IdColumn, LabelColumn, Schema
-from rowhaul.errors import DataError
+from rowhaul.data.stream import SampleStream
+from rowhaul.errors import ConfigError, DataError
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -37,6 +39,34 @@ def test_folders_and_globs_come_in_natural_order(tmp_path: Path) -> None:
     assert names(tmp_path, expand_files(tmp_path)) == expected
     assert names(tmp_path, expand_files(f"{tmp_path}/*.parquet")) == expected
     assert names(tmp_path, expand_files(f"{tmp_path}/**/part-0.parquet")) == ["test/part-0.parquet"]
+
+
+def test_a_stem_comes_before_the_stem_with_a_number_and_nothing_else_moves(tmp_path: Path) -> None:
+    touch(
+        tmp_path,
+        "clicks.parquet",
+        "clicks2.parquet",
+        "clicks10.parquet",
+        "clicks-b.parquet",
+        "clicked.parquet",
+    )
+    touch(tmp_path, "a/x2.parquet", "b/x.parquet", "b/x-1.parquet", "c/part-1.parquet", "c/part-12.parquet")
+    touch(tmp_path, "c/part-2.parquet")
+    assert names(tmp_path, expand_files(tmp_path)) == [
+        "clicked.parquet",
+        "clicks.parquet",
+        "clicks2.parquet",
+        "clicks10.parquet",
+        "clicks-b.parquet",
+    ]
+    assert names(tmp_path, expand_files(f"{tmp_path}/*/*.parquet")) == [
+        "a/x2.parquet",
+        "b/x-1.parquet",
+        "b/x.parquet",
+        "c/part-1.parquet",
+        "c/part-2.parquet",
+        "c/part-12.parquet",
+    ]
 
 
 def test_a_list_keeps_the_order_it_was_given_in(tmp_path: Path) -> None:
@@ -114,3 +144,16 @@ def test_no_schema_or_two_different_ones_is_an_error_that_says_what_to_pass(tmp_
     Schema(None, (), (IdColumn("item"),)).write(tmp_path / "x" / "b" / "schema.yaml")
     with pytest.raises(DataError, match=r"different schemas: .*a/schema\.yaml and .*b/schema\.yaml"):
         find_schema([tmp_path / "x" / "a", tmp_path / "x" / "b"])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        ({"batch_size": 2.5}, "batch_size is 2.5; it must be a whole number"),
+        ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
+        ({"batch_size": 8, "epochs": 1.5}, "epochs is 1.5; it must be a whole number"),
+    ],
+)
+def test_numbers_of_a_stream_are_looked_at_before_its_files(numbers: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        SampleStream("nowhere.parquet", Schema(None, (), (IdColumn("user"),)), **numbers)

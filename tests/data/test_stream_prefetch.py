@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rowhaul.data import prefetch as prefetching
 from rowhaul.data.prefetch import prefetch
 
 _older: set[threading.Thread] = set()  # that other tests of this process have left to end by themselves
@@ -107,6 +108,7 @@ def test_a_consumer_in_a_cycle_is_collected_with_its_thread() -> None:
 def test_a_program_that_forgets_the_stream_still_exits() -> None:
     program = """
 import threading
+from rowhaul.data import prefetch as prefetching
 from rowhaul.data.prefetch import prefetch
 
 full = threading.Event()
@@ -125,3 +127,23 @@ print(threading.active_count(), "threads at the end")
     done = subprocess.run([sys.executable, "-c", program], timeout=200, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "2 threads at the end\n"  # the producer still waits to put an item
+
+
+def test_a_source_that_is_stuck_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetching, "_PATIENCE_SECONDS", 0.1)
+    stuck, goes_on = threading.Event(), threading.Event()
+
+    def source() -> Iterator[int]:
+        yield 1
+        stuck.set()
+        assert goes_on.wait(60)
+        yield 2
+
+    ahead = prefetch(source(), 3)
+    assert next(ahead) == 1
+    assert stuck.wait(10)
+    ahead.close()
+    (left,) = threads()
+    goes_on.set()  # and ends once it can
+    left.join(10)
+    assert not left.is_alive()

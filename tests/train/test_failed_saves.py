@@ -4,6 +4,7 @@ import json
 import resource
 import shutil
 import subprocess
+import threading
 from contextlib import suppress
 from dataclasses import replace
 
@@ -42,6 +43,9 @@ def limit_files(num_bytes):
 def _unlimited():
     yield
     limit_files(resource.RLIM_INFINITY)
+    for thread in threading.enumerate():  # one that ended later would fail the next test
+        if type(thread).__module__.startswith("tensorboard."):
+            thread.join(10)
 
 
 @pytest.mark.usefixtures("_unlimited")

@@ -19,6 +19,7 @@ from rowhaul.export.export import export
 from rowhaul.train import TrainConfig, load_trained, train_run
 from rowhaul.train.checkpoint_pace import Pace, pace_of
 from rowhaul.train.config import ModelConfig, OptimizerConfig, RateSchedule
+from rowhaul.train.run_folder import CONFIG_FILE, begin_folder, is_empty
 from save_threads import wait_for_saves
 from slow_cases import mostly_slow
 
@@ -120,11 +121,72 @@ def test_more_epochs_may_be_added(tmp_path, log_schema, log_folder):
 
 def test_a_folder_in_use_is_left_alone(tmp_path, log_schema, log_folder):
     (tmp_path / "precious.txt").write_text("x")
-    with pytest.raises(ConfigError, match="exists and is not empty"):
+    with pytest.raises(ConfigError, match=r"holds files that are not of a run: precious\.txt; choose"):
         train_run(CONFIG, log_schema, log_folder, out=tmp_path)
     with pytest.raises(ConfigError, match="holds no run to resume"):
         train_run(CONFIG, log_schema, log_folder, out=tmp_path, resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
+
+
+OWN = {
+    "config.yaml": "# tuned\nbatch_size: 500 # larger is slower\n",
+    "schema.yaml": "# notes\n{}",
+    "data.yaml": "# where it came from\nhost: here\n",
+}
+
+
+@pytest.mark.parametrize("resume", [False, True], ids=["new", "resumed"])
+@pytest.mark.parametrize("names", [["config.yaml", "schema.yaml"], ["schema.yaml"], ["data.yaml"]])
+def test_files_that_no_run_wrote_are_left_alone(names, resume, tmp_path, log_schema, log_folder):
+    log_schema.write(tmp_path / "schema.yaml")
+    schema = (tmp_path / "schema.yaml").read_text()
+    (tmp_path / "schema.yaml").unlink()
+    texts = {name: OWN[name].format(schema) for name in names}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    named = ", ".join(names).replace(".", r"\.")
+    with pytest.raises(ConfigError, match=rf"holds files that are not of a run: {named}; choose another"):
+        train_run(CONFIG, log_schema, log_folder, out=tmp_path, resume=resume)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == texts
+
+
+def test_a_run_among_other_files_is_not_to_be_removed(tmp_path, log_schema, log_folder):
+    begin_folder(tmp_path, CONFIG, log_schema, [log_folder], [])
+    with pytest.raises(ConfigError, match="holds a run without a checkpoint; remove the folder"):
+        train_run(CONFIG, log_schema, log_folder, out=tmp_path)
+    (tmp_path / "precious.txt").write_text("x")
+    with pytest.raises(ConfigError, match=r"exists and is not empty; resume it \(--resume\)"):
+        train_run(CONFIG, log_schema, log_folder, out=tmp_path)
+
+
+@pytest.mark.parametrize("left", [["data.yaml"], ["data.yaml", "schema.yaml"]], ids=len)
+def test_a_run_that_was_stopped_while_it_began_is_begun_again(left, tmp_path, log_schema, log_folder):
+    begin_folder(tmp_path, CONFIG, log_schema, [log_folder], [])
+    for path in tmp_path.iterdir():
+        if path.name not in left:
+            path.unlink()
+    (tmp_path / f".tmp-{CONFIG_FILE}").write_text("mod")
+    assert is_empty(tmp_path)
+    train_run(replace(CONFIG, max_steps=2), log_schema, log_folder, out=tmp_path)
+
+
+def test_an_export_is_not_resumed(finished, tmp_path, log_schema, log_folder):
+    made = export(open_checkpoint(finished), tmp_path / "x")
+    before = sorted(path.name for path in made.path.iterdir())
+    with pytest.raises(ConfigError, match=r"x is an export and cannot be resumed; resume the run"):
+        train_run(CONFIG, log_schema, log_folder, out=made.path, resume=True)
+    with pytest.raises(ConfigError, match=r"holds files that are not of a run: README\.md"):
+        train_run(CONFIG, log_schema, log_folder, out=made.path)
+    assert sorted(path.name for path in made.path.iterdir()) == before
+
+
+def test_a_run_of_an_earlier_version_is_resumed(tmp_path, log_schema, log_folder):
+    checkpoints = str(tmp_path / "checkpoints")
+    for config, out in ((CONFIG, tmp_path / "a"), (replace(CONFIG, checkpoints=checkpoints), tmp_path / "b")):
+        train_run(config, log_schema, log_folder, out=out, should_stop=stop_after(9))
+        for name in ("data.yaml", "contents.json"):
+            (out / name).unlink()
+        assert train_run(config, log_schema, log_folder, out=out, resume=True, should_stop=stop_after(1))
 
 
 def test_a_bad_configuration_leaves_no_folder(tmp_path, log_schema, log_folder):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,10 @@ from rowhaul.cli.train import train
 from rowhaul.cli.verify.command import verify
 from rowhaul.cluster import is_launched
 from rowhaul.cluster.place import EXIT_PEER_ENDED, launcher_tells
-from rowhaul.errors import RankLostError, RowhaulError
+from rowhaul.errors import ConfigError, RankLostError, RowhaulError
 
 EXIT_ERROR = 2
+_PATHS = ("--data", "--eval-data", "--out", "--to")
 
 # What people want to do, and the commands for it.
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
@@ -72,6 +74,7 @@ def main() -> None:
     _environment.set_passive_waiting()
     _environment.collect_garbage_less_often()
     try:
+        _refuse_empty(sys.argv[1:])
         code = app(prog_name="rowhaul", standalone_mode=False)  # so that all errors look the same
     except _ClickError as error:
         _fail_usage(error)
@@ -90,6 +93,17 @@ def main() -> None:
         _fail(reason, EXIT_ERROR)
     else:
         sys.exit(code or 0)
+
+
+def _refuse_empty(arguments: Sequence[str]) -> None:
+    """Refuse an empty path, which would mean the current folder: a variable of the shell is not set."""
+    for one, following in pairwise([*arguments, "--"]):
+        name, is_given, value = one.partition("=")
+        if name in _PATHS and (value if is_given else following) == "":
+            raise ConfigError(
+                f"{name} is empty; name a path (. is the current folder), or see whether a variable of the "
+                "shell is not set"
+            )
 
 
 def _fail_usage(error: Any) -> None:

@@ -115,7 +115,10 @@ def train(
     result = train_with_progress(config, schema, data, out, held_out, resume, fit)
     if is_launched() and not is_first_rank():
         return
-    if not result.steps_taken:
+    if not result.steps_taken and is_stream and not result.interrupted:
+        since = f" after step {result.step:,}" if result.step else ""
+        say(f"no sample arrived: nothing was trained{since}")
+    elif not result.steps_taken:
         say(f"nothing left to train: the run was finished after {result.step:,} steps")
     if as_json:
         print_json({"out": out, **numbers_of(result)})
@@ -300,6 +303,8 @@ def print_result(result: RunResult, bayes_auc: float | None = None) -> None:
         speed = f"{result.samples_per_second:,.0f}   without starting, evaluating and saving"
         table.add_row("samples per second", speed)
     table.add_row("trained", f"{result.samples:,} samples in {result.step:,} steps")
+    if result.one_machine:
+        table.add_row("one machine", result.one_machine)
     if result.waits:
         table.add_row("waits", result.waits)
     if result.row_counts is not None:

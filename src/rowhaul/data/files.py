@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rowhaul.data.folder.writer import check_complete
@@ -18,8 +18,8 @@ def expand_files(files: Files) -> tuple[Path, ...]:
     """The Parquet files that ``files`` names: paths, folders, globs, or a list of those.
 
     Items of a list keep their order; the files of one folder or glob come in natural order
-    (``part-2`` before ``part-10``). A folder means the Parquet files directly in it. An unfinished data
-    folder is refused.
+    (``part-2`` before ``part-10``, ``part`` before ``part2``). A folder means the Parquet files directly
+    in it. An unfinished data folder is refused.
     """
     items = [files] if isinstance(files, str | Path) else list(files)
     if not items:
@@ -90,13 +90,13 @@ def _expand(item: str | Path) -> list[Path]:
             raise DataError(
                 f"the folder {path} holds no *.parquet file; name the folder the Parquet files are in"
             )
-        return sorted(inside, key=natural_order)
+        return in_natural_order(inside)
     if path.exists():
         return [path]
     if not glob.has_magic(str(item)):
         raise DataError(f"no such file: {item}{_why_absent(path)} (working directory: {Path.cwd()})")
     matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
-    matched_files = sorted((match for match in matches if match.is_file()), key=natural_order)
+    matched_files = in_natural_order(match for match in matches if match.is_file())
     if not matched_files:
         raise DataError(f"the glob {str(item)!r} matches no file (working directory: {Path.cwd()})")
     return matched_files
@@ -110,6 +110,22 @@ def _why_absent(path: Path) -> str:
         if one.is_file():
             return f"; {one} is a file, not a folder"
     return ""
+
+
+def in_natural_order(paths: Iterable[Path]) -> list[Path]:
+    """Sort by `natural_order`, but ``clicks`` before ``clicks2``: a second file comes after the first.
+
+    Only that changes. Other names keep their order, by which a run that resumes knows its files.
+    """
+    ordered = sorted(paths, key=natural_order)
+    first: dict[tuple[Path, str, str], Path] = {}  # of the numbered files, by what is before the number
+    for path in ordered:
+        if (base := path.stem.rstrip("0123456789")) != path.stem and path.suffix:
+            first.setdefault((path.parent, base, path.suffix), path)
+    moved = {first[key]: path for path in ordered if (key := (path.parent, path.stem, path.suffix)) in first}
+    early = set(moved.values())
+    stay = [path for path in ordered if path not in early]
+    return [one for path in stay for one in ((moved[path], path) if path in moved else (path,))]
 
 
 def natural_order(path: Path) -> list[str | int]:

@@ -1,7 +1,7 @@
 """An iterator that runs ahead of its consumer in a separate thread.
 
 The thread ends with the source, when the consumer stops early, fails or is collected, and when the
-interpreter shuts down: it never leaks and never delays the exit.
+interpreter shuts down. A source that is stuck is abandoned after a few seconds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 _RECHECK_SECONDS = 0.2
+_PATIENCE_SECONDS = 5.0  # with a source that is still making an item nobody wants
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def prefetch(source: Iterable[Item], depth: int) -> Iterator[Item]:
         if thread is not threading.current_thread():
             with contextlib.suppress(queue.Empty):
                 waiting.get_nowait()  # unblock a producer that waits to put
-            thread.join()
+            thread.join(_PATIENCE_SECONDS)
 
 
 def _produce(

@@ -68,6 +68,8 @@ class SampleStream:
         numbers = [("batch_size", batch_size, 1), ("epochs", epochs, 1), ("shuffle_rows", shuffle_rows, 0)]
         numbers += [("start", start, 0), ("limit", 1 if limit is None else limit, 1)]
         for name, given, least in numbers:
+            if not isinstance(given, int | np.integer):
+                raise ConfigError(f"{name} is {given!r}; it must be a whole number")
             if given < least:
                 raise ConfigError(f"{name} is {given}; it must be at least {least}")
         self.files = expand_files(files)

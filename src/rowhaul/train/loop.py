@@ -10,7 +10,7 @@ from typing import Any
 
 from rowhaul.checkpoint import Place
 from rowhaul.data.sources.live import UNKNOWN_END, LiveStream
-from rowhaul.errors import CheckpointError
+from rowhaul.errors import CheckpointError, DataError
 from rowhaul.monitoring.monitor import EVALUATING, TRAINING
 from rowhaul.train.checkpoint_pace import pace_of
 from rowhaul.train.metrics import MetricValues
@@ -84,6 +84,7 @@ class _Loop:
                     self._publishing.publish_if_due()
             self._score(at_end=True)
             interrupted = (session.stopped or session.hands_over) and trainer.step < total
+            self._check_trained(interrupted)
             self._save()  # before an evaluation that might fail
             self._publishing.publish_last()
             if not interrupted and trainer.step != self._evaluated_step:
@@ -106,6 +107,15 @@ class _Loop:
             note=session.first_note,
             waits=session.waits,
         )
+
+    def _check_trained(self, interrupted: bool) -> None:
+        """Refuse to save a model that has seen nothing, as one of an empty file is refused."""
+        stream, trained = self._session.stream, self._trainer.samples
+        if isinstance(stream, LiveStream) and not (trained or interrupted or stream.ended_idle):
+            raise DataError(
+                f"{stream.source.name} has ended without one sample; nothing was trained. See whether what "
+                "should write to it does, and train again (with --resume into the same --out)"
+            )
 
     def _train_until(self, step: int) -> None:
         session, trainer = self._session, self._trainer

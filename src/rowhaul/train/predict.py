@@ -18,6 +18,7 @@ from torch import Tensor
 from rowhaul._files import whole
 from rowhaul.checkpoint import Place
 from rowhaul.data.columns import check_present
+from rowhaul.data.files import expand_files
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError, DataError
@@ -51,7 +52,9 @@ def predict_file(
     scores; ``keys`` counts ids never trained. ``fill_absent`` reads columns that the data lacks as missing.
     """
     out = Path(out)
-    _check_file(out, overwrite)
+    _check_file(out, data, overwrite)
+    if twice := sorted({name for name in keep if list(keep).count(name) > 1}):
+        raise ConfigError(f"--keep names {', '.join(twice)} more than once; name each column once")
     trainer = load_trained(run, on_unknown)
     stream = _open(data, trainer.schema, batch_size, fill_absent)
     names = score_names(trainer.schema)
@@ -109,11 +112,13 @@ def _check_flat(kept: pa.Schema) -> None:
             )
 
 
-def _check_file(out: Path, overwrite: bool) -> None:
+def _check_file(out: Path, data: Any, overwrite: bool) -> None:
     if out.suffix not in _WRITERS:
         raise ConfigError(f"scores are written to {' or '.join(_WRITERS)} files; got {out}")
     if out.is_dir():
         raise DataError(f"{out} is a folder; name a file for the scores")
+    if out.exists() and any(path.samefile(out) for path in expand_files(data)):
+        raise DataError(f"{out} is one of the data files, which scores would replace; choose another file")
     if out.exists() and not overwrite:
         raise DataError(f"{out} exists; choose another file, or replace it (--overwrite)")
     if out.parent.exists() and not out.parent.is_dir():

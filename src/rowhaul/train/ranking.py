@@ -49,6 +49,15 @@ def check_metrics(names: Sequence[str]) -> None:
             )
 
 
+def check_grouped(names: Sequence[str], group: str) -> None:
+    """Refuse metrics within groups where the schema names none: nothing would be measured."""
+    if names and not group:
+        raise ConfigError(
+            f"metrics is {', '.join(names)}, which is measured within groups, but the schema names none; "
+            "add `group: COLUMN` to it, such as the column of users, or leave out metrics"
+        )
+
+
 class GroupedScores:
     """Scores of samples with their groups, by bucket; beyond ``held_bytes`` in temporary files."""
 

@@ -28,6 +28,7 @@ from rowhaul.train import loop, snapshot
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.log import TrainingLog
 from rowhaul.train.metrics import MetricValues
+from rowhaul.train.ranking import check_grouped
 from rowhaul.train.run_data import check_same_data, check_times, read_contents
 from rowhaul.train.run_folder import (
     PROBE,
@@ -61,21 +62,24 @@ def train_run(
     listener: Listener | None = None,
     should_stop: ShouldStop = lambda: False,
     monitor: Monitor = NO_MONITOR,
+    threads: int = 0,
 ) -> RunResult:
     """Train, evaluate and save; ``data`` and ``eval_data`` are files as `SampleStream` takes them.
 
     ``should_stop`` is asked after every step: a run that it ends is saved and can be resumed. ``monitor``
-    follows the run.
+    follows the run. ``threads``, if given, are used instead of those that the settings say.
     """
     folder = local_folder(out) if out is not None else None
     checkpoints = checkpoints_of(config, folder)
     if resume and checkpoints is None:
         raise ConfigError("resume needs to know where the run is: give its folder (out), or its checkpoints")
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    if threads := threads or config.threads:
+        torch.set_num_threads(threads)
     torch.manual_seed(config.seed)  # for modules of a user's own; ours draw from generators of their own
     with RunLock(folder) if folder is not None else nullcontext() as lock:
         chosen = _begin(folder, checkpoints, config, schema, resume)
+        if chosen is None:  # runs of earlier versions go on
+            check_grouped(config.metrics, schema.group)
         trainer = Trainer(config, schema)
         reader = _restore(trainer, chosen) if chosen is not None else None
         stream, evaluation, extended = _open_data(trainer, reader, data, eval_data, folder)

@@ -20,21 +20,40 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rowhaul._files import TEMPORARY_PREFIX
 from rowhaul.checkpoint import MANIFEST_FILE, CheckpointReader, Place, as_place, latest_checkpoint
 from rowhaul.checkpoint.layout import finished_checkpoints, remove_unfinished
 from rowhaul.checkpoint.location import local_path
 from rowhaul.checkpoint.opening import open_checkpoint, run_of
 from rowhaul.checkpoint.writer import remove
 from rowhaul.data.schema import SCHEMA_FILE, Schema
-from rowhaul.errors import ConfigError, DamagedCheckpointError
+from rowhaul.errors import CheckpointError, ConfigError, DamagedCheckpointError
+from rowhaul.explain.explain_file import EXPLAIN_FILE
+from rowhaul.export.manifest import MANIFEST_FILE as EXPORT_FILE
 from rowhaul.train.config import TrainConfig
-from rowhaul.train.run_data import DATA_FILE, remember_data
+from rowhaul.train.log import BOARD, METRICS_FILE
+from rowhaul.train.run_data import CONTENTS_FILE, DATA_FILE, remember_data, remembered_data
 from rowhaul.train.run_lock import LOCK_FILE
+from rowhaul.train.run_stream import SET_ASIDE_FILE
 
 CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
+PUBLISH_FILE = "publish.json"
 PROBE = ".rowhaul-probe"  # written to see whether checkpoints can be
+_BEGUN_WITH = {DATA_FILE, SCHEMA_FILE, CONFIG_FILE}  # written anew whenever a run begins or resumes
+_OF_A_RUN = _BEGUN_WITH | {
+    CONTENTS_FILE,
+    METRICS_FILE,
+    BOARD,
+    SET_ASIDE_FILE,
+    EXPLAIN_FILE,
+    PUBLISH_FILE,
+    CHECKPOINTS,
+    LOGS,
+    LOCK_FILE,
+}
+_NAMED = 5  # files that an error lists
 _CONFIG, _SCHEMA = "run_config", "run_schema"  # facts of a checkpoint
 # Settings that may differ when a run resumes: they change what it reports or where, not what it learns.
 _MAY_CHANGE = (
@@ -63,14 +82,65 @@ def checkpoints_of(config: TrainConfig, folder: Path | None) -> Place | None:
 
 def is_empty(folder: Path) -> bool:
     """Whether a folder does not exist or has no run: only what those left that could not start."""
-    left = (LOCK_FILE, LOGS, SCHEMA_FILE, DATA_FILE)
-    return not folder.exists() or all(path.name in left for path in folder.iterdir())
+    return not folder.exists() or not (_names(folder) - _left_by_beginning(folder))
+
+
+def is_run(folder: Path) -> bool:
+    """Whether the settings in a folder are a run's: people, too, call files config.yaml and schema.yaml.
+
+    Runs of earlier versions have no data.yaml, but a log or a checkpoint.
+    """
+    if not ((folder / CONFIG_FILE).is_file() and (folder / SCHEMA_FILE).is_file()):
+        return False
+    return (
+        _remembers_data(folder)
+        or (folder / METRICS_FILE).is_file()
+        or latest_checkpoint(folder / CHECKPOINTS) is not None
+    )
+
+
+def _remembers_data(folder: Path) -> bool:
+    try:
+        return remembered_data(folder) is not None
+    except CheckpointError:  # somebody else's file of that name
+        return False
+
+
+def _names(folder: Path) -> set[str]:
+    """Return what is in a folder, without what was being written when its writer was killed."""
+    return {path.name for path in folder.iterdir() if not path.name.startswith(TEMPORARY_PREFIX)}
+
+
+def _left_by_beginning(folder: Path) -> set[str]:
+    """Return what a run that could not start may have left, in the order of `begin_folder`."""
+    left = {LOCK_FILE, LOGS}
+    return left | {DATA_FILE, SCHEMA_FILE} if _remembers_data(folder) else left
+
+
+def _strangers(folder: Path) -> list[str]:
+    """Return what is in a folder that no run wrote."""
+    names = _names(folder)
+    own = _OF_A_RUN if is_run(folder) else _OF_A_RUN - _BEGUN_WITH | _left_by_beginning(folder)
+    return sorted(names - own)
+
+
+def _refusal(folder: Path) -> ConfigError:
+    names = _strangers(folder)
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ConfigError(
+        f"{folder} holds files that are not of a run: {', '.join(names[:_NAMED])}{more}; choose another --out"
+    )
 
 
 def check_new_run(folder: Path | None, checkpoints: Place | None) -> None:
-    """Refuse to start a run where there is one already."""
-    if folder is not None and ((folder.exists() and not folder.is_dir()) or not is_empty(folder)):
-        if (folder / CONFIG_FILE).is_file() and not has_checkpoint(folder):
+    """Refuse to start a run where there is one already, or where there is anything else."""
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; choose another --out")
+    if folder is not None and not is_empty(folder):
+        strangers = _strangers(folder)
+        if strangers and not is_run(folder):
+            raise _refusal(folder)
+        if not strangers and is_run(folder) and not has_checkpoint(folder):
             raise ConfigError(
                 f"{folder} holds a run without a checkpoint; remove the folder to start anew, or choose "
                 "another --out"
@@ -89,6 +159,14 @@ def check_same_run(
 
     They are compared with those in its folder or, on a machine that has none, in its checkpoint.
     """
+    if folder is not None and folder.is_dir():
+        if (folder / EXPORT_FILE).is_file():
+            raise ConfigError(
+                f"{folder} is an export and cannot be resumed; resume the run that it was exported from, or "
+                "choose another --out"
+            )
+        if _BEGUN_WITH.intersection(_strangers(folder)):  # they would be written over
+            raise _refusal(folder)
     where: Place | None = folder
     saved = _settings_in(folder)
     if saved is None and checkpoint is not None:
@@ -137,7 +215,7 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def _settings_in(folder: Path | None) -> tuple[TrainConfig, Schema] | None:
-    if folder is None or not ((folder / CONFIG_FILE).is_file() and (folder / SCHEMA_FILE).is_file()):
+    if folder is None or not is_run(folder):
         return None
     return TrainConfig.read(folder / CONFIG_FILE), Schema.read(folder / SCHEMA_FILE)
 
@@ -172,8 +250,8 @@ def settings_to_resume(folder: Path | None, checkpoints: str | None) -> dict[str
 def begin_folder(folder: Path, config: TrainConfig, schema: Schema, data: Any, eval_data: Any) -> None:
     """Create a run's folder; call it last, so that bad settings or data leave nothing behind."""
     folder.mkdir(parents=True, exist_ok=True)
+    remember_data(folder, data, eval_data)  # first: it shows that what comes next is a run's
     schema.write(folder / SCHEMA_FILE)
-    remember_data(folder, data, eval_data)
     config.write(folder / CONFIG_FILE)  # last: without it there is no run
 
 

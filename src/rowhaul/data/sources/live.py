@@ -89,6 +89,7 @@ class LiveStream:
         self._num_aside, self._num_early = self.position["set_aside"], self.position["early_cuts"]
         self._came: int = self.position.get("came", 0)  # when the newest sample did, in seconds since 1970
         self._barren = 0  # set aside before the first sample
+        self.ended_idle = False  # because nothing came, which `stop_when_idle` asks for
         self.should_stop: Callable[[], bool] = lambda: False  # asked while a cluster waits for samples
         self._ahead: deque[_Cut] = deque()  # given to a cluster, which has not trained them yet
 
@@ -161,6 +162,7 @@ class LiveStream:
             now = time.monotonic()
             if chunk is None:
                 if self._stop_when_idle and now - heard >= self._stop_when_idle:
+                    self.ended_idle = True
                     break
                 if count and self._max_wait and now - began >= self._max_wait:
                     yield self._cut(pieces, position, early=True)

@@ -1,0 +1,95 @@
+"""What would lose data or mislead is refused, and the message says what to do instead."""
+
+import subprocess
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+
+from rowhaul.data.schema import Schema
+
+SMALL = ("--batch-size", "500", "--embedding-dim", "4", "--set", "model.options.top=[16]")
+SAMPLE = '{"click": 1, "price": 0.5, "user": 1, "item": "a", "tags": [1]}\n'
+
+
+def on_one_line(text):
+    return " ".join(text.split())
+
+
+def train(*arguments, piped=""):
+    command = [sys.executable, "-m", "rowhaul", "train", *arguments, *SMALL]
+    return subprocess.run(command, input=piped, text=True, capture_output=True, timeout=300)
+
+
+def test_an_empty_pipe_is_an_error_and_saves_nothing(log_folder, tmp_path):
+    pipe = ("--data", "-", "--schema", log_folder / "schema.yaml", "--out", tmp_path / "run")
+    ended = train(*pipe)
+    assert ended.returncode == 2
+    assert "standard input has ended without one sample; nothing was trained" in on_one_line(ended.stderr)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    lines = train(*pipe, "--resume", "--set", "max_steps=1", piped=SAMPLE * 500)
+    assert lines.returncode == 0, lines.stderr
+
+
+def test_a_stream_that_stays_idle_does_not_say_that_it_was_finished(rowhaul, log_folder, tmp_path):
+    (tmp_path / "in").mkdir()
+    follow = ("--data", tmp_path / "in", "--follow", "--schema", log_folder / "schema.yaml")
+    idle = ("--stop-when-idle", "0.2s")
+    code, out, err = rowhaul("train", *follow, *idle, "--out", tmp_path / "run", *SMALL)
+    assert (code, "no sample arrived: nothing was trained" in out, "finished" in out) == (0, True, False), err
+
+
+@pytest.mark.parametrize("more", [(), ("--overwrite",)])
+def test_scores_do_not_replace_the_data(more, rowhaul, trained, log_folder, tmp_path):
+    data = tmp_path / "data.parquet"
+    data.write_bytes((log_folder / "part-0.parquet").read_bytes())
+    (tmp_path / "link.parquet").symlink_to(data)
+    for out in (data, tmp_path / "link.parquet"):
+        code, _, err = rowhaul("predict", trained, "--data", data, "--out", out, *more)
+        assert (code, "is one of the data files" in on_one_line(err)) == (2, True)
+        assert "--overwrite" not in err
+    assert "score" not in pq.read_schema(data).names
+
+
+def test_a_column_is_kept_once(rowhaul, trained, log_folder, tmp_path):
+    arguments = ("--data", log_folder / "test", "--out", tmp_path / "s.parquet", "--keep", "user,item,user")
+    code, _, err = rowhaul("predict", trained, *arguments)
+    assert (code, "--keep names user more than once" in on_one_line(err)) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_serving_says_how_to_export_a_run(rowhaul, trained, tmp_path):
+    code, _, err = rowhaul("serve", trained)
+    assert (code, f"`rowhaul export {trained} --out served --dense onnx`" in on_one_line(err)) == (2, True)
+    code, _, err = rowhaul("serve", tmp_path / "new")
+    assert f"`rowhaul export RUN --out {tmp_path / 'new'} --dense onnx`" in on_one_line(err)
+    (tmp_path / "other.txt").touch()
+    code, _, err = rowhaul("serve", tmp_path)
+    assert "`rowhaul export RUN --out served --dense onnx`" in on_one_line(err)
+
+
+@pytest.mark.parametrize(
+    "cluster", [(), pytest.param(("--workers", "2", "--colocated"), marks=pytest.mark.slow)], ids=len
+)
+def test_metrics_within_groups_need_a_group(cluster, log_folder, tmp_path):
+    assert not Schema.read(log_folder / "schema.yaml").group
+    ended = train("--data", log_folder, "--out", tmp_path / "run", "--set", "metrics=[gauc]", *cluster)
+    assert ended.returncode != 0
+    said = on_one_line(ended.stderr)
+    assert "metrics is gauc, which is measured within groups, but the schema names none" in said
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "--data", ""),
+        ("train", "--data", "x", "--out="),
+        ("predict", "run", "--out", "", "--data=x"),
+    ],
+)
+def test_an_empty_path_is_refused(arguments, rowhaul, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = rowhaul(*arguments)
+    assert (code, " is empty; name a path" in on_one_line(err)) == (2, True)
+    assert list(tmp_path.iterdir()) == []
