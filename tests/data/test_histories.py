@@ -160,6 +160,17 @@ def test_userbehavior(tmp_path):
     assert table["category_history"].to_pylist()[9] == [8, 7]
 
 
+def test_rows_are_bad_for_two_reasons(tmp_path):
+    """A row without a time does not hide what else is bad in the rows around it."""
+    path = tmp_path / "UserBehavior.csv"
+    path.write_text("1,10,7,pv,5\n1,11,7,typo,6\n1,12,7,buy,\n,13,7,buy,8\n1,14,7,typo,\n")
+    report = prepare(path, tmp_path / "data", "userbehavior", on_bad_line="skip", test_share=0)
+    assert (report.rows, report.bad_lines) == (1, 4)
+    reasons = [example.partition(": ")[2] for example in report.bad_line_examples]
+    assert [reason.startswith("column time") for reason in reasons] == [False, True, False, False]
+    assert read(tmp_path / "data")["item"].to_pylist() == [10]
+
+
 def test_refusals(events, tmp_path):
     raw = write_movielens(tmp_path / "raw", events)
     with pytest.raises(ConfigError, match="histories are made in the order of time"):

@@ -138,12 +138,21 @@ class TextSource:
         batch = pa.RecordBatch.from_arrays([columns[name] for name in names], names)
         if self.time_column and columns[self.time_column].null_count:
             without_time = columns[self.time_column].is_null().to_numpy(zero_copy_only=False)
-            bad = BadRows(without_time, lambda row: f"column {self.time_column}: the time is missing")
+            bad = _either(
+                bad, BadRows(without_time, lambda _: f"column {self.time_column}: the time is missing")
+            )
         if bad is None or not bad.mask.any():
             return batch
         for row in np.flatnonzero(bad.mask):
             bad_lines.add(str(one.file), int(rows.lines[row]), bad.reason(int(row)))
         return batch.filter(pa.array(~bad.mask))
+
+
+def _either(first: BadRows | None, second: BadRows) -> BadRows:
+    """Rows that are bad for one reason or the other; the first is told."""
+    if first is None:
+        return second
+    return BadRows(first.mask | second.mask, lambda row: (first if first.mask[row] else second).reason(row))
 
 
 def written_schema(schema: Schema, types: Mapping[str, str]) -> Schema:
