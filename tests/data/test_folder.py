@@ -152,6 +152,17 @@ def test_a_finished_folder_is_kept_unless_overwritten(tmp_path):
     assert sorted(contents(tmp_path)) == ["manifest.json", "part-00000.parquet", "schema.yaml"]
 
 
+def test_a_failed_overwrite_can_be_tried_again(tmp_path):
+    write(tmp_path, [150])
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path, [50, 50], stop_after=1, overwrite=True)
+    assert list(contents(tmp_path)) == ["schema.yaml"]
+    with pytest.raises(DataError, match="holds other files"):
+        write(tmp_path, [50])
+    write(tmp_path, [50], overwrite=True)
+    assert ids(tmp_path) == list(range(45))
+
+
 def test_only_the_same_command_resumes(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path, [150, 150], stop_after=1)

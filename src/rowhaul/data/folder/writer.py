@@ -223,6 +223,8 @@ class FolderWriter:
             )
         elif not manifest.exists() and not progress.exists():
             for other in self.folder.iterdir():
+                if self._overwrite and other.name == SCHEMA_FILE:
+                    continue  # left where an earlier attempt to replace the data failed
                 raise DataError(
                     f"{self.folder} holds other files ({other.name}); choose an empty or new folder"
                 )
