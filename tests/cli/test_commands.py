@@ -109,6 +109,28 @@ def test_predict_keeps_columns_beside_the_scores(rowhaul, trained, log_folder, t
     assert not (tmp_path / "x.parquet").exists()
 
 
+def test_kept_columns_of_other_types_in_another_file(rowhaul, trained, log_folder, tmp_path):
+    """A wider type holds both; what no type holds is an error."""
+    rows = pq.read_table(log_folder / "part-0.parquet").slice(0, 2)
+    columns = {
+        "narrow": pa.array([1, 2], pa.int32()), "wide": pa.array([2**40, None]), "text": pa.array(["a", "b"]),
+    }  # fmt: skip
+    for name, column in columns.items():
+        pq.write_table(rows.append_column("note", column), tmp_path / f"{name}.parquet")
+
+    def keep(*names):
+        files = [part for name in names for part in ("--data", tmp_path / f"{name}.parquet")]
+        return rowhaul(
+            "predict", trained, *files, "--out", tmp_path / "s.parquet", "--keep", "note", "--overwrite"
+        )
+
+    assert keep("narrow", "wide")[0] == 0
+    assert pq.read_table(tmp_path / "s.parquet")["note"].to_pylist() == [1, 2, 2**40, None]
+    code, _, err = keep("narrow", "text")
+    assert code == 2
+    assert "'note' is string, not int32" in " ".join(err.split())
+
+
 def test_scores_are_written_as_csv_too(rowhaul, trained, log_folder, tmp_path):
     arguments = ("predict", trained, "--data", log_folder / "test", "--keep", "item")
     assert rowhaul(*arguments, "--out", tmp_path / "s.csv")[0] == 0

@@ -134,11 +134,13 @@ class _Columns:
 
     def __init__(self, files: Sequence[Path], names: list[str]) -> None:
         self._files, self._names = files, names
-        first = pq.read_schema(files[0])
+        fields: dict[str, pa.Field] = {}
         for path in files if names else ():
+            found = pq.read_schema(path)
             for name in names:
-                check_present(name, pq.read_schema(path).names, path)
-        self.schema = pa.schema([first.field(name) for name in names])
+                check_present(name, found.names, path)
+                fields[name] = _wider(fields.get(name), found.field(name))
+        self.schema = pa.schema([fields[name] for name in names])
         self._batches = self._read()
         self._rows = self.schema.empty_table()
 
@@ -153,4 +155,31 @@ class _Columns:
         for path in self._files:
             with pq.ParquetFile(path) as file:
                 for batch in file.iter_batches(columns=self._names):
-                    yield pa.Table.from_batches([batch]).select(self._names).cast(self.schema)
+                    yield self._in_one_type(pa.Table.from_batches([batch]), path)
+
+    def _in_one_type(self, rows: pa.Table, path: Path) -> pa.Table:
+        rows = rows.select(self._names)
+        try:
+            return rows.cast(self.schema)
+        except (pa.ArrowException, ValueError) as error:
+            types = [
+                f"{here.name!r} is {here.type}, not {wanted.type}"
+                for here, wanted in zip(rows.schema, self.schema, strict=True)
+                if here.type != wanted.type
+            ]
+            raise DataError(
+                f"{path}: its columns to keep differ from those of other files ({'; '.join(types)}: "
+                f"{error}); write them with one type, or keep others"
+            ) from None
+
+
+def _wider(first: pa.Field | None, second: pa.Field) -> pa.Field:
+    """A field for both where Arrow knows one, else the first: what cannot be cast to it is refused."""
+    if first is None or first.equals(second):
+        return second
+    try:
+        return pa.unify_schemas(
+            [pa.schema([first]), pa.schema([second])], promote_options="permissive"
+        ).field(0)
+    except pa.ArrowException:
+        return first
