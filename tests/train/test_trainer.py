@@ -173,3 +173,17 @@ def test_a_configuration_survives_its_file(tmp_path):
     assert TrainConfig.read(tmp_path / "config.yaml") == config
     (tmp_path / "config.toml").write_text("epochs = 2\n[model]\nembedding_dim = 7\n[rows]\nlr = 1e-3\n")
     assert TrainConfig.read(tmp_path / "config.toml") == config
+
+
+def test_yaml_options_with_powers_of_ten_are_numbers(tmp_path):
+    """YAML 1.1 takes 1e-8, without a point, for text."""
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "rows: {name: adagrad, options: {eps: 1e-8}}\n"
+        "dense: {name: AdamW, options: {betas: [9e-1, 0.99], weight_decay: 1e-4}}\n"
+        "model: {options: {name: 1e, other: e5}}\n"
+    )
+    config = TrainConfig.read(path)
+    assert config.row_rule().eps == 1e-8
+    assert config.dense.options == {"betas": [0.9, 0.99], "weight_decay": 1e-4}
+    assert config.model.options == {"name": "1e", "other": "e5"}

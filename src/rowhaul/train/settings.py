@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,6 +18,8 @@ from rowhaul.errors import ConfigError
 from rowhaul.nn.exactness import refuse_clipping, refuse_scaler
 from rowhaul.pruning.config import CHUNK_RULES
 from rowhaul.schedule.lifetimes.policy import DEFAULT
+
+_POWER_OF_TEN = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")  # YAML reads 1e-3 as text
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
@@ -112,9 +115,19 @@ def _converted(kind: Any, value: Any, name: str) -> Any:
     if kind == list[str] and isinstance(value, str):
         return [one.strip() for one in value.split(",") if one.strip()]
     if not isinstance(value, expected) or (isinstance(value, bool) and kind is not bool):
-        if kind is float and isinstance(value, str):  # YAML reads 1e-3 as text
+        if kind is float and isinstance(value, str):  # such as 1e-3
             with suppress(ValueError):
                 return float(value)
         known = getattr(expected, "__name__", str(expected))  # a union has no name
         raise ConfigError(f"{name}: expected {known}, got {value!r}")
-    return value
+    return _with_numbers(value) if expected is dict else value
+
+
+def _with_numbers(value: Any) -> Any:
+    """The same with numbers such as 1e-8, however deep: nothing says which options are numbers."""
+    if isinstance(value, dict):
+        return {name: _with_numbers(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(one) for one in value]
+    is_number = isinstance(value, str) and _POWER_OF_TEN.fullmatch(value)
+    return float(value) if is_number else value
