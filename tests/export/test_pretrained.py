@@ -77,12 +77,31 @@ def test_text_keys_are_hashed_and_columns_named(tmp_path):
         (KEYS.astype(float), ROWS, "keys must be integers"),
         (np.array([1, 1, 2]), ROWS, "a key is there twice"),
         (KEYS, np.full((3, 4), np.nan), "the row of key 7 is not finite"),
+        (KEYS, np.full((3, 4), 1e39), "the row of key 7 is not finite in float32"),
     ],
 )
 def test_what_does_not_fit_is_refused(keys, rows, message):
     ours = collection()
     with pytest.raises(DataError, match=message):
         load_pretrained(ours, "t", (keys, rows))
+    assert ours.num_rows("t") == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "lengths", "message"),
+    [
+        ([1, 2], [3, 5], "a list of one length in every row"),  # as many values as two rows of 4
+        ([1, 2], [0, 8], "a list of one length in every row"),
+        (["a", None], [4, 4], "column 'key' has 1 missing keys"),
+        ([1, None], [4, 4], "column 'key' has 1 missing keys"),
+    ],
+)
+def test_parquet_rows_that_are_not_whole_are_refused(keys, lengths, message, tmp_path):
+    ours, path = collection(), tmp_path / "rows.parquet"
+    lists = pa.array([[1.0] * length for length in lengths], pa.list_(pa.float32()))
+    pq.write_table(pa.table({"key": keys, "values": lists}), path)
+    with pytest.raises(DataError, match=message):
+        load_pretrained(ours, "t", path)
     assert ours.num_rows("t") == 0
 
 

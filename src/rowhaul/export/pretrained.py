@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 
+from rowhaul.data.columns import is_list
 from rowhaul.data.keys import hash_strings
 from rowhaul.errors import ConfigError, DataError
 from rowhaul.nn import TableCollection
@@ -60,15 +62,18 @@ def load_pretrained(
             f"{where}: table {table!r} needs {dim} values a key, so a float array of {(len(named), dim)}; "
             f"got {rows.dtype} of {rows.shape}"
         )
-    finite = np.isfinite(rows).all(axis=1)
-    if not finite.all():
-        raise DataError(f"{where}: the row of key {named[np.argmin(finite)]} is not finite; leave it out")
     if len(np.unique(named)) < len(named):
         raise DataError(f"{where}: a key is there twice; keep one row for each")
     dtype = str(configs[table].data_type).removeprefix("torch.")
     optimizer = collection.optimizer
     records = np.full((len(named), dim + optimizer.state_width(dim)), optimizer.initial_state, dtype)
-    records[:, :dim] = rows
+    with np.errstate(over="ignore"):  # too large for the table becomes infinity
+        records[:, :dim] = rows
+    finite = np.isfinite(records[:, :dim]).all(axis=1)
+    if not finite.all():
+        raise DataError(
+            f"{where}: the row of key {named[np.argmin(finite)]} is not finite in {dtype}; leave it out"
+        )
     collection.load_rows(table, named.astype(np.int64), records)
     return len(named)
 
@@ -110,10 +115,15 @@ def _read_parquet(path: Path, keys: str, values: str) -> Rows:
         if one not in found:
             raise KeyError(one)
     table = pq.read_table(path, columns=[name, values]).combine_chunks()
-    column, lists = table[name], table[values].combine_chunks()
+    column, lists = table[name].combine_chunks(), table[values].combine_chunks()
+    if column.null_count:
+        raise ValueError(f"column {name!r} has {column.null_count:,} missing keys; leave out those rows")
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
     is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
     named = hash_strings(column) if is_text else column.to_numpy()
-    flat = lists.flatten().to_numpy(zero_copy_only=False)
-    if len(lists) and (lists.null_count or len(flat) % len(lists)):
+    lengths = pc.list_value_length(lists).unique().to_pylist() if is_list(lists.type) else [None]
+    if lists.null_count or len(lengths) > 1 or None in lengths:
         raise ValueError(f"column {values!r} must have a list of one length in every row")
-    return named, flat.reshape(len(lists), -1)
+    flat = lists.flatten().to_numpy(zero_copy_only=False)
+    return named, flat.reshape(len(lists), *lengths)
