@@ -32,6 +32,21 @@ def test_of_several_labels_the_sum_counts():
     assert not any(patience.is_over(replace(values(9.0), tasks=tasks)) for tasks in several)
 
 
+def test_counting_goes_on_after_a_checkpoint():
+    before = Patience(3)
+    for loss in (0.6, 0.5, 0.55):
+        before.is_over(values(loss))
+    for most, ends_at in ((3, 2), (2, 1)):
+        after = Patience(most)
+        after.restore(json.loads(json.dumps(before.facts())))
+        assert [after.is_over(values(0.5)) for _ in range(ends_at)] == [False] * (ends_at - 1) + [True]
+    never, fresh = Patience(0), Patience(1)
+    assert never.facts() == {}
+    fresh.restore(never.facts())  # of a checkpoint that says nothing
+    fresh.restore(json.loads(json.dumps(Patience(1).facts())))  # and of one before the first evaluation
+    assert not fresh.is_over(values(9.0))
+
+
 def test_a_run_ends_early_with_a_checkpoint_and_says_why(tmp_path, log_folder, log_schema):
     config = TrainConfig.from_dict(
         {
@@ -47,6 +62,13 @@ def test_a_run_ends_early_with_a_checkpoint_and_says_why(tmp_path, log_folder, l
     assert min(losses) == min(losses[:-2])
     assert any("ended early" in line.get("text", "") for line in lines)
     assert list((tmp_path / "run" / "checkpoints").glob(f"*{result.step}"))
+
+    asked = iter(range(1, 1000))  # stopped after the last evaluation but one, it ends at the same step
+    where = {"eval_data": f"{log_folder}/test", "out": tmp_path / "stopped"}
+    stopped = train_run(config, log_schema, files, should_stop=lambda: next(asked) > result.step - 3, **where)
+    assert stopped.interrupted
+    assert result.step - 5 < stopped.step < result.step
+    assert train_run(config, log_schema, files, resume=True, **where).step == result.step
 
 
 def test_patience_needs_evaluations():

@@ -14,7 +14,6 @@ from rowhaul.errors import CheckpointError, DataError
 from rowhaul.monitoring.monitor import EVALUATING, TRAINING
 from rowhaul.train.checkpoint_pace import pace_of
 from rowhaul.train.metrics import MetricValues
-from rowhaul.train.patience import Patience
 from rowhaul.train.publish_loop import Publishing
 from rowhaul.train.run_data import data_facts, write_contents
 from rowhaul.train.run_folder import drop_old_checkpoints, run_facts
@@ -42,7 +41,7 @@ class _Loop:
         # Of saves that have ended: the step, the error, and what kept old checkpoints from being removed.
         self._outcomes: deque[tuple[int, Exception | None, Exception | None]] = deque()
         self._evaluated_step = -1  # the last
-        self._patience = Patience(self._config.patience)
+        self._patience = session.trainer.patience
         session.should_save, session.tell = self._is_save_overdue, self._tell
 
     def run(self, notes: Sequence[str]) -> RunResult:
@@ -217,7 +216,7 @@ class _Loop:
 
     def _facts(self) -> dict[str, Any]:
         facts = data_facts(self._session.stream) | run_facts(self._config, self._trainer.schema)
-        return {**facts, **self._session.more_facts}
+        return {**facts, **self._patience.facts(), **self._session.more_facts}
 
     def _keep_contents(self) -> None:
         """Keep digests of what was read so far; without them only less is noticed when the run resumes."""

@@ -6,8 +6,12 @@ The metrics of an evaluation are the same on every rank, so all ranks end at the
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from rowhaul.train.metrics import MetricValues
+
+_FACT = "patience"
 
 
 class Patience:
@@ -30,6 +34,19 @@ class Patience:
         else:
             self._num_worse += 1
         return self._num_worse >= self._most
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint says of the evaluations so far."""
+        if not self._most:
+            return {}
+        best = self._best if math.isfinite(self._best) else None  # before the first one
+        return {_FACT: {"best": best, "num_worse": self._num_worse}}
+
+    def restore(self, facts: Mapping[str, Any]) -> None:
+        """Go on counting after those before a checkpoint; earlier versions did not note them."""
+        if (saved := facts.get(_FACT)) is not None:
+            self._best = math.inf if saved["best"] is None else saved["best"]
+            self._num_worse = saved["num_worse"]
 
     @property
     def reason(self) -> str:

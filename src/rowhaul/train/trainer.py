@@ -36,6 +36,7 @@ from rowhaul.train.config import RateSchedule, TrainConfig
 from rowhaul.train.finite import check_step
 from rowhaul.train.losses import TaskLosses
 from rowhaul.train.metrics import MetricValues
+from rowhaul.train.patience import Patience
 from rowhaul.train.progressive import Progressive
 from rowhaul.train.recording import StepRecorder
 from rowhaul.train.row_lifecycle import RowLifecycle
@@ -67,6 +68,7 @@ class Trainer:
         self._parameters = list(self.model.parameters())
         self.dense = config.dense_optimizer(self._parameters)
         self.progressive: Progressive | None = None  # scores of the samples before they are learned from
+        self.patience = Patience(config.patience)
         self.step = 0  # steps taken
         self.samples = 0  # samples consumed
         self.total_steps = 0  # when known, what the learning rates decay towards

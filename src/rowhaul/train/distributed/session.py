@@ -96,6 +96,8 @@ class ClusterSession(Session):
         if checkpoints and resume:
             with doing(Activity.LOADING):
                 saved = checkpointing.find(cluster, checkpoints, self.trainer)
+            if saved is not None:
+                self.trainer.patience.restore(saved.reader.facts)
         if saved is None:  # runs of earlier versions go on
             check_grouped(config.metrics, schema.group)
         # torchrun repeats one command when it restarts ranks: --resume may find nothing yet.
