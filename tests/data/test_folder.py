@@ -163,6 +163,17 @@ def test_a_failed_overwrite_can_be_tried_again(tmp_path):
     assert ids(tmp_path) == list(range(45))
 
 
+def test_an_overwrite_without_a_row_keeps_what_was_there(tmp_path):
+    write(tmp_path, [150])
+    before = contents(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path, [50], stop_after=0, overwrite=True)
+    with pytest.raises(DataError, match="no rows to write"):
+        write(tmp_path, [], overwrite=True)
+    assert contents(tmp_path) == before
+    check_complete(tmp_path)
+
+
 def test_only_the_same_command_resumes(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path, [150, 150], stop_after=1)

@@ -88,7 +88,7 @@ class FolderWriter:
         made_by: the command that makes the rows, plain data. Only the same command may resume.
         inputs: the input files, plain data with a ``path`` each; if they change, it cannot resume.
         test_share: share of the rows, the last ones, to put into ``test/``.
-        overwrite: replace a folder that exists, finished or not.
+        overwrite: replace a folder that exists, finished or not, once there is a first row to write.
 
     Example::
 
@@ -117,6 +117,7 @@ class FolderWriter:
         self._parts: list[Part] = []
         self._skip = 0  # rows after `position` that the parts already hold
         self._all_written = False
+        self._begun = False  # whether what the folder held before is gone
         self._lock: int | None = None
         self._made_folder = False
         self.position: dict[str, Any] | None = None
@@ -136,7 +137,7 @@ class FolderWriter:
         try:
             self._take_lock()
             with writing(self.folder):
-                self._begin()
+                self._check_folder()
         except BaseException:
             self._release()
             raise
@@ -159,6 +160,8 @@ class FolderWriter:
                 batch = chunk.batch.slice(min(max(self.rows - rows_seen, 0), chunk.batch.num_rows))
                 while batch.num_rows:
                     with writing(self.folder):
+                        if not self._begun:
+                            self._begin()
                         part = part or self._begin_part(batch.schema)
                         piece = batch.slice(0, ROWS_PER_PART - part.rows)
                         batch = batch.slice(piece.num_rows)
@@ -178,7 +181,8 @@ class FolderWriter:
                     self._parts.append(part.finish())
                     part = None
                 self._all_written = True
-                self._save(position, skip=0)
+                if self._begun:
+                    self._save(position, skip=0)
         finally:
             if part:
                 part.discard()
@@ -210,7 +214,8 @@ class FolderWriter:
             (self.folder / PROGRESS_FILE).unlink()
         return manifest
 
-    def _begin(self) -> None:
+    def _check_folder(self) -> None:
+        """Refuse a folder that holds something else, or go on with what was begun."""
         progress, manifest = self.folder / PROGRESS_FILE, self.folder / MANIFEST_FILE
         if progress.exists() and not self._overwrite:
             state = json.loads(progress.read_text(encoding="utf-8"))
@@ -228,9 +233,14 @@ class FolderWriter:
                 raise DataError(
                     f"{self.folder} holds other files ({other.name}); choose an empty or new folder"
                 )
+        if not manifest.exists():
+            self._begin()
+
+    def _begin(self) -> None:
         self._save(None, skip=0)
-        manifest.unlink(missing_ok=True)
+        (self.folder / MANIFEST_FILE).unlink(missing_ok=True)
         remove_leftovers(self.folder, keep=[])
+        self._begun = True
 
     def _resume(self, state: dict[str, Any]) -> None:
         made = json.loads(json.dumps(self._made))
@@ -247,6 +257,7 @@ class FolderWriter:
                 f"{', '.join(changed) or 'the input'} has changed since {self.folder} was begun, so it "
                 "cannot be resumed; start over (--overwrite)"
             )
+        self._begun = True
         self._parts = [Part(**part) for part in state["parts"]]
         self._all_written = state["all_written"]
         self.position, self._skip = state["position"], state["skip"]
