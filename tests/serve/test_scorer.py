@@ -4,6 +4,7 @@ import json
 import shutil
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from served_models import serve
@@ -109,6 +110,17 @@ def test_hexadecimal_ids_are_read_as_preparing_reads_them():
     assert reader.read({"device": 31}, [{"seen": [-1, 16]}]).bags.ids.tolist() == [31, -1, 16]
     with pytest.raises(RequestError, match="'xyz' is no hexadecimal number"):
         reader.read({"device": "xyz"}, [{"seen": None}])
+
+
+def test_of_a_history_the_newest_ids_count():
+    schema = Schema.from_dict({"ids": ["item", {"name": "seen", "table": "item", "max_length": 2}]})
+    reader = RequestReader(schema, {"item": "integer", "seen": "integer"})
+    rows = [{"seen": one} for one in ([1, 2, 3], None, [4], [5, 6, 7])]
+    found = reader.read({"item": 7}, rows)
+    assert found.bags.ids.tolist() == [7, 2, 3, 4, 6, 7]
+    assert found.bags.offsets.tolist() == [0, 1, 3, 3, 4, 6]
+    assert reader.read({"seen": [1, 2, 3]}, {"item": [7, 8]}).bags.ids.tolist() == [7, 8, 2, 3]
+    assert reader.read({"seen": 3}, pa.table({"item": [7, 8]})).bags.ids.tolist() == [7, 8, 3]
 
 
 def test_damaged_folders_are_named(served_run, tmp_path):

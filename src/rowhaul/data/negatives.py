@@ -62,11 +62,18 @@ class FeatureMaker:
             return ids
         with self._lock:
             self.num_cut += too_long
-        kept = np.minimum(lengths, limit)
-        offsets = offsets_of(kept)
-        # The last ids of a sample: as far from its end as they will be.
-        places = np.arange(offsets[-1]) + np.repeat(ids.offsets[1:] - offsets[1:], kept)
-        return Ids(ids.values[places], offsets)
+        return newest_ids(ids, limit)
+
+
+def newest_ids(ids: Ids, limit: int) -> Ids:
+    """Keep the last ``limit`` ids of each sample."""
+    if ids.offsets is None:
+        return ids
+    kept = np.minimum(np.diff(ids.offsets), limit)
+    offsets = offsets_of(kept)
+    # As far from a sample's end as they will be.
+    places = np.arange(offsets[-1]) + np.repeat(ids.offsets[1:] - offsets[1:], kept)
+    return Ids(ids.values[places], offsets)
 
 
 def draw_negatives(samples: Samples, schema: Schema, seed: int) -> Samples:

@@ -1,7 +1,7 @@
 """What a request says: shared features and candidates become ids and numbers, each value checked.
 
-Values are read as `predict` reads a Parquet file: a null is no id, a list several, strings are hashed,
-missing numbers are 0. Other columns than the schema's are not looked at.
+Values are read as `predict` reads a Parquet file: a null is no id, a list several, of which a history has its
+newest, strings are hashed, missing numbers are 0. Other columns than the schema's are not looked at.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pyarrow as pa
 from rowhaul._id_kinds import HEX, INTEGER, TEXT, UNRECORDED
 from rowhaul.data.columns import Ids, decode_ids, dense_numbers, id_kind, is_number
 from rowhaul.data.keys import hash_string
+from rowhaul.data.negatives import newest_ids
 from rowhaul.data.schema import Schema
 from rowhaul.errors import DataError
 from rowhaul.serve.request_kernels import fill_numbers, join_ids
@@ -73,6 +74,7 @@ class RequestReader:
 
     def __init__(self, schema: Schema, key_kinds: Mapping[str, str]) -> None:
         self._schema, self._kinds = schema, key_kinds
+        self._limits = {one.name: one.max_length for one in schema.ids if one.max_length is not None}
         self._are_logs = np.array([column.transform == "log1p" for column in schema.dense], np.bool_)
 
     def read(self, shared: Shared, candidates: Candidates) -> Samples:
@@ -109,7 +111,8 @@ class RequestReader:
             )
         if trained == HEX and kind == TEXT:
             column = _unhexed(columns, name, column)
-        return _decoded(decode_ids(column))
+        ids = decode_ids(column)
+        return _decoded(newest_ids(ids, self._limits[name]) if name in self._limits else ids)
 
     def _numbers(self, columns: _Columns, singles: _Singles) -> npt.NDArray[np.float32]:
         names = [one.name for one in self._schema.dense]

@@ -50,6 +50,9 @@ def readme(manifest: dict[str, Any], schema: Schema) -> str:
         "|---|---|---|",
         *(f"| {one['name']} | {one['table']} | {one['column']} |" for one in features),
     ]
+    limits = [f"the last {one.max_length} of {one.name}" for one in schema.ids if one.max_length]
+    if limits:
+        lines += ["", f"Of a list that is longer, only the newest ids are added: {', '.join(limits)}."]
     if manifest["numbers"]:
         lines += ["", f"`numbers` has these columns: {', '.join(manifest['numbers'])}.", *_transforms(schema)]
     lines += ["", "A score is `1 / (1 + exp(-logit))`."]
