@@ -90,6 +90,8 @@ GOOD = {"item": "a", "tags": [], "price": 1}
         ({"user": 1}, [{**GOOD, "tags": [[1]]}], "candidates[0].tags", "an id is an integer"),
         ({"user": 1, "item": "\ud800"}, [{"tags": [], "price": 1}], "shared.item", "got a string"),
         ({"user": 1}, [{**GOOD, "user": 1}], "user", "both in shared and in candidates"),
+        ({"user": 1}, [GOOD, {**GOOD, "user": 2}], "user", "both in shared and in candidates"),
+        ({"user": 1, "price": 2.5}, [{"item": "a", "tags": []}, GOOD], "price", "both in shared and in"),
         ({"user": 1}, [3], "candidates[0]", "a mapping of feature names"),
         ({"user": 1}, "all", "candidates", "got a string"),
         ([1], [], "shared", "got a list"),

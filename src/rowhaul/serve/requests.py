@@ -7,7 +7,7 @@ newest, strings are hashed, missing numbers are 0. Other columns than the schema
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -87,7 +87,7 @@ class RequestReader:
     def _ids(self, columns: _Columns, singles: _Singles, name: str) -> _Part:
         trained = self._kinds.get(name)
         value = columns.shared.get(name, _ABSENT)
-        if value is not _ABSENT and name not in columns.first:
+        if value is not _ABSENT and name not in columns.own:
             if value is None:
                 return singles.none()
             if (key := _plain_key(value, trained)) is not None:
@@ -128,7 +128,7 @@ class RequestReader:
     def _number(self, columns: _Columns, singles: _Singles, name: str) -> _Part:
         value = columns.shared.get(name, _ABSENT)
         is_plain = value is None or (type(value) is float and abs(value) < _LARGEST)
-        if is_plain and name not in columns.first:
+        if is_plain and name not in columns.own:
             return singles.number(value or 0.0)
         column = columns.array(name, is_number=True)
         if (plain := _plain(column, _FLOATS)) is not None:
@@ -251,19 +251,16 @@ class _Columns:
                 "a list with a mapping for each candidate, or a mapping with a list for each feature, is "
                 f"needed; got {_kind(candidates)}",
             )
+        # Names in any candidate, which must not be shared, too.
+        self.own: Collection[str] = set().union(*self._rows) if shared and self._rows else self._by_column
 
     def __len__(self) -> int:
         return self._count
 
-    @property
-    def first(self) -> Mapping[str, Any]:
-        """The first candidate, or all columns: what has the features that are not shared."""
-        return self._rows[0] if self._rows else self._by_column
-
     def array(self, name: str, is_number: bool = False) -> pa.Array:
         """Return a column: one value where it is shared."""
         if name in self.shared:
-            if name in self.first:
+            if name in self.own:
                 raise RequestError(name, "it is given both in shared and in candidates; give it once")
             return self._converted(name, [self.shared[name]], is_number)
         if self._rows is None:
