@@ -43,6 +43,13 @@ def ask(scorer, method, path, *, settings=None, **request):
     return asyncio.run(run())
 
 
+def arrow_body(table):
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
 def test_json_is_scored_as_by_the_scorer(scorer):
     answer = ask(scorer, "POST", "/score", json=GOOD)
     assert answer.status_code == 200
@@ -57,11 +64,8 @@ def test_arrow_is_scored_and_answered(scorer):
     table = pa.Table.from_pylist(GOOD["candidates"]).replace_schema_metadata(
         {"shared": json.dumps(GOOD["shared"])}
     )
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table)
     headers = {"Content-Type": ARROW, "Accept": ARROW}
-    answer = ask(scorer, "POST", "/score", content=sink.getvalue().to_pybytes(), headers=headers)
+    answer = ask(scorer, "POST", "/score", content=arrow_body(table), headers=headers)
     assert answer.headers["content-type"] == ARROW
     found = pa.ipc.open_stream(answer.content).read_all()
     assert np.array_equal(found["score"].to_numpy(), scorer.score(**GOOD))
@@ -85,6 +89,24 @@ def test_bad_bodies_are_named(scorer, body, headers, status, said):
     answer = ask(scorer, "POST", "/score", content=body, headers=headers)
     assert answer.status_code == status
     assert said in answer.json()["error"]
+
+
+def test_a_name_that_is_no_text_is_named(scorer):
+    body = b'{"candidates": {"\\ud800": 1}}'
+    answer = ask(scorer, "POST", "/score", content=body)
+    assert (answer.status_code, answer.json()["field"]) == (422, "candidates.\ud800")
+
+
+def test_arrow_columns_of_one_name_and_bad_shared_features_are_named(scorer):
+    headers, table = {"Content-Type": ARROW}, pa.Table.from_pylist(GOOD["candidates"])
+    unshared = table.replace_schema_metadata({"shared": "{"})
+    answer = ask(scorer, "POST", "/score", content=arrow_body(unshared), headers=headers)
+    assert (answer.status_code, answer.json()["field"]) == (422, "shared")
+    for name, field in [("price", "candidates.price"), ("other", None)]:
+        more = table.append_column("other", [[1, 2]]).append_column(name, [[7.0, 8.0]])
+        more = more.replace_schema_metadata({"shared": json.dumps(GOOD["shared"])})
+        answer = ask(scorer, "POST", "/score", content=arrow_body(more), headers=headers)
+        assert (answer.status_code, answer.json().get("field")) == (422 if field else 200, field)
 
 
 def test_a_wrong_field_is_named(scorer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
@@ -45,7 +46,8 @@ class RefusedError(Exception):
         """Return the answer."""
         headers = {"Retry-After": _RETRY_SECONDS} if self.status == 503 else None
         content = {"error": self.reason} | ({"field": self.field} if self.field is not None else {})
-        return JSONResponse(content, self.status, headers)
+        # Escaped: a name in JSON may have half of a surrogate pair, which UTF-8 cannot write.
+        return Response(json.dumps(content), self.status, headers, media_type=bodies.JSON)
 
 
 class ScoreService:

@@ -46,11 +46,11 @@ def _parse_arrow(body: bytes) -> tuple[Shared, Candidates]:
         with pa.ipc.open_stream(body) as stream:
             table = stream.read_all()
         table.validate(full=True)  # offsets that point elsewhere would be followed
-        if len(batches := table.to_batches()) == 1:
-            return _shared_of(table), batches[0]  # its columns are in one piece
+        batches = table.to_batches()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BodyError(f"the body is no Arrow stream: {error}") from None
-    return _shared_of(table), table
+    # The columns of one batch are in one piece.
+    return _shared_of(table), batches[0] if len(batches) == 1 else table
 
 
 def _shared_of(table: pa.Table) -> Any:

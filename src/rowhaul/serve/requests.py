@@ -230,9 +230,13 @@ class _Columns:
             )
         self.shared: Shared = shared
         self._by_column: dict[str, Any] = {}
+        self._twice: Collection[str] = ()  # names that several columns of a table have
         self._rows: Sequence[Mapping[str, Any]] | None = None
         if isinstance(candidates, pa.Table | pa.RecordBatch):
             self._by_column = dict(zip(candidates.schema.names, candidates.columns, strict=True))
+            if len(self._by_column) < candidates.num_columns:
+                names = candidates.schema.names
+                self._twice = {name for name in names if names.count(name) > 1}
             self._count = int(candidates.num_rows)
         elif isinstance(candidates, Mapping):
             self._by_column = dict(candidates)
@@ -266,6 +270,8 @@ class _Columns:
         if self._rows is None:
             if name not in self._by_column:
                 raise RequestError(name, "it is missing; give it in shared, or for every candidate")
+            if name in self._twice:
+                raise RequestError(f"candidates.{name}", "several columns have this name; give one of them")
             return self._converted(name, self._by_column[name], is_number)
         try:
             return self._converted(name, [one[name] for one in self._rows], is_number)
