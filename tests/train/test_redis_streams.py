@@ -20,6 +20,7 @@ from redis_server import RedisServer
 from rowhaul.checkpoint import latest_checkpoint
 from rowhaul.checkpoint.opening import open_checkpoint
 from rowhaul.data.schema import Schema
+from rowhaul.data.sources.redis_stream import RedisSource
 from rowhaul.errors import ConfigError, DataError
 from rowhaul.train import TrainConfig, load_trained, train_run
 from rowhaul.train.config import ModelConfig
@@ -148,6 +149,46 @@ def test_a_server_that_goes_away_and_comes_back(server, expected, tmp_path, log_
     notes = (tmp_path / "run" / "metrics.jsonl").read_text()
     assert "is away" in notes
     assert "is back" in notes
+
+
+@pytest.mark.parametrize(
+    ("oldest", "said", "following"),
+    [
+        ("6-1", None, 50),  # behind what was learned: nothing is missing
+        ("5-1", None, 50),
+        ("9-1", "entries before 9-1 were removed from the stream, but the model has learned up to 5-1", 80),
+        ("30-1", "all entries were removed", None),
+    ],
+)
+def test_entries_that_were_trimmed_before_they_were_learned_are_told(oldest, said, following, server):
+    source, position = stopped_source(server, 10)
+    server.client.xtrim("clicks", minid=oldest, approximate=False)
+    chunk = next(source.read(position))
+    source.close()
+    assert (None if chunk is None else chunk.block.ids[0].values[0]) == following
+    assert [note for note in source.notes if said is None or said not in note] == []
+    assert len(source.notes) == (said is not None)
+
+
+def test_what_is_left_of_an_entry_is_not_left_out_of_another(server):
+    source, position = stopped_source(server, 11)
+    server.client.xtrim("clicks", minid="9-1", approximate=False)
+    assert next(source.read(position)).block.ids[0].values[:3].tolist() == [80, 81, 90]
+    source.close()
+    assert any("entry 6-1 was removed from the stream when 1 of its samples" in one for one in source.notes)
+
+
+def stopped_source(server, num_samples):
+    """A source of twenty entries of two samples, and the position where another one was stopped."""
+    schema = Schema.from_dict({"label": "click", "ids": ["user"]})
+    for number in range(20):
+        lines = (json.dumps({"click": 1, "user": 10 * number + line}) for line in range(2))
+        server.client.xadd("clicks", {"json": "\n".join(lines)}, id=f"{number + 1}-1")
+    source = RedisSource(server.url("clicks"), schema, {})
+    position = next(source.read(None)).after(num_samples)
+    source.saved(position)
+    source.close()
+    return RedisSource(server.url("clicks"), schema, {}), position
 
 
 def test_a_stream_without_the_fields_of_the_schema_is_an_error(server, tmp_path, log_schema):

@@ -33,6 +33,7 @@ _FIRST_ENTRIES, _MOST_ENTRIES = 50, 1000  # asked for at a time
 _CHUNK_SAMPLES = 4096  # about: a chunk is trained on while the next one is parsed
 _GATHER_SECONDS = 0.05  # when all that came is read: parsing few samples at a time costs more for each
 _ACKNOWLEDGED = 1000  # at a time
+_MOST_PENDING = 1 << 20  # that are counted
 _RETRY_SECONDS = 0.5
 _SOCKET_SECONDS = 10.0
 _BEGINNING = "0-0"
@@ -87,6 +88,7 @@ class RedisSource:
     def read(self, position: Position | None) -> Iterator[Chunk | None]:
         """Yield entries as they come; while Redis is away, wait for it."""
         last, skip = (position["id"], position["lines"]) if position else (_BEGINNING, 0)
+        begun = position.get("entry") if position else None  # earlier versions did not name it
         self._saved = last
         is_joined, is_away, count = False, False, _FIRST_ENTRIES
         while True:
@@ -117,6 +119,12 @@ class RedisSource:
             if not entries:
                 yield None
                 continue
+            if skip and begun and entries[0][0].decode() != begun:
+                self.notes.append(
+                    f"{self.name}: entry {begun} was removed from the stream when {skip:,} of its samples "
+                    "were learned: the others are lost"
+                )
+                skip = 0
             chunk = self._chunk(last, skip, entries)
             yield chunk
             last, skip = entries[-1][0].decode(), 0
@@ -142,19 +150,47 @@ class RedisSource:
 
     def _join(self, last: str) -> None:
         """Deliver everything after an entry, again where it was delivered before."""
+        num_read = None
         try:
             self._server.xgroup_create(self._stream, self._group, id=last, mkstream=True)
         except self._refused as error:
             if "BUSYGROUP" not in str(error):
                 raise DataError(f"{self.name}: {error}") from None
-            self._server.xgroup_setid(self._stream, self._group, last)
+            num_read = self._num_read(last)
+            self._server.xgroup_setid(self._stream, self._group, last, entries_read=num_read)
             self._acknowledge_before()
-        removed = self._server.xinfo_stream(self._stream).get("max-deleted-entry-id")
-        if removed is not None and last != _BEGINNING and _number(removed.decode()) > _number(last):
-            self.notes.append(
-                f"{self.name}: entries up to {removed.decode()} were removed from the stream, but the model "
-                f"has learned up to {last} only: some may be lost"
-            )
+        if last != _BEGINNING:
+            self._tell_of_removed(last, num_read)
+
+    def _num_read(self, last: str) -> int | None:
+        """Count the entries that the stream ever had up to one that was read; None: Redis does not know."""
+        groups = self._server.xinfo_groups(self._stream)
+        read = next((one.get("entries-read") for one in groups if one["name"].decode() == self._group), None)
+        if read is None:
+            return None
+        after = self._server.xpending_range(
+            self._stream, self._group, min=f"({last}", max="+", count=_MOST_PENDING
+        )
+        return max(0, int(read) - len(after))
+
+    def _tell_of_removed(self, last: str, num_read: int | None) -> None:
+        """Say so where entries after the last one that was read may have been removed from the stream."""
+        about = self._server.xinfo_stream(self._stream)
+        deleted, first = about.get("max-deleted-entry-id", _BEGINNING.encode()).decode(), about["first-entry"]
+        oldest = (first[0] if first else about["last-generated-id"]).decode()
+        if _number(deleted) > _number(last):
+            what = f"entries up to {deleted}"
+        elif _number(oldest) <= _number(last):
+            return
+        else:  # trimmed; how far, only counts can tell, and those only where no entry was deleted by itself
+            num_gone = about.get("entries-added", 0) - about["length"]
+            if deleted == _BEGINNING and num_read is not None and num_gone <= num_read:
+                return
+            what = f"entries before {oldest}" if first else "all entries"
+        self.notes.append(
+            f"{self.name}: {what} were removed from the stream, but the model has learned up to {last} only: "
+            "some may be lost"
+        )
 
     def _acknowledge_before(self) -> None:
         """Acknowledge what was saved, but not acknowledged before a crash."""
@@ -275,4 +311,4 @@ def _number(entry: str) -> tuple[int, int]:
 
 def _after(origins: list[Place], places: Sequence[int], count: int) -> Position:
     before, entry, line, lines = origins[places[count - 1]]
-    return {"id": entry, "lines": 0} if line == lines else {"id": before, "lines": line}
+    return {"id": entry, "lines": 0} if line == lines else {"id": before, "lines": line, "entry": entry}
