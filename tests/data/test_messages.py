@@ -62,6 +62,10 @@ def test_messages_parsed_together_are_those_parsed_alone(changes):
         ({"item": 3}, "so far it has text ids"),
         ({"tags": [1, None]}, "id field 'tags'"),
         ({"zip": "ff"}, "so far it has hex ids"),
+        ({"item": "\ud800"}, "id field 'item' is '\\ud800', which has half of a surrogate pair"),
+        ({"item": ["a", "b\udfff"]}, "which has half of a surrogate pair"),
+        ({"price": 10**400}, "dense field 'price' is 1000"),
+        ({"click": 10**400}, "label 'click' is 1000"),
     ],
 )
 def test_a_bad_value_is_set_aside_and_nothing_else(change, why):
@@ -72,6 +76,24 @@ def test_a_bad_value_is_set_aside_and_nothing_else(change, why):
     ((place, aside),) = decoded.set_aside
     assert (place, aside.where) == (1, "message 1")
     assert why in aside.why
+
+
+def test_messages_parsed_together_are_looked_at_as_closely():
+    decoder = MessageDecoder(SCHEMA, {})
+    decode(encoded({}), decoder)
+    rest = {name: value for name, value in GOOD.items() if name != "price"}
+    within = json.dumps(rest | {"more": {"price": 1}}).encode()
+    no_text = encoded({"item": "?"})[0].replace(b"?", b"\xff")
+    decoded = decode([*encoded({}), no_text, within, *encoded({"user": 9})], decoder)
+    assert list(decoded.places) == [0, 3]
+    not_utf8, missing = (one.why for _, one in decoded.set_aside)
+    assert "'utf-8' codec can't decode" in not_utf8
+    assert missing.startswith("no field 'price'")
+
+
+def test_a_name_that_is_no_text_can_be_told():
+    ((_, aside),) = decode([b'{"\\ud800": 1}']).set_aside
+    assert aside.why.encode().endswith(b"it has \\ud800")
 
 
 def test_a_missing_field_is_no_null():

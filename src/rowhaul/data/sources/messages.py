@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,8 @@ class MessageDecoder:
                 places.append(number)
             except ValueError as error:
                 shown = message.decode(errors="replace") if isinstance(message, bytes) else repr(message)
-                bad.append((len(good), SetAside(where(number), str(error), shown[:_SHOWN])))
+                why = str(error).encode(errors="backslashreplace").decode()  # names may be no text
+                bad.append((len(good), SetAside(where(number), why, shown[:_SHOWN])))
         return Decoded(self._block(self._as_rows(good)), places, bad)
 
     def decode_table(self, table: pa.Table) -> Block | None:
@@ -152,7 +154,7 @@ class MessageDecoder:
         if not self._in_lists or not messages or not isinstance(messages[0], bytes):
             return None
         text = b"\n".join(cast(Sequence[bytes], messages))  # those of a source are all alike
-        if text.count(b"\n") != len(messages) - 1 or b"\n\n" in text:
+        if text.count(b"\n") != len(messages) - 1 or b"\n\n" in text or not _is_utf8(text):
             return None
         wanted = pj.ParseOptions(explicit_schema=self._arrow_schema(), unexpected_field_behavior="ignore")
         options = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)
@@ -165,8 +167,9 @@ class MessageDecoder:
         rows: pa.RecordBatch = table.to_batches()[0]
         for name in self._columns:
             column = rows.column(name)
-            # Arrow reads a field that is missing as null: every message must name it.
-            if column.null_count and text.count(json.dumps(name).encode() + b":") != len(messages):
+            # Arrow reads a field that is missing as null: every message must name it, not an object in it.
+            named = text.count(json.dumps(name).encode() + b":") == text.count(b"{") == len(messages)
+            if column.null_count and not named:
                 return None
             if self._in_lists.get(name) and column.flatten().null_count:
                 return None
@@ -255,6 +258,10 @@ class MessageDecoder:
         kind = self._kinds.get(column.name)
         for one in given if isinstance(given, list) else () if given is None else (given,):
             if isinstance(one, str):
+                if not _is_text(one):
+                    raise ValueError(
+                        f"id field {column.name!r} is {_short(given)}, which has half of a surrogate pair"
+                    )
                 found = TEXT
             elif isinstance(one, int) and not isinstance(one, bool) and -(1 << 63) <= one < 1 << 63:
                 found = INTEGER
@@ -275,8 +282,28 @@ def _has_null(column: pa.ChunkedArray) -> bool:
     return any(chunk.flatten().null_count for chunk in column.chunks)
 
 
+def _is_utf8(text: bytes) -> bool:
+    """Whether bytes are UTF-8, which Arrow does not look at."""
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _is_text(value: str) -> bool:
+    """Whether UTF-8 can write a string, from which its key is made; JSON can escape what is none."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    if isinstance(value, int):
+        return abs(value) <= sys.float_info.max  # a larger one is no float at all
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _short(value: Any) -> str:
