@@ -73,4 +73,4 @@ def test_train_resume_evaluate_and_predict(name, data, tmp_path):
     assert all(np.isfinite(scores[one].to_numpy()).all() for one in scores.column_names)
     run("export", out, "--out", tmp_path / "plain")
     refused = run("export", out, "--out", tmp_path / "served", "--dense", "pt2", ok=False)
-    assert "reads the rows of a history one by one" in refused.replace("\n", " ")
+    assert "reads rows one by one" in refused.replace("\n", " ")

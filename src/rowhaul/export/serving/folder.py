@@ -104,9 +104,9 @@ def check_servable(trainer: Trainer) -> None:
     """
     if not trainer.model.is_pooled:
         raise ConfigError(
-            f"--dense writes what follows pooled vectors, and {trainer.model_name} reads the rows of a "
-            "history one by one, so there is nothing a server could pool; score with `rowhaul predict`, or "
-            "leave out --dense (or --publish) and export tables and dense weights"
+            f"--dense writes what follows pooled vectors, and {trainer.model_name} reads rows one by one, "
+            "as those of a history or of negatives, so there is nothing a server could pool; score with "
+            "`rowhaul predict`, or leave out --dense (or --publish) and export tables and dense weights"
         )
 
 
