@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from in_process_cluster import Rank, run_cluster, train_batch
+from in_process_cluster import Rank, RankErrorsError, run_cluster, train_batch
 from scripted_cases import script
 
 from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch, RowOptimizer
+from rowhaul.train.distributed.evaluation import evaluate
 
 REFUSED = {
     "state_dict": (lambda model: model.state_dict(), "state_dict.. on a worker.*save_checkpoint"),
@@ -29,3 +30,41 @@ def test_calls_that_would_see_one_cache_say_what_to_call_instead(call: str) -> N
         return train_batch(rank, batch)
 
     run_cluster(script({0: "x"}, {1: "x"}), train=train)
+
+
+COLLECTIVE = {
+    "evaluate": lambda rank: evaluate(rank.training, []),
+    "flushed": lambda rank: rank.training.flushed(),
+    "held": lambda rank: rank.training.held(),
+    "compare_replicas": lambda rank: rank.training.compare_replicas(),
+    "state_dict": lambda rank: rank.training.state_dict(rank.dense),
+    "batches": lambda rank: list(rank.training.batches()),
+    "close": lambda rank: rank.training.close(),
+}
+
+
+@pytest.mark.parametrize("call", COLLECTIVE)
+@pytest.mark.parametrize("inside", [False, True], ids=["after it was left", "inside"])
+def test_collective_calls_before_the_loop_has_ended_are_errors(call: str, inside: bool) -> None:
+    class Calling(Rank):
+        def run(self) -> None:
+            try:
+                for batch in self.training.batches():
+                    train_batch(self, batch)
+                    if inside:
+                        COLLECTIVE[call](self)
+                    break
+                COLLECTIVE[call](self)
+            except BaseException as error:
+                self.error = error
+                self._network.fail(error)
+            finally:
+                self.training.close()
+                self.feed.close()
+
+    case = script({0: "x", 1: "y"}, {0: "y"}, {1: "x"}, {0: "x", 1: "y"}, {0: "x"}, {1: "x"})
+    with pytest.raises(RankErrorsError) as found:
+        run_cluster(case, kind=Calling)
+    refused = [error for error in found.value.errors if isinstance(error, ConfigError)]
+    assert refused
+    assert all("has not ended: it was left early" in str(error) for error in refused)

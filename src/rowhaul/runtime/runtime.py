@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rowhaul._activity import Activity, doing, progressed
 from rowhaul._threads import Failure, Future, SerialExecutor
+from rowhaul.errors import ConfigError
 from rowhaul.planning.agreement import Postbox, agree
 from rowhaul.planning.feed import PlanFeed
 from rowhaul.planning.replicas import ReplicaDigests
@@ -130,7 +131,7 @@ class Runtime:
 
     def start_segment(self, count: int | None) -> None:
         """Start up to ``count`` iterations, or all that the data has."""
-        assert self._segment is None
+        self.require_rest()
         self._last = None if count is None else self.iteration + count - 1
         self._stopped = self._save_due = self._rest_due = self._publish_due = False
         first = self.iteration
@@ -226,8 +227,20 @@ class Runtime:
 
         return self._executors["dense"].submit(call_now)
 
+    def require_rest(self) -> None:
+        """Refuse a call within a segment, which would wait forever for what follows the segment."""
+        if self._segment is not None:
+            error = ConfigError(
+                "the loop over batches() has not ended: it was left early (break, return), or this call is "
+                "inside it. Say how many batches to train, batches(n), let the loop end by itself, and "
+                "evaluate, save or go on after it, on every rank"
+            )
+            self.failure.set(error)  # this rank cannot go on, and closing must not wait for what is stuck
+            raise error
+
     def in_control(self, call: Callable[[Collective], Result]) -> Future[Result]:
         """Call a collective over all ranks in the control thread, between segments."""
+        self.require_rest()
 
         def call_now() -> Result:
             with doing(Activity.WAITING):
@@ -237,6 +250,7 @@ class Runtime:
 
     def in_moves(self, call: Callable[[Mover], Result]) -> Future[Result]:
         """Call something with this rank's mover in the moves thread, between segments."""
+        self.require_rest()
 
         def call_now() -> Result:
             with doing(Activity.MOVING):

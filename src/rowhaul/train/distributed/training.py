@@ -5,6 +5,7 @@ Every rank, stores included, runs the same script. On a store the loop serves ro
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -271,6 +272,7 @@ class DistributedTraining:
         worker stay there, see `flush_plan`.
         """
         runtime, settings, home = self.runtime, self.settings, self.runtime.mover.home
+        runtime.require_rest()
         slices = FlushSlices(settings.topology, settings.sizes, records_stay=records_stay)
         flushed = None if home is None else RowMemory(home.layout)
         while len((plan := runtime.feed.share(slices.next)).keys):
@@ -300,6 +302,7 @@ class DistributedTraining:
 
         A collective call, between two segments, with the same rows on all ranks. Returns the plan of moves.
         """
+        self.runtime.require_rest()
         plan = self.runtime.feed.share(lambda scheduler: replacing_plan(scheduler, hot))
         self.runtime.in_moves(lambda mover: carry_out(mover, plan)).wait()
         self.settings = replace(self.settings, hot=hot if len(hot) else None)
@@ -317,6 +320,7 @@ class DistributedTraining:
         A collective call, between two segments. `evaluate` and `save_checkpoint` do it by themselves; call it
         before you read the model on every rank.
         """
+        self.runtime.require_rest()
         if self._left_out is not None:
             self._left_out.catch_up_all(self.settings.hot)
 
@@ -369,9 +373,13 @@ class DistributedTraining:
 
     def close(self) -> None:
         """Stop the threads of this rank; the cluster stays joined."""
-        if self._rows is not None:
-            self._dense.stop_overlapping()
-        self.runtime.close()
+        try:
+            if self.runtime.failure.error is None and sys.exc_info()[0] is None:
+                self.runtime.require_rest()
+        finally:
+            if self._rows is not None:
+                self._dense.stop_overlapping()
+            self.runtime.close()
 
     def _part(self, job: Job) -> Batch:
         assert job.samples is not None
