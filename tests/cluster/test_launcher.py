@@ -219,6 +219,16 @@ def test_a_rank_that_fails_while_it_stops_is_named(tmp_path):
         run(tmp_path, SAVES.format(seconds=0.3, code="2 if rank == 1 else 0"))
 
 
+def test_ranks_that_stop_together_because_one_was_asked_to_have_not_failed(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, "note('saved', '')\nwait_for('saved')\nsys.exit(130 if rank < 2 else 0)")
+
+
+def test_a_rank_that_fails_because_another_was_interrupted_is_an_error(tmp_path):
+    with pytest.raises(ClusterError, match="ended with exit code"):
+        run(tmp_path, "note('here', '')\nwait_for('here')\nsys.exit(130 if rank == 1 else 2)")
+
+
 def test_a_background_job_keeps_ignoring_ctrl_c(tmp_path):
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     sender = threading.Thread(target=interrupt, args=(tmp_path, 1))

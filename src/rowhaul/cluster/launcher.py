@@ -84,7 +84,8 @@ def launch(
 
     Raises:
         ClusterError: a rank died; the message says which, how, and its last output.
-        KeyboardInterrupt: Ctrl-C was forwarded, and all ranks have ended; with a text if they were killed.
+        KeyboardInterrupt: Ctrl-C was forwarded, or a rank was asked to stop, and all ranks have ended; with a
+            text if they were killed.
     """
     require_linux()
     if num_workers < 1:
@@ -113,6 +114,8 @@ def launch(
         raise KeyboardInterrupt("the ranks were killed")
     if signals:  # the children have ended: now act on the first one
         signal.raise_signal(signals[0])
+    elif children.stopped:
+        raise KeyboardInterrupt
 
 
 class _Children:
@@ -120,6 +123,7 @@ class _Children:
 
     def __init__(self, grace_seconds: float, loss_seconds: float) -> None:
         self.aborted = False  # by a second Ctrl-C
+        self.stopped = False  # by a signal that one of them got, and that all have followed
         self._children: list[_Child] = []
         self._grace_seconds, self._loss_seconds = grace_seconds, loss_seconds
         self._num_handled = self._num_interrupts = 0
@@ -167,7 +171,11 @@ class _Children:
                 "goes on from the last checkpoint. To give them more time, set cluster.grace"
             )
         dead = dead or self._first_dead(signals)
-        if dead is not None and not (signals and dead.process.returncode in _STOPPED_EARLY):
+        codes = {child.process.returncode for child in self._children}
+        self.stopped = not signals and _INTERRUPTED in codes and codes <= {0, _INTERRUPTED, *_STOPPED_EARLY}
+        if self.stopped or (signals and dead is not None and dead.process.returncode in _STOPPED_EARLY):
+            return
+        if dead is not None:
             raise ClusterError(
                 f"rank {dead.rank} ({dead.role}) {dead.ending}; the other ranks were ended"
                 + (last_output or _last_output(dead))
