@@ -140,5 +140,7 @@ def test_a_scheduler_goes_on_from_a_state_with_the_rows_that_were_replicated_las
         scheduler.replicate(hot)
         again = Scheduler(scheduler.settings, list(case.id_batches())[len(plans) :])
         again.restore(scheduler.export())
+        for name, column in scheduler.states().items():
+            assert np.array_equal(column, again.states()[name]), name
         scheduler = again  # whose plans must be those of a scheduler that was never saved
     assert [plan.digest() for plan in plans] == [plan.digest() for plan in case.plans()]

@@ -20,6 +20,7 @@ from rowhaul.runtime.phases import NO_DUE_STEPS, DueSteps, RankPhases
 from rowhaul.runtime.row_locations import RowLocations
 from rowhaul.runtime.row_memory import Rates, RowMemory
 from rowhaul.schedule import Scheduler
+from rowhaul.schedule.directory.slots import UNTRAINED
 from rowhaul.schedule.phases import Phase
 from rowhaul.schedule.plan import Kind, Moves, Payload, Plan, Steps
 from rowhaul.schedule.row_states import State
@@ -72,9 +73,9 @@ def flush_plan(
     With ``records_stay`` only rows of which gradients wait are sent. Of the others, the worker that is named
     as their trainer has the latest record, and the homes have older ones, or none.
     """
-    unflushed = np.isin(states["state"], (State.OWNED, State.SPLIT, State.REPLICATED)) | (
-        states["partial"] != 0
-    )
+    # Replicated rows that were never trained are as any rank makes them: models do not have them.
+    is_trained = (states["state"] == State.REPLICATED) & (states["trained"] != UNTRAINED)
+    unflushed = np.isin(states["state"], (State.OWNED, State.SPLIT)) | is_trained | (states["partial"] != 0)
     states = {name: column[unflushed] for name, column in states.items()}
     tables, keys, state, partial = (states[name] for name in ("tables", "keys", "state", "partial"))
     homes = homes_of(tables, keys, topology)

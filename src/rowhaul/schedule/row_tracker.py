@@ -12,7 +12,7 @@ from rowhaul.schedule.arrays import Arrays, Saved, extended, named
 from rowhaul.schedule.batch import IdBatch
 from rowhaul.schedule.caches import Caches
 from rowhaul.schedule.directory import Directory, LocatedBatch
-from rowhaul.schedule.directory.slots import take_up
+from rowhaul.schedule.directory.slots import UNTRAINED, take_up
 from rowhaul.schedule.lifetimes import Forgotten, Lifetimes
 from rowhaul.schedule.plan import Plan
 from rowhaul.schedule.row_states import State
@@ -78,6 +78,7 @@ class RowTracker:
         )
         if len(self._hot):
             pinned, _ = self.directory.pin(self._hot.tables, self._hot.keys, State.REPLICATED)
+            self.directory.slots["trained"][pinned] = UNTRAINED  # as all rows are
             self._know(pinned)
 
     def locate(self, number: int, ids: IdBatch, first: int) -> tuple[LocatedBatch, tuple[Slots, Slots]]:
@@ -130,8 +131,8 @@ class RowTracker:
         )
         self._threads.share(
             lambda counter: take_up(
-                slots, appearances, batch.slots, batch.next_use, occurrences, trainers, edges, counter,
-                is_held, is_fresh, most_moves,
+                slots, number, appearances, batch.slots, batch.next_use, occurrences, trainers, edges,
+                counter, is_held, is_fresh, most_moves,
             ),
             len(edges) - 1,
         )  # fmt: skip
@@ -193,13 +194,13 @@ class RowTracker:
     def replicate(self, hot: HotRows, iteration: int) -> Replacement:
         """Replace the replicated rows before an iteration; see `Scheduler.replicate`."""
         entering, leaving = hot.without(self._hot), self._hot.without(hot)
-        left = self.directory.unpin(leaving.tables, leaving.keys, iteration - 1)
+        left, were_trained = self.directory.unpin(leaving.tables, leaving.keys, iteration - 1)
         entered, states = self.directory.pin(entering.tables, entering.keys, State.REPLICATED)
         self._know(entered)
         if self._caches is not None:
             self._caches.drop(entered, self._slot_bytes)
         self._leaving = np.concatenate([self._leaving, left])
-        self._lifetimes.know(iteration - 1, leaving.tables, leaving.keys)
+        self._lifetimes.know(iteration - 1, *self.directory.names(left[were_trained]))
         self._lifetimes.drop(entering.tables, entering.keys)
         self._hot = hot
         return Replacement(entering, states, leaving)
@@ -226,6 +227,7 @@ class RowTracker:
             **named("caches", self._caches.export(slots) if self._caches is not None else {}),
             **named("exchange", self._exchange.export(slots)),
             **named("lifetimes", self._lifetimes.export()),
+            "replicated": self.directory.slots["trained"][self.directory.replicated_rows()],
         }
 
     def restore(self, saved: Saved) -> None:
@@ -236,6 +238,12 @@ class RowTracker:
             self._caches.restore(saved.part("caches"), slots, self._slot_bytes)
         self._exchange.restore(saved.part("exchange"), slots)
         self._lifetimes.restore(saved.part("lifetimes"))
+        replicated = self.directory.replicated_rows()
+        if "replicated" in saved:
+            trained = saved.array("replicated", np.int32, len(replicated))
+        else:  # earlier versions saved all replicated rows as trained
+            trained = np.zeros(len(replicated), np.int32)
+        self.directory.slots["trained"][replicated] = trained
 
     def _know(self, slots: Slots) -> None:
         """Follow the directory: these slots are new, and all slots may have moved."""

@@ -126,8 +126,8 @@ class Scheduler:
         Masks have bit j for worker j: ``latest`` holds the record, ``partial`` owes a gradient, ``settled``
         has pushed it, ``base`` holds the record from before the step (with bounded staleness: any copy).
         ``trained`` is the iteration that the gradients of a SPLIT row are from (with bounded staleness: the
-        last one, where updates wait), -1 of all others. Other rows are at home without a copy, or were never
-        trained.
+        last one, where updates wait); of a REPLICATED row -1 if it was never trained; -1 of all others. Other
+        rows are at home without a copy, or were never trained.
         """
         return self._tracker.states(self._tracker.placed() if rows is None else rows, self.iteration)
 

@@ -23,6 +23,7 @@ from rowhaul.schedule.directory.seen import SeenRows
 from rowhaul.schedule.directory.slots import (
     NEVER,
     SLOT,
+    UNTRAINED,
     locate_slots,
     make_slots,
     name_rows,
@@ -229,26 +230,40 @@ class Directory:
         for name in ("members", "settled", "base"):
             self.slots[name][batch.slots] = 0
         self.slots["state"][batch.slots] = state
+        if state == State.REPLICATED:
+            if self._lifetimes is not None and self.first_touch:  # then slots do not say what is fresh
+                unknown = self._lifetimes.has_policy[batch.tables]
+                unknown &= ~self._lifetimes.knows(batch.tables, batch.keys) & (before == State.HOME)
+                before[unknown] = State.FRESH
+            is_new = np.isin(before, (State.FRESH, State.NOT_ADMITTED))
+            self.slots["trained"][batch.slots] = np.where(is_new, UNTRAINED, 0)
         return batch.slots, before
 
     def unpin(
         self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64], touched: int
-    ) -> npt.NDArray[np.int32]:
-        """Turn pinned rows into ordinary ones at home, last touched in iteration ``touched``."""
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+        """Turn pinned rows into ordinary ones, last touched in iteration ``touched``.
+
+        Returns their slots, and which were ever trained: those are at home, the others fresh.
+        """
         slots, _ = self.pin(tables, keys, State.HOME)
+        is_trained = self.slots["trained"][slots] != UNTRAINED
         self.slots["window"][slots] -= 2  # once for each time that they were pinned
         self.slots["touched"][slots] = touched
         self.appearances[slots] = 0
         if self._seen is not None:
-            self._seen.add(*self.names(slots))  # whether trained or not, their home has them
-        return slots
+            self.slots["state"][slots[~is_trained]] = State.FRESH
+            self._seen.add(*self.names(slots[is_trained]))
+        return slots, is_trained
 
     def release(self, candidates: npt.NDArray[np.int32]) -> None:
         """Free the slots of candidates that neither the window nor a cache names."""
         self._num_free = release_slots(self.slots, candidates, self._index.places, self._free, self._num_free)
 
     def mark_trained(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> None:
-        """Mark rows as trained before the first iteration: they are at home."""
+        """Mark rows as trained before the first iteration: they are at home, or replicated."""
+        known = self.find(tables, keys)
+        self.slots["trained"][known[self.slots["state"][known] == State.REPLICATED]] = 0
         if self._seen is None:
             return  # no row is fresh
         self._seen.add(tables, keys)
@@ -270,6 +285,7 @@ class Directory:
         rows = {name: self.slots[name][placed] for name in ("state", "members", "settled", "base", "trained")}
         tables, keys = self.names(placed)
         split, nobody = rows["state"] == State.SPLIT, np.uint64(0)
+        tells = split | (rows["state"] == State.REPLICATED)
         trained = np.where(owing != nobody, np.int32(iteration - 1), np.int32(-1))
         return {
             "tables": tables,
@@ -279,7 +295,7 @@ class Directory:
             "partial": np.where(split, rows["members"], owing),
             "settled": rows["settled"],
             "base": rows["base"],
-            "trained": np.where(split, rows["trained"], trained),
+            "trained": np.where(tells, rows["trained"], trained),
         }
 
     def held_rows(self) -> npt.NDArray[np.int32]:
@@ -319,6 +335,10 @@ class Directory:
         if self._seen is not None:
             self._seen.restore(saved.part("seen"))
         return batch.slots
+
+    def replicated_rows(self) -> npt.NDArray[np.int32]:
+        """The slots of replicated rows, ordered by (table, key)."""
+        return self._ordered((self.slots["stamp"] != NEVER) & (self.slots["state"] == State.REPLICATED))
 
     def _ordered(self, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
         slots = np.flatnonzero(chosen).astype(np.int32)

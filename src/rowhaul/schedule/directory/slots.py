@@ -32,12 +32,15 @@ SLOT = np.dtype(
         ("next_use", np.int32),  # the next iteration in the window that needs the row, or 0
         ("stamp", np.int32),  # the last batch that named it
         ("local", np.int32),  # its place there
-        ("trained", np.int32),  # the last iteration that trained it: a split row's gradients are from then
+        # The last iteration that trained it: a split row's gradients are from then; or, of a replicated row,
+        # `UNTRAINED`.
+        ("trained", np.int32),
         ("head", np.int32),  # the first of its copies in caches, or -1
     ],
     align=True,
 )
 NEVER = -1  # the stamp of a slot that no batch has named
+UNTRAINED = -1  # of replicated rows: no batch has named them yet, so only workers have them
 AHEAD = 16  # rows between asking for a cache line and using it
 MOST_APPEARANCES = np.int32(1 << 30)  # no row is infrequent beyond
 
@@ -165,9 +168,10 @@ def set_state(slots, batch_slots, state):
 
 @kernel
 def take_up(
-    slots, appearances, batch_slots, next_use, occurrences, trainers, edges, counter, held, fresh, most_moves
-):
-    """Begin an iteration, in chunks: record when each row is used next, and which rows caches hold.
+    slots, number, appearances, batch_slots, next_use, occurrences, trainers, edges, counter, held, fresh,
+    most_moves,
+):  # fmt: skip
+    """Begin iteration ``number``, in chunks: record when each row is used next, and which rows caches hold.
 
     ``appearances`` is empty unless a dispatcher learns from them. Fills ``held``, 0 for rows that no cache
     holds (replicated rows live beside the caches, rows not admitted nowhere), and ``fresh``, 1 for fresh
@@ -190,6 +194,8 @@ def take_up(
             state = record.state
             fresh[r] = state == FRESH
             held[r] = state != REPLICATED and state != NOT_ADMITTED
+            if state == REPLICATED:
+                record.trained = number
             if held[r]:
                 most += 1 + 2 * popcount(trainers[r]) + popcount(record.members)
         most_moves[chunk] = most

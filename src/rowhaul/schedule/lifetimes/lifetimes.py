@@ -113,6 +113,15 @@ class Lifetimes:
             np.concatenate([expired[0], over[0]]), np.concatenate([expired[1], over[1]]), len(expired[1])
         )
 
+    def knows(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Whether rows are admitted, and not forgotten since; not where their table has no policy."""
+        kind, known = self._kind[tables], np.zeros(len(keys), np.bool_)
+        for part, its_kind in ((self._sightings, _ADMITS), (self._recent, _FORGETS)):
+            if part is not None:
+                some = kind == its_kind
+                known[some] = part.knows(tables[some], keys[some])
+        return known
+
     def know(self, iteration: int, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> None:
         """Admit rows as if the iteration had named them once; known ones stay as they are."""
         kind = self._kind[tables]

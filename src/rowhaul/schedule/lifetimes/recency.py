@@ -110,6 +110,13 @@ class RecentRows:
                 parts.append(self._remove(heap.pop(self._entries, int(excess[table]))))
         return np.concatenate([rows[0] for rows in parts]), np.concatenate([rows[1] for rows in parts])
 
+    def knows(self, tables: Int32s, keys: Int64s) -> npt.NDArray[np.bool_]:
+        """Whether rows are admitted, and not forgotten since."""
+        numbers = self._index.find(tables, keys)
+        known = numbers >= 0
+        known[known] = self._entries["born"][numbers[known]] != NOT_YET
+        return known
+
     def drop(self, tables: Int32s, keys: Int64s) -> None:
         """Drop these rows."""
         numbers = self._index.find(tables, keys)

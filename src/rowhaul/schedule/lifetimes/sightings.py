@@ -50,6 +50,10 @@ class Sightings:
             self._admitted.add(tables[new[admitted]], keys[new[admitted]])
         return status
 
+    def knows(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Whether rows are admitted."""
+        return self._admitted.contains(tables, keys)
+
     def know(self, tables: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> None:
         """Take rows for admitted."""
         self._num_waiting -= forget_counts(self._counts.places, tables, keys)

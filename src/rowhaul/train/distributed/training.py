@@ -29,6 +29,7 @@ from rowhaul.runtime.row_memory import Rates, RowMemory
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.runtime.worker_rows import CachedRows
 from rowhaul.schedule import HotRows, Plan, ScheduleSettings
+from rowhaul.schedule.row_states import State
 from rowhaul.store.row_format import format_of
 from rowhaul.store.whole_rows import WholeRows
 from rowhaul.train.distributed.divergence import find_nonfinite, raise_diverged
@@ -294,8 +295,6 @@ class DistributedTraining:
                 is_home=mover.home is not None,
                 is_worker=mover.cache is not None,
             )
-            if (hot := self.settings.hot) is not None:  # a checkpoint has them, trained or not
-                mover.changes.note_moved(self.iteration + 1, hot.tables, hot.keys)
 
     def replicate(self, hot: HotRows) -> Plan:
         """Replicate these rows, and no others, on every worker; what is learned does not change.
@@ -307,7 +306,8 @@ class DistributedTraining:
         self.runtime.in_moves(lambda mover: carry_out(mover, plan)).wait()
         self.settings = replace(self.settings, hot=hot if len(hot) else None)
         if (changes := self.runtime.mover.changes) is not None:
-            changes.note_moved(self.iteration, plan.tables, plan.keys)
+            held = plan.states != State.FRESH
+            changes.note_moved(self.iteration, plan.tables[held], plan.keys[held])
             num_leaving = len(plan.evicted_keys) // self.settings.topology.num_workers  # as often as workers
             changes.note_moved(
                 self.iteration, plan.evicted_tables[:num_leaving], plan.evicted_keys[:num_leaving]
