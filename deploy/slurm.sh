@@ -14,6 +14,7 @@ data=$1 run=$2
 shift 2
 master=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export ROWHAUL_SECRET OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=300 # of torchrun, which would kill its rank after 30 seconds
 ROWHAUL_SECRET=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n') # srun hands it to every rank
 exec srun --kill-on-bad-exit=0 bash -c 'exec torchrun --nnodes "$SLURM_NNODES" --nproc-per-node 1 \
     --node-rank "$SLURM_NODEID" --master-addr "$0" --master-port 29500 \

@@ -18,6 +18,7 @@ from rowhaul.train.run_folder import CHECKPOINTS
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SMALL = ["--max-steps", "4", "--batch-size", "256", "--embedding-dim", "4", "--set", "model.options.top=[16]"]
 SECRET = "0123456789abcdef" * 2
+OF_TORCHRUN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # seconds; by default it kills its ranks after 30
 
 
 def load(name):
@@ -63,14 +64,19 @@ def test_ranks_get_time_to_save_and_a_secret():
     for one in compose["services"].values():
         assert one["stop_grace_period"] == "5m"
         assert "ROWHAUL_SECRET" in one["environment"]
+        assert one["environment"][OF_TORCHRUN] == 300
     pods = [
         load("kubernetes/job.yaml")[1]["spec"]["template"]["spec"],
         torchjob()["Master"]["template"]["spec"],
     ]
-    for pod in pods:
+    for pod, by_torchrun in zip(pods, (True, False), strict=True):
         assert pod["terminationGracePeriodSeconds"] == 300
-        assert [one["name"] for one in pod["containers"][0]["env"]] == ["ROWHAUL_SECRET"]
-    assert "--signal=TERM@300" in (DEPLOY / "slurm.sh").read_text()
+        names = [one["name"] for one in pod["containers"][0]["env"]]
+        assert names == ["ROWHAUL_SECRET"] + by_torchrun * [OF_TORCHRUN]
+    assert pods[0]["containers"][0]["env"][1]["value"] == "300"
+    script = (DEPLOY / "slurm.sh").read_text()
+    assert "--signal=TERM@300" in script
+    assert f"export {OF_TORCHRUN}=300" in script
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.gpu"])
