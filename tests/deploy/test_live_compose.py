@@ -1,6 +1,8 @@
 """The commands of deploy/live-compose.yaml, run on this machine against a real Redis; containers are not."""
 
 import json
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,21 +16,28 @@ import yaml
 from click_logs import click_log
 from redis_server import RedisServer
 
-COMPOSE = yaml.safe_load((Path(__file__).parents[2] / "deploy" / "live-compose.yaml").read_text())
+DEPLOY = Path(__file__).parents[2] / "deploy"
+COMPOSE = yaml.safe_load((DEPLOY / "live-compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
+IMAGE = (DEPLOY / "Dockerfile").read_text()
+
+
+def words_of(service):
+    """What a container of the image runs: an entrypoint, the service's or the image's, and the command."""
+    image = json.loads(re.search(r"^ENTRYPOINT (.*)$", IMAGE, re.MULTILINE)[1])
+    command = SERVICES[service]["command"]
+    words = shlex.split(command) if isinstance(command, str) else command
+    return [one.replace("$$", "$") for one in [*SERVICES[service].get("entrypoint", image), *words]]
 
 
 def command_of(service, places, more=""):
     """A service's command with this machine's places for the container's, and more options."""
-    command = SERVICES[service]["command"]
-    text = command if isinstance(command, str) else command[-1].replace("$$", "$")
+    words = words_of(service)
+    text = words[2] if words[:2] == ["sh", "-c"] else f"exec {shlex.join(words)}"
     for place, here in places.items():
         assert place in text
         text = text.replace(place, str(here))
-    words = text.split()
-    words[words.index("rowhaul")] = f"{sys.executable} -m rowhaul"
-    begin = "" if "exec" in words else "exec "  # the process that is started is the one to stop
-    return ["sh", "-c", f"{begin}{' '.join(words)} {more}"]
+    return ["sh", "-c", f"{text.replace('exec rowhaul', f'exec {sys.executable} -m rowhaul')} {more}"]
 
 
 def wait_for(condition, what, *processes):
@@ -55,6 +64,23 @@ def test_services_share_what_they_need():
     assert set(COMPOSE["volumes"]) == {one for one in named if not one.startswith(".")}
     for service in SERVICES.values():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))  # not for strangers
+
+
+@pytest.mark.parametrize(("service", "command"), [("trainer", "train"), ("server", "serve")])
+def test_the_image_runs_the_commands(service, command):
+    words = words_of(service)
+    if words[:2] == ["sh", "-c"]:
+        assert len(words) == 3  # the shell takes the rest for its own arguments
+        words = words[2].split("exec ")[1].split()
+    assert words[:2] == ["rowhaul", command]
+
+
+def test_the_image_has_what_the_commands_need():
+    extras = re.search(r"\[([\w,]+)\]\"", IMAGE)[1].split(",")
+    assert {"redis", "serve", "onnx"} <= set(extras)  # the stream, the server, the graph that is published
+    # A volume begins with the owner of the image's folder in its place; others are root's.
+    assert re.search(r"install --directory --owner rowhaul .*/state\b", IMAGE)
+    assert "state:/state" in SERVICES["trainer"]["volumes"]
 
 
 @pytest.mark.slow
