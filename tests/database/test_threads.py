@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_database import PlainDatabase
 
-from rowhaul.database import EmbeddingDatabase, TicketError
+from rowhaul.database import EmbeddingDatabase, TicketError, database
+from rowhaul.database.vectors import row_gradients
 from rowhaul.optim import SGD
 from rowhaul.store import TableSpec
 from rowhaul.store.arena import OutOfMemoryError, RecordArena
@@ -124,7 +125,7 @@ def test_a_snapshot_and_a_save_stay_as_they_were_while_training_goes_on(tmp_path
         keys = np.arange(3000)
         before = db.pull(db.prefetch(keys)).clone()
         snapshot = db.snapshot(on_unknown="default")
-        stop = threading.Event()
+        stop, trained = threading.Event(), threading.Event()
 
         def train():
             random = np.random.default_rng(0)
@@ -132,10 +133,12 @@ def test_a_snapshot_and_a_save_stay_as_they_were_while_training_goes_on(tmp_path
                 ticket = db.prefetch(random.integers(0, 6000, 500))
                 db.push(ticket, torch.ones(500, 4))
                 db.update()
+                trained.set()
                 db.delete(random.integers(0, 6000, 5))
 
         def evaluate():
             try:
+                assert trained.wait(30)
                 for _ in range(15):
                     assert torch.equal(snapshot.pull(keys), before)
                     assert not snapshot.pull(keys + 3000).any()
@@ -174,6 +177,36 @@ def test_a_pull_sees_whole_updates():
 
         run_together(train, read)
         assert db.pull(db.prefetch([0]))[0, 0] == 1 - 60
+
+
+def test_a_load_during_a_push_or_an_update_drops_its_gradients(tmp_path, monkeypatch):
+    """Records of the rows before would be those of other rows now."""
+    with EmbeddingDatabase({"t": 4}, SGD(lr=1.0)) as db:
+        saved = db.pull(db.prefetch([1, 2, 3])).clone()
+        db.save(tmp_path / "saved")
+
+        def load_first(*arguments):
+            db.load(tmp_path / "saved")
+            return row_gradients(*arguments)
+
+        ticket = db.prefetch([1, 2, 3])
+        with monkeypatch.context() as patch:
+            patch.setattr(database, "row_gradients", load_first)
+            with pytest.raises(TicketError, match="from before a load"):
+                db.push(ticket, torch.ones(3, 4))
+        assert db.update() == 0
+        assert torch.equal(db.pull(db.prefetch([1, 2, 3])), saved)
+
+        check_rate = db._rate
+
+        def load_and_push(lr):
+            db.load(tmp_path / "saved")
+            db.push(db.prefetch([1, 2, 3]), torch.ones(3, 4))
+            return check_rate(lr)
+
+        monkeypatch.setattr(db, "_rate", load_and_push)
+        assert db.update() == 3
+        assert torch.equal(db.pull(db.prefetch([1, 2, 3])), saved - 1)
 
 
 def test_a_chunk_that_cannot_be_had_leaves_everything_as_it_was(monkeypatch):

@@ -137,8 +137,8 @@ class EmbeddingDatabase(Database):
             summed = row_gradients(read.vectors, tensor.numpy())
             given = Gradients(ticket.lease, read.group, read.table, read.vectors.locations, summed)
             pushed.append((given, tensor, tensor._version))
-        ticket.use_up(rows)
-        with self._lock:
+        with self._lock:  # a load in the meantime has replaced the rows that these records belong to
+            ticket.use_up(self._open_rows())
             self._pushed += pushed
 
     def update(self, lr: float | None = None) -> int:
@@ -149,8 +149,9 @@ class EmbeddingDatabase(Database):
         Args:
             lr: the rate of this step; the optimizer's unless given.
         """
-        rows, rate = self._open_rows(), self._rate(lr)
+        rate = self._rate(lr)
         with self._lock:
+            rows = self._open_rows()
             for given, tensor, version in self._pushed:
                 if tensor._version != version and given.values.ctypes.data == tensor.data_ptr():
                     raise DataError(
@@ -181,9 +182,8 @@ class EmbeddingDatabase(Database):
                 (zeros), or ``"error"``.
         """
         check_on_unknown(on_unknown)
-        rows = self._open_rows()
         with self._lock:  # not in the middle of an update
-            return Snapshot(rows, on_unknown, self._step)
+            return Snapshot(self._open_rows(), on_unknown, self._step)
 
     def load(self, path: str | Path) -> None:
         """Replace all rows by a checkpoint's, and drop what was pushed.
