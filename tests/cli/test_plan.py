@@ -116,6 +116,7 @@ def test_the_page_is_whole_and_needs_no_network(plan, tmp_path):
         (["--links", "1gbit", "--memory", "lots"], "--memory"),
         (["--links", "1gbit", "--dispatcher", "laia"], "no effect on a prediction"),
         (["--links", "1gbit", "--compute", "fast"], "--compute: 'fast' is not understood"),
+        (["--links", "1gbit*2", "--compute", "0us"], "--compute is 0us; the time of a sample must be more"),
     ],
 )
 def test_bad_input_is_explained(plan, arguments, says):

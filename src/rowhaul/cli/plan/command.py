@@ -243,9 +243,8 @@ def _check(
     from rowhaul.cli.size.command import machine_memory
 
     machine_memory(memory)
-    if compute is not None:
-        parse_seconds(compute, "--compute")
-
+    if compute is not None and not parse_seconds(compute, "--compute"):
+        raise ConfigError(f"--compute is {compute}; the time of a sample must be more than 0, such as 12us")
     if batches < FEWEST_BATCHES:
         raise ConfigError(f"--batches is {batches}; a prediction needs at least {FEWEST_BATCHES}")
     if out is not None and out.is_dir():
