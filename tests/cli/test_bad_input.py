@@ -232,6 +232,19 @@ def test_what_is_no_run_is_named(rowhaul, log_folder, tmp_path):
     assert (code, "is a folder, but a file is needed here" in " ".join(err.split())) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--k", "0"], "--k"),
+        (["--users", "0"], "--users"),
+        (["--data", "no.parquet"], "no such file: no.parquet"),
+    ],
+)
+def test_what_cannot_measure_an_index_is_told_before_the_run_is_read(options, message, rowhaul, tmp_path):
+    code, _, err = rowhaul("index", tmp_path / "run", "--out", tmp_path / "items", *options)
+    assert (code, message in err, "no training run" in err) == (2, True, False)
+
+
 def test_a_run_is_no_place_for_data(rowhaul, trained):
     before = (trained / "schema.yaml").read_text()
     code, _, err = rowhaul("generate", "--rows", "100", "--out", trained)

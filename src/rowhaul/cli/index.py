@@ -21,17 +21,20 @@ def index(
     data: list[str] = typer.Option(
         [], "--data", help="Samples whose users are searched for, to measure the index."
     ),
-    k: int = typer.Option(100, "--k", help="Items that are searched for each user."),
-    users: int = typer.Option(1000, "--users", help="Samples of --data to measure with, at most."),
+    k: int = typer.Option(100, "--k", min=1, help="Items that are searched for each user."),
+    users: int = typer.Option(1000, "--users", min=1, help="Samples of --data to measure with, at most."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Write item vectors for retrieval; with --data, recall@k against comparing all items."""
     from dataclasses import asdict
 
+    from rowhaul.data.files import expand_files
     from rowhaul.retrieval import item_vectors, write_index
     from rowhaul.retrieval.measure import measure_index
     from rowhaul.train import load_trained
 
+    if data:
+        expand_files(data)  # they must be there before an index is written that they are to measure
     trainer = load_trained(run)
     with progress_bar("indexing", "nothing was written"):
         keys, vectors = item_vectors(trainer, items or None)

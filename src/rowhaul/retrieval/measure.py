@@ -29,6 +29,8 @@ def measure_index(
     index: ItemIndex, trainer: Trainer, data: Any, k: int = 100, users: int = 1000
 ) -> IndexQuality:
     """Search for the users of the first samples, and compare with all products."""
+    if k < 1:
+        raise ConfigError(f"k must be at least 1, got {k}")
     if users < 1:
         raise ConfigError(f"at least one user is needed to measure with, got {users}")
     name, done, shares = two_tower(trainer).item[0], 0, 0.0
