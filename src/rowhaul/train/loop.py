@@ -40,7 +40,7 @@ class _Loop:
         self._under_way = 0  # the step of a save beside training that nothing was heard of; 0: none
         # Of saves that have ended: the step, the error, and what kept old checkpoints from being removed.
         self._outcomes: deque[tuple[int, Exception | None, Exception | None]] = deque()
-        self._evaluated_step = -1  # the last
+        self._evaluated_step = -1  # the last of this call
         self._patience = session.trainer.patience
         session.should_save, session.tell = self._is_save_overdue, self._tell
 
@@ -63,7 +63,10 @@ class _Loop:
             session.start()
             if session.first_note:
                 self._log.note(trainer.step, session.first_note)
-            while trainer.step < total and not session.finished:
+            if trainer.step < total and self._is_evaluation_missing():
+                metrics = self._evaluate()
+            ends_early = trainer.step < total and self._ends_early(metrics)
+            while trainer.step < total and not session.finished and not ends_early:
                 self._train_until(self._next_pause())
                 self._score(at_end=False)
                 if session.stopped:
@@ -71,8 +74,7 @@ class _Loop:
                 if trainer.step < total:
                     if self._is_due(config.eval_every) and trainer.step != self._evaluated_step:
                         metrics = self._evaluate()
-                        if self._patience.is_over(metrics):
-                            self._tell(f"ended early: {self._patience.reason}")
+                        if ends_early := self._ends_early(metrics):
                             break
                     # What a session does at checkpoints may change bits later on, so not at the clock's.
                     session.rest(self._is_due(self._pace.steps))
@@ -144,6 +146,17 @@ class _Loop:
     def _is_due(self, every: int) -> bool:
         return bool(every) and self._trainer.step % every == 0
 
+    def _is_evaluation_missing(self) -> bool:
+        """Whether the run was stopped at a step at which it should have been evaluated first."""
+        return self._is_due(self._config.eval_every) and self._trainer.evaluated_step < self._trainer.step
+
+    def _ends_early(self, metrics: MetricValues | None) -> bool:
+        """Count an evaluation, if there is one, and tell that the run ends if there were too many."""
+        self._patience.count(metrics)
+        if self._patience.is_over:
+            self._tell(f"ended early: {self._patience.reason}")
+        return self._patience.is_over
+
     def _is_save_overdue(self) -> bool:
         by_clock = self._checkpoints is not None and self._pace.seconds > 0
         return by_clock and time.monotonic() - self._saved_at >= self._pace.seconds
@@ -171,7 +184,7 @@ class _Loop:
             self._listener.evaluating(session.evaluation.num_samples)
         self._log.monitor.begin(EVALUATING)
         metrics = session.evaluate()
-        self._evaluated_step = self._trainer.step
+        self._evaluated_step = self._trainer.evaluated_step = self._trainer.step
         if session.is_leader:
             self._log.evaluation(self._trainer.step, metrics)
         if self._listener:
@@ -216,7 +229,7 @@ class _Loop:
 
     def _facts(self) -> dict[str, Any]:
         facts = data_facts(self._session.stream) | run_facts(self._config, self._trainer.schema)
-        return {**facts, **self._patience.facts(), **self._session.more_facts}
+        return {**facts, **self._trainer.evaluation_facts(), **self._session.more_facts}
 
     def _keep_contents(self) -> None:
         """Keep digests of what was read so far; without them only less is noticed when the run resumes."""

@@ -24,16 +24,20 @@ class Patience:
     def __init__(self, most: int) -> None:
         self._most, self._best, self._num_worse = most, math.inf, 0
 
-    def is_over(self, metrics: MetricValues | None) -> bool:
-        """Count an evaluation; whether there were too many without a better one."""
+    def count(self, metrics: MetricValues | None) -> None:
+        """Count an evaluation, if there was one."""
         if metrics is None or not self._most:
-            return False
+            return
         loss = _loss(metrics)
         if loss < self._best:
             self._best, self._num_worse = loss, 0
         else:
             self._num_worse += 1
-        return self._num_worse >= self._most
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there were too many evaluations without a better one."""
+        return 0 < self._most <= self._num_worse
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint says of the evaluations so far."""

@@ -359,7 +359,7 @@ class _Log(TrainingLog):
 def _restore(trainer: Trainer, chosen: Chosen) -> CheckpointReader:
     """Load a checkpoint."""
     reader = snapshot.restore(trainer, chosen.path)
-    trainer.patience.restore(reader.facts)
+    trainer.recall_evaluations(reader.facts)
     if "cluster" not in reader.facts:  # of several processes each had its own
         torch.set_num_threads(reader.facts["threads"])  # another number sums in another order
     return reader

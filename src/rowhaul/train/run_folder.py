@@ -58,6 +58,7 @@ _CONFIG, _SCHEMA = "run_config", "run_schema"  # facts of a checkpoint
 # Settings that may differ when a run resumes: they change what it reports or where, not what it learns.
 _MAY_CHANGE = (
     "eval_every",
+    "patience",
     "checkpoint_every",
     "checkpoints",
     "keep_checkpoints",

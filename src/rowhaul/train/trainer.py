@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -46,6 +46,7 @@ Progress = Callable[[int, int], None]
 """Called with the samples done and all there are."""
 
 
+_EVALUATED = "evaluated_step"  # a fact of a checkpoint
 _TYPES = {INTEGER: "integer", TEXT: "string", HEX: "hex"}  # of a schema, by kind of ids
 
 
@@ -71,6 +72,7 @@ class Trainer:
         self.patience = Patience(config.patience)
         self.step = 0  # steps taken
         self.samples = 0  # samples consumed
+        self.evaluated_step = 0  # the last that was evaluated
         self.total_steps = 0  # when known, what the learning rates decay towards
         self.key_kinds: dict[str, str] = {}  # of the ids trained on, see `rowhaul._id_kinds`
         self.policies = config.row_policies([one.name for one in self.collection.table_configs()])
@@ -209,6 +211,15 @@ class Trainer:
         self.total_steps = min(self.step + stream.num_batches, self.config.max_steps or sys.maxsize)
         window = self.config.scored_window(stream.is_live)
         self.progressive = Progressive(window, self.samples) if window else None
+
+    def evaluation_facts(self) -> dict[str, Any]:
+        """What a checkpoint says of the evaluations so far."""
+        return {_EVALUATED: self.evaluated_step, **self.patience.facts()}
+
+    def recall_evaluations(self, facts: Mapping[str, Any]) -> None:
+        """Go on after the evaluations before a checkpoint; earlier versions did not note the last one."""
+        self.evaluated_step = facts.get(_EVALUATED, self.step)
+        self.patience.restore(facts)
 
     def set_rates(self) -> None:
         """Give both optimizers the learning rates of the step that comes next."""

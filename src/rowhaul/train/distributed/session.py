@@ -97,7 +97,7 @@ class ClusterSession(Session):
             with doing(Activity.LOADING):
                 saved = checkpointing.find(cluster, checkpoints, self.trainer)
             if saved is not None:
-                self.trainer.patience.restore(saved.reader.facts)
+                self.trainer.recall_evaluations(saved.reader.facts)
         if saved is None:  # runs of earlier versions go on
             check_grouped(config.metrics, schema.group)
         # torchrun repeats one command when it restarts ranks: --resume may find nothing yet.
