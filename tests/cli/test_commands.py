@@ -54,6 +54,15 @@ def test_prepare_reads_what_generate_writes_raw(rowhaul, tmp_path):
     assert tables[0].equals(tables[1])
 
 
+def test_a_log_without_labels_is_prepared_to_be_scored(rowhaul, tmp_path):
+    (tmp_path / "test.txt").write_text("".join("\t" * 38 + f"{row:08x}\n" for row in range(20)))
+    code, out, _ = rowhaul("prepare", "--format", "criteo", tmp_path / "test.txt", "--out", tmp_path / "data")
+    assert code == 0
+    assert "20 rows" in out
+    assert "0 of them in test/" in out
+    assert "Next: rowhaul predict RUN" in out
+
+
 def test_unseen_ids_do_not_stop_predict(rowhaul, trained, tmp_path):
     table = pa.table(
         {

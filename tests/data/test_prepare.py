@@ -57,6 +57,15 @@ def parts(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.parquet")}
 
 
+def test_rows_without_a_label_are_not_split(logs, tmp_path):
+    unlabelled = Schema(label=None, dense=(), ids=SCHEMA.ids)
+    report = prepare(logs, tmp_path / "data", "csv", schema=unlabelled)
+    assert (report.rows, report.test_rows, report.labelled) == (3000, 0, False)
+    assert numbers(tmp_path / "data") == list(range(3000))
+    report = prepare(logs, tmp_path / "split", "csv", schema=unlabelled, test_share=0.5)
+    assert report.test_rows == 1500
+
+
 def test_csv_files_become_a_folder(logs, tmp_path):
     seen = []
     report = prepare(

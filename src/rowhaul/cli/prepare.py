@@ -37,7 +37,10 @@ def prepare(
         None, help="Events that enter histories: all (default) or positive."
     ),
     on_bad_line: str = typer.Option("error", help="What to do with a malformed line: error or skip."),
-    test_share: float = typer.Option(0.1, help="Share of the rows, the last ones, to put into test/."),
+    test_share: float | None = typer.Option(
+        None,
+        help="Share of the rows, the last ones, to put into test/ (default 0.1; 0 of rows without a label).",
+    ),
     check_collisions: bool = typer.Option(
         False, help="Check that no two strings share a key (another pass)."
     ),
@@ -83,4 +86,7 @@ def prepare(
     if report.collisions is not None:
         found = {table: pairs for table, pairs in report.collisions.items() if pairs}
         say(f"strings that share a key: {found or 'none'}")
-    say(f"Next: rowhaul train --data '{out}/*.parquet' --out run/")
+    if report.labelled:
+        say(f"Next: rowhaul train --data '{out}/*.parquet' --out run/")
+    else:
+        say(f"Next: rowhaul predict RUN --data '{out}/*.parquet' --out scores.parquet")

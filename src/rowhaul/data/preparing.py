@@ -25,6 +25,7 @@ from rowhaul.data.text.reader import BadLines
 from rowhaul.errors import ConfigError, DataError
 
 _CHUNKS_AHEAD = 1
+_TEST_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class PrepareReport:
     guessed_types: dict[str, str]  # of id columns whose type the schema leaves open
     resumed_rows: int  # written by an earlier run
     seconds: float
+    labelled: bool  # whether there is something to train on
 
 
 def prepare(
@@ -55,7 +57,7 @@ def prepare(
     history: int | None = None,
     history_of: str | None = None,
     on_bad_line: str = "error",
-    test_share: float = 0.1,
+    test_share: float | None = None,
     check_collisions: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -74,7 +76,8 @@ def prepare(
             movielens and userbehavior; only events of earlier times are in it.
         history_of: which events enter histories: ``all`` (the default) or ``positive``, those with label 1.
         on_bad_line: "error" stops at the first, "skip" counts them.
-        test_share: share of the rows, the last ones, to put into ``test/``.
+        test_share: share of the rows, the last ones, to put into ``test/``: 0.1, or 0 of rows without a
+            label, which are for `predict`.
         check_collisions: read the input again to check that no two strings share a key.
         overwrite: replace a folder that exists.
         progress: called with the rows written and the share of the input used.
@@ -100,6 +103,8 @@ def prepare(
     opened = open_format(format, paths, options)
     ordered, source = _in_order(opened, options, Path(out).expanduser() / SCRATCH_FOLDER)
     schema_written = ordered.schema if isinstance(ordered, WithHistories) else source.schema
+    if test_share is None:
+        test_share = _TEST_SHARE if schema_written.tasks else 0.0
     made_by = {
         "command": "prepare",
         "format": format,
@@ -141,6 +146,7 @@ def prepare(
         guessed_types=dict(source.guessed_types),
         resumed_rows=resumed_rows,
         seconds=time.monotonic() - started,
+        labelled=bool(schema_written.tasks),
     )
 
 
