@@ -62,7 +62,6 @@ def save(
     If one rank cannot write its part, all raise an error that says so, and there is no checkpoint. An
     existing one of the same step stays as it is.
     """
-    training.runtime.require_rest()
     path = as_place(checkpoints) / step_folder(trainer.step)
     if _all_begin(cluster, path, trainer.step):
         _compare_replicas(cluster, training, trainer, path)

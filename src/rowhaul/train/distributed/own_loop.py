@@ -54,6 +54,7 @@ def save_checkpoint(
     A collective call between two segments: every rank makes it, stores too. ``facts`` are plain values of
     your own to keep with it.
     """
+    training.runtime.require_rest()
     state = LoopState(training.model, optimizer, training.iteration, training.samples)
     return checkpointing.save(cluster, training, state, folder, facts)
 
