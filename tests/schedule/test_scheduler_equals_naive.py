@@ -136,7 +136,7 @@ def directory_entries(scheduler: Scheduler) -> dict[Row, Entry]:
 
 
 def check_owed(scheduler: Scheduler, oracle: Naive, trained: dict[Row, int]) -> None:
-    """States name who owes gradients, and the iteration that those of split rows are from."""
+    """States name who owes gradients, when those of split rows are from, and when replicated rows learned."""
     states = scheduler.states()
     rows = zip(states["tables"].tolist(), states["keys"].tolist(), strict=True)
     columns = (states["state"], states["trained"].tolist(), states["partial"].tolist())
@@ -144,6 +144,9 @@ def check_owed(scheduler: Scheduler, oracle: Naive, trained: dict[Row, int]) -> 
     for row, state, since, owing in zip(rows, *columns, strict=True):
         if state == State.SPLIT:
             assert since == trained[row]
+            continue
+        if state == State.REPLICATED:
+            assert (since, owing) == (trained.get(row, -1), 0)
             continue
         waits = {worker for worker, held in enumerate(copies) if row in held and held[row].pending}
         assert set(workers_of(owing)) == waits
@@ -235,7 +238,8 @@ def check_steps(
     actual = list(zip(*columns, contributors, steps.trained.tolist(), steps.after.tolist(), strict=True))
     assert len(actual) == len(set(actual))
     assert set(actual) == expected
-    return {**trained, **dict.fromkeys(moving, plan.iteration)}
+    learned = {row for row, state in naive.states.items() if state != State.NOT_ADMITTED}
+    return {**trained, **dict.fromkeys(learned, plan.iteration)}
 
 
 def check(case: Case) -> Counter[str]:
