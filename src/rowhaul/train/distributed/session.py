@@ -118,13 +118,7 @@ class ClusterSession(Session):
             return self.live
 
         self.stream, self.evaluation = open_streams_for_all(
-            cluster,
-            config,
-            schema,
-            data,
-            eval_data,
-            trainer.samples,
-            open_live,
+            cluster, config, schema, data, eval_data, trainer.samples, open_live
         )
         self.trainer.expect(self.stream, self.evaluation)
         check_same(cluster, self._facts())
