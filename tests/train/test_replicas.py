@@ -236,7 +236,8 @@ def test_real_processes_with_different_instructions(session, tmp_path):
         assert "set ATEN_CPU_CAPABILITY=avx2" in text
         assert "DEFAULT on rank 1\n" in text
     for text in said("unseen", 20)[:2]:
-        assert text.startswith("DisagreementError: ranks 0, 1 differ from each other in ")
+        # Its own error, or that of the other rank, if that one was quicker and has told it.
+        assert "DisagreementError: ranks 0, 1 differ from each other in " in text
         assert " at iteration 10, where all must hold the same bits. rank 0: " in text
         assert ", DEFAULT, 1 threads" in text
     assert [path.name for path in finished_checkpoints(tmp_path / "run" / "checkpoints")] == [
