@@ -5,7 +5,9 @@ import os
 import threading
 import time
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,6 +25,7 @@ from rowhaul.pruning.config import PruneConfig
 from rowhaul.train import TrainConfig, load_trained, train_run
 from rowhaul.train.config import ModelConfig, RateSchedule
 from rowhaul.train.run_stream import check_streamable
+from rowhaul.train.session import Listener
 from rowhaul.train.stream_config import StreamConfig
 
 FOLLOWED = StreamConfig(follow=True, stop_when_idle="0.3s")
@@ -69,6 +72,13 @@ def killed_at(limit):
     return kill
 
 
+def once_trained(act):
+    """A listener that acts after the first step."""
+    listener = Mock(spec=Listener)
+    listener.stepped.side_effect = lambda *_: listener.stepped.call_count == 1 and act()
+    return listener
+
+
 def json_lines(table):
     return [json.dumps(row) for row in table.to_pylist()]
 
@@ -84,7 +94,8 @@ def test_files_that_appear_one_by_one_are_learned_as_files_that_were_there(tmp_p
 
     writer = threading.Thread(target=write)
     writer.start()
-    result = train_run(FOLLOWING, log_schema, incoming, out=tmp_path / "run")
+    patient = replace(CONFIG, stream=replace(FOLLOWED, stop_when_idle="3s"))  # a writer may be slow
+    result = train_run(patient, log_schema, incoming, out=tmp_path / "run")
     writer.join()
     assert (result.samples, result.interrupted) == (2333, False)
     assert not (tmp_path / "run" / "set_aside.jsonl").exists()
@@ -200,10 +211,11 @@ def test_a_run_stopped_while_it_waits_is_saved_without_the_samples_of_a_batch_th
     incoming.mkdir()
     put(pq.read_table(logs / "part-8.parquet"), incoming, "part-8.parquet")
     config = replace(FOLLOWING, stream=replace(FOLLOWED, stop_when_idle=""))
-    end = time.monotonic() + 1
+    listener, asked = Mock(spec=Listener), count()
     stopped = train_run(
-        config, log_schema, incoming, out=tmp_path / "run", should_stop=lambda: time.monotonic() > end
-    )
+        config, log_schema, incoming, out=tmp_path / "run", listener=listener,
+        should_stop=lambda: listener.stepped.called and next(asked) > 5,
+    )  # fmt: skip
     assert (stopped.interrupted, stopped.samples) == (True, 256)
     for number in (9, 10, 11):
         put(pq.read_table(logs / f"part-{number}.parquet"), incoming, f"part-{number}.parquet")
@@ -215,11 +227,24 @@ def test_a_file_that_comes_late_is_set_aside(tmp_path, log_schema):
     incoming = tmp_path / "incoming"
     incoming.mkdir()
     put(click_log(300, 1), incoming, "part-10.parquet")
-    timer = threading.Timer(0.3, put, (click_log(300, 2), incoming, "part-9.parquet"))
-    timer.start()
     config = replace(CONFIG, stream=replace(FOLLOWED, stop_when_idle="1s"))
-    assert train_run(config, log_schema, incoming, out=tmp_path / "run").samples == 300
+    come_late = once_trained(lambda: put(click_log(300, 2), incoming, "part-9.parquet"))
+    result = train_run(config, log_schema, incoming, out=tmp_path / "run", listener=come_late)
+    assert result.samples == 300
     assert "sorts before part-10.parquet" in (tmp_path / "run" / "set_aside.jsonl").read_text()
+
+
+def test_the_first_file_needs_no_number(tmp_path, log_schema):
+    """As where all files are there from the start."""
+    incoming = tmp_path / "incoming"
+    incoming.mkdir()
+    put(click_log(300, 1), incoming, "clicks.parquet")
+    config = replace(CONFIG, stream=replace(FOLLOWED, stop_when_idle="1s"))
+    more = once_trained(lambda: put(click_log(300, 2), incoming, "clicks2.parquet"))
+    result = train_run(config, log_schema, incoming, out=tmp_path / "run", listener=more)
+    assert result.samples == 600
+    train_run(CONFIG, log_schema, incoming, out=tmp_path / "files")
+    assert bits(tmp_path / "run") == bits(tmp_path / "files")
 
 
 def test_what_does_not_go_together_is_refused(tmp_path, logs, log_schema):
