@@ -18,6 +18,14 @@ def test_the_simulator_moves_less_within_a_budget(simulate, tmp_path):
     assert 0 < moved["within"] < 0.8 * moved["whole"]  # rare ids read shared rows
 
 
+def test_rows_within_a_budget_are_as_small_as_the_type_says(simulate, tmp_path):
+    options = "--dispatch", "laia", "--no-subsets", "--cache", 400, "--memory-budget", "60KiB"
+    path = tmp_path / "int8.json"
+    code, _, errors = simulate(*options, "--dim", 64, "--row-dtype", "int8", "--json", path)
+    assert code == 0, errors
+    assert json.loads(path.read_text())["settings"]["row_bytes"] == [64 + 4] * 3  # and a scale
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

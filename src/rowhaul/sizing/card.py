@@ -10,8 +10,9 @@ if TYPE_CHECKING:
 
 KEY_BYTES = 21  # of the index, for each row, at most
 RESERVE = 0.1  # of all else: what PyTorch keeps, kernels and libraries
-_NOTED_BYTES = 32  # in host memory, for each row of the cache: what it is, and where it belongs
-_STAGED_SHARE, _STAGED_BYTES = 1 / 16, 128 << 20  # of the cache, as pinned host memory
+_NOTED_BYTES = 16  # in host memory, for each row of the cache: its key and table
+_STAGED_SHARE, _STAGED_BYTES = 1 / 16, 32 << 20  # of the cache, as a buffer in pinned host memory
+_NUM_STAGED = 3  # buffers
 
 
 @dataclass(frozen=True)
@@ -54,4 +55,4 @@ def beside_cache(run: Run) -> int:
     """Bytes of host memory that a cache on a card takes, beside the rows themselves."""
     given = run.config.device_bytes
     cached = min(given // max(run.row_estimate.record_bytes, 1), run.row_estimate.num_records)
-    return round(min(_STAGED_SHARE * given, _STAGED_BYTES)) + _NOTED_BYTES * cached
+    return _NUM_STAGED * round(min(_STAGED_SHARE * given, _STAGED_BYTES)) + _NOTED_BYTES * cached

@@ -18,7 +18,7 @@ from rowhaul.store import TableSpec
 
 
 def keep_within(
-    schedule: ScheduleSettings, dims: Mapping[str, int], optimizer: str, budget: str
+    schedule: ScheduleSettings, dims: Mapping[str, int], optimizer: str, budget: str, row_dtype: str
 ) -> tuple[ScheduleSettings, MakeScheduler]:
     """Return settings for rows within a budget, and a factory of schedulers that hand rows over.
 
@@ -27,6 +27,7 @@ def keep_within(
         dims: values of a row, by table.
         optimizer: whose state travels with the rows.
         budget: bytes, such as 2GiB.
+        row_dtype: what values are held in.
     """
     if not all(policy.keeps_all for policy in schedule.row_policies):
         raise ConfigError(
@@ -40,7 +41,7 @@ def keep_within(
         )
     specs = tuple(TableSpec(name, dim, 0.0, 1.0) for name, dim in dims.items())
     whole = TableLayout(specs, row_optimizer(optimizer, lr=1.0), "float32", schedule.seed)
-    layout = slot_layout(whole, BudgetSettings(parse_bytes(budget, "--memory-budget")))
+    layout = slot_layout(whole, BudgetSettings(parse_bytes(budget, "--memory-budget"), row_dtype=row_dtype))
     layout.make_maps()  # complains before the pass over the data
     return replace(schedule, sizes=layout.sizes(), policies=()), (
         lambda settings, batches: SimulatedBudget(settings, layout, batches)

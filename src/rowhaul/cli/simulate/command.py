@@ -66,7 +66,7 @@ def simulate(
         None, help="Parameter servers that store the rows, 1 to 1024; default 1."
     ),
     store_links: str | None = typer.Option(
-        None, help="Speed of the stores' links, like --links; default: unlimited."
+        None, help="Speed of the stores' links, like --links; default: as fast as all workers together."
     ),
     colocated: bool = typer.Option(
         False, "--colocated", metavar="", help="Workers store the rows; no parameter servers."

@@ -75,7 +75,9 @@ def run_simulation(given: dict[str, Any], quiet: bool = False) -> Results:
     if chosen.memory_budget is not None:
         from rowhaul.cli.simulate.budget import keep_within  # imports PyTorch
 
-        schedule, make_scheduler = keep_within(schedule, dims, chosen.optimizer, chosen.memory_budget)
+        schedule, make_scheduler = keep_within(
+            schedule, dims, chosen.optimizer, chosen.memory_budget, chosen.row_dtype
+        )
     if chosen.prune is not None:
         if chosen.row_dtype != PLAIN:
             raise ConfigError(
