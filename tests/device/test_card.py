@@ -16,8 +16,9 @@ from rowhaul.data.samples import Samples
 from rowhaul.data.schema import DenseColumn, IdColumn, LabelColumn, Schema
 from rowhaul.errors import ConfigError
 from rowhaul.pruning.config import PruneConfig
-from rowhaul.train import snapshot
+from rowhaul.train import snapshot, train_run
 from rowhaul.train.config import ModelConfig, OptimizerConfig, TrainConfig
+from rowhaul.train.publish_config import PublishConfig
 from rowhaul.train.trainer import Trainer
 
 needs_card = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
@@ -123,6 +124,12 @@ def test_without_a_card_one_line_says_so():
 def test_what_a_card_cannot_do_is_refused(device, given, message):
     with pytest.raises(ConfigError, match=message):
         config(device, **given)
+
+
+def test_changes_on_a_card_are_published_by_clusters_only(tmp_path):
+    on_ranks = config("cuda", publish=PublishConfig(to=str(tmp_path / "served")))  # under torchrun
+    with pytest.raises(ConfigError, match="publish does not go together with device cuda in one process"):
+        train_run(on_ranks, SCHEMA, tmp_path)
 
 
 def run_verify(log_folder, *arguments):

@@ -35,6 +35,7 @@ from rowhaul.train.stream_config import NO_STREAM, StreamConfig
 AUTO = "auto"
 PRECISIONS = ("float32", "float64")
 DECAYS = ("constant", "linear", "cosine")
+_NOT_PUBLISHED = "leave out one of them, and export checkpoints (rowhaul export --dense)"
 _LEAST = dict.fromkeys(("batch_size", "epochs", "keep_checkpoints", "log_every"), 1) | dict.fromkeys(
     ("shuffle_rows", "max_steps", "eval_every", "patience", "threads", "seed"), 0
 )
@@ -217,16 +218,18 @@ class TrainConfig:
 
     def _check_published(self) -> None:
         """Refuse rows whose changes cannot be published."""
-        instead = "leave out one of them, and export checkpoints (rowhaul export --dense)"
         if self.prune.is_used:
             raise ConfigError(
                 "publish does not go together with prune: which chunks and shared rows change is not "
-                f"tracked; {instead}"
+                f"tracked; {_NOT_PUBLISHED}"
             )
-        if self.device != "cpu" and not self.cluster.workers:
+
+    def check_alone(self) -> None:
+        """Refuse what only ranks of a cluster can do, in a single process."""
+        if self.publish.is_used and self.device != "cpu":
             raise ConfigError(
-                f"publish does not go together with device {self.device} yet: changes of rows on a card are "
-                f"not tracked; {instead}"
+                f"publish does not go together with device {self.device} in one process yet: changes of rows "
+                f"on a card are not tracked; {_NOT_PUBLISHED}"
             )
 
     def check_ranks(self) -> None:

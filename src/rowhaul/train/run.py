@@ -69,6 +69,7 @@ def train_run(
     ``should_stop`` is asked after every step: a run that it ends is saved and can be resumed. ``monitor``
     follows the run. ``threads``, if given, are used instead of those that the settings say.
     """
+    config.check_alone()
     folder = local_folder(out) if out is not None else None
     checkpoints = checkpoints_of(config, folder)
     if resume and checkpoints is None:
