@@ -1,5 +1,6 @@
 """What the doctor finds on machines that are well and on machines that are not."""
 
+import importlib.util
 import io
 import json
 import os
@@ -10,12 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
 from rowhaul.cli.doctor.command import checks, doctor, render
-from rowhaul.cli.doctor.machine import Check, check_folder, check_packages, check_python, check_shared_memory
+from rowhaul.cli.doctor.machine import (
+    Check,
+    check_folder,
+    check_gpu,
+    check_packages,
+    check_python,
+    check_shared_memory,
+)
 from rowhaul.cli.doctor.network import Network, check_gloo, check_hostname, check_interfaces
 
 NETWORK = Network(
@@ -39,6 +48,19 @@ def test_this_machine_passes_and_every_complaint_has_a_fix() -> None:
     assert all(check.fix for check in found if check.status != "ok")
     assert len({check.name for check in found}) == len(found)
     assert "Ready to train" in rendered(found)
+
+
+def test_a_card_needs_triton_and_triton_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "H200")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "Triton is not installed" in check_gpu().detail
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", "")
+    assert "no C compiler" in check_gpu().detail
+    assert "install gcc" in check_gpu().fix
 
 
 def test_the_command_prints_json_and_exits_with_zero() -> None:

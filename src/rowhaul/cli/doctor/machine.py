@@ -108,6 +108,9 @@ def check_gpu() -> Check:
         if importlib.util.find_spec("triton") is None:
             fix = "run `pip install 'rowhaul[gpu]'`; without it rows stay in host memory, which is slower"
             return Check("GPU", "warn", f"{names}; Triton is not installed", fix)
+        if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+            fix = "run `apt install gcc libc6-dev`, or set CC; Triton compiles its launchers at first use"
+            return Check("GPU", "warn", f"{names}; no C compiler for Triton", fix)
         return Check(
             "GPU",
             "ok",
