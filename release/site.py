@@ -57,7 +57,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def classes() -> Iterator[str]:
     """A page that asks mkdocstrings for every class that a user meets."""
-    yield "# Python\n\nWhat `import rowhaul` gives you, and the modules behind it.\n"
+    yield "# Python\n\nThe classes and functions that most programs need, and the modules behind them.\n"
     for title, names in CLASSES.items():
         yield f"## {title}\n"
         yield from (f"::: {name}\n" for name in names)

@@ -11,7 +11,8 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -145,23 +146,22 @@ class PublishedFolder:
         """
         last = folded.deltas[-1]
         name = f"{_BASE}{int(last.folder.removeprefix(_DELTA)):09d}"
-        folder = self._empty_folder(name)
-        made = write(folder)
-        moment: Moment = made.pop("moment")
-        for one in (made["rows"], *made["dense"].values()):
-            one["file"] = f"{name}/{one['file']}"
-        sync(folder)
+        with self._base_folder(name) as folder:
+            made = write(folder)
+            moment: Moment = made.pop("moment")
+            for one in (made["rows"], *made["dense"].values()):
+                one["file"] = f"{name}/{one['file']}"
+            sync(folder)
         with self._lock:
+            self._writing.discard(name)
             now = self.published
             assert now is not None
             assert self.manifest is not None
             if now.position(last.to) < 0:  # a new chain has begun meanwhile
-                self._writing.discard(name)
                 return
             about = replace(now, version=last.to, moment=moment, deltas=now.after(last.to) or ())
             of_base = {"step": moment.step, "samples": moment.samples, "key_kinds": key_kinds}
             self._replace({**self.manifest, **of_base, **made, "published": about.entry()})
-            self._writing.discard(name)
         self._remove_unnamed()
 
     def _new_base(
@@ -173,12 +173,12 @@ class PublishedFolder:
         state: State,
         count: Counter,
     ) -> dict[str, Any]:
-        folder = self._empty_folder(name)
-        header = write_row_file(tables, unknown, folder / ROWS_FILE, state.moment.step, count)
-        graphs = dense(folder)
-        for one in graphs.values():
-            one["file"] = f"{name}/{one['file']}"
-        sync(folder)
+        with self._base_folder(name) as folder:
+            header = write_row_file(tables, unknown, folder / ROWS_FILE, state.moment.step, count)
+            graphs = dense(folder)
+            for one in graphs.values():
+                one["file"] = f"{name}/{one['file']}"
+            sync(folder)
         self._writing.discard(name)
         rows = ServedFile.of(self.path, f"{name}/{ROWS_FILE}")
         return {
@@ -203,6 +203,16 @@ class PublishedFolder:
     def _next_number(self) -> int:
         about = self.published
         return 0 if about is None else int(about.newest.rpartition(".")[2]) + 1
+
+    @contextmanager
+    def _base_folder(self, name: str) -> Iterator[Path]:
+        """Yield the folder of a base; where writing it fails it is removed, for the next has another name."""
+        try:
+            yield self._empty_folder(name)
+        except BaseException:
+            shutil.rmtree(self.path / name, ignore_errors=True)
+            self._writing.discard(name)
+            raise
 
     def _empty_folder(self, name: str) -> Path:
         """Make a folder that nobody reads, without what a publication that was killed left there."""

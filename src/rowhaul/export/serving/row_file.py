@@ -6,12 +6,14 @@ holds 10 bytes a row of one table; records pass through in blocks, into the mapp
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +43,8 @@ from rowhaul.store.served_rows import ServedRows, SlotPlaces
 from rowhaul.store.tables import table_seeds
 
 Int64s = npt.NDArray[np.int64]
+_CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # of file systems
+_ZEROS = 1 << 20  # bytes written at a time
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ class _KeyTable:
         rows_of_keys(keys, self._seed, self._starts, self._keys, found)
         return found
 
-    def write(self, data: npt.NDArray[np.uint8], count: Counter) -> None:
+    def write(self, data: mmap.mmap, count: Counter) -> None:
         """Fill this table's part of a file."""
         for place, array in (
             ("starts_at", self._starts),
@@ -124,7 +128,7 @@ class _KeyTable:
         for block in self._rows.record_blocks():
             rows = self._rows_of(block.keys)
             places = rows * self._rows.record_bytes if self._rows.record_bytes else self._offsets[rows]
-            copy_records(data.ctypes.data + self.numbers["records_at"], places, block.lengths, block.data)
+            copy_records(_address(data) + self.numbers["records_at"], places, block.lengths, block.data)
             num_written += len(rows)
             count.add(len(rows))
         if num_written != self._rows.num_rows:
@@ -147,7 +151,7 @@ class _SlotMap:
             "records_at": room.take((len(places.marks) + num_shared) * record_bytes),
         }
 
-    def write(self, data: npt.NDArray[np.uint8]) -> None:
+    def write(self, data: mmap.mmap) -> None:
         """Write who has slots."""
         _put(data, self.numbers["marks_at"], self._marks)
         _put(data, self.numbers["owners_at"], self._owners)
@@ -162,13 +166,13 @@ class _SlotTable:
         own |= {"num_shared": places.num_shared, "hash_seed": places.seed}
         self.numbers = {**shared.numbers, **own}
 
-    def write(self, data: npt.NDArray[np.uint8], count: Counter) -> None:
+    def write(self, data: mmap.mmap, count: Counter) -> None:
         """Fill this table's part of a file."""
         first = len(self._places.marks) + self._places.first_shared
         for block in self._rows.record_blocks():
             rows = np.where(block.keys >= 0, block.keys, first - 1 - block.keys)
             places = rows * self._rows.record_bytes
-            copy_records(data.ctypes.data + self.numbers["records_at"], places, block.lengths, block.data)
+            copy_records(_address(data) + self.numbers["records_at"], places, block.lengths, block.data)
             count.add(len(rows))
 
 
@@ -232,18 +236,14 @@ def write_row_file(
     _put(header, begin, np.frombuffer(b"".join(names), np.uint8))
     checksum = header_checksum(header)
     _put(header, 8 * HEADER.index("checksum"), np.array([checksum], np.uint64))
-    with path.open("wb+") as file:
-        file.truncate(size)
-        with mmap.mmap(file.fileno(), size) as mapped:
-            data = np.frombuffer(mapped, np.uint8)
-            _put(data, 0, header)
-            for place, array in apart:
-                _put(data, place, array)
-            for one in maps.values():
-                one.write(data)
-            for part in parts:
-                part.write(data, count)
-            del data  # so that the map can be closed
+    with _new_map(path, size) as data:
+        _put(data, 0, header)
+        for place, array in apart:
+            _put(data, place, array)
+        for one in maps.values():
+            one.write(data)
+        for part in parts:
+            part.write(data, count)
     sync(path)
     return f"{checksum:016x}"
 
@@ -257,5 +257,44 @@ def _part(rows: ServedRows, maps: dict[tuple[str, ...], _SlotMap], room: _Room) 
     return _SlotTable(rows, places, maps[places.tables])
 
 
-def _put(data: npt.NDArray[np.uint8], place: int, array: npt.NDArray[Any]) -> None:
-    data[place : place + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+@contextmanager
+def _new_map(path: Path, size: int) -> Iterator[mmap.mmap]:
+    """Map a new file of a size; where writing it fails it is removed, since a full disk needs the room."""
+    with path.open("wb+") as file:
+        try:
+            _reserve(file, size)
+            with mmap.mmap(file.fileno(), size) as mapped:
+                yield mapped
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+
+def _reserve(file: BinaryIO, size: int) -> None:
+    """Give a new file its place on the disk.
+
+    Without one, a full disk would not be an error but a bus error, in the middle of writing to the map.
+    """
+    try:
+        if hasattr(os, "posix_fallocate"):  # macOS has none
+            os.posix_fallocate(file.fileno(), 0, size)
+            return
+    except OSError as error:
+        if error.errno not in _CANNOT_RESERVE:
+            raise OSError(error.errno, os.strerror(error.errno), file.name) from None
+    zeros = memoryview(bytes(_ZEROS))
+    for first in range(0, size, _ZEROS):
+        file.write(zeros[: size - first])
+    file.flush()
+
+
+# A map can be closed only where nothing has a view of it, and the frames of an error keep what has a name.
+
+
+def _put(data: mmap.mmap | npt.NDArray[np.uint8], place: int, array: npt.NDArray[Any]) -> None:
+    of_array = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    np.frombuffer(data, np.uint8)[place : place + array.nbytes] = of_array
+
+
+def _address(data: mmap.mmap) -> int:
+    return int(np.frombuffer(data, np.uint8).ctypes.data)
