@@ -30,6 +30,23 @@ def write(path, sizes=(4, 0, 3)):
     return path
 
 
+def test_nothing_else_is_removed(tmp_path, monkeypatch):
+    """A place with other files is refused: also a run's folder of checkpoints."""
+    write(tmp_path / "run" / "step-000000012")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("mine")
+    for name, stranger in (("run", "step-000000012"), ("notes", "mine.txt"), ("notes/mine.txt", "mine.txt")):
+        with pytest.raises(CheckpointError, match=f"holds '{stranger}', which is not of a checkpoint"):
+            write(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="choose a new folder"):
+        write(".")
+    assert (tmp_path / "notes" / "mine.txt").read_text() == "mine"
+    assert CheckpointReader(tmp_path / "run" / "step-000000012").facts["step"] == 12
+    (tmp_path / "empty").mkdir()
+    assert CheckpointReader(write(tmp_path / "empty")).facts["step"] == 12
+
+
 def test_what_is_written_is_read(tmp_path):
     reader = CheckpointReader(write(tmp_path / "step-000000012"))
     assert reader.facts == {"step": 12}

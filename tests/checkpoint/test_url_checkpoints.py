@@ -108,6 +108,26 @@ def test_what_a_killed_save_left_is_removed(root):
     assert len(finished_checkpoints(root)) == 2
 
 
+@pytest.mark.parametrize("name", ["step-000000010/manifest.json", "config.json", "rows-0.part"])
+def test_only_unfinished_checkpoints_are_removed(root, name):
+    filesystem, place = fsspec.filesystem("memory"), as_place(root) / "step-000000007"
+    filesystem.pipe(f"{place}/{name}", b"of somebody else")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=f"holds '{name.partition('/')[0]}', which is not of a"):
+            write(place)
+        assert any(name in one for one in names(str(place)))
+        filesystem.pipe(f"{place}/rows-0000-00000.safetensors", b"half")
+    filesystem.rm(f"{place}/{name.partition('/')[0]}", recursive=True)
+    write(place)
+
+
+def test_somebody_elses_safetensors_are_not_removed(root):
+    place = as_place(root) / "step-000000007"
+    fsspec.filesystem("memory").pipe(f"{place}/model.safetensors", b"of somebody else")
+    with pytest.raises(CheckpointError, match=r"holds 'model\.safetensors'"):
+        write(place)
+
+
 def test_several_write_one_checkpoint(root):
     path = as_place(f"{root}/step-000000007")
     writers = [ShardWriter(prepare(path) if not rank else path, f"r{rank:04d}") for rank in range(2)]

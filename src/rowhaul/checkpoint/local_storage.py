@@ -24,7 +24,14 @@ class LocalStorage(Storage):
 
     def building(self, path: Path) -> Path:
         """Return the folder beside a checkpoint's final place."""
+        path = Path(os.path.abspath(path))  # "." has no name
         return path.with_name(path.name + _UNFINISHED)
+
+    def stranger(self, path: Path) -> str | None:
+        """Name a file there, or anything in a folder: unfinished checkpoints are beside their places."""
+        if path.is_dir():
+            return min((one.name for one in path.iterdir()), default=None)
+        return path.name if path.exists() else None
 
     def begin(self, path: Path) -> None:
         """Make an empty folder."""
@@ -38,9 +45,7 @@ class LocalStorage(Storage):
         (folder / manifest).write_bytes(content)
         sync(folder / manifest)
         sync(folder)
-        if path.exists():
-            shutil.rmtree(path)  # a folder without a manifest, or the save would not have begun
-        folder.rename(path)
+        folder.rename(path)  # replaces an empty folder; another one would have been refused at the beginning
         sync(path.parent)
 
     def discard(self, path: Path, manifest: str) -> None:

@@ -117,6 +117,10 @@ class Storage(ABC):
         """Return where a checkpoint's files are written before it is complete."""
 
     @abstractmethod
+    def stranger(self, path: Any) -> str | None:
+        """Name something at a checkpoint's place that no interrupted save has left there, if there is any."""
+
+    @abstractmethod
     def begin(self, path: Any) -> None:
         """Make room for a checkpoint's files, without what an interrupted save left there."""
 

@@ -16,6 +16,8 @@ import fsspec
 from rowhaul.checkpoint.location import NewFile, OpenFile, Storage, Url
 from rowhaul.checkpoint.url_errors import explained
 
+_LEFTOVERS = ("tensors-", "rows-", "layout-", "ledger-", "damaged-")  # some of these are in every checkpoint
+_ENDINGS = (".safetensors", "damaged-manifest.json")  # of all files of unfinished and damaged ones
 _HAVE_FOLDERS = {"sftp", "ssh", "ftp", "hdfs", "webhdfs", "smb"}  # that must exist before a file is written
 
 
@@ -29,6 +31,17 @@ class UrlStorage(Storage):
     def building(self, path: Url) -> Url:
         """Return the checkpoint's own place."""
         return path
+
+    def stranger(self, path: Url) -> str | None:
+        """Name what is no file of a checkpoint: unfinished ones are where they will be."""
+        own, found = str(path).rstrip("/").rpartition("/")[2], self._list(path)
+        names = sorted(
+            _last(one) for one in found if one["size"] or one["type"] == "directory" or _last(one) != own
+        )  # some stores list a folder in itself, as an empty file
+        folders = {_last(one) for one in found if one["type"] == "directory"}
+        if any(name.startswith(_LEFTOVERS) for name in names):
+            names = [name for name in names if name in folders or not name.endswith(_ENDINGS)]
+        return names[0] if names else None
 
     def begin(self, path: Url) -> None:
         """Remove what an interrupted save left."""

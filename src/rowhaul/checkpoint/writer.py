@@ -61,6 +61,10 @@ def prepare(path: str | Place) -> Place:
     with _writing(path):
         if storage.is_file(path / MANIFEST_FILE):
             raise CheckpointError(f"{path} is a complete checkpoint already; choose another folder")
+        if (found := storage.stranger(path)) is not None:
+            raise CheckpointError(
+                f"{path} holds {found!r}, which is not of a checkpoint; choose a new folder"
+            )
         storage.begin(path)
     return unfinished_folder(path)
 
