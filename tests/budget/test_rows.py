@@ -65,6 +65,21 @@ def handed_over(collection):
     return any(tables.map.num_taken == tables.map.room.num_slots for tables in collection.source.tables)
 
 
+def test_only_rows_that_the_map_knows_are_loaded():
+    collection = make()
+    train(collection, [jagged(bags(number)) for number in range(9)], RowOptimizer(collection))
+    for tables in collection.source.tables:
+        every = np.arange(-9, tables.map.room.num_slots + 3)
+        for table in range(len(tables.tables)):
+            known = tables.names(table)
+            records = tables.arena.read(tables.locate(np.full(len(known), table), known))
+            tables.load_stored(table, known[::-1], records[::-1])
+            for wrong in np.setdiff1d(every, known)[:40]:
+                with pytest.raises(CheckpointError, match=f"has no row {wrong}, and 1 such rows are given"):
+                    tables.load_stored(table, np.append(known[:3], wrong), records[:4])
+            assert np.array_equal(tables.names(table), known)
+
+
 @pytest.mark.parametrize("num_threads", mostly_slow([1, 3], 3))
 @pytest.mark.parametrize("data_type", mostly_slow([torch.float32, torch.float64], torch.float32))
 @pytest.mark.parametrize("rule", [optim.SGD, optim.Adagrad])

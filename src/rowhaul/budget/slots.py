@@ -123,6 +123,11 @@ class SlotMap:
         """The slots that ids have, in order."""
         return np.flatnonzero(self._marks)
 
+    def belong(self, slots: Int64s, table: int) -> npt.NDArray[np.bool_]:
+        """Whether ids of a table have these slots."""
+        found: npt.NDArray[np.bool_] = (self._marks[slots] != 0) & (self.owners[slots] == table)
+        return found
+
     @property
     def allocated_bytes(self) -> int:
         """Bytes of everything here."""

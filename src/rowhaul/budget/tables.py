@@ -155,7 +155,10 @@ class SlotTables(TableGroup):
 
     def load_stored(self, table: int, keys: Int64s, stored: npt.NDArray[Any]) -> None:
         """Set rows of a table that the map knows, by their names."""
-        unknown = np.setdiff1d(keys, self.names(table))
+        is_known = (keys < 0) & (keys >= -self.map.shared_sizes[table])
+        slots = np.flatnonzero((keys >= 0) & (keys < self.map.room.num_slots))
+        is_known[slots] = self.map.belong(keys[slots], table)
+        unknown = keys[~is_known]
         if len(unknown):
             raise CheckpointError(
                 f"table {self.tables[table].name!r}: its map of slots has no row {int(unknown[0])}, and "
