@@ -78,7 +78,7 @@ TABLE = {
         {"checkpoint", "store", "data", "train", "nn", "export", "serve"},
         {*ARRAYS, "torch", "onnx", "safetensors"},
     ),
-    "retrieval": ({"data", "nn", "train"}, {"numpy", "torch", "pyarrow", "faiss"}),
+    "retrieval": ({"data", "nn", "store", "train"}, {"numpy", "torch", "pyarrow", "faiss"}),
     "serve": (
         {"data", "store"},
         {

@@ -77,3 +77,16 @@ def test_a_cluster_trains_what_one_process_does(folder):
     )  # fmt: skip
     assert told.count("equal to the bit") >= 4
     assert "\nexact: " in told
+
+
+def test_items_of_rows_within_a_budget_must_be_listed(tmp_path):
+    data = tmp_path / "data"
+    run("generate", "--preset", "movielens", "--rows", "2000", "--out", data)
+    (tmp_path / "schema.yaml").write_text(yaml.safe_dump(SCHEMA))
+    run(
+        "train", "--data", data / "*.parquet", "--schema", tmp_path / "schema.yaml", "--model", "two_tower",
+        "--batch-size", "250", "--set", "model.embedding_dim=8", "--memory-budget", "100KiB",
+        "--out", tmp_path / "run",
+    )  # fmt: skip
+    said = run("index", tmp_path / "run", "--out", tmp_path / "items", ok=False)
+    assert "do not say which items they are of: list the items (--items FILES)" in said

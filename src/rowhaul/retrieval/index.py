@@ -70,8 +70,7 @@ class ItemIndex:
         keys = table["key"].to_numpy()
         vectors = table["vector"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
         vectors = np.ascontiguousarray(vectors.reshape(len(keys), facts.size))
-        searcher = _faiss().read_index(str(path / INDEX_FILE)) if facts.kind != "exact" else None
-        return cls(facts, keys, vectors, searcher)
+        return cls(facts, keys, vectors, _searcher(path, facts.kind))
 
     def search(self, users: Floats, k: int = 100) -> tuple[Int64s, Floats]:
         """Keys of the ``k`` best items of each user (users x k), best first, and their products.
@@ -97,6 +96,18 @@ class ItemIndex:
         scores = np.where(places >= 0, scores, -np.inf).astype(np.float32)
         order = np.argsort(-scores, axis=1, kind="stable")  # by products, not by distances
         return np.take_along_axis(places, order, axis=1), np.take_along_axis(scores, order, axis=1)
+
+
+def _searcher(folder: Path, kind: str) -> Any:
+    if kind == "exact":
+        return None
+    faiss = _faiss()
+    try:
+        return faiss.read_index(str(folder / INDEX_FILE))
+    except RuntimeError as error:  # of FAISS, also where there is no file
+        raise DataError(
+            f"{folder / INDEX_FILE} cannot be read: {error}; write it again with `rowhaul index`"
+        ) from None
 
 
 def write_index(

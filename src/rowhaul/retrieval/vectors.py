@@ -15,6 +15,7 @@ from rowhaul.data.samples import Samples
 from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch
 from rowhaul.nn.models import TwoTower
+from rowhaul.store.row_format import format_of
 from rowhaul.train.absent_columns import FilledStream
 from rowhaul.train.trainer import Trainer
 
@@ -79,6 +80,10 @@ def _trained_items(trainer: Trainer, model: TwoTower) -> Iterator[tuple[Int64s, 
     if len(model.item) > 1:
         raise ConfigError(
             f"items have several features, {', '.join(model.item)}: list them with all (--items FILES)"
+        )
+    if not format_of(trainer.collection.row_settings).keyed_by_id:
+        raise ConfigError(
+            "rows within a memory budget do not say which items they are of: list the items (--items FILES)"
         )
     name = model.item[0]
     table = next(one.name for one in trainer.collection.table_configs() if name in one.feature_names)
