@@ -1,6 +1,7 @@
 """The page: well-formed, complete, without a byte from the network, whatever the run has left."""
 
 import json
+import math
 import re
 from html.parser import HTMLParser
 
@@ -11,7 +12,7 @@ from rowhaul.errors import ConfigError
 from rowhaul.report import plots
 from rowhaul.report.page import render
 from rowhaul.report.reading import read_run
-from rowhaul.report.words import missing, sentences
+from rowhaul.report.words import missing, sentences, tiles
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 NAMESPACES = ("http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink")
@@ -181,3 +182,14 @@ def test_the_first_interval_is_drawn_from_its_beginning(tmp_path):
     compute = axis.collections[0].get_paths()[0].get_extents()
     assert (compute.x0, compute.x1) == (0, 30)
     assert compute.y1 == pytest.approx(10)  # ms, of an iteration
+
+
+def test_a_label_that_is_a_number_has_an_rmse(tmp_path):
+    folder = write_run(tmp_path / "run", cluster=False, explain=False)
+    nothing = dict.fromkeys(("auc", "log_loss", "normalised_entropy"), math.nan)
+    line = {"kind": "eval", "step": 30, **nothing, "spent/rmse": 1.25, "unknown_by_feature": {}}
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    run = read_run(folder)
+    assert "; RMSE of spent 1.2500." in sentences(run)[0]
+    assert ("1.2500", "RMSE of spent") in tiles(run)
+    assert [one.get_label() for one in plots.metrics(run).axes[0].get_lines()] == ["RMSE of spent"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -30,14 +31,16 @@ def loss(run: RunRecord) -> Figure | None:
 
 
 def metrics(run: RunRecord) -> Figure | None:
-    """AUC and log loss of the evaluations."""
+    """AUC and log loss of the evaluations; RMSE of labels that are numbers, which have neither."""
     lines = run.lines("eval")
     if not lines:
         return None
     steps = [line["step"] for line in lines]
     titles = {"auc": "AUC", "log_loss": "log loss", "normalised_entropy": "normalised entropy"}
-    series = {title: (steps, [line[name] for line in lines]) for name, title in titles.items()}
-    return _drawn(series, "on held-out samples", marks=True)
+    titles |= {name: f"RMSE of {name.removesuffix('/rmse')}" for name in lines[-1] if name.endswith("/rmse")}
+    found = {title: [line.get(name, math.nan) for line in lines] for name, title in titles.items()}
+    series = {title: (steps, values) for title, values in found.items() if not all(map(math.isnan, values))}
+    return _drawn(series, "on held-out samples", marks=True) if series else None
 
 
 def speed(run: RunRecord) -> Figure | None:

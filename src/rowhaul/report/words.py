@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from statistics import median_high
 
 from rowhaul._quantities import bytes_text, seconds_text
@@ -58,9 +59,20 @@ def _what(run: RunRecord) -> str:
         text += f" and {lines[-1]['samples']:,} samples"
     if speed := _median_speed(run):
         text += f", at {speed:,.0f} samples a second"
-    if evaluated := run.lines("eval"):
-        text += f"; AUC {evaluated[-1]['auc']:.4f} and log loss {evaluated[-1]['log_loss']:.4f}"
+    if quality := _quality(run):
+        text += "; " + " and ".join(f"{name} {value:.4f}" for name, value in quality)
     return f"{text}."
+
+
+def _quality(run: RunRecord) -> list[tuple[str, float]]:
+    """Return what the last evaluation found, which is an RMSE where the label is a number."""
+    evaluated = run.lines("eval")
+    if not evaluated:
+        return []
+    last = evaluated[-1]
+    found = [(name, last[key]) for name, key in (("AUC", "auc"), ("log loss", "log_loss"))]
+    found += [(f"RMSE of {key.removesuffix('/rmse')}", last[key]) for key in last if key.endswith("/rmse")]
+    return [(name, value) for name, value in found if value is not None and isfinite(value)]
 
 
 def _median_speed(run: RunRecord) -> float:
@@ -103,6 +115,5 @@ def tiles(run: RunRecord) -> list[tuple[str, str]]:
         shown.append((seconds_text(found.iteration_seconds), "an iteration"))
         shown.append((bytes_text(found.all_bytes), "moved an iteration"))
         shown.append((f"{found.hit_ratio:.1%}", "hit ratio"))
-    if evaluated := run.lines("eval"):
-        shown.append((f"{evaluated[-1]['auc']:.4f}", "AUC"))
+    shown += [(f"{value:.4f}", name) for name, value in _quality(run)[:1]]
     return shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -113,7 +114,11 @@ class TrainingLog:
         """One evaluation, unless the run was resumed and has it already."""
         numbers, by_feature = metrics.numbers(), metrics.unknown_by_feature
         self.monitor.evaluated(step, numbers)
-        self.event("evaluation", step, f"AUC {metrics.auc:.4f}, log loss {metrics.log_loss:.4f}", **numbers)
+        text = f"AUC {metrics.auc:.4f}, log loss {metrics.log_loss:.4f}"
+        if math.isnan(metrics.log_loss):  # the label is a number
+            errors = {name: value for name, value in numbers.items() if name.endswith("/rmse")}
+            text = ", ".join(f"{name} {value:.4f}" for name, value in errors.items())
+        self.event("evaluation", step, text, **numbers)
         if step not in self._evaluated:
             self.write("eval", step, numbers, unknown_by_feature=by_feature)
 
