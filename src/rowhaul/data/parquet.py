@@ -144,7 +144,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def _explain(path: Path, error: Exception) -> str:
-    reason = str(error).strip().splitlines()[0]
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     if not path.exists():
         where = f"working directory: {Path.cwd()}"
         return f"{path}: no such file ({where}); it must stay where it is while it is read"

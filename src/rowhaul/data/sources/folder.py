@@ -7,10 +7,12 @@ however many files there were before, which may be removed.
 
 from __future__ import annotations
 
+import os
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -48,21 +50,22 @@ class FolderSource:
         current = position["file"] if position else ""
         if position and position["rows"] < position["of"]:
             yield from self._read_file(self._folder / current, position)
-        self._seen = {name for name in self._names() if not _is_after(name, current)}
+        names = self._names()
+        self._seen = set(names[: _num_until(names, current)])
         while True:
             names = self._names()
-            for name in names:
-                if name not in self._seen and not _is_after(name, current):
+            num_read = _num_until(names, current)
+            for name in names[:num_read]:
+                if name not in self._seen:
                     why = f"its name sorts before {current}, which was read already"
                     yield _nothing_but(SetAside(str(self._folder / name), why))
-            self._seen |= {name for name in names if not _is_after(name, current)}
-            following = next((name for name in names if _is_after(name, current)), None)
-            if following is None:
+                    self._seen.add(name)
+            if num_read == len(names):
                 time.sleep(POLL_SECONDS)
                 yield None
                 continue
-            yield from self._read_file(self._folder / following, None)
-            current = following
+            current = names[num_read]
+            yield from self._read_file(self._folder / current, None)
             self._seen.add(current)
 
     def event_time(self, position: Position) -> float | None:
@@ -79,8 +82,13 @@ class FolderSource:
         """Do nothing."""
 
     def _names(self) -> list[str]:
-        found = (one for one in self._folder.glob("*.parquet") if not one.name.startswith((".", "_")))
-        return sorted((one.name for one in found if one.is_file()), key=_order)
+        with os.scandir(self._folder) as entries:
+            found = [
+                one.name
+                for one in entries
+                if one.name.endswith(".parquet") and not one.name.startswith((".", "_")) and one.is_file()
+            ]
+        return sorted(found, key=_order)
 
     def _read_file(self, path: Path, position: Position | None) -> Iterator[Chunk | None]:
         """Yield a file's rows, from a position within it; a file that cannot be trained on is set aside."""
@@ -135,13 +143,15 @@ def _after(name: str, num_rows: int, footer: str, first: int, count: int) -> Pos
     return {"file": name, "rows": first + count, "of": num_rows, "footer": footer}
 
 
+@lru_cache(maxsize=1 << 16)
 def _order(name: str) -> tuple[list[str | int], str]:
     """A sort key by which ``clicks.parquet`` is before ``clicks2.parquet``."""
     return natural_order(Path(Path(name).stem)), name
 
 
-def _is_after(name: str, other: str) -> bool:
-    return not other or _order(name) > _order(other)
+def _num_until(names: list[str], last: str) -> int:
+    """Count the names, in order, that do not come after one; before the first file that is ``""``."""
+    return bisect_right(names, _order(last), key=_order) if last else 0
 
 
 def _may_still_be_written(path: Path) -> bool:
