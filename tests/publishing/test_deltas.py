@@ -7,6 +7,7 @@ import tempfile
 import threading
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from rowhaul.publishing import compaction
 from rowhaul.publishing import folder as publishing_folder
 from rowhaul.publishing.graphs import GraphWriter
 from rowhaul.serve import Scorer
+from rowhaul.train.save_thread import SaveCancelledError
 
 KEYS = st.tuples(st.sampled_from(TABLES), st.integers(-3, 12))
 GIVEN = {}  # schema and graph, which hypothesis's classes cannot be given
@@ -184,6 +186,24 @@ def test_files_stay_as_long_as_an_older_manifest_may_be_read(writer, tmp_path):
     compaction.compact(writer.folder, lambda: None)
     writer.write_delta({}, [], 3)
     assert (tmp_path / "served" / "delta-000000001").is_dir()
+
+
+@pytest.mark.parametrize("error", [SaveCancelledError(), OSError(28, "No space left on device")])
+def test_a_base_that_cannot_be_written_leaves_nothing(error, writer, tmp_path):
+    """The next base has another name, and nobody else would remove the folder."""
+    before = sorted((tmp_path / "served").iterdir())
+    for paces in range(8):  # the last ones while rows are written
+        with pytest.raises(type(error)) as found:
+            compaction.compact(writer.folder, Mock(side_effect=[None] * paces + [error]))
+        assert found.value is error
+        assert sorted((tmp_path / "served").iterdir()) == before
+    writer.folder._graphs = Mock(**{"write.side_effect": error})
+    with pytest.raises(type(error)):
+        writer.write_base({}, 3)
+    assert sorted((tmp_path / "served").iterdir()) == before
+    assert not writer.folder._writing
+    compaction.compact(writer.folder, lambda: None)
+    assert Scorer(tmp_path / "served").step == 2
 
 
 def test_another_run_does_not_publish_here(writer, tmp_path):

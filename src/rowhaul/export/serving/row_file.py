@@ -281,17 +281,16 @@ def _reserve(file: BinaryIO, size: int) -> None:
             return
     except OSError as error:
         if error.errno not in _CANNOT_RESERVE:
-            raise OSError(error.errno, os.strerror(error.errno), file.name) from None
+            error.filename = file.name
+            raise
     zeros = memoryview(bytes(_ZEROS))
     for first in range(0, size, _ZEROS):
         file.write(zeros[: size - first])
     file.flush()
 
 
-# A map can be closed only where nothing has a view of it, and the frames of an error keep what has a name.
-
-
 def _put(data: mmap.mmap | npt.NDArray[np.uint8], place: int, array: npt.NDArray[Any]) -> None:
+    # A view of a map gets no name: the frames of an error would keep it, and the map could not be closed.
     of_array = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     np.frombuffer(data, np.uint8)[place : place + array.nbytes] = of_array
 
