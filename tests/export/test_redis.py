@@ -47,5 +47,5 @@ def test_shared_rows_and_an_absent_redis_are_named(tmp_path, log_folder, log_sch
     with pytest.raises(ConfigError, match="are shared by ids"):
         export_to_redis(open_saved(str(budget)), "redis://127.0.0.1:1/0")
     plain = train(tmp_path / "plain", log_folder, log_schema)
-    with pytest.raises(StorageError, match="Redis cannot be written"):
-        export_to_redis(open_saved(str(plain)), "redis://127.0.0.1:1/0")
+    with pytest.raises(StorageError, match=r"redis://:\*\*\*@127\.0\.0\.1:1/0: Redis cannot be written"):
+        export_to_redis(open_saved(str(plain)), "redis://:hidden@127.0.0.1:1/0")

@@ -20,10 +20,11 @@ from redis_server import RedisServer
 from rowhaul.checkpoint import latest_checkpoint
 from rowhaul.checkpoint.opening import open_checkpoint
 from rowhaul.data.schema import Schema
-from rowhaul.data.sources.redis_stream import RedisSource
+from rowhaul.data.sources.redis_stream import PASSWORD_VARIABLE, RedisSource
 from rowhaul.errors import ConfigError, DataError
 from rowhaul.train import TrainConfig, load_trained, train_run
 from rowhaul.train.config import ModelConfig
+from rowhaul.train.run_data import remembered_data
 from rowhaul.train.stream_config import StreamConfig
 
 pytestmark = pytest.mark.slow
@@ -201,6 +202,25 @@ def test_a_stream_without_the_fields_of_the_schema_is_an_error(server, tmp_path,
         train_run(CONFIG, log_schema, server.url("text"), out=tmp_path / "other")
     with pytest.raises(ConfigError, match="expected redis://host"):
         train_run(CONFIG, log_schema, "redis://localhost", out=tmp_path / "third")
+
+
+def test_a_password_is_not_kept(server, expected, tmp_path, log_schema, monkeypatch):
+    rows, bits = expected
+    run, config = tmp_path / "run", replace(CONFIG, max_steps=10)
+    send(server.client, "clicks", rows, 7)
+    server.client.config_set("requirepass", "s3cret/")
+    monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
+    with_password = server.url("clicks").replace("//", "//:s3cret%2F@")
+    train_run(config, log_schema, with_password, out=run)
+    assert [one for one in run.rglob("*") if one.is_file() and b"s3cret" in one.read_bytes()] == []
+    (address,) = remembered_data(run).data
+    assert address == server.url("clicks")
+    for given in (address, with_password.replace("s3", "S3")):
+        with pytest.raises(ConfigError, match=r"does not let this user and password in.*REDISCLI_AUTH"):
+            train_run(CONFIG, log_schema, given, out=run, resume=True)
+    monkeypatch.setenv(PASSWORD_VARIABLE, "s3cret/")
+    train_run(CONFIG, log_schema, address, out=run, resume=True)
+    assert state_bytes(load_trained(run)) == bits
 
 
 def newest_step(run):

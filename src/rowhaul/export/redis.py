@@ -16,6 +16,7 @@ import numpy as np
 
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.checkpoint.progress import Counter, Progress
+from rowhaul.data.sources.redis_stream import shown
 from rowhaul.errors import CheckpointError, ConfigError, StorageError
 from rowhaul.export.export import chosen_tables
 
@@ -65,15 +66,15 @@ def export_to_redis(
         with redis.Redis.from_url(url, socket_timeout=_SECONDS, socket_connect_timeout=_SECONDS) as client:
             if client.exists(_ABOUT):
                 raise ConfigError(
-                    f"{url} has an export already ({_ABOUT}); choose another database, or empty this one "
-                    "(redis-cli FLUSHDB)"
+                    f"{shown(url)} has an export already ({_ABOUT}); choose another database, or empty "
+                    "this one (redis-cli FLUSHDB)"
                 )
             num_rows = sum(_write_table(client, reader, name, count) for name in chosen)
             client.set(_ABOUT, json.dumps(_about(reader, chosen)))
     except (redis.RedisError, ValueError, OSError) as error:
         if isinstance(error, ConfigError | CheckpointError):
             raise
-        raise StorageError(f"{url}: Redis cannot be written: {error}") from None
+        raise StorageError(f"{shown(url)}: Redis cannot be written: {error}") from None
     return RedisExport(tuple(chosen), num_rows)
 
 

@@ -2,7 +2,7 @@
 
 ::
 
-    run/data.yaml      the data and evaluation data as given, for `--resume` without them
+    run/data.yaml      the data and evaluation data as given, but for passwords: for `--resume` without them
     run/contents.json  digests of the row groups read so far, to notice files that change
 """
 
@@ -23,6 +23,7 @@ from rowhaul.data.contents import FileFacts, first_difference
 from rowhaul.data.schema import Schema
 from rowhaul.data.sources.live import LiveStream
 from rowhaul.data.sources.opening import is_address
+from rowhaul.data.sources.redis_stream import without_password
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.train.config import TrainConfig
@@ -67,7 +68,7 @@ def _as_list(given: Any) -> list[str]:
     if not given:
         return []
     one_or_more = [given] if isinstance(given, str | Path) else given
-    return [os.path.expanduser(one) for one in map(str, one_or_more)]
+    return [os.path.expanduser(without_password(one)) for one in map(str, one_or_more)]
 
 
 def data_facts(stream: SampleStream | LiveStream) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from rowhaul.data.files import schema_beside
 from rowhaul.data.schema import SCHEMA_FILE, Schema
 from rowhaul.data.sources.folder import FolderSource
 from rowhaul.data.sources.lines import STANDARD_INPUT, LinesSource
-from rowhaul.data.sources.redis_stream import SCHEMES, RedisSource
+from rowhaul.data.sources.redis_stream import SCHEMES, RedisSource, shown
 from rowhaul.data.sources.source import Source
 from rowhaul.errors import ConfigError, DataError
 
@@ -27,7 +27,8 @@ def stream_of(data: Any, follow: bool) -> str | None:
         return None
     if len(items) != 1:
         raise ConfigError(
-            f"a stream is read by itself, but {len(items)} data were given: {', '.join(items) or 'none'}; "
+            f"a stream is read by itself, but {len(items)} data were given: "
+            f"{', '.join(map(shown, items)) or 'none'}; "
             "give one folder to follow (--follow), - for standard input, or one redis:// address"
         )
     return items[0]

@@ -11,12 +11,14 @@ may read a group.
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import pyarrow as pa
 
@@ -27,6 +29,7 @@ from rowhaul.data.sources.source import POLL_SECONDS, Chunk, Position
 from rowhaul.errors import ConfigError, DataError
 
 SCHEMES = ("redis", "rediss")
+PASSWORD_VARIABLE = "REDISCLI_AUTH"  # as redis-cli calls it
 DEFAULT_GROUP, _CONSUMER = "rowhaul", "trainer"
 _JSON, _ARROW = b"json", b"arrow"
 _FIRST_ENTRIES, _MOST_ENTRIES = 50, 1000  # asked for at a time
@@ -45,7 +48,10 @@ Place = tuple[str, str, int, int]
 
 
 class RedisSource:
-    """Reads ``redis://[user:password@]host[:port]/[database/]stream[?group=name]``; see `Source`."""
+    """Reads ``redis://[user:password@]host[:port]/[database/]stream[?group=name]``; see `Source`.
+
+    A password that is not in the address is that of the environment, `PASSWORD_VARIABLE`.
+    """
 
     patience = 100
 
@@ -58,15 +64,19 @@ class RedisSource:
             raise ConfigError("redis:// needs a client: pip install 'rowhaul[redis]'") from None
         self._away = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError)
         self._refused = redis.exceptions.ResponseError
-        address = urlsplit(url)
+        self._unauthorized = redis.exceptions.AuthenticationError  # one of those that say it is away
+        address, port = _parts(url)
         database, _, stream = unquote(address.path.strip("/")).rpartition("/")
         if not address.hostname or not stream or (database and not database.isdecimal()):
-            raise ConfigError(f"{url}: expected redis://host[:port]/stream, or redis://host/database/stream")
+            raise ConfigError(
+                f"{shown(url)}: expected redis://host[:port]/stream, or redis://host/database/stream"
+            )
         options = parse_qs(address.query)
         if unknown := sorted(set(options) - {"group"}):
-            raise ConfigError(f"{url}: {unknown[0]!r} is not an option; known is group")
+            raise ConfigError(f"{shown(url)}: {unknown[0]!r} is not an option; known is group")
         self._stream, self._group = stream, options.get("group", [DEFAULT_GROUP])[0]
-        self.name = f"{address.scheme}://{address.hostname}:{address.port or 6379}/{address.path.strip('/')}"
+        self.name = f"{address.scheme}://{address.hostname}:{port}/{address.path.strip('/')}"
+        password = unquote(address.password) if address.password else os.environ.get(PASSWORD_VARIABLE)
         self.kinds, self.notes = dict(kinds), deque[str]()
         self._schema, self._decoder = schema, MessageDecoder(schema, self.kinds)
         self._separators = {one.name: one.separator for one in schema.ids if one.separator}
@@ -74,10 +84,10 @@ class RedisSource:
         self._delivered: deque[str] = deque()  # and not acknowledged yet
         self._server: Any = redis.Redis(
             host=address.hostname,
-            port=address.port or 6379,
+            port=port,
             db=int(database or 0),
             username=unquote(address.username) if address.username else None,
-            password=unquote(address.password) if address.password else None,
+            password=password or None,
             ssl=address.scheme == "rediss",
             socket_timeout=_SOCKET_SECONDS,
             socket_connect_timeout=_SOCKET_SECONDS,
@@ -90,16 +100,22 @@ class RedisSource:
         last, skip = (position["id"], position["lines"]) if position else (_BEGINNING, 0)
         begun = position.get("entry") if position else None  # earlier versions did not name it
         self._saved = last
-        is_joined, is_away, count = False, False, _FIRST_ENTRIES
+        is_joined, is_away, was_joined, count = False, False, False, _FIRST_ENTRIES
         while True:
             try:
                 if not is_joined:
                     self._join(last)
-                    is_joined = True
+                    is_joined = was_joined = True
                 self._acknowledge()
                 wait = int(POLL_SECONDS * 1000)
                 read = self._server.xreadgroup(self._group, _CONSUMER, {self._stream: ">"}, count, wait)
             except self._away as error:
+                if isinstance(error, self._unauthorized) and not was_joined:
+                    raise ConfigError(
+                        f"{self.name} does not let this user and password in ({error}); give them in the "
+                        f"address (redis://user:password@host/stream), or the password in "
+                        f"{PASSWORD_VARIABLE}, also where a run resumes: it keeps no password"
+                    ) from None
                 if not is_away:
                     self.notes.append(f"{self.name} is away ({error}); waiting for it")
                 is_joined, is_away = False, True
@@ -284,6 +300,34 @@ class RedisSource:
             return int(text)
         except ValueError:
             return text  # refused where ids are integers
+
+
+def without_password(address: str) -> str:
+    """Return the address of a stream as a run may keep it; other data as they are."""
+    scheme, _, rest = address.partition("://")
+    if scheme not in SCHEMES:
+        return address
+    place = re.split("[/?#]", rest, maxsplit=1)[0]
+    user, _, host = place.rpartition("@")
+    name = user.partition(":")[0]
+    return f"{scheme}://{name}{'@' if name else ''}{host}{rest[len(place) :]}"
+
+
+def shown(address: str) -> str:
+    """Return an address for messages, which need not be right: a password may have any character in it."""
+    return re.sub(r"(?<=://)([^:]*):.*@", r"\1:***@", address, flags=re.DOTALL)
+
+
+def _parts(url: str) -> tuple[SplitResult, int]:
+    """Split an address, and return its port; what is wrong with it must not show the password."""
+    try:
+        address = urlsplit(url)
+        return address, address.port or 6379
+    except ValueError:
+        raise ConfigError(
+            f"{shown(url)}: the host or its port cannot be read; in a password / # ? @ are written %2F %23 "
+            "%3F %40"
+        ) from None
 
 
 def _table(data: bytes) -> pa.Table:
